@@ -90,6 +90,6 @@ def unpack_file(chunks: Iterable[bytes], name: str, archive: str) -> Iterator[IO
             file.flush()
         except OSError as error:
             message = f"cannot unpack `{name}` of `{archive}`: {error.strerror}"
-            raise FatbinError(message, hint="TMPDIR chooses another folder") from error
+            raise FatbinError(message, hint="set TMPDIR to another folder") from error
         file.seek(0)
         yield file

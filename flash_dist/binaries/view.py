@@ -159,7 +159,7 @@ class _Handle:
                     f"it shrank while it was read: {size} bytes at offset {place} were in it "
                     f"when it had {self.size}"
                 )
-                raise FatbinError(message, hint="read it again when nobody writes to it")
+                raise FatbinError(message, hint="read it again when no program writes to it")
             pieces.append(piece)
             left -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -109,7 +109,7 @@ def _require_all_gpus(client: str, pick: ArchSet, archsets: dict[str, ArchSet]) 
     for device in sorted(devices):
         if not any(judge(arch, device) for arch in pick.archs):
             message = f"`{client}` gets `{pick.name}`, which has no code for {device}"
-            raise ArchError(message, hint="another set has it: nobody may be left out unasked")
+            raise ArchError(message, hint="another set has it: every GPU needs a set")
 
 
 def _section(path: Path | None, name: str) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class CheckChoice:
         known = tuple(names)
         unknown = sorted((self.only | self.skip) - set(known))
         if unknown:
-            message = f"a check is {', '.join(known[:-1])} or {known[-1]}, got `{unknown[0]}`"
-            raise UsageError(message, hint="`--only gpu,driver` runs these two alone")
+            message = f"a check must be {', '.join(known[:-1])} or {known[-1]}, got `{unknown[0]}`"
+            raise UsageError(message, hint="`--only gpu,driver` runs only these two")
         if not any(name in self for name in known):
             message = f"no check is left of --only {','.join(sorted(self.only)) or 'all'} "
             message += f"without --skip {','.join(sorted(self.skip))}"

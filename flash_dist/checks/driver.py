@@ -130,7 +130,7 @@ def check_driver(environment: Environment) -> CheckResult:
         return CheckResult("fail", summary, (entry.meaning,), entry.remedy, entry)
     needs = driver_needs(build) if build else ()
     if cuda.driver is None:
-        summary = "no driver given, taken as new enough"
+        summary = "no driver given, assumed new enough"
         return CheckResult("ok", summary, background=needs)
     refusals = [driver_refusal(cuda.driver, v.origin) for v in build.variants] if build else []
     if build and refusals and all(refusals):
@@ -164,7 +164,7 @@ def driver_needs(build: Build) -> tuple[str, ...]:
         known = (
             f"driver {release} or newer"
             if release
-            else "a driver newer than all that are known here"
+            else "a driver newer than any known to this flash_dist"
         )
         lines.append(f"PTX ISA {format_version(isa)} needs {known}")
     if any(variant.origin.codec == "zstd" for variant in build.variants):

@@ -119,7 +119,7 @@ def _allow_jit(environment: Environment, verdict: DeviceVerdict) -> str:
     if jit.lacks_compiler:
         driver = environment.cuda.driver
         return jit_fix(_all_devices(environment), _build(environment), driver)
-    return f"`unset {jit.disabled}`, and the driver compiles the PTX of this build"
+    return f"`unset {jit.disabled}` lets the driver compile the PTX of this build"
 
 
 def _describe_arm(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
@@ -153,8 +153,8 @@ def check_any_gpu(environment: Environment) -> CheckResult:
     reason = cuda.reason if cuda.status == "ok" else ""  # else the driver's check says it
     return CheckResult(
         "skip",
-        "no GPU here, so nothing could be proven" + (f" ({reason})" if reason else ""),
-        fix="`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs not here",
+        "no GPU was found, so nothing could be tested" + (f" ({reason})" if reason else ""),
+        fix="`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges other GPUs",
         entry=NO_GPU,
     )
 

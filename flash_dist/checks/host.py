@@ -72,7 +72,7 @@ def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
     """Explain a libcuda that is not there, where there is a driver for certain."""
     if host.stray_libcuda:
         folder = host.stray_libcuda.rpartition("/")[0]
-        summary = f"libcuda.so.1 is in {folder}, where the loader does not look"
+        summary = f"libcuda.so.1 is in {folder}, which the loader does not search"
         kept = ":$LD_LIBRARY_PATH" if environment.variables.get("LD_LIBRARY_PATH") else ""
         return _fail(summary, f"`export LD_LIBRARY_PATH={folder}{kept}`", LIBCUDA_NOT_ON_PATH)
     if host.wsl:
@@ -108,7 +108,7 @@ def _explain_compat(environment: Environment, host: Host) -> CheckResult | None:
     what = "this GPU" if refused else f"the kernel module {host.module_release}".rstrip()
     summary = f"the cuda-compat library {host.libcuda} does not work with {what}: {reason}"
     fix = (
-        "take its folder out of LD_LIBRARY_PATH and /etc/ld.so.conf.d, and install a driver that "
+        "remove its folder from LD_LIBRARY_PATH and /etc/ld.so.conf.d, and install a driver that "
         "is new enough; cuda-compat is for data-center GPUs"
     )
     return _fail(summary, fix, CUDA_COMPAT_REFUSED)
@@ -141,23 +141,23 @@ def _explain_files(host: Host) -> CheckResult | None:
     if host.denied:
         return _fail(_describe_denied(host), _PERMISSION_FIX, DEVICE_PERMISSION)
     if host.module_release and not host.device_files and not host.wsl:
-        summary = f"there is no /dev/nvidia*, though the kernel module {host.module_release} is"
+        summary = f"there is no /dev/nvidia*, although the kernel module {host.module_release} is"
         if host.container:
             fix = _START_WITH_GPU.get(host.container, _START_DOCKER)
         else:
-            fix = "`sudo nvidia-smi && sudo nvidia-modprobe -u` makes them"
+            fix = "`sudo nvidia-smi && sudo nvidia-modprobe -u` creates them"
         return _fail(f"{summary} loaded", fix, DEVICE_FILES_MISSING)
     return None
 
 
 _PERMISSION_FIX = (
-    "`ls -l /dev/nvidia*` shows who may: join that group, such as `sudo usermod -aG video $USER`, "
+    "`ls -l /dev/nvidia*` shows which group may: join it, such as `sudo usermod -aG video $USER`, "
     "and log in again"
 )
 
 
 def _describe_denied(host: Host) -> str:
-    return f"this user may not open {list_few(host.denied, _SHOWN_FILES)}"
+    return f"this user cannot open {list_few(host.denied, _SHOWN_FILES)}"
 
 
 def _fail(summary: str, fix: str, entry: Entry) -> CheckResult:
@@ -171,7 +171,7 @@ def describe_driver(environment: Environment) -> tuple[str, ...]:
         return ()
     lines = [_WSL_NOTE] if host.wsl else []
     if host.nvml.status != "ok":
-        lines.append(f"NVML does not answer, so hidden GPUs cannot be told: {host.nvml.reason}")
+        lines.append(f"NVML does not answer, so hidden GPUs are unknown: {host.nvml.reason}")
     return tuple(lines)
 
 
@@ -180,7 +180,7 @@ def check_devices(environment: Environment) -> CheckResult | None:
     host = environment.host
     if host is None or not host.denied or not environment.cuda.gpus:
         return None
-    summary = f"{_describe_denied(host)}: CUDA does not show what is behind"
+    summary = f"{_describe_denied(host)}: CUDA does not show these GPUs"
     return CheckResult("warn", summary, fix=_PERMISSION_FIX, entry=DEVICE_PERMISSION)
 
 
@@ -193,7 +193,7 @@ def check_compat(environment: Environment) -> CheckResult | None:
     if host.libcuda_kind != "compat" and not (loaded and module and loaded != module):
         return None
     kernel = f"kernel module {module}" if module else "this kernel module"
-    speaks = f"{host.libcuda} speaks CUDA {format_version(driver.cuda)} on {kernel}"
+    speaks = f"{host.libcuda} supports CUDA {format_version(driver.cuda)} on {kernel}"
     if loaded and module and _number(loaded) < _number(module):
         return CheckResult(
             "warn",

@@ -59,8 +59,8 @@ def check_system(environment: Environment) -> CheckResult:
         return CheckResult(
             "warn",
             f"the wheels are for every Python with the GIL (abi3), this one is {kind}: pip refuses "
-            f"them here, and nobody tests them here ({summary})",
-            fix=f"`python{minor} -m venv .venv` makes an environment of the Python with the GIL",
+            f"them, and they are not tested here ({summary})",
+            fix=f"`python{minor} -m venv .venv` makes an environment with the GIL",
             entry=PYTHON_FREE_THREADED,
         )
     return CheckResult("ok", summary)
@@ -120,10 +120,10 @@ def _prefer_another(environment: Environment, result: CheckResult) -> CheckResul
         and (one.cuda or not needed)
         and (not oldest or _minor(one.version) >= _minor(oldest))
     ]
-    listed = (f"Python looks first into {first.folder}", *(f"behind it: {one}" for one in others))
-    take = f"take {first.folder} out of where Python looks, or remove the torch in it"
+    listed = (f"Python searches {first.folder} first", *(f"then: {one}" for one in others))
+    take = f"remove {first.folder} from Python's search path, or remove the torch in it"
     step = environment.torch.step or take
-    fix = f"{step}; {serving[0]} serves" if serving else f"{step}, then {result.fix}"
+    fix = f"{step}; {serving[0]} fits" if serving else f"{step}, then {result.fix}"
     return replace(result, details=listed, fix=fix)
 
 
@@ -149,7 +149,7 @@ def check_install(environment: Environment) -> CheckResult:
     if files.unreadable and not (files.missing or files.changed):
         return CheckResult(
             "fail",
-            f"this user may not read {count(len(files.unreadable), 'file')} in {files.folder}: "
+            f"this user cannot read {count(len(files.unreadable), 'file')} in {files.folder}: "
             f"{list_few(files.unreadable, _SHOWN_DIFFERENCES)}",
             fix=f"as its owner: `chmod -R a+rX '{files.folder}/{PACKAGE.name}'*`",
             entry=INSTALL_UNREADABLE,
@@ -159,7 +159,7 @@ def check_install(environment: Environment) -> CheckResult:
             f"{_count_files(names)} {what}"
             for names, what in (
                 (files.missing, "missing"),
-                (files.changed, "not what was installed"),
+                (files.changed, "changed"),
             )
             if names
         ]
@@ -172,12 +172,12 @@ def check_install(environment: Environment) -> CheckResult:
         )
     if files.copies:
         copies = list_few(files.copies, _SHOWN_DIFFERENCES)
-        summary = f"{PACKAGE.name} lies in {files.folder}, which runs, and in {copies}"
+        summary = f"{PACKAGE.name} is installed in {files.folder}, which is used, and in {copies}"
         fix = _leave(environment) or f"remove the copy, or `pip uninstall {PACKAGE.name}` there"
         return CheckResult("warn", summary, fix=fix, entry=INSTALL_TWICE)
     if files.leftovers:
         leftovers = list_few(files.leftovers, _SHOWN_DIFFERENCES)
-        summary = f"what no install of this version put there: {leftovers}"
+        summary = f"files that this version did not install: {leftovers}"
         details = (f"in {files.folder}",)
         fix = f"`pip uninstall {PACKAGE.name}`, delete what is left, and install again"
         return CheckResult("warn", summary, details, fix, INSTALL_LEFTOVERS)
@@ -199,7 +199,7 @@ def check_build(environment: Environment) -> CheckResult:
         problems = (installed.manifest_problem, installed.library_problem)
         return CheckResult(
             "fail",
-            "there is no built flash_dist here: neither its manifest nor its kernels can be read",
+            "no built flash_dist was found: neither its manifest nor its kernels can be read",
             tuple(problem for problem in problems if problem),
             build_fix(environment),
             NOT_BUILT,
@@ -209,13 +209,13 @@ def check_build(environment: Environment) -> CheckResult:
     if installed.library_problem or installed.manifest_problem:
         problem = installed.library_problem or installed.manifest_problem
         entry = LIBRARY_UNREADABLE if installed.library_problem else MANIFEST_UNREADABLE
-        details = (f"judged by what is left: {summary}",)
+        details = (f"judged by what could be read: {summary}",)
         fix = installed.access_fix or reinstall_fix()
         return CheckResult("fail", problem, details, fix, entry)
     if installed.differences:
         return CheckResult(
             "fail",
-            f"the code embedded in {build.name} is not what its manifest declares",
+            f"the code embedded in {build.name} differs from its manifest",
             few_lines(installed.differences, _SHOWN_DIFFERENCES),
             reinstall_fix(),
             EMBEDDED_DIFFERS,
@@ -230,7 +230,7 @@ def _leave(environment: Environment) -> str:
         return _LEAVE
     named = map(os.path.normpath, environment.variables.get("PYTHONPATH", "").split(os.pathsep))
     if files.copies and files.status == "unrecorded" and files.folder in named:
-        return f"take {files.folder} out of PYTHONPATH: Python imports it instead of the wheel"
+        return f"take {files.folder} from PYTHONPATH: Python imports it instead of the wheel"
     return ""
 
 

@@ -134,7 +134,7 @@ def _declare(library: Library, manifest: Manifest, reason: str) -> Installed:
     declared = declare_build(manifest).variants
     embedded = tuple(one for one in declared if one.arch in present)
     found = combine(manifest, embedded, library=library.name)
-    return replace(found, library_problem=f"its headers and _build.json alone: {reason}")
+    return replace(found, library_problem=f"only its headers and _build.json: {reason}")
 
 
 def _read_manifest(library: Library) -> Manifest:
@@ -239,7 +239,7 @@ def _describe(
         return CheckResult(
             "warn",
             f"{place}: {ways}; nothing in {len(verdict.unfit)} of {_fatbins(verdict)}",
-            (verdict.obstacle or "normal where the library does not call those kernels there",),
+            (verdict.obstacle or "normal if the library does not call those kernels on this GPU",),
             "`python -m flash_dist inspect --level coverage` says which kernels these are",
             LIBRARY_PARTLY,
         )
@@ -257,12 +257,12 @@ def _refuse(place: str, verdict: LibraryVerdict, *, served: bool, instead: str) 
         fix = next((found.expand(step) for found, step in steps if found), "")
         sentence = f"{place}: {verdict.obstacle}"
         if instead:
-            detail = f"normal where one library is there for each CUDA: {instead} serves this GPU"
+            detail = f"normal if there is one library for each CUDA: {instead} serves this GPU"
             return CheckResult("warn", sentence, (detail,), fix, LIBRARY_REFUSED)
         return CheckResult("fail", sentence, fix=fix, entry=LIBRARY_REFUSED)
     sentence = f"{place}: no code that it can load, built for {describe_archs(verdict.archs)}"
     if served:
-        detail = "normal where the library is not used there: others have code for this GPU"
+        detail = "normal if the library is not used on this GPU: others have code for it"
         return CheckResult("warn", sentence, (detail,), entry=LIBRARY_NO_MATCHING_CODE)
     fix = f"install a build for compute capability {device}"
     return CheckResult("fail", sentence, fix=fix, entry=LIBRARY_NO_MATCHING_CODE)

@@ -91,7 +91,7 @@ def _describe_prediction(loading: Loading) -> CheckResult:
         summary = "kernels and torch extension should load (predicted from symbol tables)"
         return CheckResult("ok", summary)
     if loading.status == "unknown":
-        summary = f"whether everything loads cannot be predicted: {loading.reason}"
+        summary = f"loading cannot be predicted: {loading.reason}"
         fix = loading.fix or "`python -m flash_dist doctor`, without --no-selftest, tries it"
         return CheckResult("skip", summary, fix=fix, entry=LOADING_UNKNOWN)
     return CheckResult(
@@ -109,7 +109,7 @@ def _describe_trial(environment: Environment) -> CheckResult:
         summary = "the kernel library and the torch extension load"
         return CheckResult("ok", summary)
     if not loading.stage:
-        summary = f"the process that was to load everything reported nothing: {loading.reason}"
+        summary = f"the process that loads the libraries reported nothing: {loading.reason}"
         return CheckResult("fail", summary, fix=loading.fix or _SHOW, entry=CHILD_CRASHED)
     verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
     first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
@@ -134,7 +134,7 @@ def _trial_fix(environment: Environment) -> str:
     """Suspect the variables of the loader first: without them it costs nothing to try again."""
     named = [name for name in LOADER_VARIABLES if environment.variables.get(name)]
     reinstall = "reinstall torch" if environment.loading.stage == "torch" else reinstall_fix()
-    return f"`unset {' '.join(named)}` and try again; else {reinstall}" if named else reinstall
+    return f"`unset {' '.join(named)}` and try again; otherwise {reinstall}" if named else reinstall
 
 
 def _part(loading: Loading) -> str:
@@ -148,7 +148,7 @@ def _compare(result: CheckResult, predicted: Loading) -> CheckResult:
         return result
     if loads:
         detail = f"predicted: {_part(predicted)} will not load: {predicted.reason}"
-        summary = f"{result.summary}, though the symbol tables say otherwise"
+        summary = f"{result.summary}, although the symbol tables say otherwise"
         return CheckResult("warn", summary, (detail,), _REPORT, LOAD_PREDICTION_DIFFERS)
     if predicted.status == "ok":
         detail = "predicted from symbol tables: everything loads"

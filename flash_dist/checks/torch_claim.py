@@ -36,18 +36,18 @@ def check_torch_claim(environment: Environment, gpu: Gpu) -> CheckResult | None:
     has = f"{torch} has {describe_archs(archs)}"
     refusal = find_refusal(environment, code, gpu)
     if refusal and verdict:
-        summary = f"{torch} itself has {refusal} for {where}: what is not of flash_dist fails there"
+        summary = f"{torch} itself has {refusal} for {where}: torch's own kernels fail there"
         details = (has, f"this build has {describe_how(verdict)}")
         return _differ("fail", summary, details, _GET_TORCH)
     if refusal:
         return None
     if not verdict:
-        summary = f"{torch} itself has code for {where}: its working proves nothing of this build"
+        summary = f"{torch} itself has code for {where}: that proves nothing about this build"
         return _differ("warn", summary, (has,))
     if gpu.device.integrated or claims(code, gpu):
         return None
     listed = " ".join(map(str, code.arch_list))
-    details = (has, f"torch goes by torch.cuda.get_arch_list(): {listed}")
+    details = (has, f"torch.cuda.get_arch_list() has {listed}")
     summary = f"{torch} warns that it does not support {where}, but its library has code for it"
     return _differ("ok", summary, details)
 
@@ -65,7 +65,7 @@ def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
     if cuda.driver is not None and torch.cuda:
         refusal = driver_refusal(cuda.driver, Origin(torch.cuda))
         if refusal is not None:
-            return f"nothing that the driver loads ({refusal})"
+            return f"no code that the driver loads ({refusal})"
     situation = find_situation(environment, gpu)
     verdicts = [judge_library(report, situation) for report in code.reports]
     containers = sum(len(verdict.containers) for verdict in verdicts)
@@ -73,7 +73,7 @@ def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
     if 2 * unfit < containers:
         return ""
     obstacle = next((verdict.obstacle for verdict in verdicts if verdict.obstacle), "")
-    return f"nothing that the driver loads ({obstacle})" if obstacle else "no code"
+    return f"no code that the driver loads ({obstacle})" if obstacle else "no code"
 
 
 def claims(code: TorchCode, gpu: Gpu) -> bool:

@@ -47,8 +47,8 @@ def check_visible(environment: Environment) -> CheckResult | None:
     if wrong:
         return CheckResult(
             "warn",
-            f"{_VISIBLE}={value} names `{wrong}`, which is no GPU here: CUDA ignores it and all "
-            "after it",
+            f"{_VISIBLE}={value} names `{wrong}`, which is not a GPU here: CUDA ignores it "
+            "and everything after it",
             tuple(f"{_number([gpu.index])}: {_describe(gpu)}" for gpu in physical),
             "`nvidia-smi -L` lists the names",
             VISIBLE_DEVICES_INVALID,
@@ -154,9 +154,9 @@ def _describe_order(
     if not places:
         return None
     if environment.variables.get(_VISIBLE) is not None:
-        cause, fix = f"{_VISIBLE} gives the GPUs an order of its own", ""
+        cause, fix = f"{_VISIBLE} reorders the GPUs", ""
     else:
-        cause, fix = "CUDA counts the fastest GPU first, nvidia-smi by place on the bus", _BY_BUS
+        cause, fix = "CUDA counts the fastest GPU first, nvidia-smi counts by bus address", _BY_BUS
     return CheckResult("ok", cause, places, fix, GPU_ORDER)
 
 
@@ -170,10 +170,9 @@ def check_mig(environment: Environment) -> CheckResult | None:
         listed = ", ".join(str(gpu.index) for gpu in empty)
         return CheckResult(
             "fail",
-            f"GPU {listed} of nvidia-smi is in MIG mode without an instance: CUDA shows nothing of "
-            "it",
-            fix=f"`sudo nvidia-smi mig -i {empty[0].index} -lgip` lists what can be made, `-cgi ID "
-            f"-C` makes it; `sudo nvidia-smi -i {empty[0].index} -mig 0` ends the mode",
+            f"GPU {listed} of nvidia-smi is in MIG mode without an instance: CUDA does not show it",
+            fix=f"`sudo nvidia-smi mig -i {empty[0].index} -lgip` lists possible instances, `-cgi "
+            f"ID -C` creates one; `sudo nvidia-smi -i {empty[0].index} -mig 0` turns MIG off",
             entry=MIG_WITHOUT_INSTANCE,
         )
     count = sum(len(gpu.instances) for gpu in divided)
@@ -189,8 +188,8 @@ def check_mig(environment: Environment) -> CheckResult | None:
                 for gpu in divided
                 for instance in gpu.instances
             ),
-            *(f"GPU {gpu.index} has no instance, so CUDA shows nothing of it" for gpu in empty),
-            "its code is that of the whole GPU; memory and speed are those of the instance",
+            *(f"GPU {gpu.index} has no instance, so CUDA does not show it" for gpu in empty),
+            "it runs the code of the whole GPU; memory and speed are those of the instance",
         ),
         entry=MIG,
     )

@@ -58,17 +58,17 @@ def _explain_own(error: ImportError) -> FlashDistError:
     denied = _find_denied(PACKAGE)
     if denied is not None:
         return _deny(denied, PACKAGE)
-    message = f"flash_dist in {PACKAGE.parent} is not whole: {error}"
+    message = f"flash_dist in {PACKAGE.parent} is incomplete: {error}"
     return ExtensionError(message, hint="`pip install --force-reinstall --no-deps` the wheel again")
 
 
 def _deny(denied: Path, package: Path) -> FlashDistError:
     hint = f"as its owner: `chmod -R a+rX '{package}'*`"
-    return ExtensionError(f"this user may not read `{denied}`", hint=hint)
+    return ExtensionError(f"this user cannot read `{denied}`", hint=hint)
 
 
 def _find_denied(package: Path) -> Path | None:
-    """Return the first folder or module of a package that this user may not read."""
+    """Return the first folder or module of a package that this user cannot read."""
     modules = (path for path in package.rglob("*") if path.is_dir() or path.suffix == ".py")
     return next((path for path in (package, *modules) if not _may_read(path)), None)
 

@@ -208,7 +208,7 @@ def _print_variants(result: CheckResult, *, verbose: bool) -> None:
 
 def _nothing_to_test(cuda: Cuda) -> CheckResult:
     reason = f" ({cuda.reason})" if cuda.reason else ""
-    summary = f"no GPU here, so nothing could be proven{reason}"
+    summary = f"no GPU was found, so nothing could be tested{reason}"
     if cuda.status == "broken":
         entry = explain_broken(cuda)
         return CheckResult("fail", summary, fix=entry.remedy, entry=entry)

@@ -187,5 +187,5 @@ def _save(
         if error.errno not in {errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT}:
             raise  # the network's
         message = f"cannot save `{place}`: {error.strerror}"
-        raise FetchError(message, hint="TMPDIR chooses another folder") from error
+        raise FetchError(message, hint="set TMPDIR to another folder") from error
     return path

@@ -180,7 +180,7 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
     known = [gpu.index for gpu in cuda.gpus]
     unknown = [index for index in indices if index not in known]
     if known and unknown:
-        message = f"devices must be of {', '.join(map(str, known))}, got {unknown[0]}"
+        message = f"devices must be among {', '.join(map(str, known))}, got {unknown[0]}"
         raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
     gpus = tuple(gpu for gpu in cuda.gpus if gpu.index in indices)
     return replace(environment, cuda=replace(cuda, gpus=gpus))

@@ -140,7 +140,7 @@ def _find_sentence(environment: Environment, reports: tuple[GpuReport, ...]) -> 
     installed, cuda = environment.installed, environment.cuda
     if installed.build is None:
         problem = installed.manifest_problem or installed.library_problem
-        return f"there is no built flash_dist here: {problem}"
+        return f"no built flash_dist was found: {problem}"
     if not reports:
         return f"no GPU here{f': {cuda.reason}' if cuda.reason else ''}"
     return next((gpu.sentence for gpu in reports if not gpu), "")

@@ -58,7 +58,7 @@ class UnfitError(ValueError):
 def _find_entry(name: str) -> Entry:
     entry = find(name)
     if entry is None:
-        message = f"there are {len(FINDINGS)} ids, and this is none of them"
+        message = f"it is not one of the {len(FINDINGS)} ids"
         raise ValueError(message)
     return entry
 

@@ -167,7 +167,7 @@ class Proof:
             f"gpu {gpu.index} and gpu {other.index} are equal and computed different bits: "
             f"{mismatch}",
             tuple(f"gpu {a.index} and gpu {b.index}: {what}" for a, b, what in differing[1:9]),
-            "one of them computes wrongly: `python -m flash_dist fleet` over more GPUs finds which",
+            "one of them is wrong: `python -m flash_dist fleet` on more GPUs finds out which",
             GPUS_DIFFER,
         )
 
@@ -194,7 +194,7 @@ def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
         summary=agreement.sentence,
         details=(result.summary, *result.all_details, *shown),
         background=(),
-        fix="this GPU computes other bits than one of its kind did: run "
+        fix="this GPU computes other bits than another GPU of its model: run "
         "`python -m flash_dist selftest --runs 1000` on it and its neighbours, and check it",
         entry=FINGERPRINT_DIFFERS,
         data=data,
@@ -207,7 +207,7 @@ def compare_selftest(loading: Loading, report: SelftestReport, result: CheckResu
     if report.imported or not failed or loading.status != "ok":
         return result
     detail = "predicted from symbol tables: everything loads"
-    summary = f"what was predicted to load does not: {result.summary}"
+    summary = f"loading was predicted to work, but fails: {result.summary}"
     return replace(
         result, summary=summary, details=(*result.details, detail), entry=LOAD_PREDICTION_DIFFERS
     )

@@ -67,12 +67,12 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
     """
     found = read_torch()
     if found.status != "ok":
-        message = f"a fleet meets by torch.distributed: {found.reason}"
+        message = f"a fleet needs torch.distributed: {found.reason}"
         raise GroupError(message, hint=found.advise())
     import torch  # noqa: PLC0415 - the only part of doctor that needs it in its own process
 
     if backend == "nccl" and not torch.cuda.is_available():
-        message = f"a fleet by nccl needs a GPU that torch can use, got none on rank {rank.rank}"
+        message = f"a fleet with nccl needs a GPU that torch can use, got none on rank {rank.rank}"
         raise GroupError(message, hint="`--backend gloo` needs none")
     dist: Any = torch.distributed
     patience = dt.timedelta(seconds=DEFAULT_TIMEOUT + _SLACK)
@@ -82,8 +82,8 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
         dist.init_process_group(backend, timeout=patience)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        message = f"rank {rank.rank} of {rank.world} cannot join its fleet by {backend}: {reason}"
-        raise GroupError(message, hint=f"`{LAUNCHER}` sets what ranks meet by") from error
+        message = f"rank {rank.rank} of {rank.world} cannot join its fleet with {backend}: {reason}"
+        raise GroupError(message, hint=f"`{LAUNCHER}` sets the address of the ranks") from error
     return dist
 
 

@@ -107,7 +107,7 @@ class Record:
         absent = sorted(name for name in choice.only if name not in self.choice)
         if absent:
             had = [name for name in check_names() if name in self.choice]
-            message = f"--only must be of {', '.join(had)}, which the record has, got `{absent[0]}`"
+            message = f"--only must name checks of the record, {', '.join(had)}, got `{absent[0]}`"
             raise UsageError(message, hint=_HINT)
         return CheckChoice(
             choice.only or self.choice.only,
@@ -140,8 +140,8 @@ class Record:
             _require_sane(record)
         except (UnfitError, ValueError, RecursionError) as error:
             reason = "it nests too deep" if isinstance(error, RecursionError) else str(error)
-            message = f"`{source}` is no record of doctor that can be judged: {reason}"
-            hint = f"flash_dist {by} wrote it, and reads it" if by else _HINT
+            message = f"`{source}` is not a valid record of doctor: {reason}"
+            hint = f"flash_dist {by} wrote it and can read it" if by else _HINT
             raise UsageError(message, hint=hint) from error
         return record  # type: ignore[no-any-return]
 
@@ -172,7 +172,7 @@ def _require_version(data: dict[str, Any], by: str) -> None:
         raise UnfitError(message)
     if version > VERSION:
         which = f"flash_dist {by}" if by else "a newer flash_dist"
-        message = f"it is of version {version}, by {which}, and this one reads version {VERSION}"
+        message = f"it has version {version}, written by {which}; this reads version {VERSION}"
         raise UnfitError(message)
 
 

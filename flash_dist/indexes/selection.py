@@ -40,7 +40,7 @@ _WORSE = {
     "family": "only code of its family",
     "same-major": "only code of the same major",
     "jit": "only PTX through the JIT",
-    "unverified": "no code that is promised to run",
+    "unverified": "no code that is guaranteed to run",
 }
 
 

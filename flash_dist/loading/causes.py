@@ -80,7 +80,7 @@ def other_python(file: str, built: str, running: str) -> Finding:
     """The file name says another Python, so this one does not look at it."""
     fix = f"install a build for Python {running}, or use {built}"
     if running.endswith("t") and "abi3" in built:
-        fix = f"use Python {running[:-1]}, which has the GIL: no abi3 is for free-threaded Pythons"
+        fix = f"use Python {running[:-1]}, which has the GIL: free-threaded ones do not load abi3"
     return Finding(PYTHON_ABI, f"{file} is for {built}, this is Python {running}", fix=fix)
 
 
@@ -116,7 +116,7 @@ def old_libstdcxx(file: str, version: str, found: Found, newest: str, *, conda: 
     elif conda:
         fix = "`conda install -c conda-forge libstdcxx-ng` installs a newer one"
     else:
-        fix = "use a newer distribution or image, whose g++ brings it, or a build for this one"
+        fix = "use a newer distribution or image, or a build for this one"
     return Finding(LIBSTDCXX_TOO_OLD, sentence, fix=fix)
 
 
@@ -130,7 +130,7 @@ def old_library(file: str, version: str, found: Found) -> Finding:
 def broken_library(file: str, name: str, found: Found, reason: str) -> Finding:
     """What the loader takes for a library that the file needs is none."""
     sentence = f"{file} needs `{name}`, for which the loader takes {found}: {reason}"
-    fix = found.fix or f"install the package that {found.path} belongs to again"
+    fix = found.fix or f"reinstall the package that {found.path} belongs to"
     return Finding(LIBRARY_BROKEN, sentence, fix=fix)
 
 
@@ -169,13 +169,13 @@ def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "
         f"which torch {torch.version} does not have"
     )
     if stable:
-        newest = "`pip install --upgrade torch`, and again what was compiled for the old one"
+        newest = "`pip install --upgrade torch`, then reinstall what was compiled for the old one"
         fix = torch_fix(oldest) if oldest else newest
     else:
         fix = f"install a build for torch {release}, or the torch that this one was built for"
     old_strings = any("std::string" in name and "__cxx11" not in name for name in shown)
     note = (
-        ("it is compiled for the old C++ ABI, which torch's wheels gave up with 2.6 and 2.7",)
+        ("it is compiled for the old C++ ABI, which torch's wheels dropped with 2.6 and 2.7",)
         if old_strings
         else ()
     )
@@ -191,16 +191,16 @@ def is_driver_part(name: str) -> bool:
 def missing_driver(file: str, missing: Missing) -> Finding:
     """The file, or what it brings, needs the driver's library."""
     through = _name_user(missing)
-    sentence = f"{file} needs `{missing.name}`{through} of the NVIDIA driver, which is not here"
+    sentence = f"{file} needs `{missing.name}`{through} of the NVIDIA driver, which was not found"
     return Finding(DRIVER_ABSENT, sentence, fix=GET_DRIVER)
 
 
 def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Finding:
     """Nothing provides libraries that the file, or what it brings, needs."""
     names = [f"`{one.name}`{_name_user(one)}" for one in missing]
-    which = "which is" if len(names) == 1 else "which are"
+    which = "which was" if len(names) == 1 else "which were"
     listed = list_few(names, _SHOWN_SYMBOLS)
-    sentence = f"{file} needs {listed}, {which} nowhere that the dynamic linker looks"
+    sentence = f"{file} needs {listed}, {which} not found by the dynamic linker"
     return Finding(LIBRARY_MISSING, sentence, fix=_library_fix(missing[0].name, torch))
 
 
@@ -215,8 +215,8 @@ def _library_fix(name: str, torch: Torch) -> str:
     if name in _DEBIAN:
         return f"`apt-get install {_DEBIAN[name]}` (Debian, Ubuntu), or the package that has it"
     if cuda is not None:
-        return f"install the libraries of CUDA {cuda[1]}, or name their folder in LD_LIBRARY_PATH"
-    return "install what has it, or name its folder in LD_LIBRARY_PATH"
+        return f"install the libraries of CUDA {cuda[1]}, or add their folder to LD_LIBRARY_PATH"
+    return "install the package that has it, or add its folder to LD_LIBRARY_PATH"
 
 
 def _more(names: Sequence[str]) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def _find_outer_cause(outcome: Outcome, reason: str) -> str:
         return MORE_FILES_HINT
     if not _is_spelled(PACKAGE):
         encoding = sys.getfilesystemencoding()
-        return f"`export PYTHONUTF8=1`: a path with such a name cannot be told in {encoding}"
+        return f"`export PYTHONUTF8=1`: such a path cannot be written in {encoding}"
     try:
         Path.cwd()
     except OSError:  # MKL, for one, does not load then, and blames torch

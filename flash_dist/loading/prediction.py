@@ -226,7 +226,7 @@ class _Judge:
         if provider.path is not None and provider.path.name.startswith(_LIBSTDCXX):
             family = version.partition("_")[0] + "_"
             same = [one for one in provider.shared.versions_defined if one.startswith(family)]
-            newest = max(same, key=_version_key, default="nothing of the kind")
+            newest = max(same, key=_version_key, default="no such version")
             conda = self.host.prefix in provider.path.parents
             return causes.old_libstdcxx(file, version, found, newest, conda=conda)
         return causes.old_library(file, version, found)

@@ -189,11 +189,11 @@ def find_differences(declared: Iterable[Variant], embedded: Iterable[Variant]) -
     promised = {(variant.symbol, variant.arch) for variant in declared}
     present = {(variant.symbol, variant.arch) for variant in embedded}
     missing = (
-        f"{symbol} for {arch} is declared, not embedded"
+        f"{symbol} for {arch} is declared but not embedded"
         for symbol, arch in sorted(promised - present)
     )
     extra = (
-        f"{symbol} for {arch} is embedded, not declared"
+        f"{symbol} for {arch} is embedded but not declared"
         for symbol, arch in sorted(present - promised)
     )
     return (*missing, *extra)

@@ -80,18 +80,18 @@ def find_cache_problem(variables: Mapping[str, str], cache: JitCache | None) -> 
     limit = read_limit(variables.get("CUDA_CACHE_MAXSIZE", ""))
     if limit < ENOUGH_BYTES:
         reason = f"CUDA_CACHE_MAXSIZE={limit} is too small a cache for the compiled kernels"
-        fix = f"`unset CUDA_CACHE_MAXSIZE`, or give it {ENOUGH_BYTES} or more"
+        fix = f"`unset CUDA_CACHE_MAXSIZE`, or set it to {ENOUGH_BYTES} or more"
         return Finding(JIT_CACHE_SMALL, reason, fix=fix)
     return None if cache is None else _find_folder_problem(cache)
 
 
 def _find_folder_problem(cache: JitCache) -> Finding | None:
-    fix = "`export CUDA_CACHE_PATH=/path/to/folder` puts it where you may write and there is room"
+    fix = "`export CUDA_CACHE_PATH=/path/to/folder` sets a writable folder with free space"
     if cache.status == "homeless":
         reason = "the JIT cache has no folder, as neither HOME nor CUDA_CACHE_PATH is set"
         return Finding(JIT_CACHE_HOMELESS, reason, fix=fix)
     if cache.status == "read-only":
-        reason = f"the JIT cache {cache.folder} may not be written"
+        reason = f"the JIT cache {cache.folder} is not writable"
         return Finding(JIT_CACHE_READ_ONLY, reason, fix=fix)
     if cache.free_bytes is not None and cache.free_bytes < ENOUGH_BYTES:
         free = f"{cache.free_bytes >> 20} MiB free"

@@ -28,14 +28,14 @@ class Shadow:
     def sentence(self) -> str:
         """What is wrong."""
         return (
-            f"`import {self.name}` takes {self.file}, which comes before {self.name} "
+            f"`import {self.name}` loads {self.file}, which comes before {self.name} "
             f"{self.version} in {self.installed}"
         )
 
     @property
     def fix(self) -> str:
         """The step that lets Python find the installed one."""
-        return leave_fix(Path(self.place)) or f"rename {self.file}, or take it away"
+        return leave_fix(Path(self.place)) or f"rename or remove {self.file}"
 
 
 def find_shadow(name: str) -> Shadow | None:
@@ -60,13 +60,13 @@ def find_shadow(name: str) -> Shadow | None:
 def leave_fix(place: Path) -> str:
     """Return the step that keeps Python from looking into a folder first; empty where none does."""
     if all(_is_same(Path(one or "."), place) for one in ("", *sys.path[:1])):
-        return f"leave {place}, where Python looks first: `cd ..` and run it again"
+        return f"leave {place}, which Python searches first: `cd ..` and run it again"
     named = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     others = [one for one in named if not _is_same(Path(one), place)]
     if len(others) == len(named):
         return ""
     command = f"export PYTHONPATH={os.pathsep.join(others)}" if others else "unset PYTHONPATH"
-    return f"`{command}`: it names {place}, where Python looks first"
+    return f"`{command}`: it names {place}, which Python searches first"
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -118,7 +118,7 @@ def _again(version: str) -> str:
     """Return the step that installs the same torch again and leaves all else alone."""
     local = version.partition("+")[2]
     if not re.fullmatch(r"(?:cu[0-9]+|cpu)?", local):  # of a vendor, or built here
-        return f"install torch {version} again, from where it came"
+        return f"install torch {version} again, from the same index"
     pin = f"=={version}" if version else ""
     index = f" --index-url {_INDEX}/{local}" if local else ""
     return f"`pip install --force-reinstall --no-deps torch{pin}{index}`"

@@ -153,7 +153,7 @@ def _describe_driver(left: Json) -> Iterator[Fact]:
     host.pop("libcuda_release", None)  # which its name tells
     yield "libcuda", " ".join(filter(None, [host.pop("libcuda", None), kind]))
     stray = host.pop("stray_libcuda", None)
-    yield "libcuda elsewhere", f"{stray}, where the loader does not look" if stray else ""
+    yield "libcuda elsewhere", f"{stray}, which the loader does not search" if stray else ""
     yield "JIT compiler", host.pop("jit_compiler", None) or ""
     release, gpus = host.pop("module_release", None), host.pop("module_gpus", 0)
     yield "Kernel module", f"{release}, which drives {count(gpus, 'GPU')}" if release else ""

@@ -19,7 +19,7 @@ HOWS: Final[Mapping[str, tuple[str, str, str]]] = {
     "family": ("ok", "family", "machine code for its family"),
     "same-major": ("ok", "same major", "machine code for an older minor"),
     "jit": ("jit", "JIT", "the driver compiles PTX at the first start"),
-    "unverified": ("warn", "unverified", "NVIDIA does not promise that it runs"),
+    "unverified": ("warn", "unverified", "NVIDIA does not guarantee that it runs"),
     "none": ("fail", "none", "no code that this GPU can load"),
     "no": ("fail", "none", "no code that this GPU can load"),
     "not-on-this-hardware": ("skip", "not on this GPU", "the GPU lacks the instructions"),

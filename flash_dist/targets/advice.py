@@ -39,7 +39,7 @@ HOW_WORDS = {
     "family": "code of its family",
     "same-major": "code of the same major",
     "jit": "PTX through the JIT",
-    "unverified": "code that NVIDIA does not promise to run there",
+    "unverified": "code that NVIDIA does not guarantee to run there",
 }
 
 
@@ -81,8 +81,8 @@ def describe_covering(devices: Iterable[Device], covering: ArchSet | None) -> st
     name = covering.name if covering else "none"
     left = [device for device in distinct if device not in able]
     if not left:
-        return f"the one published arch set for all of them: {name}"
-    return f"the one published arch set for {_list(able)}: {name}; none serves {_list(left)}"
+        return f"the published arch set for all of them: {name}"
+    return f"the published arch set for {_list(able)}: {name}; none serves {_list(left)}"
 
 
 def arm_note(devices: Iterable[Device], machine: str, archsets: Iterable[ArchSet]) -> str:
@@ -103,7 +103,7 @@ def arm_note(devices: Iterable[Device], machine: str, archsets: Iterable[ArchSet
     covering = covering_set(found, [one for one in archsets if one.machine == ARM])
     which = f", whose set is `{covering.name}`" if covering else ""
     return (
-        f"{_list(found)} {verb} in Arm machines alone{which}: "
+        f"{_list(found)} {verb} only in Arm machines{which}: "
         f"`python -m flash_dist select --gpu {listed} --machine aarch64`"
     )
 
@@ -180,7 +180,7 @@ def name_driver(branch: int | None, devices: Iterable[Device] = ()) -> str:
     if last is None or last < branch:
         return f"NVIDIA driver {branch} or newer"
     dropped = _list(one for one in devices if one.dropped_by is not None)
-    return f"NVIDIA driver {branch} or newer, up to {last}, the last that works {dropped}"
+    return f"NVIDIA driver {branch} or newer, up to {last}, the last that supports {dropped}"
 
 
 def unsupported_sentence(
@@ -268,7 +268,7 @@ def _servable(devices: Iterable[Device]) -> tuple[Device, ...]:
 
 def hardware_fix(device: Device, build: Build) -> str:
     """Return the step for a GPU that no build can serve."""
-    compiler = f"CUDA {build.toolkit} has no compiler for {device}" if build.toolkit else ""
+    compiler = f"CUDA {build.toolkit} cannot compile for {device}" if build.toolkit else ""
     starts = f"flash_dist starts at {FLOOR}"
     reasons = " and ".join(reason for reason in (compiler, starts) if reason)
     return f"use a GPU of compute capability {FLOOR} or newer: {reasons}"
@@ -281,7 +281,9 @@ def torch_fix(oldest: str = "") -> str:
 
 def jit_fix(devices: Iterable[Device], build: Build, driver: Driver | None = None) -> str:
     """Return the steps where the driver's JIT compiler is missing: bring it, or do without."""
-    step = "install the whole driver, in a container by NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    step = (
+        "install the whole driver, in a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    )
     devices = _servable(devices)
     compiled = tuple(one for one in build.archsets if _is_compiled(one, devices))
     if not compiled and not _is_compiled(list_targets(devices), devices):

@@ -235,7 +235,7 @@ def describe_plain(archset: ArchSet) -> str:
         if own not in archset.archs and replace(own, suffix="") in archset.archs
     ]
     return "; ".join(
-        f"{arch} has none of the kernels that are for {own} alone: `{own.dotted}` builds these"
+        f"{arch} has none of the kernels that are only for {own}: `{own.dotted}` builds these"
         for arch, own in plain
     )
 

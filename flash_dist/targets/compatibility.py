@@ -200,7 +200,7 @@ def _judge_sass(arch: Arch, device: Device) -> RunVerdict:
         return RunVerdict(
             "unverified",
             f"{arch} is of the same major as {device}, but between discrete and integrated GPUs "
-            "NVIDIA does not promise that it runs",
+            "NVIDIA does not guarantee that it runs",
         )
     return RunVerdict("same-major", f"{arch} runs on {device}: same major, no older minor")
 
@@ -223,12 +223,12 @@ def _judge_suffix(arch: Arch, device: Device) -> RunVerdict:
     target = (arch.major, arch.minor)
     if arch.suffix != "f":
         return RunVerdict(
-            "no", f"{arch} runs on compute capability {format_version(target)} alone, not {device}"
+            "no", f"{arch} runs only on compute capability {format_version(target)}, not {device}"
         )
     if (device.major, device.minor) in FAMILIES.get(target, frozenset()):
         how: How = "jit" if arch.ptx else "family"
         return RunVerdict(how, f"{device} belongs to the family of {arch}")
-    return RunVerdict("no", f"{arch} runs on its own family only, not {device}")
+    return RunVerdict("no", f"{arch} runs only on its own family, not {device}")
 
 
 def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
@@ -238,7 +238,7 @@ def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
         return RunVerdict(
             "no",
             f"{jit.disabled} is set, so the driver does not compile {arch} "
-            "(only what its cache holds already would load)",
+            "(only code that is in its cache loads)",
         )
     if jit.lacks_compiler and arch.ptx:
         return RunVerdict(
@@ -316,8 +316,8 @@ def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
     newest = f"driver {max(DRIVER_CUDA)} (CUDA {format_version(NEWEST_CUDA)})"
     return RunVerdict(
         "no",
-        f"{name} needs a driver newer than all that are known here, the last of which is "
-        f"{newest}, not {driver}",
+        f"{name} needs a driver newer than {newest}, the newest known to this flash_dist, "
+        f"not {driver}",
     )
 
 

@@ -221,9 +221,9 @@ def test_kernels_that_are_not_as_declared_are_listed() -> None:
     moved = replace(declared[1], arch=Arch.parse("sm_90"))
     installed = combine(make_manifest(declared), (*declared[2:], moved))
     assert installed.differences == (
-        f"{declared[0].symbol} for sm_90a is declared, not embedded",
-        f"{declared[1].symbol} for sm_90a is declared, not embedded",
-        f"{declared[1].symbol} for sm_90 is embedded, not declared",
+        f"{declared[0].symbol} for sm_90a is declared but not embedded",
+        f"{declared[1].symbol} for sm_90a is declared but not embedded",
+        f"{declared[1].symbol} for sm_90 is embedded but not declared",
     )
     assert find_differences(declared, declared) == ()
 

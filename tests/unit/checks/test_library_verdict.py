@@ -137,7 +137,7 @@ def test_only_a_gpu_that_no_library_has_code_for_is_a_failure(
     out = capsys.readouterr().out
     assert "a.so on compute capability 7.5: native code (sm_75) in its one fatbin" in out
     assert "b.so on compute capability 8.6: no code that it can load, built for SASS sm_90a" in out
-    assert "others have code for this GPU" in out
+    assert "others have code for it" in out
     assert "plain.so" not in out
     assert main(["doctor", "--wheel", two, "--gpu", "12.0"]) == 1
     assert "fix: install a build for compute capability 12.0" in capsys.readouterr().out

@@ -219,7 +219,7 @@ def test_no_room_for_a_report_is_said_before_anything_is_blamed(
 @pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "LD_PRELOAD"])
 def test_the_loaders_variables_are_suspected_before_the_install(name: str) -> None:
     suspect = replace(machine(BROKEN, GOOD), variables={name: "/opt/old"})
-    assert check_loading(suspect).fix.startswith(f"`unset {name}` and try again; else `pip")
+    assert check_loading(suspect).fix.startswith(f"`unset {name}` and try again; otherwise `pip")
 
 
 def test_a_folder_that_is_gone_is_to_be_left(

@@ -79,7 +79,7 @@ def test_a_module_of_our_own_that_is_gone_is_a_damaged_install(
     monkeypatch.setitem(sys.modules, "flash_dist.cli.select", None)
     assert main(["select"]) == 2
     said = capsys.readouterr().err
-    assert re.match(r"error: flash_dist in \S+ is not whole: .*flash_dist\.cli\.select", said)
+    assert re.match(r"error: flash_dist in \S+ is incomplete: .*flash_dist\.cli\.select", said)
     assert "--force-reinstall" in said
 
 
@@ -88,7 +88,7 @@ def test_what_this_user_may_not_read_is_named(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("os.access", lambda path, _: Path(path).name != Path(name).name)
     explained = explain_import(ImportError("cannot import", name=name.replace("/", ".")))
     assert explained is not None
-    assert re.fullmatch(rf"this user may not read `\S+/{name}`", explained.message)
+    assert re.fullmatch(rf"this user cannot read `\S+/{name}`", explained.message)
     assert (explained.hint or "").startswith("as its owner: `chmod -R a+rX ")
 
 

@@ -261,7 +261,7 @@ def test_what_is_no_record_is_refused_in_one_sentence(text: str | bytes, says: s
     with pytest.raises(UsageError) as caught:
         read(text)
     assert says in caught.value.message
-    assert caught.value.message.startswith("`record.json` is no record of doctor")
+    assert caught.value.message.startswith("`record.json` is not a valid record")
     assert len(caught.value.message) < 400
     assert caught.value.hint
     assert time.process_time() - began < 5
@@ -270,7 +270,7 @@ def test_what_is_no_record_is_refused_in_one_sentence(text: str | bytes, says: s
 def test_a_record_of_another_version_names_what_reads_it() -> None:
     with pytest.raises(UsageError) as caught:
         read(change(colour="red", flash_dist="9.0.0"))
-    assert caught.value.hint == "flash_dist 9.0.0 wrote it, and reads it"
+    assert caught.value.hint == "flash_dist 9.0.0 wrote it and can read it"
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)

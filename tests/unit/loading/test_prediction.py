@@ -316,8 +316,7 @@ def test_a_library_that_nothing_provides_is_named_with_what_needs_it(
     path = lab.build("m.so", define("f"), needs=(middle,))
     cause = only_cause(path, host)
     assert cause.summary == (
-        "m.so needs `libcudart.so.12` (for libmiddle.so), "
-        "which is nowhere that the dynamic linker looks"
+        "m.so needs `libcudart.so.12` (for libmiddle.so), which was not found by the dynamic linker"
     )
     assert cause.fix == "install a build for CUDA 13.0, which torch 2.11.0 comes with"
 

@@ -53,7 +53,7 @@ def test_what_is_imported_in_place_of_torch_is_named_with_the_step(site: Path, n
         f"`import {package}` takes {file}, which comes before {package} 2.13.0 in {site}"
     )
     place = Path.cwd()
-    assert torch.fix == f"leave {place}, where Python looks first: `cd ..` and run it again"
+    assert torch.fix == f"leave {place}, which Python searches first: `cd ..` and run it again"
     assert (torch.version, torch.cuda) == ("2.13.0", "13.0")
 
 
@@ -86,16 +86,16 @@ def test_of_two_torches_the_good_one_is_not_replaced(  # noqa: PLR0913, PLR0917
     result = check_torch(environment)
     assert (result.status, result.id) == ("fail", cause)
     assert result.details == (
-        f"Python looks first into {first}",
-        f"behind it: torch 2.13.0 (CUDA 13.0) in {site}",
+        f"Python searches {first} first",
+        f"then: torch 2.13.0 (CUDA 13.0) in {site}",
     )
     assert result.fix == (
-        f"`unset PYTHONPATH`: it names {first}, where Python looks first; "
+        f"`unset PYTHONPATH`: it names {first}, which Python searches first; "
         f"torch 2.13.0 (CUDA 13.0) in {site} serves"
     )
     monkeypatch.delenv("PYTHONPATH")
     step = check_torch(replace(environment, torch=read_torch())).fix
-    assert step.startswith(f"take {first} out of where Python looks, or remove the torch in it; ")
+    assert step.startswith(f"remove {first} from Python's search path, or remove the torch in it; ")
     record = Record.make(environment, (), flash_dist="0.1.0", recorded="2026-11-22 19:44 UTC")
     text = record.to_text(Redaction())
     assert Record.from_text(text, source="").environment.torch == environment.torch
@@ -111,7 +111,7 @@ def test_where_no_torch_serves_the_place_of_a_new_one_is_named(
     plant_torch(second, "2.6.0")
     monkeypatch.setattr("sys.path", [str(first), str(second)])
     result = check_torch(replace(make_environment(HOPPER, "9.0"), torch=read_torch()))
-    take = f"take {first} out of where Python looks, or remove the torch in it"
+    take = f"remove {first} from Python's search path, or remove the torch in it"
     assert result.fix == f"{take}, then `pip install 'torch>=2.10'`"
 
 
@@ -158,7 +158,7 @@ def test_what_pythonpath_brings_is_taken_out_of_it(
     monkeypatch.setenv("PYTHONPATH", f"{place}:{others}")
     shadow = find_shadow("torch")
     assert shadow is not None
-    assert shadow.fix == f"{command}: it names {place}, where Python looks first"
+    assert shadow.fix == f"{command}: it names {place}, which Python searches first"
 
 
 def test_what_no_folder_and_no_variable_brings_is_to_be_renamed(
@@ -168,7 +168,7 @@ def test_what_no_folder_and_no_variable_brings_is_to_be_renamed(
     monkeypatch.setattr("sys.path", ["", str(file.parent), str(site)])
     shadow = find_shadow("torch")
     assert shadow is not None
-    assert shadow.fix == f"rename {file}, or take it away"
+    assert shadow.fix == f"rename or remove {file}"
 
 
 def test_the_installed_one_an_editable_one_and_an_empty_folder_are_no_shadows(
@@ -200,7 +200,7 @@ def test_the_installed_one_an_editable_one_and_an_empty_folder_are_no_shadows(
                 "https://download.pytorch.org/whl/cu130`"
             ),
         ),
-        ("2.13.0a0+nv26.08", "install torch 2.13.0a0+nv26.08 again, from where it came"),
+        ("2.13.0a0+nv26.08", "install torch 2.13.0a0+nv26.08 again, from the same index"),
     ],
 )
 def test_a_torch_is_installed_again_from_where_it_came(site: Path, version: str, fix: str) -> None:

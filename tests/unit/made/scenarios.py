@@ -150,7 +150,7 @@ SCENARIOS: dict[str, Scenario] = {
         (("compat", "ok", "cuda-compat"),),
         0,
         (
-            "/compat/libcuda.so.570.86.10 speaks CUDA 12.8 on kernel module 525.147.05",
+            "/compat/libcuda.so.570.86.10 supports CUDA 12.8 on kernel module 525.147.05",
             "judged by CUDA 12.8",
         ),
     ),
@@ -176,7 +176,7 @@ SCENARIOS: dict[str, Scenario] = {
         load("two-copies"),
         (("install", "warn", "install-twice"),),
         0,
-        ("lies in /opt/a, which runs, and in /opt/b",),
+        ("in /opt/a, which is used, and in /opt/b",),
     ),
     "the source tree in place of the wheel": Scenario(
         load("the-source-tree-in-place-of-the-wheel"),
@@ -258,8 +258,8 @@ SCENARIOS: dict[str, Scenario] = {
         (("jit", "warn", "jit-cache-read-only"),),
         0,
         (
-            "may not be written: the driver compiles the PTX again at every start",
-            "may not be written, so the driver compiles the PTX at every start",
+            "is not writable: the driver compiles the PTX again at every start",
+            "is not writable, so the driver compiles the PTX at every start",
         ),
     ),
     "a read-only JIT cache that nothing needs": Scenario(
@@ -328,7 +328,7 @@ SCENARIOS: dict[str, Scenario] = {
         load("a-gpu-that-does-not-exist-is-asked-for"),
         (("visible", "warn", "visible-devices-invalid"),),
         0,
-        ("names `2`, which is no GPU here",),
+        ("names `2`, which is not a GPU here",),
     ),
     "CUDA and nvidia-smi count differently": Scenario(
         load("cuda-and-nvidia-smi-count-differently"),
@@ -355,7 +355,7 @@ SCENARIOS: dict[str, Scenario] = {
         load("device-files-of-another-group"),
         (("driver", "fail", "device-permission"), ("gpu", "skip", "no-gpu")),
         1,
-        ("this user may not open /dev/nvidia0, /dev/nvidiactl",),
+        ("this user cannot open /dev/nvidia0, /dev/nvidiactl",),
     ),
     "one device file of another group": Scenario(
         load("one-device-file-of-another-group"),
@@ -382,7 +382,7 @@ SCENARIOS: dict[str, Scenario] = {
             ("selftest 0", "skip", "selftest-not-run"),
         ),
         1,
-        ("its working proves nothing of this build",),
+        ("that proves nothing about this build",),
     ),
     "a torch that warns although it has code": Scenario(
         load("a-torch-that-warns-although-it-has-code"),

@@ -149,9 +149,9 @@ def test_a_reason_stands_beside_what_it_is_the_reason_of() -> None:
     )
     text = Page(write(failing())).text
     assert "Loads no: extension: ~/venv/lib" in text
-    assert "GPU 0: sm_90a runs on compute capability 9.0 alone, not 8.6" in text
+    assert "GPU 0: sm_90a runs only on compute capability 9.0, not 8.6" in text
     table = text[text.index("GPUs and kernels") : text.index("Checks")]
-    assert "GPU 2: sm_90a runs on compute capability 9.0 alone, not 12.0" in table
+    assert "GPU 2: sm_90a runs only on compute capability 9.0, not 12.0" in table
 
 
 def test_hidden_gpus_and_instances_are_in_the_table() -> None:

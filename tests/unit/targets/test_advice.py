@@ -60,7 +60,7 @@ def test_a_gpu_too_old_for_every_build_is_told_where_support_starts(
 ) -> None:
     sentence, fix = explain(archs, device)
     assert f"not {device}" in sentence
-    assert f"CUDA 13.0 has no compiler for {device}" in fix
+    assert re.search(rf"CUDA 13\.0\b.* {re.escape(str(device))}\b", fix)
     assert "compute capability 7.5 or newer" in fix
 
 

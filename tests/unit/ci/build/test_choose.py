@@ -114,7 +114,7 @@ def test_a_list_for_older_gpus_is_told_where_support_begins(listed: str, old: st
 @pytest.mark.parametrize("listed", ["9.0", "Hopper", "8.6;9.0+PTX", "9.0 12.0"])
 def test_a_list_without_the_suffix_of_hopper_is_told_what_it_lacks(listed: str) -> None:
     told = str(choose_sets([], {"TORCH_CUDA_ARCH_LIST": listed}, PUBLISHED, "13.0"))
-    assert "warning: sm_90 has none of the kernels that are for sm_90a alone: `9.0a` builds" in told
+    assert "warning: sm_90 has none of the kernels that are only for sm_90a: `9.0a` builds" in told
     for spelled in (f"{listed};9.0a", "9.0a", "90a", "8.6"):
         choice = choose_sets([], {"TORCH_CUDA_ARCH_LIST": spelled}, PUBLISHED, "13.0")
         assert not choice.notes

@@ -112,7 +112,7 @@ def test_a_wrong_cuda_home_is_told_before_anything_else() -> None:
 
 def test_a_list_without_the_suffix_of_hopper_is_told_before_the_build() -> None:
     plan = choose_targets({"TORCH_CUDA_ARCH_LIST": "9.0"}, "13.0", never)
-    assert "warning: sm_90 has none of the kernels that are for sm_90a alone" in str(plan)
+    assert "warning: sm_90 has none of the kernels that are only for sm_90a" in str(plan)
     assert choose_targets({"TORCH_CUDA_ARCH_LIST": "9.0a"}, "13.0", never).notes == ()
 
 
