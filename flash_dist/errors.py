@@ -106,8 +106,8 @@ def explain_os_error(error: OSError) -> FlashDistError:
         message = f"cannot use {name}: {error.strerror or f'{error:.200}'}"
         no_room = error.errno in _NO_ROOM
     hint = (
-        "free some space, or name folders on another disk: FLASH_DIST_BUILD_DIR for builds, "
-        "TMPDIR for all else"
+        "free some space, or set folders on another disk: FLASH_DIST_BUILD_DIR for builds, "
+        "TMPDIR for everything else"
     )
     return FlashDistError(message, hint=hint if no_room else None)
 

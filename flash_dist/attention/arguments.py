@@ -372,7 +372,7 @@ def choose_mask(
 
 def _name_joint(mask: BlockMask | IntervalMask) -> str:
     if isinstance(mask, IntervalMask):
-        return "`IntervalMask.of` takes causal, and what a window hides is beside lo and hi"
+        return "`IntervalMask.of` takes causal; a window goes into lo and hi"
     return "make `mask & BlockMask.causal()` once and pass that"
 
 

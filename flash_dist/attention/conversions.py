@@ -242,8 +242,8 @@ def _require_eager(name: str, instead: str) -> None:
         raise TypeError(message)
     if is_traced():
         message = (
-            f"torch.jit.trace must be given no {name}, got one: what it says is read here, and the "
-            f"trace would keep it for all calls\n\nhint: {RECORDED}"
+            f"torch.jit.trace must be given no {name}, got one: its values are read now, and the "
+            f"trace would keep them for all calls\n\nhint: {RECORDED}"
         )
         raise TypeError(message)
 

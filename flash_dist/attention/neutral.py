@@ -64,11 +64,11 @@ _USED: Final = (
     "hint: `flash_attn_with_kvcache` takes cache_seqlens, `flash_attn_varlen_func` seqused_k"
 )
 _PARTS: Final = (
-    "cu_seqlens alone says which tokens are read\n\n"
+    "only cu_seqlens says which tokens are read\n\n"
     "hint: `BlockMask.padding(lengths)` is for `flash_attn_func`, with a batch axis"
 )
-_SCALES: Final = "there are no kernels for floats of 8 bits"
-_SCHEDULE: Final = "nothing is scheduled ahead of a call"
+_SCALES: Final = "there are no kernels for 8-bit floats"
+_SCHEDULE: Final = "calls are not scheduled in advance"
 _SCORE_MOD: Final = (
     "the kernels are compiled before it is known\n\n"
     "hint: one that only hides scores is a mask, `BlockMask.from_dense`"
@@ -78,7 +78,7 @@ _SPLITS: Final = "keys are never split, which would change the order of summatio
 REASONS: Final[Mapping[str, str]] = {
     "attention_chunk": (
         "it is a mask\n\n"
-        "hint: `BlockMask.documents(positions // chunk) & BlockMask.causal()` is that of a chunk"
+        "hint: `BlockMask.documents(positions // chunk) & BlockMask.causal()` is the mask of chunks"
     ),
     "aux_scalars": _SCORE_MOD,
     "aux_tensors": _SCORE_MOD,
@@ -89,14 +89,14 @@ REASONS: Final[Mapping[str, str]] = {
     "gather_kv_indices": "there are no kernels that gather keys",
     "k_descale": _SCALES,
     "mask": (
-        "packed sequences have causal and window_size only\n\nhint: `BlockMask.documents` is a "
+        "packed sequences support only causal and window_size\n\nhint: `BlockMask.documents` is a "
         "mask of packed sequences for `flash_attn_func`, with a batch of 1"
     ),
     "mask_mod": _MASKS,
     "min_seqlen_k": _SCHEDULE,
     "num_heads_q": (
         "queries, keys and values of one tensor have the same heads\n\n"
-        "hint: `flash_attn_kvpacked_func` takes q apart"
+        "hint: `flash_attn_kvpacked_func` takes q separately"
     ),
     "num_splits": _SPLITS,
     "pack_gqa": "kernels choose it, and no result depends on it",
@@ -109,7 +109,7 @@ REASONS: Final[Mapping[str, str]] = {
     "seqlen_k_per_split": _SPLITS,
     "seqused_k": _USED,
     "seqused_q": _PARTS,
-    "sm_margin": "kernels take all multiprocessors",
+    "sm_margin": "kernels use all multiprocessors",
     "v_descale": _SCALES,
 }
 

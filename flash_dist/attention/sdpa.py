@@ -108,7 +108,7 @@ def _read_mask(
         message = (
             "attn_mask must be a flash_dist.BlockMask or bool, "
             f"got {dtype_name(mask.dtype)}: there are no kernels that add a bias"
-            f"\n\nhint: `{shown}` says what is visible, if it only hides"
+            f"\n\nhint: pass `{shown}` if it only hides keys"
         )
         raise TypeError(message)
     return convert_dense(mask, (*query.shape[:3], key.shape[2]))

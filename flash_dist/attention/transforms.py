@@ -109,7 +109,7 @@ def refuse_compilation() -> NoReturn:
     """Raise where torch.compile would trace a transform: it takes no operator's own gradient."""
     message = (  # torch.compile shows the text of built-in exceptions only
         "torch.compile must find no torch.func.grad, vjp or vmap around attention, got one"
-        "\n\nhint: without fullgraph=True what is inside of it runs eagerly"
+        "\n\nhint: without fullgraph=True the code inside of it runs eagerly"
     )
     raise TypeError(message)
 

@@ -200,7 +200,7 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
     except FileNotFoundError as error:
         message = f"`{package}` has no {FILE_NAME}: the package was not built"
         hint = hint_to_build(
-            "leave the clone, whose sources Python imports, where a wheel is installed: `cd ..`; "
+            "leave the clone, whose sources hide an installed wheel: `cd ..`; "
             "`nox -s build_wheels` makes one",
             "install a wheel: `python -m flash_dist select` says which",
         )

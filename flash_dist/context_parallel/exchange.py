@@ -54,10 +54,10 @@ class Ring:
         rank, size = find_rank(group)
         backend = str(dist.get_backend(group))
         if device.type == "cuda" and backend == "gloo":
-            message = "q is on a GPU, and the process group has the backend gloo"
+            message = "q is on a GPU, but the process group has the backend gloo"
             raise GroupError(message, hint='`init_process_group("nccl")`, or CPU tensors')
         if device.type == "cpu" and backend == "nccl":
-            message = "q is on the CPU, and the process group has the backend nccl"
+            message = "q is on the CPU, but the process group has the backend nccl"
             raise GroupError(message, hint='`init_process_group("cpu:gloo,cuda:nccl")` takes both')
         return cls(group, rank, size)
 
@@ -82,10 +82,11 @@ class Ring:
         other = next((rank for rank, words in enumerate(said) if words != said[0]), None)
         if other is not None:
             message = (
-                f"all ranks must call alike, got on rank 0: {said[0]}; on {other}: {said[other]}"
+                f"all ranks must make the same call, got on rank 0: {said[0]}; "
+                f"on {other}: {said[other]}"
             )
             hint = (
-                "`ring_shard` gives every rank as many tokens; a rank without gradients "
+                "`ring_shard` gives every rank the same number of tokens; a rank without gradients "
                 "leaves the others waiting in their backward"
             )
             raise GroupError(message, hint=hint)

@@ -96,8 +96,8 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
             set to install.
     """
     if is_transformed():
-        message = "ring_attention under a transform of torch.func (grad, vjp, vmap) is not served"
-        raise FlashDistError(message, hint="`loss.backward()` and `torch.autograd.grad` are")
+        message = "ring_attention does not support transforms of torch.func (grad, vjp, vmap)"
+        raise FlashDistError(message, hint="use `loss.backward()` or `torch.autograd.grad`")
     require_bools(causal=causal, return_lse=return_lse, batch_invariant=batch_invariant)
     q, k, v = prepare_inputs(q, k, v)
     ring = Ring.of(group, q.device)

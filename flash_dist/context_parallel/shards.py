@@ -116,7 +116,7 @@ def require_chunks(seqlen: int, count: int) -> None:
         missing = -seqlen % count
         message = (
             f"the number of tokens must be a multiple of {count}, got {seqlen}"
-            f"\n\nhint: {missing} more at the end, which causal attention hides from all others"
+            f"\n\nhint: add {missing} at the end, which causal attention hides from the others"
         )
         raise ValueError(message)
 

@@ -45,7 +45,7 @@ class BoundariesError(ValueError):
 @cache
 def warn_unchecked(where: str) -> None:
     """Warn, once for each place, that FLASH_DIST_CHECK cannot do there what it asks for."""
-    message = f"{CHECK_VARIABLE}=1 does not look at cu_seqlens in {where}, which must not wait"
+    message = f"{CHECK_VARIABLE}=1 does not check cu_seqlens in {where}, which must not wait"
     warnings.warn(message, stacklevel=2)
 
 
@@ -105,8 +105,8 @@ def require_zero(array: str, ends: Sequence[int]) -> None:
     """
     if ends and ends[0] != 0:
         message = (
-            f"{array}[0] must be 0, got {ends[0]}: what lies before it would be of no sequence"
+            f"{array}[0] must be 0, got {ends[0]}: tokens before it would belong to no sequence"
             "\n\nhint: `torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()` begins with 0; "
-            "of some of the sequences take their tokens, too, and subtract the first entry"
+            "for some of the sequences, cut their tokens out, too, and subtract the first entry"
         )
         raise BoundariesError(message)

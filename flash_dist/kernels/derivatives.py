@@ -68,7 +68,7 @@ def refuse_second(*_: object) -> NoReturn:
     message = "attention has first derivatives only, got a gradient of its gradient"
     raise FlashDistError(
         message,
-        hint="`torch.nn.functional.scaled_dot_product_attention` with SDPBackend.MATH has others",
+        hint="`torch.nn.functional.scaled_dot_product_attention` with SDPBackend.MATH has more",
     )
 
 

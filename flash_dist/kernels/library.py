@@ -26,7 +26,7 @@ def load_library() -> ctypes.CDLL:
     if not LIBRARY.is_file():
         message = f"the kernel library `{LIBRARY.name}` is not in {LIBRARY.parent}"
         hint = hint_to_build(
-            "leave the clone, whose sources Python imports, where a wheel is installed: `cd ..`; "
+            "leave the clone, whose sources hide an installed wheel: `cd ..`; "
             "`nox -s build_wheels` builds one",
             "install a wheel: `python -m flash_dist select` says which",
         )

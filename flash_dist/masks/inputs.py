@@ -158,7 +158,7 @@ def parse_bools(name: str, values: Tensor, dims: tuple[str, ...]) -> Tensor:
     """Return booleans as they are, with as many axes as the longest of `dims`."""
     tensor = _as_tensor(name, values)
     if tensor.dtype != torch.bool:
-        hint = "a mask of numbers is a bias, which is not served; `mask == 0` says what is visible"
+        hint = "a mask of numbers is a bias, which is not supported; `mask == 0` only hides keys"
         raise complain(
             TypeError,
             f"{name} must be torch.bool, got {tensor.dtype}",

@@ -144,5 +144,5 @@ def require_index(count: int) -> None:
         raise complain(
             ValueError,
             f"the plan of a mask must have at most {MAX_INDEX} numbers and tiles, got {count}",
-            "a mask of fewer heads or batch entries is smaller: axes of 1 suit any number",
+            "a mask of fewer heads or batch entries is smaller: an axis of 1 fits any number",
         )

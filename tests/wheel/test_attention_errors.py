@@ -308,7 +308,7 @@ UNSERVED: dict[str, tuple[object, str]] = {
     "attention_chunk": (4, r"(?s)attention_chunk must be 0, got 4: it is a mask.*hint: `BlockMask"),
     "num_splits": (4, "num_splits must be None, 0 or 1, got 4: keys are never split"),
     "qv": (draw(2), "qv must be None, got Tensor: there are no kernels with a second"),
-    "sm_margin": (8, "sm_margin must be 0, got 8: kernels take all multiprocessors"),
+    "sm_margin": (8, "sm_margin must be 0, got 8: kernels use all multiprocessors"),
 }
 UNSERVED_PACKED: dict[str, tuple[object, str]] = {
     "mask": (

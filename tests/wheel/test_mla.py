@@ -86,7 +86,7 @@ def test_a_program_of_flash_mla_changes_its_import_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("flash_mla_sparse_fwd", "there are no kernels of chosen keys"),
+        ("flash_mla_sparse_fwd", "no kernels for selected keys"),
         ("flash_attn_varlen_func", "FlashMLA's takes other arguments than flash-attention's"),
         ("flash_mla", "there are flash_mla_with_kvcache, get_mla_metadata"),
     ],
@@ -145,7 +145,10 @@ def test_a_length_may_be_an_int_and_is_the_whole_cache_where_there_is_none() -> 
             r"(?s)block_table must be contiguous in its last .*hint: `block_table.contiguous\(\)`",
         ),
         ({"is_fp8_kvcache": True}, "is_fp8_kvcache must be False, got True: there are no kernels "),
-        ({"indices": int32(1)}, "indices must be None, got Tensor: there are no kernels of chosen"),
+        (
+            {"indices": int32(1)},
+            "indices must be None, got Tensor: there are no kernels for selected",
+        ),
         ({"attn_sink": torch.ones(2)}, "attn_sink must be None, got Tensor: FlashMLA has sinks "),
         ({"softmax_scale": -1.0}, "softmax_scale must be positive and finite in float32, got -1.0"),
     ],

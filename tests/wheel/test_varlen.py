@@ -185,7 +185,7 @@ def test_a_traced_call_warns_once_that_it_does_not_check(
     with FakeTensorMode():
         q = torch.empty(8, 2, 64, device="cuda", dtype=torch.float16)
         ends = torch.empty(3, device="cuda", dtype=torch.int32)
-        with pytest.warns(UserWarning, match="FLASH_DIST_CHECK=1 does not look at cu_seqlens in a"):
+        with pytest.warns(UserWarning, match="FLASH_DIST_CHECK=1 .*cu_seqlens in a"):
             flash_attn_varlen_func(q, q, q, ends, ends, 5, 5, softcap=softcap)
         again = flash_attn_varlen_func(q, q, q, ends, ends, 5, 5, softcap=softcap)
         assert again.shape == q.shape

@@ -131,8 +131,8 @@ def _require_tensors(names: Sequence[str], tensors: Sequence[Tensor | None]) -> 
             require_tensor(name, x)
             if hasattr(x, "to_local"):
                 message = (
-                    f"{name} must be a tensor of this rank alone, got a {type(x).__name__}"
-                    f"\n\nhint: `{name}.to_local()` is what this rank has"
+                    f"{name} must be a tensor of only this rank, got a {type(x).__name__}"
+                    f"\n\nhint: `{name}.to_local()` is the part of this rank"
                 )
                 raise TypeError(message)
 

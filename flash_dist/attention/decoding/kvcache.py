@@ -361,7 +361,7 @@ def _suit_new(
 
 def _refuse_transforms() -> None:
     if is_transformed():
-        message = "new keys are written outside of torch.func (vmap, grad), got k and v within it"
+        message = "k and v must be given outside of torch.func (vmap, grad), got them within it"
         raise FlashDistError(message, hint="a batch needs no vmap")
 
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-_SPARSE: Final = "there are no kernels of chosen keys"
+_SPARSE: Final = "there are no kernels for selected keys"
 _REASONS: Final[Mapping[str, str]] = {
-    "is_fp8_kvcache": "there are no kernels for floats of 8 bits",
+    "is_fp8_kvcache": "there are no kernels for 8-bit floats",
     "indices": _SPARSE,
-    "attn_sink": "FlashMLA has sinks with chosen keys alone",
+    "attn_sink": "FlashMLA has sinks only with selected keys",
     "extra_k_cache": _SPARSE,
     "extra_indices_in_kvcache": _SPARSE,
     "topk_length": _SPARSE,

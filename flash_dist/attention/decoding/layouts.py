@@ -101,7 +101,7 @@ def _check_entries(k: Layout, batch: int, who: str) -> None:
     if k.shape[0] < batch:
         message = (
             f"k_cache must have an entry for each of {batch} batch entries, got {k.shape[0]}"
-            f"\n\nhint: {who} which entries are whose"
+            f"\n\nhint: {who} which entries belong to which sequence"
         )
         raise ValueError(message)
 

@@ -97,7 +97,9 @@ def _concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) ->
 def _refuse_transform() -> NoReturn:
     if torch.compiler.is_compiling():
         transforms.refuse_compilation()
-    message = "softcap, alibi_slopes and sinks are for calls without torch.func, got one within it"
+    message = (
+        "softcap, alibi_slopes and sinks must be used outside of torch.func, got one within it"
+    )
     raise FlashDistError(
         message, hint="`torch.autograd.grad` has their gradients, and a batch needs no vmap"
     )

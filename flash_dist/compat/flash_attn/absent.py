@@ -25,7 +25,7 @@ _REASONS: Final = {
     "flash_attn_varlen_func": _OTHERS,
     "flash_attn_varlen_kvpacked_func": _OTHERS,
     "flash_attn_varlen_qkvpacked_func": _OTHERS,
-    "flash_mla_sparse_fwd": "there are no kernels of chosen keys",
+    "flash_mla_sparse_fwd": "there are no kernels for selected keys",
 }
 
 

@@ -37,7 +37,7 @@ _DROPOUTS: Final = (
 )
 
 # What models give to any attention but eager and sdpa, for which it is in the mask or not needed.
-_PICKED: Final = "no kernels that attend to chosen keys only"
+_PICKED: Final = "no kernels for selected keys"
 _CHOOSERS: Final = {
     "indices": _PICKED,
     "block_indices": _PICKED,
@@ -152,8 +152,8 @@ def refuse_constant(name: str) -> None:
     """Raise ValueError where torch.jit.trace would keep what is read of a tensor, for all calls."""
     if is_traced():
         message = (
-            f"torch.jit.trace must be given no {name}, got one: what it says is read here, and the "
-            "trace would keep it for other inputs\n\n"
+            f"torch.jit.trace must be given no {name}, got one: its values are read now, and the "
+            "trace would keep them for other inputs\n\n"
             "hint: `torch.export` and `torch.compile` take it"
         )
         raise ValueError(message)

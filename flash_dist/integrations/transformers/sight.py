@@ -79,7 +79,7 @@ class Sight:
 
 def _describe(use: str) -> str:
     return (
-        f"a model that {use} its attention_mask is not served: it is no tensor here"
+        f"a model that {use} its attention_mask is not supported: it is not a tensor here"
         '\n\nhint: `attn_implementation="eager"` serves it'
     )
 

@@ -148,7 +148,7 @@ def test_a_folder_that_a_full_disk_does_not_take_is_one_sentence(tmp_path: Path)
         assert len(done.stderr) < 700, done.stderr[:3000]
         assert re.match(
             r"error: cannot copy 2000 files, the first of them to `.*header-\d+\.h`: File too large"
-            r"\n\nhint: free some space, or name folders on another disk: FLASH_DIST_BUILD_DIR",
+            r"\n\nhint: free some space, or set folders on another disk: FLASH_DIST_BUILD_DIR",
             done.stderr,
         ), done.stderr
 

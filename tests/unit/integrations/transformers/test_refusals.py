@@ -34,8 +34,8 @@ def test_neutral_arguments_are_served_and_others_are_not_looked_at() -> None:
     [
         ({"position_bias": torch.zeros(1)}, r"Attention asks for position_bias, .*add a bias"),
         ({"head_mask": torch.zeros(1)}, r"Attention asks for head_mask, .*weigh heads"),
-        ({"indices": torch.zeros(1)}, r"asks for indices, .*chosen keys only\n\nhint: .*eager"),
-        ({"block_indices": torch.zeros(1)}, r"asks for block_indices, .*chosen keys only"),
+        ({"indices": torch.zeros(1)}, r"asks for indices, .*selected keys\n\nhint: .*eager"),
+        ({"block_indices": torch.zeros(1)}, r"asks for block_indices, .*selected keys"),
         ({"sinks": torch.zeros(1)}, r"asks for sinks, and there are no sinks of single queries"),
         ({"output_attentions": True}, r"asks for output_attentions=True, .*stored"),
         (
