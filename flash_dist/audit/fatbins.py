@@ -34,7 +34,7 @@ BY_NAME: Final = (
     "library must choose among them by itself"
 )
 
-ALLOWED: Final = "no code for {} in {} of {}, as --allow-missing lets them be"
+ALLOWED: Final = "no code for {} in {} of {}, as --allow-missing allows"
 
 _NAMED: Final = 3  # fatbins that one sentence names
 _AS_GOOD: Final = ("native", "family")

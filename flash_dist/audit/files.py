@@ -60,7 +60,7 @@ def _judge_files(files: set[str], listed: set[str], said: frozenset[str]) -> Ite
     """Hold files against those that the build lists, and those that a dist-info has."""
     infos = set[str]()
     if not listed:
-        yield f"{MANIFEST} lists no modules, so that nobody can tell which belong to the package"
+        yield f"{MANIFEST} lists no modules, so it is unknown which belong to the package"
     for name in sorted(files):
         info = _INFO.fullmatch(name)
         if info is not None and info[2] in said:

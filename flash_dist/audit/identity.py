@@ -67,7 +67,7 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     manifest = read_manifest(wheel.path)
     named = _NAME.fullmatch(file_name)
     if named is None:
-        yield f"{file_name} is no name of ours: flash_dist-VERSION-cp3N-abi3-PLATFORM.whl"
+        yield f"{file_name} is not such a name: flash_dist-VERSION-cp3N-abi3-PLATFORM.whl"
         return
     version, tags, minor = named.groups()
     infos = [match[1] for name in wheel.names if (match := _INFO.fullmatch(name))]
@@ -85,7 +85,7 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     told["METADATA"] = str(metadata.get("Version", ""))
     if len(set(told.values())) != 1:
         listed = ", ".join(f"{what} {one or 'nothing'}" for what, one in told.items())
-        yield f"the version is told differently: {listed}"
+        yield f"the versions differ: {listed}"
     yield from _find_odd_lines("METADATA", text.partition(b"\n\n")[0], _METADATA_HEADERS)
     yield from _judge_metadata(metadata, manifest, minor)
     yield from _judge_tags(_read(wheel, info, "WHEEL"), tags, manifest)
@@ -111,7 +111,7 @@ def _find_odd_lines(name: str, text: bytes, allowed: frozenset[str]) -> Iterator
     for line in text.rstrip(b"\n").decode("latin-1").split("\n"):
         match = _HEADER.fullmatch(line)
         if match is None or match[1] not in allowed:
-            yield f"{name} has a line that no build of ours writes: {line[:_SHOWN]}"
+            yield f"{name} has a line that no build of this package writes: {line[:_SHOWN]}"
 
 
 def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterat
     for header, allowed in _FIXED.items():
         for value in sorted({str(one) for one in metadata.get_all(header, [])} - allowed):
             ours = " or ".join(sorted(allowed))
-            yield f"METADATA says {header}: {value[:_SHOWN]}, our builds write {ours}"
+            yield f"METADATA says {header}: {value[:_SHOWN]}, builds of this package write {ours}"
     if metadata.get("Name") != "flash_dist":
         yield f"METADATA is of {metadata.get('Name')}, not of flash_dist"
     python = str(metadata.get("Requires-Python", ""))

@@ -124,7 +124,7 @@ def _name_problems(contents: WheelContents) -> Iterator[str]:
         return
     told = {str(version), contents.metadata_version, manifest.package_version}
     if len(told) != 1:
-        yield f"file name, METADATA and manifest tell different versions: {sorted(told)}"
+        yield f"file name, METADATA and manifest have different versions: {sorted(told)}"
     label = manifest.package_version.partition("+")[2].partition(".")[2]
     if label != manifest.arch_set.label:
         yield f"the version's label is `{label}`, the arch set's is `{manifest.arch_set.label}`"
@@ -168,9 +168,9 @@ def _embedded_problems(contents: WheelContents) -> Iterator[str]:
     found = Counter((kernel.name, str(kernel.arch)) for kernel in contents.kernels)
     declared = {(kernel.symbol, str(kernel.target)) for kernel in contents.manifest.kernels}
     for symbol, target in sorted(declared - found.keys()):
-        yield f"{symbol} for {target} is declared and not embedded"
+        yield f"{symbol} for {target} is declared but not embedded"
     for symbol, target in sorted(found.keys() - declared):
-        yield f"{symbol} for {target} is embedded and not declared"
+        yield f"{symbol} for {target} is embedded but not declared"
     for (symbol, target), count in sorted(found.items()):
         if count > 1:
             yield f"{symbol} for {target} is embedded {count} times"
@@ -217,7 +217,7 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
 def _linkage_problems(contents: WheelContents) -> Iterator[str]:
     """Both libraries need what is designed, and nobody slipped another one in."""
     for name in sorted(set(contents.libraries) - {KERNELS, BINDING}):
-        yield f"`{name}` is a library that nobody declared"
+        yield f"`{name}` is a library that is not declared"
     expected = expected_linkage(contents.manifest)
     for name, dynamic in contents.linkage.items():
         own, path = (

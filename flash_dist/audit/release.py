@@ -65,7 +65,7 @@ class Release:
         """What is no shortfall, and limits what the verdict can say."""
         names = [one.name for one in self.inspections]
         unused = (
-            f"no library is named like `{pattern}`, which has a table of its own"
+            f"no library is named like `{pattern}`, which has its own table"
             for pattern, _ in self.requirements.policies
             if not any(is_named(name, pattern) for name in names)
         )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..targets.devices import Driver
 
 OPAQUE: Final = (
-    "{} of LTO-IR and no other: nothing of it was judged, as only NVIDIA's linker can look into it"
+    "{} of LTO-IR and no other: it was not judged, because only NVIDIA's linker can read it"
 )
 _NAMED = 5  # things that one sentence names before it counts the rest
 

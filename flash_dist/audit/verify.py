@@ -114,12 +114,12 @@ def _choose_checks(path: Path) -> Callable[[Path], tuple[CheckResult, ...]]:
 
 
 def _skip_contents(path: Path) -> tuple[CheckResult, ...]:
-    summary = f"a {path.name[path.name.rindex('.') :]} says nothing of itself that could be held"
-    return (CheckResult("skip", f"{summary} against it: only a manifest tells", name="contents"),)
+    summary = f"a {path.name[path.name.rindex('.') :]} has no list of its own to compare with"
+    return (CheckResult("skip", f"{summary}: only a manifest can check it", name="contents"),)
 
 
 def _skip_other(project: str, path: Path) -> tuple[CheckResult, ...]:
-    summary = f"it is of {project:.60}, and verify knows what flash_dist is made of, no other"
+    summary = f"it is of {project:.60}, and verify checks only files of flash_dist"
     fix = f"`python -m flash_dist audit {shlex.quote(str(path))}` judges the release of any project"
     return (CheckResult("skip", summary, fix=fix, name="contents"),)
 
@@ -204,7 +204,7 @@ def check_paths(package: CondaContents) -> CheckResult:
     """Are all files of a conda package those that its paths.json lists?"""
     damage = list(find_path_damage(package))
     if damage:
-        summary = "files of the conda package are not those that its paths.json lists"
+        summary = "files of the conda package differ from its paths.json"
         fix = "do not install it; download it again"
         details = few_lines(damage, _SHOWN)
         return CheckResult("fail", summary, details, fix, VERIFY_RECORD)
@@ -217,7 +217,7 @@ def check_archive(path: Path) -> CheckResult:
         members, problems = read_members(file)
     problems = (*problems, *find_foreign_kinds(members))
     if problems:
-        summary = "the archive is not what its list says"
+        summary = "the archive does not match its list of members"
         fix = "do not install it; download it again"
         return CheckResult("fail", summary, few_lines(problems, _SHOWN), fix, VERIFY_ARCHIVE)
     return CheckResult("ok", "every byte belongs to one of its regular files")
@@ -238,15 +238,15 @@ def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
 
 
 def check_metadata(path: Path) -> CheckResult:
-    """Do file name, METADATA, WHEEL and _build.json tell of one wheel?"""
+    """Do file name, METADATA, WHEEL and _build.json agree?"""
     with open_wheel(path) as wheel:
         contradictions = list(find_contradictions(wheel, path.name))
     if contradictions:
-        summary = "file name, METADATA, WHEEL and _build.json do not tell of one wheel"
+        summary = "file name, METADATA, WHEEL and _build.json disagree"
         fix = "do not install it; download it again"
         details = few_lines(contradictions, _SHOWN)
         return CheckResult("fail", summary, details, fix, VERIFY_METADATA)
-    return CheckResult("ok", "file name, METADATA, WHEEL and _build.json tell of one wheel")
+    return CheckResult("ok", "file name, METADATA, WHEEL and _build.json agree")
 
 
 def check_conda_archive(path: Path) -> CheckResult:
@@ -263,7 +263,7 @@ def check_package(package: CondaContents, path: Path) -> CheckResult:
     """Does a conda package tell clients nothing but what follows from its wheel?"""
     claims = list(find_foreign_claims(package, path.name))
     if claims:
-        summary = "the conda package tells clients what does not follow from its wheel"
+        summary = "the conda package says more than follows from its wheel"
         fix = "do not install it; download it again"
         return CheckResult("fail", summary, few_lines(claims, _SHOWN), fix, VERIFY_PACKAGE)
     depends = ", ".join(map(str, package.index["depends"]))
@@ -276,7 +276,7 @@ def check_record(path: Path) -> CheckResult:
         damage = list(find_damage(wheel))
         count = len(wheel.names)
     if damage:
-        summary = "files of the wheel are not those that its RECORD lists"
+        summary = "files of the wheel differ from its RECORD"
         fix = "do not install it; download it again"
         return CheckResult("fail", summary, few_lines(damage, _SHOWN), fix, VERIFY_RECORD)
     return CheckResult("ok", f"{count} files are those that RECORD lists")
@@ -289,7 +289,7 @@ def check_audit(path: Path) -> CheckResult:
     if not result:
         return CheckResult(
             "fail",
-            "the code in the wheel is not what its _build.json declares",
+            "the code in the wheel differs from its _build.json",
             few_lines([f"{problem} ({problem.id})" for problem in result.problems], _SHOWN),
             f"`python -m flash_dist audit {shlex.quote(str(path))}` lists everything",
             VERIFY_AUDIT,
@@ -314,7 +314,7 @@ def check_sbom(path: Path) -> CheckResult:
         files = {name: hash_member(wheel, name) for name in sorted(libraries)}
     differences = list(find_differences(text, manifest, files))
     if differences:
-        summary = "the bill of materials is not that of this wheel"
+        summary = "the bill of materials does not match this wheel"
         details = few_lines(differences, _SHOWN)
         return CheckResult("fail", summary, details, _BUILD_AGAIN, VERIFY_SBOM_DIFFERS)
     parts = ", ".join(f"{one.name} {one.version}" for one in manifest.parts)

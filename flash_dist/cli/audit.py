@@ -33,11 +33,11 @@ examples:
   python -m flash_dist audit --require '8.0;9.0a+PTX' --max-size 100MB --min-driver 525 wheelhouse/
   python -m flash_dist audit --require 9.0a --no-stubs fmha --format github build/libkernels.so
 
-The same options may stand in [tool.flash_dist.audit] of ./pyproject.toml, without the dashes in
-front: require = "8.0;9.0a+PTX". [tool.flash_dist.audit."*cuda12*.so"] asks for something else of
-libraries of such names: require, forbid-extra, allow-missing, no-stubs, min-driver.
+The same options can be set in [tool.flash_dist.audit] of ./pyproject.toml, without the leading
+dashes: require = "8.0;9.0a+PTX". [tool.flash_dist.audit."*cuda12*.so"] sets other
+values for libraries of such names: require, forbid-extra, allow-missing, no-stubs, min-driver.
 
-exit status: 0 passed, 1 something falls short, 2 wrong usage or unreadable
+exit status: 0 passed, 1 a requirement is not met, 2 wrong usage or unreadable
 """
 
 _BEHIND_TAG = 8  # columns: where the sentence begins
@@ -48,46 +48,54 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_subcommand(
         subparsers,
         "audit",
-        summary="hold the GPU code of a release against what it must have",
-        description="Hold wheels, libraries and folders, anybody's, against what a release must "
-        "have; a wheel of this package also against its own _build.json. What cannot be read, "
+        summary="check the GPU code of a release against requirements",
+        description="Check wheels, libraries and folders of any project against requirements, and "
+        "a wheel of this package also against its own _build.json. A file that cannot be read, "
         "and a release without GPU code, fails.",
         epilog=EPILOG,
     )
     parser.add_argument(
-        "paths", metavar="PATH", type=parse_path, nargs="+", help="what is released"
+        "paths", metavar="PATH", type=parse_path, nargs="+", help="files and folders of the release"
     )
     parser.add_argument(
-        "--require", metavar="LIST", help="targets of every fatbin, as TORCH_CUDA_ARCH_LIST"
+        "--require",
+        metavar="LIST",
+        help="targets of every fatbin, written as in TORCH_CUDA_ARCH_LIST",
     )
     parser.add_argument(
-        "--forbid-extra", action="store_true", default=None, help="no other targets than those"
+        "--forbid-extra",
+        action="store_true",
+        default=None,
+        help="allow only the targets of --require",
     )
     parser.add_argument(
         "--allow-missing",
         metavar="REGEX",
-        help="fatbins with a kernel or source file of such a name may lack required targets",
+        help="fatbins whose kernel or source file matches may lack required targets",
     )
     parser.add_argument(
         "--headers-only",
         action="store_true",
         default=None,
-        help="open no image: fast, and the verdict says that it is of the headers alone",
+        help="open no image: fast, and the verdict says that it is only of the headers",
     )
     parser.add_argument(
         "--require-kernels",
         metavar="FILE",
-        help="names of kernels, or parts of them, one a line: real for every required target",
+        help="names of kernels, or parts of them, one per line, that must be real for every "
+        "required target",
     )
     parser.add_argument(
-        "--no-stubs", metavar="REGEX", help="kernels that match are stubs for no target"
+        "--no-stubs", metavar="REGEX", help="kernels that match must not be stubs for any target"
     )
-    parser.add_argument("--max-size", metavar="SIZE", help="of the file: 100MB, 95MiB")
+    parser.add_argument("--max-size", metavar="SIZE", help="largest size of the file: 100MB, 95MiB")
     parser.add_argument(
         "--min-driver", metavar="V", help="the oldest driver that must load all of it: 525"
     )
     parser.add_argument(
-        "--baseline", metavar="PATH", help="an older release: no target and kernel of it is gone"
+        "--baseline",
+        metavar="PATH",
+        help="an older release, whose targets and kernels must all be there",
     )
     parser.add_argument("--kernels", action="store_true", help="list the size of every variant")
     add_json(parser, "audit", each="path")
@@ -177,13 +185,13 @@ def print_release(console: Console, release: Release) -> None:
 def describe_pass(release: Release) -> str:
     """Say what a release passed, and how far that goes."""
     if release.headers_only:
-        return "everything that is required, by the headers alone: no image was opened"
+        return "all requirements are met, by the headers: no image was opened"
     images = sum(len(one.report.entries) for one in release.inspections)
     opened = count(images - release.opaque, "image")
     if release.opaque:
         rest = f"{count(release.opaque, 'image')} of LTO-IR could not be, and may hold anything"
-        return f"everything that is required: {opened} opened and understood; {rest}"
-    return f"everything that is required, and all of it understood: {opened} opened"
+        return f"all requirements are met: {opened} opened and understood; {rest}"
+    return f"all requirements are met, and all code is understood: {opened} opened"
 
 
 def print_audit(console: Console, result: AuditResult, *, kernels: bool = False) -> None:

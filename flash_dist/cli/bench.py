@@ -56,7 +56,7 @@ examples:
   python -m flash_dist bench --shapes mine --batch 4 --seqlen 4096 --heads 32/8 \\
       --head-dim 128 --mask block-causal:16
 
---shapes overhead times what calls cost the CPU, on small problems, beside SDPA with FLASH alone.
+--shapes overhead times what calls cost the CPU, on small problems, beside only SDPA with FLASH.
 
 exit status: 0 measured, 1 ours failed, results differ or calls cost too much, 2 wrong usage,
 3 no GPU to measure on
@@ -102,7 +102,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--only",
         metavar="WORDS",
-        help="problems in whose names all of these words are; `d64 or d128 causal` are two choices",
+        help="problems whose names have all of these words; `d64 or d128 causal` are two choices",
     )
     parser.add_argument("--json", type=parse_path, metavar="F", help="write results as they come")
     parser.add_argument(

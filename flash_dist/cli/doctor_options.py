@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_names,
         metavar="NAMES",
         default=frozenset(),
-        help="run these checks alone: " + ", ".join(check_names()),
+        help="run only these checks: " + ", ".join(check_names()),
     )
     parser.add_argument(
         "--skip",
@@ -81,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--devices",
         type=parse_indices,
         metavar="LIST",
-        help="judge and test these GPUs alone, such as 0,2 in CUDA's order",
+        help="judge and test only these GPUs, such as 0,2 in CUDA's order",
     )
     add_imagined(
         parser,
@@ -101,7 +101,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="judge all libraries of an installed distribution instead of this one's kernels",
+        help="judge all libraries of an installed distribution instead of this package's kernels",
     )
     parser.add_argument(
         "--wheel",
@@ -110,9 +110,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="extend",
         nargs="+",
         default=[],
-        help="judge wheels, libraries or folders before they are installed, ours or anybody's: "
-        "paths, addresses, lines for pip, or index pages, of which it takes the wheel that fits "
-        "best",
+        help="judge wheels, libraries or folders of any package before they are installed: paths, "
+        "addresses, requirements as for pip, or index pages, from which it takes the wheel that "
+        "fits best",
     )
     add_report_option(parser)
     add_record_options(parser)
@@ -152,12 +152,12 @@ def require_fitting(args: argparse.Namespace) -> None:
     given = {name for name, value in vars(args).items() if value}
     for name, hint in _ALONE.items():
         if name in given and "gpu" not in given:
-            message = f"--{name} is for --gpu, which is not given"
+            message = f"--{name} needs --gpu, which is not given"
             raise UsageError(message, hint=hint)
     for name, silent in _SILENT.items():
         for other in silent:
             if {name, other} <= given:
-                message = f"--{other} says nothing to --{name}, got both"
+                message = f"--{other} has no effect with --{name}, got both"
                 raise UsageError(message, hint=f"leave out --{other} or --{name}")
     if args.save == PIPE and args.json:
         message = "--save - and --json both write to stdout, got both"

@@ -32,8 +32,8 @@ examples:
   python -m flash_dist explain "FATAL: kernel ... is for sm80-sm100, but was built for sm75"
   pip install flash-attn 2>&1 | python -m flash_dist explain -
 
-Quotes, colours, time stamps and broken lines of a message do not matter, nor what stands around
-it. Of a log each cause is explained once, in the order in which they come.
+Quotes, colours, time stamps and broken lines of a message do not matter, nor does the text
+around it. Each cause in a log is explained once, in the order of the log.
 
 exit status: 0 explained, 2 wrong usage, 3 not known
 """
@@ -48,9 +48,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_subcommand(
         subparsers,
         "explain",
-        summary="say what an error message about GPU code, or the id of a finding, means",
-        description="Say what an error message about GPU code, anybody's, or the id of a finding "
-        "means, and what to do.",
+        summary="explain an error message about GPU code, or the id of a finding",
+        description="Explain an error message about GPU code, whichever package printed it, or the id "
+        "of a finding, and say what to do.",
         epilog=EPILOG,
     )
     parser.add_argument(

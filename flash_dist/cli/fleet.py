@@ -42,10 +42,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_subcommand(
         subparsers,
         "fleet",
-        summary="under torchrun: prove the GPU of every rank, and that all compute the same bits",
+        summary="under torchrun: test the GPU of every rank, and that all compute the same bits",
         description="Run the selftest on the GPU of every rank that torchrun started, on one host "
-        "or many, and compare what equal GPUs computed: one that differs from its equals corrupts "
-        "data without any error.",
+        "or many, and compare what equal GPUs computed. A GPU that differs from its equals "
+        "corrupts data without any error.",
         epilog=EPILOG,
     )
     add_runs(parser, DEFAULT_RUNS)

@@ -83,9 +83,14 @@ def add_parser(subparsers: Subparsers) -> None:
         help="targets: headers only (the default); kernels: names and resources; coverage: which "
         "kernels are real, stubs or missing for each target; sizes: where the bytes are",
     )
-    parser.add_argument("--kernel", metavar="TEXT", default="", help="only kernels named like it")
     parser.add_argument(
-        "--target", metavar="T", type=parse_target, help="only code for it: sm_90a, compute_80, 9.0"
+        "--kernel", metavar="TEXT", default="", help="only kernels with this in their name"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="T",
+        type=parse_target,
+        help="only code for this target: sm_90a, compute_80, 9.0",
     )
     parser.add_argument(
         "--diff",
@@ -104,7 +109,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--to",
         metavar="FOLDER",
         type=parse_path,
-        help="where --extract writes (default: the folder that it runs in); nothing is overwritten",
+        help="where --extract writes (default: the current folder); nothing is overwritten",
     )
     parser.add_argument("--all", action="store_true", help="print tables whole, however long")
     add_json(parser, "inspect")
@@ -129,7 +134,7 @@ def parse_pid(text: str) -> int:
     """Read the number of a process."""
     number = read_whole(text, least=1)
     if number is None:
-        message = f"a process is a number of at least 1, got `{text:.60}`"
+        message = f"a process must be a number of at least 1, got `{text:.60}`"
         raise UsageError(message, hint="`ps -e` lists the processes")
     return number
 
@@ -137,7 +142,7 @@ def parse_pid(text: str) -> int:
 def require_extract(args: argparse.Namespace) -> None:
     """Raise UsageError where a folder is named, and nothing is to be written to it."""
     if args.to is not None and args.extract is None:
-        message = f"--to is where --extract writes, and comes with it alone, got --to {args.to}"
+        message = f"--to must come with --extract, which writes there, got only --to {args.to}"
         raise UsageError(message, hint="`inspect --extract sm_90a --to FOLDER LIBRARY`")
 
 

@@ -91,7 +91,7 @@ def parse_path(text: str) -> Path:
     """Read a path. An empty one would be the folder that the command runs in."""
     if not text:
         message = "a path must name a file or folder, got an empty one"
-        raise UsageError(message, hint="`.` is the folder that the command runs in")
+        raise UsageError(message, hint="`.` is the current folder")
     return Path(text)
 
 
@@ -99,7 +99,7 @@ def parse_place(text: str) -> str:
     """Read a path or an address, whose credentials are kept for its server and shown nowhere."""
     if not text:
         message = "a place must be a path or an address, got an empty one"
-        raise UsageError(message, hint="`.` is the folder that the command runs in")
+        raise UsageError(message, hint="`.` is the current folder")
     return without_credentials(text)
 
 

@@ -32,8 +32,8 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
         "--save",
         type=parse_save,
         metavar="FILE",
-        help="also write what was seen of this machine, for a bug report: `--load` judges it "
-        "elsewhere; no names of users and hosts in it; `-` is stdout",
+        help="also write a record of this machine for a bug report, which `--load` judges "
+        "elsewhere; it has no names of users and hosts; `-` is stdout",
     )
     parser.add_argument(
         "--load",

@@ -65,31 +65,31 @@ def add_parser(subparsers: Subparsers) -> None:
         "select",
         summary="name the smallest arch set for all GPUs, and the command that installs it",
         description="Name the one arch set that serves all GPUs of this machine, or of a list, "
-        "and the commands that install it: the one with machine code for the most of them, "
-        "natively for the most, and of equals the smallest.",
+        "and the commands that install it. Of several sets it is the one with machine code for "
+        "the most GPUs, then with native code for the most, then the smallest.",
         epilog=EPILOG,
     )
     add_imagined(
         parser,
-        gpu="for these GPUs, such as 8.6,9.0 or 'RTX 3090,h200', in place of those here",
+        gpu="for these GPUs, such as 8.6,9.0 or 'RTX 3090,h200', instead of those of this machine",
         driver="for this driver, such as 580",
     )
     parser.add_argument(
         "--machine",
         choices=MACHINES,
-        help="for CPUs of this kind, with --gpu; in place of this machine's",
+        help="for CPUs of this kind, with --gpu; instead of this machine's",
     )
     parser.add_argument(
         "--python",
         type=parse_python,
         metavar="V",
-        help="among wheels of an index those for this Python, such as 3.12; in place of this one",
+        help="among wheels of an index those for this Python, such as 3.12; instead of this one",
     )
     parser.add_argument(
         "--index",
         metavar="PLACE",
         type=parse_place,
-        help="choose among the wheels of a folder or a package index (http, https, file) in place "
+        help="choose among the wheels of a folder or a package index (http, https, file) instead "
         "of the published sets",
     )
     add_json(parser, "select")
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**data, "problems": list(offer.problems)}, indent=2))
     elif not cuda.gpus:
         complain(f"error: {printable(_no_gpu(cuda))}")
-        complain("\nhint: `python -m flash_dist select --gpu 8.6,9.0` chooses for GPUs not here")
+        complain("\nhint: `python -m flash_dist select --gpu 8.6,9.0` chooses for other GPUs")
     else:
         console = make_console()
         for line in describe(cuda, selection, commands, args):

@@ -34,20 +34,20 @@ examples:
   python -m flash_dist verify --manifest manifest.json dist/*/*.whl
   python -m flash_dist verify --manifest manifest.json dist/conda/*/*.conda
 
-Without --manifest a file is only held against itself: it is undamaged, holds the files that its
-build listed and what it declares, but nobody says who built it. Whoever changes a module of it and
-its RECORD, too, is found by the manifest alone.
+Without --manifest a file is only compared with itself: it is undamaged and has the files and the
+code that it declares. Only the manifest shows who built it, and whether a module was changed
+together with RECORD.
 
-Of sources (.tar.gz) and of the program in one file (.pyz) only a manifest tells.
+Sources (.tar.gz) and the program in one file (.pyz) can be checked only with a manifest.
 
-Of wheels of other projects it says nothing: `audit` judges them.
+Wheels of other projects are skipped: `audit` judges them.
 
 exit status: 0 passed, 1 something differs or cannot be read, 2 wrong usage or no such manifest,
 3 nothing could be checked
 """
 
 
-_UNKNOWN: Final = "only a release's manifest tells, see --manifest"
+_UNKNOWN: Final = "only the manifest of a release says, see --manifest"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -56,9 +56,9 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "verify",
         summary="prove that a wheel of this package is undamaged and the one that was released",
-        description="Hold a wheel of this package, or a conda package of one, against what such a "
-        "wheel may hold, against its RECORD, its METADATA, its _build.json and its bill of "
-        "materials, and against the manifest of its release. Nothing is installed or run.",
+        description="Check a wheel of this package, or a conda package of one, against the files "
+        "that it may have, its RECORD, METADATA, _build.json and bill of materials, and the "
+        "manifest of its release. Nothing is installed or run.",
         epilog=EPILOG,
     )
     parser.add_argument(
@@ -72,7 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--manifest",
         metavar="FILE",
         type=parse_path,
-        help="the manifest.json of the release, had from where you trust it",
+        help="the manifest.json of the release, from a source that you trust",
     )
     add_json(parser, "verify", each="wheel")
     parser.set_defaults(run=run)
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: bool) -> None:
     """Print how many passed, and what nobody can tell without a manifest."""
     these = "this" if files == 1 else "them"
-    unknown = f"who built {these} is not known: {_UNKNOWN}"
+    unknown = f"who built {these} is unknown: {_UNKNOWN}"
     parts = [f"{passed} of {count(files, 'file')} passed"] if quiet else []
     parts += [] if known else [unknown]
     if parts:

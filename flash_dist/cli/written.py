@@ -13,10 +13,10 @@ def require_place(option: str, text: str, *, example: str) -> Path:
     """Read where a file goes; what cannot be written is said before minutes of work."""
     path = Path(text)
     if not text or path.is_dir() or not path.parent.is_dir():
-        inside = f"lies in `{path.parent}`, which is no folder"
+        inside = f"is in `{path.parent}`, which is not a folder"
         what = "names no file" if not text else "is a folder" if path.is_dir() else inside
         message = f"{option} must name a file that can be written, got `{text}`, which {what}"
-        raise UsageError(message, hint=f"`{option} {example}` writes it where you are")
+        raise UsageError(message, hint=f"`{option} {example}` writes it into the current folder")
     return path
 
 

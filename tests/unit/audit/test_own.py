@@ -95,8 +95,8 @@ def _linkage(name: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "missing kernel": ({"images": _without("sm_90a")}, "is declared and not embedded"),
-    "kernel nobody declared": (_kernel(name="stray"), "stray for sm_90a is embedded and not"),
+    "missing kernel": ({"images": _without("sm_90a")}, "is declared but not embedded"),
+    "kernel nobody declared": (_kernel(name="stray"), "stray for sm_90a is embedded but not"),
     "kernel twice": (
         {"images": (*make_contents().images, make_image("sm_90a"))},
         "is embedded 2 times",
@@ -169,7 +169,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "has no kernel of the family bwd_dq_recompute to fall back on",
     ),
-    "METADATA": ({"metadata_version": "0.1.0"}, "tell different versions"),
+    "METADATA": ({"metadata_version": "0.1.0"}, "have different versions"),
     "label": (
         {
             "manifest": make_manifest(package_version="0.1.0+cu130.all"),
@@ -181,7 +181,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "tag": ({"path": NAME.replace("manylinux_2_34", "linux")}, "the tag is cp310-abi3-linux"),
     "stray library": (
         {"libraries": (KERNELS, BINDING, "flash_dist.libs/libgomp.so.1")},
-        "`flash_dist.libs/libgomp.so.1` is a library that nobody declared",
+        "`flash_dist.libs/libgomp.so.1` is a library that is not declared",
     ),
     "shared cudart": (
         _linkage(KERNELS, needed=("libcudart.so.13", "libc.so.6")),

@@ -280,7 +280,7 @@ def test_a_table_for_libraries_that_are_not_there_is_told(
 ) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.flash_dist.audit."*cuda9*"]\nrequire = "8.0"\n')
     assert main(["audit", str(lib)]) == 0
-    assert "no library is named like `*cuda9*`, which has a table" in capsys.readouterr().out
+    assert "no library is named like `*cuda9*`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_what_passes_says_so(lib: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["audit", str(lib)]) == 0
     out = capsys.readouterr().out
     assert f"{lib}: 1 library, sm_80, compute_80, sm_90a" in out
-    assert "[ok]    everything that is required, and all of it understood" in out
+    assert "[ok]    all requirements are met, and all code is understood" in out
 
 
 # --- What is claimed is checked -------------------------------------------------------------------
@@ -382,7 +382,7 @@ def test_a_library_whose_images_are_noise_fails(
     whole = library(container(*images))
     path.write_bytes(whole)
     assert main(["audit", str(path)]) == 0
-    said = "[ok]    everything that is required, and all of it understood: 2 images opened\n"
+    said = "[ok]    all requirements are met, and all code is understood: 2 images opened\n"
     assert capsys.readouterr().out.endswith(said)
     for payload in (ALPHA, ptx("alpha")):
         packed = zstd.compress(payload) if codec == "zstd" else payload
@@ -391,7 +391,7 @@ def test_a_library_whose_images_are_noise_fails(
         assert "80 image at offset" in problem
         assert main(["audit", str(path)]) == 1
         assert main(["audit", "--headers-only", str(path)]) == 0
-        assert "by the headers alone: no image was opened" in capsys.readouterr().out
+        assert "by the headers: no image was opened" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -436,9 +436,7 @@ def test_lto_ir_is_said_to_be_unopened(tmp_path: Path, capsys: pytest.CaptureFix
 def test_lto_ir_alone_is_no_code_for_any_gpu(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(entry(LTO, 80, b"secret" * 9), entry(LTO, 90, b"x" * 9))))
-    nothing = (
-        f"{path}: 2 images of LTO-IR and no other: nothing of it was judged, as only NVIDIA's "
-    )
+    nothing = f"{path}: 2 images of LTO-IR and no other: it was not judged"
     (problem,) = problems(path)
     assert problem.startswith(nothing)
     found = problems(path, require="8.0;9.0")
@@ -554,7 +552,7 @@ def test_a_source_file_that_lost_a_target_is_found(
         f"{path}: no code for sm_90a, which is required, in 1 of 4 fatbins: kernel_3",
     )
     assert main(["audit", "--require", "8.0;9.0a", "--allow-missing", "_[23]$", str(path)]) == 0
-    said = f"[warn] {path}: no code for sm_90a in 2 of 4 fatbins, as --allow-missing lets them be"
+    said = f"[warn] {path}: no code for sm_90a in 2 of 4 fatbins, as --allow-missing allows"
     assert said in " ".join(capsys.readouterr().out.split())
 
 

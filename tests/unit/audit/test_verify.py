@@ -68,7 +68,7 @@ def test_a_download_that_was_cut_short_is_called_so(tmp_path: Path) -> None:
     wheel = write_whole_wheel(tmp_path)
     wheel.write_bytes(wheel.read_bytes()[:-100])
     archive = next(one for one in verify_wheel(wheel).results if one.name == "archive")
-    assert archive.summary == "the archive is not what its list says"
+    assert archive.id == "verify-archive"
     assert "the file was cut short" in archive.details[0]
 
 
@@ -269,7 +269,7 @@ def test_a_sound_wheel_of_others_is_named_and_nothing_is_said_against_it(
         archive.writestr("other-1.0.dist-info/METADATA", "Name: other\nVersion: 1.0\n")
     assert main(["verify", str(wheel)]) == 3
     out = capsys.readouterr().out
-    assert "it is of other, and verify knows what flash_dist is made of, no other" in out
+    assert re.search(r"it is of other, .*flash_dist", out)
     assert f"fix: `python -m flash_dist audit {wheel}` judges" in out
     assert "install" not in out
     assert main(["verify", str(wheel), str(write_whole_wheel(tmp_path / "good"))]) == 3
@@ -308,7 +308,7 @@ def test_of_sources_and_program_only_the_manifest_tells(
     assert main(["verify", str(path), "--manifest", str(listing)]) == 0
     assert "as released" in capsys.readouterr().out
     assert main(["verify", str(path)]) == 3
-    assert "only a manifest tells" in capsys.readouterr().out
+    assert "only a manifest can" in capsys.readouterr().out
     assert main(["verify", "--json", str(path)]) == 3
     document = json.loads(capsys.readouterr().out)
     check("verify", document)
@@ -339,7 +339,7 @@ def test_the_command_prints_checks_json_and_a_count(
     out = capsys.readouterr().out
     assert "[ok]    sbom" in out
     assert out.splitlines()[-1] == (
-        "who built this is not known: only a release's manifest tells, see --manifest"
+        "who built this is unknown: only the manifest of a release says, see --manifest"
     )
     assert main(["verify", str(good), "--manifest", str(write_listing(tmp_path, good))]) == 0
     assert "who built" not in capsys.readouterr().out
@@ -350,5 +350,5 @@ def test_the_command_prints_checks_json_and_a_count(
     assert [json.loads(line)["passed"] for line in lines] == [True, False]
     assert main(["verify", "-q", str(good), str(bad)]) == 1
     out = capsys.readouterr().out
-    assert "1 of 2 files passed; who built them is not known: only a release's" in out
+    assert "1 of 2 files passed; who built them is unknown: " in out
     assert "explain verify-sbom-missing" in out

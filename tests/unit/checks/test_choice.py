@@ -129,9 +129,9 @@ def test_some_gpus_alone(
         (("--gpu", "9.0", "--only", "selftest"), "build, driver, variables or gpu, got `selftest`"),
         (("--only", "torch", "--skip", "torch"), "no check is left"),
         (("--only", "selftest", "--no-selftest"), "no check is left"),
-        (("--devices", "3"), "devices must be of 0, got 3"),
+        (("--devices", "3"), "devices must be among 0, got 3"),
         (("--devices", "-1"), "devices are numbers such as `0,2`, got `-1`"),
-        (("--only", "gpu", "--package", "rich"), "--only says nothing to --package"),
+        (("--only", "gpu", "--package", "rich"), "--only has no effect with --package"),
         (("-q", "-v"), "not allowed with"),
     ],
 )

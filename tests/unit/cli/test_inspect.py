@@ -374,7 +374,10 @@ def test_images_of_a_target_are_written_to_files(
     assert main(["inspect", "--extract", "all", "--kernel", "zeta", str(lib)]) == 2
     assert "there is no code with a kernel named like zeta;" in capsys.readouterr().err
     assert main(["inspect", "--to", str(folder), str(lib)]) == 2
-    assert f"comes with it alone, got --to {folder}" in capsys.readouterr().err
+    assert (
+        f"--to must come with --extract, which writes there, got only --to {folder}"
+        in capsys.readouterr().err
+    )
 
 
 def test_only_images_with_a_kernel_are_written(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_what_was_not_asked_for_there_is_not_judged_here(
     assert main(["doctor", "--load", place, "--only", "driver"]) == 1
     assert "gpu 0" not in capsys.readouterr().out
     assert main(["doctor", "--load", place, "--only", "install"]) == 2
-    assert "error: --only must be of driver, gpu, which the record has, got `install`" in (
+    assert "error: --only must name checks of the record, driver, gpu, got `install`" in (
         capsys.readouterr().err
     )
 
@@ -144,7 +144,7 @@ def test_other_gpus_and_a_wheel_are_judged_on_a_recorded_machine(
     assert "NVIDIA GeForce RTX 3090 (compute capability 8.6)" in out
     assert "[ok]    driver      driver 470.82.01 (CUDA 11.4)" in out
     assert main(["doctor", "--load", place, "--devices", "1"]) == 2
-    assert "devices must be of 0, got 1" in capsys.readouterr().err
+    assert "devices must be among 0, got 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PLACE.iterdir()))
@@ -164,18 +164,18 @@ def test_a_wheel_on_a_recorded_machine_is_fine_only_where_a_gpu_was_judged(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--load", "x", "--save", "y"), "--save says nothing to --load, got both"),
-        (("--load", "x", "--runs", "5"), "--runs says nothing to --load, got both"),
-        (("--load", "x", "--package", "y"), "--load says nothing to --package, got both"),
-        (("--save", "x", "--wheel", "y"), "--save says nothing to --wheel, got both"),
-        (("--load", "x", "--driver", "580"), "--driver is for --gpu, which is not given"),
+        (("--load", "x", "--save", "y"), "--save has no effect with --load, got both"),
+        (("--load", "x", "--runs", "5"), "--runs has no effect with --load, got both"),
+        (("--load", "x", "--package", "y"), "--load has no effect with --package, got both"),
+        (("--save", "x", "--wheel", "y"), "--save has no effect with --wheel, got both"),
+        (("--load", "x", "--driver", "580"), "--driver needs --gpu, which is not given"),
         (("--load", "x", "--env", "CUDA_FORCE_PTX_JIT=1"), "--env is for --gpu"),
         (("--save", "-", "--json"), "--save - and --json both write to stdout, got both"),
         (
             ("--save", ""),
             "--save must name a file that can be written, got ``, which names no file",
         ),
-        (("--save", "absent/x"), "got `absent/x`, which lies in `absent`, which is no folder"),
+        (("--save", "absent/x"), "got `absent/x`, which is in `absent`, which is not a folder"),
         (("--save", "."), "got `.`, which is a folder"),
         (("--load", ""), "--load must name a file, got an empty name"),
         (("--load", "absent"), "`absent` cannot be read: No such file or directory"),
@@ -214,7 +214,7 @@ def test_a_damaged_record_is_one_sentence(
     assert main(["doctor", "--load", str(place)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 3)
-    assert "re\\x1bcord.json` is no record of doctor that can be judged: Expecting value" in err
+    assert "re\\x1bcord.json` is not a valid record of doctor: Expecting value" in err
 
 
 def test_a_record_tells_who_wrote_it(

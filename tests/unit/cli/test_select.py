@@ -118,7 +118,7 @@ def test_parts_of_arm_machines_are_told_with_the_command_for_those(
 ) -> None:
     _, text, _ = select(capsys, "--gpu", "8.7,9.0")
     assert (
-        "8.7 comes in Arm machines alone, whose set is `arm`: "
+        "8.7 comes only in Arm machines, whose set is `arm`: "
         "`python -m flash_dist select --gpu 8.7 --machine aarch64`\n"
     ) in text
     status, text, _ = select(capsys, "--gpu", "8.7", "--machine", "aarch64")

@@ -97,9 +97,9 @@ def test_a_sound_wheel_gets_as_far_as_the_tools_of_others(judge: Judge, tmp_path
 
 NINE, TWO = "9.0a", "9.0a;10.0"
 BINARIES = {
-    "declared and absent": (make_files(declare(TWO)), TWO, "sm_100 is declared and not embedded"),
+    "declared and absent": (make_files(declare(TWO)), TWO, "sm_100 is declared but not embedded"),
     "neither declared nor there": (make_files(declare()), TWO, f"asked for was `{TWO}`"),
-    "nothing": (make_files(declare(), ()), NINE, "sm_90a is declared and not embedded"),
+    "nothing": (make_files(declare(), ()), NINE, "sm_90a is declared but not embedded"),
     "extra": (
         make_files(declare(), ("sm_90a", "sm_80")),
         NINE,
@@ -145,7 +145,7 @@ def test_a_changed_byte_is_refused(judge: Judge, tmp_path: Path) -> None:
     changed = {**files, METADATA: files[METADATA].replace(b"3.10", b"3.11")}
     status, said = judge(write_whole_wheel(tmp_path, changed, make_record(files)))
     assert status == 1
-    assert "files of the wheel are not those that its RECORD lists" in said
+    assert "files of the wheel differ from its RECORD" in said
 
 
 def test_a_byte_changed_in_the_finished_file_is_refused(judge: Judge, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ STALE = {
     "planner": ({"planner": "0" * 64}, "of another source are the hash of the planner"),
     "sets": ({"archsets": published_sets()[:1]}, "of another source are the published sets"),
     "torch": ({"torch_min": "2.9"}, "of another source are the torch versions"),
-    "version": ({"package_version": "0.0.9+cu130.hopper"}, "tell different versions"),
+    "version": ({"package_version": "0.0.9+cu130.hopper"}, "have different versions"),
 }
 
 
@@ -237,4 +237,4 @@ def test_a_manifest_of_before_the_libraries_were_linked_anew_is_refused(
     linked = {**files, KERNELS: files[KERNELS] + b"\0"}
     status, said = judge(write_whole_wheel(tmp_path, linked))
     assert status == 1
-    assert "the bill of materials is not that of this wheel" in said
+    assert "the bill of materials does not match this wheel" in said
