@@ -49,8 +49,8 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "explain",
         summary="explain an error message about GPU code, or the id of a finding",
-        description="Explain an error message about GPU code, whichever package printed it, or the id "
-        "of a finding, and say what to do.",
+        description="Explain an error message about GPU code, whichever package printed it, or the "
+        "id of a finding, and say what to do.",
         epilog=EPILOG,
     )
     parser.add_argument(

@@ -195,7 +195,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
         said = rf"cannot read `{path}`: sm_80 image .*: it shrank while it was read"
         with pytest.raises(FatbinError, match=said) as caught:
             opened.kernels(opened.report.entries[0])
-    assert caught.value.hint == "read it again when nobody writes to it"
+    assert caught.value.hint == "read it again when no program writes to it"
 
 
 def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
