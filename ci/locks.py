@@ -34,7 +34,7 @@ NOT_COVERED: Final = (
     f"ci/locks/ is for Python {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]} on Linux, "
     f"{' or '.join(MACHINES)}"
 )
-RENEW: Final = "`nox -s lock_requirements` writes ci/locks/ anew"
+RENEW: Final = "`nox -s lock_requirements` writes ci/locks/ again"
 INDEX: Final = "https://pypi.org/simple"
 # What needs a newer Python than the rest; the image has an older one, too.
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}

@@ -118,7 +118,7 @@ def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
         label = ".".join(arch.identifier for arch in kept)
         return replace(archset, name=label, label=label, archs=kept)
     old = ", ".join(f"`{arch}`" for arch in archset.archs if arch not in kept)
-    message = f"flash_dist begins with {FLOOR}, `{archset.who or archset.name}` asks for {old}"
+    message = f"flash_dist starts at {FLOOR}, `{archset.who or archset.name}` asks for {old}"
     rest, others = f"`{SKIP_UNSUPPORTED}` builds the rest", f"`{VARIABLE}='7.5;8.6'` names others"
     raise ArchError(message, hint=rest if kept else others)
 

@@ -87,7 +87,7 @@ def unpack(sdist: Path, folder: Path) -> Path:
 def require_same_bytes(one: Path, other: Path) -> None:
     """Insist that two archives are one."""
     if one.read_bytes() != other.read_bytes():
-        message = f"`{one.name}` packed from its own sources is another file"
+        message = f"`{one.name}` packed from its own sources differs"
         raise SdistError(message, hint="MANIFEST.in leaves out what packing depends on")
 
 
@@ -100,7 +100,7 @@ def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
         *(f"{name} is in the archive and not in git" for name in sorted(found - wanted)),
     ]
     if differences:
-        message = "the archive is not the sources: " + "; ".join(differences[:10])
+        message = "the archive differs from the sources: " + "; ".join(differences[:10])
         raise SdistError(message, hint="MANIFEST.in says what is packed")
 
 
@@ -129,7 +129,7 @@ def require_metadata(tree: Path) -> str:
     )
     if done.returncode:
         message = "the unpacked sources give no metadata"
-        raise SdistError(message, hint="its own words are above")
+        raise SdistError(message, hint="its output is above")
     found = str(json.loads(done.stdout[done.stdout.index("{") :])["version"])
     if found != wanted:
         message = f"a wheel built from the archive would be {found}, it must be {wanted}"

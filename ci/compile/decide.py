@@ -193,13 +193,10 @@ def main(args: Sequence[str] | None = None) -> int:
         decisions = decide(compile_planner(Path(folder)), plan_masks())
         changes = list_changes(read_decisions() if DECISIONS.is_file() else {}, decisions)
     if not changes:
-        print(f"{sum(map(len, decisions.values()))} decisions are as `{DECISIONS.name}` says")
+        print(f"{sum(map(len, decisions.values()))} decisions match `{DECISIONS.name}`")
         return 0
     if check:
-        message = (
-            f"{len(changes)} decisions are others than `{DECISIONS.name}` says: "
-            f"{list_few(changes, 5)}"
-        )
+        message = f"{len(changes)} decisions differ from `{DECISIONS.name}`: {list_few(changes, 5)}"
         raise FlashDistError(message, hint=REMEDY)
     write_decisions(DECISIONS, decisions)
     print(f"{len(changes)} decisions changed: {list_few(changes, 5)}")

@@ -39,7 +39,7 @@ OUT_OF_MEMORY = "where a compiler was `Killed`, memory ran out: `MAX_JOBS=1` nee
 
 
 class NativeBuildError(FlashDistError):
-    """CMake or a compiler failed; its own words are above."""
+    """CMake or a compiler failed; its output is above."""
 
 
 @dataclass(frozen=True)

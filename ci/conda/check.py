@@ -53,9 +53,9 @@ def find_packages(dist: Path, artefacts: Sequence[Artefact]) -> dict[Path, Artef
     expected = {folder / recipe_of(one).path: one for one in artefacts}
     present = set(folder.rglob("*.conda"))
     for path in sorted(expected.keys() ^ present):
-        what = "is of no wheel beside it" if path in present else "is missing"
+        what = "belongs to no wheel beside it" if path in present else "is missing"
         message = f"`{path}` {what}"
-        raise ArtefactError(message, hint="`nox -s conda` makes dist/conda anew")
+        raise ArtefactError(message, hint="`nox -s conda` makes dist/conda again")
     for path, one in expected.items():
         check_package(path, one)
     for place in sorted({path.parent for path in expected}):
@@ -66,8 +66,8 @@ def find_packages(dist: Path, artefacts: Sequence[Artefact]) -> dict[Path, Artef
 def _check_repodata(folder: Path) -> None:
     path = folder / REPODATA
     if not path.is_file() or path.read_text(encoding="utf-8") != make_repodata(folder):
-        message = f"`{path}` is not the list of the packages beside it"
-        raise ArtefactError(message, hint="`nox -s conda` makes dist/conda anew")
+        message = f"`{path}` does not list the packages beside it"
+        raise ArtefactError(message, hint="`nox -s conda` makes dist/conda again")
 
 
 def check_package(path: Path, one: Artefact) -> None:
@@ -76,7 +76,7 @@ def check_package(path: Path, one: Artefact) -> None:
     if problems:
         details = "".join(f"\n  {problem}" for problem in problems[:10])
         message = f"`{path.name}` is not the conda package of `{one.file_name}`{details}"
-        raise ArtefactError(message, hint="`nox -s conda` makes it anew")
+        raise ArtefactError(message, hint="`nox -s conda` makes it again")
 
 
 def _find_problems(path: Path, one: Artefact) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _find_problems(path: Path, one: Artefact) -> Iterator[str]:
 def _compare_index(package: CondaContents, recipe: Recipe) -> Iterator[str]:
     for name, value in recipe.to_json().items():
         if package.index.get(name) != value:
-            yield f"index.json has {name} {package.index.get(name)!r}, it has to be {value!r}"
+            yield f"index.json has {name} {package.index.get(name)!r}, it must be {value!r}"
 
 
 def _compare_files(package: CondaContents, one: Artefact) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _compare_files(package: CondaContents, one: Artefact) -> Iterator[str]:
     found = {name.removeprefix(SITE): file for name, file in package.files.items()}
     for name in sorted(wanted.keys() | found.keys()):
         if not name.endswith(_CHANGED) and wanted.get(name) != found.get(name):
-            yield f"{name} is not as in the wheel"
+            yield f"{name} differs from the wheel"
 
 
 def hash_wheel(path: Path) -> dict[str, PackedFile]:

@@ -158,7 +158,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], folder: Path | None
     done = subprocess.run(command, check=False, env=dict(environ), cwd=folder)
     if done.returncode:
         message = f"`{' '.join(command[:2])}` failed with exit code {done.returncode}"
-        raise ImageError(message, hint="its own words are above")
+        raise ImageError(message, hint="its output is above")
 
 
 @command

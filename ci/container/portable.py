@@ -42,7 +42,7 @@ CACHE = ROOT / "build" / "container"
 TESTED_TORCH = "FLASH_DIST_TEST_TORCH"
 UNCHANGED = "unchanged, so not built again"
 HINT = (
-    "its own words are above; where no registry is reached, `nox -s image` makes an image, "
+    "its output is above; where no registry can be reached, `nox -s image` makes an image, "
     "and `-- --native` builds without one"
 )
 # What a build reads. Whatever else lies in the tree (environments, objects, wheels) stays outside.
@@ -137,7 +137,7 @@ def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> B
         raise EngineError(message, hint="start one, or build natively: `-- --native`")
     image = image_of(environ)
     if image == LOCAL_IMAGE and engine == "podman" and not is_current(engine_environ(environ)):
-        message = f"the image {image} is not here, or is of an older recipe"
+        message = f"the image {image} is missing, or was made by an older recipe"
         raise EngineError(message, hint="`nox -s image` makes it; `-- --native` builds without one")
     sets = load_archsets(ARCHSETS)
     choice = choose_sets(args, environ, sets)  # a container has the toolkit of its set

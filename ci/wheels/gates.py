@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class WheelBuildError(FlashDistError):
-    """A step failed; its own words are above."""
+    """A step failed; its output is above."""
 
 
 def audit(wheel: Path, asked: ArchSet) -> AuditResult:
@@ -79,7 +79,7 @@ def require_archs(result: AuditResult, asked: ArchSet) -> None:
     """Insist on the targets that were asked for: a wheel may be sound and be for others."""
     built = result.contents.manifest.arch_set
     if built.archs != asked.archs:
-        message = f"{result.contents.path} is built for `{built}`, asked for was `{asked}`"
+        message = f"{result.contents.path} is built for `{built}`, requested was `{asked}`"
         raise WheelBuildError(message, hint="the arch set did not reach the compiler")
 
 
@@ -100,7 +100,7 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
     stale = [what for what, (found, wanted) in told.items() if found != wanted]
     if stale:
         named = ", ".join(stale)
-        message = f"`{wheel.name}` has a stale _build.json: of another source are {named}"
+        message = f"`{wheel.name}` has a stale _build.json, it differs in {named}"
         raise WheelBuildError(message, hint="build it again from this source")
 
 
@@ -121,7 +121,7 @@ def require_package(wheel: Path, root: Path = ROOT) -> None:
     strange = [name for name in sorted(packed - built) if name.startswith("flash_dist/")]
     wrong = [
         *(f"{name} is missing" for name in missing),
-        *(f"{name} is another" for name in other),
+        *(f"{name} differs" for name in other),
         *(f"{name} is not in the sources" for name in strange),
     ]
     if wrong or not sources:
@@ -164,7 +164,7 @@ def run(
     environ: Mapping[str, str],
     folder: Path = ROOT,
     *,
-    hint: str = "its own words are above",
+    hint: str = "its output is above",
     apart: bool = False,
 ) -> None:
     """Run a command whose output is the user's; raise if it fails.

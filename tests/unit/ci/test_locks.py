@@ -186,7 +186,7 @@ def test_a_group_that_was_changed_says_how_it_is_locked() -> None:
         locked({"docs": [*flatten(GROUPS, "docs"), "another>=2"]})
     with pytest.raises(LockError, match=r"less than ci/locks/docs\.txt") as error:
         locked({"docs": flatten(GROUPS, "docs")[:-1]})
-    assert error.value.hint == "`nox -s lock_requirements` writes ci/locks/ anew"
+    assert error.value.hint == "`nox -s lock_requirements` writes ci/locks/ again"
     with pytest.raises(LockError, match=r"group `parcels` .* `parcel` is not in ci/locks/parcels"):
         locked({"parcels": ["parcel"]})
 

@@ -38,7 +38,7 @@ SETS = [
 def build(archset: ArchSet) -> BuiltWheel:
     if archset.name == "blackwell":
         message = "`cibuildwheel --platform linux` failed with exit code 1"
-        raise WheelBuildError(message, hint="its own words are above")
+        raise WheelBuildError(message, hint="its output is above")
     return BuiltWheel(archset, ROOT / "README.md", "0 objects compiled, 37 reused", 12)
 
 

@@ -106,7 +106,7 @@ def test_a_build_brings_the_toolkits_that_its_sets_ask_for(
 def test_a_list_for_older_gpus_is_told_where_support_begins(listed: str, old: str) -> None:
     with pytest.raises(ArchError) as caught:
         choose_sets([], {"TORCH_CUDA_ARCH_LIST": listed}, PUBLISHED, "13.0")
-    message = f"flash_dist begins with 7.5, `TORCH_CUDA_ARCH_LIST = {listed}` asks for {old}"
+    message = f"flash_dist starts at 7.5, `TORCH_CUDA_ARCH_LIST = {listed}` asks for {old}"
     assert caught.value.message == message
     assert caught.value.hint
 

@@ -355,9 +355,7 @@ def test_the_command_checks_writes_and_names_what_changed(
     monkeypatch.setattr("ci.compile.decide.DECISIONS", path)
     monkeypatch.setattr("ci.compile.decide.read_decisions", lambda: read_decisions(path))
     assert main(["--check"]) == 1
-    assert f"1 decisions are others than `decisions.json` says: masks: {name}" in (
-        capsys.readouterr().err
-    )
+    assert f"1 decisions differ from `decisions.json`: masks: {name}" in (capsys.readouterr().err)
     assert main([]) == 0
     assert path.read_bytes() == DECISIONS.read_bytes()
     assert main(["--check"]) == 0

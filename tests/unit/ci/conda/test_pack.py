@@ -146,7 +146,7 @@ def test_a_package_of_another_wheel_is_not_taken_for_this_one(tmp_path: Path) ->
     path = pack(tmp_path / "one")
     make_dist(tmp_path / "two", METADATA=METADATA.replace("attention", "attentive"))
     (other,) = find_artefacts(tmp_path / "two")
-    with pytest.raises(ArtefactError, match="METADATA is not as in the wheel"):
+    with pytest.raises(ArtefactError, match="METADATA differs"):
         check_package(path, other)
 
 
@@ -156,12 +156,12 @@ def test_a_channel_that_lacks_a_wheel_or_has_one_too_many_is_refused(tmp_path: P
     assert list(find_packages(tmp_path, artefacts)) == [path]
     stray = path.with_name("flash-dist-0.0.9-cuda130_hopper_abi3_1.conda")
     stray.write_bytes(path.read_bytes())
-    with pytest.raises(ArtefactError, match=r"0\.0\.9.* is of no wheel beside it"):
+    with pytest.raises(ArtefactError, match=r"0\.0\.9.* belongs to no wheel"):
         find_packages(tmp_path, artefacts)
     stray.unlink()
     repodata = path.with_name("repodata.json")
     repodata.write_text(repodata.read_text().replace("__cuda_arch >=9.0", "__cuda_arch >=8.0"))
-    with pytest.raises(ArtefactError, match="is not the list of the packages"):
+    with pytest.raises(ArtefactError, match="does not list the packages"):
         find_packages(tmp_path, artefacts)
     path.unlink()
     with pytest.raises(ArtefactError, match="is missing"):

@@ -84,7 +84,7 @@ def test_an_image_of_an_older_recipe_is_told_before_anything_is_built(tmp_path: 
     podman.write_text("#!/bin/sh\necho 4.3.1\n")  # what it says of its version and of the recipe
     podman.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/bin", IMAGE: LOCAL}
-    with pytest.raises(FlashDistError, match=r"is of an older recipe[\s\S]*nox -s image"):
+    with pytest.raises(FlashDistError, match=r"by an older recipe[\s\S]*nox -s image"):
         build_all(["hopper"], environ)
 
 

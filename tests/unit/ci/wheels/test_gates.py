@@ -26,7 +26,7 @@ def test_a_wheel_for_the_targets_that_were_asked_for_passes() -> None:
 def test_a_sound_wheel_for_other_targets_is_refused(asked: str) -> None:
     result = audit_contents(make_contents())
     assert result
-    sentence = r"is built for `8.0\+PTX;9.0a`, asked for was[\s\S]*did not reach the compiler"
+    sentence = r"is built for `8.0\+PTX;9.0a`, requested was[\s\S]*did not reach the compiler"
     with pytest.raises(WheelBuildError, match=sentence):
         require_archs(result, ArchSet.parse(asked))
 
@@ -101,7 +101,7 @@ def test_a_wheel_with_all_files_of_the_package_passes(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"flash_dist/cli/run.py": None}, "flash_dist/cli/run.py is missing"),
-        ({"flash_dist/sets.json": "3"}, "flash_dist/sets.json is another"),
+        ({"flash_dist/sets.json": "3"}, "flash_dist/sets.json differs"),
     ],
     ids=["missing", "another"],
 )

@@ -98,7 +98,7 @@ def test_a_sound_wheel_gets_as_far_as_the_tools_of_others(judge: Judge, tmp_path
 NINE, TWO = "9.0a", "9.0a;10.0"
 BINARIES = {
     "declared and absent": (make_files(declare(TWO)), TWO, "sm_100 is declared but not embedded"),
-    "neither declared nor there": (make_files(declare()), TWO, f"asked for was `{TWO}`"),
+    "neither declared nor there": (make_files(declare()), TWO, f"requested was `{TWO}`"),
     "nothing": (make_files(declare(), ()), NINE, "sm_90a is declared but not embedded"),
     "extra": (
         make_files(declare(), ("sm_90a", "sm_80")),
@@ -108,7 +108,7 @@ BINARIES = {
     "extra and declared": (
         make_files(declare(TWO), ("sm_90a", "sm_100")),
         NINE,
-        f"asked for was `{NINE}`",
+        f"requested was `{NINE}`",
     ),
     "another": (make_files(declare(), ("sm_90",)), NINE, "(sass, sm_90) is not of the arch set"),
 }
@@ -159,7 +159,7 @@ def test_a_byte_changed_in_the_finished_file_is_refused(judge: Judge, tmp_path: 
     assert "is broken" in said
 
 
-@pytest.mark.parametrize(("data", "what"), [(b"", "is another"), (None, "is missing")])
+@pytest.mark.parametrize(("data", "what"), [(b"", "differs"), (None, "is missing")])
 def test_a_package_of_other_sources_is_refused(
     judge: Judge, tmp_path: Path, data: bytes | None, what: str
 ) -> None:
@@ -213,9 +213,9 @@ def test_a_wheel_over_budget_is_refused(judge: Judge, tmp_path: Path) -> None:
 
 STALE = {
     "kernels": ({"kernels": (make_kernel(registers=255),)}, "registers, the manifest says 255"),
-    "planner": ({"planner": "0" * 64}, "of another source are the hash of the planner"),
-    "sets": ({"archsets": published_sets()[:1]}, "of another source are the published sets"),
-    "torch": ({"torch_min": "2.9"}, "of another source are the torch versions"),
+    "planner": ({"planner": "0" * 64}, "differs in the hash of the planner"),
+    "sets": ({"archsets": published_sets()[:1]}, "differs in the published sets"),
+    "torch": ({"torch_min": "2.9"}, "differs in the torch versions"),
     "version": ({"package_version": "0.0.9+cu130.hopper"}, "have different versions"),
 }
 
