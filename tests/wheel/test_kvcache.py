@@ -264,7 +264,7 @@ def test_tensors_of_several_ranks_are_refused_by_name(
     for name in names:
         tensors[name] = distribute_tensor(tensors[name], mesh, [Replicate()])
     text = (
-        rf"(?s)^{names[0]} must be a tensor of this rank .*, got a DTensor.*`{names[0]}\.to_local"
+        rf"(?s)^{names[0]} must be a tensor of .*this rank.*, got a DTensor.*`{names[0]}\.to_local"
     )
     with pytest.raises(TypeError, match=text):
         flash_dist.flash_attn_with_kvcache(**tensors, cache_seqlens=3)
@@ -289,7 +289,7 @@ def test_new_keys_are_refused_within_a_transform_of_torch() -> None:
         new = q[None]
         return flash_dist.flash_attn_with_kvcache(new, k, v, new, new, cache_seqlens=3)
 
-    with pytest.raises(FlashDistError, match=r"written outside of torch\.func .*, got k and v"):
+    with pytest.raises(FlashDistError, match=r"k and v must be given outside of torch\.func .*, got them"):
         torch.vmap(decode)(q)
 
 

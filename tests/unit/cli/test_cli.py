@@ -133,7 +133,7 @@ def test_the_console_script_is_the_one_that_wheels_are_held_against() -> None:
             "driver_version",
         ),
         (["docter"], "select or bench, got `docter`", "did you mean `doctor`?"),
-        (["doctor", "--driver", "580"], "--driver is for --gpu", "--gpu 8.6 --driver 580"),
+        (["doctor", "--driver", "580"], "--driver needs --gpu", "--gpu 8.6 --driver 580"),
         (["selftest", "--runs", "1"], "at least 2, got `1`", "--runs 30"),
         (["selftest", "--device", "-1"], "a number or `cpu`, got `-1`", "doctor"),
         (["inspect", "--pid", "9" * 5000], f"got `{'9' * 60}`", "`ps -e`"),

@@ -169,7 +169,7 @@ def test_a_wheel_on_a_recorded_machine_is_fine_only_where_a_gpu_was_judged(
         (("--load", "x", "--package", "y"), "--load has no effect with --package, got both"),
         (("--save", "x", "--wheel", "y"), "--save has no effect with --wheel, got both"),
         (("--load", "x", "--driver", "580"), "--driver needs --gpu, which is not given"),
-        (("--load", "x", "--env", "CUDA_FORCE_PTX_JIT=1"), "--env is for --gpu"),
+        (("--load", "x", "--env", "CUDA_FORCE_PTX_JIT=1"), "--env needs --gpu"),
         (("--save", "-", "--json"), "--save - and --json both write to stdout, got both"),
         (
             ("--save", ""),

@@ -123,7 +123,7 @@ def test_parts_of_arm_machines_are_told_with_the_command_for_those(
     ) in text
     status, text, _ = select(capsys, "--gpu", "8.7", "--machine", "aarch64")
     assert (status, text.split(":")[0]) == (0, "arm")
-    assert "Arm machines alone" not in text
+    assert "Arm machines" not in text
 
 
 def test_the_gpus_of_the_machine(machine: Environment, capsys: pytest.CaptureFixture[str]) -> None:

@@ -244,7 +244,7 @@ UNKNOWN = Origin(toolkit=None)
         ("compute_80", "525", Origin("12.8", ptx_isa=(8, 0)), "jit", ""),
         ("compute_80", "525", Origin(None, ptx_isa=(8, 1)), "no", "PTX ISA 8.1 needs driver 530"),
         ("compute_80", "580", Origin(None, ptx_isa=(99, 0)), "no", "PTX ISA 99.0 needs a driver"),
-        ("compute_80", "620", Origin(None, ptx_isa=(9, 6)), "no", "of which is driver 620 (CUDA "),
+        ("compute_80", "620", Origin(None, ptx_isa=(9, 6)), "no", "newer than driver 620 (CUDA "),
         ("compute_80", "700", Origin(None, ptx_isa=(9, 6)), "unverified", "PTX ISA 9.6"),
         ("sm_80", "450", UNKNOWN, "native", ""),
         ("compute_80", "450", UNKNOWN, "jit", ""),

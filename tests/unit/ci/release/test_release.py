@@ -89,7 +89,7 @@ SETS = {
     "budget": (replace(HOPPER, budget_bytes=1000), "the budget is 1,000"),
     "targets": (
         replace(HOPPER, archs=ArchSet.parse("9.0a;10.0").archs),
-        "asked for was `9.0a;10.0`",
+        "requested was `9.0a;10.0`",
     ),
 }
 

@@ -64,7 +64,7 @@ def test_a_what_if_of_our_wheels_needs_no_module_for_zstd(
     done = run("doctor", "--wheel", "wheelhouse", "--gpu", "9.0", "--driver", "580", "-v")
     assert (done.returncode, done.stderr) == (0, "")
     assert "native code (sm_90a)" in done.stdout
-    assert "judged by its headers and _build.json alone: " in done.stdout
+    assert "judged by only its headers and _build.json: " in done.stdout
     assert run("doctor", "--wheel", "wheelhouse", "--gpu", "8.6").returncode == 1
     lacking = make_files(make_declared(), ("sm_100",))  # not what it declares
     write_whole_wheel(tmp_path / "other", lacking)
