@@ -230,7 +230,7 @@ def _leave(environment: Environment) -> str:
         return _LEAVE
     named = map(os.path.normpath, environment.variables.get("PYTHONPATH", "").split(os.pathsep))
     if files.copies and files.status == "unrecorded" and files.folder in named:
-        return f"take {files.folder} from PYTHONPATH: Python imports it instead of the wheel"
+        return f"remove {files.folder} from PYTHONPATH: Python imports it instead of the wheel"
     return ""
 
 

@@ -289,7 +289,9 @@ def test_new_keys_are_refused_within_a_transform_of_torch() -> None:
         new = q[None]
         return flash_dist.flash_attn_with_kvcache(new, k, v, new, new, cache_seqlens=3)
 
-    with pytest.raises(FlashDistError, match=r"k and v must be given outside of torch\.func .*, got them"):
+    with pytest.raises(
+        FlashDistError, match=r"k and v must be given outside of torch\.func .*, got them"
+    ):
         torch.vmap(decode)(q)
 
 

@@ -309,7 +309,7 @@ def test_a_check_that_nobody_looked_at_is_refused_by_name() -> None:
     record = replace(read(TEXT), choice=CheckChoice(skip=frozenset({"install", "selftest"})))
     assert record.narrow(CheckChoice()) == record.choice
     assert record.narrow(CheckChoice(only=frozenset({"gpu"}))).only == {"gpu"}
-    with pytest.raises(UsageError, match="--only must name checks .*system, torch, build"):
+    with pytest.raises(UsageError, match=r"--only must name checks .*system, torch, build"):
         record.narrow(CheckChoice(only=frozenset({"install"})))
 
 

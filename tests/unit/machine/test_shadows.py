@@ -50,7 +50,7 @@ def test_what_is_imported_in_place_of_torch_is_named_with_the_step(site: Path, n
     package = name[:5]
     assert torch.status == "shadowed"
     assert torch.reason == (
-        f"`import {package}` takes {file}, which comes before {package} 2.13.0 in {site}"
+        f"`import {package}` loads {file}, which comes before {package} 2.13.0 in {site}"
     )
     place = Path.cwd()
     assert torch.fix == f"leave {place}, which Python searches first: `cd ..` and run it again"
@@ -91,7 +91,7 @@ def test_of_two_torches_the_good_one_is_not_replaced(  # noqa: PLR0913, PLR0917
     )
     assert result.fix == (
         f"`unset PYTHONPATH`: it names {first}, which Python searches first; "
-        f"torch 2.13.0 (CUDA 13.0) in {site} serves"
+        f"torch 2.13.0 (CUDA 13.0) in {site} fits"
     )
     monkeypatch.delenv("PYTHONPATH")
     step = check_torch(replace(environment, torch=read_torch())).fix

@@ -126,7 +126,9 @@ def test_ranks_that_cannot_meet_are_told_why(monkeypatch: pytest.MonkeyPatch) ->
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "nowhere")
-    with pytest.raises(GroupError, match=r"rank 0 of 1 cannot join its fleet with gloo: .*'nowhere'"):
+    with pytest.raises(
+        GroupError, match=r"rank 0 of 1 cannot join its fleet with gloo: .*'nowhere'"
+    ):
         rank.join_ranks(Rank(0, 0, 1), "gloo")
 
 
