@@ -198,7 +198,7 @@ def check_compat(environment: Environment) -> CheckResult | None:
         return CheckResult(
             "warn",
             f"cuda-compat is older than the driver that it replaces: {speaks}",
-            fix=f"take {host.libcuda.rpartition('/')[0]} out of LD_LIBRARY_PATH and "
+            fix=f"remove {host.libcuda.rpartition('/')[0]} from LD_LIBRARY_PATH and "
             "/etc/ld.so.conf.d",
             entry=CUDA_COMPAT_OLDER,
         )

@@ -158,7 +158,7 @@ SCENARIOS: dict[str, Scenario] = {
         load("cuda-compat-that-is-older-than-the-driver"),
         (("compat", "warn", "cuda-compat-older"),),
         0,
-        ("take /usr/local/cuda-12.8/compat out of LD_LIBRARY_PATH",),
+        ("remove /usr/local/cuda-12.8/compat from LD_LIBRARY_PATH",),
     ),
     "cuda-compat on a GeForce": Scenario(
         load("cuda-compat-on-a-geforce"),
