@@ -47,7 +47,7 @@ def check_torch_claim(environment: Environment, gpu: Gpu) -> CheckResult | None:
     if gpu.device.integrated or claims(code, gpu):
         return None
     listed = " ".join(map(str, code.arch_list))
-    details = (has, f"torch.cuda.get_arch_list() has {listed}")
+    details = (has, f"torch.cuda.get_arch_list(): {listed}")
     summary = f"{torch} warns that it does not support {where}, but its library has code for it"
     return _differ("ok", summary, details)
 
