@@ -513,7 +513,10 @@ def fuzz(session: nox.Session) -> None:
 
 @session_of
 def docs(session: nox.Session) -> None:
-    """Build dist/docs, an HTML site that needs no network, and check its links."""
+    """Build dist/docs, an HTML site that needs no network, and check links, widths and search.
+
+    Widths and search are checked where a Chromium is installed, and always where CI is set.
+    """
     install(session, "docs", "runtime")
     session.run("python", "-m", "ci.docs", "dist/docs")
     session.log(f"open {ROOT / 'dist' / 'docs' / 'index.html'}")

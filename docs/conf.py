@@ -1,4 +1,4 @@
-"""How Sphinx makes the documentation; `ci/docs.py` collects what it reads."""
+"""Settings of Sphinx for the documentation; `ci/docs` collects its sources."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 _ON_A_PHONE: Final = 3  # columns
+_ON_A_LAPTOP: Final = 8
 
 project = "flash_dist"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx_copybutton"]
 root_doc = "index"
 
 default_role = "code"  # of docstrings: `name`
@@ -27,12 +28,20 @@ html_theme = "furo"  # no web fonts, nothing from elsewhere; light and dark
 html_title = "flash_dist"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+templates_path = ["_templates"]
+html_additional_pages = {"search": "search.html"}  # ours
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
 highlight_language = "text"  # what a program printed is no Python
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
+
+# A button on code, not on the output of programs. It copies commands without prompt and output.
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
+copybutton_prompt_text = "$ "
+copybutton_line_continuation_character = "\\"
+copybutton_here_doc_delimiter = "EOF"
 
 
 class Translator(HTML5Translator):
@@ -49,12 +58,20 @@ class Translator(HTML5Translator):
             self.body[start] = self.body[start].replace("<td", f'<td data-label="{label}"', 1)
 
     def visit_table(self, node: nodes.table) -> None:
-        """Mark a table of more columns than a phone has room for."""
-        if len(list(node.findall(nodes.colspec))) > _ON_A_PHONE:
+        """Mark a table of more columns than a phone, or a laptop, has room for."""
+        columns = len(list(node.findall(nodes.colspec)))
+        if columns > _ON_A_PHONE:
             node["classes"].append("many-columns")
+        if columns > _ON_A_LAPTOP:
+            node["classes"].append("dense")
         super().visit_table(node)
 
 
 def setup(app: Sphinx) -> None:
-    """Let the pages be written by our translator."""
+    """Use the translator above, and the search of `ci/docs/search.py` instead of Sphinx's."""
     app.set_translator("html", Translator)
+    app.connect("builder-inited", _leave_out_search)
+
+
+def _leave_out_search(app: Sphinx) -> None:
+    app.builder.search = False

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from ci.docs import find_definition
+from ci.docs.api import find_definition
 from ci.project import ROOT
 from flash_dist.attention.arguments import choose_band
 from flash_dist.attention.neutral import NEUTRAL, REASONS, Others, require_neutral

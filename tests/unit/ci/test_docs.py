@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,19 +13,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 import flash_dist
-from ci import docs
-from ci.docs import find_definition
+from ci.docs import browser, findings, links, pages, search, sources
+from ci.docs.api import find_definition
 from ci.release.channels import CHANNELS
 from flash_dist.cli import SUBCOMMANDS, expand_alias, make_parser
 from flash_dist.errors import UsageError
-from flash_dist.findings import FINDINGS
+from flash_dist.findings import FINDINGS, SUBJECTS
 from flash_dist.masks import BlockMask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
-TEXTS = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in docs.TEXTS)]
+TEXTS = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in sources.TEXTS)]
 
 COLUMNS = 100  # of code beside the menu, at 1280 pixels
 PROGRAM = re.compile(
@@ -128,26 +129,13 @@ def test_code_of_a_text_has_lines_that_a_page_has_room_for(path: Path) -> None:
     assert [line for block in code for line in block.splitlines() if len(line) > COLUMNS] == []
 
 
-def test_code_and_tables_of_the_site_are_not_cut() -> None:
-    style = (ROOT / "docs" / "site.css").read_text()
-    wide, _, phone = style.partition("@media (max-width: 40em)")
-    assert "pre.literal-block { font-size: 0.76rem; overflow-x: auto; }" in wide
-    assert (
-        "(min-width: 46em) {\n  .highlight pre, pre.literal-block { white-space: pre-wrap" in wide
-    )
-    assert "content: attr(data-label)" in phone
-    settings = (ROOT / "docs" / "conf.py").read_text()
-    assert "data-label" in settings
-    assert 'html_css_files = ["site.css"]' in settings
-
-
 def test_the_first_page_is_the_overview_and_links_to_it_lead_there(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "README.md").write_text("# flash_dist\n\nAbout.\n\n## Build\n\n[x](docs/a.md)\n")
     (tmp_path / "docs" / "a.md").write_text("[o](../README.md#build) [m](../benchmarks/README.md)")
     (tmp_path / "benchmarks" / "README.md").write_text("[here](README.md)")
-    docs.make_first_page(tmp_path)
+    sources.make_first_page(tmp_path)
     page = (tmp_path / "index.md").read_text()
     assert page.startswith("# flash_dist\n\nAbout.\n\n- Something does not work")
     assert "## Build\n\n[x](docs/a.md)" in page
@@ -162,9 +150,9 @@ def test_two_pages_of_one_title_do_not_pass(tmp_path: Path) -> None:
     icon = "<svg><title>Menu</title></svg>"
     for name, text in SITE.items():
         (tmp_path / name).write_text(f"<title>{name} - flash_dist</title>{icon}{text}")
-    assert list(docs.check_site(tmp_path)) == []
+    assert list(links.check_site(tmp_path)) == []
     (tmp_path / "page.html").write_text("<title>index.html</title>")
-    assert list(docs.check_site(tmp_path)) == ["page.html is titled `index.html` as index.html is"]
+    assert list(links.check_site(tmp_path)) == ["page.html is titled `index.html` as index.html is"]
 
 
 def test_the_commands_are_found_at_all() -> None:
@@ -194,22 +182,20 @@ def test_every_example_of_a_help_is_understood(name: str) -> None:
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_the_exit_statuses_of_a_help_are_read(name: str) -> None:
-    statuses = docs.read_exit_statuses(import_module(f"flash_dist.cli.{name}").EPILOG)
+    statuses = pages.read_exit_statuses(import_module(f"flash_dist.cli.{name}").EPILOG)
     numbers = [number for number, _ in statuses]
     assert numbers == sorted(numbers)
     assert {0, 2} <= set(numbers)
     assert all(meaning for _, meaning in statuses)
 
 
-def test_the_pages_hold_every_finding_and_every_subcommand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_hold_every_subcommand_and_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", os.environ.get("COLUMNS", "80"))  # restored afterwards
-    page = "\n".join(docs.write_findings())
-    assert all(f"({name})=" in page for name in FINDINGS)
-    page = "\n".join(docs.write_cli())
+    page = "\n".join(pages.write_cli())
     assert all(f"usage: python -m flash_dist {name}" in page for name in SUBCOMMANDS)
-    page = "\n".join(docs.write_exit_statuses())
+    page = "\n".join(pages.write_exit_statuses())
     assert "| 130 | interrupted (Ctrl-C) |" in page
-    assert "## doctor.json" not in (page := "\n".join(docs.write_schemas()))
+    assert "## doctor.json" not in (page := "\n".join(pages.write_schemas()))
     assert '"title": "python -m flash_dist doctor --json"' in page
 
 
@@ -245,11 +231,76 @@ def test_a_site_with_a_broken_link_does_not_pass(
     for name, text in SITE.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "page.html").write_text(page)
-    found = list(docs.check_site(tmp_path))
+    found = list(links.check_site(tmp_path))
     assert len(found) == (problem is not None)
     assert problem is None or problem in found[0]
 
 
 def test_a_finding_without_its_place_does_not_pass(tmp_path: Path) -> None:
     (tmp_path / "findings.html").write_text(SITE["findings.html"].replace('id="no-gpu"', ""))
-    assert list(docs.check_site(tmp_path)) == ["findings.html has no place for no-gpu"]
+    assert list(links.check_site(tmp_path)) == ["findings.html has no place for no-gpu"]
+
+
+def test_every_finding_has_a_row_in_the_index_and_a_section_of_a_topic() -> None:
+    index = "\n".join(findings.write_findings())
+    topics = dict(findings.write_topics())
+    for subject, entries in SUBJECTS:
+        name = findings.name_page(subject)
+        assert f"\n{name}\n" in index
+        for entry in entries.values():
+            assert f'<span id="{entry.id}" class="finding"></span>[`{entry.id}`]' in index
+            assert f"({entry.id})=\n## {entry.title}\n" in topics[name]
+            assert all(message in topics[name] for message in entry.messages)
+    assert len(topics) == len(SUBJECTS)
+
+
+def test_the_page_of_a_topic_is_named_after_it() -> None:
+    assert findings.name_page("torch, Triton and CUDA's libraries") == (
+        "findings/torch-triton-and-cudas-libraries"
+    )
+
+
+PAGE = """
+<title>Install</title><div>menu</div><article><section id="install">
+<h1>Install<a class="headerlink" href="#install">#</a></h1><p>One<br>two, <code>RTX</code> 3090</p>
+<section id="more"><span id="old"></span><h2>More <code>sets</code></h2>
+<div class="highlight-json"><div><pre>{"left": "out"}</pre></div></div>
+<table><tr><td>a</td><td>b</td></tr></table></section>after</section></article><script>menu()</script>
+"""
+
+
+def test_the_search_knows_the_sections_of_a_page() -> None:
+    assert list(search.read_sections(PAGE)) == [
+        ("install", "Install", "One two, RTX 3090 after"),
+        ("more", "More sets", "a b"),
+    ]
+
+
+def test_the_index_of_the_search_leads_to_sections(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "docs" / "install.html").write_text(PAGE)
+    (tmp_path / "search.html").write_text(PAGE)
+    search.write_index(tmp_path)
+    script = (tmp_path / "_static" / "search-index.js").read_text()
+    assert script.startswith("const SECTIONS = [")
+    assert json.loads(script.removeprefix("const SECTIONS = ").removesuffix(";\n")) == [
+        ["docs/install.html", "Install", "Install", "One two, RTX 3090 after"],
+        ["docs/install.html#more", "Install", "More sets", "a b"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("copied", "good"),
+    [
+        ("python -m flash_dist doctor", True),
+        ("$ python -m flash_dist doctor", False),
+        ("python -m flash_dist doctor\n[ok] driver", False),
+        ("", False),
+    ],
+)
+def test_a_copy_button_that_copies_prompt_or_output_does_not_pass(
+    copied: str, *, good: bool
+) -> None:
+    shown = "$ python -m flash_dist doctor\n[ok] driver\n"
+    assert (not list(browser.check_copied(shown, copied))) == good

@@ -1,0 +1,91 @@
+"""Look at the built site in headless Chromium: widths, search and copy buttons."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Page
+
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+NOT_CHECKED: Final = (
+    "no Chromium is installed, so widths, search and copy buttons of the site were not checked; "
+    "`apt-get install chromium` installs it"
+)
+WIDTHS: Final = (420, 1280, 1920)  # pixels: a phone, a laptop, a desktop
+HEIGHT: Final = 1000
+PATIENCE: Final = 180_000  # milliseconds: a busy machine starts a browser slowly
+MEASURE: Final = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
+
+# Each query, and the page that one of the first results must be of.
+QUERIES: Final = {
+    "no kernel image": "findings/gpu-code-that-does-not-run.html",
+    "RTX 3090": "docs/install.html",
+    "deterministic backward": "docs/determinism.html",
+    "flash_attn_func": "api.html",
+}
+FIRST: Final = 3
+
+# What a copy button copies, as the clipboard is not open to a page that is opened as a file.
+LISTEN: Final = """() => document.addEventListener("copy", () => {
+  window.copied = document.activeElement.value ?? String(getSelection());
+})"""
+CONSOLE: Final = "div.highlight-console:has(.go)"  # a command with output
+
+
+def find_chromium() -> str | None:
+    """Return the path of an installed Chromium or Chrome, None if there is none."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def check_pages(site: Path, chromium: str) -> Iterator[str]:
+    """Yield a sentence for each page that is cut, each failed query and each bad copy button."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - of `nox -s docs`
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, timeout=PATIENCE)
+        try:
+            page = browser.new_page()
+            page.set_default_timeout(PATIENCE)
+            for path in sorted(site.rglob("*.html")):
+                page.goto(path.as_uri())
+                name = path.relative_to(site).as_posix()
+                yield from (f"{name} {problem}" for problem in check_page(page))
+            yield from check_search(page, site)
+        finally:
+            browser.close()
+
+
+def check_page(page: Page) -> Iterator[str]:
+    """Check the page that is open at every width, and the copy button of a block."""
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": HEIGHT})
+        yield from (f"at {width} px: {problem}" for problem in page.evaluate(MEASURE))
+    blocks = page.query_selector_all(CONSOLE)
+    if blocks:
+        page.evaluate(LISTEN)
+        block = blocks[0]
+        block.hover()
+        block.query_selector("button.copybtn").click()
+        yield from check_copied(block.inner_text(), page.evaluate("window.copied"))
+
+
+def check_copied(shown: str, copied: str) -> Iterator[str]:
+    """Check that a copy button copies the commands of a block, without prompt and output."""
+    typed = [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
+    if copied.splitlines() != typed:
+        yield f"copies {copied!r} of a block whose commands are {typed}"
+
+
+def check_search(page: Page, site: Path) -> Iterator[str]:
+    """Check that the first results of each query include the page that answers it."""
+    for query, wanted in QUERIES.items():
+        page.goto(f"{(site / 'search.html').as_uri()}?q={query}")
+        links = page.eval_on_selector_all("ul.search a", "all => all.map((a) => a.href)")
+        first = [link.removeprefix(f"{site.as_uri()}/") for link in links[:FIRST]]
+        if not any(link.startswith(wanted) for link in first):
+            yield f"search.html finds {first} for `{query}` before {wanted}"
