@@ -21,9 +21,9 @@ HEIGHT: Final = 1000
 PATIENCE: Final = 180_000  # milliseconds: a busy machine starts a browser slowly
 MEASURE: Final = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
 
-# Each query, and the page that one of the first results must be of.
+# Each query, and how the address of one of the first results must begin.
 QUERIES: Final = {
-    "no kernel image": "findings/gpu-code-that-does-not-run.html",
+    "no kernel image": "findings/",
     "RTX 3090": "docs/install.html",
     "deterministic backward": "docs/determinism.html",
     "flash_attn_func": "api.html",
@@ -71,12 +71,15 @@ def check_page(page: Page) -> Iterator[str]:
         block = blocks[0]
         block.hover()
         block.query_selector("button.copybtn").click()
-        yield from check_copied(block.inner_text(), page.evaluate("window.copied"))
+        yield from check_copied(block.inner_text(), page.evaluate("window.copied ?? ''"))
 
 
 def check_copied(shown: str, copied: str) -> Iterator[str]:
     """Check that a copy button copies the commands of a block, without prompt and output."""
-    typed = [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
+    typed: list[str] = []
+    for line in shown.splitlines():
+        if line.startswith("$ ") or (typed and typed[-1].endswith("\\")):
+            typed.append(line.removeprefix("$ "))
     if copied.splitlines() != typed:
         yield f"copies {copied!r} of a block whose commands are {typed}"
 

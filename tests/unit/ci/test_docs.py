@@ -304,3 +304,8 @@ def test_a_copy_button_that_copies_prompt_or_output_does_not_pass(
 ) -> None:
     shown = "$ python -m flash_dist doctor\n[ok] driver\n"
     assert (not list(browser.check_copied(shown, copied))) == good
+
+
+def test_a_command_of_two_lines_is_copied_whole() -> None:
+    shown = "$ python -m flash_dist \\\n    doctor\n[ok] driver\n"
+    assert list(browser.check_copied(shown, "python -m flash_dist \\\n    doctor")) == []
