@@ -154,7 +154,7 @@ def _run(block: Block, tree: ast.Module) -> None:
     module = ModuleType("__main__")
     module.__dict__["make_tiny"] = make_tiny
     sys.modules["__main__"] = module
-    torch.compile = functools.partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
     code = compile(ast.fix_missing_locations(_Cut().visit(tree)), block.page, "exec")
     exec(code, module.__dict__)  # noqa: S102
 
@@ -166,7 +166,7 @@ def _check_names(block: Block, tree: ast.Module) -> None:
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        if any(name.partition(".")[0] == "flash_dist" for name in names):
+        if isinstance(node, ast.stmt) and any(n.partition(".")[0] == "flash_dist" for n in names):
             exec(compile(ast.Module([node], []), block.page, "exec"), ours)  # noqa: S102
     for node in ast.walk(tree):
         taken_of = node.value if isinstance(node, ast.Attribute) else None
