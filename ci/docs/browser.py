@@ -25,7 +25,6 @@ MEASURE: Final = Path(__file__).with_name("measure.js").read_text(encoding="utf-
 QUERIES: Final = {
     "no kernel image": "findings/",
     "RTX 3090": "docs/install.html",
-    "deterministic backward": "docs/determinism.html",
     "flash_attn_func": "api.html",
 }
 FIRST: Final = 3

@@ -1,6 +1,6 @@
 /* Return a sentence for each thing on the page that is cut or wider than its column. */
 () => {
-  const BLOCKS = "table, pre, td, th, code, img, p, li, dd";
+  const BLOCKS = "table, pre, td, th, code, img, p, li";
   const root = document.documentElement;
   const found = [];
   if (root.scrollWidth > root.clientWidth)
