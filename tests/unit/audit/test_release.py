@@ -88,7 +88,7 @@ def test_what_a_library_loads_itself_is_judged_as_one_and_warned_of(
     said = (
         "nothing registers 2 fatbins and cubins: the library must load them, and choose, by itself"
     )
-    assert f"[warn]  {path}: {said}\n[ok]    everything" in out
+    assert f"[warn]  {path}: {said}\n[ok]    all requirements are met" in out
     assert main(["audit", "--json", str(path)]) == 0
     assert json.loads(capsys.readouterr().out)["warnings"] == [f"{path}: {said}"]
     assert main(["inspect", str(path)]) == 0

@@ -68,7 +68,7 @@ def test_a_folder_of_that_name_is_told_from_one_that_is_not_installed(tmp_path: 
     )
     assert done.returncode == 2, done.stderr
     said, empty, hint, end = done.stderr.split("\n")
-    assert said.startswith(f"error: `import packaging` takes {tmp_path}/packaging/__init__.py,")
+    assert said.startswith(f"error: `import packaging` loads {tmp_path}/packaging/__init__.py,")
     assert hint.startswith(f"hint: leave {tmp_path}")
     assert (empty, end) == ("", "")
 
