@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "a list": ("[]", "an object"),
     "not UTF-8": (b"\xff\xfe{", "codec can't decode"),
     "cut short": (TEXT[: len(TEXT) // 2], "line"),
-    "a later version": (change(version=2, flash_dist="9.0.0"), "version 2, written by flash_dist 9.0.0"),
+    "a later version": (change(version=2, flash_dist="9.0.0"), "2, written by flash_dist 9.0.0"),
     "no version": (change(version=None), "`version` must be 1"),
     "a version of words": (change(version="1"), "`version` must be 1"),
     "a key of a later version": (change(colour="red"), "`colour` is not known"),
