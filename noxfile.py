@@ -484,7 +484,7 @@ def sizes(session: nox.Session) -> None:
 
 @session_of(venv_backend="virtualenv")
 def outputs(session: nox.Session) -> None:
-    """Update printed outputs, the table of GPUs and the figure of speed in the docs; no GPU."""
+    """Update printed outputs, the tables of GPUs and of speed, and the figures; no GPU."""
     wheel = _wheel_of_all(session)
     install(session, "runtime", "index", "torch", "plot")
     session.run("python", "-m", "pip", "install", "--force-reinstall", "--no-deps", wheel)
@@ -493,8 +493,11 @@ def outputs(session: nox.Session) -> None:
     session.run("python", "-m", "pip", "download", *options, FOREIGN)
     session.run("python", "-m", "ci.outputs", "tree", "wheel", "foreign", "--foreign", foreign)
     session.run("python", "-m", "ci.support", "--write")
+    session.run("python", "-m", "ci.speed", "--write")
     figure = ["--from-json", "benchmarks/results/h200-paper.json", "--plot", "docs/speed.svg"]
     session.run("python", "-m", "flash_dist", "bench", *figure, silent=True)
+    figure = ["--from-json", "benchmarks/results/h200-decoding.json", "--plot", "docs/decoding.svg"]
+    session.run("python", "benchmarks/decoding.py", *figure, silent=True)
 
 
 @gpu_session
