@@ -1,4 +1,4 @@
-"""Deterministic attention for PyTorch on NVIDIA GPUs, and tools that build and verify CUDA wheels.
+"""Deterministic attention for PyTorch on NVIDIA GPUs, and tools that build and audit CUDA wheels.
 
 Importing this needs neither torch nor a GPU: names are loaded on first use, so that
 `python -m flash_dist doctor` starts on a broken install.

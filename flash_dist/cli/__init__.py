@@ -48,7 +48,7 @@ SUBCOMMANDS = (
 
 # The first sentence of the README and the summary in pyproject.toml, too.
 DESCRIPTION = (
-    "Deterministic attention for PyTorch on NVIDIA GPUs, and tools that build, inspect and verify "
+    "Deterministic attention for PyTorch on NVIDIA GPUs, and tools that build, inspect and audit "
     "CUDA wheels."
 )
 EXIT_INTERRUPTED = 130
