@@ -255,11 +255,11 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
     "float-mask": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask=draw(8, 8)),
-        (TypeError, "(?s)BlockMask or bool, got float64: there are no .*hint: `attn_mask == 0` s"),
+        (TypeError, "(?s)BlockMask or bool, got float64: there are no .*hint: .*`attn_mask == 0`"),
     ),
     "mask-of-numbers": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask=draw(8, 8).int()),
-        (TypeError, r"(?s)BlockMask or bool, got int32: there .*hint: `attn_mask\.bool\(\)` says "),
+        (TypeError, r"(?s)BlockMask or bool, got int32: there .*hint: .*`attn_mask\.bool\(\)`"),
     ),
     "attn_mask-type": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask="causal"),  # type: ignore[arg-type]

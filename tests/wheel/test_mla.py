@@ -86,7 +86,7 @@ def test_a_program_of_flash_mla_changes_its_import_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("flash_mla_sparse_fwd", "no kernels for selected keys"),
+        ("flash_mla_sparse_fwd", "there are no kernels for selected keys"),
         ("flash_attn_varlen_func", "FlashMLA's takes other arguments than flash-attention's"),
         ("flash_mla", "there are flash_mla_with_kvcache, get_mla_metadata"),
     ],

@@ -75,7 +75,7 @@ def test_a_model_with_attention_of_its_own_never_sees_later_keys(name: str) -> N
     model = OWN[name].make(NAME)
     if not hasattr(sys.modules[type(model).__module__], "create_causal_mask"):
         pytest.skip("its masks are its own, too, in this version")
-    words = r'(?s)its attention_mask is not served.*hint: `attn_implementation="eager"`'
+    words = r'(?s)its attention_mask is not supported.*hint: `attn_implementation="eager"`'
     with pytest.raises((AttributeError, TypeError), match=words):
         model(input_ids=IDS)
 
