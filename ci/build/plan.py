@@ -98,7 +98,7 @@ def _choose(
     except ArchError as error:
         if SKIP_UNSUPPORTED not in (error.hint or ""):
             raise
-        hint = f"take what it cannot compile out of {VARIABLE}"
+        hint = f"remove what it cannot compile from {VARIABLE}"
         raise ArchError(error.message, hint=hint) from error
     if names and not same_major(chosen.toolkit, toolkit):
         message = f"arch set `{chosen.name}` is compiled with CUDA {chosen.toolkit}, not {toolkit}"

@@ -85,7 +85,7 @@ def test_the_list_wins_over_the_gpus_and_the_named_set_over_the_list() -> None:
     ("environ", "sentence"),
     [
         ({"TORCH_CUDA_ARCH_LIST": "9.5"}, r"unknown architecture `9\.5`[\s\S]*did you mean"),
-        ({"TORCH_CUDA_ARCH_LIST": "7.0 8.0"}, r"sm_70[\s\S]*hint: take what it cannot compile out"),
+        ({"TORCH_CUDA_ARCH_LIST": "7.0 8.0"}, r"sm_70[\s\S]*hint: .*TORCH_CUDA_ARCH_LIST"),
         ({"FLASH_DIST_ARCH_SET": "hoper"}, r"did you mean `hopper`"),
         ({"FLASH_DIST_ARCH_SET": "hopper all"}, r"got `hopper all`[\s\S]*builds several"),
         (
@@ -119,5 +119,5 @@ def test_a_list_without_the_suffix_of_hopper_is_told_before_the_build() -> None:
 def test_native_asks_for_the_gpus_here() -> None:
     plan = choose_targets({"TORCH_CUDA_ARCH_LIST": "native"}, "13.0", lambda: gpus("9.0"))
     assert str(plan.archset) == "9.0a"
-    with pytest.raises(ArchError, match=r"begins with 7\.5[\s\S]*hint: take what"):
+    with pytest.raises(ArchError, match=r"7\.5.*Volta 8\.0.*sm_70[\s\S]*hint: .*TORCH_CUDA_ARCH_LIST"):
         choose_targets({"TORCH_CUDA_ARCH_LIST": "Volta 8.0"}, "13.0", never)
