@@ -119,5 +119,7 @@ def test_a_list_without_the_suffix_of_hopper_is_told_before_the_build() -> None:
 def test_native_asks_for_the_gpus_here() -> None:
     plan = choose_targets({"TORCH_CUDA_ARCH_LIST": "native"}, "13.0", lambda: gpus("9.0"))
     assert str(plan.archset) == "9.0a"
-    with pytest.raises(ArchError, match=r"7\.5.*Volta 8\.0.*sm_70[\s\S]*hint: .*TORCH_CUDA_ARCH_LIST"):
+    with pytest.raises(
+        ArchError, match=r"7\.5.*Volta 8\.0.*sm_70[\s\S]*hint: .*TORCH_CUDA_ARCH_LIST"
+    ):
         choose_targets({"TORCH_CUDA_ARCH_LIST": "Volta 8.0"}, "13.0", never)
