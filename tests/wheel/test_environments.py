@@ -123,7 +123,8 @@ def test_a_folder_called_rich_is_one_sentence_from_every_subcommand(tmp_path: Pa
     for command in ("doctor", "inspect", "verify", "select", "explain", "selftest", "audit"):
         done = Place(tmp_path).run(command, "--help")
         assert done.returncode == 2
-        assert done.stderr.startswith(f"error: `import rich` takes {tmp_path}/rich/__init__.py")
+        assert done.stderr.startswith("error: `import rich`")
+        assert f"{tmp_path}/rich/__init__.py" in done.stderr.splitlines()[0]
 
 
 @pytest.mark.parametrize("data", [b"", b"no library\n" * 9], ids=["empty", "text"])
@@ -151,7 +152,9 @@ def test_sources_before_the_wheel_are_to_be_left(tmp_path: Path) -> None:
     assert [check["id"] for check in checks.values()] == ["install-twice", "not-built"]
     assert all(check["fix"].startswith("leave the source tree") for check in checks.values())
     named = Place(Path("/"), {"PYTHONPATH": str(tmp_path)}).diagnose("--only", "install,build")
-    assert all("out of PYTHONPATH" in check["fix"] for check in named.values())
+    assert all(
+        "PYTHONPATH" in check["fix"] and str(tmp_path) in check["fix"] for check in named.values()
+    )
 
 
 def test_a_folder_that_is_gone_is_no_damaged_torch(tmp_path: Path) -> None:
