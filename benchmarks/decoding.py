@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import flash_dist  # the functions of caches load the compiled extension when they are used
 from flash_dist.bench.contenders.names import OURS
-from flash_dist.bench.labels import TIMES, label_contender
+from flash_dist.bench.labels import TIMES, label_contender, label_length
 from flash_dist.bench.machine import describe_machine
 from flash_dist.bench.plot import require_matplotlib
 from flash_dist.bench.style import COLOURS, NOTE, STYLE, TEXT, WIDTH, save_figure
@@ -60,7 +60,6 @@ BACKENDS: Final = {
 }
 CONTENDERS: Final = {OURS: OURS, "FLASH": "sdpa-flash", "cuDNN": "sdpa-cudnn"}  # as bench has them
 BAR: Final = 0.15  # inches from one bar to the next
-KILO: Final = 1024
 AT_THE_LINE: Final = 0.8  # from here on a number stands behind the line of the copy
 
 
@@ -91,12 +90,12 @@ class Row:
 
     @property
     def panel(self) -> str:
-        """What a panel of the plot is of."""
+        """Title of the panel in the plot."""
         return f"MLA, {self.heads} heads" if self.is_latent else f"head_dim {self.head_dim}"
 
     @property
     def group(self) -> tuple[int, int, str]:
-        """What the bars of one place are of, in the order of places: batch, keys, heads."""
+        """Batch, keys and heads, by which the bars of a panel are grouped and sorted."""
         return self.batch, self.keys, "" if self.is_latent else f"{self.heads}/{self.heads_kv}"
 
     def __str__(self) -> str:
@@ -272,8 +271,7 @@ def _draw_line(figure: Any, rows: Sequence[Row]) -> None:  # noqa: ANN401 - matp
 
 
 def _label_group(batch: int, keys: int, heads: str) -> str:
-    length = f"{keys // KILO}k" if keys % KILO == 0 else str(keys)
-    return f"{batch} {TIMES} {length}" + (f", {heads}" if heads else "")
+    return f"{batch} {TIMES} {label_length(keys)}" + (f", {heads}" if heads else "")
 
 
 def _draw_panel(axis: Any, rows: Sequence[Row], groups: Sequence[Any]) -> None:  # noqa: ANN401

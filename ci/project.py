@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
@@ -45,6 +45,12 @@ def make_once(folder: Path) -> Iterator[bool]:
     shutil.rmtree(folder, ignore_errors=True)
     yield True
     made.touch()
+
+
+def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table in Markdown."""
+    lines = [f"| {' | '.join(map(str.strip, cells))} |\n" for cells in (heads, *rows)]
+    return "".join((lines[0], "|---" * len(heads), "|\n", *lines[1:]))
 
 
 def replace_between(marks: tuple[str, str], text: str, new: str) -> str:

@@ -7,10 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from ci.command import command
-from ci.project import ROOT, replace_between
+from ci.project import ROOT, replace_between, write_table
 from flash_dist.bench.calls import SHAPES, CallReport, read_run
 from flash_dist.bench.contenders.names import OURS, in_deterministic_mode, label_of
-from flash_dist.bench.labels import group_rows
+from flash_dist.bench.labels import group_rows, label_length
 from flash_dist.bench.results import (
     Row,
     best_peer,
@@ -18,6 +18,7 @@ from flash_dist.bench.results import (
     geometric_mean,
     read_report,
 )
+from flash_dist.targets.verdict import name_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,21 +26,21 @@ if TYPE_CHECKING:
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
 PAGES: Final = (ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "README.md")
-KILO: Final = 1024
+LENGTHS: Final = tuple(kilo * 1024 for kilo in (16, 64, 128, 256))  # of `list_long`
 PEERS: Final = {
     "x FLASH": "sdpa-flash",
     "x FLASH, deterministic": "sdpa-flash-deterministic",
     "x cuDNN": "sdpa-cudnn",
 }
-CALLS: Final = {  # what a user calls, and its name in results
-    "`flash_attn_func`": "function",
-    "with a BlockMask": "function, BlockMask",
-    "forward with gradients": "forward with gradients",
-    "with a BlockMask ": "forward with gradients, BlockMask",
-    "backward": "backward",
-    "with a BlockMask  ": "backward, BlockMask",
-    "forward and backward": "forward and backward",
-}
+CALLS: Final = (  # what a user calls, and its name in results
+    ("`flash_attn_func`", "function"),
+    ("with a BlockMask", "function, BlockMask"),
+    ("forward with gradients", "forward with gradients"),
+    ("with a BlockMask", "forward with gradients, BlockMask"),
+    ("backward", "backward"),
+    ("with a BlockMask", "backward, BlockMask"),
+    ("forward and backward", "forward and backward"),
+)
 
 
 def load(name: str) -> tuple[Row, ...]:
@@ -48,19 +49,12 @@ def load(name: str) -> tuple[Row, ...]:
     return tuple(row for row in rows if not row.eager)
 
 
-def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table in Markdown."""
-    lines = [f"| {' | '.join(map(str.strip, cells))} |\n" for cells in (heads, *rows)]
-    return "".join((lines[0], "|---" * len(heads), "|\n", *lines[1:]))
-
-
 def write_ratios(rows: Iterable[Row], peer: str, phase: str) -> str:
     """Write a peer's times over ours, in bold where ours is slower."""
     ratios = [row.ratio(peer, phase) if peer in row.entries else None for row in rows]
     texts = [None if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-    return ", ".join("" if x is None else f"**{x}**" if float(x) < 1 else x for x in texts).strip(
-        ", "
-    )
+    marked = ("" if x is None else f"**{x}**" if float(x) < 1 else x for x in texts)
+    return ", ".join(marked).strip(", ")
 
 
 def compare_phase(phase: str) -> str:
@@ -73,11 +67,10 @@ def compare_phase(phase: str) -> str:
     lines = []
     for group in group_rows([*load("paper"), *load("paper-others")]):
         shape = group.rows[0].shape
-        dims = {shape.head_dim: None, shape.head_dim_v: None}
         rates = [row.teraflops(OURS, phase) or 0.0 for row in group.rows]
         lines.append(
             [
-                "/".join(map(str, dims)),
+                name_size(shape.head_dim, shape.head_dim_v),
                 f"{shape.num_heads_q}/{shape.num_heads_kv}",
                 shape.pattern,
                 ", ".join(f"{rate:.0f}" for rate in rates),
@@ -140,7 +133,7 @@ def compare_calls() -> str:
     calls = {call.name: call for call in report.calls if call.shape == SHAPES[0]}
     lines = [
         [title, f"{calls[x].ours_us:.0f}", f"{calls[x].peer_us:.0f}", f"{calls[x].ratio:.2f}"]
-        for title, x in CALLS.items()
+        for title, x in CALLS
     ]
     return write_table(["call", "flash_dist, us", "SDPA with FLASH, us", "ratio"], lines)
 
@@ -165,9 +158,8 @@ def list_long() -> str:
         key = (shape.pattern, str(shape.head_dim), write_heads(row))
         rate = row.teraflops(OURS, "backward") or 0.0
         lines.setdefault(key, {})[shape.seqlen_q] = f"{rate:.0f}"
-    lengths = [16 * KILO, 64 * KILO, 128 * KILO, 256 * KILO]
-    heads = ["mask", "head_dim", "heads", *(f"{length // KILO}k" for length in lengths)]
-    rows = ([*key, *(own.get(x, "") for x in lengths)] for key, own in lines.items())
+    heads = ["mask", "head_dim", "heads", *map(label_length, LENGTHS)]
+    rows = ([*key, *(own.get(x, "") for x in LENGTHS)] for key, own in lines.items())
     return write_table(heads, rows)
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from ci.command import command
-from ci.project import README, replace_between
+from ci.project import README, replace_between, write_table
 from csrc.generate import Table, Variant
 from flash_dist.targets.archs import Arch
 from flash_dist.targets.devices import KNOWN_DEVICES
@@ -65,12 +65,12 @@ def make_table(table: Table, devices: Sequence[Device]) -> str:
     rows = _find_rows(variants, sorted(table.dtypes, key=list(DTYPES).index))
     columns = [list(own) for _, own in groupby(range(len(devices)), lambda at: _column(rows, at))]
     titles = [write_devices([devices[at] for at in own]) for own in columns]
-    lines = [["pass", "dtype", "head_dim of the kernels", *titles], ["---"] * (3 + len(titles))]
-    lines += [
+    heads = ["pass", "dtype", "head_dim of the kernels", *titles]
+    cells = (
         [row.name, _write_dtypes(row), write_sizes(row.common), *_cells(row, columns)]
         for row in rows
-    ]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    )
+    return write_table(heads, cells)
 
 
 def _find_rows(variants: Sequence[Sequence[Variant]], dtypes: Sequence[str]) -> list[Row]:

@@ -72,13 +72,14 @@ def find_blocks(page: Path) -> Iterator[Block]:
 
 def find_packages(tree: ast.Module) -> set[str]:
     """Return those of PACKAGES that a block imports."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-    return {name.partition(".")[0] for name in names} & set(PACKAGES)
+    return set().union(*map(_list_imported, ast.walk(tree))) & set(PACKAGES)
+
+
+def _list_imported(node: ast.AST) -> set[str]:
+    """Return the top-level packages that a statement imports."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return {name.partition(".")[0] for name in names}
 
 
 class _Cut(ast.NodeTransformer):
@@ -164,9 +165,7 @@ def _check_names(block: Block, tree: ast.Module) -> None:
     compile(tree, block.page, "exec")
     ours: dict[str, Any] = {}
     for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        if isinstance(node, ast.stmt) and any(n.partition(".")[0] == "flash_dist" for n in names):
+        if isinstance(node, ast.stmt) and "flash_dist" in _list_imported(node):
             exec(compile(ast.Module([node], []), block.page, "exec"), ours)  # noqa: S102
     for node in ast.walk(tree):
         taken_of = node.value if isinstance(node, ast.Attribute) else None

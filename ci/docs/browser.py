@@ -29,7 +29,7 @@ QUERIES: Final = {
 }
 FIRST: Final = 3
 
-# What a copy button copies, as the clipboard is not open to a page that is opened as a file.
+# Keep what is copied: the clipboard is not open to a page that is opened as a file.
 LISTEN: Final = """() => document.addEventListener("copy", () => {
   window.copied = document.activeElement.value ?? String(getSelection());
 })"""

@@ -16,7 +16,7 @@ PROJECT: Final = "flash_dist"  # the title of the site in docs/conf.py
 
 
 class Links(HTMLParser):
-    """What a page links to, loads, and can be linked at."""
+    """Links of a page, the files that it loads, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ _AS_GOOD: Final = ("native", "family")
 
 
 def serves(arch: Arch, required: Arch) -> bool:
-    """Whether code for one target replaces that for another: sm_100f does for 10.0, sm_90a for 9.0.
+    """Return True if code for one target replaces another's: sm_100f for 10.0, sm_90a for 9.0.
 
     It must be compiled for the required one, and run on every GPU that this runs on: sm_100a does
     not replace sm_100, which runs on 10.3, too. SASS of an older minor and PTX never do.

@@ -71,8 +71,12 @@ def label_shape(row: Row) -> str:
     length = row.shape.seqlen_q
     if row.shape.seqlen_k != length:
         return f"{row.shape.batch} {TIMES} {length} / {row.shape.seqlen_k}"
-    text = f"{length // _KILO}k" if length % _KILO == 0 else str(length)
-    return f"{row.shape.batch} {TIMES} {text}"
+    return f"{row.shape.batch} {TIMES} {label_length(length)}"
+
+
+def label_length(length: int) -> str:
+    """Write a number of tokens: 16k for 16384, 197 for 197."""
+    return f"{length // _KILO}k" if length % _KILO == 0 else str(length)
 
 
 def label_axis(rows: Iterable[Row]) -> str:

@@ -36,7 +36,7 @@ COLOURS: Final = {
     "eager": "#cc79a7",
 }
 
-# What is too dark for a dark page, or too bright, and the colour that stands for it there.
+# Colours that a dark page replaces, and their replacements.
 DARK: Final = {
     _BACKGROUND: "#0d1117",
     _INK: "#e6edf3",

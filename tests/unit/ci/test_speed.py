@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.speed import PAGES, TABLES, fill_page, main, write_table
+from ci.project import write_table
+from ci.speed import PAGES, TABLES, fill_page, main
 from flash_dist.errors import FlashDistError
 
 ROOT = Path(__file__).parents[3]
