@@ -32,23 +32,12 @@ using namespace flash_dist::binding;
 using MaybeTensor = std::optional<Tensor>;
 using Ints = torch::headeronly::IntHeaderOnlyArrayRef;
 
-constexpr int64_t ALIGNMENT = 16;  // bytes that the kernels load at once
-
 // Contiguous, with the sizes of t but columns in the last dimension.
 Tensor allocate_like(const Tensor& t, int64_t columns) {
   const auto shape = t.sizes();
   std::vector<int64_t> sizes(shape.begin(), shape.end());
   sizes.back() = columns;
   return allocate(sizes, torch_dtype(t), t.get_device_index());
-}
-
-// A contiguous copy, made on the current stream.
-Tensor copy(const Tensor& t) {
-  const auto shape = t.sizes();
-  Tensor made = allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
-  STD_TORCH_CHECK(aoti_torch_copy_(made.get(), t.get(), 0) == AOTI_TORCH_SUCCESS,
-                  "torch could not copy a tensor on GPU ", t.get_device_index());
-  return made;
 }
 
 // --- Shapes -----------------------------------------------------------------------------------
@@ -122,33 +111,9 @@ void check_shape(const Tensor& t, const Tensor& q, const Sizes& s, bool queries,
   STD_TORCH_CHECK(
       static_cast<int>(shape.size()) == n && std::equal(shape.begin(), shape.end(), sizes), name,
       " does not have the shape that follows from q, k and v");
-}
-
-bool is_dense(const Tensor& t) { return t.stride(t.dim() - 1) == 1 || t.size(t.dim() - 1) <= 1; }
-
-// Whether t and each of its rows begin where 16-byte loads can.
-bool is_aligned(const Tensor& t) {
-  const int64_t step = ALIGNMENT / (dtype_of(t) == flash_dist::Dtype::FP32 ? 4 : 2);
-  const auto sizes = t.sizes();
-  const auto strides = t.strides();
-  bool aligned = sizes.back() % step == 0;
-  aligned &= reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT == 0;
-  for (size_t i = 0; i + 1 < sizes.size(); ++i) aligned &= sizes[i] <= 1 || strides[i] % step == 0;
-  return aligned;
-}
-
-void check_layout(const Tensor& t, const Tensor& q, const Sizes& s, bool queries, int columns,
-                  const char* name) {
-  check_shape(t, q, s, queries, columns, name);
-  STD_TORCH_CHECK(is_dense(t), name, " must be contiguous in its last dimension");
-  STD_TORCH_CHECK(is_aligned(t), name, " must begin, and have rows that begin, at multiples of ",
-                  ALIGNMENT, " bytes");
-}
-
-void check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Sizes& s) {
-  check_layout(q, q, s, true, s.head_dim, "q");
-  check_layout(k, q, s, false, s.head_dim, "k");
-  check_layout(v, q, s, false, s.head_dim_v, "v");
+  const int64_t step = elements_at_once(t);
+  STD_TORCH_CHECK(columns % step == 0, name, " must have a multiple of ", step, " columns, got ",
+                  columns);
 }
 
 void check_rows(const Tensor& t, const Tensor& q, const Sizes& s, const char* name) {
@@ -173,12 +138,10 @@ bool has_own_rows(const Tensor& t, const Sizes& s) {
   return true;
 }
 
-Tensor with_own_rows(const Tensor& t, const Sizes& s) { return has_own_rows(t, s) ? t : copy(t); }
-
-// A gradient of out or lse has the layout that autograd chose (expanded, a slice): where that does
-// not suit the kernels, it is copied.
-Tensor suit_dout(const Tensor& dout, const Sizes& s) {
-  return is_dense(dout) && is_aligned(dout) ? with_own_rows(dout, s) : copy(dout);
+// t with a layout that every kernel reads: t or a copy. Gradients have the layout that autograd chose
+// (expanded, a slice), tensors of a compiled graph the address that Inductor chose.
+Tensor suit(const Tensor& t, const Sizes& s) {
+  return is_loadable(t) && has_own_rows(t, s) ? t : copy(t);
 }
 Tensor suit_rows(const Tensor& rows) { return rows.is_contiguous() ? rows : copy(rows); }
 
@@ -443,9 +406,10 @@ std::tuple<Tensor, Tensor> run_fwd(const Tensor& given_q, const Tensor& given_k,
                                    const Scores& scores = {}) {
   const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = documents;
   const Sizes s = read_sizes(given_q, given_k, given_v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
-  check_qkv(given_q, given_k, given_v, s);
-  const Tensor q = with_own_rows(given_q, s), k = with_own_rows(given_k, s),
-               v = with_own_rows(given_v, s);
+  check_shape(given_q, given_q, s, true, s.head_dim, "q");
+  check_shape(given_k, given_q, s, false, s.head_dim, "k");
+  check_shape(given_v, given_q, s, false, s.head_dim_v, "v");
+  const Tensor q = suit(given_q, s), k = suit(given_k, s), v = suit(given_v, s);
   const Packing packing = read_packing(q, s, cu_seqlens_q, cu_seqlens_k);
   auto p = make_params<flash_dist::FwdParams>(q, k, v, s, packing, read_mask(mask, mask_data, q, s),
                                               softmax_scale, scores);
@@ -486,11 +450,12 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(
   const auto& [dout, given_q, given_k, given_v, out, lse, dlse] = saved;
   const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = documents;
   const Sizes s = read_sizes(given_q, given_k, given_v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
-  check_qkv(given_q, given_k, given_v, s);
-  const Tensor q = with_own_rows(given_q, s), k = with_own_rows(given_k, s),
-               v = with_own_rows(given_v, s);
+  check_shape(given_q, given_q, s, true, s.head_dim, "q");
+  check_shape(given_k, given_q, s, false, s.head_dim, "k");
+  check_shape(given_v, given_q, s, false, s.head_dim_v, "v");
+  const Tensor q = suit(given_q, s), k = suit(given_k, s), v = suit(given_v, s);
   check_shape(dout, q, s, true, s.head_dim_v, "dout");
-  check_layout(out, q, s, true, s.head_dim_v, "out");
+  check_shape(out, q, s, true, s.head_dim_v, "out");
   check_rows(lse, q, s, "lse");
   if (dlse) check_rows(*dlse, q, s, "dlse");
   const Packing packing = read_packing(q, s, cu_seqlens_q, cu_seqlens_k);
@@ -507,7 +472,7 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(
     if (dsinks != nullptr) fill_empty_dsinks(*dsinks, dlse);
     return {dq, dk, dv};
   }
-  const Tensor suited_dout = suit_dout(dout, s), suited_lse = suit_rows(lse);
+  const Tensor suited_dout = suit(dout, s), suited_out = suit(out, s), suited_lse = suit_rows(lse);
   const MaybeTensor suited_dlse = dlse ? MaybeTensor(suit_rows(*dlse)) : std::nullopt;
   p.dout = view(suited_dout, s, s.group);
   p.dq = view(dq, s, s.group);
@@ -515,7 +480,7 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(
   p.dv = view(dv, s, 1);
 
   flash_dist::DeltaParams d{};
-  d.out = view(out, s, s.group);
+  d.out = view(suited_out, s, s.group);
   d.dout = p.dout;
   d.lse = static_cast<const float*>(suited_lse.data_ptr());
   d.dlse = suited_dlse ? static_cast<const float*>(suited_dlse->data_ptr()) : nullptr;

@@ -74,6 +74,36 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int dev
   return Tensor(handle);
 }
 
+// A contiguous copy, made on the current stream.
+inline Tensor copy(const Tensor& t) {
+  const auto shape = t.sizes();
+  Tensor made = allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
+  STD_TORCH_CHECK(aoti_torch_copy_(made.get(), t.get(), 0) == AOTI_TORCH_SUCCESS,
+                  "torch could not copy a tensor on GPU ", t.get_device_index());
+  return made;
+}
+
+constexpr int64_t ALIGNMENT = 16;  // bytes that the kernels load at once
+
+inline int64_t elements_at_once(const Tensor& t) {
+  return ALIGNMENT / (torch_dtype(t) == aoti_torch_dtype_float32() ? 4 : 2);
+}
+
+// Whether 16-byte loads can read the rows of t: contiguous columns, and every row at a multiple of
+// 16 bytes.
+inline bool is_loadable(const Tensor& t) {
+  const int64_t step = elements_at_once(t);
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  bool loadable = strides.back() == 1 || sizes.back() <= 1;
+  loadable &= reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT == 0;
+  for (size_t i = 0; i + 1 < sizes.size(); ++i) loadable &= sizes[i] <= 1 || strides[i] % step == 0;
+  return loadable;
+}
+
+// Python checks strides, but sees no addresses in a compiled graph, nor those that Inductor chooses.
+inline Tensor make_loadable(const Tensor& t) { return is_loadable(t) ? t : copy(t); }
+
 inline void fill(const Tensor& t, double value) {
   STD_TORCH_CHECK(aoti_torch_aten_fill__Scalar(t.get(), value) == AOTI_TORCH_SUCCESS,
                   "torch could not fill a tensor on GPU ", t.get_device_index());

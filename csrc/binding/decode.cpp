@@ -24,7 +24,7 @@ using flash_dist::UNBOUNDED;
 using namespace flash_dist::binding;
 using MaybeTensor = std::optional<Tensor>;
 
-constexpr int64_t STEP = 8;  // elements that are loaded at once
+constexpr int64_t STEP = 8;  // elements of 16 bits that are loaded at once
 
 // Of a call with such queries.
 flash_dist::Call make_half_call(const Tensor& q) {
@@ -38,20 +38,29 @@ bool is_near(const Tensor& t, const Tensor& q) {
   return t.is_cuda() && t.get_device_index() == q.get_device_index();
 }
 
-// [batch, seqlen, heads, columns], packed without batch, whose rows begin where 16-byte loads can.
-void check_rows(const Tensor& t, const Tensor& q, const char* name, int axes = 4) {
+// [batch, seqlen, heads, columns], packed without batch.
+void check_tensor(const Tensor& t, const Tensor& q, const char* name, int axes = 4) {
   STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_near(t, q), name,
                   " must have the dtype and device of q");
   STD_TORCH_CHECK(t.dim() == axes, name, " must have ", axes, " dimensions, got ", t.dim());
-  const auto sizes = t.sizes();
-  const auto strides = t.strides();
-  const int last = axes - 1;
-  bool aligned = sizes[last] > 0 && sizes[last] % STEP == 0 && strides[last] == 1;
-  aligned &= reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;
-  for (int i = 0; i < last; ++i) aligned &= sizes[i] <= 1 || strides[i] % STEP == 0;
-  STD_TORCH_CHECK(aligned, name,
-                  " must be contiguous in its last dimension, and begin, and have "
-                  "rows that begin, at multiples of 16 bytes");
+  const int64_t columns = t.size(axes - 1);
+  STD_TORCH_CHECK(columns > 0 && columns % STEP == 0, name, " must have a multiple of ", STEP,
+                  " columns, got ", columns);
+}
+
+// Caches are read and written in place: a copy would double the largest tensors that a model has.
+void check_cache(const Tensor& t, const Tensor& q, const char* name) {
+  check_tensor(t, q, name);
+  STD_TORCH_CHECK(
+      is_loadable(t), name,
+      " must be contiguous in its last dimension, and have an address and strides that "
+      "are multiples of ",
+      ALIGNMENT, " bytes, got an address ", reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT,
+      " bytes past one, strides ", t.stride(0), ", ", t.stride(1), ", ", t.stride(2), ", ",
+      t.stride(3),
+      "\n\nhint: allocate the cache by itself, or cut it from a larger one at a multiple "
+      "of ",
+      STEP, " elements");
 }
 
 void check_size(const Tensor& t, int axis, int64_t size, const char* name) {
@@ -87,8 +96,8 @@ flash_dist::CacheParams read_cache(const Tensor& q, const Tensor& k_cache, const
                                    const MaybeTensor& cache_batch_idx,
                                    const MaybeTensor& cache_leftpad, const MaybeTensor& block_table,
                                    int64_t batch, int64_t seqlen_new) {
-  check_rows(k_cache, q, "k_cache");
-  check_rows(v_cache, q, "v_cache");
+  check_cache(k_cache, q, "k_cache");
+  check_cache(v_cache, q, "v_cache");
   for (int axis = 0; axis < 3; ++axis) check_size(v_cache, axis, k_cache.size(axis), "v_cache");
   flash_dist::CacheParams c{};
   c.k = view(k_cache, 1);
@@ -145,11 +154,12 @@ std::vector<int64_t> shape_of_lse(const flash_dist::DecodeParams& p) {
 }
 
 // out of what p describes, but for it and the queries.
-Tensor make_out(const Tensor& q, flash_dist::DecodeParams& p, const flash_dist::Call& call,
+Tensor make_out(const Tensor& given_q, flash_dist::DecodeParams& p, const flash_dist::Call& call,
                 int64_t budget) {
   const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
   std::vector<int64_t> shape{p.total_q, heads_q, p.head_dim_v};
   if (p.packing.cu_seqlens_q == nullptr) shape = {p.batch, p.seqlen_q, heads_q, p.head_dim_v};
+  const Tensor q = make_loadable(given_q);
   Tensor out = allocate(shape, torch_dtype(q), call.device);
   if (has_no_query(p)) {
     fill(out, 0.0);
@@ -196,7 +206,7 @@ flash_dist::DecodeParams read_params(
     int64_t seqlen_new, double softmax_scale, int64_t left, int64_t right) {
   const bool packed = cu_seqlens_q.has_value();
   const int row = packed ? 0 : 1;
-  check_rows(q, q, "q", row + 3);
+  check_tensor(q, q, "q", row + 3);
   flash_dist::DecodeParams p{};
   p.batch = to_int(packed ? cu_seqlens_q->numel() - 1 : q.size(0), "batch");
   p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad,
@@ -255,7 +265,7 @@ Tensor decode_alone(const Tensor& q, const Tensor& k_cache, const Tensor& v_cach
 std::tuple<Tensor, Tensor> decode_mla(Tensor q, Tensor k_cache, int64_t head_dim_v,
                                       MaybeTensor cache_seqlens, MaybeTensor block_table,
                                       double softmax_scale, bool causal, int64_t budget) {
-  check_rows(q, q, "q");
+  check_tensor(q, q, "q");
   flash_dist::DecodeParams p{};
   p.batch = to_int(q.size(0), "batch");
   p.cache = read_cache(q, k_cache, k_cache, cache_seqlens, std::nullopt, std::nullopt, block_table,
@@ -275,24 +285,24 @@ std::tuple<Tensor, Tensor> decode_mla(Tensor q, Tensor k_cache, int64_t head_dim
   return attend(q, p, budget);
 }
 
-const void* angles(const MaybeTensor& t, const Tensor& q, const char* name) {
-  if (!t) return nullptr;
-  STD_TORCH_CHECK(t->scalar_type() == q.scalar_type() && is_near(*t, q) && t->dim() == 2 &&
-                      t->is_contiguous() && t->size(0) > 0 && t->size(1) % STEP == 0 &&
-                      2 * t->size(1) <= q.size(3) &&
-                      reinterpret_cast<uintptr_t>(t->data_ptr()) % 16 == 0,
+Tensor read_angles(const Tensor& t, const Tensor& q, const char* name) {
+  STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_near(t, q) && t.dim() == 2 &&
+                      t.size(0) > 0 && t.size(1) % STEP == 0 && 2 * t.size(1) <= q.size(3),
                   name,
-                  " must be contiguous [positions, rotary_dim / 2] of q's dtype and device, "
-                  "rotary_dim a multiple of 16 up to head_dim");
-  return t->data_ptr();
+                  " must be [positions, rotary_dim / 2] of q's dtype and device, rotary_dim a "
+                  "multiple of 16 up to head_dim");
+  return t.is_contiguous() && is_loadable(t) ? t : copy(t);
 }
 
-Tensor append(Tensor q, Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tensor cache_seqlens,
-              MaybeTensor cache_batch_idx, MaybeTensor block_table, MaybeTensor rotary_cos,
-              MaybeTensor rotary_sin, bool interleaved, bool advances) {
-  check_rows(q, q, "q");
-  check_rows(k, q, "k");
-  check_rows(v, q, "v");
+Tensor append(Tensor given_q, Tensor k_cache, Tensor v_cache, Tensor given_k, Tensor given_v,
+              Tensor cache_seqlens, MaybeTensor cache_batch_idx, MaybeTensor block_table,
+              MaybeTensor rotary_cos, MaybeTensor rotary_sin, bool interleaved, bool advances) {
+  check_tensor(given_q, given_q, "q");
+  check_tensor(given_k, given_q, "k");
+  check_tensor(given_v, given_q, "v");
+  const bool rotates = rotary_cos.has_value();
+  const Tensor q = rotates ? make_loadable(given_q) : given_q;
+  const Tensor k = make_loadable(given_k), v = make_loadable(given_v);
   flash_dist::AppendParams p{};
   p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, std::nullopt,
                        block_table, q.size(0), k.size(1));
@@ -312,21 +322,21 @@ Tensor append(Tensor q, Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tens
   p.head_dim_v = to_int(v.size(3), "head_dim_v");
   p.interleaved = interleaved;
   p.advances = advances;
-  STD_TORCH_CHECK(rotary_cos.has_value() == rotary_sin.has_value(),
+  STD_TORCH_CHECK(rotates == rotary_sin.has_value(),
                   "rotary_cos and rotary_sin must be given together");
-  p.cos = angles(rotary_cos, q, "rotary_cos");
-  p.sin = angles(rotary_sin, q, "rotary_sin");
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_half_call(q);
-  const bool rotates = rotary_cos.has_value();
   const std::vector<int64_t> shape{rotates ? q.size(0) : 0, q.size(1), q.size(2), q.size(3)};
   Tensor rotated = allocate(shape, torch_dtype(q), call.device);
+  std::optional<Tensor> cos, sin;  // alive until the kernel is launched
   if (rotates) {
-    for (int axis = 0; axis < 2; ++axis) {
-      check_size(*rotary_sin, axis, rotary_cos->size(axis), "rotary_sin");
-    }
-    p.rotary_rows = to_int(rotary_cos->size(0), "positions");
-    p.rotary_dim = to_int(2 * rotary_cos->size(1), "rotary_dim");
+    cos = read_angles(*rotary_cos, q, "rotary_cos");
+    sin = read_angles(*rotary_sin, q, "rotary_sin");
+    for (int axis = 0; axis < 2; ++axis) check_size(*sin, axis, cos->size(axis), "rotary_sin");
+    p.cos = cos->data_ptr();
+    p.sin = sin->data_ptr();
+    p.rotary_rows = to_int(cos->size(0), "positions");
+    p.rotary_dim = to_int(2 * cos->size(1), "rotary_dim");
     p.q = view(q, 1);
     p.rotated = view(rotated, 1);
   }

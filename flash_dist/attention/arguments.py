@@ -87,11 +87,8 @@ def prepare_inputs(
     except RuntimeError:
         _require_tensors(q, k, v, names)  # torch tells no shape of what is nested
         raise
-    aligned = q.is_cuda and are_aligned(q, k, v)
-    if not (aligned or is_transformed()):  # what one has left behind has no address
+    if not is_transformed():
         q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
-    if q.is_cuda and not aligned:
-        check_addresses((names.q, names.k, names.v), q, k, v)
     return (q, _fold(k, tokens), _fold(v, tokens)) if grouped else (q, k, v)
 
 

@@ -129,10 +129,31 @@ def append(  # noqa: PLR0913 - all that it reads and writes
     angles = (None, None, False) if rotary is None else rotary
     where = cache.seqlens, cache.batch_idx, cache.block_table
     arguments = q, cache.k, cache.v, k, v, *where, *angles, advances
-    rotated: Tensor = _call(_append, arguments)
-    if not torch.compiler.is_compiling():  # whoever runs a graph does so
-        increment_version((cache.k, cache.v))  # a backward that has saved a cache must notice
+    rotated: Tensor
+    if torch.compiler.is_compiling():
+        rotated = _call(_append, arguments)
+    else:
+        with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - cheaper than its kernel
+            rotated = _call_eagerly(_append, arguments)
+        increment_version((cache.k, cache.v))
     return q if rotary is None else rotated
+
+
+def _append_in_place(keys: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
+    """Bump the versions of both caches, so that a backward that has saved one raises.
+
+    torch generates such a kernel for its own in-place operators. It serves direct calls of the
+    operator and compiled graphs.
+    """
+    with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - as torch.library.custom_op
+        below = keys & torch._C._after_ADInplaceOrView_keyset  # noqa: SLF001
+        rotated: Tensor = _append.redispatch(below, *arguments)
+    increment_version(arguments[1:3])
+    return rotated
+
+
+_library: Final = torch.library.Library("flash_dist", "FRAGMENT")
+_library.impl("append", _append_in_place, "ADInplaceOrView", with_keyset=True)
 
 
 def _is_watched() -> bool:

@@ -142,10 +142,7 @@ def append(  # noqa: PLR0913, PLR0917 - the operator's schema
     interleaved: bool,  # noqa: FBT001
     advances: bool,  # noqa: FBT001
 ) -> Tensor:
-    """Write k and v into a cache; return rotated queries, or none.
-
-    As the CUDA kernel does, this tells autograd nothing: `cache.append` does.
-    """
+    """Write k and v into a cache; return rotated queries, or none."""
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, None, block_table)
     cache.check_values(k.shape[1])
     rotated = q.new_empty((0, *q.shape[1:]))
@@ -157,11 +154,10 @@ def append(  # noqa: PLR0913, PLR0917 - the operator's schema
         rotated = _rotate(
             q, first + steps[: q.shape[1]] * advances, *angles, interleaved=interleaved
         )
-    with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - autograd is told elsewhere
-        for i, end in enumerate(cache_seqlens.tolist()):
-            place = _places(cache, i, torch.arange(end, end + k.shape[1], device=k.device))
-            k_cache[place] = k[i]
-            v_cache[place] = v[i]
+    for i, end in enumerate(cache_seqlens.tolist()):
+        place = _places(cache, i, torch.arange(end, end + k.shape[1], device=k.device))
+        k_cache[place] = k[i]
+        v_cache[place] = v[i]
     return rotated
 
 

@@ -73,15 +73,18 @@ def test_a_cache_that_wants_gradients_is_refused(half: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rotary_tables_at_an_odd_address_have_the_bits_of_aligned_ones(
-    half: torch.dtype, *, interleaved: bool
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_an_append_reads_at_odd_addresses_has_the_bits_of_aligned_tensors(
+    half: torch.dtype, *, interleaved: bool, compiled: bool
 ) -> None:
-    q, k, v = (draw(2, 3, 2, 64, dtype=half, seed=n) for n in range(3))
+    new = [draw(2, 3, 2, 64, dtype=half, seed=n) for n in range(3)]
     tables = [draw(128, 16, dtype=half, seed=n) for n in (3, 4)]
+    torch._dynamo.reset()
+    append = torch.compile(flash_attn_with_kvcache) if compiled else flash_attn_with_kvcache
 
-    def run(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def run(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         k_cache, v_cache = (draw(2, 128, 2, 64, dtype=half, seed=n) for n in (5, 6))
-        out = flash_attn_with_kvcache(
+        out = append(
             q,
             k_cache,
             v_cache,
@@ -95,8 +98,19 @@ def test_rotary_tables_at_an_odd_address_have_the_bits_of_aligned_ones(
         )
         return out, k_cache
 
-    for got, want in zip(run(*map(at_odd_address, tables)), run(*tables), strict=True):
+    given = *new, *tables
+    for got, want in zip(run(*map(at_odd_address, given)), run(*given), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["k_cache", "v_cache"])
+def test_a_compiled_graph_names_a_cache_at_an_odd_address(half: torch.dtype, name: str) -> None:
+    caches = {x: draw(2, 128, 2, 64, dtype=half) for x in ("k_cache", "v_cache")}
+    caches[name] = at_odd_address(caches[name])
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match=f"{name} must .* address 2 bytes past"):
+        torch.compile(flash_attn_with_kvcache)(draw(2, 1, 2, 64, dtype=half), **caches)
+    torch.cuda.synchronize()
 
 
 def test_packed_queries_of_pages_at_an_odd_address_are_read(half: torch.dtype) -> None:

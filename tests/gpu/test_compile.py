@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,32 @@ def compiled(problem: Problem, **options: Any) -> Callable[..., Any]:  # noqa: A
         return flash_attn_func(q, k, v, return_lse=True, **problem.options)
 
     return torch.compile(attention, fullgraph=True, **options)
+
+
+def at_odd_addresses(problem: Problem) -> Problem:
+    """Return the same problem with tensors that begin 1 element behind a multiple of 16 bytes."""
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+
+    names = ("q", "k", "v", "dout")
+    return replace(problem, **{name: move(getattr(problem, name)) for name in names})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wrap", [lambda f: f, partial(torch.compile, fullgraph=True)])
+@pytest.mark.parametrize("name", ["causal", "sixteen-blocks"])
+def test_tensors_at_odd_addresses_give_the_bits_of_aligned_ones(
+    name: str, wrap: Callable[..., Any], any_half: torch.dtype
+) -> None:
+    problem = masked_problem(name, **SHAPE, dtype=any_half)
+    torch._dynamo.reset()
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:  # noqa: ANN401
+        return flash_attn_func(q, k, v, return_lse=True, **problem.options)
+
+    call = wrap(attention)
+    assert_same_bits(run(call, problem), run(call, at_odd_addresses(problem)))
 
 
 def test_masks_that_follow_the_second_compile_nothing(any_half: torch.dtype) -> None:

@@ -65,6 +65,18 @@ def test_an_append_is_one_write_of_each_cache(options: dict[str, Any]) -> None:
     assert [x._version for x in caches] == before
 
 
+def test_a_direct_call_of_the_operator_is_one_write_of_each_cache() -> None:
+    caches = [torch.zeros(2, 32, 2, 16) for _ in range(2)]
+    saved = (caches[0] * torch.ones(1, requires_grad=True)).sum()
+    new = draw(2, 1, 2, 16)
+    where = torch.tensor([3, 4], dtype=torch.int32), None, None
+    torch.ops.flash_dist.append(new, *caches, new, new, *where, None, None, False, True)
+    assert torch.equal(caches[1][1, 4], new[1, 0])
+    assert [x._version for x in caches] == [1, 1]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+
+
 @pytest.mark.parametrize("call", [write, pytest.param(write_compiled, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("which", [0, 1], ids=["k_cache", "v_cache"])
 def test_a_backward_refuses_a_saved_cache_that_was_written_since(

@@ -17,7 +17,6 @@ from ..arguments import (
     choose_band,
     choose_scale,
     describe_value,
-    find_address,
     is_autocast,
     is_symbolic,
     is_transformed,
@@ -25,7 +24,7 @@ from ..arguments import (
     may_wait,
     read_whole,
 )
-from ..layouts import ALIGNMENT, DENSE
+from ..layouts import DENSE
 from ..neutral import are_defaults, require_neutral_others
 from ..scoring.scores import choose_scores
 from ..transforms import require_no_gradients
@@ -242,7 +241,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     on_gpu = q.is_cuda and not symbolic
     if on_gpu and not are_aligned(k_cache, v_cache):
         check_addresses(("k_cache", "v_cache"), k_cache, v_cache)
-    q = suit(q, as_it_lies=suits.q, on_gpu=on_gpu)
+    q = suit(q, as_it_lies=suits.q)
     cache = Cache(k_cache, v_cache, *where)
     seqlen_new = 0 if k is None else k.shape[1]
     if lengths is not cache_seqlens:
@@ -259,7 +258,6 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             (rotary_cos, rotary_sin),
             suits,
             interleaved=bool(rotary_interleaved),
-            on_gpu=on_gpu,
         )
     steps = max(seqlen_new, 1 if band.is_full else q.shape[1])  # positions of new keys and queries
     # On the CPU all of them, before anything is written.
@@ -281,17 +279,16 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     return (out, lse) if return_softmax_lse else out
 
 
-def suit(x: Tensor, *, as_it_lies: bool, on_gpu: bool) -> Tensor:
-    """Return queries, new keys or values as kernels read them, a copy where these cannot.
+def suit(x: Tensor, *, as_it_lies: bool) -> Tensor:
+    """Return queries, new keys or values with strides that kernels read, a copy where they cannot.
+
+    An address that they cannot read is the operator's to copy: a compiled graph has none yet.
 
     Args:
         x: Checked.
-        as_it_lies: Whether its layout is read.
-        on_gpu: Whether its address matters.
+        as_it_lies: Whether its strides are read.
     """
-    if as_it_lies and not (on_gpu and not are_aligned(x) and find_address(x) % ALIGNMENT):
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
+    return x if as_it_lies else x.clone(memory_format=torch.contiguous_format)
 
 
 def choose_lengths(seqlens: int | Tensor | None) -> Tensor | None:
@@ -344,18 +341,17 @@ def _suit_new(
     suits: Suits,
     *,
     interleaved: bool,
-    on_gpu: bool,
 ) -> tuple[tuple[Tensor, Tensor], Rotary | None]:
     """Return new keys, new values and what rotates them as kernels read them."""
     k, v = new
     suited = (
-        suit(k, as_it_lies=suits.k, on_gpu=on_gpu),
-        suit(v, as_it_lies=suits.v, on_gpu=on_gpu),
+        suit(k, as_it_lies=suits.k),
+        suit(v, as_it_lies=suits.v),
     )
     cos, sin = angles
     if cos is None or sin is None:
         return suited, None
-    cos, sin = (suit(x, as_it_lies=x.is_contiguous(), on_gpu=on_gpu) for x in (cos, sin))
+    cos, sin = (suit(x, as_it_lies=x.is_contiguous()) for x in (cos, sin))
     return suited, Rotary(cos, sin, interleaved)
 
 

@@ -120,7 +120,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
             check_addresses(("k_cache",), k_cache)
         if may_wait():
             cache.check_values(0)
-    q = suit(q, as_it_lies=suits, on_gpu=on_gpu)
+    q = suit(q, as_it_lies=suits)
     budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()
     return decode_mla(
         q,

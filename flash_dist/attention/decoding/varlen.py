@@ -93,7 +93,7 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
     require_no_gradients(name, q=q, k=k, v=v, learnable_sink=sinks)
     on_gpu = q.device.type == "cuda"
     if on_gpu:
-        q = suit(q, as_it_lies=stride_error(Layout.of(q)) is None, on_gpu=not symbolic)
+        q = suit(q, as_it_lies=stride_error(Layout.of(q)) is None)
         if not symbolic:
             if not are_aligned(*given):
                 check_addresses(("k", "v"), *given)

@@ -9,7 +9,7 @@ import torch
 
 from ...attention.arguments import SCALES, may_look, read_cu_seqlens
 from ...attention.decoding.varlen import attend_to_cache, check_packed
-from ...attention.layouts import ALIGNMENT, DENSE, PACKED, TORCH, Layout, Names, check_layouts
+from ...attention.layouts import DENSE, PACKED, TORCH, Layout, Names, check_layouts
 from ...attention.packed import check_values
 from ...attention.support import require_kernels
 from ...kernels import operators
@@ -211,8 +211,7 @@ def _suit(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | No
         tensors = query.contiguous(), key.contiguous(), value.contiguous()
         if not _fit(*tensors, tokens):
             return None
-    q, k, v = (x.clone() if x.data_ptr() % ALIGNMENT else x for x in tensors)
-    return q, k, v
+    return tensors
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> bool:
