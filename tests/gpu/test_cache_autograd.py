@@ -105,7 +105,7 @@ def test_what_an_append_reads_at_odd_addresses_has_the_bits_of_aligned_tensors(
 
 @pytest.mark.parametrize("name", ["k_cache", "v_cache"])
 def test_a_compiled_graph_names_a_cache_at_an_odd_address(half: torch.dtype, name: str) -> None:
-    caches = {x: draw(2, 128, 2, 64, dtype=half) for x in ("k_cache", "v_cache")}
+    caches: dict[str, Any] = {x: draw(2, 128, 2, 64, dtype=half) for x in ("k_cache", "v_cache")}
     caches[name] = at_odd_address(caches[name])
     torch._dynamo.reset()
     with pytest.raises(RuntimeError, match=f"{name} must .* address 2 bytes past"):
