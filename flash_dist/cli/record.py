@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from .._version import read_version
 from ..doctor.record import LARGEST, Record
 from ..errors import UsageError
-from ..report_page import redaction_of_this_machine
+from ..redaction import redaction_of_this_machine
 from .written import read_clock, require_place, write_file
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import read_version
 from ..errors import UsageError
-from ..report_page import make_page, redaction_of_this_machine
+from ..redaction import redaction_of_this_machine
+from ..report_page import make_page
 from .written import read_clock, require_place, write_file
 
 if TYPE_CHECKING:

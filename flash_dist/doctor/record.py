@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ..machine.libcuda import Gpu
-    from ..report_page import Redaction
+    from ..redaction import Redaction
 
 VERSION: Final = 1
 COMMAND: Final = "doctor --save"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from ..report_page.redaction import without_login
+from ..redaction import without_login
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -20,7 +20,7 @@ from .tables import make_tables
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from .redaction import Redaction
+    from ..redaction import Redaction
 
     Json = Mapping[str, Any]
 

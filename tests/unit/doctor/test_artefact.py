@@ -14,7 +14,7 @@ from ci.trials.clients import serve
 from flash_dist.cli import main
 from flash_dist.doctor.record import Record
 from flash_dist.indexes import fetch
-from flash_dist.report_page.redaction import Redaction
+from flash_dist.redaction import Redaction
 from tests.unit.made.builds import ALL, make_environment
 from tests.unit.made.wheels import write_dist, write_simple_index
 

@@ -22,7 +22,7 @@ from flash_dist.doctor.record import LARGEST, LINE, MOST_GPUS, Record
 from flash_dist.errors import UsageError
 from flash_dist.gpucode.images import FatbinReport
 from flash_dist.machine.torch_code import TorchCode
-from flash_dist.report_page import Redaction
+from flash_dist.redaction import Redaction
 from flash_dist.targets.verdict import Build
 from tests.unit.made.builds import ALL
 from tests.unit.made.scenarios import AMPERE, PLACE, SCENARIOS, make_machine

@@ -13,7 +13,7 @@ from flash_dist.checks.install import check_torch
 from flash_dist.doctor.record import Record
 from flash_dist.machine.shadows import find_shadow
 from flash_dist.machine.torch_install import Torch, read_torch
-from flash_dist.report_page.redaction import Redaction
+from flash_dist.redaction import Redaction
 from tests.unit.cli.test_schemas import SCHEMAS
 from tests.unit.made.builds import HOPPER, make_environment
 

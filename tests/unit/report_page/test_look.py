@@ -24,7 +24,8 @@ from tests.unit.made.scenarios import (
     TURING,
     make_machine,
 )
-from tests.unit.report_page.test_page import ALICE, Page, failing
+from tests.unit.report_page.test_page import Page, failing
+from tests.unit.test_redaction import ALICE
 
 if TYPE_CHECKING:
     from flash_dist.checks.environment import Environment
