@@ -19,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from ci.build.plan import make_plan
+from ci.build.plan import plan_this_build
 from ci.command import told_in_a_sentence
 from ci.compile.build_info import make_manifest
 from ci.compile.native import NativeOptions, build_native
@@ -42,7 +42,7 @@ def choose_metadata() -> dict[str, Any]:
     if "sdist" in sys.argv:
         return {"version": project.version, "install_requires": project.dependencies}
     with told_in_a_sentence():
-        plan = make_plan(os.environ)
+        plan = plan_this_build()
     return {
         "version": project.wheel_version(plan.toolkit, plan.archset.label),
         "install_requires": [*project.dependencies, *runtime_requirements(plan.toolkit)],
@@ -62,7 +62,7 @@ class BuildNative(build_ext):
         toolchain = find_toolchain()
         headers = find_headers(build_folder() / "torch-headers")
         print(headers, flush=True)
-        archset = make_plan(os.environ).archset
+        archset = plan_this_build().archset
         jobs = read_host(os.environ).jobs
         options = NativeOptions(archset, tuple(PUBLISHED.values()), toolchain, headers, jobs)
         build = build_native(options)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ci.build.plan import make_plan, run_preflight
+from ci.build.plan import make_plan, plan_this_build, run_preflight
 from ci.command import told_in_a_sentence
 from ci.project import ROOT, build_folder, load_project, load_requirements, read_report
 from ci.toolchain.nvcc import find_toolchain, keep_toolkit, named_home
@@ -106,7 +106,7 @@ def _build_finished(target: Path) -> Path:
 
     start = time.monotonic()
     settle_environment()
-    plan = make_plan(os.environ)
+    plan = plan_this_build()
     print(plan, flush=True)
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         raw = Path(folder) / _setuptools().build_wheel(folder)

@@ -6,7 +6,9 @@ wheel is for the GPUs that are visible here, and for every GPU where there is no
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from ci.build.choose import NATIVE, SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
@@ -57,6 +59,16 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
         FlashDistError: They cannot be built here.
     """
     return choose_targets(environ, find_release(environ), ask_driver)
+
+
+@cache
+def plan_this_build() -> BuildPlan:
+    """Make the plan of this process once: the backend shares it with setup.py, which it runs.
+
+    Raises:
+        FlashDistError: As of `make_plan`.
+    """
+    return make_plan(os.environ)
 
 
 def find_release(environ: Mapping[str, str]) -> str:

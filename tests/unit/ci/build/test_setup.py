@@ -1,4 +1,4 @@
-"""What setup.py says while it packs: warnings, and no line for each file."""
+"""setup.py plans once, and says little while it packs: warnings, and no line for each file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,36 @@ from ci.project import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# Runs setup.py up to the compiler, then prints how many plans were made, and of which set.
+COUNT_PLANS = """
+import runpy, sys
+import ci.build.plan, ci.compile.native, ci.toolchain.nvcc, ci.toolchain.torch_headers
+
+def make_plan(*given, make=ci.build.plan.make_plan):
+    plans.append(make(*given))
+    return plans[-1]
+
+def build_native(options):
+    print(len(plans), options.archset.name)
+    sys.exit()
+
+plans = []
+ci.build.plan.make_plan = make_plan
+ci.compile.native.build_native = build_native
+ci.toolchain.nvcc.find_toolchain = ci.toolchain.torch_headers.find_headers = lambda *_: None
+sys.argv = ["setup.py", "build_ext", "--build-lib", sys.argv[1]]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+def test_one_plan_is_made_for_metadata_and_libraries(tmp_path: Path) -> None:
+    environ = {**os.environ, "FLASH_DIST_ARCH_SET": "hopper"}
+    command = [sys.executable, "-c", COUNT_PLANS, str(tmp_path)]
+    done = subprocess.run(
+        command, check=True, cwd=ROOT, env=environ, text=True, capture_output=True
+    )
+    assert done.stdout.splitlines()[-1] == "1 hopper"
 
 
 def pack_modules(folder: Path, *options: str) -> list[str]:
