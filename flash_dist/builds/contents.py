@@ -76,7 +76,7 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
                 message = f"`{path}` is no built wheel of this package: it holds no `{name}`"
                 hint = "`python -m flash_dist inspect` reads any wheel"
                 raise AuditError(message, hint=hint)
-        manifest = _read_manifest(wheel)
+        manifest = read_manifest_in(wheel)
         images, warnings = _read_images(wheel)
         return WheelContents(
             path=wheel.path,
@@ -97,10 +97,11 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         FlashDistError: The file is no wheel of this package, or cannot be read.
     """
     with open_wheel(path) as wheel:
-        return _read_manifest(wheel)
+        return read_manifest_in(wheel)
 
 
-def _read_manifest(wheel: Wheel) -> Manifest:
+def read_manifest_in(wheel: Wheel) -> Manifest:
+    """Read what an open wheel declares; raises as `read_manifest` does."""
     text = wheel.read(MANIFEST).decode("utf-8", "backslashreplace")
     try:
         return Manifest.from_text(text, source=FILE_NAME)

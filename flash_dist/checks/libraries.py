@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from ..builds.contents import read_manifest
+from ..builds.contents import read_manifest_in
 from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
 from ..builds.package import KERNELS
@@ -139,8 +139,8 @@ def _declare(library: Library, manifest: Manifest, reason: str) -> Installed:
 
 def _read_manifest(library: Library) -> Manifest:
     """Read the manifest that lies beside a library, in a wheel or a folder."""
-    if library.archive:
-        return read_manifest(library.archive)
+    if library.package:
+        return read_manifest_in(library.package)
     return load_manifest(Path(library.name).parent)
 
 

@@ -46,6 +46,7 @@ class Library:
     archive: str  # path of the wheel or conda package, empty for a file
     fatbin: Fatbin
     siblings: tuple[str, ...] = ()  # all names in the wheel
+    package: wheel.Wheel | None = None  # the open wheel or conda package, None for a file
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,7 @@ def _open_wheel(opened: wheel.Wheel) -> Iterator[Library | Unread]:
 
 def _open_member(opened: wheel.Wheel, name: str) -> Iterator[Library | Unread]:
     with opened.unpacked(name) as file:
-        for item in _open_library(name, file, opened.budget, archive=opened.path):
-            if isinstance(item, Library):
-                yield replace(item, siblings=opened.names)
-            else:
-                yield item
+        yield from _open_unpacked(name, file, opened, opened.names)
 
 
 def _open_conda(opened: wheel.Wheel, parts: list[str]) -> Iterator[Library | Unread]:
@@ -187,13 +184,13 @@ def _open_conda(opened: wheel.Wheel, parts: list[str]) -> Iterator[Library | Unr
                     for member in tar.read_members(stream, opened.budget):
                         head = next(member.chunks(), b"") if _is_bare(member.name) else b""
                         if LIBRARY.fullmatch(member.name) or _is_program(head):
-                            libraries = _open_packed(member, opened, head)
+                            libraries = _open_tar_member(member, opened, head)
                             yield from read_if_possible(member.name, opened.path, libraries)
             except FatbinError as error:
                 raise _name_file(error, part, opened.path) from error
 
 
-def _open_packed(
+def _open_tar_member(
     member: tar.Member, opened: wheel.Wheel, head: bytes
 ) -> Iterator[Library | Unread]:
     archive = opened.path
@@ -201,7 +198,18 @@ def _open_packed(
         reason = f"{member.size} bytes are too many to unpack"
         raise unreadable(member.name, reason, archive=archive)
     with unpack_file(chain([head], member.chunks()), member.name, archive) as file:
-        yield from _open_library(member.name, file, opened.budget, archive=archive)
+        yield from _open_unpacked(member.name, file, opened)
+
+
+def _open_unpacked(
+    name: str, file: IO[bytes], opened: wheel.Wheel, siblings: tuple[str, ...] = ()
+) -> Iterator[Library | Unread]:
+    """Open the libraries of an unpacked member, which know the archive that they are in."""
+    for item in _open_library(name, file, opened.budget, archive=opened.path):
+        if isinstance(item, Library):
+            yield replace(item, package=opened, siblings=siblings)
+        else:
+            yield item
 
 
 def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flash_dist.binaries.inflate import read_chunks
+from flash_dist.binaries.wheel import Wheel
 from flash_dist.cli import main
 from flash_dist.targets.archs import ArchSet
 from tests.unit.made.builds import make_variants
@@ -15,8 +18,10 @@ from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, 
 from tests.unit.made.wheels import make_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from flash_dist.binaries.budget import Budget
     from flash_dist.targets.archs import Arch
 
 TURING = ArchSet.parse("7.5+PTX")
@@ -68,6 +73,32 @@ def test_a_mixed_pair_is_told_what_each_gpu_runs_and_what_the_build_lacks(
     )
     assert "turing-ampere-ada" in new["fix"]
     assert new["data"]["targets"] == ["compute_75"]
+
+
+def test_a_wheel_is_opened_once_and_each_member_unpacked_once(
+    tmp_path: Path,
+    files: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_wheel(tmp_path, {**files, "flash_dist/_C.abi3.so": library(b"")})
+    opened, unpacked = Counter[str](), Counter[str]()
+    make = Wheel.__init__
+
+    def count_wheel(self: Wheel, path: str, archive: zipfile.ZipFile, budget: Budget) -> None:
+        opened[path] += 1
+        make(self, path, archive, budget)
+
+    def count_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
+        unpacked[info.filename] += 1
+        return read_chunks(archive, info)
+
+    monkeypatch.setattr(Wheel, "__init__", count_wheel)
+    monkeypatch.setattr("flash_dist.binaries.wheel.read_chunks", count_member)
+    (found,) = judge(capsys, path, "7.5")
+    assert found["status"] == "ok"
+    assert opened == {path: 1}
+    assert unpacked == dict.fromkeys([*files, "flash_dist/_C.abi3.so"], 1)
 
 
 def test_the_driver_that_the_toolkit_needs_is_asked_for(
