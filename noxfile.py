@@ -41,9 +41,9 @@ from ci.sessions import (
 )
 from ci.toolchain.cross import TARGETS, require_tools
 from ci.trials.foreign import PYTHON
-from flash_dist.builds.published import load_archsets
-from flash_dist.errors import FlashDistError
-from flash_dist.targets.archs import SESSIONS
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.archs import SESSIONS
 
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "uv|virtualenv"

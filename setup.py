@@ -29,9 +29,9 @@ from ci.toolchain.cross import target_machine
 from ci.toolchain.nvcc import find_toolchain
 from ci.toolchain.preflight import read_host
 from ci.toolchain.torch_headers import find_headers
-from flash_dist.builds.linkage import runtime_requirements
-from flash_dist.builds.manifest import load_manifest
-from flash_dist.builds.published import load_archsets
+from flash_dist.toolkit.builds.linkage import runtime_requirements
+from flash_dist.toolkit.builds.manifest import load_manifest
+from flash_dist.toolkit.builds.published import load_archsets
 
 PUBLISHED = load_archsets(ARCHSETS)
 

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from flash_dist import flash_attn_func, flash_attn_varlen_func
-from flash_dist.kernels.library import last_variant, variants
 from flash_dist.masks import BlockMask
+from flash_dist.toolkit.loading.library import last_variant, variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

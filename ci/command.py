@@ -11,8 +11,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
-from flash_dist.cli.terminal.signals import Terminated, raising_signals
-from flash_dist.errors import FlashDistError, explain_os_error
+from flash_dist.toolkit.cli.terminal.signals import Terminated, raising_signals
+from flash_dist.toolkit.errors import FlashDistError, explain_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ci.command import command, complain
 from ci.project import ROOT
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ci.command import command
 from ci.project import PYPROJECT, ROOT, read_pyproject
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ci.command import command
 from ci.project import ROOT, read_pyproject
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -21,8 +21,8 @@ from ci.release.channels import CHANNELS
 from ci.toolchain.install import install_toolkit
 from ci.toolchain.nvcc import home_variable, named_home, release_of, tool_version
 from ci.toolchain.preflight import Preflight, check, read_host
-from flash_dist.builds.published import load_archsets
-from flash_dist.errors import FlashDistError, explain_os_error
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.errors import FlashDistError, explain_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

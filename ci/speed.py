@@ -18,7 +18,7 @@ from flash_dist.bench.results import (
     geometric_mean,
     read_report,
 )
-from flash_dist.targets.verdict import name_size
+from flash_dist.toolkit.targets.verdict import name_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

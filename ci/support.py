@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from ci.command import command
 from ci.project import README, replace_between, write_table
 from csrc.generate import Table, Variant
-from flash_dist.targets.archs import Arch
-from flash_dist.targets.devices import KNOWN_DEVICES
+from flash_dist.toolkit.targets.archs import Arch
+from flash_dist.toolkit.targets.devices import KNOWN_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from flash_dist.targets.devices import Device
+    from flash_dist.toolkit.targets.devices import Device
 
     Size = tuple[int, int]  # head_dim of q and k, and of v
 

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flash_dist.errors import FlashDistError
-from flash_dist.targets.archs import Arch, ArchSet
-from flash_dist.targets.compatibility import judge
-from flash_dist.targets.devices import INTEGRATED, KNOWN_DEVICES
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.compatibility import judge
+from flash_dist.toolkit.targets.devices import INTEGRATED, KNOWN_DEVICES
 
 if sys.version_info >= (3, 11):
     import tomllib

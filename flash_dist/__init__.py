@@ -7,8 +7,11 @@ Importing this needs neither torch nor a GPU: names are loaded on first use, so 
 from __future__ import annotations
 
 import logging
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+from .moved import MovedModules
 
 if TYPE_CHECKING:
     from . import compat as compat
@@ -29,11 +32,11 @@ if TYPE_CHECKING:
     )
     from .context_parallel.ring import ring_attention
     from .context_parallel.shards import ring_positions, ring_shard, ring_unshard
-    from .doctor.gpu_report import check
     from .integrations.torch_sdpa.replacement import sdpa
-    from .kernels.library import last_variant
     from .kernels.precision import float32_precision
     from .masks import BlockMask, IntervalMask
+    from .toolkit.doctor.gpu_report import check
+    from .toolkit.loading.library import last_variant
 
     __version__: str
 
@@ -63,12 +66,13 @@ __all__ = [
     "sdpa",
 ]
 
+sys.meta_path.append(MovedModules)
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # a program decides what is shown
 
 _MODULES: Final = {
     "BlockMask": ".masks",
     "IntervalMask": ".masks",
-    "check": ".doctor.gpu_report",
+    "check": ".toolkit.doctor.gpu_report",
     "flash_attn_func": ".attention.batched",
     "flash_attn_kvpacked_func": ".attention.stacked",
     "flash_attn_qkvpacked_func": ".attention.stacked",
@@ -79,7 +83,7 @@ _MODULES: Final = {
     "flash_mla_with_kvcache": ".attention.decoding.latent",
     "flex_attention": ".attention.flex",
     "float32_precision": ".kernels.precision",
-    "last_variant": ".kernels.library",
+    "last_variant": ".toolkit.loading.library",
     "merge_attention": ".attention.merge",
     "refresh_mask": ".attention.conversions",
     "ring_attention": ".context_parallel.ring",
@@ -95,7 +99,7 @@ _PACKAGES: Final = ("compat", "integrations")
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from ._version import read_version  # noqa: PLC0415
+        from .toolkit.version import read_version  # noqa: PLC0415
 
         return read_version()
     if name in _MODULES:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from .cli import main
+from .toolkit.cli import main
 
 
 def run() -> NoReturn:

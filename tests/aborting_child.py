@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flash_dist.selftest import child
-from flash_dist.selftest.inputs import Inputs
+from flash_dist.proof.inputs import Inputs
+from flash_dist.toolkit.selftest import child
 
 if TYPE_CHECKING:
-    from flash_dist.selftest.comparison import Tensors
+    from flash_dist.toolkit.selftest.comparison import Tensors
 
 
 def attend(self: Inputs, *_: object) -> Tensors:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flash_dist.selftest import child, comparison
+from flash_dist.toolkit.selftest import child, comparison
 
 if TYPE_CHECKING:
-    from flash_dist.selftest.comparison import Tensors
+    from flash_dist.toolkit.selftest.comparison import Tensors
 
 WRONG_RANK = "1"
 WRONG_CALL = 4  # the fifth case

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flash_dist.selftest.comparison import find_bit_difference
+from flash_dist.toolkit.selftest.comparison import find_bit_difference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

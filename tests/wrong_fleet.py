@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from flash_dist.cli.fleet import FleetOptions, run_fleet
+from flash_dist.toolkit.cli.fleet import FleetOptions, run_fleet
 
 CHILD = str(Path(__file__).with_name("flipping_child.py"))
 

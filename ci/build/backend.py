@@ -20,7 +20,7 @@ from ci.build.plan import make_plan, plan_this_build, run_preflight
 from ci.command import told_in_a_sentence
 from ci.project import ROOT, build_folder, load_project, load_requirements, read_report
 from ci.toolchain.nvcc import find_toolchain, keep_toolkit, named_home
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,14 +11,14 @@ from ci.build.choose import VARIABLE
 from ci.command import command, complain
 from ci.project import ARCHSETS, ROOT
 from ci.wheels.platform_tags import describe_floor
-from flash_dist.builds.published import load_archsets
-from flash_dist.errors import FlashDistError, explain_os_error
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.errors import FlashDistError, explain_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from flash_dist.targets.archs import ArchSet
+    from flash_dist.toolkit.targets.archs import ArchSet
 
 
 @dataclass(frozen=True)

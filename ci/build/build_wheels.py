@@ -19,12 +19,12 @@ from ci.build.choose import VARIABLE, choose_sets
 from ci.project import ARCHSETS, ROOT, load_project, read_report
 from ci.toolchain.nvcc import find_toolchain, home_variable
 from ci.wheels.gates import audit, repair, run, run_tools
-from flash_dist.builds.published import load_archsets
+from flash_dist.toolkit.builds.published import load_archsets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flash_dist.targets.archs import ArchSet
+    from flash_dist.toolkit.targets.archs import ArchSet
 
 
 def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool) -> BuiltWheel:

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ci.toolchain.cross import target_machine
-from flash_dist.errors import ArchError
-from flash_dist.machine.libcuda import read_cuda
-from flash_dist.targets.archs import SESSIONS, ArchSet, describe_plain, require_supported
-from flash_dist.targets.devices import parse_version
-from flash_dist.targets.needs import list_targets
-from flash_dist.targets.verdict import FLOOR
+from flash_dist.toolkit.errors import ArchError
+from flash_dist.toolkit.machine.libcuda import read_cuda
+from flash_dist.toolkit.targets.archs import SESSIONS, ArchSet, describe_plain, require_supported
+from flash_dist.toolkit.targets.devices import parse_version
+from flash_dist.toolkit.targets.needs import list_targets
+from flash_dist.toolkit.targets.verdict import FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from flash_dist.machine.libcuda import Cuda
+    from flash_dist.toolkit.machine.libcuda import Cuda
 
 SKIP_UNSUPPORTED = "--skip-unsupported"
 VARIABLE = "TORCH_CUDA_ARCH_LIST"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from ci.command import command
 from ci.project import ARCHSETS
-from flash_dist.builds.published import load_archsets
+from flash_dist.toolkit.builds.published import load_archsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from flash_dist.targets.archs import ArchSet
+    from flash_dist.toolkit.targets.archs import ArchSet
 
 
 def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:

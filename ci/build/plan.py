@@ -15,19 +15,19 @@ from ci.build.choose import NATIVE, SKIP_UNSUPPORTED, VARIABLE, choose_sets, sam
 from ci.project import ARCHSETS
 from ci.toolchain.nvcc import installed_home, named_home, release_of, tool_version
 from ci.toolchain.preflight import check, read_host
-from flash_dist.builds.published import load_archsets, load_picks
-from flash_dist.errors import ArchError
-from flash_dist.machine.libcuda import Cuda, Gpu, read_cuda
-from flash_dist.targets.advice import describe_device
-from flash_dist.targets.archs import describe_plain
-from flash_dist.targets.devices import driver_supports_toolkit, toolkit_driver
-from flash_dist.targets.needs import choose_target
+from flash_dist.toolkit.builds.published import load_archsets, load_picks
+from flash_dist.toolkit.errors import ArchError
+from flash_dist.toolkit.machine.libcuda import Cuda, Gpu, read_cuda
+from flash_dist.toolkit.targets.advice import describe_device
+from flash_dist.toolkit.targets.archs import describe_plain
+from flash_dist.toolkit.targets.devices import driver_supports_toolkit, toolkit_driver
+from flash_dist.toolkit.targets.needs import choose_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ci.toolchain.preflight import Preflight
-    from flash_dist.targets.archs import ArchSet
+    from flash_dist.toolkit.targets.archs import ArchSet
 
 NAMED: Final = "FLASH_DIST_ARCH_SET"
 OTHERS: Final = f"{VARIABLE} chooses others"

@@ -25,7 +25,7 @@ from ci.locks import constraints
 from ci.project import ROOT, load_project
 from ci.wheels.channel import Published, no_commands
 from ci.wheels.gates import run
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ci.compile.ptxas import KernelResources, SpillException, parse_ptxas, refusals
-from flash_dist.errors import FlashDistError
-from flash_dist.gpucode.fatbin import open_fatbin
-from flash_dist.targets.compatibility import judge
-from flash_dist.targets.devices import KIB
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.gpucode.fatbin import open_fatbin
+from flash_dist.toolkit.targets.compatibility import judge
+from flash_dist.toolkit.targets.devices import KIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from flash_dist.targets.archs import Arch, ArchSet
-    from flash_dist.targets.devices import Device
+    from flash_dist.toolkit.targets.archs import Arch, ArchSet
+    from flash_dist.toolkit.targets.devices import Device
 
 # What nvcc passes: kernels are compiled with -O3, which is ptxas's default.
 _FLAGS = ("-O3", "-v")

@@ -9,8 +9,8 @@ from ci.compile.decisions import hash_decisions
 from ci.compile.parts import find_parts
 from ci.project import ARCHSETS, load_project
 from ci.toolchain.nvcc import glibc_version, gxx_version
-from flash_dist.builds.declared import CODECS
-from flash_dist.builds.manifest import (
+from flash_dist.toolkit.builds.declared import CODECS
+from flash_dist.toolkit.builds.manifest import (
     FILE_NAME,
     Assembled,
     HostInfo,
@@ -19,10 +19,10 @@ from flash_dist.builds.manifest import (
     TargetInfo,
     ToolkitInfo,
 )
-from flash_dist.builds.published import load_proofs
-from flash_dist.errors import ManifestError
-from flash_dist.targets.archs import Arch
-from flash_dist.targets.devices import (
+from flash_dist.toolkit.builds.published import load_proofs
+from flash_dist.toolkit.errors import ManifestError
+from flash_dist.toolkit.targets.archs import Arch
+from flash_dist.toolkit.targets.devices import (
     format_version,
     toolkit_compression,
     toolkit_driver,

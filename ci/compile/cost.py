@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 from ci.command import command
 from ci.project import build_folder
 from csrc.generate import CPP_DTYPES
-from flash_dist.errors import FlashDistError
-from flash_dist.targets.archs import Arch
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.archs import Arch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -30,9 +30,9 @@ from ci.compile.decisions import (
 )
 from ci.compile.planner_cases import Call, band_calls, mask_cases, masked_calls
 from csrc.generate import CSRC, Table, render_roles
-from flash_dist.errors import FlashDistError
 from flash_dist.masks.layout import BAND, ROWS, TILES
-from flash_dist.targets.wording import list_few
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.wording import list_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

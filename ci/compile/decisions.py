@@ -15,7 +15,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from ci.project import ROOT
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,10 +21,10 @@ from ci.compile.ptxas import KernelResources, load_exceptions, parse_ptxas
 from ci.compile.symbols import check_symbols
 from ci.project import ROOT, build_folder
 from ci.toolchain.cross import TARGETS, ask_foreign
-from flash_dist.builds.linkage import RUNTIME_PATH, has_shared_runtime
-from flash_dist.builds.package import BINDING, KERNELS
-from flash_dist.errors import FlashDistError
-from flash_dist.targets.archs import Arch
+from flash_dist.toolkit.builds.linkage import RUNTIME_PATH, has_shared_runtime
+from flash_dist.toolkit.builds.package import BINDING, KERNELS
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.archs import Arch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ci.toolchain.cross import Target
     from ci.toolchain.nvcc import Toolchain
     from ci.toolchain.torch_headers import TorchHeaders
-    from flash_dist.targets.archs import ArchSet
+    from flash_dist.toolkit.targets.archs import ArchSet
 
 CSRC = ROOT / "csrc"
 OUT_OF_MEMORY = "where a compiler was `Killed`, memory ran out: `MAX_JOBS=1` needs the least"

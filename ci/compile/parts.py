@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ci.toolchain.nvcc import INFOS, ToolchainError, gxx_version
-from flash_dist.builds.linkage import has_shared_runtime
-from flash_dist.builds.manifest import Part
+from flash_dist.toolkit.builds.linkage import has_shared_runtime
+from flash_dist.toolkit.builds.manifest import Part
 
 if TYPE_CHECKING:
     from ci.toolchain.nvcc import Toolchain

@@ -19,15 +19,15 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 from ci.project import load_project
-from flash_dist.builds.contents import BINDING, KERNELS
-from flash_dist.builds.sbom import FILE_NAME, PROPERTY
-from flash_dist.indexes.index import PROJECT
+from flash_dist.toolkit.builds.contents import BINDING, KERNELS
+from flash_dist.toolkit.builds.sbom import FILE_NAME, PROPERTY
+from flash_dist.toolkit.indexes.index import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from flash_dist.builds.manifest import Manifest, Part
+    from flash_dist.toolkit.builds.manifest import Manifest, Part
 
 _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_DNS, "flash_dist")
 _LICENSES: Final = LicenseFactory()

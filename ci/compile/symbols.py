@@ -11,7 +11,7 @@ import subprocess
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -20,9 +20,9 @@ from ci.conda.check import CHANNEL, find_packages, recipe_of
 from ci.project import ROOT, load_project
 from ci.wheels.artefacts import Artefact, find_artefacts
 from ci.wheels.channel import Published
-from flash_dist.indexes.channels import parse_conda
-from flash_dist.indexes.install_commands import Command
-from flash_dist.indexes.pages import Link
+from flash_dist.toolkit.indexes.channels import parse_conda
+from flash_dist.toolkit.indexes.install_commands import Command
+from flash_dist.toolkit.indexes.pages import Link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,18 +9,18 @@ from ci.conda.recipe import PICK, Recipe, make_recipe
 from ci.conda.repodata import REPODATA, make_repodata
 from ci.project import ARCHSETS
 from ci.wheels.artefacts import ArtefactError
-from flash_dist.audit.files import INSTALLER
-from flash_dist.audit.verify import verify_wheel
-from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.conda_package import (
+from flash_dist.toolkit.audit.files import INSTALLER
+from flash_dist.toolkit.audit.verify import verify_wheel
+from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.builds.conda_package import (
     SITE,
     CondaContents,
     PackedFile,
     open_conda,
 )
-from flash_dist.builds.published import load_archsets, load_picks
-from flash_dist.gpucode.inspection import Choice, inspect_libraries
-from flash_dist.gpucode.libraries import open_libraries
+from flash_dist.toolkit.builds.published import load_archsets, load_picks
+from flash_dist.toolkit.gpucode.inspection import Choice, inspect_libraries
+from flash_dist.toolkit.gpucode.libraries import open_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

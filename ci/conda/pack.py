@@ -16,11 +16,11 @@ from ci.conda.check import check_package, recipe_of
 from ci.conda.link import add_link
 from ci.conda.repodata import write_repodata
 from ci.wheels.artefacts import Artefact, ArtefactError, require_sound
-from flash_dist.audit.files import INSTALLER
-from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.conda_package import SITE
-from flash_dist.errors import UsageError
-from flash_dist.indexes.index import PROJECT
+from flash_dist.toolkit.audit.files import INSTALLER
+from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.builds.conda_package import SITE
+from flash_dist.toolkit.errors import UsageError
+from flash_dist.toolkit.indexes.index import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from flash_dist.builds.conda_solver import (
+from flash_dist.toolkit.builds.conda_solver import (
     SUBDIRS,
     constrain_gpus,
     is_served,
@@ -22,14 +22,14 @@ from flash_dist.builds.conda_solver import (
     name_build,
     read_platform,
 )
-from flash_dist.indexes.index import PROJECT
-from flash_dist.targets.devices import KNOWN_DEVICES, parse_version
+from flash_dist.toolkit.indexes.index import PROJECT
+from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ci.wheels.artefacts import Artefact
-    from flash_dist.targets.archs import ArchSet
+    from flash_dist.toolkit.targets.archs import ArchSet
 
 PICK: Final = "conda"  # who asks in the table `picks`
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from flash_dist.builds.conda_package import read_index
+from flash_dist.toolkit.builds.conda_package import read_index
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from ci.container.engine import inspect_image
 from ci.locks import LOCKS
 from ci.project import ROOT
 from ci.toolchain.cross import TARGETS
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

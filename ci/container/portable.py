@@ -28,13 +28,13 @@ from ci.toolchain.cross import VARIABLE as MACHINE
 from ci.toolchain.cross import target_machine
 from ci.wheels.gates import run
 from ci.wheels.platform_tags import MANYLINUX, platform_of
-from flash_dist.builds.published import load_archsets
-from flash_dist.targets.archs import DEFAULT_MACHINE
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flash_dist.targets.archs import ArchSet
+    from flash_dist.toolkit.targets.archs import ArchSet
 
 IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
 HOST = "/host"  # where cibuildwheel shows the whole machine to the container

@@ -17,7 +17,7 @@ from ci.toolchain.cross import find_target, require_tools
 from ci.toolchain.install import install_toolkit
 from ci.toolchain.nvcc import tool_version
 from ci.toolchain.preflight import check, read_host
-from flash_dist.builds.published import load_archsets
+from flash_dist.toolkit.builds.published import load_archsets
 
 HOME = Path("/opt/cuda")
 

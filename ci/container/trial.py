@@ -34,7 +34,7 @@ print(f"torch {torch.__version__}, Python {sys.version.split()[0]}: imported, th
 """
 TARGETS = """
 import json
-from flash_dist.builds.manifest import load_manifest
+from flash_dist.toolkit.builds.manifest import load_manifest
 print(json.dumps([[a.number, a.ptx] for a in load_manifest().arch_set.archs]))
 """
 BESIDE = str(Path(__file__).resolve().parents[1] / "locks" / "beside_torch.txt")

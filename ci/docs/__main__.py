@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ci.command import command
 from ci.project import ROOT
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 from .browser import NOT_CHECKED, check_pages, find_chromium
 from .links import check_site

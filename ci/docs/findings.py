@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.findings import SUBJECTS
+from flash_dist.toolkit.findings import SUBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flash_dist.findings import Entry
+    from flash_dist.toolkit.findings import Entry
 
 INTRODUCTION: Final = """\
 # Findings

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from flash_dist.findings import SUBJECTS
+from flash_dist.toolkit.findings import SUBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from ci.project import ROOT
-from flash_dist.cli import EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, SUBCOMMANDS, make_parser
+from flash_dist.toolkit.cli import (
+    EXIT_CLOSED_PIPE,
+    EXIT_INTERRUPTED,
+    SUBCOMMANDS,
+    load_subcommand,
+    make_parser,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -38,7 +43,7 @@ def write_exit_statuses() -> Iterator[str]:
     yield "# Exit statuses\n"
     yield "| subcommand | 0 | 1 | 2 | 3 |\n|---|---|---|---|---|"
     for name in SUBCOMMANDS:
-        told = dict(read_exit_statuses(import_module(f"flash_dist.cli.{name}").EPILOG))
+        told = dict(read_exit_statuses(load_subcommand(name).EPILOG))
         yield f"| {name} | {' | '.join(told.get(status, '') for status in range(4))} |"
     yield "\nEvery subcommand has these as well:\n\n| status | meaning |\n|---|---|"
     yield "| 2 | wrong usage, an input that cannot be read, an output that cannot be written |"

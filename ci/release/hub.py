@@ -27,15 +27,15 @@ from ci.command import command
 from ci.project import ROOT
 from ci.wheels.artefacts import ArtefactError, find_artefacts
 from ci.wheels.channel import Published, no_commands
-from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.package import BINDING, KERNELS
+from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.builds.package import BINDING, KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ci.wheels.artefacts import Artefact
-    from flash_dist.targets.archs import Arch
+    from flash_dist.toolkit.targets.archs import Arch
 
 FOLDER: Final = "hub"
 METADATA: Final = "metadata.json"

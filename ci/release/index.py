@@ -31,11 +31,11 @@ from ci.release.channels import CHANNELS, Row, find_published
 from ci.release.landing import Offer, make_page
 from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts
 from ci.wheels.channel import no_commands, no_files
-from flash_dist.builds.published import load_picks
-from flash_dist.errors import UsageError
-from flash_dist.indexes.index import PROJECT
-from flash_dist.targets.archs import SESSIONS
-from flash_dist.targets.index_address import INDEX
+from flash_dist.toolkit.builds.published import load_picks
+from flash_dist.toolkit.errors import UsageError
+from flash_dist.toolkit.indexes.index import PROJECT
+from flash_dist.toolkit.targets.archs import SESSIONS
+from flash_dist.toolkit.targets.index_address import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

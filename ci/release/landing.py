@@ -11,17 +11,24 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ci.wheels.artefacts import Artefact, newest_first
-from flash_dist.builds.declared import declare_build
-from flash_dist.cli.terminal.text import format_size
-from flash_dist.indexes.index import PROJECT, parse_wheel
-from flash_dist.indexes.install_commands import Command, find_commands
-from flash_dist.indexes.pages import Link
-from flash_dist.indexes.selection import Candidate, select
-from flash_dist.report_page.markup import Markup, element, join, make_head, make_table, prose
-from flash_dist.report_page.style import STYLE
-from flash_dist.targets.advice import describe_how
-from flash_dist.targets.devices import Device
-from flash_dist.targets.gpus import SOLD
+from flash_dist.toolkit.builds.declared import declare_build
+from flash_dist.toolkit.cli.terminal.text import format_size
+from flash_dist.toolkit.indexes.index import PROJECT, parse_wheel
+from flash_dist.toolkit.indexes.install_commands import Command, find_commands
+from flash_dist.toolkit.indexes.pages import Link
+from flash_dist.toolkit.indexes.selection import Candidate, select
+from flash_dist.toolkit.report_page.markup import (
+    Markup,
+    element,
+    join,
+    make_head,
+    make_table,
+    prose,
+)
+from flash_dist.toolkit.report_page.style import STYLE
+from flash_dist.toolkit.targets.advice import describe_how
+from flash_dist.toolkit.targets.devices import Device
+from flash_dist.toolkit.targets.gpus import SOLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

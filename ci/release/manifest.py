@@ -24,7 +24,7 @@ from ci.release.channels import Row, find_published, released
 from ci.release.statement import Subject, state_file, state_wheel
 from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_sound
 from ci.wheels.source import Source, read_source
-from flash_dist.builds.listing import FILE_NAME, VERSION
+from flash_dist.toolkit.builds.listing import FILE_NAME, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

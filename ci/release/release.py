@@ -28,15 +28,15 @@ from ci.wheels.platform_tags import (
     require_same_tags,
 )
 from ci.wheels.source import Source, ask_git, read_source
-from flash_dist.audit.own import audit_wheel, describe_failure
-from flash_dist.builds.listing import FILE_NAME
-from flash_dist.builds.published import published_sets
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.audit.own import audit_wheel, describe_failure
+from flash_dist.toolkit.builds.listing import FILE_NAME
+from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from flash_dist.targets.archs import ArchSet
+    from flash_dist.toolkit.targets.archs import ArchSet
 
 _HEADING: Final = re.compile(r"^## (?P<version>\S+), (?P<date>.+)$", re.MULTILINE)
 _DATE: Final = re.compile(r"20\d\d-\d\d-\d\d")

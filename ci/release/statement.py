@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from ci.wheels.artefacts import Artefact
     from ci.wheels.source import Source
-    from flash_dist.builds.manifest import Manifest, Part
-    from flash_dist.targets.archs import Arch
+    from flash_dist.toolkit.builds.manifest import Manifest, Part
+    from flash_dist.toolkit.targets.archs import Arch
 
 WHEELS: Final = "build-wheels"
 BUILDER: Final = "urn:flash-dist:builder:unattested"

@@ -18,8 +18,9 @@ from ci.command import command
 from ci.project import ROOT, load_project
 from ci.wheels.artefacts import ArtefactError
 from ci.wheels.channel import Published, no_commands
-from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.published import FILE_NAME
+from flash_dist.toolkit import product
+from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.builds.published import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,7 +77,7 @@ def _collect(dependencies: Path) -> Iterator[tuple[str, bytes]]:
 
 def _collect_package() -> Iterator[tuple[str, bytes]]:
     package = ROOT / "flash_dist"
-    for path in sorted((*package.rglob("*.py"), package / FILE_NAME)):
+    for path in sorted((*package.rglob("*.py"), package / FILE_NAME, package / product.FILE_NAME)):
         yield path.relative_to(ROOT).as_posix(), path.read_bytes()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ci.toolchain.nvcc import ToolchainError, complete_links
-from flash_dist.targets.archs import DEFAULT_MACHINE
+from flash_dist.toolkit.targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ci.toolchain.nvcc import ToolchainError, tool_version
-from flash_dist.binaries.ar import read_members
-from flash_dist.binaries.files import hash_file
-from flash_dist.errors import FetchError
-from flash_dist.indexes.fetch import open_url, save
-from flash_dist.indexes.patience import Patience
+from flash_dist.toolkit.binaries.ar import read_members
+from flash_dist.toolkit.binaries.files import hash_file
+from flash_dist.toolkit.errors import FetchError
+from flash_dist.toolkit.indexes.fetch import open_url, save
+from flash_dist.toolkit.indexes.patience import Patience
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from ci.toolchain.cross import assemble_home
 from ci.toolchain.cuda12 import CUDA as CUDA_12
 from ci.toolchain.cuda12 import PACKAGES, bring_toolkit
 from ci.toolchain.nvcc import complete_links
-from flash_dist.targets.archs import DEFAULT_TOOLKIT
+from flash_dist.toolkit.targets.archs import DEFAULT_TOOLKIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.project import build_folder
-from flash_dist.errors import FlashDistError
-from flash_dist.machine.capacity import count_cores, read_free_memory
-from flash_dist.targets.devices import first_driver, parse_version
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.machine.capacity import count_cores, read_free_memory
+from flash_dist.toolkit.targets.devices import first_driver, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 from ci.command import command
 from ci.project import ROOT
 from ci.toolchain.client_settings import find_links, find_torch, index_url
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -22,7 +22,7 @@ from ci.project import ROOT
 from ci.toolchain.cross import TARGETS
 from ci.trials.foreign import Done, Root, make_root
 from ci.wheels.artefacts import ArtefactError, find_artefacts
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +34,9 @@ UNSERVED: Final = "7.5"  # no Arm machine that is known here has such a GPU
 # The library answers, with what the manifest declares, and refuses in words where no driver is.
 LIBRARY: Final = """
 import platform
-from flash_dist.builds.manifest import load_manifest
-from flash_dist.errors import ExtensionError
-from flash_dist.kernels import library
+from flash_dist.toolkit.builds.manifest import load_manifest
+from flash_dist.toolkit.errors import ExtensionError
+from flash_dist.toolkit.loading import library
 found = [one["symbol"] for one in library.variants()]
 declared = [one.symbol for one in load_manifest().kernels]
 assert sorted(found) == sorted(declared), set(found) ^ set(declared)

@@ -14,8 +14,8 @@ from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
 from ci.trials.clients import Environment, call, runs_here, serve, without_network
 from ci.trials.next_version import make_next
 from ci.wheels.artefacts import newest_first
-from flash_dist.builds.published import load_picks, published_sets
-from flash_dist.targets.archs import DEFAULT_MACHINE
+from flash_dist.toolkit.builds.published import load_picks, published_sets
+from flash_dist.toolkit.targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ci.wheels.artefacts import Artefact
-    from flash_dist.targets.archs import ArchSet
+    from flash_dist.toolkit.targets.archs import ArchSet
 
 MACHINES: Final = (*GPUS, *MIXED)
 DRIVER: Final = "580"

@@ -21,11 +21,11 @@ from ci.project import ARCHSETS, load_project
 from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
 from ci.trials.conda_client import RefusedError, Request, Solved, ask
 from ci.wheels.artefacts import Artefact, newest_first
-from flash_dist.builds.conda_solver import SUBDIRS, is_served, oldest_cuda
-from flash_dist.builds.published import load_picks
-from flash_dist.errors import FlashDistError
-from flash_dist.indexes.index import PROJECT
-from flash_dist.targets.devices import Device, first_driver, parse_version
+from flash_dist.toolkit.builds.conda_solver import SUBDIRS, is_served, oldest_cuda
+from flash_dist.toolkit.builds.published import load_picks
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.indexes.index import PROJECT
+from flash_dist.toolkit.targets.devices import Device, first_driver, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

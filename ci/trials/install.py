@@ -24,7 +24,7 @@ from ci.trials.client import Trial
 from ci.trials.clients import CLIENTS, serve
 from ci.trials.torch_matrix import try_torches
 from ci.wheels.artefacts import find_artefacts
-from flash_dist.targets.archs import DEFAULT_MACHINE
+from flash_dist.toolkit.targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from ci.trials.cells import InstallError
 from ci.wheels.artefacts import Artefact, read_artefact
-from flash_dist.builds.manifest import FILE_NAME, Manifest
+from flash_dist.toolkit.builds.manifest import FILE_NAME, Manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

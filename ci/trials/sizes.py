@@ -24,8 +24,8 @@ from ci.project import ARCHSETS, README, ROOT, replace_between
 from ci.trials.cells import InstallError
 from ci.trials.clients import Environment, call_openly, runs_here
 from ci.wheels.artefacts import find_artefacts, newest_first
-from flash_dist.builds.linkage import runtime_requirements
-from flash_dist.builds.published import published_sets
+from flash_dist.toolkit.builds.linkage import runtime_requirements
+from flash_dist.toolkit.builds.published import published_sets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from flash_dist.audit.verify import verify_wheel
-from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.contents import read_manifest
-from flash_dist.builds.metadata import read_metadata
-from flash_dist.errors import FlashDistError
-from flash_dist.gpucode.inspection import Choice, inspect_libraries
-from flash_dist.gpucode.libraries import open_libraries
+from flash_dist.toolkit.audit.verify import verify_wheel
+from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.builds.contents import read_manifest
+from flash_dist.toolkit.builds.metadata import read_metadata
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.gpucode.inspection import Choice, inspect_libraries
+from flash_dist.toolkit.gpucode.libraries import open_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
-    from flash_dist.builds.manifest import Manifest
-    from flash_dist.builds.metadata import Metadata
-    from flash_dist.targets.archs import Arch
+    from flash_dist.toolkit.builds.manifest import Manifest
+    from flash_dist.toolkit.builds.metadata import Metadata
+    from flash_dist.toolkit.targets.archs import Arch
 
 
 class ArtefactError(FlashDistError):

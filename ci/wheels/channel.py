@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ci.wheels.artefacts import Artefact
-    from flash_dist.indexes.install_commands import Command
+    from flash_dist.toolkit.indexes.install_commands import Command
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 from ci.command import command
 from ci.compile.decisions import hash_decisions
 from ci.project import ROOT
-from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.contents import KERNELS, read_manifest
-from flash_dist.gpucode.fatbin import open_fatbin
-from flash_dist.gpucode.kernel_code import hash_kernels
-from flash_dist.selftest.fingerprints import FILE_NAME, read_references
+from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.builds.contents import KERNELS, read_manifest
+from flash_dist.toolkit.gpucode.fatbin import open_fatbin
+from flash_dist.toolkit.gpucode.kernel_code import hash_kernels
+from flash_dist.toolkit.selftest.fingerprints import FILE_NAME, read_references
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from flash_dist.selftest.fingerprints import Reference
+    from flash_dist.toolkit.selftest.fingerprints import Reference
 
 RECORDED = ROOT / "flash_dist" / FILE_NAME
 REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records them again"

@@ -24,22 +24,22 @@ from ci.command import command
 from ci.compile.decisions import hash_decisions
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.wheels.platform_tags import require_glibc, require_platform, require_same_tags
-from flash_dist.audit.own import audit_wheel, describe_failure
-from flash_dist.audit.verify import verify_wheel
-from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
-from flash_dist.builds.published import load_archsets
-from flash_dist.cli.audit import print_audit
-from flash_dist.cli.terminal.results import make_console, print_result
-from flash_dist.errors import FlashDistError
-from flash_dist.targets.archs import ArchSet
-from flash_dist.targets.wording import list_few
+from flash_dist.toolkit.audit.own import audit_wheel, describe_failure
+from flash_dist.toolkit.audit.verify import verify_wheel
+from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.cli.audit import print_audit
+from flash_dist.toolkit.cli.terminal.results import make_console, print_result
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.archs import ArchSet
+from flash_dist.toolkit.targets.wording import list_few
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flash_dist.audit.own import AuditResult
-    from flash_dist.builds.manifest import Manifest
+    from flash_dist.toolkit.audit.own import AuditResult
+    from flash_dist.toolkit.builds.manifest import Manifest
 
 
 class WheelBuildError(FlashDistError):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 from packaging.tags import parse_tag
 from packaging.utils import parse_wheel_filename
 
-from flash_dist.audit.glibc import find_glibc, read_floor
-from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.metadata import read_tags
-from flash_dist.errors import FlashDistError
-from flash_dist.targets.distributions import oldest_served
+from flash_dist.toolkit.audit.glibc import find_glibc, read_floor
+from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.builds.metadata import read_tags
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.distributions import oldest_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.command import command
-from flash_dist.binaries.files import hash_file
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.binaries.files import hash_file
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from ci.compile.decisions import DECISIONS, hash_decisions, read_decisions
 from ci.project import ROOT
-from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.console_script import FILE_NAME as SCRIPTS
-from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
-from flash_dist.builds.sbom import FILE_NAME as BILL
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.builds.console_script import FILE_NAME as SCRIPTS
+from flash_dist.toolkit.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.toolkit.builds.sbom import FILE_NAME as BILL
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

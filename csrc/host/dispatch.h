@@ -48,7 +48,7 @@ struct KernelKey {
 
 // Whether a variant is of that smallest size of its family. One for some targets only leaves calls
 // that would fill half of its columns, or less, to the general one, if its role has one.
-// flash_dist/targets/verdict.py predicts the same.
+// flash_dist/toolkit/targets/verdict.py predicts the same.
 bool is_meant(const Variant& variant, const KernelKey& key);
 
 // Whether any variant serves a role for a dtype, on whatever device.

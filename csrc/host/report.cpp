@@ -94,7 +94,7 @@ struct Filter {
 };
 
 // Whether all families of a role are for some targets only: where none of them runs, kernels of
-// other roles do the same. flash_dist/targets/verdict.py has the same rule.
+// other roles do the same. flash_dist/toolkit/targets/verdict.py has the same rule.
 bool is_optional(Role role) {
   for (const Variant& v : all_variants()) {
     if (v.role == role && !v.specific) return false;

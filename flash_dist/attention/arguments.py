@@ -12,11 +12,11 @@ from torch._C import _functorch as functorch
 from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import show
 from ..kernels.boundaries import is_checking, warn_unchecked
 from ..masks import Band, BlockMask, IntervalMask
 from ..masks.inputs import MAX_SEQLEN, require_bool
 from ..masks.registry import is_traced
+from ..toolkit.errors import show
 from .layouts import (
     ALIGNMENT,
     DENSE,

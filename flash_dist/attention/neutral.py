@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 import torch
 
-from ..errors import show
+from ..toolkit.errors import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

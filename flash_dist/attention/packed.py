@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from ..errors import show
 from ..kernels.boundaries import check_boundaries
 from ..kernels.cache import Packed
 from ..kernels.operators import Packing
 from ..masks.inputs import MAX_SEQLEN, require_bools
+from ..toolkit.errors import show
 from .arguments import (
     choose_band,
     choose_scale,

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import torch
 
-from ..errors import ExtensionError, FlashDistError
-from ..kernels.library import select
 from ..kernels.memory import raise_out_of_memory
-from ..machine.installed import unsupported_error
-from ..targets.advice import describe_device
-from ..targets.devices import Device
-from ..targets.verdict import DTYPE_FLOOR, FLOOR, IEEE32
+from ..toolkit.errors import ExtensionError, FlashDistError
+from ..toolkit.loading.library import select
+from ..toolkit.machine.installed import unsupported_error
+from ..toolkit.targets.advice import describe_device
+from ..toolkit.targets.devices import Device
+from ..toolkit.targets.verdict import DTYPE_FLOOR, FLOOR, IEEE32
 from .layouts import dtype_name
 
 _log: Final = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .._version import read_version
-from ..machine.libcuda import read_cuda
+from ..toolkit.machine.libcuda import read_cuda
+from ..toolkit.version import read_version
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:

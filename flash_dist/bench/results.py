@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..errors import UsageError
+from ..toolkit.errors import UsageError
 from .contenders.names import (
     COPY,
     OURS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ..errors import GroupError
+from ..toolkit.errors import GroupError
 from .shards import find_rank
 
 if TYPE_CHECKING:

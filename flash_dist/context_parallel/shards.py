@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ..attention.arguments import describe_value, require_tensor, require_whole
-from ..errors import GroupError, show
 from ..masks.inputs import MAX_SEQLEN
+from ..toolkit.errors import GroupError, show
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

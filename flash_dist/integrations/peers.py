@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ..errors import FlashDistError
+from ..toolkit.errors import FlashDistError
 
 
 def find_names(module: str, *names: str, oldest: str) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from ..errors import FlashDistError
+from ..toolkit.errors import FlashDistError
 from .variables import is_unset
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"

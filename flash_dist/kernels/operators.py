@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from ..builds.package import BINDING, PACKAGE
-from ..errors import ExtensionError
 from ..masks import registry
 from ..masks.band import Band
 from ..masks.inputs import complain
 from ..masks.spec import BlockMask
+from ..toolkit.builds.package import BINDING, PACKAGE
+from ..toolkit.errors import ExtensionError
 from . import cpu, derivatives
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Final, Literal, NamedTuple, get_args
 
-from ..errors import show
+from ..toolkit.errors import show
 from .inputs import complain
 from .layout import BAND
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import show
+from ..toolkit.errors import show
 
 Tensor = torch.Tensor
 Integers = Tensor | Sequence[int] | Sequence[Sequence[int]]

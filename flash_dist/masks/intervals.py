@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from ..errors import show
+from ..toolkit.errors import show
 from .inputs import BROADCASTING, MAX_SEQLEN, Sizes, complain, require_bool
 from .layout import ABSENT, ALIGNMENT, ARRAYS, ROWS, SIZES, TILE
 from .plan import require_index

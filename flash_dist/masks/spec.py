@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import torch
 
-from ..errors import show
+from ..toolkit.errors import show
 from .band import Alignment, Band, parse_alignment
 from .bits import pack_strips, parse_words
 from .flex import read_flex

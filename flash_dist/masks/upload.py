@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 
-from ..errors import FlashDistError
+from ..toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

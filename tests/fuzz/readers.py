@@ -26,13 +26,13 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.binaries import tar
-from flash_dist.binaries.symbols import SharedObject
-from flash_dist.errors import FatbinError, FetchError
-from flash_dist.gpucode.containers.registrations import CONTAINER_START
-from flash_dist.gpucode.inspection import LEVELS, Choice, inspect_libraries
-from flash_dist.gpucode.libraries import open_libraries
-from flash_dist.indexes.index import make_index
+from flash_dist.toolkit.binaries import tar
+from flash_dist.toolkit.binaries.symbols import SharedObject
+from flash_dist.toolkit.errors import FatbinError, FetchError
+from flash_dist.toolkit.gpucode.containers.registrations import CONTAINER_START
+from flash_dist.toolkit.gpucode.inspection import LEVELS, Choice, inspect_libraries
+from flash_dist.toolkit.gpucode.libraries import open_libraries
+from flash_dist.toolkit.indexes.index import make_index
 from tests.unit.made.dynamic_builder import make_shared
 from tests.unit.made.fatbin_builder import (
     FOR_ONE_CHIP,

@@ -175,7 +175,7 @@ def choose_dtypes(args: argparse.Namespace, role: str = "fwd") -> tuple[str, ...
     asked = args.dtype or tuple(DTYPES)
     if args.device == "cpu":
         return tuple(name for name in DTYPES if name in asked)
-    from flash_dist.kernels.library import variants  # noqa: PLC0415 - loads the kernels
+    from flash_dist.toolkit.loading.library import variants  # noqa: PLC0415 - loads the kernels
 
     there = {variant["dtype"] for variant in variants() if variant["role"] == role}
     return tuple(name for name in DTYPES if name in there and name in asked)

@@ -72,7 +72,7 @@ def built() -> dict[torch.dtype, int]:
     """Return the largest head_dim that this build has kernels for, by dtype."""
     if DEVICE == "cpu":
         return dict.fromkeys(DTYPE_NAMES.values(), 256)
-    from flash_dist.kernels.library import variants  # noqa: PLC0415
+    from flash_dist.toolkit.loading.library import variants  # noqa: PLC0415
 
     largest: dict[torch.dtype, int] = {}
     for variant in variants():
@@ -145,7 +145,7 @@ def _check_plan(loaded: dict[str, Any], limit: str | None) -> None:
     """Hold a variant against the limit of the run: the largest plan of its target that fits."""
     if not limit:
         return
-    from flash_dist.kernels.library import variants  # noqa: PLC0415
+    from flash_dist.toolkit.loading.library import variants  # noqa: PLC0415
 
     gpu: Any = torch.cuda.get_device_properties(loaded["device"])
     room = min(int(limit), gpu.shared_memory_per_block_optin)

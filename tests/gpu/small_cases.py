@@ -23,7 +23,7 @@ import torch
 if __name__ == "__main__":  # a program is found by its path, tests by the folder that they are in
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from flash_dist.kernels.library import last_variant, variants
+from flash_dist.toolkit.loading.library import last_variant, variants
 from tests.gpu.boundaries import CHAOS, LIES, SPARSE
 from tests.gpu.cells import LONG
 from tests.gpu.packed import attend_packed, pack

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flash_dist import flash_attn_func
-from flash_dist.kernels.library import select
+from flash_dist.toolkit.loading.library import select
 
 HOPPER: Final = (9, 0)
 LIMIT: Final = "FLASH_DIST_SMEM_LIMIT"

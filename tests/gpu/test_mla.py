@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flash_dist import flash_mla_with_kvcache, last_variant
-from flash_dist.kernels.library import variants
+from flash_dist.toolkit.loading.library import variants
 from tests.gpu.running import (
     has_whole_shared_memory,
     no_wait_for_the_gpu,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from flash_dist.checks.environment import gather_gpus
-from flash_dist.doctor.proof import Proof
-from flash_dist.machine.installed import read_installed
-from flash_dist.selftest.cases import Kernels, make_cases
-from flash_dist.selftest.inputs import Inputs
-from flash_dist.selftest.run import CHILD
+from flash_dist.proof.cases import Kernels, make_cases
+from flash_dist.proof.inputs import Inputs
+from flash_dist.toolkit.checks.environment import gather_gpus
+from flash_dist.toolkit.doctor.proof import Proof
+from flash_dist.toolkit.machine.installed import read_installed
+from flash_dist.toolkit.selftest.run import CHILD
 
 TESTS = Path(__file__).resolve().parents[1]
 TIMEOUT = 600.0

@@ -2,7 +2,7 @@
 
 It fails when NVIDIA releases a CUDA, not when somebody changes this package, so that it runs once a
 week (.github/workflows/newest.yml) and is no part of what every change must pass. What it says is
-what to add: a row of a table, or an entry kind of `flash_dist/gpucode/containers/`.
+what to add: a row of a table, or an entry kind of `flash_dist/toolkit/gpucode/containers/`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import pytest
 
 from ci.toolchain.nvcc import complete_links, installed_home, release_of, tool_version
 from ci.toolchain.preflight import TOOLKITS
-from flash_dist.gpucode.fatbin import read_fatbin
-from flash_dist.gpucode.inspection import Choice, inspect_libraries
-from flash_dist.gpucode.libraries import open_libraries
-from flash_dist.targets.archs import TOOLKIT_ARCHS, Arch
-from flash_dist.targets.devices import DRIVER_CUDA, PTX_ISA_CUDA, parse_version
+from flash_dist.toolkit.gpucode.fatbin import read_fatbin
+from flash_dist.toolkit.gpucode.inspection import Choice, inspect_libraries
+from flash_dist.toolkit.gpucode.libraries import open_libraries
+from flash_dist.toolkit.targets.archs import TOOLKIT_ARCHS, Arch
+from flash_dist.toolkit.targets.devices import DRIVER_CUDA, PTX_ISA_CUDA, parse_version
 from tests.readers.tools import compile_code, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flash_dist.gpucode.images import FatbinReport
+    from flash_dist.toolkit.gpucode.images import FatbinReport
 
 SOURCE: Final = "__global__ void alpha(float* x) { x[threadIdx.x] *= 2; }\n"
 TILE: Final = """
@@ -69,9 +69,11 @@ def complain(report: FatbinReport) -> list[str]:
 
 def test_the_tables_know_the_toolkit(toolkit: str) -> None:
     version = parse_version(toolkit)
-    assert toolkit in TOOLKIT_ARCHS, "add it to flash_dist/targets/archs.py"
-    assert version in PTX_ISA_CUDA.values(), "add it to flash_dist/targets/devices.py"
-    assert version in DRIVER_CUDA.values(), "add its driver to flash_dist/targets/devices.py"
+    assert toolkit in TOOLKIT_ARCHS, "add it to flash_dist/toolkit/targets/archs.py"
+    assert version in PTX_ISA_CUDA.values(), "add it to flash_dist/toolkit/targets/devices.py"
+    assert version in DRIVER_CUDA.values(), (
+        "add its driver to flash_dist/toolkit/targets/devices.py"
+    )
     assert toolkit in {one.cuda for one in TOOLKITS}, "add it to ci/toolchain/preflight.py"
 
 

@@ -6,15 +6,15 @@ import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from flash_dist.gpucode.libraries import Library, open_libraries
+from flash_dist.toolkit.gpucode.libraries import Library, open_libraries
 from tests.readers.tools import Resources, extract_images, list_images, list_resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from flash_dist.gpucode.fatbin import Fatbin
-    from flash_dist.gpucode.images import FatbinEntry
+    from flash_dist.toolkit.gpucode.fatbin import Fatbin
+    from flash_dist.toolkit.gpucode.images import FatbinEntry
 
 
 class Ours:

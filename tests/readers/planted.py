@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from flash_dist.gpucode.coverage import Verdict
+    from flash_dist.toolkit.gpucode.coverage import Verdict
 
 SOURCE: Final = r"""
 #include <cassert>

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flash_dist.gpucode.fatbin import read_fatbin, read_kernels
-from flash_dist.targets.archs import TOOLKIT_ARCHS, Arch
+from flash_dist.toolkit.gpucode.fatbin import read_fatbin, read_kernels
+from flash_dist.toolkit.targets.archs import TOOLKIT_ARCHS, Arch
 from tests.readers.compared import Ours, compare, names
 from tests.readers.tools import compile_code, gencode, needs, run
 

@@ -23,7 +23,7 @@ from flash_dist.kernels.budget import (
     DEFAULT_BUDGET_MB,
     find_budget_problem,
 )
-from flash_dist.targets.archs import ArchSet
+from flash_dist.toolkit.targets.archs import ArchSet
 from tests.readers.tools import needs, run
 
 if TYPE_CHECKING:

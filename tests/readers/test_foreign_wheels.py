@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from flash_dist.binaries.wheel import open_wheel
+from flash_dist.toolkit.binaries.wheel import open_wheel
 from tests.readers.compared import Ours, compare
 from tests.readers.tools import needs
 

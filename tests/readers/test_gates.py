@@ -15,10 +15,10 @@ import pytest
 
 from ci.compile.sbom import make_sbom
 from ci.project import ARCHSETS
-from flash_dist.builds.contents import BINDING, KERNELS, read_manifest
-from flash_dist.builds.linkage import BINDING_NEEDS
-from flash_dist.builds.published import load_archsets
-from flash_dist.builds.sbom import FILE_NAME
+from flash_dist.toolkit.builds.contents import BINDING, KERNELS, read_manifest
+from flash_dist.toolkit.builds.linkage import BINDING_NEEDS
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.builds.sbom import FILE_NAME
 from tests.readers.test_wheels import DIST
 from tests.unit.made.library_builder import Lab, needs_gcc
 from tests.unit.made.whole_wheel import make_record

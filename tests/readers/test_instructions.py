@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.gpucode.fatbin import open_fatbin
-from flash_dist.gpucode.sass import MAX_SCANNED_BYTES, WORD_SIZE, Body
-from flash_dist.targets.archs import Arch
+from flash_dist.toolkit.gpucode.fatbin import open_fatbin
+from flash_dist.toolkit.gpucode.sass import MAX_SCANNED_BYTES, WORD_SIZE, Body
+from flash_dist.toolkit.targets.archs import Arch
 from tests.readers.planted import SOURCE
 from tests.readers.tools import compile_code, gencode, needs, run
 

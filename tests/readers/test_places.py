@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from csrc.generate import CSRC, Table, generate
-from flash_dist.targets.archs import ArchSet
+from flash_dist.toolkit.targets.archs import ArchSet
 from tests.readers.tools import needs, run
 
 pytestmark = needs("nvcc")

@@ -11,7 +11,7 @@ import pytest
 from ci.compile.native import NativeOptions, _configure
 from ci.toolchain.nvcc import find_toolchain
 from ci.toolchain.torch_headers import TorchHeaders
-from flash_dist.targets.archs import ArchSet
+from flash_dist.toolkit.targets.archs import ArchSet
 from tests.readers.tools import needs
 
 if TYPE_CHECKING:

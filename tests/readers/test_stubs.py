@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.gpucode.coverage import Coverage, Verdict, find_coverage
-from flash_dist.gpucode.fatbin import open_fatbin
+from flash_dist.toolkit.gpucode.coverage import Coverage, Verdict, find_coverage
+from flash_dist.toolkit.gpucode.fatbin import open_fatbin
 from tests.readers.planted import COMPLAINTS, SOURCE, STUBS
 from tests.readers.tools import compile_code, gencode, needs
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flash_dist.binaries.wheel import open_wheel
+from flash_dist.toolkit.binaries.wheel import open_wheel
 from tests.readers.compared import compare, names
 from tests.readers.tools import needs
 

@@ -78,7 +78,7 @@ def test_it_starts_as_every_package_does(folder: Path) -> None:
 
 def test_the_child_that_loads_the_parts_is_that_of_the_copy(folder: Path) -> None:
     report = folder / "report"
-    done = run(folder, ("-m", "another_name.loading.child"), "--report", str(report))
+    done = run(folder, ("-m", "another_name.toolkit.loading.child"), "--report", str(report))
     assert (done.returncode, done.stderr) == (0, "")
     events = report.read_text().splitlines()
     assert '"stage": "kernels"' in events[0]

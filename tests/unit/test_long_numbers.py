@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from flash_dist.audit.glibc import find_glibc
-from flash_dist.builds.conda_solver import read_platform
-from flash_dist.builds.manifest import Manifest
-from flash_dist.errors import FlashDistError, show
-from flash_dist.indexes.fetch import content_length
-from flash_dist.indexes.index import parse_wheel
-from flash_dist.indexes.pages import Link
-from flash_dist.loading.causes import old_glibc
-from flash_dist.loading.prediction import _version_key
-from flash_dist.machine.installed import parse_symbol
-from flash_dist.machine.jit_cache import DEFAULT_LIMIT, read_limit
-from flash_dist.targets.archs import Arch
-from flash_dist.targets.compatibility import DEFAULT_ORIGIN
-from flash_dist.targets.devices import parse_version
+from flash_dist.toolkit.audit.glibc import find_glibc
+from flash_dist.toolkit.builds.conda_solver import read_platform
+from flash_dist.toolkit.builds.manifest import Manifest
+from flash_dist.toolkit.errors import FlashDistError, show
+from flash_dist.toolkit.indexes.fetch import content_length
+from flash_dist.toolkit.indexes.index import parse_wheel
+from flash_dist.toolkit.indexes.pages import Link
+from flash_dist.toolkit.loading.causes import old_glibc
+from flash_dist.toolkit.loading.prediction import _version_key
+from flash_dist.toolkit.machine.installed import parse_symbol
+from flash_dist.toolkit.machine.jit_cache import DEFAULT_LIMIT, read_limit
+from flash_dist.toolkit.targets.archs import Arch
+from flash_dist.toolkit.targets.compatibility import DEFAULT_ORIGIN
+from flash_dist.toolkit.targets.devices import parse_version
 from tests.unit.made.dynamic_builder import make_shared
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 
 import flash_dist
-from flash_dist.builds.package import KERNELS
-from flash_dist.machine.installed import read_embedded
-from flash_dist.targets.devices import Device
-from flash_dist.targets.verdict import Build, Situation, judge_kernel
+from flash_dist.toolkit.builds.package import KERNELS
+from flash_dist.toolkit.machine.installed import read_embedded
+from flash_dist.toolkit.targets.devices import Device
+from flash_dist.toolkit.targets.verdict import Build, Situation, judge_kernel
 
 LIBRARY: Final = Path(flash_dist.__file__).parent / KERNELS
 SPECIFIC: Final = "flash_dist_fwd_sm90_bf16_d128_smem227_sm90a"

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import flash_dist
-from flash_dist.builds.manifest import Manifest, load_manifest
-from flash_dist.checks.environment import gather_environment, prove_loading
-from flash_dist.gpucode.fatbin import read_fatbin, read_kernels
+from flash_dist.toolkit.builds.manifest import Manifest, load_manifest
+from flash_dist.toolkit.checks.environment import gather_environment, prove_loading
+from flash_dist.toolkit.gpucode.fatbin import read_fatbin, read_kernels
 
 PACKAGE = Path(flash_dist.__file__).parent
 LIBRARY = PACKAGE / "libflash_dist_kernels.so"
@@ -104,7 +104,7 @@ def test_doctor_without_selftest_imports_no_torch_and_starts_no_process() -> Non
         "started = []\n"
         "sys.addaudithook(lambda event, _: started.append(event) if event == 'subprocess.Popen' "
         "else None)\n"
-        "from flash_dist.cli import main\n"
+        "from flash_dist.toolkit.cli import main\n"
         "main(['doctor', '--no-selftest', '--json'])\n"
         "assert 'torch' not in sys.modules and not started, started\n"
     )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ...errors import show
 from ...masks.inputs import MAX_SEQLEN
+from ...toolkit.errors import show
 from ..layouts import (
     CPU_DTYPES,
     DEVICE_TYPES,

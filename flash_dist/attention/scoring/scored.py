@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ...errors import FlashDistError
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.operators import NOT_PACKED, Packing, is_exporting
 from ...kernels.precision import is_ieee
@@ -16,6 +15,7 @@ from ...kernels.scoring import scored
 from ...kernels.scoring.intervals import attend_intervals
 from ...masks.intervals import IntervalMask
 from ...masks.registry import is_traced
+from ...toolkit.errors import FlashDistError
 from .. import transforms
 from ..arguments import is_transformed
 from ..autograd import concerns_autograd, distinct

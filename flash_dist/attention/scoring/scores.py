@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ...errors import show
 from ...kernels.scores import Scores
+from ...toolkit.errors import show
 from ..arguments import require_tensor, to_float
 from ..layouts import dtype_name
 

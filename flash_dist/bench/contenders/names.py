@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...errors import UsageError
+from ...toolkit.errors import UsageError
 
 OURS: Final = "ours"
 DETERMINISTIC: Final = "-deterministic"  # by torch.use_deterministic_algorithms(True), or own means

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import UsageError
-from ...targets.wording import read_whole
+from ...toolkit.errors import UsageError
+from ...toolkit.targets.wording import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

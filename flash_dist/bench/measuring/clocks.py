@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from ...machine.gauge import Gauge, Reading
-from ...machine.libcuda import read_cuda
+from ...toolkit.machine.gauge import Gauge, Reading
+from ...toolkit.machine.libcuda import read_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from ...attention.arguments import require_tensor, require_whole
 from ...attention.layouts import dtype_name
-from ...errors import show
 from ...masks.plan import MAX_INDEX
+from ...toolkit.errors import show
 from .absent import refuse
 
 Tensor = torch.Tensor

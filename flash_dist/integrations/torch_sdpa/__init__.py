@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import FlashDistError
-from ...targets.devices import Device
+from ...toolkit.errors import FlashDistError
+from ...toolkit.targets.devices import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

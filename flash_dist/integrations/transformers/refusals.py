@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ...errors import hint_to_build
 from ...masks.registry import is_traced
+from ...toolkit.errors import hint_to_build
 from ..additive import HIDDEN
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flash_dist.attention import support
-from flash_dist.errors import ExtensionError
+from flash_dist.toolkit.errors import ExtensionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

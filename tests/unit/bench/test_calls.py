@@ -9,7 +9,7 @@ import pytest
 
 from flash_dist.bench.calls import LIMITS, SHAPES, Call, CallReport, read_run
 from flash_dist.bench.results import Report, write_json
-from flash_dist.errors import UsageError
+from flash_dist.toolkit.errors import UsageError
 from tests.unit.made.bench_results import MACHINE, make_report
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from flash_dist.bench.results import (
     read_report,
     write_json,
 )
-from flash_dist.errors import UsageError
+from flash_dist.toolkit.errors import UsageError
 from tests.unit.made.bench_results import make_entry, make_report, make_row
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import pytest
 
 from ci.command import command, told_in_a_sentence
 from ci.project import ROOT
-from flash_dist.errors import FlashDistError, explain_os_error
-from tests.unit.cli.test_talk import interruptible, is_running, wait_until
+from flash_dist.toolkit.errors import FlashDistError, explain_os_error
+from tests.unit.toolkit.cli.test_talk import interruptible, is_running, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

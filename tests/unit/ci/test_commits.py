@@ -20,7 +20,7 @@ from ci.commits import (
     main,
 )
 from ci.project import ROOT
-from flash_dist.errors import FlashDistError
+from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ci.project import PYPROJECT, ROOT, read_pyproject
-from flash_dist.cli import SUBCOMMANDS, make_parser
+from flash_dist.toolkit.cli import SUBCOMMANDS, make_parser
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,10 @@ import flash_dist
 from ci.docs import browser, findings, links, pages, search, sources
 from ci.docs.api import find_definition
 from ci.release.channels import CHANNELS
-from flash_dist.cli import SUBCOMMANDS, expand_alias, make_parser
-from flash_dist.errors import UsageError
-from flash_dist.findings import FINDINGS, SUBJECTS
 from flash_dist.masks import BlockMask
+from flash_dist.toolkit.cli import SUBCOMMANDS, expand_alias, load_subcommand, make_parser
+from flash_dist.toolkit.errors import UsageError
+from flash_dist.toolkit.findings import FINDINGS, SUBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +173,7 @@ def test_every_command_of_a_finding_is_understood(name: str) -> None:
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_every_example_of_a_help_is_understood(name: str) -> None:
-    epilog = import_module(f"flash_dist.cli.{name}").EPILOG
+    epilog = load_subcommand(name).EPILOG
     found = list(find_commands(f"```\n{epilog}```\n"))
     assert len(found) >= 2
     assert [understand(arguments) for arguments in found] == [""] * len(found)
@@ -182,7 +181,7 @@ def test_every_example_of_a_help_is_understood(name: str) -> None:
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_the_exit_statuses_of_a_help_are_read(name: str) -> None:
-    statuses = pages.read_exit_statuses(import_module(f"flash_dist.cli.{name}").EPILOG)
+    statuses = pages.read_exit_statuses(load_subcommand(name).EPILOG)
     numbers = [number for number, _ in statuses]
     assert numbers == sorted(numbers)
     assert {0, 2} <= set(numbers)

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from ci import locks, sessions
 from ci.locks import LockError, compile_locks, flatten, is_covered, locked
 from ci.project import PYPROJECT, ROOT, read_pyproject
-from flash_dist.targets.archs import DEFAULT_TOOLKIT
+from flash_dist.toolkit.targets.archs import DEFAULT_TOOLKIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,8 +23,8 @@ from ci.outputs import (
 from ci.project import ROOT
 from csrc.generate import CSRC, Table, Variant
 from flash_dist.bench.results import collect_ratios, geometric_mean, read_report
-from flash_dist.builds.published import published_sets
-from flash_dist.selftest.cases import Kernels, make_cases
+from flash_dist.proof.cases import Kernels, make_cases
+from flash_dist.toolkit.builds.published import published_sets
 from tests.unit.made.scenarios import SCENARIOS
 
 TABLE = Table.load(CSRC / "kernels.toml")

@@ -16,7 +16,7 @@ import pytest
 from ci import sessions as helpers
 from ci.project import ARCHSETS, PYPROJECT, ROOT, read_pyproject
 from ci.release.channels import CHANNELS
-from flash_dist.builds.published import load_archsets
+from flash_dist.toolkit.builds.published import load_archsets
 from tests.unit.ci.release.test_channels import load_noxfile
 
 if TYPE_CHECKING:

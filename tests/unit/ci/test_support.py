@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ci.project import README, replace_between
 from ci.support import MARKS, load_table, main, make_table
 from csrc.generate import CSRC, Row, Table
-from flash_dist.targets.archs import Arch
-from flash_dist.targets.devices import Device
+from flash_dist.toolkit.targets.archs import Arch
+from flash_dist.toolkit.targets.devices import Device
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ import yaml
 from ci.build.matrix import main, make_matrix
 from ci.project import ROOT
 from ci.release.channels import CHANNELS, released
-from flash_dist.builds.published import published_sets
-from flash_dist.targets.archs import ArchSet
+from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.targets.archs import ArchSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from flash_dist.context_parallel.shards import (
     ring_shard,
     ring_unshard,
 )
-from flash_dist.errors import GroupError
+from flash_dist.toolkit.errors import GroupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

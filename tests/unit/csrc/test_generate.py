@@ -9,10 +9,10 @@ import pytest
 
 from csrc import generate
 from csrc.generate import CSRC
-from flash_dist.errors import FlashDistError
-from flash_dist.targets.archs import Arch, ArchSet
-from flash_dist.targets.devices import Device
-from flash_dist.targets.verdict import Situation, Variant, judge_kernel
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.devices import Device
+from flash_dist.toolkit.targets.verdict import Situation, Variant, judge_kernel
 
 if TYPE_CHECKING:
     from pathlib import Path

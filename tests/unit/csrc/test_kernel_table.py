@@ -10,15 +10,15 @@ import pytest
 
 from csrc import generate
 from csrc.generate import CSRC
-from flash_dist.builds.published import load_archsets
-from flash_dist.targets.archs import OWN_TARGETS, TOOLKIT_ARCHS, ArchSet
-from flash_dist.targets.compatibility import judge
-from flash_dist.targets.devices import KNOWN_DEVICES, parse_version
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.targets.archs import OWN_TARGETS, TOOLKIT_ARCHS, ArchSet
+from flash_dist.toolkit.targets.compatibility import judge
+from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flash_dist.targets.archs import Arch
+    from flash_dist.toolkit.targets.archs import Arch
 
 Size = tuple[int, int]  # head_dim, head_dim_v
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flash_dist.binaries import budget
+from flash_dist.toolkit.binaries import budget
 
 if TYPE_CHECKING:
     import pytest

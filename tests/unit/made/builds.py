@@ -6,17 +6,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flash_dist.checks.environment import Environment
-from flash_dist.findings.result import CheckResult
-from flash_dist.loading.parts import Loading
-from flash_dist.machine.install_files import InstallFiles
-from flash_dist.machine.installed import Installed
-from flash_dist.machine.libcuda import Cuda, Gpu
-from flash_dist.machine.torch_install import Torch
-from flash_dist.targets.archs import Arch, ArchSet
-from flash_dist.targets.compatibility import Origin
-from flash_dist.targets.devices import Device, Driver
-from flash_dist.targets.verdict import DTYPE_FLOOR, Build, Variant
+from flash_dist.toolkit.checks.environment import Environment
+from flash_dist.toolkit.findings.result import CheckResult
+from flash_dist.toolkit.loading.parts import Loading
+from flash_dist.toolkit.machine.install_files import InstallFiles
+from flash_dist.toolkit.machine.installed import Installed
+from flash_dist.toolkit.machine.libcuda import Cuda, Gpu
+from flash_dist.toolkit.machine.torch_install import Torch
+from flash_dist.toolkit.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.compatibility import Origin
+from flash_dist.toolkit.targets.devices import Device, Driver
+from flash_dist.toolkit.targets.verdict import DTYPE_FLOOR, Build, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from flash_dist.binaries.symbols import hash_name
+from flash_dist.toolkit.binaries.symbols import hash_name
 from tests.unit.made.fatbin_builder import Part, elf
 
 BASE: Final = 64 + 2 * 56  # the ELF header and two program headers

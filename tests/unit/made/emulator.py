@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from csrc import generate
-from flash_dist.targets.archs import ArchSet
+from flash_dist.toolkit.targets.archs import ArchSet
 
 from .planner import require_compiler
 

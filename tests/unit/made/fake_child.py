@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from flash_dist.loading.process import end_with, write_event
+from flash_dist.toolkit.loading.process import end_with, write_event
 
 CASES = 4
 DIES = "7"

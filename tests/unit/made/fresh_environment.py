@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
-from flash_dist.errors import ExtensionError
+from flash_dist.toolkit.errors import ExtensionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

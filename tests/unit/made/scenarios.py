@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flash_dist.doctor.record import Record
-from flash_dist.gpucode.images import FatbinEntry, FatbinReport
-from flash_dist.machine.host import DeviceFile, Host
-from flash_dist.machine.jit_cache import JitCache
-from flash_dist.machine.libcuda import Gpu
-from flash_dist.machine.nvml import Nvml, PhysicalGpu
-from flash_dist.machine.torch_code import TorchCode
-from flash_dist.targets.archs import Arch, ArchSet
-from flash_dist.targets.devices import Device
+from flash_dist.toolkit.doctor.record import Record
+from flash_dist.toolkit.gpucode.images import FatbinEntry, FatbinReport
+from flash_dist.toolkit.machine.host import DeviceFile, Host
+from flash_dist.toolkit.machine.jit_cache import JitCache
+from flash_dist.toolkit.machine.libcuda import Gpu
+from flash_dist.toolkit.machine.nvml import Nvml, PhysicalGpu
+from flash_dist.toolkit.machine.torch_code import TorchCode
+from flash_dist.toolkit.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.devices import Device
 from tests.unit.made.builds import make_environment
 
 if TYPE_CHECKING:
-    from flash_dist.checks.environment import Environment
+    from flash_dist.toolkit.checks.environment import Environment
 
-PLACE = Path(__file__).parents[1] / "doctor" / "scenarios"
+PLACE = Path(__file__).parents[1] / "toolkit" / "doctor" / "scenarios"
 FOLDER = "/usr/lib/x86_64-linux-gnu"
 CACHE = JitCache("/home/user/.nv/ComputeCache", "writable", 100 << 30)
 

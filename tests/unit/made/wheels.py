@@ -7,16 +7,16 @@ import zipfile
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from flash_dist.builds.declared import CODECS
-from flash_dist.builds.manifest import (
+from flash_dist.toolkit.builds.declared import CODECS
+from flash_dist.toolkit.builds.manifest import (
     HostInfo,
     KernelRecord,
     Manifest,
     TargetInfo,
     ToolkitInfo,
 )
-from flash_dist.builds.published import published_sets
-from flash_dist.targets.devices import (
+from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.targets.devices import (
     format_version,
     toolkit_compression,
     toolkit_driver,
@@ -28,7 +28,7 @@ from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flash_dist.targets.archs import Arch, ArchSet
+    from flash_dist.toolkit.targets.archs import Arch, ArchSet
 
 TAGS = "cp310-abi3-manylinux_2_34_{machine}"
 PADDING = {  # in units of 100 bytes, so that sizes are ordered as those of real wheels

@@ -8,12 +8,11 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from ci.compile.sbom import make_sbom
-from flash_dist.builds.console_script import ENTRY_POINTS
-from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
-from flash_dist.builds.linkage import BINDING_NEEDS, requirements_of
-from flash_dist.builds.manifest import Part as OthersPart
-from flash_dist.targets.archs import Arch
-from tests.unit.builds.test_manifest import make_kernel, make_manifest
+from flash_dist.toolkit.builds.console_script import ENTRY_POINTS
+from flash_dist.toolkit.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.toolkit.builds.linkage import BINDING_NEEDS, requirements_of
+from flash_dist.toolkit.builds.manifest import Part as OthersPart
+from flash_dist.toolkit.targets.archs import Arch
 from tests.unit.made.dynamic_builder import make_linked
 from tests.unit.made.fatbin_builder import (
     SASS,
@@ -23,12 +22,13 @@ from tests.unit.made.fatbin_builder import (
     cubin,
     entry,
 )
+from tests.unit.toolkit.builds.test_manifest import make_kernel, make_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from flash_dist.builds.manifest import Manifest
+    from flash_dist.toolkit.builds.manifest import Manifest
 
 VERSION = "0.1.0+cu130.hopper"
 PLATFORM = "manylinux_2_34_x86_64"

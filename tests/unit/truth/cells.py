@@ -10,8 +10,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flash_dist.builds.published import published_sets
-from flash_dist.cli import main
+from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.cli import main
 from tests.unit.made.builds import make_variants
 from tests.unit.made.fatbin_builder import (
     FOR_ONE_CHIP,

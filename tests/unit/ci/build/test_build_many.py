@@ -22,8 +22,8 @@ from ci.build.choose import choose_sets
 from ci.compile.native import progress_line
 from ci.project import ARCHSETS, ROOT
 from ci.wheels.gates import WheelBuildError
-from flash_dist.builds.published import load_archsets
-from flash_dist.targets.archs import ArchSet
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.targets.archs import ArchSet
 
 if TYPE_CHECKING:
     from pathlib import Path

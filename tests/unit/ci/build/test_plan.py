@@ -5,10 +5,10 @@ import pytest
 from ci.build.plan import choose_targets, make_plan
 from ci.project import ARCHSETS
 from ci.toolchain.nvcc import ToolchainError
-from flash_dist.builds.published import load_picks
-from flash_dist.errors import ArchError
-from flash_dist.machine.libcuda import Cuda, imagine_cuda
-from flash_dist.targets.devices import Device, Driver
+from flash_dist.toolkit.builds.published import load_picks
+from flash_dist.toolkit.errors import ArchError
+from flash_dist.toolkit.machine.libcuda import Cuda, imagine_cuda
+from flash_dist.toolkit.targets.devices import Device, Driver
 
 NEW_DRIVER = Driver.parse("580")
 

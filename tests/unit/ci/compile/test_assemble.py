@@ -14,7 +14,7 @@ from ci.compile.assemble import (
     read_ptx,
     targets_of,
 )
-from flash_dist.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from tests.unit.made import fatbin_builder as build
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 from ci.compile.build_info import list_files
 from ci.project import ROOT
-from flash_dist.errors import ManifestError
+from flash_dist.toolkit.errors import ManifestError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,9 +21,9 @@ from ci.compile.decisions import (
 )
 from ci.compile.planner_cases import band_calls, mask_cases
 from csrc.generate import CSRC
-from flash_dist.errors import FlashDistError
 from flash_dist.masks.layout import BY_ROWS
 from flash_dist.masks.tiles import slots_of
+from flash_dist.toolkit.errors import FlashDistError
 from tests.unit.made.planner import planner, require_compiler
 
 if TYPE_CHECKING:

@@ -16,14 +16,13 @@ from ci.release.index import find_offers, write_index
 from ci.release.manifest import write_release
 from ci.trials.clients import serve
 from ci.wheels.artefacts import ArtefactError, find_artefacts
-from flash_dist.audit.verify import verify_wheel
-from flash_dist.builds.conda_package import open_conda
-from flash_dist.builds.listing import read_listing
-from flash_dist.cli import main
-from flash_dist.errors import FatbinError, UsageError
-from flash_dist.indexes.channels import CondaPackage
-from flash_dist.indexes.index import read_index
-from tests.unit.cli.test_schemas import check
+from flash_dist.toolkit.audit.verify import verify_wheel
+from flash_dist.toolkit.builds.conda_package import open_conda
+from flash_dist.toolkit.builds.listing import read_listing
+from flash_dist.toolkit.cli import main
+from flash_dist.toolkit.errors import FatbinError, UsageError
+from flash_dist.toolkit.indexes.channels import CondaPackage
+from flash_dist.toolkit.indexes.index import read_index
 from tests.unit.made.whole_wheel import (
     INFO,
     make_declared,
@@ -31,6 +30,7 @@ from tests.unit.made.whole_wheel import (
     make_metadata,
     write_whole_wheel,
 )
+from tests.unit.toolkit.cli.test_schemas import check
 
 if TYPE_CHECKING:
     from pathlib import Path

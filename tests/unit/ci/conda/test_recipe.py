@@ -9,18 +9,18 @@ import pytest
 
 from ci.conda.recipe import make_recipe, rank_set
 from ci.wheels.artefacts import find_artefacts
-from flash_dist.builds.conda_solver import constrain_gpus, map_dependencies, oldest_cuda
-from flash_dist.builds.manifest import ToolkitInfo
-from flash_dist.builds.metadata import parse_metadata
-from flash_dist.builds.published import load_archsets, load_picks, published_sets
-from flash_dist.errors import AuditError
-from flash_dist.targets.archs import ArchSet
-from flash_dist.targets.compatibility import judge
-from flash_dist.targets.devices import KNOWN_DEVICES, Device
-from flash_dist.targets.verdict import FLOOR
-from tests.unit.builds.test_manifest import make_manifest
+from flash_dist.toolkit.builds.conda_solver import constrain_gpus, map_dependencies, oldest_cuda
+from flash_dist.toolkit.builds.manifest import ToolkitInfo
+from flash_dist.toolkit.builds.metadata import parse_metadata
+from flash_dist.toolkit.builds.published import load_archsets, load_picks, published_sets
+from flash_dist.toolkit.errors import AuditError
+from flash_dist.toolkit.targets.archs import ArchSet
+from flash_dist.toolkit.targets.compatibility import judge
+from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, Device
+from flash_dist.toolkit.targets.verdict import FLOOR
 from tests.unit.made.builds import ALL, BLACKWELL, HOPPER, TURING_AMPERE_ADA
 from tests.unit.made.wheels import write_dist, write_wheel
+from tests.unit.toolkit.builds.test_manifest import make_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

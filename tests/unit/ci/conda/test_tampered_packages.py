@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist.audit.verify import verify_wheel
-from flash_dist.builds.console_script import make_link
+from flash_dist.toolkit.audit.verify import verify_wheel
+from flash_dist.toolkit.builds.console_script import make_link
 from tests.unit.ci.conda.test_pack import pack
 from tests.unit.made.fatbin_builder import zstd
 from tests.unit.made.hostile import HOSTILE, places, put

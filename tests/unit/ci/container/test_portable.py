@@ -22,8 +22,8 @@ from ci.project import ROOT
 from ci.toolchain.cross import TARGETS
 from ci.wheels.gates import read_arguments
 from ci.wheels.platform_tags import MANYLINUX
-from flash_dist.errors import FlashDistError
-from flash_dist.targets.archs import ArchSet
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.archs import ArchSet
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -22,7 +22,7 @@ from ci.trials.cells import Cell
 from ci.trials.install import PHASES, Stage, try_channel
 from ci.wheels.artefacts import ArtefactError, find_artefacts
 from ci.wheels.channel import Channel, Published
-from flash_dist.indexes.install_commands import Command
+from flash_dist.toolkit.indexes.install_commands import Command
 from tests.unit.made.whole_wheel import NAME, write_whole_wheel
 
 if TYPE_CHECKING:
@@ -249,8 +249,13 @@ def test_a_new_channel_is_a_phase_of_install_test(parcels: Parcels, tmp_path: Pa
     assert (cell.client, cell.what, cell.outcome) == ("post", "1 parcels", "NOT RUN")
 
 
-OWN = ("ci/conda/", "ci/trials/conda", "ci/release/channels.py", "flash_dist/indexes/channels.py")
-ASKING = ("ci", "flash_dist/indexes", "noxfile.py")
+OWN = (
+    "ci/conda/",
+    "ci/trials/conda",
+    "ci/release/channels.py",
+    "flash_dist/toolkit/indexes/channels.py",
+)
+ASKING = ("ci", "flash_dist/toolkit/indexes", "noxfile.py")
 
 
 def find_modules() -> list[Path]:

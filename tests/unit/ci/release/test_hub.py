@@ -16,8 +16,8 @@ from ci.project import ROOT
 from ci.release import hub
 from ci.release.hub import _OPERATORS, Variant, check, write
 from ci.wheels.artefacts import Artefact, ArtefactError, read_artefact
-from flash_dist.builds.package import BINDING, KERNELS, PACKAGE
-from flash_dist.builds.published import published_sets
+from flash_dist.toolkit.builds.package import BINDING, KERNELS, PACKAGE
+from flash_dist.toolkit.builds.published import published_sets
 from tests.unit.made.wheels import write_wheel
 
 if TYPE_CHECKING:

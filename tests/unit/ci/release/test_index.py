@@ -13,12 +13,12 @@ import pytest
 from ci.release.index import main, write_index
 from ci.trials.clients import serve
 from ci.wheels.artefacts import ArtefactError, find_artefacts
-from flash_dist.builds.published import MACHINES, load_picks, published_sets
-from flash_dist.cli import main as flash_dist
-from flash_dist.errors import ArchError
-from flash_dist.indexes.index import read_index
-from tests.unit.builds.test_published import ONE, write
+from flash_dist.toolkit.builds.published import MACHINES, load_picks, published_sets
+from flash_dist.toolkit.cli import main as flash_dist
+from flash_dist.toolkit.errors import ArchError
+from flash_dist.toolkit.indexes.index import read_index
 from tests.unit.made.wheels import write_dist, write_wheel
+from tests.unit.toolkit.builds.test_published import ONE, write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from ci.toolchain.nvcc import Toolchain, ToolchainError
 from ci.toolchain.torch_headers import TorchHeaders
 from ci.wheels.artefacts import ArtefactError, find_artefacts
 from ci.wheels.source import Source, SourceError, read_source
-from flash_dist.builds.listing import read_listing
+from flash_dist.toolkit.builds.listing import read_listing
 from tests.unit.made.whole_wheel import (
     BLOBS,
     EMPTY,

@@ -21,8 +21,8 @@ from ci.release.release import (
 from ci.wheels.artefacts import find_artefacts
 from ci.wheels.platform_tags import platform_of
 from ci.wheels.source import Source, SourceError
-from flash_dist.builds.published import published_sets
-from flash_dist.targets.archs import ArchSet
+from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.targets.archs import ArchSet
 from tests.unit.ci.wheels.test_planted_releases import declare
 from tests.unit.made.wheels import write_dist
 from tests.unit.made.whole_wheel import BLOBS, FILES, NAME, make_files, write_whole_wheel

@@ -21,8 +21,8 @@ from ci.toolchain.install import install_toolkit
 from ci.toolchain.nvcc import ToolchainError, glibc_version
 from ci.trials.aarch64 import find_wheels
 from ci.wheels.artefacts import ArtefactError
-from flash_dist.builds.published import load_archsets
-from flash_dist.errors import ArchError
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.errors import ArchError
 from tests.unit.made.wheels import write_wheel
 
 if TYPE_CHECKING:

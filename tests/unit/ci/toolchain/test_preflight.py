@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.toolchain.preflight import GIB, TOOLKITS, Host, PreflightError, check, read_host
-from flash_dist.builds.published import published_sets
+from flash_dist.toolkit.builds.published import published_sets
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ci.compile.decisions import hash_decisions
 from ci.wheels.fingerprints import RECORDED, find_stale, keep_built
-from flash_dist.builds.published import published_sets
-from flash_dist.selftest.fingerprints import read_references
+from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.selftest.fingerprints import read_references
 
 if TYPE_CHECKING:
     import pytest

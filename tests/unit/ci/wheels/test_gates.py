@@ -9,9 +9,9 @@ import pytest
 
 from ci.wheels.gates import WheelBuildError, require_archs, require_package, run
 from ci.wheels.platform_tags import PlatformTagError, platform_of, require_platform
-from flash_dist.audit.own import audit_contents
-from flash_dist.targets.archs import ArchSet
-from tests.unit.audit.test_own import make_contents
+from flash_dist.toolkit.audit.own import audit_contents
+from flash_dist.toolkit.targets.archs import ArchSet
+from tests.unit.toolkit.audit.test_own import make_contents
 
 WHEEL = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-{}.whl"
 PLATFORM = platform_of("x86_64")
@@ -75,7 +75,7 @@ def test_the_audit_step_ends_with_1_and_a_sentence_for_a_wrong_tag(tmp_path: Pat
 def make_package(root: Path) -> dict[str, str]:
     files = {
         "flash_dist/__init__.py": "",
-        "flash_dist/cli/run.py": "1",
+        "flash_dist/toolkit/cli/run.py": "1",
         "flash_dist/sets.json": "2",
     }
     for name, text in files.items():
@@ -100,7 +100,7 @@ def test_a_wheel_with_all_files_of_the_package_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"flash_dist/cli/run.py": None}, "flash_dist/cli/run.py is missing"),
+        ({"flash_dist/toolkit/cli/run.py": None}, "flash_dist/toolkit/cli/run.py is missing"),
         ({"flash_dist/sets.json": "3"}, "flash_dist/sets.json differs"),
     ],
     ids=["missing", "another"],

@@ -14,11 +14,10 @@ import pytest
 from ci.compile.decisions import hash_decisions
 from ci.project import ROOT, load_project
 from ci.wheels import gates
-from flash_dist.builds.contents import KERNELS
-from flash_dist.builds.manifest import TargetInfo
-from flash_dist.builds.published import published_sets
-from flash_dist.targets.archs import ArchSet
-from tests.unit.builds.test_manifest import make_kernel
+from flash_dist.toolkit.builds.contents import KERNELS
+from flash_dist.toolkit.builds.manifest import TargetInfo
+from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.targets.archs import ArchSet
 from tests.unit.made.whole_wheel import (
     INFO,
     NAME,
@@ -29,12 +28,13 @@ from tests.unit.made.whole_wheel import (
     write_whole_wheel,
 )
 from tests.unit.made.whole_wheel import make_files as make_small_files
+from tests.unit.toolkit.builds.test_manifest import make_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from flash_dist.builds.manifest import Manifest
+    from flash_dist.toolkit.builds.manifest import Manifest
 
     Files = dict[str, bytes]
     Judge = Callable[..., tuple[int, str]]

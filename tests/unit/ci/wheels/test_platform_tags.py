@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ci.wheels.platform_tags import describe_floor
-from flash_dist.audit.glibc import read_floor
+from flash_dist.toolkit.audit.glibc import read_floor
 
 WHEEL = "flash_dist-0.1.0+cu130.all-cp310-abi3-{}.whl"
 

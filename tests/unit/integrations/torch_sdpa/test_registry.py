@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.nn import attention
 
-from flash_dist.errors import FlashDistError
 from flash_dist.integrations import torch_sdpa
 from flash_dist.integrations.torch_sdpa import (
     NAME,
@@ -21,7 +20,8 @@ from flash_dist.integrations.torch_sdpa import (
     describe,
     register,
 )
-from flash_dist.targets.devices import Device
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.devices import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,358 @@
+"""`python -m flash_dist bench`: speed and memory beside other attentions."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..toolkit.cli.options import add_subcommand, parse_path
+from ..toolkit.cli.terminal.results import make_console
+from ..toolkit.cli.terminal.text import complain
+from ..toolkit.errors import UsageError
+from ..toolkit.findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
+from ..toolkit.machine.libcuda import read_cuda
+from ..toolkit.machine.torch_install import read_torch
+from ..toolkit.targets.wording import count, read_whole
+from .calls import CallReport, read_run
+from .contenders import sets
+from .contenders.names import (
+    DETERMINISTIC,
+    FLASH_ATTENTION,
+    OURS,
+    PEERS,
+    PHASES,
+    add_ours,
+    parse_peers,
+    parse_phases,
+    parse_states,
+)
+from .contenders.shapes import DTYPES, FULL, MASKS, SETS, Mask, Shape
+from .plan import DEFAULTS, Plan
+from .plot import draw_plot, require_matplotlib
+from .results import Report, write_json
+from .shown.calls import print_calls
+from .shown.progress import watch
+from .shown.table import print_report
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    import torch
+
+    from ..toolkit.cli.options import Subparsers
+    from .measuring.clocks import Clock
+
+DEFAULT_SECONDS = 0.4
+
+EPILOG = """\
+examples:
+  python -m flash_dist bench --shapes paper --plot paper.png
+  python -m flash_dist bench --shapes corners --only window --seconds 0.1
+  python -m flash_dist bench --shapes seed --peers flex,sdpa-cudnn --json seed.json
+  python -m flash_dist bench --shapes overhead
+  python -m flash_dist bench --shapes mine --batch 4 --seqlen 4096 --heads 32/8 \\
+      --head-dim 128 --mask block-causal:16
+
+--shapes overhead times what calls cost the CPU, on small problems, beside only SDPA with FLASH.
+
+exit status: 0 measured, 1 ours failed, results differ or calls cost too much, 2 wrong usage,
+3 no GPU to measure on
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the subcommand."""
+    parser = add_subcommand(
+        subparsers,
+        "bench",
+        summary="speed and memory beside other attentions",
+        description="Time forward, backward, both, and both under activation checkpointing, in "
+        "turns with torch's own attentions, on random normal data; compare the results first.",
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "--shapes",
+        choices=SETS,
+        default="paper",
+        help="which problems (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--peers", type=parse_peers, metavar="LIST", help=f"some of {','.join(PEERS)}, or none"
+    )
+    parser.add_argument(
+        "--phases",
+        type=parse_phases,
+        metavar="LIST",
+        help=f"some of {','.join(PHASES)} (default: the first two of paper, long, corners and "
+        "scores, else all)",
+    )
+    parser.add_argument(
+        "--l2", type=parse_states, metavar="LIST", help="before a run: warm, cold or warm,cold"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=parse_seconds,
+        default=DEFAULT_SECONDS,
+        metavar="S",
+        help="of a loop; each phase of each contender has three (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--only",
+        metavar="WORDS",
+        help="problems whose names have all of these words; `d64 or d128 causal` are two choices",
+    )
+    parser.add_argument("--json", type=parse_path, metavar="F", help="write results as they come")
+    parser.add_argument(
+        "--plot", type=parse_path, metavar="F.png", help="draw them; needs matplotlib"
+    )
+    parser.add_argument(
+        "--from-json", type=parse_path, metavar="F", help="measure nothing; show a recorded run"
+    )
+    add_own_shape(parser)
+    parser.set_defaults(run=run)
+
+
+def add_own_shape(parser: argparse.ArgumentParser) -> None:
+    """Add what describes the one problem of `--shapes mine`."""
+    mine = parser.add_argument_group("--shapes mine")
+    for name, default, what in (
+        ("batch", 1, "sequences"),
+        ("seqlen", 4096, "queries, and keys unless --seqlen-k is given"),
+        ("seqlen-k", None, "keys"),
+        ("head-dim", 128, "of q and k"),
+        ("head-dim-v", None, "of v (default: --head-dim)"),
+    ):
+        text = what if default is None else f"{what} (default: {default})"
+        mine.add_argument(f"--{name}", type=parse_size, metavar="N", help=text)
+    mine.add_argument(
+        "--heads", type=parse_heads, metavar="Q/KV", help="such as 32/8, or 16 (default: 16)"
+    )
+    mine.add_argument("--mask", type=Mask.parse, help=f"{', '.join(MASKS)}")
+    mine.add_argument("--dtype", choices=DTYPES)
+
+
+def parse_seconds(text: str) -> float:
+    """Read a number of seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        message = f"seconds must be a positive, finite number, got `{text:.60}`"
+        raise UsageError(message, hint=f"`--seconds {DEFAULT_SECONDS:g}` is the default")
+    return seconds
+
+
+def parse_size(text: str) -> int:
+    """Read a size."""
+    number = read_whole(text, least=1)
+    if number is None:
+        message = f"a size must be a whole number of at least 1, got `{text:.60}`"
+        raise UsageError(message)
+    return number
+
+
+def parse_heads(text: str) -> tuple[int, int]:
+    """Read `32/8` or `16`."""
+    queries, slash, keys = text.partition("/")
+    heads = (parse_size(queries), parse_size(keys if slash else queries))
+    if heads[0] % heads[1] != 0:
+        message = f"num_heads_kv must divide num_heads_q, got `{text:.60}`"
+        raise UsageError(message)
+    return heads
+
+
+def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
+    """Return the problems that were asked for."""
+    given = {name: getattr(args, name) for name in _OWN if getattr(args, name) is not None}
+    if args.shapes == "mine":
+        return (own_shape(**given),)
+    if args.shapes == "overhead":
+        given |= {name: True for name in _OTHERS if getattr(args, name)}
+    if given:
+        option = "--" + next(iter(given)).replace("_", "-")
+        with_ = "other shapes" if option[2:] in _OTHERS else "`--shapes mine`"
+        message = f"`{option}` goes with {with_}, got `--shapes {args.shapes}`"
+        raise UsageError(message)
+    shapes = {
+        "overhead": tuple,  # they are measured by their own rules
+        "paper": sets.paper_shapes,
+        "long": sets.long_shapes,
+        "corners": sets.corner_shapes,
+        "seed": sets.seed_shapes,
+        "varlen": sets.varlen_shapes,
+        "fp32": sets.fp32_shapes,
+        "scores": sets.score_shapes,
+        "decode": sets.decode_shapes,
+    }[args.shapes]()
+    return pick_shapes(shapes, args.only or "", args.shapes)
+
+
+def pick_shapes(shapes: tuple[Shape, ...], words: str, name: str) -> tuple[Shape, ...]:
+    """Return the problems in whose names all words are; ` or ` stands between other choices."""
+    choices = [choice.split() for choice in words.split(" or ")]
+    found = tuple(x for x in shapes if any(all(w in x.name for w in choice) for choice in choices))
+    if words and not found:
+        message = f"no problem of `--shapes {name}` has `{words}` in its name"
+        raise UsageError(message, hint=f"names are such as `{shapes[0].name}`")
+    return found
+
+
+_OTHERS = ("peers", "l2", "plot", "only")  # what `--shapes overhead` has no use for
+_OWN = ("batch", "seqlen", "seqlen_k", "head_dim", "head_dim_v", "heads", "mask", "dtype")
+
+
+def own_shape(  # noqa: PLR0913 - the options
+    *,
+    batch: int = 1,
+    seqlen: int = 4096,
+    seqlen_k: int | None = None,
+    head_dim: int = 128,
+    head_dim_v: int | None = None,
+    heads: tuple[int, int] = (16, 16),
+    mask: Mask = FULL,
+    dtype: str = "bf16",
+) -> Shape:
+    """Return the one problem of `--shapes mine`."""
+    lengths = (seqlen, seqlen if seqlen_k is None else seqlen_k)
+    dims = (head_dim, head_dim if head_dim_v is None else head_dim_v)
+    return Shape(batch, *lengths, *heads, *dims, mask, dtype)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, or show what was measured, and return the exit code."""
+    report = _read_or_measure(args)
+    if report is None:
+        return EXIT_NOTHING_CHECKED
+    console = make_console()
+    if isinstance(report, CallReport):
+        print_calls(console, report)
+    else:
+        print_report(console, report)
+        if args.plot and any(row.entries[OURS].timings for row in report.rows):
+            draw_plot(report, args.plot)
+    return EXIT_FINDINGS if report.findings else EXIT_FINE
+
+
+def _read_or_measure(args: argparse.Namespace) -> Report | CallReport | None:
+    """Return what was recorded or is measured now, None where nothing can be measured."""
+    shapes = choose_shapes(args)
+    if args.plot:
+        require_matplotlib()  # before minutes of measuring
+        if not args.plot.absolute().parent.is_dir():
+            message = f"the folder of `{args.plot}` does not exist"
+            raise UsageError(message)
+    if args.from_json:
+        return read_run(args.from_json)
+    reason = find_obstacle()
+    if reason:
+        complain(reason)
+        return None
+    return _measure_calls(args.json) if args.shapes == "overhead" else _measure(args, shapes)
+
+
+def find_obstacle() -> str:
+    """Say why nothing can be measured here, empty if something can."""
+    torch, cuda = read_torch(), read_cuda()
+    if torch.status != "ok":
+        return f"nothing was measured: {torch.reason}\n\nhint: {torch.advise()}"
+    if not cuda.gpus:
+        reason = f" ({cuda.reason})" if cuda.reason else ""
+        return f"nothing was measured: there is no GPU here{reason}"
+    if not torch.cuda:
+        return f"nothing was measured: torch {torch.version} is a build for the CPU"
+    return ""
+
+
+def _measure_calls(path: Path | None) -> CallReport:
+    import torch  # noqa: PLC0415 - not for --help
+
+    from .machine import describe_machine  # noqa: PLC0415
+    from .overhead import measure_calls  # noqa: PLC0415
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    report = CallReport(describe_machine(device), tuple(measure_calls(device)))
+    if path is not None:
+        write_json(report.to_json(), path)
+    return report
+
+
+def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
+    import torch  # noqa: PLC0415 - not for --help
+
+    from .contenders.flash_attention import find_installed  # noqa: PLC0415
+    from .duration import estimate_seconds, say_duration  # noqa: PLC0415
+    from .machine import describe_machine  # noqa: PLC0415
+    from .measuring.clocks import GpuClock  # noqa: PLC0415
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's mode asks for it
+    peers, phases, states = DEFAULTS[args.shapes]
+    absent: tuple[str, ...] = ()
+    if args.peers is None:
+        absent = tuple(x for x in FLASH_ATTENTION if x not in find_installed())
+        peers = tuple(x for x in peers if x.removesuffix(DETERMINISTIC) not in absent)
+    plan = Plan(
+        shapes,
+        peers if args.peers is None else args.peers,
+        args.phases or phases,
+        args.l2 or states,
+        args.seconds,
+        for_masks=("flex",) if args.shapes == "corners" and args.peers is None else (),
+    )
+    device = torch.device("cuda", torch.cuda.current_device())
+    options = {
+        "shapes": args.shapes,
+        "peers": list(plan.peers),
+        "phases": list(plan.phases),
+        "l2": list(plan.states),
+        "seconds": plan.seconds,
+    }
+    report = Report(describe_machine(device), options)
+    if not args.quiet:
+        seconds = estimate_seconds(plan, report.machine["sm_count"])
+        complain(announce(plan, say_duration(seconds), absent))
+    return follow(plan, report, GpuClock(device), device, args.json, quiet=args.quiet)
+
+
+def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
+    """Say what is going to be measured, and who is not because it is not installed."""
+    rows = count(len(plan.shapes) * len(plan.states), "row")
+    names = ", ".join(add_ours(plan.peers))
+    missing = f"\nnot installed and left out: {', '.join(absent)}" if absent else ""
+    return f"{rows}, {', '.join(plan.phases)}; {names}: {duration}{missing}"
+
+
+def follow(  # noqa: PLR0913 - one measurement
+    plan: Plan,
+    report: Report,
+    clock: Clock,
+    device: torch.device,
+    path: Path | None,
+    *,
+    quiet: bool = False,
+) -> Report:
+    """Measure row by row, show progress, and keep what there is on disk."""
+    from .runner import ContextLostError, measure  # noqa: PLC0415
+
+    expected = len(plan.states) * sum(bool(plan.phases_of(x)) for x in plan.shapes)
+    save(report, path)  # a path that cannot be written shows now
+    with watch(expected, quiet=quiet) as (tell, advance):
+        try:
+            for row in measure(plan, device, clock, tell):
+                report = replace(report, rows=(*report.rows, row))
+                save(report, path)
+                advance(row)
+            report = replace(report, complete=True)
+        except ContextLostError as error:
+            report = replace(report, aborted=str(error))
+    save(report, path)
+    return report
+
+
+def save(report: Report, path: Path | None) -> None:
+    """Write what there is so far."""
+    if path is not None:
+        write_json(report.to_json(), path)

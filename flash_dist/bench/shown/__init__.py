@@ -1,0 +1,1 @@
+"""What `bench` prints: progress, tables and sentences."""

@@ -1,0 +1,216 @@
+"""How measurements look in a terminal: a table per phase, reasons below it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.cells import cell_len
+
+from ...toolkit.cli.terminal.folding import print_line
+from ...toolkit.cli.terminal.results import make_table
+from ..contenders.names import (
+    COPY,
+    OURS,
+    OURS_DETERMINISTIC,
+    PHASES,
+    TITLES,
+    label_of,
+)
+from ..results import best_peer
+from .words import describe_checks, describe_run, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..results import Report, Row
+
+    Column = tuple[str, list[str]]  # its title, and a cell for each row
+
+_NONE: Final = "-"
+_MEGA: Final = 1 << 20
+_MOST_ALONE: Final = 2  # peers; more have a column for the fastest of them
+_GAP: Final = 2
+_LONG_TIME: Final = 100  # milliseconds
+_SMALL_RATE: Final = 10  # TFLOP/s
+_LONG: Final = 32768  # queries above which memory decides what runs
+
+
+def print_report(console: Console, report: Report) -> None:
+    """Print everything, compactly."""
+    for line in describe_run(report):
+        print_line(console, line)
+    notes = Notes()
+    for phase in PHASES:
+        rows = [row for row in report.rows if _was_tried(row, phase)]
+        if not rows:
+            continue
+        console.print(f"\n{TITLES[phase]}", style="bold")
+        for table in make_phase_tables(rows, phase, report.peers, notes, console.width):
+            console.print(table)
+        if any(map(_is_long, rows)):
+            for table in make_memory_tables(rows, phase, report.contenders, console.width):
+                console.print(table)
+        for line in summarize(rows, phase, report.peers):
+            print_line(console, line)
+    console.print()
+    for line in (*notes.lines, *describe_checks(report)):
+        print_line(console, line)
+
+
+class Notes:
+    """Numbered reasons; the same reason has the same number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def refer(self, text: str) -> str:
+        """Return `[1]`."""
+        return f"[{self._numbers.setdefault(text, len(self._numbers) + 1)}]"
+
+    @property
+    def lines(self) -> list[str]:
+        """What goes below the tables."""
+        return [f"[{number}] {text}" for text, number in self._numbers.items()]
+
+
+def make_phase_tables(
+    rows: Sequence[Row], phase: str, peers: Sequence[str], notes: Notes, width: int
+) -> list[Table]:
+    """Return times, rates and ratios of one phase, in as many tables as the terminal needs."""
+    columns = [
+        _name_rows(rows, phase),
+        ("ms", [_own_cell(row, OURS, phase, notes) for row in rows]),
+    ]
+    if any(OURS_DETERMINISTIC in row.entries for row in rows):
+        cells = [_own_cell(row, OURS_DETERMINISTIC, phase, notes) for row in rows]
+        columns.append(("ms det.", cells))
+    columns.append(("TFLOP/s", [_rate_cell(row, phase) for row in rows]))
+    columns.append(("MiB", [_memory_cell(row, OURS, phase) for row in rows]))
+    if len(peers) > _MOST_ALONE:
+        columns.append(("x best", [_best_cell(row, phase) for row in rows]))
+    for peer in peers:
+        cells = [_peer_cell(row, peer, phase, notes) for row in rows]
+        columns.append((f"x {label_of(peer)}".replace(" det.", "\ndet."), cells))
+    return lay_out(columns, width)
+
+
+def lay_out(columns: Sequence[Column], width: int) -> list[Table]:
+    """Return a table, or several that repeat the first column where one would be too wide."""
+    first, *others = columns
+    pages = [[first]]
+    for column in others:
+        if sum(map(_width_of, (*pages[-1], column))) > width + _GAP and len(pages[-1]) > 1:
+            pages.append([first])
+        pages[-1].append(column)
+    return [_make_table(page) for page in pages]
+
+
+def _width_of(column: Column) -> int:
+    title, cells = column
+    return max(map(cell_len, (*title.splitlines(), *cells))) + _GAP
+
+
+def _make_table(columns: Sequence[Column]) -> Table:
+    table = make_table(*(title for title, _ in columns))
+    table.padding = (0, _GAP, 0, 0)
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _name_rows(rows: Sequence[Row], phase: str) -> tuple[str, list[str]]:
+    """Return a title with what all rows share, and their names without it."""
+    dtypes, states = {row.shape.dtype for row in rows}, {row.state for row in rows}
+    shared = [*dtypes] if len(dtypes) == 1 else []
+    shared += [f"{rows[0].state} L2"] if len(states) == 1 else []
+    names = [
+        " ".join(
+            [
+                row.shape.name.partition(" ")[2] if len(dtypes) == 1 else row.shape.name,
+                *([row.state] if len(states) > 1 else []),
+                *([row.launched(phase)] if row.launched(phase) else []),
+            ]
+        )
+        for row in rows
+    ]
+    return (f"shape ({', '.join(shared)})" if shared else "shape"), names
+
+
+def make_memory_tables(
+    rows: Sequence[Row], phase: str, names: Sequence[str], width: int
+) -> list[Table]:
+    """Return the peak of each contender."""
+    shown = [row for row in rows if not row.eager]
+    columns = [("peak above the inputs, MiB", _name_rows(shown, phase)[1])]
+    for name in [name for name in names if name != COPY]:
+        title = label_of(name).replace(" det.", "\ndet.")
+        columns.append((title, [_memory_cell(row, name, phase) for row in shown]))
+    return lay_out(columns, width)
+
+
+def _is_long(row: Row) -> bool:
+    """Whether memory decides what runs."""
+    return row.shape.seqlen_q > _LONG and not row.shape.documents
+
+
+def _rate_cell(row: Row, phase: str) -> str:
+    rate = row.teraflops(OURS, phase)
+    return _NONE if rate is None else f"{rate:.0f}" if rate >= _SMALL_RATE else f"{rate:.1f}"
+
+
+def _memory_cell(row: Row, name: str, phase: str) -> str:
+    memory = row.entries[name].memory.get(phase) if name in row.entries else None
+    return _NONE if memory is None else f"{memory / _MEGA:.0f}"
+
+
+def _own_cell(row: Row, name: str, phase: str, notes: Notes) -> str:
+    entry = row.entries.get(name)
+    if entry is None:
+        return _NONE
+    time = row.milliseconds(name, phase)
+    if time is not None:
+        return format_time(time)
+    if phase in entry.uncaptured:
+        return f"no graph {notes.refer(f'{name}: {entry.uncaptured[phase]}')}"
+    return f"failed {notes.refer(f'{name}: {entry.reason}')}" if entry.reason else _NONE
+
+
+def _best_cell(row: Row, phase: str) -> str:
+    best = best_peer(row, phase)
+    ratio = row.ratio(best, phase) if best else None
+    return _NONE if ratio is None else f"{ratio:.2f}"
+
+
+def _peer_cell(row: Row, peer: str, phase: str, notes: Notes) -> str:
+    entry = row.entries.get(peer)
+    if entry is None:
+        return _NONE
+    ratio, memory = row.ratio(peer, phase), row.memory_ratio(peer, phase)
+    if ratio is not None:
+        tail = f" ({memory:.1f} mem)" if memory is not None and row.shape.layers > 1 else ""
+        return f"{ratio:.2f}{tail}"
+    time = row.milliseconds(peer, phase)
+    if time is not None:  # ours has none
+        return f"{format_time(time)} ms"
+    if phase in entry.uncaptured:
+        return f"no graph {notes.refer(f'{peer}: {entry.uncaptured[phase]}')}"
+    return f"none {notes.refer(f'{peer}: {entry.reason}')}" if entry.reason else _NONE
+
+
+def format_time(milliseconds: float) -> str:
+    """Write three or four digits."""
+    if milliseconds < 1:
+        return f"{milliseconds:.4f}"
+    return f"{milliseconds:.3f}" if milliseconds < _LONG_TIME else f"{milliseconds:.1f}"
+
+
+def _was_tried(row: Row, phase: str) -> bool:
+    if row.shape.layers > 1 and phase != "checkpointed":
+        return False
+    if any(phase in entry.uncaptured for entry in row.entries.values()):
+        return True
+    timed = any(entry.timings for entry in row.entries.values())
+    return any(phase in entry.timings for entry in row.entries.values()) or not timed

@@ -1,0 +1,1 @@
+"""What the selftest computes: cases, their inputs, and the values that they must give."""

@@ -1,0 +1,200 @@
+"""The tensors of a selftest case, and the product called on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ..kernels.precision import float32_precision
+from ..kernels.scores import PLAIN
+from ..toolkit.selftest.comparison import Tensors, make_values
+from ..toolkit.targets.verdict import IEEE32
+from .cases import WHOLE
+from .masks import cu_seqlens, find_visible, make_mask
+from .reference import attend, name_results
+from .scores import make_scores
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from ..kernels.scores import Scores
+    from ..masks import BlockMask
+    from .cases import Case
+
+Tensor = torch.Tensor
+
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    IEEE32: torch.float32,
+}
+
+_Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
+
+
+class Attention(Protocol):
+    """What is tested. Packed documents come with a batch of 1 and their lengths."""
+
+    def __call__(  # noqa: PLR0913 - what attention takes
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        mask: BlockMask | None,
+        lengths: tuple[int, ...],
+        scores: Scores,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (out, lse)."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of one case."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    mask: BlockMask | None = None
+    scores: Scores = PLAIN
+
+    @classmethod
+    def make(cls, case: Case, device: torch.device) -> Inputs:
+        """Fill them from the integer hash, each with a seed of its own."""
+        dtype = DTYPES[case.dtype]
+        k = make_values(2, case.k_shape, dtype, device=device)
+        v = make_values(3, case.v_shape, dtype, device=device)
+        return cls(
+            make_values(1, case.q_shape, dtype, device=device, scale=_Q_SCALE),
+            k,
+            k[..., : case.v_shape[-1]] if case.latent else v,
+            make_values(4, case.out_shape, dtype, device=device),
+            make_mask(case),
+            make_scores(case, device),
+        )
+
+    def attend(self, attention: Attention, case: Case) -> Tensors:
+        """Run forward and backward once; with keys in a cache forward alone."""
+        if case.page:
+            return self._attend_to_cache(case)
+        if case.budget is not None:
+            return self._attend_within(case.budget, case)
+        q, k, v = leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        scores = self.scores
+        if scores.sinks is not None:
+            leaves.append(scores.sinks.detach().requires_grad_())
+            scores = scores._replace(sinks=leaves[-1])
+        options: dict[str, Any] = {"mask": self.mask, "lengths": case.lengths, "scores": scores}
+        with _precision_of(case):
+            out, lse = attention(q, k, v, causal=case.causal, **options)
+        gradients = torch.autograd.grad(out, leaves, self.dout)
+        return name_results(out.detach(), lse.detach(), *gradients)
+
+    def _attend_within(self, budget: int, case: Case) -> Tensors:
+        """Call the operators themselves, which take the workspace budget."""
+        from ..kernels import operators  # noqa: PLC0415 - absent on a broken install
+        from ..kernels.scoring import scored  # noqa: PLC0415
+        from ..masks import Band  # noqa: PLC0415
+
+        q, k, v = self.q, self.k, self.v
+        scale, ieee = case.head_dim**-0.5, case.dtype == IEEE32
+        where: dict[str, Any] = {"mask": Band(right=0) if case.causal else Band(), "packing": None}
+        how: dict[str, Any] = {"softmax_scale": scale, "ieee": ieee}
+        if case.scores:
+            out, lse = scored.fwd(q, k, v, **where, **how, scores=self.scores)
+            back = scored.differentiate(
+                (q, k, v, out, lse),
+                self.dout,
+                None,
+                **where,
+                plan=(scale, budget, False, ieee),
+                scores=self.scores,
+            )
+            return name_results(out, lse, *back)
+        out, lse = operators.fwd(q, k, v, **where, **how)
+        how |= {"budget": budget, "batch_invariant": False}
+        gradients = operators.bwd(self.dout, q, k, v, out, lse, None, **where, **how)
+        return name_results(out, lse, *gradients)
+
+    def _attend_to_cache(self, case: Case) -> Tensors:
+        """Call the function that reads a cache, in which pages lie in another order."""
+        from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415 - as above
+        from ..attention.decoding.latent import flash_mla_with_kvcache  # noqa: PLC0415
+
+        k, v, table = self.k, self.v, None
+        new: dict[str, Any] = _name_arguments(self.scores)
+        if case.appended:
+            before = case.seqlen_k - case.appended
+            new |= {"k": k[:, before:], "v": v[:, before:], "cache_seqlens": before}
+            k, v = (x.clone() for x in (k, v))
+            for x in (k, v):
+                x[:, before:] = torch.nan
+        if case.page != WHOLE:
+            pages = case.batch * case.seqlen_k // case.page
+            table = torch.arange(pages - 1, -1, -1, dtype=torch.int32, device=k.device)
+            table = table.reshape(case.batch, -1)
+            k, v = (x.reshape(pages, case.page, *x.shape[2:]).flip(0) for x in (k, v))
+        if case.latent:
+            out, lse = flash_mla_with_kvcache(
+                self.q, k, table, None, v.shape[-1], causal=case.causal
+            )
+            return {"out": out, "lse": lse}
+        out, lse = flash_attn_with_kvcache(
+            self.q, k, v, block_table=table, causal=case.causal, return_softmax_lse=True, **new
+        )
+        return {"out": out, "lse": lse}
+
+    def attend_exactly(self, case: Case, dtype: torch.dtype) -> Tensors:
+        """Return what the textbook formulas give on the CPU, every step rounded to `dtype`."""
+        visible = find_visible(case)
+        tensors = (self.q, self.k, self.v, self.dout)
+        return attend(
+            *tensors, causal=case.causal, dtype=dtype, visible=visible, scores=self.scores
+        )
+
+
+def _precision_of(case: Case) -> AbstractContextManager[None]:
+    """Choose what the kernels of a case multiply with; its backward keeps to it."""
+    return float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3")
+
+
+def _name_arguments(scores: Scores) -> dict[str, Any]:
+    """Return them under the names that all functions have for them."""
+    return {
+        "softcap": scores.softcap,
+        "alibi_slopes": scores.alibi_slopes,
+        "learnable_sink": scores.sinks,
+    }
+
+
+def load_attention() -> Attention:
+    """Return the product as the selftest calls it."""
+    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - absent on a broken install
+    from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
+
+    def attention(  # noqa: PLR0913 - as above
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        mask: BlockMask | None,
+        lengths: tuple[int, ...],
+        scores: Scores,
+    ) -> tuple[Tensor, Tensor]:
+        options = {"causal": causal, "return_lse": True, **_name_arguments(scores)}
+        if not lengths:
+            out, lse = flash_attn_func(q, k, v, mask=mask, **options)
+            return out, lse
+        ends = torch.tensor(cu_seqlens(lengths), dtype=torch.int32, device=q.device)
+        longest = max(lengths)
+        packed = (q[0], k[0], v[0], ends, ends, longest, longest)
+        out, lse = flash_attn_varlen_func(*packed, **options)
+        return out[None], lse[None]
+
+    return attention

@@ -1,0 +1,121 @@
+"""The masks of the selftest, made from the integer hash: the same on every machine."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ..masks import BlockMask
+from ..toolkit.selftest.comparison import hash_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .cases import Case
+
+Tensor = torch.Tensor
+
+_SEED: Final = 5
+_BLOCKS: Final = 16  # of tokens that see each other, as robotics policies have them
+_TILE: Final = 64
+
+
+def make_mask(case: Case) -> BlockMask | None:
+    """Return the BlockMask of a case, None if it has none."""
+    return MASKS[case.mask](case) if case.mask else None
+
+
+def find_visible(case: Case) -> Tensor | None:
+    """Return what each query sees, bool [batch or 1, heads or 1, seqlen_q, seqlen_k].
+
+    None where `causal` says it all.
+    """
+    if case.lengths:
+        return _documents_apart(case.lengths, causal=case.causal)[None, None]
+    mask = make_mask(case)
+    if mask is None:
+        return None
+    return mask.visible(case.batch, case.num_heads_q, case.seqlen_q, case.seqlen_k)
+
+
+def cu_seqlens(lengths: tuple[int, ...]) -> list[int]:
+    """Return where each document starts, and the end."""
+    return list(accumulate(lengths, initial=0))
+
+
+def _documents_apart(lengths: tuple[int, ...], *, causal: bool) -> Tensor:
+    total = sum(lengths)
+    counts = torch.tensor(lengths, device="cpu")
+    ids = torch.arange(len(lengths), device="cpu").repeat_interleave(counts)
+    apart = ids[:, None] == ids[None, :]
+    return apart.tril() if causal else apart.view(total, total)
+
+
+def _numbers(count: int, below: int) -> Tensor:
+    return hash_bits(_SEED, count) % below
+
+
+def _window(case: Case) -> BlockMask:
+    return BlockMask.sliding_window(case.seqlen_k // 4, case.seqlen_k // 8)
+
+
+def _padding(case: Case) -> BlockMask:
+    lengths = [case.seqlen_k - i * (case.seqlen_k // 3) for i in range(case.batch)]
+    return BlockMask.padding(torch.tensor(lengths, device="cpu"))
+
+
+def _block_causal(case: Case) -> BlockMask:
+    queries, keys = (
+        torch.arange(seqlen, device="cpu") * _BLOCKS // seqlen
+        for seqlen in (case.seqlen_q, case.seqlen_k)
+    )
+    return BlockMask.block_causal(queries, keys)
+
+
+def _documents(case: Case) -> BlockMask:
+    queries, keys = (
+        torch.arange(seqlen, device="cpu") * 3 // seqlen
+        for seqlen in (case.seqlen_q, case.seqlen_k)
+    )
+    return BlockMask.documents(queries, keys)
+
+
+def _prefix(case: Case) -> BlockMask:
+    return BlockMask.prefix(_numbers(case.batch, case.seqlen_k))
+
+
+def _intervals(case: Case) -> BlockMask:
+    ends = _numbers(2 * case.seqlen_q, case.seqlen_k + 1).view(2, case.seqlen_q)
+    return BlockMask.from_intervals(ends[0], ends[1], seqlen_k=case.seqlen_k)  # some see no key
+
+
+def _dense(case: Case) -> BlockMask:
+    shape = (1, case.num_heads_q, case.seqlen_q, case.seqlen_k)
+    seen = _numbers(case.num_heads_q * case.seqlen_q * case.seqlen_k, 4) == 0
+    return BlockMask.from_dense(seen.view(shape))
+
+
+def _tiles(case: Case) -> BlockMask:
+    grid = (-(-case.seqlen_q // _TILE), -(-case.seqlen_k // _TILE))
+    seen = _numbers(grid[0] * grid[1], 2) == 0
+    return BlockMask.from_tiles(
+        seen.view(1, 1, *grid),
+        (_TILE, _TILE),
+        seqlen_q=case.seqlen_q,
+        seqlen_k=case.seqlen_k,
+    )
+
+
+MASKS: Final[dict[str, Callable[[Case], BlockMask]]] = {
+    "window": _window,
+    "padding": _padding,
+    "block-causal": _block_causal,
+    "documents": _documents,
+    "prefix": _prefix,
+    "intervals": _intervals,
+    "dense": _dense,
+    "tiles": _tiles,
+    "both": lambda case: _padding(case) & _block_causal(case),
+}

@@ -1,0 +1,157 @@
+"""Attention by the textbook formulas on the CPU, and how far off the kernels may be."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..kernels.scores import PLAIN, Scores
+
+if TYPE_CHECKING:
+    from ..toolkit.selftest.comparison import Tensors
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+OF_SINKS = "dsinks"
+
+_LSE_TOLERANCE = 1e-4  # float32 sums of up to a few thousand exponentials
+_SINGLE = 1e-4  # of the largest value: what float32 inputs may err
+_FLOOR = 1e-5  # where the half-precision baseline happens to be exact
+_MARGIN = 2.0  # times the error that plain half precision makes
+
+
+def name_results(*values: torch.Tensor | None) -> Tensors:
+    """Return out, lse, dq, dk, dv and, if there are sinks, dsinks by their names."""
+    names = (*NAMES, OF_SINKS)[: len(values)]
+    pairs = zip(names, values, strict=True)
+    return {name: value for name, value in pairs if value is not None}
+
+
+def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) -> float:
+    """Return the absolute error that is allowed in this tensor: twice that of half precision.
+
+    float32 may err 1e-4 of the largest value instead.
+
+    Args:
+        name: Of the tensor.
+        reference: In float64.
+        baseline: By the same formulas in the input's dtype.
+    """
+    if name == "lse":
+        return _LSE_TOLERANCE
+    if baseline.dtype == torch.float32:
+        return _SINGLE * float(reference.abs().max())
+    error = (baseline.to(torch.float64) - reference).abs().max()
+    return _MARGIN * float(error) + _FLOOR
+
+
+def error_of_rounded_out(out: torch.Tensor, dout: torch.Tensor) -> float:
+    """Return how far a sink's gradient may be off as the rows' delta are of out as it was rounded.
+
+    A row errs by the rounding of its elements, which fall either way, and so do rows.
+
+    Args:
+        out: In float64, [batch, seqlen_q, num_heads_q, head_dim_v].
+        dout: Of the same shape in the input's dtype, to which out is rounded.
+    """
+    rows = out.shape[0] * out.shape[1]
+    largest = (dout.to("cpu", torch.float64) * out).norm(dim=-1).max()
+    return float(torch.finfo(dout.dtype).eps * largest * rows**0.5)
+
+
+def attend(  # noqa: PLR0913 - the tensors of attention
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor,
+    *,
+    causal: bool,
+    dtype: torch.dtype,
+    visible: torch.Tensor | None = None,
+    scores: Scores = PLAIN,
+) -> Tensors:
+    """Attention and its gradients by the textbook formulas, every step rounded to `dtype`.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim]
+        k: [batch, seqlen_k, num_heads_kv, head_dim]
+        v: [batch, seqlen_k, num_heads_kv, head_dim_v]
+        dout: [batch, seqlen_q, num_heads_q, head_dim_v]
+        causal: Mask aligned to the bottom right.
+        dtype: float64 for the reference, the input's own for the baseline.
+        visible: Which keys a query sees, bool [batch or 1, heads or 1, seqlen_q, seqlen_k]; stands
+            for `causal`.
+        scores: What becomes of them before the mask, and sinks.
+    """
+    group = q.shape[2] // k.shape[2]
+    q, dout = (x.to("cpu", dtype).transpose(1, 2) for x in (q, dout))
+    k, v = (x.to("cpu", dtype).transpose(1, 2).repeat_interleave(group, dim=1) for x in (k, v))
+    scale = q.shape[-1] ** -0.5
+    s, slope = _bend((q @ k.transpose(-1, -2)) * scale, scores)
+    if visible is not None:
+        s = s.masked_fill(~visible, -math.inf)
+    elif causal:
+        s = s.masked_fill(_hidden(s.shape[-2], s.shape[-1]), -math.inf)
+    lse = _add_sinks(torch.logsumexp(s.to(torch.float64), dim=-1), scores.sinks)
+    # a fully masked row is zero
+    p = torch.exp(s - lse.unsqueeze(-1).to(dtype)).nan_to_num(nan=0.0)
+    out = p @ v
+    dp = dout @ v.transpose(-1, -2)
+    delta = (dout * out).sum(dim=-1, keepdim=True)
+    ds = p * (dp - delta) * slope
+    dk = ds.transpose(-1, -2) @ q * scale
+    return name_results(
+        out.transpose(1, 2),
+        lse,
+        (ds @ k * scale).transpose(1, 2),
+        _sum_group(dk, group),
+        _sum_group(p.transpose(-1, -2) @ dout, group),
+        _differentiate_sinks(lse, delta, scores.sinks),
+    )
+
+
+def _bend(s: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """Return scores [batch, heads, seqlen_q, seqlen_k] with cap and ALiBi, and the cap's slope."""
+    slope: torch.Tensor | float = 1.0
+    if scores.softcap:
+        t = torch.tanh(s / scores.softcap)
+        s, slope = scores.softcap * t, 1.0 - t * t
+    if scores.alibi_slopes is not None:
+        slopes = scores.alibi_slopes.to("cpu", s.dtype)[..., None, None]
+        s = s - slopes * _distances(s.shape[-2], s.shape[-1]).abs().to(s.dtype)
+    return s, slope
+
+
+def _add_sinks(lse: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Let each head's sink join the sums of its rows, [batch, heads, seqlen_q] in float64."""
+    return lse if sinks is None else torch.logaddexp(lse, sinks.to("cpu", lse.dtype)[:, None])
+
+
+def _differentiate_sinks(
+    lse: torch.Tensor, delta: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Return the gradient of each head's sink, [heads] in the dtype of delta; None without."""
+    if sinks is None:
+        return None
+    weights = torch.exp(sinks.to("cpu", lse.dtype)[:, None] - lse).to(delta.dtype)
+    return -(weights * delta.squeeze(-1)).sum(dim=(0, 2))
+
+
+def _hidden(seqlen_q: int, seqlen_k: int) -> torch.Tensor:
+    """Mark the keys that a query does not see: j > i + seqlen_k - seqlen_q."""
+    return _distances(seqlen_q, seqlen_k) < 0
+
+
+def _distances(seqlen_q: int, seqlen_k: int) -> torch.Tensor:
+    """Return i + seqlen_k - seqlen_q - j."""
+    query = torch.arange(seqlen_q, device="cpu").unsqueeze(1)
+    key = torch.arange(seqlen_k, device="cpu").unsqueeze(0)
+    return query + (seqlen_k - seqlen_q) - key
+
+
+def _sum_group(gradient: torch.Tensor, group: int) -> torch.Tensor:
+    """Sum over the query heads that share a key head: [batch, seqlen_k, num_heads_kv, head_dim]."""
+    batch, heads, seqlen_k, head_dim = gradient.shape
+    grouped = gradient.reshape(batch, heads // group, group, seqlen_k, head_dim)
+    return grouped.sum(dim=2).transpose(1, 2)

@@ -1,0 +1,115 @@
+"""The cases that the selftest of the toolkit runs: attention, called as users call it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ..toolkit.selftest.case import Exact
+from ..toolkit.targets.verdict import size_of_role
+from .cases import Case, Kernels, make_cases
+from .inputs import DTYPES, Attention, Inputs, load_attention
+from .reference import OF_SINKS, allowed_error, error_of_rounded_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..toolkit.selftest.case import ChooseCases
+    from ..toolkit.selftest.comparison import Tensors
+
+CPU_KERNELS: Final[tuple[Kernels, ...]] = (
+    Kernels("fp16", 64, 64),
+    Kernels("bf16", 128, 128),
+    Kernels("fp32", 64, 64),
+)
+
+_TESTED: Final = ("fwd", "mla")  # roles with cases of each of their sizes
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """A case beside the implementation that it tests; see `toolkit.selftest.case.Case`."""
+
+    case: Case
+    attention: Attention
+
+    @property
+    def name(self) -> str:
+        """The name of the case."""
+        return self.case.name
+
+    @property
+    def fills_gpu(self) -> bool:
+        """Whether float64 formulas would take long."""
+        return self.case.fills_gpu
+
+    def key(self) -> dict[str, Any]:
+        """Return the compiled size that serves the case, and the budget in bytes."""
+        return self.case.key()
+
+    def make_inputs(self, device: torch.device) -> Inputs:
+        """Return the tensors of the case."""
+        return Inputs.make(self.case, device)
+
+    def run(self, inputs: Inputs) -> Tensors:
+        """Run forward and backward once; with keys in a cache forward alone."""
+        return inputs.attend(self.attention, self.case)
+
+    def compute_exact(self) -> Exact:
+        """Compute the case in float64, and the error that its dtype makes anyway."""
+        inputs = self.make_inputs(torch.device("cpu"))
+        values = inputs.attend_exactly(self.case, torch.float64)
+        baseline = inputs.attend_exactly(self.case, DTYPES[self.case.dtype])
+        allowed = {name: allowed_error(name, values[name], baseline[name]) for name in values}
+        if OF_SINKS in values:
+            allowed[OF_SINKS] += error_of_rounded_out(values["out"], inputs.dout)
+        return Exact(values, allowed)
+
+
+def load_cases() -> ChooseCases:
+    """Load attention, and return what chooses the cases of a device.
+
+    Raises:
+        ExtensionError: The compiled part does not load.
+    """
+    return partial(choose_cases, load_attention())
+
+
+def choose_cases(
+    attention: Attention, device: torch.device, selected: Sequence[dict[str, Any]]
+) -> tuple[AttentionCase, ...]:
+    """Return the cases of all sizes that a GPU has kernels for; on the CPU, of a few sizes."""
+    kernels, sm_count = CPU_KERNELS, 0
+    if device.type == "cuda":
+        kernels = find_kernels(selected)
+        sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+    return tuple(AttentionCase(case, attention) for case in make_cases(kernels, sm_count))
+
+
+def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
+    """Return the sizes of forward and latent keys for which every role has a kernel that loads."""
+    loads: defaultdict[tuple[str, str], dict[tuple[int, int], bool]] = defaultdict(dict)
+    for kernel in selected:
+        size = int(kernel["head_dim"]), int(kernel["head_dim_v"])
+        loads[str(kernel["role"]), str(kernel["dtype"])][size] = kernel["chosen"] is not None
+
+    def is_usable(dtype: str, head_dims: tuple[int, int]) -> bool:
+        sizes = (
+            (built, size_of_role(role, built, head_dims))
+            for (role, its_dtype), built in loads.items()
+            if its_dtype == dtype
+        )
+        return all(built[size] for built, size in sizes if size is not None)
+
+    tested = (
+        Kernels(dtype, *head_dims)
+        for (role, dtype), built in loads.items()
+        if role in _TESTED
+        for head_dims in built
+        if is_usable(dtype, head_dims)
+    )
+    return tuple(sorted(tested))

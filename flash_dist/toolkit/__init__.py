@@ -1,0 +1,1 @@
+"""Builds, inspects, audits and judges the CUDA kernels of any package; knows no attention."""

@@ -1,0 +1,170 @@
+"""Checks of the NVIDIA driver, and of the variables that change what is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..findings import FINDINGS
+from ..findings.driver import (
+    DRIVER_ABSENT,
+    DRIVER_BROKEN,
+    DRIVER_TOO_OLD,
+    JIT_VARIABLE,
+    SMEM_LIMIT,
+    SMEM_LIMIT_MALFORMED,
+)
+from ..findings.explain import explain
+from ..findings.result import CheckResult
+from ..findings.said.faults import CUDA_ERROR
+from ..findings.said.starting import LIBCUDA_EMPTY
+from ..product import PRODUCT
+from ..targets.advice import GET_DRIVER, driver_fix
+from ..targets.compatibility import driver_refusal, jit_policy
+from ..targets.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
+from ..targets.verdict import SMEM_VARIABLE, read_smem_limit
+from .host import describe_driver, explain_no_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..findings.entry import Entry
+    from ..machine.libcuda import Cuda
+    from ..targets.verdict import Build
+    from .environment import Environment
+
+# What names GPUs, or says what the JIT costs: no code runs or does not for it.
+_NEUTRAL = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_CACHE_DISABLE",
+    "CUDA_CACHE_MAXSIZE",
+    "CUDA_MODULE_LOADING",
+)
+_SHOWN_TOGETHER = 2  # variables in one line
+_LONGEST_VALUE = 80
+
+
+def check_variables(environment: Environment) -> CheckResult:
+    """Variables that make the driver ignore embedded code, or that we cannot read."""
+    shown = tuple(f"{name}={_shorten(value)}" for name, value in environment.variables.items())
+    malformed = _find_malformed(environment.variables)
+    if malformed:
+        name, problem, entry = malformed
+        return CheckResult("fail", problem, shown, f"`unset {name}`", entry)
+    switches = jit_policy(environment.variables).variables
+    if switches:
+        uses = (
+            "is set: the driver does not use all"
+            if len(switches) == 1
+            else ("are set: the driver uses no")
+        )
+        return CheckResult(
+            "warn",
+            f"{' and '.join(switches)} {uses} embedded code",
+            shown,
+            f"`unset {' '.join(switches)}`",
+            JIT_VARIABLE,
+        )
+    if environment.variables.get(SMEM_VARIABLE):
+        return CheckResult(
+            "warn",
+            f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used",
+            shown,
+            f"`unset {SMEM_VARIABLE}`",
+            SMEM_LIMIT,
+        )
+    told = environment.host is not None and environment.host.nvml.gpus  # by `check_visible`
+    if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None and not told:
+        visible = environment.variables["CUDA_VISIBLE_DEVICES"]
+        summary = f"CUDA_VISIBLE_DEVICES={visible} hides the other GPUs, if there are any"
+        return CheckResult("ok", summary, shown[1:])
+    if len(shown) > _SHOWN_TOGETHER:
+        return CheckResult("ok", f"{len(shown)} that change what is loaded", shown)
+    return CheckResult("ok", ", ".join(shown) or "none that changes what is loaded")
+
+
+def check_neutral(environment: Environment) -> CheckResult | None:
+    """Variables that a what-if was given and that no verdict depends on; None without any."""
+    named = [name for name in _NEUTRAL if name in environment.variables]
+    if not environment.what_if or not named:
+        return None
+    return CheckResult("ok", f"which code runs does not depend on {' and '.join(named)}")
+
+
+def _shorten(value: str) -> str:
+    """Cut what names dozens of folders; `--json` has all of it."""
+    return value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
+
+
+def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | None:
+    """Return the first of our own variables that cannot be read, and what is wrong with it."""
+    limit = variables.get(SMEM_VARIABLE, "")
+    if limit and read_smem_limit(limit) is None:
+        problem = f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit:.60}`"
+        return SMEM_VARIABLE, problem, SMEM_LIMIT_MALFORMED
+    for one in PRODUCT.variables:
+        problem = PRODUCT.load(one.check)(variables.get(one.name, ""))
+        if problem:
+            return one.name, problem, FINDINGS[one.finding]
+    return None
+
+
+def check_driver(environment: Environment) -> CheckResult:
+    """The driver is there and new enough for the toolkit, the PTX ISA and the compression."""
+    cuda, build = environment.cuda, environment.installed.build
+    explained = explain_no_gpu(environment)
+    if explained is not None:
+        return explained
+    if cuda.status == "absent":
+        return CheckResult(
+            "skip",
+            f"no NVIDIA driver here: {cuda.reason}",
+            fix=GET_DRIVER,
+            entry=DRIVER_ABSENT,
+        )
+    if cuda.status == "broken":
+        entry = explain_broken(cuda)
+        summary = f"the NVIDIA driver does not answer: {cuda.reason}"
+        return CheckResult("fail", summary, (entry.meaning,), entry.remedy, entry)
+    needs = driver_needs(build) if build else ()
+    if cuda.driver is None:
+        summary = "no driver given, assumed new enough"
+        return CheckResult("ok", summary, background=needs)
+    refusals = [driver_refusal(cuda.driver, v.origin) for v in build.variants] if build else []
+    if build and refusals and all(refusals):
+        return CheckResult(
+            "fail",
+            str(refusals[0]),
+            needs,
+            driver_fix(build, cuda.driver, (gpu.device for gpu in cuda.gpus)),
+            DRIVER_TOO_OLD,
+        )
+    details = describe_driver(environment)
+    return CheckResult("ok", str(cuda.driver), details, background=needs)
+
+
+def explain_broken(cuda: Cuda) -> Entry:
+    """Return what explains a driver that does not answer: the same as `explain` says of a code."""
+    found = [one.entry for one in explain(cuda.reason)]
+    sure = cuda.code is not None or found == [LIBCUDA_EMPTY]
+    return found[0] if sure and found and found[0] is not CUDA_ERROR else DRIVER_BROKEN
+
+
+def driver_needs(build: Build) -> tuple[str, ...]:
+    """Say what each property of a build asks of the driver."""
+    lines = []
+    if build.toolkit:
+        lines.append(f"CUDA {build.toolkit} needs driver {toolkit_driver(build.toolkit)} or newer")
+    isas = {v.origin.ptx_isa for v in build.variants if v.arch.ptx and v.origin.ptx_isa}
+    for isa in sorted(isas):
+        cuda = ptx_isa_cuda(isa)
+        release = first_driver(cuda) if cuda else None
+        known = (
+            f"driver {release} or newer"
+            if release
+            else "a driver newer than any known to this flash_dist"
+        )
+        lines.append(f"PTX ISA {format_version(isa)} needs {known}")
+    if any(variant.origin.codec == "zstd" for variant in build.variants):
+        lines.append(f"zstd compression needs driver {first_driver(ZSTD_CUDA)} or newer")
+    return tuple(lines)

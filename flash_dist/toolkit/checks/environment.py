@@ -1,0 +1,231 @@
+"""The machine as `doctor` sees it: one frozen value, gathered without torch and without a GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import sysconfig
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..loading.linker import LOADER_VARIABLES
+from ..loading.parts import Loading, predict_parts, try_loading
+from ..machine.host import Host, gather_host
+from ..machine.install_files import InstallFiles, read_install_files
+from ..machine.installed import Installed, read_installed
+from ..machine.libcuda import Cuda, imagine_cuda, read_cuda
+from ..machine.torch_code import TorchCode, read_torch_code
+from ..machine.torch_install import Torch, read_torch
+from ..product import PRODUCT
+from ..targets.verdict import Build, DeviceVerdict, Situation, judge_device
+from .choice import EVERYTHING, CheckChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ..machine.libcuda import Gpu
+    from ..targets.devices import Device, Driver
+
+_OF_PRODUCT = tuple(one.name for one in PRODUCT.variables)
+# Variables that change what is loaded or seen of GPUs.
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_FORCE_PTX_JIT",
+    "CUDA_FORCE_JIT",
+    "CUDA_DISABLE_PTX_JIT",
+    "CUDA_DISABLE_JIT",
+    "CUDA_CACHE_DISABLE",
+    "CUDA_CACHE_PATH",
+    "CUDA_CACHE_MAXSIZE",
+    "CUDA_MODULE_LOADING",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "FLASH_DIST_SMEM_LIMIT",
+    *_OF_PRODUCT,
+)
+# Those that no rule knows of GPUs that are not here.
+_OF_A_MACHINE = {
+    "CUDA_CACHE_PATH",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    *_OF_PRODUCT,
+}
+WHAT_IF_VARIABLES = tuple(name for name in VARIABLES if name not in _OF_A_MACHINE)
+# Variables that change which files are found; where they are empty they change nothing.
+SEARCH_VARIABLES = (*LOADER_VARIABLES, "PYTHONPATH")
+
+
+FREE_THREADED = "free-threaded"  # a Python without the GIL
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything the checks judge. A what-if has imagined GPUs and no machine around them."""
+
+    system: str
+    machine: str
+    libc: str
+    python: str
+    torch: Torch
+    cuda: Cuda
+    installed: Installed
+    loading: Loading = field(default_factory=lambda: Loading("not-tried"))
+    predicted: Loading | None = None  # what was said of the loading before it was tried
+    variables: Mapping[str, str] = field(default_factory=dict)
+    files: InstallFiles = field(default_factory=InstallFiles)
+    what_if: bool = False
+    host: Host | None = None  # None: not looked at, as in a what-if
+    torch_code: TorchCode | None = None  # None: no GPU to judge it on
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the environment as plain data."""
+        return {
+            "system": self.system,
+            "machine": self.machine,
+            "libc": self.libc,
+            "python": self.python,
+            "torch": self.torch.to_json(),
+            "cuda": self.cuda.to_json(),
+            "installed": self.installed.to_json(),
+            "files": self.files.to_json(),
+            "loading": self.loading.to_json(),
+            "predicted_loading": self.predicted.to_json() if self.predicted else None,
+            "variables": dict(self.variables),
+            "what_if": self.what_if,
+            "host": self.host.to_json() if self.host else None,
+            "torch_code": self.torch_code.to_json() if self.torch_code else None,
+        }
+
+
+def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
+    """Look at this machine; what takes long only where its check is wanted.
+
+    Whether the compiled parts load is predicted, not tried.
+    """
+    installed = read_installed()
+    found = _describe_host(read_cuda(), installed)
+    loading = Loading("skipped")
+    if "extension" in choice:
+        loading = _predict(found) if installed.library else Loading("not-tried")
+    claims = "torch" in choice and found.cuda.gpus and found.torch.cuda
+    return replace(
+        found,
+        loading=loading,
+        variables=read_variables(os.environ),
+        files=read_install_files() if "install" in choice else InstallFiles(),
+        host=gather_host(os.environ),
+        torch_code=read_torch_code() if claims else None,
+    )
+
+
+def gather_gpus(installed: Installed | None = None, cuda: Cuda | None = None) -> Environment:
+    """Look at this machine's GPUs and driver alone: what a build, or others' libraries, runs on.
+
+    The driver is asked in this process unless its answer is given.
+    """
+    return replace(
+        _describe_host(cuda or read_cuda(), installed or Installed()),
+        variables=read_variables(os.environ),
+        host=gather_host(os.environ),
+    )
+
+
+def imagine_environment(
+    devices: Iterable[Device],
+    driver: Driver | None,
+    variables: Mapping[str, str] | None = None,
+    *,
+    installed: Installed | None = None,
+    around: Environment | None = None,
+) -> Environment:
+    """Put a build, by default this one, on a machine that is not here, with its own variables.
+
+    Args:
+        devices: Its GPUs.
+        driver: None is taken as new enough.
+        variables: Those of its processes.
+        installed: Another build.
+        around: The machine whose system, torch and build it has in place of this one's.
+    """
+    cuda = imagine_cuda(devices, driver)
+    if around is None:
+        host = _describe_host(cuda, installed or read_installed())
+    else:
+        system = (around.system, around.machine, around.libc, around.python, around.torch)
+        host = Environment(*system, cuda, installed or around.installed)
+    return replace(host, variables=dict(variables or {}), what_if=True)
+
+
+def _describe_host(cuda: Cuda, installed: Installed) -> Environment:
+    return Environment(
+        system=read_system(),
+        machine=platform.machine(),
+        libc=read_libc(),
+        python=read_python(),
+        torch=read_torch(),
+        cuda=cuda,
+        installed=installed,
+    )
+
+
+def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep the variables that matter."""
+    found = {name: environ[name] for name in VARIABLES if name in environ}
+    return found | {name: environ[name] for name in SEARCH_VARIABLES if environ.get(name)}
+
+
+def read_system() -> str:
+    """Name the operating system: `Debian GNU/Linux 12 (bookworm)`."""
+    if sys.platform != "linux":
+        return platform.platform()
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        return platform.platform()
+    return release.get("PRETTY_NAME") or platform.platform()  # which starts a process
+
+
+def read_python() -> str:
+    """Name the Python: `3.13.1`, or `3.13.1 free-threaded`."""
+    version = platform.python_version()
+    return f"{version} {FREE_THREADED}" if sysconfig.get_config_var("Py_GIL_DISABLED") else version
+
+
+def read_libc() -> str:
+    """Name the C library: `glibc 2.36`; `musl or unknown` where confstr does not tell."""
+    try:
+        text = os.confstr("CS_GNU_LIBC_VERSION")
+    except (AttributeError, ValueError, OSError):
+        text = None
+    return text or "musl or unknown"
+
+
+def _predict(environment: Environment) -> Loading:
+    return predict_parts(environment.torch, environment.libc, environment.installed.torch_min)
+
+
+def prove_loading(environment: Environment) -> Environment:
+    """Load the parts where that was only predicted; the prediction is kept beside the result."""
+    if environment.loading.source != "predicted":
+        return environment
+    return replace(environment, loading=try_loading(), predicted=environment.loading)
+
+
+def judge_gpu(environment: Environment, gpu: Gpu) -> DeviceVerdict:
+    """Judge one GPU of an environment."""
+    return judge_device(_build(environment), find_situation(environment, gpu))
+
+
+def find_situation(environment: Environment, gpu: Gpu) -> Situation:
+    """Put a GPU among all that decides what it can load."""
+    situation = Situation.of(
+        gpu.device, environment.cuda.driver, environment.variables, smem_optin=gpu.smem_optin
+    )
+    lacking = environment.host is not None and environment.host.lacks_jit_compiler
+    return replace(situation, jit=replace(situation.jit, lacks_compiler=lacking))
+
+
+def _build(environment: Environment) -> Build:
+    return environment.installed.build or Build("flash_dist", ())

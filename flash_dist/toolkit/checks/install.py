@@ -1,0 +1,251 @@
+"""Checks of what is installed: system, torch, files, build."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+from ..builds.package import PACKAGE
+from ..findings.install import (
+    EMBEDDED_DIFFERS,
+    INSTALL_DAMAGED,
+    INSTALL_LEFTOVERS,
+    INSTALL_TWICE,
+    INSTALL_UNREADABLE,
+    LIBC_UNSUPPORTED,
+    LIBRARY_UNREADABLE,
+    MANIFEST_UNREADABLE,
+    NOT_BUILT,
+    PYTHON_FREE_THREADED,
+    TORCH_CPU_BUILD,
+    TORCH_NEWER_THAN_TESTED,
+    TORCH_TOO_OLD,
+)
+from ..findings.result import CheckResult
+from ..machine.torch_install import TORCH_PROBLEMS
+from ..product import PRODUCT
+from ..targets.advice import GET_GLIBC, describe_archs, torch_fix
+from ..targets.wording import count, few_lines, list_few
+
+if TYPE_CHECKING:
+    from ..machine.torch_install import Torch
+    from .environment import Environment
+
+_SHOWN_DIFFERENCES = 8
+_LEAVE = (
+    "leave the source tree, which Python imports instead of the wheel: `cd ..` and run it again"
+)
+
+
+def check_system(environment: Environment) -> CheckResult:
+    """Operating system, C library and Python."""
+    summary = (
+        f"{environment.system}, {environment.machine}, {environment.libc}, "
+        f"Python {environment.python}"
+    )
+    if not environment.libc.startswith("glibc"):
+        return CheckResult(
+            "fail",
+            f"the wheels are built for glibc, this system has {environment.libc} ({summary})",
+            fix=GET_GLIBC,
+            entry=LIBC_UNSUPPORTED,
+        )
+    version, _, kind = environment.python.partition(" ")
+    if kind:
+        minor = ".".join(version.split(".")[:2])
+        return CheckResult(
+            "warn",
+            f"the wheels are for every Python with the GIL (abi3), this one is {kind}: pip refuses "
+            f"them, and they are not tested here ({summary})",
+            fix=f"`python{minor} -m venv .venv` makes an environment with the GIL",
+            entry=PYTHON_FREE_THREADED,
+        )
+    return CheckResult("ok", summary)
+
+
+def check_torch(environment: Environment) -> CheckResult:
+    """Torch is there, not too old, a CUDA build where there are GPUs, and tested."""
+    torch, installed = environment.torch, environment.installed
+    if torch.status != "ok":
+        fix = torch.advise(installed.torch_min)
+        return CheckResult("fail", torch.reason, fix=fix, entry=TORCH_PROBLEMS[torch.status])
+    kind = f"CUDA {torch.cuda}" if torch.cuda else "CPU build"
+    summary = f"torch {torch.version} ({kind})"
+    oldest, newest = installed.torch_min, installed.torch_tested_max
+    if oldest and _minor(torch.version) < _minor(oldest):
+        return _prefer_another(
+            environment,
+            CheckResult(
+                "fail",
+                f"{summary} is too old: this build needs {oldest} or newer",
+                fix=torch_fix(oldest),
+                entry=TORCH_TOO_OLD,
+            ),
+        )
+    if environment.cuda.gpus and not torch.cuda:
+        return _prefer_another(
+            environment,
+            CheckResult(
+                "fail",
+                f"{summary} cannot use the GPU of this machine",
+                fix="install a CUDA build of torch (https://pytorch.org/get-started/locally)",
+                entry=TORCH_CPU_BUILD,
+            ),
+        )
+    if newest and _minor(torch.version) > _minor(newest):
+        return CheckResult(
+            "warn",
+            f"{summary} is newer than {newest}, the newest torch this build was tested with",
+            fix="if something fails, look for a newer flash_dist",
+            entry=TORCH_NEWER_THAN_TESTED,
+        )
+    devices = [gpu.device for gpu in environment.cuda.gpus]
+    note = PRODUCT.load(PRODUCT.torch_note)
+    background = (note(devices, torch.version),) if devices else ()
+    return CheckResult("ok", summary, background=background)
+
+
+def _prefer_another(environment: Environment, result: CheckResult) -> CheckResult:
+    """Say where each torch lies, and let Python find one that serves in place of a new one."""
+    first, *others = environment.torch.copies or (None,)
+    if first is None:
+        return result
+    oldest, needed = environment.installed.torch_min, bool(environment.cuda.gpus)
+    serving = [
+        one
+        for one in others
+        if one is not None
+        and (one.cuda or not needed)
+        and (not oldest or _minor(one.version) >= _minor(oldest))
+    ]
+    listed = (f"Python searches {first.folder} first", *(f"then: {one}" for one in others))
+    take = f"remove {first.folder} from Python's search path, or remove the torch in it"
+    step = environment.torch.step or take
+    fix = f"{step}; {serving[0]} fits" if serving else f"{step}, then {result.fix}"
+    return replace(result, details=listed, fix=fix)
+
+
+def require_torch(torch: Torch, oldest: str = "") -> CheckResult:
+    """Say that a selftest did not run because torch is not there, or broken."""
+    summary = f"not run: {torch.reason}"
+    fix = torch.advise(oldest)
+    return CheckResult("fail", summary, fix=fix, entry=TORCH_PROBLEMS[torch.status])
+
+
+def _minor(version: str) -> tuple[int, int]:
+    """Return major and minor: tests cover whole minor releases."""
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return (0, 0)
+    return parsed.major, parsed.minor
+
+
+def check_install(environment: Environment) -> CheckResult:
+    """The files are those that pip recorded, once."""
+    files = environment.files
+    if files.unreadable and not (files.missing or files.changed):
+        return CheckResult(
+            "fail",
+            f"this user cannot read {count(len(files.unreadable), 'file')} in {files.folder}: "
+            f"{list_few(files.unreadable, _SHOWN_DIFFERENCES)}",
+            fix=f"as its owner: `chmod -R a+rX '{files.folder}/{PACKAGE.name}'*`",
+            entry=INSTALL_UNREADABLE,
+        )
+    if files.missing or files.changed:
+        parts = [
+            f"{_count_files(names)} {what}"
+            for names, what in (
+                (files.missing, "missing"),
+                (files.changed, "changed"),
+            )
+            if names
+        ]
+        names = (*files.missing, *files.changed)
+        return CheckResult(
+            "fail",
+            f"{' and '.join(parts)} in {files.folder}: {list_few(names, _SHOWN_DIFFERENCES)}",
+            fix=reinstall_fix(),
+            entry=INSTALL_DAMAGED,
+        )
+    if files.copies:
+        copies = list_few(files.copies, _SHOWN_DIFFERENCES)
+        summary = f"{PACKAGE.name} is installed in {files.folder}, which is used, and in {copies}"
+        fix = _leave(environment) or f"remove the copy, or `pip uninstall {PACKAGE.name}` there"
+        return CheckResult("warn", summary, fix=fix, entry=INSTALL_TWICE)
+    if files.leftovers:
+        leftovers = list_few(files.leftovers, _SHOWN_DIFFERENCES)
+        summary = f"files that this version did not install: {leftovers}"
+        details = (f"in {files.folder}",)
+        fix = f"`pip uninstall {PACKAGE.name}`, delete what is left, and install again"
+        return CheckResult("warn", summary, details, fix, INSTALL_LEFTOVERS)
+    if files.status == "unrecorded":
+        summary = f"pip has no record of the package in {files.folder}"
+        return CheckResult("ok", summary)
+    return CheckResult("ok", f"{files.count} files as recorded, in {files.folder}")
+
+
+def _count_files(names: tuple[str, ...]) -> str:
+    return "1 file is" if len(names) == 1 else f"{len(names)} files are"
+
+
+def check_build(environment: Environment) -> CheckResult:
+    """The build manifest and the code really embedded are there and agree."""
+    installed = environment.installed
+    build = installed.build
+    if build is None:
+        problems = (installed.manifest_problem, installed.library_problem)
+        return CheckResult(
+            "fail",
+            "no built flash_dist was found: neither its manifest nor its kernels can be read",
+            tuple(problem for problem in problems if problem),
+            build_fix(environment),
+            NOT_BUILT,
+        )
+    archs = describe_archs(build.archs)
+    summary = f"{build.name}, {build.counts} for {archs}"
+    if installed.library_problem or installed.manifest_problem:
+        problem = installed.library_problem or installed.manifest_problem
+        entry = LIBRARY_UNREADABLE if installed.library_problem else MANIFEST_UNREADABLE
+        details = (f"judged by what could be read: {summary}",)
+        fix = installed.access_fix or reinstall_fix()
+        return CheckResult("fail", problem, details, fix, entry)
+    if installed.differences:
+        return CheckResult(
+            "fail",
+            f"the code embedded in {build.name} differs from its manifest",
+            few_lines(installed.differences, _SHOWN_DIFFERENCES),
+            reinstall_fix(),
+            EMBEDDED_DIFFERS,
+        )
+    return CheckResult("ok", summary)
+
+
+def _leave(environment: Environment) -> str:
+    """Return the step where sources come before a wheel; empty where they do not."""
+    files = environment.files
+    if files.in_sources and files.copies:
+        return _LEAVE
+    named = map(os.path.normpath, environment.variables.get("PYTHONPATH", "").split(os.pathsep))
+    if files.copies and files.status == "unrecorded" and files.folder in named:
+        return f"remove {files.folder} from PYTHONPATH: Python imports it instead of the wheel"
+    return ""
+
+
+def build_fix(environment: Environment) -> str:
+    """Return the step that leads to a build: there may be one that the source tree hides."""
+    files = environment.files
+    if leave := _leave(environment):
+        return leave
+    if files.in_sources:
+        get = "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/"
+        return f"{get}, then leave the source tree: `cd ..`"
+    return "install a wheel: `python -m flash_dist select` says which, and how"
+
+
+def reinstall_fix() -> str:
+    """Return the step for files that are not what was built."""
+    return "`pip install --force-reinstall --no-deps` the wheel again"

@@ -1,0 +1,163 @@
+"""The check of loading: what was predicted, what was tried, and whether the two agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..findings.explain import explain
+from ..findings.loading import (
+    CHILD_CRASHED,
+    EXTENSION_ABSENT,
+    EXTENSION_CRASHED,
+    EXTENSION_FAILED,
+    EXTENSION_NEEDS_TORCH,
+    KERNELS_CRASHED,
+    KERNELS_FAILED,
+    LOAD_PREDICTION_DIFFERS,
+    LOADING_UNKNOWN,
+    TORCH_CRASHED,
+    TORCH_FAILED,
+)
+from ..findings.result import CheckResult
+from ..findings.said.linking import (
+    EXECUTABLE_STACK,
+    FILE_LIMIT,
+    FILE_SYSTEM_FAILS,
+    LIBRARY_DENIED,
+    LIBRARY_UNOPENED,
+    MAP_REFUSED,
+    STATIC_TLS,
+)
+from ..loading.linker import LOADER_VARIABLES
+from .install import reinstall_fix
+
+if TYPE_CHECKING:
+    from ..findings.entry import Entry
+    from ..loading.parts import Loading
+    from .environment import Environment
+
+_PARTS = {
+    "kernels": "the kernel library",
+    "torch": "torch",
+    "extension": "the torch extension",
+}
+FAILED = {  # of what was loaded, and how; else it was the process itself
+    ("kernels", "failed"): KERNELS_FAILED,
+    ("kernels", "crashed"): KERNELS_CRASHED,
+    ("torch", "failed"): TORCH_FAILED,
+    ("torch", "crashed"): TORCH_CRASHED,
+    ("extension", "failed"): EXTENSION_FAILED,
+    ("extension", "crashed"): EXTENSION_CRASHED,
+}
+_OUTER = {  # of the system, not of the install
+    EXECUTABLE_STACK,
+    FILE_LIMIT,
+    FILE_SYSTEM_FAILS,
+    LIBRARY_DENIED,
+    LIBRARY_UNOPENED,
+    MAP_REFUSED,
+    STATIC_TLS,
+}
+# What the errors of kernels/library.py and kernels/operators.py begin with.
+_SAID = " does not load: "
+_SHOW = (
+    "`python -m flash_dist.toolkit.loading.child --report /dev/stdout` shows what happens; its "
+    "report goes to a folder that TMPDIR names"
+)
+_REPORT = "report this with the file of `doctor --save`"
+
+
+def check_loading(environment: Environment) -> CheckResult:
+    """The compiled parts load, or should."""
+    loading, predicted = environment.loading, environment.predicted
+    if loading.status == "not-tried":
+        return CheckResult("skip", "there is nothing to load", entry=EXTENSION_ABSENT)
+    if loading.stage == "torch" and environment.torch.status == "absent":
+        verb = "should load" if loading.source == "predicted" else "loads"
+        summary = f"the kernel library {verb}; the torch extension needs torch"
+        return CheckResult("skip", summary, entry=EXTENSION_NEEDS_TORCH)
+    if loading.source == "predicted":
+        return _describe_prediction(loading)
+    result = _describe_trial(environment)
+    explained = loading.status != "ok" and (
+        loading.fix or not loading.stage or result.entry in _OUTER
+    )
+    return result if predicted is None or explained else _compare(result, predicted)
+
+
+def _describe_prediction(loading: Loading) -> CheckResult:
+    if loading.status == "ok":
+        summary = "kernels and torch extension should load (predicted from symbol tables)"
+        return CheckResult("ok", summary)
+    if loading.status == "unknown":
+        summary = f"loading cannot be predicted: {loading.reason}"
+        fix = loading.fix or "`python -m flash_dist doctor`, without --no-selftest, tries it"
+        return CheckResult("skip", summary, fix=fix, entry=LOADING_UNKNOWN)
+    return CheckResult(
+        "fail",
+        f"{_part(loading)} will not load: {loading.reason} (predicted from symbol tables)",
+        loading.details,
+        loading.fix or reinstall_fix(),
+        loading.entry or FAILED.get((loading.stage, "failed"), CHILD_CRASHED),
+    )
+
+
+def _describe_trial(environment: Environment) -> CheckResult:
+    loading = environment.loading
+    if loading.status == "ok":
+        summary = "the kernel library and the torch extension load"
+        return CheckResult("ok", summary)
+    if not loading.stage:
+        summary = f"the process that loads the libraries reported nothing: {loading.reason}"
+        return CheckResult("fail", summary, fix=loading.fix or _SHOW, entry=CHILD_CRASHED)
+    verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
+    first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
+    reason = first.partition(_SAID)[2] or first
+    outer = None if loading.fix else find_outer(loading.reason)
+    return CheckResult(
+        "fail",
+        f"{_part(loading)} {verb}: {reason}",
+        tuple(line for line in rest if line.strip()),
+        loading.fix or (outer.remedy if outer else _trial_fix(environment)),
+        outer or FAILED.get((loading.stage, loading.status), CHILD_CRASHED),
+    )
+
+
+def find_outer(reason: str) -> Entry | None:
+    """Return what explains a loader's message that no new install would change."""
+    found = (one.entry for one in explain(reason))
+    return next((entry for entry in found if entry in _OUTER), None)
+
+
+def _trial_fix(environment: Environment) -> str:
+    """Suspect the variables of the loader first: without them it costs nothing to try again."""
+    named = [name for name in LOADER_VARIABLES if environment.variables.get(name)]
+    reinstall = "reinstall torch" if environment.loading.stage == "torch" else reinstall_fix()
+    return f"`unset {' '.join(named)}` and try again; otherwise {reinstall}" if named else reinstall
+
+
+def _part(loading: Loading) -> str:
+    return _PARTS.get(loading.stage, "the child process")
+
+
+def _compare(result: CheckResult, predicted: Loading) -> CheckResult:
+    """Let the prediction name the cause of a failure; where the two differ, say both."""
+    loads = result.status == "ok"
+    if predicted.status == "unknown" or (loads and predicted.status == "ok"):
+        return result
+    if loads:
+        detail = f"predicted: {_part(predicted)} will not load: {predicted.reason}"
+        summary = f"{result.summary}, although the symbol tables say otherwise"
+        return CheckResult("warn", summary, (detail,), _REPORT, LOAD_PREDICTION_DIFFERS)
+    if predicted.status == "ok":
+        detail = "predicted from symbol tables: everything loads"
+        return replace(result, details=(*result.details, detail), entry=LOAD_PREDICTION_DIFFERS)
+    detail = f"predicted from symbol tables: {predicted.reason}"
+    details = (*result.details, detail, *predicted.details)
+    return replace(
+        result,
+        details=details,
+        fix=predicted.fix or result.fix,
+        entry=predicted.entry or result.entry,
+    )

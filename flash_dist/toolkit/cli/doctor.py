@@ -1,0 +1,247 @@
+"""`python -m flash_dist doctor`: judge every GPU against the code really embedded, and prove it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from ..checks.choice import EVERYTHING, CheckChoice
+from ..checks.environment import (
+    gather_environment,
+    gather_gpus,
+    imagine_environment,
+    prove_loading,
+)
+from ..checks.libraries import examine_libraries
+from ..doctor.artefact import at_hand
+from ..doctor.examine import Examination, check_names, examine, limit_gpus, will_run
+from ..findings.result import EXIT_NOTHING_CHECKED
+from ..gpucode.libraries import open_libraries, package_libraries
+from ..machine.installed import Installed
+from ..selftest.run import DEFAULT_RUNS, DEFAULT_TIMEOUT
+from ..version import read_version
+from .doctor_options import add_options, require_fitting
+from .options import add_subcommand
+from .record import PIPE, load_record, save_record
+from .report_page import write_report
+from .terminal.progress import downloading
+from .terminal.results import is_shown, make_console, print_result
+from .terminal.shown_proof import ShownProof
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ..checks.environment import Environment
+    from ..doctor.record import Record
+    from ..findings.result import CheckResult
+    from ..gpucode.archives import Library, Unread
+    from .options import Subparsers
+
+EPILOG = """\
+examples:
+  python -m flash_dist doctor
+  python -m flash_dist doctor --gpu 7.5,8.6 --driver 535
+  python -m flash_dist doctor --only driver,gpu --devices 0,2
+  python -m flash_dist doctor --package xformers --gpu 7.5,8.6
+  python -m flash_dist doctor --report report.html
+  python -m flash_dist doctor --save record.json
+  python -m flash_dist doctor --load record.json
+
+exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check,
+or nothing to judge on one
+"""
+
+_FOLDED = 1  # line of detail is as short as the word that it is the same
+
+_OF_MACHINE = {"driver", "variables", "gpu"}  # which are the same for each wheel
+
+_CONCLUSION = {
+    0: "no failure",
+    1: "at least one failure",
+    3: "nothing could be checked",
+}
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the subcommand."""
+    parser = add_subcommand(
+        subparsers,
+        "doctor",
+        summary="judge every GPU of this machine against the code in the installed build",
+        description="Judge every GPU against the code really embedded in the installed build, "
+        "then run the kernels on it.",
+        epilog=EPILOG,
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def imagine(
+    args: argparse.Namespace, record: Record | None, installed: Installed | None = None
+) -> Environment:
+    """Make up the machine that the command line names; around its GPUs it is that of a record."""
+    around = record.environment if record else None
+    return imagine_environment(
+        args.gpu, args.driver, dict(args.env), installed=installed, around=around
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine, print each result as it comes, and return the exit code."""
+    require_fitting(args)
+    record = load_record(args.load) if args.load else None
+    if record and not args.json and not args.quiet:
+        make_console().print(f"{record}, judged by {read_version()}", soft_wrap=True)
+    if args.package or args.wheel:
+        return run_libraries(args, record)
+    if record and not args.gpu:
+        return run_record(args, record)
+    choice = choose_checks(args)
+    environment = imagine(args, record) if args.gpu else gather_environment(choice)
+    limit_gpus(environment, choice.devices)  # a GPU that is not there is refused first
+    if "selftest" in choice and "extension" in choice and not will_run(environment):
+        environment = prove_loading(environment)
+    runs = args.runs or DEFAULT_RUNS
+    silent = args.json or args.save == PIPE
+    selftest = ShownProof(environment, runs=runs, timeout=DEFAULT_TIMEOUT, silent=silent)
+    results = examine(environment, selftest=selftest, choice=choice)
+    return _report(args, environment, results, choice=choice, record=record)
+
+
+def run_record(args: argparse.Namespace, record: Record) -> int:
+    """Judge the machine of a record, print each result, and return the exit code."""
+    environment = record.environment
+    choice = record.narrow(choose_checks(args, what_if=environment.what_if))
+    limit_gpus(environment, choice.devices)
+    results = examine(environment, selftest=record, choice=choice)
+    return _report(args, environment, results, choice=choice, record=record)
+
+
+def choose_checks(args: argparse.Namespace, *, what_if: bool = False) -> CheckChoice:
+    """Return which checks are wanted."""
+    skip = args.skip | ({"selftest"} if args.no_selftest and not args.gpu else set())
+    choice = CheckChoice(args.only, skip, args.devices)
+    choice.require_known(check_names(what_if=what_if or bool(args.gpu)))
+    return choice
+
+
+def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int:
+    """Judge the libraries of others, print each result as it comes, and return the exit code."""
+    if args.gpu:
+        environment = imagine(args, record, Installed())
+    elif record:  # whether it loads can be told here of this machine alone
+        environment = replace(record.environment, installed=Installed(), what_if=True)
+    else:
+        environment = gather_gpus()
+    environment = limit_gpus(environment, args.devices)
+    with ExitStack() as stack:
+        progress = stack.enter_context(downloading())
+        artefacts = [
+            stack.enter_context(at_hand(place, environment, progress=progress))
+            for place in args.wheel
+        ]
+        groups: list[tuple[str, Iterable[Library | Unread]]] = [
+            (one.path.name, open_libraries(one.path)) for one in artefacts
+        ]
+        if args.package:  # which lie beside each other
+            groups.insert(0, ("what is installed", chain(*map(package_libraries, args.package))))
+        listings = (artefact.listing for artefact in artefacts if artefact.listing)
+        results = _judge_each(environment, groups)
+        return _report(args, environment, chain(listings, results), record=record)
+
+
+def _judge_each(
+    environment: Environment, groups: Sequence[tuple[str, Iterable[Library | Unread]]]
+) -> Iterator[CheckResult]:
+    """Judge each wheel by itself: what one has no code for, another does not make good."""
+    for number, (name, libraries) in enumerate(groups):
+        for result in examine_libraries(environment, libraries):
+            if result.name not in _OF_MACHINE:
+                told = f"{name}: {result.summary}" if len(groups) > 1 else result.summary
+                yield replace(result, summary=told)
+            elif number == 0:
+                yield result
+
+
+def _report(
+    args: argparse.Namespace,
+    environment: Environment,
+    results: Iterator[CheckResult],
+    *,
+    choice: CheckChoice = EVERYTHING,
+    record: Record | None = None,
+) -> int:
+    silent = args.json or args.save == PIPE
+    shown = tuple(_show(results, args, silent=silent))
+    examination = Examination(environment, shown, choice, record.origin if record else None)
+    code = examination.exit_code(strict=args.strict)
+    document = examination.to_json(strict=args.strict) if args.json or args.report else {}
+    if args.save:
+        save_record(args.save, environment, examination.results, choice)
+    if args.report:
+        write_report(args.report, document)
+    if args.json:
+        print(json.dumps(document, indent=2))
+    elif not silent:
+        make_console().print(f"{'' if args.quiet else chr(10)}{describe_end(examination, code)}")
+    return code
+
+
+def _show(
+    results: Iterator[CheckResult], args: argparse.Namespace, *, silent: bool
+) -> Iterator[CheckResult]:
+    console = make_console()
+    fixes = ShownFixes()
+    first: CheckResult | None = None
+    for result in results:
+        shown = result
+        if first is not None and not args.verbose:
+            shown = fold(result, first)
+        if not silent and is_shown(result, quiet=args.quiet):
+            print_result(console, fixes.shorten(shown), verbose=args.verbose)
+        if result.gpu is not None and shown is result:
+            first = result
+        yield result
+
+
+class ShownFixes:
+    """The fixes that were printed: each is printed once, then named by its first result."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, CheckResult] = {}
+
+    def shorten(self, result: CheckResult) -> CheckResult:
+        """Replace a fix that was printed, and the explanation that was printed with it."""
+        first = self._first.setdefault(result.fix, result)
+        if not result.fix or first is result:
+            return result
+        fix = f"same as {'above' if first.name == result.name else first.name}"
+        entry = None if result.entry is first.entry else result.entry
+        return replace(result, fix=fix, entry=entry)
+
+
+def fold(result: CheckResult, first: CheckResult) -> CheckResult:
+    """Leave out the details that are those of an earlier GPU; -v prints them."""
+    kinds = {one.name.split()[0] for one in (result, first)}
+    same = (result.status, result.all_details) == (first.status, first.all_details)
+    shown = result.all_details if result.status == "fail" else result.details
+    if len(kinds) == 1 and same and len(shown) > _FOLDED:
+        return replace(result, details=(f"same details as {first.name}",), background=())
+    return result
+
+
+def describe_end(examination: Examination, code: int) -> str:
+    """Sum up in one line."""
+    counts = {
+        status: sum(result.status == status for result in examination.results)
+        for status in ("ok", "warn", "fail", "skip")
+    }
+    counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    reason = "warnings count as failures" if code == 1 and not counts["fail"] else _CONCLUSION[code]
+    if code == EXIT_NOTHING_CHECKED and not examination.environment.cuda.gpus:
+        reason += ": there is no GPU"
+    return f"{counted}: {reason} (exit status {code})"

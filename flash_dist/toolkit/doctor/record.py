@@ -1,0 +1,246 @@
+"""What doctor saw of a machine, in a file that judges the same elsewhere: `--save` and `--load`.
+
+All that the checks judge is one Environment, so a record is that value, what was asked for, and
+what the selftest came to. Who runs it, on which host, with which secrets is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..binaries.json_text import parse_json
+from ..checks.choice import EVERYTHING, CheckChoice
+from ..checks.environment import Environment  # noqa: TC001 - `read` asks for the type
+from ..errors import UsageError
+from ..findings.proofs import SELFTEST_NOT_RUN
+from ..findings.result import CheckResult
+from ..targets.archs import SESSIONS
+from ..version import read_version
+from .examine import check_names
+from .plain import UnfitError, is_clean, read, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
+    from ..machine.libcuda import Gpu
+    from ..redaction import Redaction
+
+VERSION: Final = 1
+COMMAND: Final = "doctor --save"
+LARGEST: Final = 4 << 20  # bytes; a record of the largest build and torch is a few hundred thousand
+MOST_GPUS: Final = 64
+LINE: Final = 100  # characters
+
+_HINT: Final = "`python -m flash_dist doctor --save FILE` writes one"
+_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2} UTC")
+_VERSION: Final = re.compile(r"[0-9A-Za-z.+-]{1,80}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A machine as doctor saw it, when, and by which flash_dist."""
+
+    flash_dist: str
+    recorded: str  # 2026-11-22 19:44 UTC
+    environment: Environment
+    choice: CheckChoice = EVERYTHING
+    selftest: tuple[CheckResult, ...] = ()
+
+    def __str__(self) -> str:
+        return f"recorded elsewhere on {self.recorded} by flash_dist {self.flash_dist}"
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """When it was made, and by what."""
+        return {"recorded": self.recorded, "flash_dist": self.flash_dist}
+
+    @classmethod
+    def make(
+        cls,
+        environment: Environment,
+        results: Iterable[CheckResult],
+        choice: CheckChoice = EVERYTHING,
+        *,
+        flash_dist: str,
+        recorded: str,
+    ) -> Record:
+        """Take what the selftest came to from the results; the others are judged again."""
+        proven = tuple(
+            result
+            for result in results
+            if (result.name == "agreement" or result.name.startswith("selftest "))
+            and result.entry != SELFTEST_NOT_RUN
+        )
+        return cls(flash_dist, recorded, environment, choice, proven)
+
+    def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
+        """Nothing runs."""
+        del gpus
+        return nullcontext()
+
+    def run(self, gpu: Gpu) -> CheckResult:
+        """Return what the selftest of a GPU came to there."""
+        found = self._find(f"selftest {gpu.index}")
+        if found is not None:
+            return found
+        summary = "not run: the record holds no selftest of this GPU"
+        return CheckResult("skip", summary, entry=SELFTEST_NOT_RUN)
+
+    def compare_gpus(self) -> CheckResult | None:
+        """Return what comparing equal GPUs came to there."""
+        return self._find("agreement")
+
+    def _find(self, name: str) -> CheckResult | None:
+        return next((result for result in self.selftest if result.name == name), None)
+
+    def narrow(self, choice: CheckChoice) -> CheckChoice:
+        """Return what is left to judge: what was looked at there, and is asked for here.
+
+        Raises:
+            UsageError: A check is asked for by name that nobody looked at there.
+        """
+        absent = sorted(name for name in choice.only if name not in self.choice)
+        if absent:
+            had = [name for name in check_names() if name in self.choice]
+            message = f"--only must name checks of the record, {', '.join(had)}, got `{absent[0]}`"
+            raise UsageError(message, hint=_HINT)
+        return CheckChoice(
+            choice.only or self.choice.only,
+            choice.skip | self.choice.skip,
+            self.choice.devices if choice.devices is None else choice.devices,
+        )
+
+    def to_text(self, redaction: Redaction) -> str:
+        """Write the file; what redaction leaves out is in no text of it."""
+
+        def clean(text: str) -> str:
+            return _escape(redaction.text(text))
+
+        data = write(Record, self, clean)
+        return lay_out({"version": VERSION, "command": COMMAND, **data}) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str | bytes, *, source: str) -> Record:
+        """Read the file's text.
+
+        Raises:
+            UsageError: It is not what `to_text` writes, or that of a later version.
+        """
+        by = ""
+        try:
+            data = _parse(text)
+            by = _name_writer(data)
+            _require_version(data, by)
+            record = read(Record, data, "")
+            _require_sane(record)
+        except (UnfitError, ValueError, RecursionError) as error:
+            reason = "it nests too deep" if isinstance(error, RecursionError) else str(error)
+            message = f"`{source}` is not a valid record of doctor: {reason}"
+            hint = f"flash_dist {by} wrote it and can read it" if by else _HINT
+            raise UsageError(message, hint=hint) from error
+        return record  # type: ignore[no-any-return]
+
+
+def _parse(text: str | bytes) -> dict[str, Any]:
+    if len(text) > LARGEST:
+        message = f"it must have at most {LARGEST} bytes"
+        raise UnfitError(message)
+    data = parse_json(text)
+    if not isinstance(data, dict) or data.pop("command", None) != COMMAND:
+        message = f'it must be an object with "command": "{COMMAND}"'
+        raise UnfitError(message)
+    return data
+
+
+def _name_writer(data: dict[str, Any]) -> str:
+    """Return the version that wrote a record, where it says one that is not this."""
+    by = data.get("flash_dist")
+    known = isinstance(by, str) and _VERSION.fullmatch(by) and by != read_version()
+    return str(by) if known else ""
+
+
+def _require_version(data: dict[str, Any], by: str) -> None:
+    """Refuse what a later version wrote, by its own name."""
+    version = data.pop("version", None)
+    if type(version) is not int or version < 1:
+        message = f"`version` must be {VERSION}"
+        raise UnfitError(message)
+    if version > VERSION:
+        which = f"flash_dist {by}" if by else "a newer flash_dist"
+        message = f"it has version {version}, written by {which}; this reads version {VERSION}"
+        raise UnfitError(message)
+
+
+def _require_sane(record: Record) -> None:
+    """Refuse what has the right types and is still nothing that doctor writes."""
+    if not _TIME.fullmatch(record.recorded):
+        message = (
+            f"`recorded` must be a time such as `2026-11-22 19:44 UTC`, got `{record.recorded:.60}`"
+        )
+        raise UnfitError(message)
+    if not _VERSION.fullmatch(record.flash_dist):
+        message = f"`flash_dist` must be a version, got `{record.flash_dist:.60}`"
+        raise UnfitError(message)
+    build = record.environment.installed.build
+    for archset in build.archsets if build else ():
+        if archset.machine not in SESSIONS:
+            message = (
+                f"an arch set must be for {' or '.join(SESSIONS)}, got `{archset.machine:.60}`"
+            )
+            raise UnfitError(message)
+    for name, gpus in (
+        ("cuda", record.environment.cuda.gpus),
+        ("host.nvml", record.environment.host.nvml.gpus if record.environment.host else ()),
+    ):
+        if len(gpus) > MOST_GPUS:
+            message = f"`environment.{name}.gpus` must hold at most {MOST_GPUS}, got {len(gpus)}"
+            raise UnfitError(message)
+    unknown = sorted((record.choice.only | record.choice.skip) - set(check_names()))
+    if unknown:
+        message = f"`choice` must name checks ({', '.join(check_names())}), got `{unknown[0]}`"
+        raise UnfitError(message)
+
+
+def _escape(text: str) -> str:
+    """Write what cannot be seen as a terminal is shown it."""
+    if is_clean(text):
+        return text
+    return "".join(
+        char if is_clean(char) else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def lay_out(data: Any, indent: str = "", before: int = 0) -> str:  # noqa: ANN401 - any JSON
+    """Write JSON for people: what fits in a line stands in one, and words fill lines.
+
+    Args:
+        data: Plain data.
+        indent: Of the line that it begins in.
+        before: Characters that stand in that line already, behind the indent.
+    """
+    line = json.dumps(data)
+    if len(indent) + before + len(line) < LINE or not isinstance(data, (dict, list)) or not data:
+        return line
+    deeper = f"{indent}  "
+    if isinstance(data, dict):
+        named = ((f"{json.dumps(name)}: ", one) for name, one in data.items())
+        parts = [name + lay_out(one, deeper, len(name)) for name, one in named]
+        return _enclose("{", parts, "}", indent)
+    if not all(isinstance(one, (str, int)) for one in data):
+        return _enclose("[", [lay_out(one, deeper) for one in data], "]", indent)
+    lines = [""]
+    for word in map(json.dumps, data):
+        if lines[-1] and len(deeper) + len(lines[-1]) + len(word) + 2 >= LINE:
+            lines.append("")
+        lines[-1] += f", {word}" if lines[-1] else word
+    return _enclose("[", lines, "]", indent)
+
+
+def _enclose(begin: str, parts: list[str], end: str, indent: str) -> str:
+    inner = f",\n{indent}  ".join(parts)
+    return f"{begin}\n{indent}  {inner}\n{indent}{end}"

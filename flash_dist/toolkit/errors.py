@@ -1,0 +1,135 @@
+"""Errors this package raises on purpose: one sentence and, where one is sure, a next step."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager
+from numbers import Number
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class FlashDistError(Exception):
+    """A failure that a user can act on.
+
+    Args:
+        message: One sentence with the value received and the values allowed.
+        hint: One sure step, shown after a blank line.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
+
+
+class UsageError(FlashDistError):
+    """An argument of the command line, or a stream, that a subcommand cannot work with."""
+
+
+class ArchError(FlashDistError, ValueError):
+    """An architecture, arch set, device or driver that cannot be understood or compiled."""
+
+
+class FatbinError(FlashDistError, ValueError):
+    """A binary or wheel that cannot be read, or whose claims are not to be trusted."""
+
+
+class AccessError(FatbinError):
+    """A file that may be sound: this user may not read it, or this Python cannot unpack it."""
+
+
+class LimitError(FatbinError):
+    """A file asks for more work than it may: nothing more of it is read, whatever nests where."""
+
+
+class ExtensionError(FlashDistError):
+    """The compiled part of the package is absent or does not load."""
+
+
+class GroupError(FlashDistError):
+    """A process group that is absent, or does not fit the tensors or its other ranks."""
+
+
+class FetchError(FlashDistError):
+    """A page or file that an address names and that cannot be had."""
+
+
+class ManifestError(FlashDistError, ValueError):
+    """The build manifest is absent or does not describe this package."""
+
+
+class AuditError(FlashDistError):
+    """A built wheel is not what it declares to be."""
+
+
+def show(value: object, most: int = 60) -> str:
+    """Return what was received as Python writes it, on one line and cut off.
+
+    NOTE: Python writes no int of more than 4300 digits, and a message must not fail for one.
+    """
+    if type(value) is int and abs(value) < 2**63:  # torch.compile traces no repr of it
+        return f"{index(value)}"
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:
+        holder = "" if isinstance(value, Number) else f"a {type(value).__name__} with "
+        return f"{holder}a number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def explain_os_error(error: OSError) -> FlashDistError:
+    """Say in a sentence what the system refused, and of which file.
+
+    NOTE: `shutil.Error`, of a folder that could not be copied, has no number, and a text with a
+    line for each file.
+    """
+    listed = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    if listed:
+        source, target, reason = listed[0]
+        reason = str(reason).partition(f": {str(source)!r}")[0].rpartition("] ")[2]
+        message = f"cannot copy {len(listed)} files, the first of them to `{target}`: {reason:.200}"
+        no_room = any(os.strerror(number) in reason for number in _NO_ROOM)
+    else:
+        name = f"`{error.filename}`" if error.filename else "a file or stream"
+        message = f"cannot use {name}: {error.strerror or f'{error:.200}'}"
+        no_room = error.errno in _NO_ROOM
+    hint = (
+        "free some space, or set folders on another disk: FLASH_DIST_BUILD_DIR for builds, "
+        "TMPDIR for everything else"
+    )
+    return FlashDistError(message, hint=hint if no_room else None)
+
+
+IN_CHECKOUT = Path(__file__).parents[2].joinpath("noxfile.py").is_file()
+
+
+def hint_to_build(hint: str, otherwise: str) -> str:
+    """Return a hint that names nox where the sources are, and another where they are not.
+
+    Who has a wheel, or this program in one file, has no noxfile and no `dist/`.
+    """
+    return hint if IN_CHECKOUT else otherwise
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Let what an option names wrongly be wrong usage, with the same words.
+
+    NOTE: ArchError is a ValueError, for which argparse would put words of its own.
+    """
+    try:
+        yield
+    except ArchError as error:
+        raise UsageError(error.message, hint=error.hint) from error

@@ -1,0 +1,64 @@
+"""Child process of `doctor`: load the compiled parts one after the other and report each.
+
+python -m flash_dist.toolkit.loading.child --report FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import FlashDistError
+from ..product import PRODUCT
+from .library import load_library
+from .process import end_with, write_event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def load_kernels() -> None:
+    """Load the torch-free library."""
+    load_library()
+
+
+def load_torch() -> None:
+    """Import torch."""
+    importlib.import_module("torch")
+
+
+def load_extension() -> None:
+    """Load the torch operators."""
+    PRODUCT.load(PRODUCT.operators)
+
+
+STAGES: tuple[tuple[str, Callable[[], None]], ...] = (
+    ("kernels", load_kernels),
+    ("torch", load_torch),
+    ("extension", load_extension),
+)
+
+
+def report_loading(report: Path) -> None:
+    """Write one event before each stage, and one for the end."""
+    for stage, load in STAGES:
+        write_event(report, {"event": "stage", "stage": stage})
+        try:
+            load()
+        except Exception as error:  # noqa: BLE001 - any failure is the finding
+            reason = error.message if isinstance(error, FlashDistError) else str(error)
+            reason = reason or type(error).__name__
+            write_event(report, {"event": "failed", "stage": stage, "reason": reason})
+            return
+    write_event(report, {"event": "loaded"})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--parent", type=int)
+    arguments = parser.parse_args()
+    end_with(arguments.parent)
+    report_loading(arguments.report)

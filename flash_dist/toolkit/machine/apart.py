@@ -1,0 +1,115 @@
+"""What the driver says of its GPUs, asked in a process of its own where this one has no CUDA yet.
+
+`cuInit` is for good: a process that has called it leaves its forked children (a DataLoader's
+workers, multiprocessing on Linux) without CUDA. NVML would not do, since it knows nothing of the
+order and the variables of CUDA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from ..builds.package import PACKAGE
+from ..targets.devices import Device, Driver
+from .libcuda import LIBRARY, Cuda, Gpu, read_cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TIMEOUT: Final = 120.0  # seconds; a driver without persistence mode starts each GPU anew
+
+# Variables that change what CUDA finds: its own, those of a container, those of the loader.
+_PREFIXES = ("CUDA_", "NVIDIA_", "LD_")
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+
+# Without site packages, and without what a working folder may hold: as quick and as sure as can be.
+_CHILD = (
+    "import runpy, sys; sys.path.insert(0, sys.argv[1]); "
+    "runpy.run_module(sys.argv[2], run_name='__main__')"
+)
+
+_answers: Final[dict[tuple[tuple[str, str], ...], Cuda]] = {}
+
+
+def read_cuda_apart() -> Cuda:
+    """Do as `read_cuda`, but leave this process as it is; an answer is remembered.
+
+    A process that uses CUDA already is asked itself.
+    """
+    if uses_cuda():
+        return read_cuda()
+    key = _settings(os.environ)
+    if key not in _answers:
+        answer = _ask_child()
+        if answer.status == "broken":  # may be mended while this process lives
+            return answer
+        _answers[key] = answer
+    return _answers[key]
+
+
+def uses_cuda() -> bool:
+    """Whether CUDA is initialised in this process, by whomever; it changes nothing."""
+    try:
+        library = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD)
+        code = library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    except (OSError, AttributeError):  # not loaded, or another system than Linux
+        return False
+    return bool(code != _NOT_INITIALIZED)
+
+
+def _settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables that an answer is for."""
+    return tuple(sorted(item for item in environ.items() if item[0].startswith(_PREFIXES)))
+
+
+def _ask_child() -> Cuda:
+    if not sys.executable:  # Python inside of another program
+        return read_cuda()
+    module = ".".join((PACKAGE.name, *__name__.split(".")[-3:]))
+    command = [sys.executable, "-I", "-S", "-c", _CHILD, str(PACKAGE.parent), module]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        return Cuda("broken", reason=f"libcuda.so.1 did not answer within {TIMEOUT:g} s")
+    except OSError as error:
+        return Cuda("broken", reason=f"no process could be started to ask libcuda.so.1: {error}")
+    if done.returncode == 0:
+        return _parse(json.loads(done.stdout))
+    told = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+    return Cuda("broken", reason=f"the process that asked libcuda.so.1 failed: {told[0]}")
+
+
+def _render(cuda: Cuda) -> dict[str, Any]:
+    """Write what `_parse` reads."""
+    driver = cuda.driver
+    return {
+        "status": cuda.status,
+        "reason": cuda.reason,
+        "driver": [driver.cuda, driver.release] if driver else None,
+        "gpus": [{**vars(gpu), "device": str(gpu.device)} for gpu in cuda.gpus],
+    }
+
+
+def _parse(data: Mapping[str, Any]) -> Cuda:
+    driver = None
+    if data["driver"]:
+        (major, minor), release = data["driver"]
+        driver = Driver((major, minor), release)
+    gpus = tuple(Gpu(**{**one, "device": Device.parse(one["device"])}) for one in data["gpus"])
+    return Cuda(data["status"], driver, gpus, data["reason"])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_render(read_cuda())))

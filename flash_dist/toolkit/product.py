@@ -1,0 +1,57 @@
+"""What a package brings of its own: its name, operators, selftest cases, variables, subcommands.
+
+`product.json` says so, in the package that this toolkit is a folder of. What it names is imported
+when it is needed: the toolkit itself imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import import_module, resources
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE_NAME: Final = "product.json"
+_PACKAGE: Final = (__package__ or "").rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable of the package."""
+
+    name: str
+    check: str  # a function that says what is wrong with a value; it returns "" if nothing is
+    finding: str  # the id of the finding for such a value
+
+
+@dataclass(frozen=True)
+class Product:
+    """The package. Parts of it are named `module` or `module:function`, relative to it."""
+
+    name: str  # of the distribution, and of the namespace of its torch operators
+    summary: str  # the first sentence of its README
+    operators: str  # importing it registers the torch operators
+    cases: str  # returns what chooses the cases of the selftest, see `selftest.case.ChooseCases`
+    variables: tuple[Variable, ...]
+    torch_note: str  # says what `doctor -v` shows below torch, given GPUs and torch's version
+    subcommands: Mapping[str, str]  # by name: a module with `add_parser`
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Product:
+        """Read plain data."""
+        variables = tuple(Variable(name, **one) for name, one in data["variables"].items())
+        return cls(**{**data, "variables": variables})
+
+    def load(self, reference: str) -> Any:  # noqa: ANN401 - whatever it names
+        """Import a part of the package."""
+        module, _, name = reference.partition(":")
+        found = import_module(f"{_PACKAGE}.{module}")
+        return getattr(found, name) if name else found
+
+
+PRODUCT: Final = Product.from_json(
+    json.loads(resources.files(_PACKAGE).joinpath(FILE_NAME).read_text(encoding="utf-8"))
+)

@@ -1,0 +1,220 @@
+"""Child process of the selftest: run the kernels of one device and report every difference.
+
+    python -m flash_dist.toolkit.selftest.child --device 0 --runs 30 --report FILE
+
+Before each run the free memory of torch's allocator is filled with NaN, so that a kernel that
+reads what it did not write is caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ExtensionError, FlashDistError
+from ..findings.proofs import SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER
+from ..loading.library import last_variant, select
+from ..loading.process import end_with, write_event
+from ..product import PRODUCT
+from .comparison import (
+    Difference,
+    Tensors,
+    all_equal,
+    compare_bits,
+    compare_values,
+    digest,
+)
+from .dirty_memory import DirtyMemory
+from .exact import ExactValues
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ..findings.entry import Entry
+    from .case import Case, ChooseCases
+
+    Emit = Callable[[dict[str, Any]], None]
+
+ALONE = ExactValues()  # shared with no other process
+
+_OTHER_WORK = 4096  # rows and columns of a product that occupies the GPU for a while
+
+
+def run_case(
+    case: Case, device: torch.device, runs: int, emit: Emit, exact: ExactValues = ALONE
+) -> None:
+    """Check the values once and the bits in every run, on two streams at the same time."""
+    inputs = case.make_inputs(device)
+    memory = DirtyMemory(device)
+    memory.fill()
+    first = case.run(inputs)
+    synchronize(device)
+    emit({"event": "fingerprint", "case": case.name, **case.key(), "digests": digest(first)})
+    for difference in check_values(case, first, exact):
+        emit(_finding(SELFTEST_VALUES_DIFFER, case, difference, run=0))
+    streams = make_streams(device)
+    differing: list[dict[str, Any]] = []
+    bad_runs = 0
+    for run in range(1, runs):
+        if run % 2:
+            start_other_work(device)
+        results = repeat(case, inputs, memory, streams)
+        synchronize(device)
+        found = [] if all_equal(first, results) else list(find_differences(first, results))
+        bad_runs += bool(found)
+        differing = differing or [
+            _finding(SELFTEST_BITS_DIFFER, case, difference, run=run, stream=stream)
+            for stream, difference in found
+        ]
+    for finding in differing:
+        emit({**finding, "bad_runs": bad_runs, "runs": runs})
+
+
+def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:
+    """Compare with float64 where that is quick; elsewhere there must at least be no NaN."""
+    if case.fills_gpu:
+        found = (_find_not_finite(name, values) for name, values in actual.items())
+        return tuple(difference for difference in found if difference)
+    right = exact.get(case)
+    return compare_values(right.values, right.allowed, actual)
+
+
+def _find_not_finite(name: str, values: torch.Tensor) -> Difference | None:
+    wrong = ~torch.isfinite(values)
+    if not wrong.any():
+        return None
+    where = tuple(int(axis) for axis in wrong.nonzero()[0])
+    count = int(wrong.sum())
+    return Difference(name, where, 0.0, float(values[where]), count, wrong.numel())
+
+
+def repeat(
+    case: Case,
+    inputs: Any,  # noqa: ANN401 - the case's own
+    memory: DirtyMemory,
+    streams: tuple[Any, ...],
+) -> list[Tensors]:
+    """Run once per stream at the same time, over poisoned memory."""
+    for stream in streams:
+        with stream:
+            memory.fill()
+    results = []
+    for stream in streams:
+        with stream:
+            results.append(case.run(inputs))
+    return results
+
+
+def find_differences(first: Tensors, results: list[Tensors]) -> Iterator[tuple[int, Difference]]:
+    """Yield what differs from the first run, with the number of the stream."""
+    for number, result in enumerate(results):
+        for difference in compare_bits(first, result):
+            yield number, difference
+
+
+def start_other_work(device: torch.device) -> None:
+    """Let the GPU compute something else before and beside the next run."""
+    if device.type == "cuda":
+        other = torch.full((_OTHER_WORK, _OTHER_WORK), 0.5, dtype=torch.float16, device=device)
+        other @ other
+
+
+def _finding(
+    entry: Entry, case: Case, difference: Difference, *, run: int, stream: int = 0
+) -> dict[str, Any]:
+    return {
+        "event": "finding",
+        "id": entry.id,
+        "case": case.name,
+        "run": run,
+        "stream": stream,
+        "summary": str(difference),
+        "difference": difference.to_json(),
+    }
+
+
+def make_streams(device: torch.device) -> tuple[Any, ...]:
+    """Return two contexts that select a stream each; on the CPU one that does nothing."""
+    if device.type != "cuda":
+        return (contextlib.nullcontext(),)
+    cuda: Any = torch.cuda
+    return tuple(cuda.stream(cuda.Stream(device)) for _ in range(2))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def run_device(name: str, runs: int, emit: Emit, exact: ExactValues = ALONE) -> None:
+    """Run every case on one device and report as it goes."""
+    device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
+    choose_cases: ChooseCases = PRODUCT.load(PRODUCT.cases)()
+    emit({"event": "imported"})
+    selected: list[dict[str, Any]] = []
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        selected = select(device.index)
+        emit({"event": "selected", "kernels": selected})
+    run_cases(choose_cases(device, selected), device, runs, emit, exact)
+
+
+def run_cases(
+    cases: Sequence[Case],
+    device: torch.device,
+    runs: int,
+    emit: Emit,
+    exact: ExactValues = ALONE,
+) -> None:
+    """Run cases on one device and report as it goes.
+
+    Raises:
+        ExtensionError: There is none.
+    """
+    if not cases:
+        message = "the dispatcher has no complete set of kernels for this device"
+        raise ExtensionError(message)
+    emit({"event": "start", "cases": len(cases), "runs": runs, "torch": torch.__version__})
+    for case in cases:
+        emit({"event": "case", "case": case.name})
+        started = time.monotonic()
+        run_case(case, device, runs, emit, exact)
+        emit({"event": "case-done", "case": case.name, "seconds": time.monotonic() - started})
+        if device.type == "cuda":
+            emit({"event": "loaded", "variants": last_variant()})
+    emit({"event": "done"})
+
+
+def main() -> None:
+    """Run as a process."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--runs", type=int, required=True)
+    parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--parent", type=int)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--exact", type=Path)
+    arguments = parser.parse_args()
+    end_with(arguments.parent)
+    if arguments.threads:
+        torch.set_num_threads(min(arguments.threads, torch.get_num_threads()))
+
+    def emit(event: dict[str, Any]) -> None:
+        write_event(arguments.report, event)
+
+    try:
+        run_device(arguments.device, arguments.runs, emit, ExactValues(arguments.exact))
+    except Exception as error:  # noqa: BLE001 - any failure is the finding
+        text = f"{type(error).__name__}: {error}"
+        reason = error.message if isinstance(error, FlashDistError) else text
+        emit({"event": "error", "reason": reason})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What cases of the selftest do to their scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from flash_dist.kernels.scores import PLAIN
+from flash_dist.proof.cases import Case
+from flash_dist.proof.scores import SOFTCAP, make_scores
+
+CPU = torch.device("cpu")
+CASE = Case("", "bf16", 64, 2, 5, 7, 4, 2, causal=True, scores="softcap alibi sinks")
+
+
+def test_words_say_what_becomes_of_scores() -> None:
+    scores = make_scores(CASE, CPU)
+    assert scores.softcap == SOFTCAP
+    assert scores.alibi_slopes is not None
+    assert scores.sinks is not None
+    assert make_scores(replace(CASE, scores="sinks"), CPU)[:2] == PLAIN[:2]
+    assert make_scores(replace(CASE, scores=""), CPU) == PLAIN
+
+
+def test_each_batch_entry_and_head_has_a_slope_that_every_machine_has() -> None:
+    slopes = make_scores(CASE, CPU).alibi_slopes
+    assert slopes is not None
+    assert slopes.tolist() == [[0.5, 0.25, 0.125, 0.0625], [0.25, 0.125, 0.0625, 0.03125]]
+
+
+def test_documents_share_the_slopes_of_their_heads() -> None:
+    packed = replace(CASE, batch=1, seqlen_k=5, lengths=(2, 3))
+    slopes = make_scores(packed, CPU).alibi_slopes
+    assert slopes is not None
+    assert slopes.tolist() == [0.5, 0.25, 0.125, 0.0625]
+
+
+def test_sinks_come_from_the_hash() -> None:
+    sinks = make_scores(CASE, CPU).sinks
+    assert sinks is not None
+    assert sinks.dtype == torch.float32
+    assert len(set(sinks.tolist())) == CASE.num_heads_q
+    assert sinks.abs().max() <= 2.0
