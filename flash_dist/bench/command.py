@@ -56,10 +56,11 @@ examples:
   python -m flash_dist bench --shapes mine --batch 4 --seqlen 4096 --heads 32/8 \\
       --head-dim 128 --mask block-causal:16
 
---shapes overhead times what calls cost the CPU, on small problems, beside only SDPA with FLASH.
+--shapes overhead measures the CPU time of calls on small problems. Its only peer is SDPA with
+FLASH.
 
-exit status: 0 measured, 1 ours failed, results differ or calls cost too much, 2 wrong usage,
-3 no GPU to measure on
+exit status: 0 measured, 1 our attention failed, results differ or calls cost too
+much, 2 wrong usage, 3 no GPU to measure on
 """
 
 
@@ -68,48 +69,55 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_subcommand(
         subparsers,
         "bench",
-        summary="speed and memory beside other attentions",
-        description="Time forward, backward, both, and both under activation checkpointing, in "
-        "turns with torch's own attentions, on random normal data; compare the results first.",
+        summary="compare speed and memory with other attention kernels",
+        description="Compare the results with those of torch's own attention kernels, then time "
+        "forward, backward, both, and both under activation checkpointing, alternating between "
+        "kernels, on random normal data.",
         epilog=EPILOG,
     )
     parser.add_argument(
         "--shapes",
         choices=SETS,
         default="paper",
-        help="which problems (default: %(default)s)",
+        help="set of problems (default: %(default)s)",
     )
     parser.add_argument(
-        "--peers", type=parse_peers, metavar="LIST", help=f"some of {','.join(PEERS)}, or none"
+        "--peers", type=parse_peers, metavar="LIST", help=f"list of {','.join(PEERS)}, or none"
     )
     parser.add_argument(
         "--phases",
         type=parse_phases,
         metavar="LIST",
-        help=f"some of {','.join(PHASES)} (default: the first two of paper, long, corners and "
+        help=f"list of {','.join(PHASES)} (default: the first two for paper, long, corners and "
         "scores, else all)",
     )
     parser.add_argument(
-        "--l2", type=parse_states, metavar="LIST", help="before a run: warm, cold or warm,cold"
+        "--l2",
+        type=parse_states,
+        metavar="LIST",
+        help="L2 state before a run: warm, cold or warm,cold",
     )
     parser.add_argument(
         "--seconds",
         type=parse_seconds,
         default=DEFAULT_SECONDS,
         metavar="S",
-        help="of a loop; each phase of each contender has three (default: %(default)g)",
+        help="seconds per loop; each kernel runs three loops per phase (default: %(default)g)",
     )
     parser.add_argument(
         "--only",
         metavar="WORDS",
-        help="problems whose names have all of these words; `d64 or d128 causal` are two choices",
-    )
-    parser.add_argument("--json", type=parse_path, metavar="F", help="write results as they come")
-    parser.add_argument(
-        "--plot", type=parse_path, metavar="F.png", help="draw them; needs matplotlib"
+        help="problems with all of these words in their name; ` or ` separates alternatives, as in "
+        "`d64 or d128 causal`",
     )
     parser.add_argument(
-        "--from-json", type=parse_path, metavar="F", help="measure nothing; show a recorded run"
+        "--json", type=parse_path, metavar="F", help="write the results to F after each row"
+    )
+    parser.add_argument(
+        "--plot", type=parse_path, metavar="F.png", help="plot the results; needs matplotlib"
+    )
+    parser.add_argument(
+        "--from-json", type=parse_path, metavar="F", help="show a recorded run instead of measuring"
     )
     add_own_shape(parser)
     parser.set_defaults(run=run)
@@ -119,16 +127,19 @@ def add_own_shape(parser: argparse.ArgumentParser) -> None:
     """Add what describes the one problem of `--shapes mine`."""
     mine = parser.add_argument_group("--shapes mine")
     for name, default, what in (
-        ("batch", 1, "sequences"),
-        ("seqlen", 4096, "queries, and keys unless --seqlen-k is given"),
-        ("seqlen-k", None, "keys"),
-        ("head-dim", 128, "of q and k"),
-        ("head-dim-v", None, "of v (default: --head-dim)"),
+        ("batch", 1, "number of sequences"),
+        ("seqlen", 4096, "number of queries, and of keys without --seqlen-k"),
+        ("seqlen-k", None, "number of keys"),
+        ("head-dim", 128, "head_dim of q and k"),
+        ("head-dim-v", None, "head_dim of v (default: --head-dim)"),
     ):
         text = what if default is None else f"{what} (default: {default})"
         mine.add_argument(f"--{name}", type=parse_size, metavar="N", help=text)
     mine.add_argument(
-        "--heads", type=parse_heads, metavar="Q/KV", help="such as 32/8, or 16 (default: 16)"
+        "--heads",
+        type=parse_heads,
+        metavar="Q/KV",
+        help="query and kv heads, such as 32/8, or 16 (default: 16)",
     )
     mine.add_argument("--mask", type=Mask.parse, help=f"{', '.join(MASKS)}")
     mine.add_argument("--dtype", choices=DTYPES)
@@ -174,8 +185,8 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
         given |= {name: True for name in _OTHERS if getattr(args, name)}
     if given:
         option = "--" + next(iter(given)).replace("_", "-")
-        with_ = "other shapes" if option[2:] in _OTHERS else "`--shapes mine`"
-        message = f"`{option}` goes with {with_}, got `--shapes {args.shapes}`"
+        with_ = "another set of shapes" if option[2:] in _OTHERS else "`--shapes mine`"
+        message = f"`{option}` needs {with_}, got `--shapes {args.shapes}`"
         raise UsageError(message)
     shapes = {
         "overhead": tuple,  # they are measured by their own rules
@@ -196,8 +207,8 @@ def pick_shapes(shapes: tuple[Shape, ...], words: str, name: str) -> tuple[Shape
     choices = [choice.split() for choice in words.split(" or ")]
     found = tuple(x for x in shapes if any(all(w in x.name for w in choice) for choice in choices))
     if words and not found:
-        message = f"no problem of `--shapes {name}` has `{words}` in its name"
-        raise UsageError(message, hint=f"names are such as `{shapes[0].name}`")
+        message = f"no problem of `--shapes {name}` matches `--only {words}`"
+        raise UsageError(message, hint=f"an example of a name is `{shapes[0].name}`")
     return found
 
 
@@ -261,9 +272,9 @@ def find_obstacle() -> str:
         return f"nothing was measured: {torch.reason}\n\nhint: {torch.advise()}"
     if not cuda.gpus:
         reason = f" ({cuda.reason})" if cuda.reason else ""
-        return f"nothing was measured: there is no GPU here{reason}"
+        return f"nothing was measured: no GPU was found{reason}"
     if not torch.cuda:
-        return f"nothing was measured: torch {torch.version} is a build for the CPU"
+        return f"nothing was measured: torch {torch.version} is a CPU build"
     return ""
 
 
@@ -321,7 +332,7 @@ def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
     """Say what is going to be measured, and who is not because it is not installed."""
     rows = count(len(plan.shapes) * len(plan.states), "row")
     names = ", ".join(add_ours(plan.peers))
-    missing = f"\nnot installed and left out: {', '.join(absent)}" if absent else ""
+    missing = f"\nskipped, because not installed: {', '.join(absent)}" if absent else ""
     return f"{rows}, {', '.join(plan.phases)}; {names}: {duration}{missing}"
 
 

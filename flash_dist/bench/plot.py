@@ -69,8 +69,8 @@ def draw_plot(report: Report, path: Path) -> None:
         try:
             save_figure(figure, path)
         except ValueError as error:
-            message = f"the plot `{path}` cannot be written: {error}"
-            raise FlashDistError(message, hint="`.png`, `.pdf` and `.svg` always work") from error
+            message = f"cannot write the plot `{path}`: {error}"
+            raise FlashDistError(message, hint="use `.png`, `.pdf` or `.svg`") from error
         finally:
             plt.close(figure)
 

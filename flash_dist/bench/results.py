@@ -233,13 +233,13 @@ class Report:
 
 
 def require_version(data: Mapping[str, Any]) -> None:
-    """Raise UsageError for what another command or version wrote."""
+    """Raise ValueError for a file of another command or version."""
     if data.get("version") != JSON_VERSION or data.get("command") != "bench":
         message = (
-            f"a result of `bench` has version {JSON_VERSION}, got version "
-            f"{data.get('version')} of command `{data.get('command')}`"
+            f"version must be {JSON_VERSION} and command `bench`, got "
+            f"{data.get('version')} and `{data.get('command')}`"
         )
-        raise UsageError(message)
+        raise ValueError(message)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -330,5 +330,5 @@ def read_result(path: Path, parse: Callable[[Mapping[str, Any]], Result]) -> Res
         message = f"cannot read `{path}`: {error.strerror}"
         raise UsageError(message) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        message = f"`{path}` is no result of `bench`: {error}"
+        message = f"`{path}` is not a result of `bench`: {error}"
         raise UsageError(message) from error

@@ -25,7 +25,7 @@ def make_copy(problem: Problem, phase: str) -> Callable[[], object]:
     forward = [x.detach() for x in (*inputs, problem.dout)]  # dout is shaped like out
     tensors = {"forward": forward, "backward": [*forward, *forward]}
     if phase not in tensors:
-        message = f"copy is compared with forward and backward, not `{phase}`"
+        message = f"phase of copy must be forward or backward, got `{phase}`"
         raise CannotRun(message)
     sources = [x.clone() for x in tensors[phase]]
     targets = [torch.empty_like(x) for x in sources]

@@ -35,7 +35,7 @@ def make_eager(problem: Problem) -> Attend:
     """Return softmax(q @ k.T * scale) @ v with the scores in memory, in the inputs' dtype."""
     shape = problem.shape
     if shape.documents:
-        message = "eager attention would store the scores of all documents at once"
+        message = "eager attention does not support packed documents"
         raise CannotRun(message)
     hidden = Hidden.of(problem)
     group = shape.num_heads_q // shape.num_heads_kv

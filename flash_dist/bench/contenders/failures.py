@@ -21,7 +21,7 @@ def describe_failure(error: BaseException) -> str:
         return str(error)
     if isinstance(error, torch.OutOfMemoryError):
         wanted = re.search(r"Tried to allocate ([0-9.]+ \w+)", str(error))
-        return f"out of memory ({wanted[1]} more wanted)" if wanted else "out of memory"
+        return f"out of memory (tried to allocate {wanted[1]})" if wanted else "out of memory"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else "no message"
     return f"{type(error).__name__}: {text[:_LONGEST]}"

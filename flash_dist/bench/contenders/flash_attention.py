@@ -48,7 +48,7 @@ def make_flash_attention(name: str, problem: Problem) -> Attend:
     base = name.removesuffix(DETERMINISTIC)
     mask, packed = problem.shape.mask, bool(problem.shape.documents)
     if mask.kind not in _MASKS:
-        message = f"the mask must be one of {', '.join(_MASKS)}, got {mask}"
+        message = f"mask must be one of {', '.join(_MASKS)}, got {mask}"
         raise CannotRun(message)
     func = _find_function(base, "flash_attn_varlen_func" if packed else "flash_attn_func")
     known = inspect.signature(func).parameters
@@ -61,7 +61,7 @@ def make_flash_attention(name: str, problem: Problem) -> Attend:
         wanted["deterministic"] = True
     for argument in wanted:
         if argument not in known:
-            message = f"what is installed has no argument `{argument}`"
+            message = f"the installed version has no argument `{argument}`"
             raise CannotRun(message)
     if packed:
         wanted |= {x: value for x, value in _describe_packing(problem).items() if x in known}
@@ -103,13 +103,13 @@ def _find_function(base: str, function: str) -> Callable[..., Any]:
         missing = isinstance(error, ModuleNotFoundError) and _MODULES[base].startswith(
             error.name or "?"
         )
-        reason = "which is not installed" if missing else f"which does not load: {error}"
-        message = f"it is `{_MODULES[base]}`, {reason}"
+        reason = "is not installed" if missing else f"does not load: {error}"
+        message = f"`{_MODULES[base]}` {reason}"
         raise CannotRun(message) from error
     try:
         found: Callable[..., Any] = getattr(module, function)
     except AttributeError as error:
-        message = f"what is installed has no `{function}`"
+        message = f"the installed version has no function `{function}`"
         raise CannotRun(message) from error
     return found
 

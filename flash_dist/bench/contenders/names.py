@@ -65,7 +65,7 @@ def parse_phases(text: str) -> tuple[str, ...]:
 
 def parse_states(text: str) -> tuple[str, ...]:
     """Read `warm,cold`."""
-    return _parse_list(text, STATES, "state of L2")
+    return _parse_list(text, STATES, "L2 state")
 
 
 def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
@@ -96,6 +96,6 @@ def _parse_list(text: str, allowed: tuple[str, ...], what: str, *more: str) -> t
     found = [part.strip() for part in text.split(",")]
     for name in found:
         if name not in allowed:
-            message = f"a {what} must be one of {', '.join((*allowed, *more))}, got `{name:.60}`"
+            message = f"{what} must be one of {', '.join((*allowed, *more))}, got `{name:.60}`"
             raise UsageError(message)
     return tuple(dict.fromkeys(found))

@@ -86,6 +86,6 @@ def _make_latent(problem: Problem) -> Attend:
 
 def _causal_or_full(problem: Problem) -> bool:
     if problem.shape.mask.kind not in {"causal", "full"}:
-        message = f"packed documents are causal or full, got {problem.shape.mask}"
+        message = f"mask of packed documents must be causal or full, got {problem.shape.mask}"
         raise CannotRun(message)
     return problem.shape.mask.kind == "causal"

@@ -85,5 +85,5 @@ def require_plain_scores(problem: Problem) -> None:
         CannotRun: The problem does more with its scores.
     """
     if problem.shape.scores:
-        message = f"its scores are plain, got {problem.shape.scores}"
+        message = f"score modifications are not supported, got {problem.shape.scores}"
         raise CannotRun(message)

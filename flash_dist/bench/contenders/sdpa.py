@@ -86,7 +86,7 @@ def _explain(said: list[str], error: str) -> str:
 
 def _make_packed(base: str, problem: Problem) -> Attend:
     if base != "sdpa-flash":
-        message = f"{base} takes no packed documents"
+        message = f"{base} does not support packed documents"
         raise CannotRun(message)
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - not in every torch
 

@@ -43,7 +43,7 @@ class Roster:
         """Take a contender out; of ours that is a finding."""
         reason, shape = describe_failure(error), self.problem.shape.name
         if is_fatal(error):
-            self.lost = f"the GPU takes no more work after {name} on {shape}"
+            self.lost = f"the GPU accepts no work after {name} failed on {shape}"
         if name in OWN:
             self.findings.append(f"{name} failed on {shape}: {reason}")
         self._drop(name, reason)

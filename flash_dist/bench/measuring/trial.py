@@ -27,7 +27,7 @@ def try_everybody(roster: Roster, tell: Callable[[str], None]) -> None:
     """Try out all attentions of a roster, ours first, which the others are compared with."""
     results: Results = {}
     for name in [name for name in roster.entries if name != COPY]:
-        tell(f"{roster.problem.shape.name}: {name} is tried out")
+        tell(f"{roster.problem.shape.name}: test {name}")
         roster.attempt(name, partial(_try_out, roster, name, results))
         if name != OURS:
             results.pop(name, None)

@@ -31,7 +31,7 @@ def describe_run(report: Report) -> Iterator[str]:
     names = ("driver", "torch", "cudnn", "triton", "flash_dist")
     versions = ", ".join(f"{name} {machine[name]}" for name in names if machine.get(name))
     yield f"{machine.get('gpu')}, {versions}"
-    yield "x NAME: that peer's median time over ours, above 1 ours is faster"
+    yield "x NAME: median time of the peer over ours; above 1, ours is faster"
     labelled = [name for name in report.peers if label_of(name) != name]
     if labelled:
         yield "; ".join(f"{label_of(name)} is {name}" for name in labelled)
@@ -128,7 +128,7 @@ def describe_checks(report: Report) -> Iterator[str]:
             f"memory: {', '.join(inside)}; outside of it: {', '.join(outside)}"
         )
     if "sdpa-cudnn" in names:
-        yield "cuDNN drops out under torch.use_deterministic_algorithms(True): it ran without"
+        yield "cuDNN does not support torch.use_deterministic_algorithms(True) and ran without it"
     yield from _describe_errors(report)
     for name in names:
         entries = [row.entries[name] for row in report.rows if name in row.entries]

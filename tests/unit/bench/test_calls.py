@@ -58,12 +58,12 @@ def test_a_run_of_the_other_kind_is_told_by_its_file(tmp_path: Path) -> None:
 def test_what_is_no_run_is_refused(tmp_path: Path, changed: dict[str, object]) -> None:
     path = tmp_path / "calls.json"
     path.write_text(json.dumps(make_calls(1.0).to_json() | changed))
-    with pytest.raises(UsageError, match=r"a result of `bench` has version|is no result of"):
+    with pytest.raises(UsageError, match=r"calls\.json.*`bench`"):
         read_run(path)
 
 
 def test_a_run_that_nests_too_deep_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "calls.json"
     path.write_text("[" * 100_000)
-    with pytest.raises(UsageError, match="is no result of `bench`"):
+    with pytest.raises(UsageError, match=r"calls\.json.*`bench`"):
         read_run(path)

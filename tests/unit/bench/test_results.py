@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,7 @@ def test_documents_do_not_see_each_other() -> None:
     ],
 )
 def test_a_mask_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"mask must be|block-causal needs|random needs"):
+    with pytest.raises(UsageError, match=re.escape(f"`{text}`")):
         Mask.parse(text)
 
 
@@ -195,7 +196,7 @@ def test_lists_of_names_are_read_once_each() -> None:
         "sdpa-flash-deterministic",
     )
     assert parse_phases("backward,forward") == ("backward", "forward")
-    with pytest.raises(UsageError, match=r"a peer must be one of sdpa-flash, .*, got `fa5`"):
+    with pytest.raises(UsageError, match=r"peer .*sdpa-flash, .*none.* `fa5`"):
         parse_peers("flex,fa5")
 
 

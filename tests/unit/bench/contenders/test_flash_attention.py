@@ -96,7 +96,7 @@ def test_flash_attention_2_alone_is_no_fa4(folder: Path) -> None:
     (folder / "flash_attn").mkdir()
     (folder / "flash_attn" / "__init__.py").write_text("raise ImportError('libcudart.so.12')")
     assert find_installed() == ()
-    with pytest.raises(CannotRun, match=r"which does not load: libcudart\.so\.12"):
+    with pytest.raises(CannotRun, match=r"`flash_attn\.cute\.interface` .*: libcudart\.so\.12"):
         make_flash_attention("fa4", make_problem())
 
 
@@ -106,7 +106,8 @@ def test_what_is_not_installed_is_refused_in_a_sentence(name: str) -> None:
     module = {"fa4": "flash_attn.cute.interface", "fa3": "flash_attn_interface"}[name[:3]]
     with pytest.raises(CannotRun) as caught:
         make_attend(name, make_problem())
-    assert str(caught.value) == f"it is `{module}`, which is not installed"
+    assert f"`{module}`" in str(caught.value)
+    assert "not installed" in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "changes"), [("fa4", FA4), ("fa3", {})], ids=["fa4", "fa3"])
@@ -145,13 +146,13 @@ def test_a_version_that_finds_the_longest_by_itself_is_not_told(folder: Path) ->
 def test_a_version_without_the_option_is_not_called_deterministic(folder: Path) -> None:
     write_recorder(folder, "fa4", **FA4, more="", recorded="")
     make_flash_attention("fa4", make_problem())
-    with pytest.raises(CannotRun, match="what is installed has no argument `deterministic`"):
+    with pytest.raises(CannotRun, match="argument `deterministic`"):
         make_flash_attention("fa4-deterministic", make_problem())
 
 
 def test_a_mask_that_is_none_of_theirs_is_refused(folder: Path) -> None:
     write_recorder(folder, "fa3")
-    with pytest.raises(CannotRun, match=r"must be one of full, causal, window, got random:50"):
+    with pytest.raises(CannotRun, match=r"full, causal, window.* random:50"):
         make_flash_attention("fa3", make_problem(Mask("random", (50,))))
 
 

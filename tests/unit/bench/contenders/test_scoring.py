@@ -70,13 +70,13 @@ def test_scores_change_what_is_computed(scores: str) -> None:
 @pytest.mark.parametrize("scores", BENT)
 @pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-cudnn"])
 def test_who_knows_no_scores_is_said_to_be_so(name: str, scores: str) -> None:
-    with pytest.raises(CannotRun, match=f"its scores are plain, got {scores}"):
+    with pytest.raises(CannotRun, match=f"got {scores}$"):
         make_attend(name, draw(scores))
 
 
 def test_packed_documents_have_plain_scores() -> None:
     packed = Shape(1, 9, 9, 2, 2, 16, 16, CAUSAL, "fp32", documents=(2, 3, 4), scores="alibi")
-    with pytest.raises(CannotRun, match="plain, got alibi"):
+    with pytest.raises(CannotRun, match=r"got alibi$"):
         make_ours(Problem.draw(packed, CPU))
 
 
@@ -103,7 +103,7 @@ def test_flash_attention_is_told_by_its_arguments_or_left_out(
     make_attend("fa4", problem)(*problem.inputs)
     assert len(told) == 1
     install(monkeypatch, has_none)
-    with pytest.raises(CannotRun, match=f"has no argument `{argument}`"):
+    with pytest.raises(CannotRun, match=f"argument `{argument}`"):
         make_attend("fa4", problem)
 
 

@@ -69,7 +69,9 @@ def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -
     assert main(["bench"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "nothing was measured: there is no GPU here (none)\n"
+    assert "no GPU" in err
+    assert err.endswith(" (none)\n")
+    assert err.count("\n") == 1
 
 
 def test_without_torch_nothing_is_measured(
@@ -78,34 +80,38 @@ def test_without_torch_nothing_is_measured(
     absent = Torch("absent", reason="torch is not installed")
     monkeypatch.setattr("flash_dist.bench.command.read_torch", lambda: absent)
     assert main(["bench"]) == 3
-    assert "nothing was measured: torch is not installed\n\nhint: " in capsys.readouterr().err
+    assert "torch is not installed\n\nhint: " in capsys.readouterr().err
 
 
 WRONG = [
-    (["--peers", "fa5"], "a peer must be one of sdpa-flash"),
-    (["--phases", "sideways"], "a phase must be one of forward"),
-    (["--l2", "hot"], "a state of L2 must be one of warm, cold, got `hot`"),
-    (["--seconds", "0"], "seconds must be a positive, finite number, got `0`"),
-    (["--seconds", "soon"], "seconds must be a positive, finite number, got `soon`"),
-    (["--shapes", "mine", "--heads", "8/3"], "num_heads_kv must divide num_heads_q, got `8/3`"),
-    (["--shapes", "mine", "--batch", "0"], "a size must be a whole number of at least 1, got `0`"),
-    (["--shapes", "mine", "--mask", "tri"], "mask must be one of full, causal"),
-    (["--seqlen", "64"], "`--seqlen` goes with `--shapes mine`, got `--shapes paper`"),
-    (["--shapes", "overhead", "--peers", "flex"], "`--peers` goes with other shapes, got"),
-    (["--shapes", "overhead", "--only", "d64"], "`--only` goes with other shapes, got"),
-    (["--shapes", "overhead", "--seqlen", "64"], "`--seqlen` goes with `--shapes mine`, got"),
-    (["--shapes", "all"], "invalid choice"),
-    (["--only", "d80"], "no problem of `--shapes paper` has `d80` in its name"),
-    (["--from-json", "absent.json"], "cannot read `absent.json`"),
+    (["--peers", "fa5"], ("sdpa-flash", "none", "`fa5`")),
+    (["--phases", "sideways"], ("forward, backward", "`sideways`")),
+    (["--l2", "hot"], ("L2", "warm, cold", "`hot`")),
+    (["--seconds", "0"], ("seconds", "`0`", "`--seconds 0.4`")),
+    (["--seconds", "soon"], ("seconds", "`soon`", "`--seconds 0.4`")),
+    (["--shapes", "mine", "--heads", "8/3"], ("num_heads_kv", "num_heads_q", "`8/3`")),
+    (["--shapes", "mine", "--batch", "0"], ("at least 1", "`0`")),
+    (["--shapes", "mine", "--mask", "tri"], ("mask", "full, causal", "`tri`")),
+    (["--seqlen", "64"], ("`--seqlen`", "`--shapes mine`", "`--shapes paper`")),
+    (["--shapes", "overhead", "--peers", "flex"], ("`--peers`", "`--shapes overhead`")),
+    (["--shapes", "overhead", "--only", "d64"], ("`--only`", "`--shapes overhead`")),
+    (
+        ["--shapes", "overhead", "--seqlen", "64"],
+        ("`--seqlen`", "`--shapes mine`", "`--shapes overhead`"),
+    ),
+    (["--shapes", "all"], ("--shapes", "'all'")),
+    (["--only", "d80"], ("`--shapes paper`", "d80`", "d64 full")),
+    (["--from-json", "absent.json"], ("`absent.json`", "No such file")),
 ]
 
 
-@pytest.mark.parametrize(("argv", "said"), WRONG, ids=lambda x: " ".join(x) if x else "")
+@pytest.mark.parametrize(("argv", "values"), WRONG, ids=" ".join)
 def test_wrong_arguments_are_told(
-    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", *argv]) == 2
-    assert said in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert [value for value in values if value not in err] == []
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
@@ -121,7 +127,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     monkeypatch.setattr("importlib.import_module", refuse)
     assert main(["bench", "--plot", "x.png"]) == 2
     err = capsys.readouterr().err
-    assert "a plot needs matplotlib, which is not installed" in err
+    assert "matplotlib" in err.splitlines()[0]
     assert "hint: `python -m pip install matplotlib`" in err
 
 
@@ -226,9 +232,9 @@ def test_the_defaults_of_every_set_are_names_of_contenders_phases_and_states() -
 
 def test_what_will_be_measured_is_announced() -> None:
     plan = Plan(PAPER, ("sdpa-cudnn",), ("forward", "backward"), ("warm",), 0.4)
-    assert announce(plan, "about 9 min", ("fa4",)) == (
-        "42 rows, forward, backward; ours, sdpa-cudnn: about 9 min\nnot installed and left out: fa4"
-    )
+    first, second = announce(plan, "about 9 min", ("fa4",)).splitlines()
+    assert first == "42 rows, forward, backward; ours, sdpa-cudnn: about 9 min"
+    assert second.endswith(": fa4")
     assert announce(plan, "about 9 min", ()).endswith("sdpa-cudnn: about 9 min")
 
 
