@@ -48,9 +48,9 @@ def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Memb
     magic = file.read(len(MAGIC))
     if magic == THIN_MAGIC:
         message = "it is a thin archive, which names object files instead of holding them"
-        raise FatbinError(message, hint="name the folder with its object files")
+        raise FatbinError(message, hint="pass the folder with its object files")
     if magic != MAGIC:
-        message = "it is no archive of object files"
+        message = "it is not an archive of object files"
         raise FatbinError(message)
     names, place = b"", len(MAGIC)
     budget = budget or Budget(end)
@@ -87,7 +87,7 @@ def _read_header(file: IO[bytes], place: int, end: int) -> tuple[bytes, int]:
 
 def _check_names(size: int) -> int:
     if size > MAX_NAMES:
-        message = f"archive with {size} bytes of names is refused, allowed are {MAX_NAMES}"
+        message = f"archive names must have at most {MAX_NAMES} bytes, got {size}"
         raise FatbinError(message)
     return size
 
@@ -101,8 +101,12 @@ def _name_member(
         name = _long_name(names, int(name[1:]))
     elif name.startswith(_BSD_NAME) and name[len(_BSD_NAME) :].isdigit():
         skipped = int(name[len(_BSD_NAME) :])
-        if skipped > min(size, MAX_NAME):
-            message = f"archive member at offset {place} has a name of {skipped} bytes"
+        longest = min(size, MAX_NAME)
+        if skipped > longest:
+            message = (
+                f"name of the archive member at offset {place} must have at most {longest} bytes, "
+                f"got {skipped}"
+            )
             raise FatbinError(message, hint=DAMAGED_HINT)
         name = file.read(skipped).rstrip(b"\0")
         if _SYMBOLS.fullmatch(name):

@@ -99,8 +99,8 @@ class Budget:
         if missing > self._shared[work] and not self._refusal:
             self._refusal = self._refuse(work)
         if self._refusal:  # nothing more is read, of whatever kind
-            step = "unpack it, and name the files that it holds"
-            raise LimitError(self._refusal, hint=step if self._alone else "name it alone")
+            step = "unpack it and pass the files that it holds"
+            raise LimitError(self._refusal, hint=step if self._alone else "pass it alone")
         self._own[work] -= amount - missing
         self._shared[work] -= missing
 
@@ -110,6 +110,6 @@ class Budget:
 
     def _refuse(self, work: Work) -> str:
         which = f"cannot read `{self._name}`: it" if self._name else "it"
-        found = f"{which} holds more than {self._first[work]} {_WORDS[work]}, which is all that is"
-        rest = "" if self._alone else " after what the files before it asked for"
-        return f"{found} read of a file of {self._size} bytes{rest}"
+        found = f"{which} holds more than {self._first[work]} {_WORDS[work]}, the limit"
+        rest = "" if self._alone else " after the files before it"
+        return f"{found} for a file of {self._size} bytes{rest}"

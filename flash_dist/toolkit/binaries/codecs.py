@@ -39,18 +39,19 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
     """
     if codec == "none":
         return data
-    if size > MAX_IMAGE_BYTES or size > MAX_RATIO * len(data):
-        message = f"image of {len(data)} bytes declares {size} bytes unpacked, which is refused"
+    most = min(MAX_IMAGE_BYTES, MAX_RATIO * len(data))
+    if size > most:
+        message = f"image of {len(data)} bytes must unpack to at most {most} bytes, got {size}"
         raise FatbinError(message)
     if codec == "lz4":
         unpacked = decompress_lz4_in_c(data, size)
     elif codec == "zstd":
         unpacked = decompress_zstd(data, size)
     else:
-        message = "image is compressed in a way that is not understood"
+        message = "image has an unknown compression"
         raise FatbinError(message)
     if len(unpacked) != size:
-        message = f"image declares {size} bytes unpacked and has {len(unpacked)}"
+        message = f"image declares {size} bytes unpacked, got {len(unpacked)}"
         raise FatbinError(message)
     return unpacked
 
@@ -97,13 +98,13 @@ def read_zstd_frame(
             if len(unpacked) > min(MAX_IMAGE_BYTES, MAX_RATIO * place):
                 break
             if not is_known and len(unpacked) >= _HEAD_BYTES and not is_wanted(bytes(unpacked)):
-                message = "the zstd frame holds something else"
+                message = "the zstd frame does not hold the expected data"
                 raise FatbinError(message)
     except (zstd.ZstdError, MemoryError) as error:
         message = f"broken zstd frame: {error}"
         raise FatbinError(message) from error
     if not decoder.eof:
-        message = f"zstd frame is refused after {len(unpacked)} bytes, or is cut off"
+        message = f"zstd frame is too large or truncated after {len(unpacked)} bytes"
         raise FatbinError(message)
     return place - len(decoder.unused_data), bytes(unpacked)
 

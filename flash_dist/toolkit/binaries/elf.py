@@ -87,8 +87,8 @@ def read_elf(data: Buffer, budget: Budget | None = None) -> Elf:
         _HEADER, data
     )
     if ident[:4] != MAGIC or ident[4:6] != _CLASS64_LITTLE:
-        message = "only 64-bit little-endian ELF files are understood"
-        raise FatbinError(message, hint="name a library for 64-bit Linux")
+        message = "only 64-bit little-endian ELF files are supported"
+        raise FatbinError(message, hint="pass a library for 64-bit Linux")
     if not table:
         return Elf(machine, ident[8], flags, ())
     if entry_size != _SECTION.size or table + _SECTION.size > len(data):
@@ -111,7 +111,7 @@ def _read_sections(
     budget.spend("symbols", count)
     raw = list(_SECTION.iter_unpack(data[table : table + count * _SECTION.size]))
     if names >= len(raw):
-        message = f"ELF section {names} with the names does not exist, there are {len(raw)}"
+        message = f"ELF section {names} for names does not exist, the file has {len(raw)}"
         raise FatbinError(message)
     strings = StringTable(_slice(data, raw[names][4], raw[names][5]), budget)
     sections = tuple(

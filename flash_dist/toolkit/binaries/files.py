@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 ABSENT_HINT = hint_to_build(
     "check the path; `nox -s build_wheels` puts wheels into dist/<arch set>/", "check the path"
 )
-READ_HINT = "`ls -ld` on it shows who may read it"
+READ_HINT = "check its permissions with `ls -ld`"
 DAMAGED_HINT = "build, copy or download it again"
 LIBRARY_HINT = (
-    "name a library (.so, .pyd, .dll), an object or archive of objects (.o, .a, .lib), a .cubin, "
+    "pass a library (.so, .pyd, .dll), an object or archive of objects (.o, .a, .lib), a .cubin, "
     "a .fatbin, a wheel (.whl), a .conda package or a folder"
 )
 

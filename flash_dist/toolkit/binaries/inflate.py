@@ -58,7 +58,7 @@ def read_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[byt
             break
         yield chunk
     if left or checksum != info.CRC:
-        message = f"it is not the {info.file_size} bytes with checksum {info.CRC:#010x} it declares"
+        message = f"it must unpack to {info.file_size} bytes with checksum {info.CRC:#010x}"
         raise zipfile.BadZipFile(message)
 
 
@@ -91,10 +91,10 @@ def _decode(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
 def _open_lzma(head: bytes) -> lzma.LZMADecompressor:
     size, properties, dictionary = _LZMA_HEAD.unpack(head)
     if size != _LZMA_PROPERTIES:
-        message = f"LZMA properties of {size} bytes are not understood"
+        message = f"LZMA properties must have {_LZMA_PROPERTIES} bytes, got {size}"
         raise zipfile.BadZipFile(message)
     if dictionary > MAX_DICTIONARY:
-        message = f"an LZMA dictionary of {dictionary} bytes is refused, allowed {MAX_DICTIONARY}"
+        message = f"an LZMA dictionary must have at most {MAX_DICTIONARY} bytes, got {dictionary}"
         raise FatbinError(message)
     rest, lc = divmod(properties, 9)
     pb, lp = divmod(rest, 5)
@@ -111,6 +111,6 @@ def _open_lzma(head: bytes) -> lzma.LZMADecompressor:
 def _read(file: IO[bytes], size: int) -> bytes:
     data = file.read(size)
     if len(data) < size:
-        message = f"{size} bytes of a member were to come, {len(data)} came"
+        message = f"expected {size} bytes of a member, got {len(data)}"
         raise EOFError(message)
     return data

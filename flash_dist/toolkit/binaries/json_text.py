@@ -22,12 +22,12 @@ def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for name, value in pairs:
         if name in data:
-            message = f"`{name[:_SHOWN]}` stands twice in one object"
+            message = f"duplicate key `{name[:_SHOWN]}` in one object"
             raise ValueError(message)
         data[name] = value
     return data
 
 
 def _refuse_constant(name: str) -> None:
-    message = f"`{name}` is no number of JSON"
+    message = f"`{name}` is not a JSON number"
     raise ValueError(message)

@@ -31,7 +31,7 @@ _SECTION = Struct("<8sIIIIIIHHI")
 _STRINGS_SIZE = Struct("<I")
 _SYMBOL_SIZE = 18
 _EXECUTABLE = 0x20000000  # flag of a section
-_HINT = "name a library for 64-bit Windows, x86-64 or ARM64"
+_HINT = "pass a library for 64-bit Windows, x86-64 or ARM64"
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def read_pe(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
     """
     start = _unpack(_SIGNATURE_AT, data, 0)[0]
     if bytes(data[start : start + len(_SIGNATURE)]) != _SIGNATURE:
-        message = f"there is no PE header at offset {start}, as the DOS header says"
+        message = f"the DOS header points to offset {start}, which holds no PE header"
         raise FatbinError(message)
     header = start + len(_SIGNATURE)
     machine = _unpack(_FILE, data, header)[0]
     kind = _unpack(_KIND, data, header + _FILE.size)[0]
     if machine not in _MACHINES or kind != _PE32_PLUS:
         bits = {_PE32: "PE32", _PE32_PLUS: "PE32+"}.get(kind, f"kind {kind:#x}")
-        message = f"it is {bits} for machine {machine:#x}, read is PE32+ for x86-64 or ARM64"
+        message = f"it must be PE32+ for x86-64 or ARM64, got {bits} for machine {machine:#x}"
         raise FatbinError(message, hint=_HINT)
     return _read_sections(data, header, budget, linked=True)
 

@@ -39,7 +39,7 @@ def read_mapped_files(pid: int) -> tuple[MappedFile, ...]:
 def _read_maps(pid: int) -> dict[str, bool]:
     """Return the files that a process has mapped, each with whether it executes any of it."""
     if not (_PROC / "self").exists():
-        message = "the files of a process are found in /proc, which this system does not have"
+        message = f"cannot list the files of process {pid}: this system has no /proc"
         raise FatbinError(message)
     mapped: dict[str, bool] = {}
     try:
@@ -54,7 +54,7 @@ def _read_maps(pid: int) -> dict[str, bool]:
         raise FatbinError(message, hint="`ps -e` lists the processes") from None
     except OSError as error:
         message = f"cannot read the files of process {pid}: {error.strerror}"
-        raise FatbinError(message, hint="ask as the user who started it, or as root") from error
+        raise FatbinError(message, hint="run as the user who started it, or as root") from error
     return mapped
 
 

@@ -51,7 +51,7 @@ def read_platform(data: Buffer) -> Platform:
         FatbinError: It is no ELF file.
     """
     if len(data) < _HEADER_BYTES or bytes(data[:4]) != MAGIC:
-        message = "it is no ELF file"
+        message = "it is not an ELF file"
         raise FatbinError(message)
     little = data[5] == 1
     number = int.from_bytes(data[18:20], "little" if little else "big")
@@ -104,8 +104,8 @@ class Segments:
         self.data = data
         self.platform = read_platform(data)
         if self.platform.bits != 64 or not self.platform.little:  # noqa: PLR2004
-            message = "only 64-bit little-endian ELF files are understood"
-            raise FatbinError(message, hint="name a library for 64-bit Linux")
+            message = "only 64-bit little-endian ELF files are supported"
+            raise FatbinError(message, hint="pass a library for 64-bit Linux")
         self._table = tuple(self._read_segments())
         self.addresses = AddressMap(
             (start, place, size) for kind, start, place, size in self._table if kind == _PT_LOAD
@@ -119,7 +119,7 @@ class Segments:
         ends = (place + size for kind, _, place, size in self._table if kind == _PT_LOAD)
         end = max(ends, default=0)
         if end > len(self.data):
-            message = f"it is cut short: {len(self.data)} bytes of {end} or more"
+            message = f"it is truncated: {len(self.data)} of at least {end} bytes"
             raise FatbinError(message)
 
     def first(self, tag: int) -> int | None:
@@ -187,7 +187,7 @@ class Segments:
     def _strings(self) -> tuple[int, int]:
         address, size = self.first(_DT_STRTAB), self.first(_DT_STRSZ)
         if address is None or size is None:
-            message = "the library has no table of names"
+            message = "the library has no string table"
             raise FatbinError(message)
         start = self.locate(address)
         return start, min(start + size, len(self.data))

@@ -85,7 +85,7 @@ def _make_member(
 ) -> Member:
     """Join a header with the extended headers before it."""
     if fields[_KIND] == _GNU_SPARSE or any(key.startswith("GNU.sparse.") for key in pax):
-        message = "the tar archive holds a sparse file, which is not read"
+        message = "the tar archive holds a sparse file, which is not supported"
         raise FatbinError(message)
     declared = pax.get("size", "")
     if declared.isascii() and declared.isdecimal():
@@ -133,21 +133,21 @@ def _parse_number(field: bytes) -> int:
     try:
         number = int(digits, 8)
     except ValueError:
-        message = f"the tar archive has {field!r} where a number should be"
+        message = f"the tar archive has an invalid number {field!r}"
         raise FatbinError(message, hint=DAMAGED_HINT) from None
     return _bounded(number)
 
 
 def _bounded(number: int) -> int:
     if not 0 <= number <= MAX_TOTAL_BYTES:
-        message = f"the tar archive declares {number} bytes, allowed are {MAX_TOTAL_BYTES}"
+        message = f"the tar archive must declare at most {MAX_TOTAL_BYTES} bytes, got {number}"
         raise FatbinError(message)
     return number
 
 
 def _read_extended(stream: _Stream, size: int) -> bytes:
     if size > MAX_EXTENDED:
-        message = f"the tar archive has a header of {size} bytes, allowed are {MAX_EXTENDED}"
+        message = f"a tar header must have at most {MAX_EXTENDED} bytes, got {size}"
         raise FatbinError(message)
     data = stream.read(size)
     stream.skip(-size % _BLOCK)
@@ -166,7 +166,7 @@ def _parse_pax(data: bytes) -> dict[str, str]:
         is_record = place < blank < end <= len(data)
         key, separator, value = data[blank + 1 : end].partition(b"=") if is_record else (b"",) * 3
         if not separator or not value.endswith(b"\n"):
-            message = "the tar archive has an extended header that is not understood"
+            message = "the tar archive has an invalid extended header"
             raise FatbinError(message, hint=DAMAGED_HINT)
         found[_decode(key)] = _decode(value[:-1])
         place = end

@@ -156,10 +156,10 @@ class _Handle:
             piece = self._read_some(place + size - left, left)
             if not piece:
                 message = (
-                    f"it shrank while it was read: {size} bytes at offset {place} were in it "
-                    f"when it had {self.size}"
+                    f"it shrank while it was read: expected {size} bytes at offset {place} of "
+                    f"{self.size} bytes"
                 )
-                raise FatbinError(message, hint="read it again when no program writes to it")
+                raise FatbinError(message, hint="try again when no program writes to it")
             pieces.append(piece)
             left -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

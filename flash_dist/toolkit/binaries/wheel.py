@@ -59,8 +59,10 @@ class Wheel:
 
     def read(self, name: str) -> bytes:
         """Return a small member, such as METADATA, as a whole."""
-        if self.size(name) > MAX_TEXT_BYTES:
-            message = f"`{name}` in `{self.path}` is larger than {MAX_TEXT_BYTES} bytes"
+        size = self.size(name)
+        if size > MAX_TEXT_BYTES:
+            inside = f"`{name}` in `{self.path}`"
+            message = f"{inside} must have at most {MAX_TEXT_BYTES} bytes, got {size}"
             raise FatbinError(message)
         return b"".join(self._chunks(name))
 
@@ -88,7 +90,10 @@ class Wheel:
         """Yield the contents; zipfile itself stops at the declared size and checks the CRC."""
         info = self._info(name)
         if info.file_size > MAX_MEMBER_BYTES:
-            message = f"`{name}` of {info.file_size} bytes in `{self.path}` is too large to unpack"
+            message = (
+                f"`{name}` in `{self.path}` must have at most {MAX_MEMBER_BYTES} bytes, "
+                f"got {info.file_size}"
+            )
             raise FatbinError(message)
         self.budget.spend("bytes", info.file_size)
         try:
@@ -124,8 +129,8 @@ def open_wheel(
             raise
         except (OSError, *_BROKEN) as error:
             is_damaged = name.endswith(".whl") or kind != "wheel"
-            hint = DAMAGED_HINT if is_damaged else "name a wheel (.whl)"
-            raise unreadable(name, f"it is no {kind} ({error})", hint=hint) from error
+            hint = DAMAGED_HINT if is_damaged else "pass a wheel (.whl)"
+            raise unreadable(name, f"it is not a {kind} ({error})", hint=hint) from error
         with archive:
             yield Wheel(name, archive, budget or Budget(size, name))
 
@@ -137,7 +142,7 @@ def _count_records(path: str, file: IO[bytes], size: int) -> None:
     number = file.read(_RECORDS_END).count(_RECORD)
     file.seek(0)
     if number > MAX_MEMBERS:
-        message = f"`{path}` holds {number} files, more than {MAX_MEMBERS}"
+        message = f"`{path}` must hold at most {MAX_MEMBERS} files, got {number}"
         raise LimitError(message)
 
 

@@ -195,7 +195,7 @@ def _open_tar_member(
 ) -> Iterator[Library | Unread]:
     archive = opened.path
     if member.size > wheel.MAX_MEMBER_BYTES:
-        reason = f"{member.size} bytes are too many to unpack"
+        reason = f"it must have at most {wheel.MAX_MEMBER_BYTES} bytes, got {member.size}"
         raise unreadable(member.name, reason, archive=archive)
     with unpack_file(chain([head], member.chunks()), member.name, archive) as file:
         yield from _open_unpacked(member.name, file, opened)

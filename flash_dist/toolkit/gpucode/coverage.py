@@ -158,7 +158,7 @@ def _read_container(
 
 def _check_cells(cells: int, fatbin: Fatbin) -> None:
     if cells > MAX_CELLS:
-        message = f"`{fatbin.report.path}` holds more than {MAX_CELLS} kernels times targets"
+        message = f"`{fatbin.report.path}` holds more than {MAX_CELLS} kernel-target pairs"
         raise LimitError(message)
 
 

@@ -81,7 +81,7 @@ class Cubin:
         self._budget = budget or Budget(len(data))
         elf = read_elf(data, self._budget)
         if elf.machine != EM_CUDA:
-            message = f"image is ELF for machine {elf.machine}, a cubin has {EM_CUDA}"
+            message = f"a cubin must be ELF for machine {EM_CUDA}, got {elf.machine}"
             raise FatbinError(message)
         self.sections = {section.name: section for section in elf.sections}
         self._data = data
@@ -213,5 +213,5 @@ def _unpack(form: Struct, value: bytes) -> tuple[int, ...]:
     try:
         return form.unpack(value)
     except struct.error:
-        message = f"attribute of {len(value)} bytes in a cubin should have {form.size}"
+        message = f"attribute in a cubin must have {form.size} bytes, got {len(value)}"
         raise FatbinError(message) from None

@@ -67,5 +67,5 @@ def _write(path: Path, entry: FatbinEntry, data: bytes) -> Path:
             file.write(data.rstrip(b"\0") if entry.kind == "ptx" else data)
     except OSError as error:
         message = f"cannot write `{path}`: {error.strerror}"
-        raise FatbinError(message, hint="`--to FOLDER` names another folder") from error
+        raise FatbinError(message, hint="choose another folder with `--to FOLDER`") from error
     return path

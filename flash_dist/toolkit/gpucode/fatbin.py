@@ -125,7 +125,8 @@ class Fatbin:
 
     def _unpack(self, codec: Codec, offset: int, packed: int, size: int) -> bytes:
         if offset + packed > len(self._data) or packed > MAX_IMAGE_BYTES:
-            message = f"image of {packed} bytes in `{self.report.path}` is refused"
+            most = min(MAX_IMAGE_BYTES, max(0, len(self._data) - offset))
+            message = f"image in `{self.report.path}` must have at most {most} bytes, got {packed}"
             raise FatbinError(message)
         self._budget.spend("bytes", size)
         return decompress(codec, self._data[offset : offset + packed], size)

@@ -43,7 +43,7 @@ def _check_cubin(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None
     if elf.machine != EM_CUDA or number == 0:
         return entry.arch
     if number != entry.raw_number:
-        message = f"its cubin is for number {number}, its header says {entry.raw_number}"
+        message = f"its cubin is for target number {number}, its header declares {entry.raw_number}"
         raise FatbinError(message)
     return read_target(data, elf, entry.arch.suffix if entry.arch else "") or entry.arch
 
@@ -51,15 +51,18 @@ def _check_cubin(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None
 def _check_ptx(entry: FatbinEntry, head: bytes) -> Arch | None:
     version, target = _VERSION.search(head), _TARGET.search(head)
     if version is None or target is None:
-        message = "its PTX says neither .version nor .target"
+        message = "its PTX lacks .version or .target"
         raise FatbinError(message)
     isa = int(version[1]), int(version[2])
     if entry.ptx_isa is not None and isa != entry.ptx_isa:
         said = format_version(entry.ptx_isa)
-        message = f"its PTX is of ISA {format_version(isa)}, its header says {said}"
+        message = f"its PTX has ISA {format_version(isa)}, its header declares {said}"
         raise FatbinError(message)
     if int(target[1]) != entry.raw_number:
-        message = f"its PTX is for number {target[1].decode()}, its header says {entry.raw_number}"
+        message = (
+            f"its PTX is for target number {target[1].decode()}, "
+            f"its header declares {entry.raw_number}"
+        )
         raise FatbinError(message)
     suffix = target[2].decode()
     return entry.arch and replace(entry.arch, suffix=suffix)

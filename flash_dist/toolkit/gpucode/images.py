@@ -21,7 +21,7 @@ Kind = Literal["sass", "ptx", "lto", "unknown"]
 
 ROCM_WARNING: Final = "the file holds code for AMD GPUs (ROCm), which is not read"
 
-UNREGISTERED: Final = "nothing registers {}: the library must load them, and choose, by itself"
+UNREGISTERED: Final = "nothing registers {}: the library must select and load them itself"
 UNITS: Final = ("fatbin or cubin", "fatbins and cubins")
 
 # How the sections of a library begin: `.nv_fatbin`, `__nv_relfatbin`. PE cuts names to 8 letters.

@@ -55,12 +55,12 @@ def package_libraries(name: str) -> Iterator[Library | Unread]:
     except (metadata.PackageNotFoundError, ValueError):
         found = None
     if found is None:
-        message = f"no package `{name}` is installed for this Python"
+        message = f"package `{name}` is not installed for this Python"
         raise FatbinError(message, hint=_suggest_package(name))
     files = found.files
     if files is None:
         message = f"package `{name}` does not record its files"
-        raise FatbinError(message, hint="name the folder that it is in")
+        raise FatbinError(message, hint="pass the folder that it is in")
     return _open_files(str(file.locate()) for file in sorted(files))
 
 
@@ -116,7 +116,7 @@ def _open_files(
         for item in read_if_possible(path, "", opened, outermost=True):
             seen.add(identity)
             if len(seen) > MAX_FILES:
-                reason = f"it and what comes after are more than {MAX_FILES} libraries"
+                reason = f"at most {MAX_FILES} libraries are read, the others are skipped"
                 yield Unread(path, "", unreadable(path, reason))
                 return
             yield item
@@ -139,7 +139,7 @@ def _walk_folder(folder: str) -> Iterator[str | Unread]:
                 entries = sorted(found, key=lambda entry: entry.name)
             inner = {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
         except OSError as error:
-            refused = unreadable(place, error.strerror, hint="`ls -ld` shows who may read it")
+            refused = unreadable(place, error.strerror, hint="check its permissions with `ls -ld`")
             if place == folder:
                 raise refused from error
             yield Unread(place, "", refused)
@@ -154,7 +154,7 @@ def _suggest_package(name: str) -> str:
     close = difflib.get_close_matches(name.lower(), installed, n=3)
     names = dict.fromkeys([*providers, *(installed[one] for one in close)])
     if not names:
-        return "`pip list` shows the packages that are installed"
+        return "`pip list` shows the installed packages"
     return f"did you mean {' or '.join(f'`{one}`' for one in names)}?"
 
 
@@ -162,6 +162,6 @@ def _refuse_deleted(files: Iterable[MappedFile]) -> Iterator[str | Unread]:
     reason = "it was deleted or replaced after the process had loaded it"
     for path, deleted in files:
         if deleted:
-            yield Unread(path, "", unreadable(path, reason, hint="start the process again"))
+            yield Unread(path, "", unreadable(path, reason, hint="restart the process"))
         else:
             yield path

@@ -76,7 +76,7 @@ def _read_body(cubin: Cubin, symbol: Symbol) -> Body:
         return Body(symbol.name, symbol.size // WORD_SIZE)
     code = cubin.contents(f".text.{symbol.name}")[symbol.value :][: symbol.size]
     if len(code) < symbol.size or symbol.size % WORD_SIZE:
-        message = f"code of `{symbol.name}` has {len(code)} bytes of {symbol.size}"
+        message = f"code of `{symbol.name}` is invalid: {len(code)} of {symbol.size} bytes"
         raise FatbinError(message)
     words = list(zip(code[::WORD_SIZE], code[1::WORD_SIZE], strict=True))
     used = {_opcode(word) for word in set(words)}  # NOTE: few differ; millions of words are read

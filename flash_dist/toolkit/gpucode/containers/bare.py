@@ -86,11 +86,11 @@ def _is_cubin(head: bytes) -> bool:
 def _measure(part: FileView) -> int:
     """Return how long a cubin is: both tables stand at its end."""
     if not _is_cubin(part[: _HEAD.size]):
-        message = "it is no cubin"
+        message = "it is not a cubin"
         raise FatbinError(message)
     _, programs, sections, program_size, program_count, section_size, count = unpack(_HEAD, part)
     size: int = max(programs + program_size * program_count, sections + section_size * count)
     if section_size != _SECTION_BYTES or size > len(part):
-        message = f"a cubin of {size} bytes does not fit"
+        message = f"cubin of {size} bytes must have at most {len(part)}"
         raise FatbinError(message)
     return size

@@ -181,7 +181,7 @@ def unpack_within(form: Struct, data: FileView, place: int, end: int) -> tuple[i
         FatbinError: They do not fit in front of the end.
     """
     if place + form.size > end:
-        message = f"{end - place} bytes are too few for a header of {form.size}"
+        message = f"a header needs {form.size} bytes, got {end - place}"
         raise FatbinError(message)
     return unpack(form, data, place)
 

@@ -105,7 +105,7 @@ class _Scan:
         elif is_object(data):
             self.read_table(read_object(data, budget))
         else:
-            message = "it is neither an ELF nor a PE file, and no fat binary"
+            message = "it is not an ELF file, PE file or fat binary"
             raise FatbinError(message, hint=LIBRARY_HINT)
 
     def read_elf(self, elf: Elf) -> None:
@@ -151,8 +151,8 @@ class _Scan:
                 self.walk.read_container(*_at(loaded, place))
         lost = sum(one.container not in starts for one in found) if loaded.addresses.parts else 0
         if lost:
-            registered = count(lost, "struct registers", "structs register")
-            self.walk.warn(f"{registered} what is no container of GPU code that is understood")
+            registered = count(lost, "registered struct points", "registered structs point")
+            self.walk.warn(f"{registered} to no known container of GPU code")
         if found and all(one.container in starts for one in found):
             linked = (one for one in found if one.version == LINKED_ON_DEVICE)
             self.device_linked = frozenset(starts[one.container or 0] for one in linked)
@@ -176,7 +176,7 @@ class _Scan:
         for name, number in (+strays).items():
             walk.warn(
                 f"{name} has {count(number, 'place')} with the start of a container of GPU "
-                "code and no image that is understood: not read"
+                "code and without a known image: not read"
             )
 
     def read_bare(self, loaded: Loaded, parts: Sequence[Part]) -> None:
@@ -201,7 +201,7 @@ class _Scan:
         registered = size // WRAPPER.size
         found = self.walk.containers - len(self.unregistered)
         if registered > found:
-            self.walk.warn(f"the program registers {registered} containers, found were {found}")
+            self.walk.warn(f"the program registers {registered} containers, but {found} were found")
 
 
 def _is_named(section: Section) -> bool:
@@ -230,5 +230,5 @@ def _gaps(part: Part, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, i
 
 def _refuse_packed(*, packed: bool) -> None:
     if packed:
-        message = "it is packed with UPX, which hides what it holds"
-        raise FatbinError(message, hint="`upx -d` on a copy of it unpacks it")
+        message = "it is packed with UPX, which hides its contents"
+        raise FatbinError(message, hint="unpack a copy with `upx -d`")

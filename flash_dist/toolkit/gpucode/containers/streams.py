@@ -63,5 +63,5 @@ def _walk(data: FileView, place: int, raw: Header) -> Iterator[tuple[int, Header
         unpacked += record.payload_size
         at += measure_header(data, at, record, end)
     if at != start + size or at > end or unpacked != raw.uncompressed_size or not count:
-        message = f"the table of a stream of {count} images is not understood"
+        message = f"the table of a stream of {count} images is invalid"
         raise FatbinError(message)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAGIC: Final = bytes.fromhex("50ed55ba")
 MAX_WARNINGS: Final = 100
 MOST_TRIED: Final = 10_000  # places of one file that begin like GPU code, and are none
-NOT_SEARCHED: Final = "so much data begins like {} and is none that not all was searched"
+NOT_SEARCHED: Final = "the search for {} was stopped: too much other data begins like them"
 
 _FORM: Final = Struct("<IHHQ")  # magic, version, header size, bytes of entries
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
@@ -50,7 +50,7 @@ class Walk:
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(text)
         elif len(self.warnings) == MAX_WARNINGS:
-            self.warnings.append("more was found wrong than is listed here")
+            self.warnings.append("further warnings are left out")
 
     def may_try(self) -> bool:
         """Count a place that begins like a container, its struct or an image, and is none."""
@@ -143,7 +143,7 @@ class Walk:
 
     def _check_gap(self, section: str, start: int, end: int) -> None:
         if not self.data.is_zero(start, end):
-            self.warn(f"{_at(section, start)}: {end - start} bytes that are no container")
+            self.warn(f"{_at(section, start)}: {end - start} bytes are not a container")
 
     def _find_bounds(self, start: int, limit: int) -> tuple[int, int]:
         """Return where the entries of a container begin and end."""
@@ -165,7 +165,9 @@ class Walk:
             try:
                 raw = read_header(self.data, place, end)
             except FatbinError as error:
-                self.warn(f"{_at(section, place)}: {error.message}; its container ends here")
+                self.warn(
+                    f"{_at(section, place)}: {error.message}; the rest of its container is not read"
+                )
                 self.may_try()
                 return place
             self.budget.spend("images")

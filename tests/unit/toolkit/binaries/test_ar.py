@@ -99,7 +99,7 @@ def test_an_archive_may_be_empty() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no archive"),
+        (b"", "not an archive"),
         (b"!<thin>\n", "thin archive"),
         (archive(b"x" * 59), "truncated in the header at offset 8"),
         (archive(b"x" * 60), "no member header at offset 8"),
@@ -108,7 +108,7 @@ def test_an_archive_may_be_empty() -> None:
         (archive(member("/7", b"one")), "offset 7 is outside its table of 0 bytes"),
         (archive(member("//", b"no_end"), member("/0", b"one")), "outside its table"),
         (archive(member("//", b"x" * 5000 + b"/\n"), member("/0", b"")), "outside its table"),
-        (archive(member("#1/9", b"one")), "a name of 9 bytes"),
+        (archive(member("#1/9", b"one")), "at offset 68 .* 3 bytes.* 9\n"),
         (archive(member("a.o/", b"one"))[:-2], "reaches past the end"),
     ],
     ids=[
@@ -127,5 +127,5 @@ def test_members_and_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FatbinError, match="more than 3 members"):
         read(data)
     monkeypatch.setattr(ar_module, "MAX_NAMES", 3)
-    with pytest.raises(FatbinError, match="4 bytes of names"):
+    with pytest.raises(FatbinError, match=r"names .* 3 bytes.* 4$"):
         read(archive(member("//", b"abcd")))

@@ -45,10 +45,9 @@ def test_the_largest_files_seen_pass_with_room(work: Work) -> None:
 def test_a_limit_says_what_it_is_of_and_what_to_do() -> None:
     budget = Budget(100)
     budget.spend("kernels", budget.left("kernels"))
-    said = "it holds more than 20001 kernels, which is all that is read of a file of 100 bytes"
-    with pytest.raises(LimitError, match=said) as caught:
+    with pytest.raises(LimitError, match=r"more than 20001 kernels.* 100 bytes") as caught:
         budget.spend("kernels")
-    assert caught.value.hint == "unpack it, and name the files that it holds"
+    assert "unpack" in (caught.value.hint or "")
     budget = Budget(100, "some.whl")
     with pytest.raises(LimitError, match=r"cannot read `some\.whl`: .* 50000 members \("):
         budget.spend("members", 50001)
@@ -85,10 +84,9 @@ def test_all_files_of_a_command_share_what_is_there_beside_their_bytes(
     with one_command():
         Budget(100).spend("kernels", 3)
         second = Budget(200)
-        said = "more than 2 kernels, .* of 200 bytes after what the files before it asked for"
-        with pytest.raises(LimitError, match=said) as caught:
+        with pytest.raises(LimitError, match=r"more than 2 kernels.* 200 bytes .*before") as caught:
             second.spend("kernels", 3)
-        assert caught.value.hint == "name it alone"
+        assert "alone" in (caught.value.hint or "")
         Budget(300).spend("kernels", 2)
         assert Budget(400).left("kernels") == 0
     Budget(500).spend("kernels", 5)
@@ -160,7 +158,8 @@ def test_a_small_file_cannot_ask_for_much(tmp_path: Path) -> None:
     path.write_bytes(images)
     assert len(images) < 80_000
     (said,) = read(path)
-    assert "bytes to unpack, which is all that is read of a file of" in said
+    assert "bytes to unpack" in said
+    assert f"{len(images)} bytes" in said
 
 
 def test_a_long_name_counts_as_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

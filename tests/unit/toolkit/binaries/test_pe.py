@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,8 @@ def test_gpu_code_is_found_in_a_windows_library(tmp_path: Path) -> None:
 
 def test_containers_that_are_registered_and_absent_are_a_warning(tmp_path: Path) -> None:
     report = read(tmp_path, pe((".nv_fatbin", LINKED), (".nvFatBinSegment", bytes(72))))
-    assert report.warnings == ("the program registers 3 containers, found were 1",)
+    (warning,) = report.warnings
+    assert re.search(r"registers 3 containers.* 1 ", warning)
 
 
 def test_rocm_and_missing_contents_are_warnings(tmp_path: Path) -> None:
@@ -106,12 +108,12 @@ def test_a_long_name_outside_its_table_is_refused() -> None:
     ("data", "words"),
     [
         (b"MZ", "truncated"),
-        (DLL[:130], "no PE header at offset 128"),
+        (DLL[:130], "offset 128.* PE header"),
         (DLL[:140], "truncated"),
         (DLL[:500], "section table is outside the file"),
-        (DLL.replace(b"PE\0\0", b"NE\0\0"), "no PE header"),
-        (pe(machine=I386, kind=PE32), "it is PE32 for machine 0x14c"),
-        (pe(kind=PE32), "it is PE32 for machine 0x8664"),
+        (DLL.replace(b"PE\0\0", b"NE\0\0"), "PE header"),
+        (pe(machine=I386, kind=PE32), "PE32 for machine 0x14c"),
+        (pe(kind=PE32), "PE32 for machine 0x8664"),
         (pe(machine=0x1C0), r"PE32\+ for machine 0x1c0"),
         (pe(kind=7), "kind 0x7"),
         (pe(("UPX0", b""), ("UPX1", b"x" * 99)), "packed with UPX"),

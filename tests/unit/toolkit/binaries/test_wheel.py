@@ -118,7 +118,7 @@ def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "pkg.whl"
     path.write_bytes(data)
-    with pytest.raises(FatbinError, match="it is no wheel"), open_wheel(path):
+    with pytest.raises(FatbinError, match="not a wheel"), open_wheel(path):
         pass
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_wheel_that_is_cut_is_refused(tmp_path: Path, cut: int) -> None:
     path = write_wheel(tmp_path / "pkg.whl", MEMBERS)
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(FatbinError, match="it is no wheel"), open_wheel(path):
+    with pytest.raises(FatbinError, match="not a wheel"), open_wheel(path):
         pass
 
 
@@ -184,7 +184,7 @@ def test_a_dictionary_that_no_honest_member_has_is_refused(tmp_path: Path) -> No
     path.write_bytes(data)
     with (
         open_wheel(path) as wheel,
-        pytest.raises(FatbinError, match="LZMA dictionary of 3221225472 bytes is refused"),
+        pytest.raises(FatbinError, match=r"LZMA dictionary .*3221225472"),
     ):
         wheel.read("lib.so")
 
@@ -205,7 +205,7 @@ def test_sizes_are_bounded_before_anything_is_unpacked(
 ) -> None:
     path = write_wheel(tmp_path / "pkg.whl", {"a.so": bytes(4096), "b.so": bytes(4096)})
     monkeypatch.setattr(wheel_module, "MAX_TEXT_BYTES", 1000)
-    with open_wheel(path) as wheel, pytest.raises(FatbinError, match="larger than 1000"):
+    with open_wheel(path) as wheel, pytest.raises(FatbinError, match=r"`a\.so` .* 1000 .* 4096"):
         wheel.read("a.so")
     monkeypatch.undo()
     allow(monkeypatch, "bytes", 5000)
@@ -214,7 +214,7 @@ def test_sizes_are_bounded_before_anything_is_unpacked(
         with pytest.raises(LimitError, match="more than 5000 bytes to unpack"):
             wheel.read("b.so")
     monkeypatch.setattr(wheel_module, "MAX_MEMBERS", 1)
-    with pytest.raises(FatbinError, match="holds 2 files, more than 1"), open_wheel(path):
+    with pytest.raises(FatbinError, match="at most 1 files, got 2"), open_wheel(path):
         pass
 
 

@@ -173,4 +173,4 @@ def test_libraries_that_cannot_be_read_are_nothing_checked(
 
 def test_a_package_that_is_not_installed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--package", "no-such-package", "--gpu", "8.6"]) == 2
-    assert "no package `no-such-package` is installed" in capsys.readouterr().err
+    assert "`no-such-package` is not installed" in capsys.readouterr().err

@@ -102,8 +102,8 @@ def test_what_no_new_install_would_change_is_told_instead_of_one(
     ("change", "reason"),
     [
         (lambda _: b"", "it is empty"),
-        (lambda _: b"MZ" * 64, "it is no ELF file"),
-        (lambda data: data[: len(data) // 4], "it is cut short"),
+        (lambda _: b"MZ" * 64, "not an ELF file"),
+        (lambda data: data[: len(data) // 4], "truncated"),
     ],
     ids=["empty", "another file", "cut short"],
 )
@@ -126,7 +126,7 @@ def test_a_part_that_cannot_be_loaded_is_no_open_question(
 @needs_gcc
 @pytest.mark.parametrize(
     ("number", "status", "fix"),
-    [(errno.EACCES, "fail", "`ls -ld` on it"), (errno.EMFILE, "skip", "`ulimit -n 1024`")],
+    [(errno.EACCES, "fail", "`ls -ld`"), (errno.EMFILE, "skip", "`ulimit -n 1024`")],
     ids=["another user's", "too many open files"],
 )
 def test_a_part_that_may_be_sound_is_not_to_be_installed_again(

@@ -179,8 +179,8 @@ def test_a_cubin_of_an_unknown_kind_is_a_warning(tmp_path: Path, abi: int, flags
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"#!/bin/sh\n" * 9, "neither an ELF nor a PE file"),
-        (b"PK\x03\x04", "it is no zip archive"),
+        (b"#!/bin/sh\n" * 9, "fat binary"),
+        (b"PK\x03\x04", "not a zip archive"),
         (b"!<thin>\n", "thin archive"),
         (b"!<arch>\njunk", "truncated"),
     ],
@@ -227,7 +227,7 @@ def test_of_members_that_cannot_be_read_one_is_named(tmp_path: Path) -> None:
     read, unread = split(tmp_path)
     assert read == ["lib.a(c.o)"]
     assert [name for name, _ in unread] == ["lib.a(a.o)", "lib.a(d.o)"]
-    assert unread[0][1] == "only 64-bit little-endian ELF files are understood"
+    assert "64-bit little-endian" in unread[0][1]
 
 
 def test_libraries_of_a_wheel_have_many_suffixes(tmp_path: Path) -> None:
@@ -248,12 +248,10 @@ def test_one_bad_member_of_a_wheel_is_unread_and_a_single_one_is_an_error(tmp_pa
     bad, _, empty = items
     assert isinstance(bad, Unread)
     assert isinstance(empty, Unread)
-    assert bad.reason == "it is neither an ELF nor a PE file, and no fat binary"
+    assert "fat binary" in bad.reason
     assert (empty.name, empty.archive, empty.reason) == ("e.so", str(path), "it is empty")
     alone = write_zip(tmp_path / "alone.whl", {"bad.so": b"text"})
-    with pytest.raises(
-        FatbinError, match=r"cannot read `bad\.so` in `.*alone\.whl`: it is neither"
-    ):
+    with pytest.raises(FatbinError, match=r"cannot read `bad\.so` in `.*alone\.whl`: .*fat binary"):
         list(open_libraries(alone))
 
 
@@ -305,7 +303,7 @@ def test_what_a_conda_package_unpacks_to_is_bounded(
         list(open_libraries(path))
     monkeypatch.undo()
     monkeypatch.setattr(wheel, "MAX_MEMBER_BYTES", len(LIBRARY) - 1)
-    with pytest.raises(FatbinError, match=r"too (many|large) to unpack"):
+    with pytest.raises(FatbinError, match=f"{len(LIBRARY) - 1} bytes.* {len(LIBRARY)}\n"):
         list(open_libraries(path))
 
 
@@ -393,7 +391,7 @@ def test_a_folder_of_many_files_is_read_to_a_limit(
     monkeypatch.setattr(libraries, "MAX_FILES", 2)
     read, unread = split(tmp_path)
     assert len(read) == 2
-    assert "more than 2 libraries" in unread[0][1]
+    assert "at most 2 libraries" in unread[0][1]
 
 
 def test_an_empty_folder_has_no_libraries(tmp_path: Path) -> None:
@@ -432,16 +430,16 @@ def test_a_package_is_the_files_that_it_installed(site: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("demo-kernel", "did you mean `Demo-Kernels`?"),
-        ("nothing-like-it-at-all", "`pip list` shows the packages that are installed"),
-        ("", "`pip list` shows the packages that are installed"),
+        ("demo-kernel", "`Demo-Kernels`?"),
+        ("nothing-like-it-at-all", "`pip list`"),
+        ("", "`pip list`"),
     ],
     ids=["near", "far", "empty"],
 )
 def test_a_package_that_is_not_installed_is_an_error(name: str, hint: str) -> None:
-    with pytest.raises(FatbinError, match=f"no package `{name}` is installed") as caught:
+    with pytest.raises(FatbinError, match=f"package `{name}` is not installed") as caught:
         package_libraries(name)
-    assert caught.value.hint == hint
+    assert hint in (caught.value.hint or "")
 
 
 def test_a_package_without_a_record_is_an_error(site: Path) -> None:
@@ -477,16 +475,18 @@ def test_a_process_is_the_files_that_it_has_mapped(tmp_path: Path) -> None:
     read = [item for item in ours if isinstance(item, Library)]
     unread = [(item.name, item.reason) for item in ours if isinstance(item, Unread)]
     assert [item.name for item in read] == [str(lib)]
-    assert unread == [(str(gone), "it was deleted or replaced after the process had loaded it")]
+    ((name, reason),) = unread
+    assert name == str(gone)
+    assert "deleted" in reason
     assert any("libc" in item.name for item in items)
-    with pytest.raises(FatbinError, match=f"there is no process {process.pid}"):
+    with pytest.raises(FatbinError, match=f"process {process.pid}\n"):
         process_libraries(process.pid)
 
 
 @linux
 @pytest.mark.parametrize("pid", [-1, 0, 2**31 - 1])
 def test_a_process_that_does_not_exist_is_an_error(pid: int) -> None:
-    with pytest.raises(FatbinError, match=f"there is no process {pid}"):
+    with pytest.raises(FatbinError, match=f"process {pid}\n"):
         process_libraries(pid)
 
 
@@ -498,7 +498,7 @@ def test_a_process_of_someone_else_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(FatbinError, match="of process 1: Permission denied") as caught:
         process_libraries(1)
-    assert caught.value.hint == "ask as the user who started it, or as root"
+    assert "root" in (caught.value.hint or "")
 
 
 def test_a_file_that_asks_for_too_much_is_one_item_of_its_folder(

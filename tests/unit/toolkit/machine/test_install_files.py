@@ -301,7 +301,7 @@ def test_a_library_that_this_user_may_not_read_is_not_to_be_installed_again(
     installed = replace(read_installed(package), build=make_environment(HOPPER).installed.build)
     result = check_build(replace(make_environment(HOPPER), installed=installed))
     assert result.summary.endswith("Permission denied")
-    assert result.fix == "`ls -ld` on it shows who may read it"
+    assert "`ls -ld`" in result.fix
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has a module for zstd")

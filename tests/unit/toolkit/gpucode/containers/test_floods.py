@@ -53,7 +53,7 @@ def test_a_flood_is_searched_within_its_time_and_what_is_passed_over_is_named(
     except LimitError as error:
         said = error.message
     assert time.process_time() - start < SLOWEST
-    assert "not all was searched" in said or "which is all that is read" in said
+    assert "search" in said or "the limit for a file" in said
 
 
 @pytest.mark.parametrize("kind", ["fatbin", "section", "data"])
