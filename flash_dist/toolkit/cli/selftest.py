@@ -60,10 +60,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_subcommand(
         subparsers,
         "selftest",
-        summary="run the kernels: bit-equal runs, right values, no crash",
-        description="Run forward and backward on every GPU: out, lse, dq, dk and dv must be "
-        "bit-equal in all runs, over poisoned memory and on two streams at once, and agree with a "
-        "float64 reference.",
+        summary="run the kernels: check bits, values and crashes",
+        description="Run forward and backward on every GPU, with poisoned memory and on two "
+        "streams at once. out, lse, dq, dk and dv must have the same bits in all runs and agree "
+        "with a float64 reference.",
         epilog=EPILOG,
     )
     add_runs(parser, DEFAULT_RUNS)
@@ -71,26 +71,26 @@ def add_parser(subparsers: Subparsers) -> None:
         "--device",
         type=parse_device,
         metavar="N",
-        help="one GPU, in CUDA's order (default: all); `cpu` tests the reference path",
+        help="index of one GPU in CUDA's order (default: all), or `cpu` for the reference path",
     )
     parser.add_argument(
         "--timeout",
         type=parse_timeout,
         default=DEFAULT_TIMEOUT,
         metavar="S",
-        help="seconds that one GPU may take (default: %(default)g)",
+        help="time limit for each GPU, in seconds (default: %(default)g)",
     )
     parser.add_argument(
         "--reference",
         type=parse_path,
         metavar="FILE",
-        help="compare with fingerprints in FILE (default: those in the package)",
+        help="compare with the fingerprints in FILE (default: those of the package)",
     )
     parser.add_argument(
         "--record",
         type=parse_path,
         metavar="FILE",
-        help="put the fingerprints of these GPUs into FILE",
+        help="write the fingerprints of these GPUs to FILE",
     )
     add_json(parser, "selftest")
     parser.set_defaults(run=run)
@@ -99,7 +99,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def parse_device(text: str) -> str:
     """Read a device: a number or `cpu`."""
     if text != "cpu" and read_whole(text) is None:
-        message = f"a device is a number or `cpu`, got `{text:.60}`"
+        message = f"device must be a GPU index or `cpu`, got `{text:.60}`"
         raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
     return text
 
@@ -111,7 +111,7 @@ def parse_timeout(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        message = f"a timeout must be a number of seconds, positive and finite, got `{text:.60}`"
+        message = f"timeout must be a positive, finite number of seconds, got `{text:.60}`"
         raise UsageError(message, hint=f"`--timeout {DEFAULT_TIMEOUT:g}` is the default")
     return seconds
 
@@ -183,7 +183,8 @@ def _run_on_cpu(args: argparse.Namespace) -> SelftestReport:
 def record(path: Path, proof: Proof, known: tuple[Reference, ...], code: int) -> None:
     """Write the fingerprints of GPUs without a finding into a file, beside those that it holds."""
     if code or not proof.proven:
-        complain(f"not recorded in `{printable(str(path))}`: only GPUs without a finding are")
+        needed = "`--record` needs at least one GPU, and all must pass"
+        complain(f"`{printable(str(path))}` was not written: {needed}")
         return
     today = dt.datetime.now(dt.timezone.utc).date().isoformat()
     write_references(path, merge_references(known, proof.record(today)))
@@ -195,7 +196,7 @@ def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
     if asked is None:
         return known
     if asked != "cpu" and asked not in known:
-        allowed = f"{', '.join(known)} or cpu" if known else "cpu where there is no GPU"
+        allowed = f"{', '.join(known)} or cpu" if known else "cpu (no GPU was found)"
         message = f"device must be {allowed}, got {asked}"
         raise FlashDistError(message, hint="`python -m flash_dist doctor` lists the GPUs")
     return [asked]

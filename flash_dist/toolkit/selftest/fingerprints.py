@@ -126,8 +126,8 @@ class Agreement:
             shown = str(self.mismatches[0])
             count = len(self.mismatches)
             return (
-                f"{count} of {self.compared} cases differ from what another {where}, computed "
-                f"with the same code: {shown}"
+                f"{count} of {self.compared} cases differ from another {where} with the same "
+                f"code: {shown}"
             )
         missing = self.cases - self.compared
         rest = f"; {missing} cases have no reference" if missing else ""
@@ -241,7 +241,7 @@ def _find_nearest(references: Iterable[Reference], setting: Setting) -> str:
     if not counts or setting.sm_count in counts:
         return ""
     known = " and ".join(map(str, sorted(counts)))
-    return f"they are of {known} multiprocessors, this one shows {setting.sm_count}"
+    return f"the recorded ones have {known} multiprocessors, this GPU has {setting.sm_count}"
 
 
 def compare_prints(
@@ -270,18 +270,18 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
     except FileNotFoundError as error:
         if path == PACKAGE / FILE_NAME:
             return ()
-        message = f"there is no file of fingerprints `{path}`"
+        message = f"the fingerprint file `{path}` does not exist"
         raise FlashDistError(message, hint=hint) from error
     except (OSError, ValueError, RecursionError) as error:
-        message = f"fingerprints in `{path}` cannot be read: {error}"
+        message = f"cannot read fingerprints from `{path}`: {error}"
         raise FlashDistError(message, hint=hint) from error
     try:
         if data["version"] != VERSION:
-            message = f"`{path}` has version {data['version']}, this package reads {VERSION}"
+            message = f"fingerprints must have version {VERSION}, got {data['version']} in `{path}`"
             raise FlashDistError(message, hint=hint)
         return tuple(map(Reference.from_json, data["references"]))
     except (KeyError, TypeError, AttributeError) as error:
-        message = f"`{path}` holds no fingerprints as this package writes them: {error}"
+        message = f"`{path}` is not a valid fingerprint file: {error}"
         raise FlashDistError(message, hint=hint) from error
 
 

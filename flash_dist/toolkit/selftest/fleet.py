@@ -108,20 +108,18 @@ def _describe_odd(found: list[Odd]) -> CheckResult:
     places = sorted({(one.tensor, one.case) for one in found})
     tensor, case = places[0]
     certain = any(one.certain for one in found)
-    against = (
-        f"{found[0].agreeing} others agree" if certain else "there is no majority to say who errs"
-    )
+    against = f"{found[0].agreeing} others agree" if certain else "no result has a majority"
     rounds = sorted({one.member.round + 1 for one in found})
     details = [*few_lines([f"{one} in `{where}`" for one, where in places[1:]], _SHOWN)]
     if member.round or len(rounds) > 1:
         details.append(f"in rounds {', '.join(map(str, rounds))}")
     return CheckResult(
         "fail",
-        f"{member.where} computes other bits: {tensor} in `{case}`; {against}",
+        f"{member.where} computed different bits: {tensor} in `{case}`; {against}",
         tuple(details),
         "take this GPU out of the cluster and run `python -m flash_dist selftest --runs 1000` on it"
         if certain
-        else "run the fleet with a third GPU of this kind: the odd one out is the wrong one",
+        else "run the fleet with a third GPU of this model: the one that differs is faulty",
         FLEET_ODD_GPU if certain else FLEET_DISAGREES,
         name=f"rank {member.rank}",
         data={"rank": member.rank, "host": member.host, "differing": places},
@@ -153,10 +151,10 @@ def _sum_up(members: tuple[Member, ...], compared: int, *, failed: bool, odd: in
     scope += f", {rounds} rounds" if rounds > 1 else ""
     data: dict[str, Any] = {"ranks": ranks, "hosts": hosts, "rounds": rounds, "compared": compared}
     if odd:
-        summary = f"{scope}: {odd} of them computed other bits than their equals"
+        summary = f"{scope}: {odd} of them computed different bits than equal ranks"
         return CheckResult("fail", summary, entry=FLEET_DIFFERS, data=data, name="fleet")
     if not compared:
-        summary = f"{scope}: no two of them are equal, so nothing could be compared"
+        summary = f"{scope}: no two ranks are equal, so nothing was compared"
         return CheckResult("warn", summary, entry=FLEET_NOTHING_TO_COMPARE, data=data, name="fleet")
-    summary = f"{scope}: the same bits in all of {compared} cases"
+    summary = f"{scope}: the same bits in all {compared} cases"
     return CheckResult("warn" if failed else "ok", summary, data=data, name="fleet")

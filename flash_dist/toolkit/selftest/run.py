@@ -100,10 +100,12 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
 def _explain_death(outcome: Outcome, case: str) -> CaseFinding:
     if outcome.ending == "exit" and outcome.output and not outcome.events:
         # An import failed: the last line of a traceback says all.
-        summary = f"it does not start: {outcome.output[-1]}"
+        summary = f"the child process did not start: {outcome.output[-1]}"
         return CaseFinding(SELFTEST_CRASHED, summary, case=case)
     if outcome.ending == "not-started":
-        return CaseFinding(SELFTEST_CRASHED, f"it does not start: {outcome.detail}", case=case)
+        return CaseFinding(
+            SELFTEST_CRASHED, f"the child process did not start: {outcome.detail}", case=case
+        )
     entry = SELFTEST_TIMEOUT if outcome.ending == "timeout" else SELFTEST_CRASHED
     summary = f"the child process did not finish: {outcome.sentence}"
     return CaseFinding(entry, summary, outcome.output, case=case)
@@ -200,9 +202,9 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
         return replace(
             result,
             status="warn",
-            summary=f"{report.summary}; other variants were loaded than predicted",
+            summary=f"{report.summary}; the loaded variants differ from the predicted ones",
             details=(*result.details, *surprises),
-            fix="report this with the file of `doctor --save`",
+            fix="report this with the file that `python -m flash_dist doctor --save FILE` writes",
             entry=PREDICTION_DIFFERS,
         )
     return result
@@ -211,14 +213,15 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
 def _fix(report: SelftestReport) -> str:
     first = report.findings[0]
     if first.entry is SELFTEST_TIMEOUT:
-        return "`--timeout` allows more time: `python -m flash_dist selftest --timeout 3600`"
+        return "allow more time: `python -m flash_dist selftest --timeout 3600`"
     switches = " ".join(jit_policy(os.environ).variables)
     if switches:
         return (
-            f"`unset {switches}` and try again: torch's own kernels obey it, too, and have no PTX"
+            f"run `unset {switches}` and try again: it also applies to torch's own kernels, "
+            "which have no PTX"
         )
     if not first.case and not report.cases:
-        return "`python -m flash_dist doctor` shows what is wrong with the install"
+        return "run `python -m flash_dist doctor` to check the install"
     return "do not use this device with this build; report the output of `selftest --json`"
 
 
@@ -247,7 +250,7 @@ def describe_loaded(report: SelftestReport) -> tuple[str, ...]:
 
 
 def _describe_untested(report: SelftestReport) -> tuple[str, ...]:
-    return (f"launched by no case: {', '.join(report.untested)}",) if report.untested else ()
+    return (f"no case launched {', '.join(report.untested)}",) if report.untested else ()
 
 
 def find_surprises(predicted: dict[str, str], report: SelftestReport) -> tuple[str, ...]:

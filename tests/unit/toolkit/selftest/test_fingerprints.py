@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -93,7 +94,7 @@ def test_another_gpu_or_planner_is_never_compared(setting: Setting) -> None:
     wrong = replace(CASE, digests=dict.fromkeys(NAMES, "f" * 64))
     agreement = compare_with((REFERENCE,), setting, (wrong,))
     assert (bool(agreement), agreement.compared) == (True, 0)
-    assert agreement.sentence.startswith("no recorded fingerprints for this GPU and these kernels")
+    assert "no recorded fingerprints" in agreement.sentence
 
 
 def test_a_part_of_a_gpu_says_that_its_multiprocessors_were_not_recorded() -> None:
@@ -102,10 +103,8 @@ def test_a_part_of_a_gpu_says_that_its_multiprocessors_were_not_recorded() -> No
     recorded = (REFERENCE, replace(REFERENCE, setting=replace(SETTING, sm_count=16)))
     agreement = compare_with(recorded, part, (wrong,))
     assert agreement
-    assert agreement.sentence == (
-        "no recorded fingerprints for this GPU and these kernels: "
-        "they are of 16 and 132 multiprocessors, this one shows 60"
-    )
+    assert "no recorded fingerprints" in agreement.sentence
+    assert re.search(r"16 and 132 multiprocessors.* 60$", agreement.sentence)
     assert add_agreement(CheckResult("ok", "1 case"), agreement).status == "ok"
 
 
@@ -218,19 +217,19 @@ def test_the_same_gpu_recorded_again_takes_the_place_of_the_old(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "cannot be read"),
-        pytest.param("[" * 100_000, "cannot be read", id="nested too deep"),
-        ("[]", "holds no fingerprints"),
-        ('{"version": 2}', "has version 2, this package reads 1"),
-        ('{"version": 1, "references": [{}]}', "holds no fingerprints"),
+        ("{", "cannot read .*`{path}`"),
+        pytest.param("[" * 100_000, "cannot read .*`{path}`", id="nested too deep"),
+        ("[]", "`{path}` is not "),
+        ('{"version": 2}', "version 1, .* 2 .*`{path}`"),
+        ('{"version": 1, "references": [{}]}', "`{path}` is not "),
     ],
 )
 def test_a_broken_file_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "f.json"
     path.write_text(text)
-    with pytest.raises(FlashDistError, match=said):
+    with pytest.raises(FlashDistError, match=said.replace("{path}", str(path))):
         read_references(path)
-    with pytest.raises(FlashDistError, match="there is no file"):
+    with pytest.raises(FlashDistError, match="absent` does not exist"):
         read_references(tmp_path / "absent")
 
 

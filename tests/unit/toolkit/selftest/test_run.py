@@ -479,7 +479,7 @@ def test_the_fix_is_for_what_went_wrong(
 
 def test_a_finding_is_said_once() -> None:
     result = present("exit", output=("Traceback:", "  import torch", "ImportError: libtorch.so"))
-    assert result.summary == "it does not start: ImportError: libtorch.so"
+    assert result.summary.endswith("did not start: ImportError: libtorch.so")
     assert (result.id, result.details) == ("selftest-crashed", ())
     result = present("exit", CASE, output=("FATAL",))
     assert result.summary == ("the child process did not finish: it ended with status 1 (odd fp16)")
@@ -544,7 +544,9 @@ def test_another_variant_than_predicted_is_a_warning() -> None:
 def test_a_role_that_no_case_launched_is_named() -> None:
     report = replace(loaded_report(), roles=())
     assert report.untested == ("fwd",)
-    assert "launched by no case: fwd" in check_selftest(report).details
+    (untested,) = check_selftest(report).details
+    assert untested.startswith("no case launched")
+    assert untested.endswith(" fwd")
 
 
 def test_a_report_becomes_json() -> None:
