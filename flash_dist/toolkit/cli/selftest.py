@@ -71,7 +71,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--device",
         type=parse_device,
         metavar="N",
-        help="index of one GPU in CUDA's order (default: all), or `cpu` for the reference path",
+        help="number of one GPU in CUDA's order (default: all), or `cpu` for the reference path",
     )
     parser.add_argument(
         "--timeout",
@@ -99,7 +99,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def parse_device(text: str) -> str:
     """Read a device: a number or `cpu`."""
     if text != "cpu" and read_whole(text) is None:
-        message = f"device must be a GPU index or `cpu`, got `{text:.60}`"
+        message = f"device must be a GPU number or `cpu`, got `{text:.60}`"
         raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
     return text
 

@@ -185,7 +185,7 @@ def test_an_epoch_that_no_package_can_hold_is_a_sentence(tmp_path: Path, epoch: 
 def test_what_is_no_conda_package_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "a.conda"
     path.write_bytes(b"PK")
-    with pytest.raises(FatbinError, match="it is no conda package"), open_conda(path):
+    with pytest.raises(FatbinError, match="not a conda package"), open_conda(path):
         pass
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("metadata.json", "{}")

@@ -79,7 +79,7 @@ def test_what_keeps_all_checks_from_a_file_is_printed_once(
     wheel.write_bytes(wheel.read_bytes()[:-100])
     assert main(["verify", str(wheel)]) == 1
     out = capsys.readouterr().out
-    assert out.count("it is no wheel") == 1
+    assert out.count("it is not a wheel") == 1
     assert "likewise: record, metadata, audit, sbom" in out
 
 

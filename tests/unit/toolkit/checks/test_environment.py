@@ -255,7 +255,7 @@ def test_an_empty_folder_has_two_problems(tmp_path: Path) -> None:
 def test_a_library_that_is_no_library_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "libflash_dist_kernels.so").write_text("hello")
     installed = read_installed(tmp_path)
-    assert "neither an ELF" in installed.library_problem
+    assert "fat binary" in installed.library_problem
     assert installed.library
 
 

@@ -205,14 +205,17 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "a control character": (TEXT.replace("Debian", "De\\u001b[2Jbian", 1), "control characters"),
     "a raw control character": (TEXT.replace("Debian", "De\x1b[2Jbian", 1), "control character"),
     "half a character": (TEXT.replace("Debian", "\\ud800", 1), "control characters"),
-    "NaN": (TEXT.replace('"sm_count": 82', '"sm_count": NaN', 1), "`NaN` is no number"),
+    "NaN": (TEXT.replace('"sm_count": 82', '"sm_count": NaN', 1), "`NaN`"),
     "more than any number": (
         change(selftest=[{**GOOD, "data": {"seconds": "INF"}}]).replace(
             '"INF"', "1e999"
         ),
         "a finite number",
     ),
-    "a key twice": (TEXT.replace('"version": 1', '"version": 1, "version": 1', 1), "stands twice"),
+    "a key twice": (
+        TEXT.replace('"version": 1', '"version": 1, "version": 1', 1),
+        "duplicate key `version`",
+    ),
     "deep": (DEEP, "deep"),
     "deep inside": (
         change(selftest=[{**GOOD, "data": {"a": "DEEP"}}]).replace(

@@ -126,7 +126,6 @@ def test_parts_of_a_sentence_are_few() -> None:
         "7 is 7 7, not 7 7",
         "7 lacks 7",
         "7 has no `7`",
-        "it is `7`, 7",
         "`7` 7",
         "bomFormat 7",
         "`7` holds `7` twice",
