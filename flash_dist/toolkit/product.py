@@ -52,6 +52,16 @@ class Product:
         return getattr(found, name) if name else found
 
 
-PRODUCT: Final = Product.from_json(
-    json.loads(resources.files(_PACKAGE).joinpath(FILE_NAME).read_text(encoding="utf-8"))
-)
+def _read_product() -> Product:
+    try:
+        text = resources.files(_PACKAGE).joinpath(FILE_NAME).read_text(encoding="utf-8")
+    except OSError as error:
+        message = (
+            f"`{_PACKAGE}` is incomplete: `{FILE_NAME}` cannot be read: {error.strerror or error}"
+            "\n\nhint: `pip install --force-reinstall --no-deps` the wheel again"
+        )
+        raise ImportError(message) from error
+    return Product.from_json(json.loads(text))
+
+
+PRODUCT: Final = _read_product()

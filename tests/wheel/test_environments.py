@@ -145,9 +145,8 @@ def test_sources_before_the_wheel_are_to_be_left(tmp_path: Path) -> None:
         copy = tmp_path / "flash_dist" / module.relative_to(PACKAGE)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(module.read_bytes())
-    (tmp_path / "flash_dist" / "archsets.json").write_bytes(
-        (PACKAGE / "archsets.json").read_bytes()
-    )
+    for name in ("archsets.json", "product.json"):
+        (tmp_path / "flash_dist" / name).write_bytes((PACKAGE / name).read_bytes())
     checks = Place(tmp_path).diagnose("--only", "install,build")
     assert [check["id"] for check in checks.values()] == ["install-twice", "not-built"]
     assert all(check["fix"].startswith("leave the source tree") for check in checks.values())
