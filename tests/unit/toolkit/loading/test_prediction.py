@@ -401,7 +401,7 @@ def test_what_another_file_of_the_package_may_bring_is_left_open(lab: Lab, host:
 
 def test_what_is_no_library_is_an_error(lab: Lab, host: LoadHost) -> None:
     (lab.folder / "m.so").write_text("hello" * 100)
-    with pytest.raises(FatbinError, match="no ELF file"):
+    with pytest.raises(FatbinError, match="not an ELF file"):
         predict_loading(lab.folder / "m.so", host)
     with pytest.raises(FatbinError, match="cannot read"):
         predict_loading(lab.folder / "absent.so", host)
