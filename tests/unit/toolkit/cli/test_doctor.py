@@ -313,28 +313,28 @@ def test_no_variable_of_a_what_if_is_taken_without_a_word(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "values"),
     [
-        (["--env", "CUDA_FORCE_PTX_JIT=1"], "--env needs --gpu, which is not given"),
-        (["--rounds", "3"], "unrecognized arguments: --rounds 3"),
-        (["--backend", "nccl"], "unrecognized arguments: --backend nccl"),
-        (["--fleet", "--gpu", "8.6"], "unrecognized arguments: --gpu 8.6"),
-        (["--fleet", "--report", "a.html"], "unrecognized arguments: --report a.html"),
-        (["--fleet", "--no-selftest"], "unrecognized arguments: --no-selftest"),
-        (["--explain", "no-gpu", "--fleet"], "unrecognized arguments: --fleet"),
-        (["--explain", "", "--strict"], "unrecognized arguments: --strict"),
-        (["--explain"], "the following arguments are required: TEXT"),
-        (["--package", "rich", "--runs", "3"], "--runs has no effect with --package, got both"),
-        (["--wheel", "a.so", "--only", "gpu"], "--only has no effect with --wheel, got both"),
-        (["--wheel", "a.so", "--skip", "gpu"], "--skip has no effect with --wheel, got both"),
-        (["--gpu", "8.6", "--runs", "3"], "--runs has no effect with --gpu, got both"),
+        (["--env", "CUDA_FORCE_PTX_JIT=1"], "--env .*--gpu"),
+        (["--rounds", "3"], "unrecognized .*--rounds 3"),
+        (["--backend", "nccl"], "unrecognized .*--backend nccl"),
+        (["--fleet", "--gpu", "8.6"], "unrecognized .*--gpu 8.6"),
+        (["--fleet", "--report", "a.html"], "unrecognized .*--report a.html"),
+        (["--fleet", "--no-selftest"], "unrecognized .*--no-selftest"),
+        (["--explain", "no-gpu", "--fleet"], "unrecognized .*--fleet"),
+        (["--explain", "", "--strict"], "unrecognized .*--strict"),
+        (["--explain"], "required: TEXT"),
+        (["--package", "rich", "--runs", "3"], "--runs .*--package"),
+        (["--wheel", "a.so", "--only", "gpu"], "--only .*--wheel"),
+        (["--wheel", "a.so", "--skip", "gpu"], "--skip .*--wheel"),
+        (["--gpu", "8.6", "--runs", "3"], "--runs .*--gpu"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], values: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {sentence}\n\nhint: ")
+    assert re.match(f"error: .*{values}.*\n\nhint: ", capsys.readouterr().err)
 
 
 def test_where_some_gpus_cannot_be_used_the_others_are_named(

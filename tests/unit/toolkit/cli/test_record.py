@@ -165,23 +165,20 @@ def test_a_wheel_on_a_recorded_machine_is_fine_only_where_a_gpu_was_judged(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--load", "x", "--save", "y"), "--save has no effect with --load, got both"),
-        (("--load", "x", "--runs", "5"), "--runs has no effect with --load, got both"),
-        (("--load", "x", "--package", "y"), "--load has no effect with --package, got both"),
-        (("--save", "x", "--wheel", "y"), "--save has no effect with --wheel, got both"),
-        (("--load", "x", "--driver", "580"), "--driver needs --gpu, which is not given"),
-        (("--load", "x", "--env", "CUDA_FORCE_PTX_JIT=1"), "--env needs --gpu"),
-        (("--save", "-", "--json"), "--save - and --json both write to stdout, got both"),
-        (
-            ("--save", ""),
-            "--save must name a file that can be written, got ``, which names no file",
-        ),
-        (("--save", "absent/x"), "got `absent/x`, which is in `absent`, which is not a folder"),
-        (("--save", "."), "got `.`, which is a folder"),
-        (("--load", ""), "--load must name a file, got an empty name"),
-        (("--load", "absent"), "`absent` cannot be read: No such file or directory"),
-        (("--load", "."), "`.` cannot be read: Is a directory"),
-        (("--load", "x\0y"), "`x\\x00y` cannot be read: embedded null byte"),
+        (("--load", "x", "--save", "y"), "--save .*--load"),
+        (("--load", "x", "--runs", "5"), "--runs .*--load"),
+        (("--load", "x", "--package", "y"), "--load .*--package"),
+        (("--save", "x", "--wheel", "y"), "--save .*--wheel"),
+        (("--load", "x", "--driver", "580"), "--driver .*--gpu"),
+        (("--load", "x", "--env", "CUDA_FORCE_PTX_JIT=1"), "--env .*--gpu"),
+        (("--save", "-", "--json"), "--save - .*--json"),
+        (("--save", ""), "--save .*``"),
+        (("--save", "absent/x"), "--save .*`absent/x`.* `absent`.* not a folder"),
+        (("--save", "."), r"--save .*`\.`.* a folder"),
+        (("--load", ""), "--load .*empty"),
+        (("--load", "absent"), "`absent` .*No such file or directory"),
+        (("--load", "."), r"`\.` .*Is a directory"),
+        (("--load", "x\0y"), r"`x\\x00y` .*embedded null byte"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(
@@ -195,7 +192,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
     assert main(["doctor", *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert message in err.splitlines()[0]
+    assert re.search(message, err.splitlines()[0])
     assert "\n\nhint: " in err
     assert list(tmp_path.iterdir()) == []
 
