@@ -156,7 +156,7 @@ def _check_conda(path: Path) -> tuple[CheckResult, ...]:
 
 def _hash_file(path: Path) -> tuple[str, int]:
     if path.is_dir():
-        raise unreadable(str(path), "it is a folder", hint="name the wheels in it")
+        raise unreadable(str(path), "it is a folder", hint="pass the wheels in it")
     with open_file(path) as file:
         return hash_file(file).hex(), file.tell()
 

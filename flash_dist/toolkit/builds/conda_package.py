@@ -114,7 +114,7 @@ def part_name(opened: Wheel, kind: str) -> str:
     names = [name for name in opened.names if re.fullmatch(rf"{kind}-[^/]+\.tar\.zst", name)]
     if len(names) != 1:
         reason = f"it holds {len(names)} files {kind}-*.tar.zst, not one"
-        raise unreadable(opened.path, reason, hint="name a conda package (.conda)")
+        raise unreadable(opened.path, reason, hint="pass a conda package (.conda)")
     return names[0]
 
 
@@ -135,7 +135,9 @@ def _read_info(opened: Wheel) -> dict[str, bytes]:
     with _members(opened, "info") as members:
         for member in members:
             if member.size > MAX_TEXT_BYTES:
-                message = f"{member.name} has {member.size} bytes, allowed are {MAX_TEXT_BYTES}"
+                message = (
+                    f"{member.name} has {member.size} bytes, at most {MAX_TEXT_BYTES} are allowed"
+                )
                 raise FatbinError(message)
             info[member.name] = b"".join(member.chunks())
     return info

@@ -121,7 +121,7 @@ class Manifest:
             raise ManifestError(message)
         version = data.get("version")
         if version != VERSION:
-            message = f"the manifest has version {version!r}, this package reads {VERSION}"
+            message = f"the manifest must have version {VERSION}, got {version!r}"
             raise ManifestError(message)
         try:
             return cls(

@@ -222,6 +222,6 @@ def _read(file: IO[bytes], place: int, size: int) -> bytes:
     file.seek(place)
     data = file.read(size)
     if len(data) != size:
-        message = "it is cut short"
+        message = "it is truncated"
         raise _OddError(message)
     return data

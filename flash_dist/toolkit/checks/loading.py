@@ -65,7 +65,7 @@ _SHOW = (
     "`python -m flash_dist.toolkit.loading.child --report /dev/stdout` shows what happens; its "
     "report goes to a folder that TMPDIR names"
 )
-_REPORT = "report this with the file of `doctor --save`"
+_REPORT = "report this with the file that `python -m flash_dist doctor --save FILE` writes"
 
 
 def check_loading(environment: Environment) -> CheckResult:

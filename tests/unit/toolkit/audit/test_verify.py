@@ -89,7 +89,7 @@ def test_a_folder_is_told_what_verify_takes(
     assert main(["verify", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "it is a folder" in out
-    assert "name the wheels in it" in out
+    assert "pass the wheels in it" in out
 
 
 def test_without_a_manifest_nobody_says_that_it_was_released(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_keys_of_a_newer_writer_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"version": 2}, "has version 2, this package reads 1"),
+        ({"version": 2}, "must have version 1, got 2"),
         ({"toolkit": None}, "malformed"),
         ({"kernels": [{"symbol": "x"}]}, "malformed"),
         ({"kernels": [{"symbol": "x", "target": "sm_banana"}]}, "sm_banana"),
