@@ -22,8 +22,8 @@ from ci.compile.symbols import check_symbols
 from ci.project import ROOT, build_folder
 from ci.toolchain.cross import TARGETS, ask_foreign
 from flash_dist.toolkit.builds.linkage import RUNTIME_PATH, has_shared_runtime
-from flash_dist.toolkit.builds.package import BINDING, KERNELS
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.product import BINDING, KERNELS
 from flash_dist.toolkit.targets.archs import Arch
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from ci.project import ROOT
 from ci.wheels.artefacts import ArtefactError, find_artefacts
 from ci.wheels.channel import Published, no_commands
 from flash_dist.toolkit.binaries.wheel import open_wheel
-from flash_dist.toolkit.builds.package import BINDING, KERNELS
+from flash_dist.toolkit.product import BINDING, KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,8 +23,9 @@ from ..masks import registry
 from ..masks.band import Band
 from ..masks.inputs import complain
 from ..masks.spec import BlockMask
-from ..toolkit.builds.package import BINDING, PACKAGE
+from ..toolkit.builds.package import PACKAGE
 from ..toolkit.errors import ExtensionError
+from ..toolkit.product import BINDING
 from . import cpu, derivatives
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of

@@ -10,6 +10,8 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .product import VARIABLES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -106,7 +108,7 @@ def explain_os_error(error: OSError) -> FlashDistError:
         message = f"cannot use {name}: {error.strerror or f'{error:.200}'}"
         no_room = error.errno in _NO_ROOM
     hint = (
-        "free some space, or set folders on another disk: FLASH_DIST_BUILD_DIR for builds, "
+        f"free some space, or set folders on another disk: {VARIABLES}BUILD_DIR for builds, "
         "TMPDIR for everything else"
     )
     return FlashDistError(message, hint=hint if no_room else None)

@@ -65,3 +65,10 @@ def _read_product() -> Product:
 
 
 PRODUCT: Final = _read_product()
+NAME: Final = PRODUCT.name
+PROGRAM: Final = f"python -m {NAME}"
+SCRIPT: Final = NAME.replace("_", "-")  # the console script; also how indexes spell the name
+VARIABLES: Final = f"{NAME.upper()}_"  # what the names of environment variables begin with
+SYMBOLS: Final = f"{NAME}_"  # what the names of kernels and of the C interface begin with
+KERNELS: Final = f"lib{NAME}_kernels.so"
+BINDING: Final = "_C.abi3.so"

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 
 import flash_dist
-from flash_dist.toolkit.builds.package import KERNELS
 from flash_dist.toolkit.machine.installed import read_embedded
+from flash_dist.toolkit.product import KERNELS
 from flash_dist.toolkit.targets.devices import Device
 from flash_dist.toolkit.targets.verdict import Build, Situation, judge_kernel
 

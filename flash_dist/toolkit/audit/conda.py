@@ -28,6 +28,7 @@ from ..builds.contents import read_contents
 from ..builds.metadata import read_metadata
 from ..builds.tar_headers import find_foreign_headers
 from ..builds.zip_layout import read_members
+from ..product import SCRIPT
 from .files import find_foreign_kinds
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from ..builds.conda_package import CondaContents
 
-PROJECT: Final = "flash-dist"
+PROJECT: Final = SCRIPT
 LICENSES: Final = "info/licenses/"
 _ABOUT: Final = "info/about.json"
 _FORMAT: Final = {"conda_pkg_format_version": 2}
@@ -118,7 +119,7 @@ def _judge_info(package: CondaContents) -> Iterator[str]:
     if not isinstance(about, dict) or not set(about) <= _TEXTS:
         yield f"about.json says more than {', '.join(sorted(_TEXTS))}"
     if _parse(package.info.get(LINK, b"")) != make_link():
-        yield f"link.json is not that of the script flash-dist: {json.dumps(make_link())}"
+        yield f"link.json is not that of the script {SCRIPT}: {json.dumps(make_link())}"
     yield from _judge_paths(_parse(package.info[PATHS]))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from ..builds.console_script import FILE_NAME as SCRIPTS
 from ..builds.contents import BINDING, KERNELS, MANIFEST
 from ..builds.sbom import FILE_NAME as BILL
+from ..product import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 # Lower case alone: no two of these are one file where case does not count.
 # Short and not deep: a name that a file system refuses breaks off an installation half way.
-_PACKAGE: Final = re.compile(r"flash_dist/(?:[a-z0-9_]{1,64}/){0,8}[a-z0-9_]{1,64}\.(?:py|json)")
+_PACKAGE: Final = re.compile(rf"{NAME}/(?:[a-z0-9_]{{1,64}}/){{0,8}}[a-z0-9_]{{1,64}}\.(?:py|json)")
 _MODULE: Final = re.compile(r"(.+)\.py")
-_TYPED: Final = "flash_dist/py.typed"
+_TYPED: Final = f"{NAME}/py.typed"
 _BUILT: Final = frozenset({KERNELS, BINDING, MANIFEST})
-_INFO: Final = re.compile(r"(flash_dist-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")
+_INFO: Final = re.compile(rf"({NAME}-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")
 _REQUIRED: Final = ("METADATA", "RECORD", "WHEEL", SCRIPTS, "licenses/LICENSE")
 _SAID: Final = frozenset({*_REQUIRED, "top_level.txt", f"sboms/{BILL}"})
 INSTALLER: Final = "INSTALLER"  # which conda packages have
@@ -45,7 +46,7 @@ def find_foreign_names(
     """
     every = sorted(names)
     files = {name for name in every if not name.endswith("/")}
-    yield from _judge_files(files, {f"flash_dist/{name}" for name in listed}, _SAID | set(more))
+    yield from _judge_files(files, {f"{NAME}/{name}" for name in listed}, _SAID | set(more))
     folders = {f"{name[:place]}/" for name in files for place in _slashes(name)}
     for name in every:
         if name.endswith("/") and name not in folders:
@@ -71,7 +72,7 @@ def _judge_files(files: set[str], listed: set[str], said: frozenset[str]) -> Ite
             yield f"{name} is not among the files that {MANIFEST} lists"
     yield from (f"it lacks {name}" for name in sorted((listed | _BUILT) - files))
     if len(infos) != 1:
-        yield f"it has {len(infos)} folders flash_dist-*.dist-info, not one"
+        yield f"it has {len(infos)} folders {NAME}-*.dist-info, not one"
     for folder in sorted(infos):
         yield from (f"it lacks {folder}/{n}" for n in _REQUIRED if f"{folder}/{n}" not in files)
 

@@ -18,6 +18,7 @@ from ..builds.console_script import FILE_NAME as SCRIPTS
 from ..builds.contents import BINDING, KERNELS, read_manifest
 from ..builds.linkage import requirements_of
 from ..builds.metadata import read_tags
+from ..product import NAME, SCRIPT
 from .glibc import find_glibc, read_floor
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ..binaries.wheel import Wheel
     from ..builds.manifest import Manifest
 
-_NAME: Final = re.compile(r"flash_dist-([^-]+)-(cp3([0-9]+)-abi3-[^-]+)\.whl")
+_NAME: Final = re.compile(rf"{NAME}-([^-]+)-(cp3([0-9]+)-abi3-[^-]+)\.whl")
 _SHOWN: Final = 100  # characters of a line
 _TAG: Final = re.compile(r"cp3[0-9]+-abi3-[a-z0-9_.]+")
 _INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
@@ -67,7 +68,7 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     manifest = read_manifest(wheel.path)
     named = _NAME.fullmatch(file_name)
     if named is None:
-        yield f"{file_name} is not such a name: flash_dist-VERSION-cp3N-abi3-PLATFORM.whl"
+        yield f"{file_name} is not such a name: {NAME}-VERSION-cp3N-abi3-PLATFORM.whl"
         return
     version, tags, minor = named.groups()
     infos = [match[1] for name in wheel.names if (match := _INFO.fullmatch(name))]
@@ -77,7 +78,7 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     (info,) = infos
     told = {
         "the file name": version,
-        "dist-info": info.removeprefix("flash_dist-"),
+        "dist-info": info.removeprefix(f"{NAME}-"),
         "_build.json": manifest.package_version,
     }
     text = _read(wheel, info, "METADATA")
@@ -91,12 +92,12 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     yield from _judge_tags(_read(wheel, info, "WHEEL"), tags, manifest)
     if f"{info}.dist-info/top_level.txt" in wheel.names:
         top = _read(wheel, info, "top_level.txt").decode("utf-8", "backslashreplace").split()
-        if top != ["flash_dist"]:
-            yield f"top_level.txt names {', '.join(top) or 'nothing'}, not flash_dist alone"
+        if top != [NAME]:
+            yield f"top_level.txt names {', '.join(top) or 'nothing'}, not {NAME} alone"
     if f"{info}.dist-info/{SCRIPTS}" in wheel.names:
         scripts = _read(wheel, info, SCRIPTS).decode("utf-8", "backslashreplace")
         if scripts != ENTRY_POINTS:
-            yield f"{SCRIPTS} does not name the script flash-dist alone, as our builds do"
+            yield f"{SCRIPTS} does not name the script {SCRIPT} alone, as our builds do"
     floor, needed = read_floor(file_name), max(find_glibc(wheel, (KERNELS, BINDING)), default=0)
     if floor is not None and needed > floor:
         yield f"the code needs glibc 2.{needed}, the file name promises 2.{floor}"
@@ -123,8 +124,8 @@ def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterat
         for value in sorted({str(one) for one in metadata.get_all(header, [])} - allowed):
             ours = " or ".join(sorted(allowed))
             yield f"METADATA says {header}: {value[:_SHOWN]}, builds of this package write {ours}"
-    if metadata.get("Name") != "flash_dist":
-        yield f"METADATA is of {metadata.get('Name')}, not of flash_dist"
+    if metadata.get("Name") != NAME:
+        yield f"METADATA is of {metadata.get('Name')}, not of {NAME}"
     python = str(metadata.get("Requires-Python", ""))
     if python != f">=3.{minor}":
         yield f"METADATA is for Python {python or 'of any version'}, the tag for >=3.{minor}"

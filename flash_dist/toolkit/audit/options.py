@@ -1,4 +1,4 @@
-"""What `audit` is asked for: on the command line, or in `[tool.flash_dist.audit]`."""
+"""What `audit` is asked for: on the command line, or in `[tool.NAME.audit]`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import UsageError, wrong_usage
+from ..product import NAME
 from ..targets.archs import ArchSet
 from ..targets.devices import Driver
 from .requirements import Requirements
@@ -17,7 +18,7 @@ from .requirements import Requirements
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TABLE: Final = "tool.flash_dist.audit"
+TABLE: Final = f"tool.{NAME}.audit"
 _HINT: Final = "run `audit` in another folder, if that file is not for it"
 _FLAGS: Final = ("forbid-extra", "headers-only")
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMG]?|[KMG]i)B?")

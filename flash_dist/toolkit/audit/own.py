@@ -25,6 +25,7 @@ from ..findings.audits import (
     AUDIT_WHEEL_NAME,
 )
 from ..findings.result import Finding, label
+from ..product import NAME
 from ..targets.verdict import STAND_INS, role_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ..builds.manifest import KernelRecord, Manifest
     from ..gpucode.fatbin import KernelInfo
 
-EXPORT_PREFIX = "flash_dist_"
+EXPORT_PREFIX = f"{NAME}_"
 _GENCODE = "-gencode="
 
 

@@ -10,13 +10,14 @@ from packaging.utils import canonicalize_name
 from ..binaries.wheel import open_wheel
 from ..builds.conda_package import SITE, read_claims
 from ..errors import FlashDistError
+from ..product import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-PROJECT: Final = canonicalize_name("flash_dist")
-_FOLDERS: Final = ("flash_dist/", "flash_dist-")
+PROJECT: Final = canonicalize_name(NAME)
+_FOLDERS: Final = (f"{NAME}/", f"{NAME}-")
 
 
 def name_other_project(path: Path) -> str:

@@ -12,6 +12,7 @@ from ..findings.result import Finding, label, within
 from ..gpucode.images import ROCM_WARNING, UNITS, UNREGISTERED
 from ..gpucode.inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from ..gpucode.libraries import open_libraries
+from ..product import NAME
 from ..targets.wording import count
 from .fatbins import describe_allowed, describe_by_name
 from .own import AuditResult, audit_wheel
@@ -157,7 +158,7 @@ def is_own_wheel(path: Path) -> bool:
     """Whether a path is a wheel of this package, by its name or by its manifest."""
     if path.suffix != ".whl" or not path.is_file():
         return False
-    if path.name.startswith("flash_dist-"):
+    if path.name.startswith(f"{NAME}-"):
         return True
     with open_wheel(path) as wheel:
         return MANIFEST in wheel.names

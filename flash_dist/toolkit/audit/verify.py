@@ -34,6 +34,7 @@ from ..findings.verifications import (
     VERIFY_SBOM_MISSING,
     VERIFY_UNREAD,
 )
+from ..product import NAME, PROGRAM
 from ..targets.wording import few_lines
 from .conda import find_foreign_claims, find_foreign_members
 from .files import INSTALLER, find_foreign_kinds, find_foreign_names
@@ -119,8 +120,8 @@ def _skip_contents(path: Path) -> tuple[CheckResult, ...]:
 
 
 def _skip_other(project: str, path: Path) -> tuple[CheckResult, ...]:
-    summary = f"it is of {project:.60}, and verify checks only files of flash_dist"
-    fix = f"`python -m flash_dist audit {shlex.quote(str(path))}` judges the release of any project"
+    summary = f"it is of {project:.60}, and verify checks only files of {NAME}"
+    fix = f"`{PROGRAM} audit {shlex.quote(str(path))}` judges the release of any project"
     return (CheckResult("skip", summary, fix=fix, name="contents"),)
 
 
@@ -291,7 +292,7 @@ def check_audit(path: Path) -> CheckResult:
             "fail",
             "the code in the wheel differs from its _build.json",
             few_lines([f"{problem} ({problem.id})" for problem in result.problems], _SHOWN),
-            f"`python -m flash_dist audit {shlex.quote(str(path))}` lists everything",
+            f"`{PROGRAM} audit {shlex.quote(str(path))}` lists everything",
             VERIFY_AUDIT,
             data={"findings": [problem.to_json() for problem in result.problems]},
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from ..errors import AccessError, FatbinError, hint_to_build
+from ..product import NAME
 from .view import MORE_FILES_HINT
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def unreadable(
 @contextmanager
 def unpack_file(chunks: Iterable[bytes], name: str, archive: str) -> Iterator[IO[bytes]]:
     """Write a member of an archive to a temporary file that has no name and ends with the block."""
-    with tempfile.TemporaryFile(prefix="flash_dist-") as file:
+    with tempfile.TemporaryFile(prefix=f"{NAME}-") as file:
         try:
             for chunk in chunks:
                 file.write(chunk)

@@ -22,6 +22,7 @@ from ..binaries.files import DAMAGED_HINT, unreadable
 from ..binaries.json_text import parse_json
 from ..binaries.wheel import MAX_TEXT_BYTES, Wheel, open_wheel
 from ..errors import FatbinError, hint_to_build
+from ..product import NAME
 from .metadata import parse_metadata, read_tags
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def open_conda(path: str | os.PathLike[str]) -> Iterator[CondaContents]:
         FatbinError: It is none, or cannot be read.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="flash_dist-") as folder,
+        tempfile.TemporaryDirectory(prefix=f"{NAME}-") as folder,
         open_wheel(path, kind="conda package") as opened,
     ):
         info = _read_info(opened)
@@ -197,7 +198,7 @@ def _name_wheel(path: str, texts: dict[str, bytes]) -> str:
         raise unreadable(path, reason, hint=_HINT)
     version = parse_metadata(texts["METADATA"], path).version
     platforms = ".".join(sorted(tag.rpartition("-")[2] for tag in tags))
-    name = f"flash_dist-{version}-{kinds.pop()}-{platforms}.whl"
+    name = f"{NAME}-{version}-{kinds.pop()}-{platforms}.whl"
     if not re.fullmatch(r"[A-Za-z0-9_.+!-]+", name):
         raise unreadable(path, f"METADATA or WHEEL would name it `{name}`")
     return name

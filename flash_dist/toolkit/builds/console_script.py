@@ -1,12 +1,13 @@
-"""The console script `flash-dist`: what a wheel says of it, and what a conda package does."""
+"""The console script of the package: what a wheel says of it, and what a conda package does."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from ..product import NAME, SCRIPT
+
 FILE_NAME: Final = "entry_points.txt"  # in the dist-info of a wheel
-NAME: Final = "flash-dist"
-ENTRY_POINT: Final = f"{NAME} = flash_dist.__main__:run"
+ENTRY_POINT: Final = f"{SCRIPT} = {NAME}.__main__:run"
 ENTRY_POINTS: Final = f"[console_scripts]\n{ENTRY_POINT}\n"  # as setuptools writes it
 
 LINK: Final = "info/link.json"  # in a conda package without an interpreter of its own

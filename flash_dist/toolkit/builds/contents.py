@@ -6,21 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import product
 from ..binaries.files import DAMAGED_HINT, unreadable
 from ..binaries.symbols import SharedObject
 from ..binaries.wheel import Wheel, open_wheel
 from ..errors import AuditError, FatbinError, ManifestError
 from ..gpucode.fatbin import FatbinEntry, KernelInfo, open_fatbin
-from . import package
+from ..product import NAME, PROGRAM
 from .manifest import FILE_NAME, Manifest
 from .metadata import read_metadata
 
 if TYPE_CHECKING:
     import os
 
-KERNELS = f"flash_dist/{package.KERNELS}"
-BINDING = f"flash_dist/{package.BINDING}"
-MANIFEST = f"flash_dist/{FILE_NAME}"
+KERNELS = f"{NAME}/{product.KERNELS}"
+BINDING = f"{NAME}/{product.BINDING}"
+MANIFEST = f"{NAME}/{FILE_NAME}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
         for name in (MANIFEST, KERNELS, BINDING):
             if name not in wheel.names:
                 message = f"`{path}` is no built wheel of this package: it holds no `{name}`"
-                hint = "`python -m flash_dist inspect` reads any wheel"
+                hint = f"`{PROGRAM} inspect` reads any wheel"
                 raise AuditError(message, hint=hint)
         manifest = read_manifest_in(wheel)
         images, warnings = _read_images(wheel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..product import NAME
 from ..targets.compatibility import Origin
 from ..targets.devices import parse_version
 from ..targets.verdict import Build, Variant
@@ -33,7 +34,7 @@ def declare_build(manifest: Manifest) -> Build:
         )
         for kernel in manifest.kernels
     )
-    name = f"flash_dist {manifest.package_version}"
+    name = f"{NAME} {manifest.package_version}"
     machine = manifest.arch_set.machine
     archsets = tuple(one for one in manifest.archsets if one.machine == machine)
     return Build(name, variants, archsets, manifest.toolkit.cuda)

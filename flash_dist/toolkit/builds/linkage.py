@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ..product import KERNELS
 from ..targets.devices import parse_version, toolkit_compression
-from .package import KERNELS
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -24,7 +24,7 @@ SYSTEM_LIBRARIES: Final = frozenset({
 LOADERS: Final = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 BINDING_NEEDS: Final = frozenset({KERNELS, "libtorch.so", "libtorch_cpu.so"})
 BINDING_PATH: Final = ("$ORIGIN",)
-# From site-packages/flash_dist: that of the package from PyPI, and that of a conda environment.
+# From the folder of the package: that of the package from PyPI, and that of a conda environment.
 RUNTIME_PATH: Final = ("$ORIGIN/../nvidia/cuda_runtime/lib", "$ORIGIN/../../..")
 
 

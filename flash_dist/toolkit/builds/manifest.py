@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..binaries.json_text import parse_json
 from ..errors import ManifestError, hint_to_build
+from ..product import PROGRAM
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
 from .package import PACKAGE
 
@@ -202,7 +203,7 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
         hint = hint_to_build(
             "leave the clone, whose sources hide an installed wheel: `cd ..`; "
             "`nox -s build_wheels` makes one",
-            "install a wheel: `python -m flash_dist select` says which",
+            f"install a wheel: `{PROGRAM} select` says which",
         )
         raise ManifestError(message, hint=hint) from error
     except (OSError, UnicodeDecodeError) as error:

@@ -10,8 +10,6 @@ from .. import errors  # of the toolkit, which is a folder of the package
 
 PACKAGE: Final = Path(errors.__file__).resolve().parents[1]
 FOUND: Final = Path(errors.__file__).absolute().parents[1]  # by Python: links are not followed
-NAME: Final = errors.__package__.rpartition(".")[0]
-DATA: Final = resources.files(NAME)  # the same also inside of a zip file
-
-KERNELS: Final = "libflash_dist_kernels.so"
-BINDING: Final = "_C.abi3.so"
+DATA: Final = resources.files(
+    errors.__package__.rpartition(".")[0]
+)  # the same also inside of a zip file

@@ -25,6 +25,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from ..errors import ArchError
+from ..product import PROGRAM
 from ..targets.archs import DEFAULT_MACHINE, Arch, ArchSet, require_supported
 from ..targets.compatibility import judge
 from .package import DATA
@@ -119,7 +120,7 @@ def _section(path: Path | None, name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         message = f"cannot read arch sets from `{source}`: {reason}"
-        own = "`python -m flash_dist doctor` says what is wrong with the install"
+        own = f"`{PROGRAM} doctor` says what is wrong with the install"
         raise ArchError(message, hint=own if path is None else None) from error
     section = data.get(name, {}) if isinstance(data, dict) else None
     if not isinstance(section, dict):

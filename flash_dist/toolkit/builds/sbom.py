@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.json_text import parse_json
+from ..product import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from .manifest import Manifest
 
-FILE_NAME: Final = "flash_dist.cdx.json"
-PROPERTY: Final = "flash_dist:"
+FILE_NAME: Final = f"{NAME}.cdx.json"
+PROPERTY: Final = f"{NAME}:"
 
 
 def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) -> Iterator[str]:

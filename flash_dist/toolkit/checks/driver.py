@@ -17,7 +17,7 @@ from ..findings.explain import explain
 from ..findings.result import CheckResult
 from ..findings.said.faults import CUDA_ERROR
 from ..findings.said.starting import LIBCUDA_EMPTY
-from ..product import PRODUCT
+from ..product import NAME, PRODUCT
 from ..targets.advice import GET_DRIVER, driver_fix
 from ..targets.compatibility import driver_refusal, jit_policy
 from ..targets.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
@@ -162,7 +162,7 @@ def driver_needs(build: Build) -> tuple[str, ...]:
         known = (
             f"driver {release} or newer"
             if release
-            else "a driver newer than any known to this flash_dist"
+            else f"a driver newer than any known to this {NAME}"
         )
         lines.append(f"PTX ISA {format_version(isa)} needs {known}")
     if any(variant.origin.codec == "zstd" for variant in build.variants):

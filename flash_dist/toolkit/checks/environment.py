@@ -17,8 +17,8 @@ from ..machine.installed import Installed, read_installed
 from ..machine.libcuda import Cuda, imagine_cuda, read_cuda
 from ..machine.torch_code import TorchCode, read_torch_code
 from ..machine.torch_install import Torch, read_torch
-from ..product import PRODUCT
-from ..targets.verdict import Build, DeviceVerdict, Situation, judge_device
+from ..product import NAME, PRODUCT
+from ..targets.verdict import SMEM_VARIABLE, Build, DeviceVerdict, Situation, judge_device
 from .choice import EVERYTHING, CheckChoice
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ VARIABLES = (
     "CUDA_MODULE_LOADING",
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
-    "FLASH_DIST_SMEM_LIMIT",
+    SMEM_VARIABLE,
     *_OF_PRODUCT,
 )
 # Those that no rule knows of GPUs that are not here.
@@ -228,4 +228,4 @@ def find_situation(environment: Environment, gpu: Gpu) -> Situation:
 
 
 def _build(environment: Environment) -> Build:
-    return environment.installed.build or Build("flash_dist", ())
+    return environment.installed.build or Build(NAME, ())

@@ -19,6 +19,7 @@ from ..findings.gpus import (
 )
 from ..findings.result import CheckResult
 from ..findings.said.gpu_code import JIT_COMPILER_ABSENT
+from ..product import NAME, PROGRAM
 from ..targets.advice import (
     arm_note,
     code_fix,
@@ -89,7 +90,7 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
     if verdict.how == "unverified":
         may_compile = _is_compiled_without(verdict, _build(environment))
         better = _allow_jit(environment, verdict) if may_compile else _better(environment)
-        fix = f"`python -m flash_dist selftest` on it shows whether it does; {better}"
+        fix = f"`{PROGRAM} selftest` on it shows whether it does; {better}"
         return replace(result, status="warn", fix=fix, entry=UNVERIFIED)
     if verdict.missing_dtypes:
         missing = f"this build has no {' and no '.join(verdict.missing_dtypes)} kernels"
@@ -154,7 +155,7 @@ def check_any_gpu(environment: Environment) -> CheckResult:
     return CheckResult(
         "skip",
         "no GPU was found, so nothing could be tested" + (f" ({reason})" if reason else ""),
-        fix="`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges other GPUs",
+        fix=f"`{PROGRAM} doctor --gpu 8.6,9.0 --driver 580` judges other GPUs",
         entry=NO_GPU,
     )
 
@@ -217,7 +218,7 @@ def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
     device = gpu.device
     if device.known:
         return ()
-    judged = f"compute capability {device} is unknown to this flash_dist: judged by the rules"
+    judged = f"compute capability {device} is unknown to this {NAME}: judged by the rules"
     if not environment.what_if:
         return (judged,)
     known = ", ".join(str(one) for one in KNOWN_DEVICES if one >= FLOOR)

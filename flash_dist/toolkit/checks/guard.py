@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..findings.install import CHECK_CRASHED
 from ..findings.result import CheckResult
+from ..product import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,6 @@ def _describe_crash(error: Exception) -> CheckResult:
         "fail",
         f"the check itself crashed: {type(error).__name__}: {error}",
         (where,) if where else (),
-        "this is a bug in flash_dist: report it with the file of `doctor --save`",
+        f"this is a bug in {NAME}: report it with the file of `doctor --save`",
         CHECK_CRASHED,
     )

@@ -26,7 +26,7 @@ from ..findings.install import (
 )
 from ..findings.result import CheckResult
 from ..machine.torch_install import TORCH_PROBLEMS
-from ..product import PRODUCT
+from ..product import NAME, PRODUCT, PROGRAM
 from ..targets.advice import GET_GLIBC, describe_archs, torch_fix
 from ..targets.wording import count, few_lines, list_few
 
@@ -99,7 +99,7 @@ def check_torch(environment: Environment) -> CheckResult:
         return CheckResult(
             "warn",
             f"{summary} is newer than {newest}, the newest torch this build was tested with",
-            fix="if something fails, look for a newer flash_dist",
+            fix=f"if something fails, look for a newer {NAME}",
             entry=TORCH_NEWER_THAN_TESTED,
         )
     devices = [gpu.device for gpu in environment.cuda.gpus]
@@ -200,7 +200,7 @@ def check_build(environment: Environment) -> CheckResult:
         problems = (installed.manifest_problem, installed.library_problem)
         return CheckResult(
             "fail",
-            "no built flash_dist was found: neither its manifest nor its kernels can be read",
+            f"no built {NAME} was found: neither its manifest nor its kernels can be read",
             tuple(problem for problem in problems if problem),
             build_fix(environment),
             NOT_BUILT,
@@ -243,7 +243,7 @@ def build_fix(environment: Environment) -> str:
     if files.in_sources:
         get = "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/"
         return f"{get}, then leave the source tree: `cd ..`"
-    return "install a wheel: `python -m flash_dist select` says which, and how"
+    return f"install a wheel: `{PROGRAM} select` says which, and how"
 
 
 def reinstall_fix() -> str:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from ..builds.contents import read_manifest_in
 from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
-from ..builds.package import KERNELS
 from ..errors import AccessError, FlashDistError
 from ..findings.libraries import (
     LIBRARY_NO_MATCHING_CODE,
@@ -30,6 +29,7 @@ from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
 from ..gpucode.images import ROCM_WARNING
 from ..machine.installed import Installed, combine, read_variants
+from ..product import KERNELS, PROGRAM
 from ..targets.advice import HOW_WORDS, describe_archs
 from ..targets.wording import few_lines
 from .driver import check_driver, check_neutral
@@ -240,7 +240,7 @@ def _describe(
             "warn",
             f"{place}: {ways}; nothing in {len(verdict.unfit)} of {_fatbins(verdict)}",
             (verdict.obstacle or "normal if the library does not call those kernels on this GPU",),
-            "`python -m flash_dist inspect --level coverage` says which kernels these are",
+            f"`{PROGRAM} inspect --level coverage` says which kernels these are",
             LIBRARY_PARTLY,
         )
     count = len(verdict.containers)

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ..product import NAME
 from ..targets.compatibility import PREFERENCE, How, RunVerdict, judge
 from ..targets.verdict import Situation
 from ..targets.wording import count
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 NOT_UNDERSTOOD: Final = "not understood"  # instead of a target
-UNCLEAR: Final = "it holds {} that this version of flash_dist does not understand"
+UNCLEAR: Final = f"it holds {{}} that this version of {NAME} does not understand"
 
 
 @dataclass(frozen=True)

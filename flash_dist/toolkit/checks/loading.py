@@ -30,6 +30,7 @@ from ..findings.said.linking import (
     STATIC_TLS,
 )
 from ..loading.linker import LOADER_VARIABLES
+from ..product import NAME, PROGRAM
 from .install import reinstall_fix
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ _OUTER = {  # of the system, not of the install
 # What the errors of kernels/library.py and kernels/operators.py begin with.
 _SAID = " does not load: "
 _SHOW = (
-    "`python -m flash_dist.toolkit.loading.child --report /dev/stdout` shows what happens; its "
+    f"`python -m {NAME}.toolkit.loading.child --report /dev/stdout` shows what happens; its "
     "report goes to a folder that TMPDIR names"
 )
 _REPORT = "report this with the file that `python -m flash_dist doctor --save FILE` writes"
@@ -92,7 +93,7 @@ def _describe_prediction(loading: Loading) -> CheckResult:
         return CheckResult("ok", summary)
     if loading.status == "unknown":
         summary = f"loading cannot be predicted: {loading.reason}"
-        fix = loading.fix or "`python -m flash_dist doctor`, without --no-selftest, tries it"
+        fix = loading.fix or f"`{PROGRAM} doctor`, without --no-selftest, tries it"
         return CheckResult("skip", summary, fix=fix, entry=LOADING_UNKNOWN)
     return CheckResult(
         "fail",

@@ -1,4 +1,4 @@
-"""The command line: `python -m flash_dist SUBCOMMAND` or `flash-dist SUBCOMMAND`, a file for each.
+"""The command line: `python -m NAME SUBCOMMAND` or the console script, a file for each.
 
 Data goes to stdout, talk to stderr. Exit status: 0 no failure, 1 at least one failure, 2 wrong
 usage or unreadable input, 3 nothing could be checked; 130 interrupted, 141 the reader went away,
@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..binaries.budget import one_command
 from ..errors import FlashDistError, UsageError
 from ..findings.result import EXIT_FINE, EXIT_UNUSABLE
-from ..product import PRODUCT
+from ..product import NAME, PRODUCT, PROGRAM
 from ..version import read_version
 from .requirements import explain_import
 from .terminal.logs import logging_to_stderr
 from .terminal.signals import Terminated, raising_signals
 from .terminal.text import (
-    PROGRAM,
     complain,
     discard,
     escape_unknown,
@@ -148,7 +147,7 @@ def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
         prog=spell(PROGRAM),
         description=PRODUCT.summary,
     )
-    parser.add_argument("--version", action="version", version=f"flash_dist {read_version()}")
+    parser.add_argument("--version", action="version", version=f"{NAME} {read_version()}")
     subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
     for name in names:
         load_subcommand(name).add_parser(subparsers)

@@ -1,4 +1,4 @@
-"""`python -m flash_dist audit`: the gate in front of a release, ours or anybody's."""
+"""`audit`: the gate in front of a release, ours or anybody's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..audit.release import Release, audit_release
 from ..builds.declared import declare_build
 from ..errors import FlashDistError
 from ..findings.result import EXIT_UNUSABLE
+from ..product import NAME, PROGRAM
 from ..targets.wording import count
 from .options import add_json, add_subcommand, parse_path
 from .terminal.folding import print_line
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from ..audit.own import AuditResult
     from .options import Subparsers
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m flash_dist audit dist/*/*.whl
-  python -m flash_dist audit --require '8.0;9.0a+PTX' --max-size 100MB --min-driver 525 wheelhouse/
-  python -m flash_dist audit --require 9.0a --no-stubs fmha --format github build/libkernels.so
+  {PROGRAM} audit dist/*/*.whl
+  {PROGRAM} audit --require '8.0;9.0a+PTX' --max-size 100MB --min-driver 525 wheelhouse/
+  {PROGRAM} audit --require 9.0a --no-stubs fmha --format github build/libkernels.so
 
-The same options can be set in [tool.flash_dist.audit] of ./pyproject.toml, without the leading
-dashes: require = "8.0;9.0a+PTX". [tool.flash_dist.audit."*cuda12*.so"] sets other
+The same options can be set in [tool.{NAME}.audit] of ./pyproject.toml, without the leading
+dashes: require = "8.0;9.0a+PTX". [tool.{NAME}.audit."*cuda12*.so"] sets other
 values for libraries of such names: require, forbid-extra, allow-missing, no-stubs, min-driver.
 
 exit status: 0 passed, 1 a requirement is not met, 2 wrong usage or unreadable

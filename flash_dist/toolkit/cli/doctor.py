@@ -1,4 +1,4 @@
-"""`python -m flash_dist doctor`: judge every GPU against the code really embedded, and prove it."""
+"""`doctor`: judge every GPU against the code really embedded, and prove it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ..doctor.examine import Examination, check_names, examine, limit_gpus, will
 from ..findings.result import EXIT_NOTHING_CHECKED
 from ..gpucode.libraries import open_libraries, package_libraries
 from ..machine.installed import Installed
+from ..product import PROGRAM
 from ..selftest.run import DEFAULT_RUNS, DEFAULT_TIMEOUT
 from ..version import read_version
 from .doctor_options import add_options, require_fitting
@@ -41,15 +42,15 @@ if TYPE_CHECKING:
     from ..gpucode.archives import Library, Unread
     from .options import Subparsers
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m flash_dist doctor
-  python -m flash_dist doctor --gpu 7.5,8.6 --driver 535
-  python -m flash_dist doctor --only driver,gpu --devices 0,2
-  python -m flash_dist doctor --package xformers --gpu 7.5,8.6
-  python -m flash_dist doctor --report report.html
-  python -m flash_dist doctor --save record.json
-  python -m flash_dist doctor --load record.json
+  {PROGRAM} doctor
+  {PROGRAM} doctor --gpu 7.5,8.6 --driver 535
+  {PROGRAM} doctor --only driver,gpu --devices 0,2
+  {PROGRAM} doctor --package xformers --gpu 7.5,8.6
+  {PROGRAM} doctor --report report.html
+  {PROGRAM} doctor --save record.json
+  {PROGRAM} doctor --load record.json
 
 exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check,
 or nothing to judge on one

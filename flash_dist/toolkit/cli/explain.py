@@ -1,4 +1,4 @@
-"""`python -m flash_dist explain`: what an error message, or the id of a finding, means."""
+"""`explain`: what an error message, or the id of a finding, means."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rich.text import Text
 from ..errors import UsageError
 from ..findings.explain import explain, suggest, to_json
 from ..findings.result import EXIT_FINE, EXIT_NOTHING_CHECKED
+from ..product import PROGRAM
 from .options import add_json, add_subcommand
 from .terminal.folding import fold, paint, width_of
 from .terminal.results import make_console
-from .terminal.text import PROGRAM, complain, printable
+from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from ..findings.explain import Explanation
     from .options import Subparsers
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m flash_dist explain no-matching-code
-  python -m flash_dist explain "FATAL: kernel ... is for sm80-sm100, but was built for sm75"
-  pip install flash-attn 2>&1 | python -m flash_dist explain -
+  {PROGRAM} explain no-matching-code
+  {PROGRAM} explain "FATAL: kernel ... is for sm80-sm100, but was built for sm75"
+  pip install flash-attn 2>&1 | {PROGRAM} explain -
 
 Quotes, colours, time stamps and broken lines of a message do not matter, nor does the text
 around it. Each cause in a log is explained once, in the order of the log.

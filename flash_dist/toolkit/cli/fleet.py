@@ -1,4 +1,4 @@
-"""`torchrun ... -m flash_dist fleet`: every rank proves its GPU, and all are compared."""
+"""`fleet`: every rank proves its GPU, and all are compared."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..doctor.rank import Rank, join_ranks, prove_rank
 from ..errors import UsageError
 from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
+from ..product import NAME
 from ..selftest.fleet import Member, compare_members
 from ..selftest.run import CHILD, DEFAULT_RUNS, DEFAULT_TIMEOUT
 from ..targets.wording import read_whole
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
     from .options import Subparsers
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  torchrun --nproc-per-node=gpu -m flash_dist fleet
-  torchrun --nproc-per-node=gpu -m flash_dist fleet --rounds 10
+  torchrun --nproc-per-node=gpu -m {NAME} fleet
+  torchrun --nproc-per-node=gpu -m {NAME} fleet --rounds 10
 
 exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
 """

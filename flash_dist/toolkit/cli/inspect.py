@@ -1,4 +1,4 @@
-"""`python -m flash_dist inspect`: the GPU code in any binary, without a CUDA toolkit."""
+"""`inspect`: the GPU code in any binary, without a CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..gpucode.differences import find_differences
 from ..gpucode.extraction import extract_images
 from ..gpucode.inspection import LEVELS, Choice, inspect_libraries
 from ..gpucode.libraries import open_libraries, package_libraries, process_libraries
+from ..product import PROGRAM
 from ..targets.archs import Arch
 from ..targets.devices import Device
 from ..targets.wording import count, read_whole
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
     from ..gpucode.libraries import Library
     from .options import Subparsers
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m flash_dist inspect dist/all/*.whl
-  python -m flash_dist inspect --level coverage --package xformers
-  python -m flash_dist inspect --level kernels --kernel fmha --target sm_80 libtorch_cuda.so
-  python -m flash_dist inspect --diff old.whl new.whl
-  python -m flash_dist inspect --extract sm_90a --to images/ --kernel fmha libtorch_cuda.so
+  {PROGRAM} inspect dist/all/*.whl
+  {PROGRAM} inspect --level coverage --package xformers
+  {PROGRAM} inspect --level kernels --kernel fmha --target sm_80 libtorch_cuda.so
+  {PROGRAM} inspect --diff old.whl new.whl
+  {PROGRAM} inspect --extract sm_90a --to images/ --kernel fmha libtorch_cuda.so
 
 exit status: 0 read, 1 with --strict if something was not understood, or with --diff --strict if
 something differs, 2 wrong usage or unreadable
@@ -155,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
         return run_extract(args)
     if not (args.paths or args.package or args.pid):
         message = "inspect must be given a PATH, --package or --pid, got none"
-        raise UsageError(message, hint="`python -m flash_dist inspect --help` has examples")
+        raise UsageError(message, hint=f"`{PROGRAM} inspect --help` has examples")
     choice = Choice(args.level, args.kernel, args.target)
     with working("reading GPU code"):
         inspections, unread, failed = read_all(args, choice)

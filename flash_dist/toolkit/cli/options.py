@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError, wrong_usage
 from ..indexes.credentials import without_credentials
+from ..product import PROGRAM
 from ..targets.devices import Driver
 from ..targets.products import find_device
 from ..targets.wording import read_whole
@@ -117,7 +118,7 @@ def parse_indices(text: str) -> tuple[int, ...]:
     numbers = {read_whole(name.strip()) for name in text.split(",")}
     if None in numbers:
         message = f"devices are numbers such as `0,2`, got `{text:.60}`"
-        raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
+        raise UsageError(message, hint=f"`{PROGRAM} doctor` lists the GPUs")
     return tuple(sorted(number for number in numbers if number is not None))
 
 

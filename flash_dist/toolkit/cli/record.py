@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..doctor.record import LARGEST, Record
 from ..errors import UsageError
+from ..product import PROGRAM
 from ..redaction import redaction_of_this_machine
 from ..version import read_version
 from .written import read_clock, require_place, write_file
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from ..findings.result import CheckResult
 
 PIPE: Final = "-"
-_LOAD_HINT: Final = (
-    "`python -m flash_dist doctor --save FILE` writes one, on the machine it is about"
-)
+_LOAD_HINT: Final = f"`{PROGRAM} doctor --save FILE` writes one, on the machine it is about"
 
 
 def add_record_options(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +62,7 @@ def save_record(
 ) -> None:
     """Write a record, and say on stderr that it is there."""
     version, now = read_version(), read_clock()
-    record = Record.make(environment, results, choice, flash_dist=version, recorded=now)
+    record = Record.make(environment, results, choice, version=version, recorded=now)
     text = record.to_text(redaction_of_this_machine())
     if place == PIPE:
         sys.stdout.write(text)

@@ -11,6 +11,7 @@ from ..builds.linkage import REQUIREMENTS
 from ..builds.package import PACKAGE
 from ..errors import ExtensionError, FlashDistError
 from ..machine.shadows import find_shadow
+from ..product import NAME
 from ..targets.wording import list_few
 
 _SHOWN = 4
@@ -27,7 +28,7 @@ def explain_import(error: ImportError) -> FlashDistError | None:
     missing = [one for one in names if not _is_here(one)]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        message = f"flash_dist needs {list_few(missing, _SHOWN)}, which {verb} not installed here"
+        message = f"{NAME} needs {list_few(missing, _SHOWN)}, which {verb} not installed here"
         return ExtensionError(message, hint=f"`python -m pip install {' '.join(missing)}`")
     spec = find_spec(name)
     for folder in (spec.submodule_search_locations if spec else None) or ():
@@ -58,7 +59,7 @@ def _explain_own(error: ImportError) -> FlashDistError:
     denied = _find_denied(PACKAGE)
     if denied is not None:
         return _deny(denied, PACKAGE)
-    message = f"flash_dist in {PACKAGE.parent} is incomplete: {error}"
+    message = f"{NAME} in {PACKAGE.parent} is incomplete: {error}"
     return ExtensionError(message, hint="`pip install --force-reinstall --no-deps` the wheel again")
 
 

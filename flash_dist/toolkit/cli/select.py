@@ -1,4 +1,4 @@
-"""`python -m flash_dist select`: the one arch set for all GPUs, and how to install it."""
+"""`select`: the one arch set for all GPUs, and how to install it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..indexes.index import read_index
 from ..indexes.install_commands import find_commands
 from ..indexes.selection import candidates_of, describe_lack, select
 from ..machine.libcuda import imagine_cuda, read_cuda
+from ..product import NAME, PROGRAM
 from ..targets.advice import (
     arm_note,
     code_fix,
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
     from ..targets.archs import ArchSet
     from .options import Subparsers
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m flash_dist select
-  python -m flash_dist select --gpu 8.6,9.0 --driver 580
-  python -m flash_dist select --gpu 12.0 --index dist/
+  {PROGRAM} select
+  {PROGRAM} select --gpu 8.6,9.0 --driver 580
+  {PROGRAM} select --gpu 12.0 --index dist/
 
 exit status: 0 one set serves all GPUs, 1 none does, 2 wrong usage or unreadable, 3 no GPU to
 choose for
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     index, offer = _read_offer(args)
     selection = select((gpu.device for gpu in cuda.gpus), driver, offer.candidates)
     chosen = selection.chosen
-    release = Build(f"flash_dist {read_version()}", ()).release
+    release = Build(f"{NAME} {read_version()}", ()).release
     commands = find_commands(chosen.candidate, index, release=release) if chosen else ()
     code = _exit_code(cuda, selection)
     for problem in offer.problems:
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**data, "problems": list(offer.problems)}, indent=2))
     elif not cuda.gpus:
         complain(f"error: {printable(_no_gpu(cuda))}")
-        complain("\nhint: `python -m flash_dist select --gpu 8.6,9.0` chooses for other GPUs")
+        complain(f"\nhint: `{PROGRAM} select --gpu 8.6,9.0` chooses for other GPUs")
     else:
         console = make_console()
         for line in describe(cuda, selection, commands, args):
@@ -131,7 +132,7 @@ def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
     with working(f"reading {args.index}"):
         index = read_index(args.index)
         if not index.wheels:
-            message = f"there is no wheel of flash_dist in `{args.index}`"
+            message = f"there is no wheel of {NAME} in `{args.index}`"
             raise UsageError(message, hint="name the folder or the index that holds the wheels")
         here = not (args.gpu or args.python)
         return index, read_offer(index, machine=_machine(args), python=_python(args), here=here)
@@ -235,7 +236,7 @@ def _describe_failure(
         yield f"  fix: install {newer} (`nvidia-smi` shows the present one)"
         return
     yield f"no {kind} serves {whom}"
-    build = Build(f"flash_dist {read_version()}", (), sets)
+    build = Build(f"{NAME} {read_version()}", (), sets)
     yield f"  fix: {code_fix((*selection.unservable, *devices), build, selection.driver)}"
     yield from _describe_others(selection.candidates, selection, "other")
 

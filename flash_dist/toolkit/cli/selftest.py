@@ -1,4 +1,4 @@
-"""`python -m flash_dist selftest`: run the kernels and prove bits and values."""
+"""`selftest`: run the kernels and prove bits and values."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..errors import FlashDistError, UsageError
 from ..findings.driver import NO_GPU
 from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
+from ..product import PROGRAM
 from ..selftest.fingerprints import merge_references, read_references, write_references
 from ..selftest.report import RanVariant
 from ..selftest.run import (
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
     from ..selftest.report import SelftestReport
     from .options import Subparsers
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m flash_dist selftest
-  python -m flash_dist selftest --runs 1000 --device 1
-  python -m flash_dist selftest --device cpu --runs 2
+  {PROGRAM} selftest
+  {PROGRAM} selftest --runs 1000 --device 1
+  {PROGRAM} selftest --device cpu --runs 2
 
 exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to test
 """
@@ -100,7 +101,7 @@ def parse_device(text: str) -> str:
     """Read a device: a number or `cpu`."""
     if text != "cpu" and read_whole(text) is None:
         message = f"device must be a GPU number or `cpu`, got `{text:.60}`"
-        raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
+        raise UsageError(message, hint=f"`{PROGRAM} doctor` lists the GPUs")
     return text
 
 
@@ -198,7 +199,7 @@ def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
     if asked != "cpu" and asked not in known:
         allowed = f"{', '.join(known)} or cpu" if known else "cpu (no GPU was found)"
         message = f"device must be {allowed}, got {asked}"
-        raise FlashDistError(message, hint="`python -m flash_dist doctor` lists the GPUs")
+        raise FlashDistError(message, hint=f"`{PROGRAM} doctor` lists the GPUs")
     return [asked]
 
 

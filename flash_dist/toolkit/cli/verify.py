@@ -1,4 +1,4 @@
-"""`python -m flash_dist verify`: is this wheel or conda package the one that was released?"""
+"""`verify`: is this wheel or conda package the one that was released?"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..audit.verify import verify_wheel
 from ..builds.listing import read_listing
 from ..findings.result import EXIT_FINDINGS
 from ..findings.verifications import VERIFY_UNREAD
+from ..product import NAME, PROGRAM
 from ..targets.wording import count
 from .options import add_json, add_subcommand, parse_path
 from .terminal.folding import print_line
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from ..findings.result import CheckResult
     from .options import Subparsers
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m flash_dist verify flash_dist-*.whl
-  python -m flash_dist verify --manifest manifest.json dist/*/*.whl
-  python -m flash_dist verify --manifest manifest.json dist/conda/*/*.conda
+  {PROGRAM} verify {NAME}-*.whl
+  {PROGRAM} verify --manifest manifest.json dist/*/*.whl
+  {PROGRAM} verify --manifest manifest.json dist/conda/*/*.conda
 
 Without --manifest a file is only compared with itself: it is undamaged and has the files and the
 code that it declares. Only the manifest shows who built it, and whether a module was changed

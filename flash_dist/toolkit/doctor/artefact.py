@@ -22,6 +22,7 @@ from ..indexes.index import PROJECT, Index, make_index, read_index
 from ..indexes.patience import Patience
 from ..indexes.requirement import Pinned, read_line
 from ..indexes.selection import select
+from ..product import NAME, PROGRAM
 from ..targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
         require_digest(path, digest, path.name)
         yield Artefact(path)
         return
-    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{NAME}-") as folder:
         if path is None:
             found = _fetch(place, environment, Path(folder), progress, wanted)
             require_digest(found.path, digest, found.path.name)
@@ -88,7 +89,7 @@ def _narrow(index: Index, wanted: Pinned | None) -> Index:
     found = tuple(one for one in index.wheels if (one.project, one.version) == (name, version))
     if not found:
         message = f"`{index.place}` has no wheel of {name} {version}"
-        raise FetchError(message, hint=f"`python -m flash_dist doctor --wheel {index.place}` lists")
+        raise FetchError(message, hint=f"`{PROGRAM} doctor --wheel {index.place}` lists")
     return Index(index.place, found, index.packages)
 
 

@@ -26,6 +26,7 @@ from ..errors import UsageError
 from ..findings.libraries import NO_GPU_CODE
 from ..findings.proofs import SELFTEST_NOT_RUN
 from ..findings.result import CheckResult, exit_code, worst_status
+from ..product import PROGRAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -181,7 +182,7 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
     unknown = [index for index in indices if index not in known]
     if known and unknown:
         message = f"devices must be among {', '.join(map(str, known))}, got {unknown[0]}"
-        raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
+        raise UsageError(message, hint=f"`{PROGRAM} doctor` lists the GPUs")
     gpus = tuple(gpu for gpu in cuda.gpus if gpu.index in indices)
     return replace(environment, cuda=replace(cuda, gpus=gpus))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..gpucode.images import FatbinEntry, FatbinReport, Kind
 from ..machine.installed import parse_symbol
+from ..product import NAME
 from ..targets.compatibility import DEFAULT_ORIGIN, Origin
 from ..targets.verdict import Build, Variant
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ..targets.archs import Arch, ArchSet
     from ..targets.gpus import Version
 
-_PREFIX: Final = "flash_dist_"
+_PREFIX: Final = f"{NAME}_"
 _MOST_VARIANTS: Final = 10_000
 _MOST_IMAGES: Final = 200_000
 

@@ -1,4 +1,4 @@
-"""What doctor says of the GPUs, as data for programs: `flash_dist.check()`."""
+"""What doctor says of the GPUs, as data for programs: `check()`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..checks.gpus import check_gpu
 from ..errors import show
 from ..machine.apart import read_cuda_apart
 from ..machine.installed import read_installed
+from ..product import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +58,7 @@ class GpuReport:
 class Report:
     """All GPUs that were asked about; true if there is one and each is served."""
 
-    build: str  # "flash_dist 0.1.0+cu130.hopper"; empty if there is none
+    build: str  # "NAME 0.1.0+cu130.hopper"; empty if there is none
     gpus: tuple[GpuReport, ...]
     sentence: str  # the first reason why not; empty if the report is true
 
@@ -140,7 +141,7 @@ def _find_sentence(environment: Environment, reports: tuple[GpuReport, ...]) -> 
     installed, cuda = environment.installed, environment.cuda
     if installed.build is None:
         problem = installed.manifest_problem or installed.library_problem
-        return f"no built flash_dist was found: {problem}"
+        return f"no built {NAME} was found: {problem}"
     if not reports:
         return f"no GPU here{f': {cuda.reason}' if cuda.reason else ''}"
     return next((gpu.sentence for gpu in reports if not gpu), "")

@@ -15,6 +15,7 @@ from ..findings.loading import LOAD_PREDICTION_DIFFERS
 from ..findings.proofs import FINGERPRINT_DIFFERS, GPUS_DIFFER, SELFTEST_CRASHED, SELFTEST_ERROR
 from ..findings.result import CheckResult
 from ..gpucode.kernel_code import read_code_hashes
+from ..product import PROGRAM
 from ..selftest.fingerprints import (
     Agreement,
     Fingerprint,
@@ -167,7 +168,7 @@ class Proof:
             f"gpu {gpu.index} and gpu {other.index} are equal and computed different bits: "
             f"{mismatch}",
             tuple(f"gpu {a.index} and gpu {b.index}: {what}" for a, b, what in differing[1:9]),
-            "one of them is wrong: `python -m flash_dist fleet` on more GPUs finds out which",
+            f"one of them is wrong: `{PROGRAM} fleet` on more GPUs finds out which",
             GPUS_DIFFER,
         )
 
@@ -195,7 +196,7 @@ def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
         details=(result.summary, *result.all_details, *shown),
         background=(),
         fix="this GPU computes other bits than another GPU of its model: run "
-        "`python -m flash_dist selftest --runs 1000` on it and its neighbours, and check it",
+        f"`{PROGRAM} selftest --runs 1000` on it and its neighbours, and check it",
         entry=FINGERPRINT_DIFFERS,
         data=data,
     )

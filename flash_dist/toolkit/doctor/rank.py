@@ -15,6 +15,7 @@ from ..errors import GroupError, UsageError
 from ..findings.proofs import FLEET_TOO_MANY_RANKS
 from ..findings.result import CheckResult
 from ..machine.torch_install import read_torch
+from ..product import NAME
 from ..selftest.fingerprints import Identity, Setting, make_fingerprints
 from ..selftest.fleet import Member
 from ..selftest.run import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ..checks.environment import Environment
     from .proof import Proof
 
-LAUNCHER: Final = "torchrun --nproc-per-node=gpu -m flash_dist fleet"
+LAUNCHER: Final = f"torchrun --nproc-per-node=gpu -m {NAME} fleet"
 
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _VARIABLES = (*_NUMBERS, "MASTER_ADDR", "MASTER_PORT")

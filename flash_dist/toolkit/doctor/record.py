@@ -18,6 +18,7 @@ from ..checks.environment import Environment  # noqa: TC001 - `read` asks for th
 from ..errors import UsageError
 from ..findings.proofs import SELFTEST_NOT_RUN
 from ..findings.result import CheckResult
+from ..product import NAME, PROGRAM
 from ..targets.archs import SESSIONS
 from ..version import read_version
 from .examine import check_names
@@ -36,28 +37,28 @@ LARGEST: Final = 4 << 20  # bytes; a record of the largest build and torch is a 
 MOST_GPUS: Final = 64
 LINE: Final = 100  # characters
 
-_HINT: Final = "`python -m flash_dist doctor --save FILE` writes one"
+_HINT: Final = f"`{PROGRAM} doctor --save FILE` writes one"
 _TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2} UTC")
 _VERSION: Final = re.compile(r"[0-9A-Za-z.+-]{1,80}")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A machine as doctor saw it, when, and by which flash_dist."""
+    """A machine as doctor saw it, when, and by which version."""
 
-    flash_dist: str
+    version: str
     recorded: str  # 2026-11-22 19:44 UTC
     environment: Environment
     choice: CheckChoice = EVERYTHING
     selftest: tuple[CheckResult, ...] = ()
 
     def __str__(self) -> str:
-        return f"recorded elsewhere on {self.recorded} by flash_dist {self.flash_dist}"
+        return f"recorded elsewhere on {self.recorded} by {NAME} {self.version}"
 
     @property
     def origin(self) -> dict[str, str]:
         """When it was made, and by what."""
-        return {"recorded": self.recorded, "flash_dist": self.flash_dist}
+        return {"recorded": self.recorded, NAME: self.version}
 
     @classmethod
     def make(
@@ -66,7 +67,7 @@ class Record:
         results: Iterable[CheckResult],
         choice: CheckChoice = EVERYTHING,
         *,
-        flash_dist: str,
+        version: str,
         recorded: str,
     ) -> Record:
         """Take what the selftest came to from the results; the others are judged again."""
@@ -76,7 +77,7 @@ class Record:
             if (result.name == "agreement" or result.name.startswith("selftest "))
             and result.entry != SELFTEST_NOT_RUN
         )
-        return cls(flash_dist, recorded, environment, choice, proven)
+        return cls(version, recorded, environment, choice, proven)
 
     def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
         """Nothing runs."""
@@ -141,7 +142,7 @@ class Record:
         except (UnfitError, ValueError, RecursionError) as error:
             reason = "it nests too deep" if isinstance(error, RecursionError) else str(error)
             message = f"`{source}` is not a valid record of doctor: {reason}"
-            hint = f"flash_dist {by} wrote it and can read it" if by else _HINT
+            hint = f"{NAME} {by} wrote it and can read it" if by else _HINT
             raise UsageError(message, hint=hint) from error
         return record  # type: ignore[no-any-return]
 
@@ -159,7 +160,7 @@ def _parse(text: str | bytes) -> dict[str, Any]:
 
 def _name_writer(data: dict[str, Any]) -> str:
     """Return the version that wrote a record, where it says one that is not this."""
-    by = data.get("flash_dist")
+    by = data.get(NAME)
     known = isinstance(by, str) and _VERSION.fullmatch(by) and by != read_version()
     return str(by) if known else ""
 
@@ -171,7 +172,7 @@ def _require_version(data: dict[str, Any], by: str) -> None:
         message = f"`version` must be {VERSION}"
         raise UnfitError(message)
     if version > VERSION:
-        which = f"flash_dist {by}" if by else "a newer flash_dist"
+        which = f"{NAME} {by}" if by else f"a newer {NAME}"
         message = f"it has version {version}, written by {which}; this reads version {VERSION}"
         raise UnfitError(message)
 
@@ -183,8 +184,8 @@ def _require_sane(record: Record) -> None:
             f"`recorded` must be a time such as `2026-11-22 19:44 UTC`, got `{record.recorded:.60}`"
         )
         raise UnfitError(message)
-    if not _VERSION.fullmatch(record.flash_dist):
-        message = f"`flash_dist` must be a version, got `{record.flash_dist:.60}`"
+    if not _VERSION.fullmatch(record.version):
+        message = f"`{NAME}` must be a version, got `{record.version:.60}`"
         raise UnfitError(message)
     build = record.environment.installed.build
     for archset in build.archsets if build else ():

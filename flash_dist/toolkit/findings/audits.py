@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..product import NAME, PROGRAM
 from .entry import Entry
 
 AUDIT_UNREAD: Final = Entry(
@@ -11,8 +12,7 @@ AUDIT_UNREAD: Final = Entry(
     "A file of the release cannot be read",
     "An audit does not pass a file that it cannot read: a damaged archive, a truncated library, "
     "or one packed in an unknown way.",
-    "Build or download the file again. `python -m flash_dist inspect FILE` shows what can be "
-    "read of it.",
+    f"Build or download the file again. `{PROGRAM} inspect FILE` shows what can be read of it.",
 )
 
 AUDIT_NO_GPU_CODE: Final = Entry(
@@ -28,8 +28,8 @@ AUDIT_NOT_UNDERSTOOD: Final = Entry(
     "Some GPU code is not understood",
     "An image or its header is of a kind, version or compression that this tool does not know. "
     "The audit fails, because the target of the image is unknown.",
-    "Update flash_dist. If the newest one does not know it either, report it with the output "
-    "of `python -m flash_dist inspect --json FILE`.",
+    f"Update {NAME}. If the newest one does not know it either, report it with the output "
+    f"of `{PROGRAM} inspect --json FILE`.",
 )
 
 AUDIT_TARGET_MISSING: Final = Entry(
@@ -67,7 +67,7 @@ AUDIT_KERNEL_NOT_REAL: Final = Entry(
     "A required kernel is a stub or missing for a target",
     "The library has the kernel, but for a required target its body does nothing, prints a "
     "message or traps, or the image lacks it. A call on that GPU fails or does nothing.",
-    "`python -m flash_dist inspect --level coverage FILE` shows the targets with a real body. "
+    f"`{PROGRAM} inspect --level coverage FILE` shows the targets with a real body. "
     "Compile it for that target; its body may need a target with a suffix (9.0a).",
 )
 
@@ -75,7 +75,7 @@ AUDIT_KERNEL_ABSENT: Final = Entry(
     "audit-kernel-absent",
     "No kernel has a required name",
     "`require-kernels` lists parts of names, but no kernel of the release has this one.",
-    "`python -m flash_dist inspect --level kernels FILE` lists the names. Correct the list, or "
+    f"`{PROGRAM} inspect --level kernels FILE` lists the names. Correct the list, or "
     "compile the file that holds the kernel.",
 )
 
@@ -84,7 +84,7 @@ AUDIT_TOO_LARGE: Final = Entry(
     "The file is larger than allowed",
     "`max-size` limits the size of the file. PyPI, for example, accepts 100 MB unless asked for "
     "more.",
-    "`python -m flash_dist inspect --level sizes FILE` shows which targets take the space. "
+    f"`{PROGRAM} inspect --level sizes FILE` shows which targets take the space. "
     "Leave out targets or compress: `nvcc --compress-mode=size`.",
 )
 
@@ -93,7 +93,7 @@ AUDIT_LOST: Final = Entry(
     "Code of the older release is missing",
     "A target or kernel of `baseline` is not in this release. Users of that GPU or function would "
     "lose it with an upgrade.",
-    "`python -m flash_dist inspect --diff OLD NEW` lists all changes. Restore it, or use a "
+    f"`{PROGRAM} inspect --diff OLD NEW` lists all changes. Restore it, or use a "
     "baseline that does not have it.",
 )
 
@@ -143,7 +143,7 @@ AUDIT_LINKAGE: Final = Entry(
     "audit-linkage",
     "A library has unexpected dependencies, search paths or exports",
     "The two libraries of this package need only libraries of the system and of torch, search "
-    "only their own folder, and export only names with `flash_dist_`. So they load anywhere and "
+    f"only their own folder, and export only names with `{NAME}_`. So they load anywhere and "
     "do not clash with other libraries.",
     "`readelf -d FILE` and `nm -D FILE` show it. Link the new dependency statically, or hide "
     "the symbols.",

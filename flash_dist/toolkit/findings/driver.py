@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..product import NAME, VARIABLES
 from .entry import Entry
 
 DRIVER_ABSENT: Final = Entry(
@@ -88,7 +89,7 @@ JIT_VARIABLE: Final = Entry(
 
 SMEM_LIMIT: Final = Entry(
     "smem-limit",
-    "FLASH_DIST_SMEM_LIMIT lowers the shared memory",
+    f"{VARIABLES}SMEM_LIMIT lowers the shared memory",
     "Kernels whose tiles need more shared memory per block are skipped, and smaller, slower tiles "
     "are used. Below the smallest tiles of a kernel, no variant of it remains.",
     "Unset it unless you test the tiles of a smaller GPU. If the limit is that of the GPU itself, "
@@ -97,7 +98,7 @@ SMEM_LIMIT: Final = Entry(
 
 SMEM_LIMIT_MALFORMED: Final = Entry(
     "smem-limit-malformed",
-    "FLASH_DIST_SMEM_LIMIT is not a number",
+    f"{VARIABLES}SMEM_LIMIT is not a number",
     "The variable must be a number of bytes, such as 65536. The kernels do not run with a value "
     "that they cannot read.",
     "Unset it, or set bytes without a unit.",
@@ -105,7 +106,7 @@ SMEM_LIMIT_MALFORMED: Final = Entry(
 
 WORKSPACE_MALFORMED: Final = Entry(
     "workspace-malformed",
-    "FLASH_DIST_WORKSPACE_MB is not a number",
+    f"{VARIABLES}WORKSPACE_MB is not a number",
     "The variable limits the memory of the backward in MiB and must be a whole number, such as "
     "1536; 0 makes the backward recompute.",
     "Unset it, or set MiB without a unit.",
@@ -113,7 +114,7 @@ WORKSPACE_MALFORMED: Final = Entry(
 
 CHECK_MALFORMED: Final = Entry(
     "check-malformed",
-    "FLASH_DIST_CHECK is neither 0 nor 1",
+    f"{VARIABLES}CHECK is neither 0 nor 1",
     "If the variable is 1, calls with packed sequences wait for the GPU and check the values of "
     "cu_seqlens. Such calls do not run with a value that they cannot read.",
     "Unset it, or set it to 1 to find wrong boundaries.",
@@ -125,7 +126,7 @@ NO_GPU: Final = Entry(
     "No GPU is visible to this process, so nothing could be tested. The exit status is 3. "
     "CUDA_VISIBLE_DEVICES set to nothing, or to -1, hides all GPUs.",
     "On a GPU machine check CUDA_VISIBLE_DEVICES and the finding on the driver. `python -m "
-    "flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs of another machine.",
+    f"{NAME} doctor --gpu 8.6,9.0 --driver 580` judges GPUs of another machine.",
     messages=(
         "No CUDA GPUs are available",
         "CUDA driver initialization failed, you might not have a CUDA gpu",

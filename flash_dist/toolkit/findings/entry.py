@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..product import PROGRAM
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -37,4 +39,4 @@ class Entry:
     @property
     def command(self) -> str:
         """What says more of it."""
-        return f"python -m flash_dist explain {self.id}"
+        return f"{PROGRAM} explain {self.id}"

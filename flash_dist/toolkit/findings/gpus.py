@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..product import NAME, PROGRAM
 from .entry import Entry
 
 NOT_JUDGED: Final = Entry(
@@ -17,8 +18,7 @@ NO_KERNELS: Final = Entry(
     "no-kernels",
     "The build contains no kernel",
     "The library was read, but it has no kernel of this package.",
-    "Install another wheel. `python -m flash_dist inspect --level kernels FILE` lists what is "
-    "in a file.",
+    f"Install another wheel. `{PROGRAM} inspect --level kernels FILE` lists what is in a file.",
 )
 
 NO_MATCHING_CODE: Final = Entry(
@@ -45,8 +45,8 @@ UNVERIFIED: Final = Entry(
     "The code may run, but NVIDIA does not guarantee it",
     "SASS of the same major version is guaranteed to run among discrete GPUs, but not between "
     "discrete GPUs and Jetson or Drive. Or the PTX is of a CUDA version newer than this "
-    "flash_dist knows.",
-    "`python -m flash_dist selftest` on that GPU shows whether it runs and whether its numbers "
+    f"{NAME} knows.",
+    f"`{PROGRAM} selftest` on that GPU shows whether it runs and whether its numbers "
     "are right. A build with the GPU's own target, or with PTX, is certain to run.",
 )
 

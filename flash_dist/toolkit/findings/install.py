@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..product import KERNELS, NAME, PROGRAM
 from .entry import Entry
 
 LIBC_UNSUPPORTED: Final = Entry(
@@ -31,7 +32,7 @@ TORCH_ABSENT: Final = Entry(
     "torch is not installed",
     "The attention functions are operators of torch and need it. inspect, audit, and doctor's "
     "judgement of GPUs work without it. A package that pip builds may not see the installed torch.",
-    "Install a torch that has CUDA in the same environment as flash_dist. If you expected it to "
+    f"Install a torch that has CUDA in the same environment as {NAME}. If you expected it to "
     "be installed, compare `python -m pip --version` with the Python that runs this. To build a "
     "package against it: `pip install --no-build-isolation NAME`.",
     messages=("No module named 'torch'",),
@@ -53,7 +54,7 @@ TORCH_SHADOWED: Final = Entry(
     "Python searches the folder that it is started in and those of PYTHONPATH before the "
     "installed packages. A script or folder there has the name of torch, or of a package that "
     "torch imports.",
-    "Leave that folder, take it out of PYTHONPATH, or rename the file. `python -P -m flash_dist "
+    f"Leave that folder, take it out of PYTHONPATH, or rename the file. `python -P -m {NAME} "
     "doctor` (Python 3.11) ignores the folder that it is started in.",
 )
 
@@ -83,7 +84,7 @@ TORCH_NEWER_THAN_TESTED: Final = Entry(
     "torch is newer than this build was tested with",
     "The stable ABI promises that the extension works with newer releases of torch, but it was "
     "not tested with this one.",
-    "Nothing, if `python -m flash_dist selftest` passes. Otherwise look for a newer flash_dist, "
+    f"Nothing, if `{PROGRAM} selftest` passes. Otherwise look for a newer {NAME}, "
     "or install the newest torch that the message names.",
 )
 
@@ -111,7 +112,7 @@ INSTALL_TWICE: Final = Entry(
     "Python takes the first folder on `sys.path` that has the package. Another program, or the "
     "same one started from another folder, may load the other copy, which may have another "
     "version and support other GPUs.",
-    "Keep one of them: `pip uninstall flash_dist` in the other environment, or delete the copy. A "
+    f"Keep one of them: `pip uninstall {NAME}` in the other environment, or delete the copy. A "
     "source tree counts as a copy: do not start Python inside it.",
 )
 
@@ -120,15 +121,15 @@ INSTALL_LEFTOVERS: Final = Entry(
     "The package folder has files that this version did not install",
     "Files of an older version, or folders whose name starts with `~` from an interrupted "
     "install, are beside the recorded ones. An old library may be loaded instead of the new one.",
-    "`pip uninstall flash_dist`, delete what is left of the folder, and install again.",
+    f"`pip uninstall {NAME}`, delete what is left of the folder, and install again.",
 )
 
 NOT_BUILT: Final = Entry(
     "not-built",
-    "No built flash_dist was found",
+    f"No built {NAME} was found",
     "Neither the build manifest nor the kernel library can be read. That is normal in a source "
     "tree, which has Python files only.",
-    "Install a wheel (`python -m flash_dist select` says which), and start Python outside of the "
+    f"Install a wheel (`{PROGRAM} select` says which), and start Python outside of the "
     "source tree. In a clone `nox -s build_wheels -- SET` builds one into `dist/SET/`.",
 )
 
@@ -144,7 +145,7 @@ MANIFEST_UNREADABLE: Final = Entry(
 LIBRARY_UNREADABLE: Final = Entry(
     "library-unreadable",
     "The kernel library cannot be read",
-    "`libflash_dist_kernels.so` is missing, truncated or damaged. Or it is intact, but this user "
+    f"`{KERNELS}` is missing, truncated or damaged. Or it is intact, but this user "
     "cannot read it, or this Python has no module for zstd. The GPUs are judged by the manifest, "
     "without proof.",
     "The message says which. Install the wheel again, let the user read the file, or `python -m "
@@ -157,13 +158,12 @@ EMBEDDED_DIFFERS: Final = Entry(
     "The embedded code differs from the manifest",
     "The library has kernels that the manifest does not list, or the other way round. Manifest "
     "and library come from different builds, or one of them was changed.",
-    "Install the wheel again. `python -m flash_dist audit WHEEL` says whether the wheel "
-    "itself is at fault.",
+    f"Install the wheel again. `{PROGRAM} audit WHEEL` says whether the wheel itself is at fault.",
 )
 
 CHECK_CRASHED: Final = Entry(
     "check-crashed",
     "A check of doctor itself crashed",
-    "This is a bug in flash_dist. The other checks still ran.",
-    "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
+    f"This is a bug in {NAME}. The other checks still ran.",
+    f"Report it with the page that `{PROGRAM} doctor --report report.html` writes.",
 )

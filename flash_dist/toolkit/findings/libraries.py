@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..product import NAME, PROGRAM
 from .entry import Entry
 
 LIBRARY_UNREAD: Final = Entry(
@@ -21,8 +22,8 @@ LIBRARY_NOT_UNDERSTOOD: Final = Entry(
     "A container or an image in it is damaged, or of a kind or version that this tool does not "
     "know, such as CUDA Tile IR. It was not judged. This is a failure if nothing else was found, "
     "because the library then has GPU code for unknown GPUs.",
-    "Update flash_dist. If the newest one does not know it either, report it with the output "
-    "of `python -m flash_dist inspect --json FILE`.",
+    f"Update {NAME}. If the newest one does not know it either, report it with the output "
+    f"of `{PROGRAM} inspect --json FILE`.",
 )
 
 NO_GPU_CODE: Final = Entry(
@@ -40,7 +41,7 @@ LIBRARY_PARTLY: Final = Entry(
     "Part of a library has no code for this GPU",
     "A library holds many fatbins, one for each source file. Some have code for this GPU, some do "
     "not. This is normal if those kernels are made for another GPU and never called on this one.",
-    "`python -m flash_dist inspect --level coverage FILE` lists which kernels exist for which "
+    f"`{PROGRAM} inspect --level coverage FILE` lists which kernels exist for which "
     "target. If a call fails with `no kernel image is available`, install a build for this "
     "compute capability.",
 )

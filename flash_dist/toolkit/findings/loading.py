@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..product import KERNELS, NAME, PROGRAM
 from .entry import Entry
 
 EXTENSION_ABSENT: Final = Entry(
@@ -39,7 +40,7 @@ LIBRARY_DAMAGED: Final = Entry(
     "pointer or an error page saved under its name, or it was made for Windows or macOS.",
     "Install the same version again, from the index that it came from: "
     "`python -m pip install --force-reinstall --no-deps NAME==VERSION`. "
-    "`python -m flash_dist inspect FILE` says what a file is.",
+    f"`{PROGRAM} inspect FILE` says what a file is.",
     messages=("invalid ELF header", "{library}: file too short"),
 )
 
@@ -205,7 +206,7 @@ LOADING_UNKNOWN: Final = Entry(
     "loading-unknown",
     "Loading could not be predicted from the symbol tables",
     "A file that decides it could not be read. This is neither a failure nor a proof.",
-    "`python -m flash_dist doctor`, without `--no-selftest`, loads them.",
+    f"`{PROGRAM} doctor`, without `--no-selftest`, loads them.",
 )
 
 LOAD_PREDICTION_DIFFERS: Final = Entry(
@@ -213,13 +214,13 @@ LOAD_PREDICTION_DIFFERS: Final = Entry(
     "Loading did not go as predicted",
     "The prediction from symbol tables differs from what happened in a process that loaded the "
     "libraries. The process is right; the prediction missed something.",
-    "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
+    f"Report it with the page that `{PROGRAM} doctor --report report.html` writes.",
 )
 
 KERNELS_FAILED: Final = Entry(
     "kernels-failed",
     "The kernel library does not load",
-    "The dynamic loader refused `libflash_dist_kernels.so`; its message names the cause: a "
+    f"The dynamic loader refused `{KERNELS}`; its message names the cause: a "
     "library or a version of one that is absent, or a file of another architecture.",
     "Install the wheel again. `GLIBC_2.x not found` means that the system is older than the "
     "one that the wheel was built on: use a newer one, or build the wheel here.",
@@ -255,7 +256,7 @@ EXTENSION_FAILED: Final = Entry(
     "The extension does not load",
     "torch imports, but the loader refuses `_C.abi3.so`, most often because of a symbol that this "
     "torch does not have, or a library that is absent.",
-    "Install the wheel again, then check the finding on torch's version. `python -m flash_dist "
+    f"Install the wheel again, then check the finding on torch's version. `{PROGRAM} "
     "explain MESSAGE` says what a loader's message means.",
 )
 
@@ -273,6 +274,6 @@ CHILD_CRASHED: Final = Entry(
     "doctor starts a second Python to load the libraries, where a crash does no harm. It ended "
     "before it reported anything: out of memory, a full folder of temporary files, a limit on "
     "processes, or a Python that does not start.",
-    "`python -m flash_dist.toolkit.loading.child --report /dev/stdout` shows what happens. Set "
+    f"`python -m {NAME}.toolkit.loading.child --report /dev/stdout` shows what happens. Set "
     "TMPDIR to use another folder for temporary files.",
 )

@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
+from .. import product
 from ..errors import IN_CHECKOUT, hint_to_build
 from .phrases import squeeze, unquote
 
@@ -32,6 +33,10 @@ _LONGEST_NAME: Final = 40  # characters that may come before, where a sentence b
 _MOST_TRIES: Final = 200  # places where a sentence may begin
 _FIELD: Final = re.compile(r"\{\w*\}")
 _HINTS: Final = {"hint", "fix"}
+# What sources call the package by.
+_OWN_NAMES: Final = {
+    name: getattr(product, name) for name in ("KERNELS", "NAME", "PROGRAM", "SCRIPT", "VARIABLES")
+}
 
 
 @dataclass(frozen=True)
@@ -152,12 +157,17 @@ def _join(node: ast.AST) -> str:
     if isinstance(node, ast.Constant):
         return _FIELD.sub(OPEN, node.value) if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
-        return "".join(
-            str(one.value) if isinstance(one, ast.Constant) else OPEN for one in node.values
-        )
+        return "".join(map(_read_part, node.values))
     if isinstance(node, ast.BinOp) and _is_text(node):
         return (_join(node.left) or OPEN) + (_join(node.right) or OPEN)
     return ""
+
+
+def _read_part(part: ast.expr) -> str:
+    """Return a part of an f-string: its text, a name of the package, or OPEN."""
+    if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name):
+        return str(_OWN_NAMES.get(part.value.id, OPEN))
+    return str(part.value) if isinstance(part, ast.Constant) else OPEN
 
 
 def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..product import NAME, PROGRAM
 from .entry import Entry
 
 SELFTEST_BITS_DIFFER: Final = Entry(
@@ -13,7 +14,7 @@ SELFTEST_BITS_DIFFER: Final = Entry(
     "kernel, an instruction that this GPU executes differently, or faulty memory.",
     "Do not rely on results of this device with this build. `nvidia-smi -q -d ECC` counts "
     "errors of its memory. Run the selftest again, and report the output of "
-    "`python -m flash_dist selftest --json`.",
+    f"`{PROGRAM} selftest --json`.",
 )
 
 SELFTEST_VALUES_DIFFER: Final = Entry(
@@ -22,7 +23,7 @@ SELFTEST_VALUES_DIFFER: Final = Entry(
     "The kernel ran, but its numbers are wrong, or their error is more than twice that of torch's "
     "own half precision.",
     "Do not use this device with this build, and report the output of "
-    "`python -m flash_dist selftest --json`, which names the tensor and the place.",
+    f"`{PROGRAM} selftest --json`, which names the tensor and the place.",
 )
 
 SELFTEST_ERROR: Final = Entry(
@@ -30,7 +31,7 @@ SELFTEST_ERROR: Final = Entry(
     "A call of the selftest raised an error",
     "CUDA or torch refused a call. `no kernel image is available` can come from torch's own "
     "kernels, too; `out of memory` can come from other programs on the GPU.",
-    "`python -m flash_dist explain MESSAGE` says what the message means. For memory check "
+    f"`{PROGRAM} explain MESSAGE` says what the message means. For memory check "
     "`nvidia-smi`, and run again when the GPU is free.",
 )
 
@@ -40,7 +41,7 @@ SELFTEST_CRASHED: Final = Entry(
     "The process that ran the kernels was killed or ended without a report. The message names the "
     "signal and the last case. SIGKILL most often means that the system or the container ran out "
     "of memory.",
-    "`python -m flash_dist doctor` says whether the install is sound. `dmesg` shows kills for "
+    f"`{PROGRAM} doctor` says whether the install is sound. `dmesg` shows kills for "
     "lack of memory, and NVIDIA's `Xid` errors.",
 )
 
@@ -50,7 +51,7 @@ SELFTEST_TIMEOUT: Final = Entry(
     "It was stopped at its time limit. A shared GPU, a debugger or sanitizer, or PTX that the "
     "driver compiles at every start (CUDA_CACHE_DISABLE) makes it slow; a kernel that hangs looks "
     "the same.",
-    "Allow more time: `python -m flash_dist selftest --timeout 3600`. If the same case never "
+    f"Allow more time: `{PROGRAM} selftest --timeout 3600`. If the same case never "
     "ends on an idle GPU, report it.",
 )
 
@@ -67,7 +68,7 @@ PREDICTION_DIFFERS: Final = Entry(
     "Other variants ran than predicted",
     "doctor predicts from the library which variant of each kernel a GPU runs, but the dispatcher "
     "chose others. The results were right, but one of the two has a bug.",
-    "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
+    f"Report it with the page that `{PROGRAM} doctor --report report.html` writes.",
 )
 
 FINGERPRINT_DIFFERS: Final = Entry(
@@ -77,7 +78,7 @@ FINGERPRINT_DIFFERS: Final = Entry(
     "kernel code, planner, multiprocessors, shared memory, workspace budget and, for code that "
     "the driver compiles, the driver are the same, so the bits must be the same. All runs on this "
     "GPU agreed with each other: it makes the same error each time.",
-    "Run `python -m flash_dist selftest --runs 1000` on it and on other GPUs of this model. If "
+    f"Run `{PROGRAM} selftest --runs 1000` on it and on other GPUs of this model. If "
     "only this one differs, take it out of use; if all differ, report it: the recorded "
     "fingerprints are wrong.",
 )
@@ -87,7 +88,7 @@ GPUS_DIFFER: Final = Entry(
     "Two equal GPUs of this machine computed different bits",
     "They are of one model, ran the same code on the same inputs, and one of the two computed "
     "something else. Nothing raised an error: this is silent data corruption.",
-    "A third GPU shows which one is wrong: `torchrun --nproc-per-node=gpu -m flash_dist fleet "
+    f"A third GPU shows which one is wrong: `torchrun --nproc-per-node=gpu -m {NAME} fleet "
     "--rounds 10`. With only two, it is the one whose bits change between rounds.",
 )
 
@@ -96,7 +97,7 @@ FLEET_ODD_GPU: Final = Entry(
     "One GPU of the fleet computes other bits than its peers",
     "Most ranks with the same GPU model and code agree; this one does not. The message names "
     "host, PCI address and UUID of the GPU, the tensor and the case.",
-    "Take the GPU out of the cluster and run `python -m flash_dist selftest --runs 1000` on "
+    f"Take the GPU out of the cluster and run `{PROGRAM} selftest --runs 1000` on "
     "it. `nvidia-smi -q -d ECC` and the `Xid` lines of `dmesg` may say more.",
 )
 
@@ -128,6 +129,6 @@ FLEET_TOO_MANY_RANKS: Final = Entry(
     "There are more ranks on a host than GPUs",
     "Each rank tests the GPU with the number of its local rank, but there is no GPU with this "
     "number.",
-    "`torchrun --nproc-per-node=gpu -m flash_dist fleet` starts one rank per GPU; "
+    f"`torchrun --nproc-per-node=gpu -m {NAME} fleet` starts one rank per GPU; "
     "CUDA_VISIBLE_DEVICES may hide some.",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..product import NAME, PROGRAM
 from .entry import Entry
 
 VERIFY_UNREAD: Final = Entry(
@@ -11,7 +12,7 @@ VERIFY_UNREAD: Final = Entry(
     "The wheel cannot be read",
     "A file that cannot be read does not pass: a damaged archive, one with missing files, or one "
     "of another package.",
-    "Download the wheel again. `python -m flash_dist inspect FILE` shows what can be read of it.",
+    f"Download the wheel again. `{PROGRAM} inspect FILE` shows what can be read of it.",
 )
 
 VERIFY_NOT_LISTED: Final = Entry(
@@ -43,7 +44,7 @@ VERIFY_ARCHIVE: Final = Entry(
 VERIFY_FOREIGN_FILE: Final = Entry(
     "verify-foreign-file",
     "The wheel has files that do not belong to this package",
-    "A wheel of this package holds the folder `flash_dist` and one dist-info. An installer copies "
+    f"A wheel of this package holds the folder `{NAME}` and one dist-info. An installer copies "
     "any other file beside other packages: a `.pth` file runs with every Python, a folder `torch` "
     "replaces torch's files, `*.data` reaches `bin`. Or a file is not listed in `_build.json`, or "
     "a listed one is missing.",
@@ -83,7 +84,7 @@ VERIFY_AUDIT: Final = Entry(
     "The code in the wheel differs from its declaration",
     "Kernels, targets or libraries differ from `_build.json` in the wheel; each line names the "
     "finding of the audit.",
-    "`python -m flash_dist audit FILE` lists everything, and `python -m flash_dist explain ID` "
+    f"`{PROGRAM} audit FILE` lists everything, and `{PROGRAM} explain ID` "
     "says what a finding means. Download it again, or build it again: in a clone by "
     "`nox -s build_wheels`.",
 )

@@ -12,6 +12,7 @@ from ..builds.contents import read_manifest
 from ..builds.declared import declare_build
 from ..builds.published import published_sets
 from ..errors import ArchError, FlashDistError
+from ..product import NAME
 from ..targets.archs import Arch
 from .digests import require_digest
 from .index import IndexedWheel, ask_size
@@ -78,7 +79,7 @@ def _read_candidate(wheel: IndexedWheel) -> Candidate:
         build, name = declare_build(manifest), manifest.arch_set.name
     else:
         name, archs = _read_label(wheel)
-        build = make_build(f"flash_dist {wheel.version}", archs, wheel.toolkit)
+        build = make_build(f"{NAME} {wheel.version}", archs, wheel.toolkit)
     return Candidate(name, build, wheel.size, wheel.version, wheel)
 
 
@@ -94,7 +95,7 @@ def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...]]:
     try:
         return label, tuple(sorted(_parse_identifier(part) for part in label.split(".")))
     except ArchError:
-        message = f"`{label}` is no arch set that this version of flash_dist knows"
+        message = f"`{label}` is no arch set that this version of {NAME} knows"
         raise ArchError(message) from None
 
 

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ..errors import FetchError
+from ..product import NAME
 from ..targets.wording import read_whole
 from .credentials import LoginHandler, without_credentials
 from .patience import Patience, make_handlers
@@ -106,7 +107,7 @@ def open_url(
     patience = patience or Patience()
     try:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
-            url, headers={"Accept": _ACCEPT, "User-Agent": "flash_dist"}, method=method
+            url, headers={"Accept": _ACCEPT, "User-Agent": NAME}, method=method
         )
         with (
             patience.watching(),

@@ -18,6 +18,7 @@ from packaging.version import Version
 
 from ..builds.published import published_sets
 from ..errors import FetchError
+from ..product import SCRIPT
 from .channels import READERS, parse_package
 from .credentials import without_credentials
 from .fetch import content_length, is_page, is_url, last_part, local_path, open_url, read_page
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from .channels import Package
 
-PROJECT: Final = "flash-dist"
+PROJECT: Final = SCRIPT
 MAX_PAGES: Final = 40
 MAX_ENTRIES: Final = 100_000
 MAX_TAGS: Final = 1000  # of one wheel; those on PyPI have up to 60
@@ -47,7 +48,7 @@ class IndexedWheel:
 
     file_name: str
     location: str  # path or address
-    project: str  # "flash-dist"
+    project: str  # as indexes spell the name: "my-kernels"
     version: Version
     tags: frozenset[Tag]
     size: int | None = None
@@ -238,7 +239,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
 
     Args:
         link: What leads to the file.
-        page: Where the link stands; empty in a folder. A page `.../flash-dist/` is of an index.
+        page: Where the link stands; empty in a folder. A page `.../my-kernels/` is of an index.
     """
     name = link.file_name
     if not name.endswith(".whl"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .. import errors
 from ..builds.linkage import has_shared_runtime
 from ..builds.published import published_sets
+from ..product import NAME, VARIABLES
 from ..targets.advice import pip_install, sources
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.index_address import index_of_set
@@ -77,7 +78,7 @@ def _fetch(candidate: Candidate, release: str) -> tuple[Command, ...]:
     )
     if archset.machine != DEFAULT_MACHINE or has_shared_runtime(archset.toolkit):
         return fetched  # pip compiles for x86_64, with a toolkit that PyPI has all of
-    line = f"FLASH_DIST_ARCH_SET={archset.name} pip install {sources(release)}"
+    line = f"{VARIABLES}ARCH_SET={archset.name} pip install {sources(release)}"
     return (*fetched, Command("build", line))
 
 
@@ -100,7 +101,7 @@ def _uv_from_index(wheel: IndexedWheel) -> Command:
 
 
 def _pin(wheel: IndexedWheel) -> str:
-    return f"flash_dist=={wheel.version}"
+    return f"{NAME}=={wheel.version}"
 
 
 def _other_commands(wheel: IndexedWheel, packages: Iterable[Package]) -> Iterator[Command]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 from ..errors import FetchError
+from ..product import NAME, SCRIPT
 from .digests import choose_digest, parse_digest
 from .fetch import last_part
 
@@ -54,7 +55,7 @@ def parse_page(text: str, url: str) -> tuple[Link, ...]:
     links = tuple(islice(found, MAX_LINKS + 1))
     if len(links) > MAX_LINKS:
         message = f"cannot read the index `{url}`: it has more than {MAX_LINKS} links"
-        raise FetchError(message, hint="name the page of the project, such as `.../flash-dist/`")
+        raise FetchError(message, hint=f"name the page of the project, such as `.../{SCRIPT}/`")
     return tuple(link for link in links if link.url.partition(":")[0].lower() in allowed)
 
 
@@ -64,7 +65,7 @@ def _require_api(version: object, url: str) -> None:
     if major != str(API_VERSION):
         message = f"cannot read the index `{url}`: it is of API version {version!s:.20}, this reads"
         message += f" version {API_VERSION}"
-        raise FetchError(message, hint="a newer flash_dist may read it; a folder of wheels will do")
+        raise FetchError(message, hint=f"a newer {NAME} may read it; a folder of wheels will do")
 
 
 class _Anchors(HTMLParser):

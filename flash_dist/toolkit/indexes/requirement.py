@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from ..errors import UsageError
+from ..product import NAME
 from .credentials import without_credentials
 
 _TOOLS = {"uv", "pip", "pip3", "install", "python", "python3", "-m"}
@@ -79,5 +80,5 @@ def _pin(requirement: Requirement, versions: list[str], index: str) -> Pinned:
     except InvalidVersion:  # 1.*
         pass
     message = f"a requirement must name one version and an index, got `{requirement!s:.60}`"
-    hint = "`--wheel 'flash_dist==0.1.0+cu130.all --index-url ADDRESS'`, or the wheel's own address"
+    hint = f"`--wheel '{NAME}==0.1.0+cu130.all --index-url ADDRESS'`, or the wheel's own address"
     raise UsageError(message, hint=hint)

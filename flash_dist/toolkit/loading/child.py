@@ -1,6 +1,6 @@
 """Child process of `doctor`: load the compiled parts one after the other and report each.
 
-python -m flash_dist.toolkit.loading.child --report FILE
+python -m PACKAGE.toolkit.loading.child --report FILE
 """
 
 from __future__ import annotations

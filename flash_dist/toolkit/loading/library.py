@@ -7,8 +7,9 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from ..builds.package import KERNELS, PACKAGE
+from ..builds.package import PACKAGE
 from ..errors import ExtensionError, hint_to_build
+from ..product import KERNELS, PROGRAM, SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,7 @@ LIBRARY: Final = PACKAGE / KERNELS
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Load libflash_dist_kernels.so; needs neither torch nor a GPU.
+    """Load the kernel library; needs neither torch nor a GPU.
 
     Raises:
         ExtensionError: The file is absent or the dynamic linker refuses it.
@@ -28,20 +29,22 @@ def load_library() -> ctypes.CDLL:
         hint = hint_to_build(
             "leave the clone, whose sources hide an installed wheel: `cd ..`; "
             "`nox -s build_wheels` builds one",
-            "install a wheel: `python -m flash_dist select` says which",
+            f"install a wheel: `{PROGRAM} select` says which",
         )
         raise ExtensionError(message, hint=hint)
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         message = f"the kernel library does not load: {error}"
-        raise ExtensionError(
-            message, hint="`python -m flash_dist doctor` finds the cause"
-        ) from error
-    library.flash_dist_last_error.restype = ctypes.c_char_p
+        raise ExtensionError(message, hint=f"`{PROGRAM} doctor` finds the cause") from error
+    getattr(library, f"{SYMBOLS}last_error").restype = ctypes.c_char_p
     for name in ("variants", "select", "last_variant"):
-        getattr(library, f"flash_dist_{name}_json").restype = ctypes.c_int64
+        getattr(library, f"{SYMBOLS}{name}_json").restype = ctypes.c_int64
     return library
+
+
+def _function(name: str) -> Any:  # noqa: ANN401 - of C
+    return getattr(load_library(), f"{SYMBOLS}{name}")
 
 
 def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN401 - JSON
@@ -51,7 +54,7 @@ def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN4
         buffer = ctypes.create_string_buffer(size + 1) if size else None
         length = call(buffer, ctypes.c_int64(size + 1 if buffer is not None else 0))
         if length < 0:
-            raise ExtensionError(load_library().flash_dist_last_error().decode(errors="replace"))
+            raise ExtensionError(_function("last_error")().decode(errors="replace"))
         if buffer is not None and length <= size:
             return json.loads(buffer.value)
         size = length
@@ -63,8 +66,7 @@ def variants() -> list[dict[str, Any]]:
     Each has symbol, role, family, dtype, head_dim, head_dim_v, plan, target, threads and
     dynamic_smem.
     """
-    library = load_library()
-    return list(_read_json(library.flash_dist_variants_json))
+    return list(_read_json(_function("variants_json")))
 
 
 def select(
@@ -82,13 +84,11 @@ def select(
     or ruled out. What is asked for is loaded, and compiled where it is PTX: role, dtype and the
     head_dim and head_dim_v of a call, which the smallest compiled size serves, narrow the question.
     """
-    library = load_library()
+    ask = _function("select_json")
     names = [ctypes.c_char_p(name.encode() if name else None) for name in (role, dtype)]
     head_dims = (head_dim, head_dim if head_dim_v is None else head_dim_v)
     wanted = (ctypes.c_int(device), *names, *map(ctypes.c_int, head_dims))
-    return list(
-        _read_json(lambda buffer, size: library.flash_dist_select_json(*wanted, buffer, size))
-    )
+    return list(_read_json(lambda buffer, size: ask(*wanted, buffer, size)))
 
 
 def last_variant() -> dict[str, dict[str, Any]]:
@@ -97,5 +97,4 @@ def last_variant() -> dict[str, dict[str, Any]]:
     Maps a role such as "fwd" to device, symbol, family, plan, binary_version (compute capability of
     the SASS that the driver loaded, times 10) and ptx_version (of the PTX that it was made from).
     """
-    library = load_library()
-    return dict(_read_json(library.flash_dist_last_variant_json))
+    return dict(_read_json(_function("last_variant_json")))

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..binaries.view import MORE_FILES_HINT
-from ..builds.package import BINDING, KERNELS, PACKAGE
+from ..builds.package import PACKAGE
 from ..errors import AccessError, FatbinError
 from ..machine.torch_install import TORCH_PROBLEMS
+from ..product import BINDING, KERNELS
 from .host import read_host
 from .prediction import predict_loading
 from .process import Outcome, python_command, run_child

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
+from ..product import NAME
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
@@ -100,7 +102,7 @@ def watch_child(command: Sequence[str], *, timeout: float) -> Generator[Path, No
     started = time.monotonic()
     _log.debug("running %s", shlex.join(command))
     try:
-        with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        with tempfile.TemporaryDirectory(prefix=f"{NAME}-") as folder:
             _require_room(folder)
             watched = _run_in(Path(folder), command, timeout)
             ending, detail, events, output = yield from watched

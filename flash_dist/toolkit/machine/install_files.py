@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..binaries.files import hash_file
-from ..builds.package import FOUND, KERNELS, PACKAGE
+from ..builds.package import FOUND, PACKAGE
+from ..product import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -136,8 +137,8 @@ def _is_source_tree(folder: Path, first: Path) -> bool:
 def _is_judged(path: Path) -> bool:
     """Whether a file of the record counts: no cache, and no script, which lies outside the folder.
 
-    `pip install --target` and copies of site-packages leave `bin/flash-dist` in another place, and
-    nothing in the package needs it.
+    `pip install --target` and copies of site-packages put the console script elsewhere, and nothing
+    in the package needs it.
     """
     return not _is_cache(path) and ".." not in path.parts
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ..binaries.files import READ_HINT
 from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
-from ..builds.package import KERNELS, PACKAGE
+from ..builds.package import PACKAGE
 from ..builds.published import known_sets
 from ..errors import AccessError, ExtensionError, FatbinError, ManifestError
 from ..gpucode.fatbin import open_fatbin
+from ..product import KERNELS, NAME, SYMBOLS
 from ..targets.advice import explain_refusal
 from ..targets.verdict import Build, Situation, Variant, judge_device
 from .libcuda import read_cuda
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 
 _SYMBOL = re.compile(
-    r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]{1,4})(?:v(?P<head_dim_v>[0-9]{1,4}))?"
+    rf"{SYMBOLS}"
+    r"(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]{1,4})(?:v(?P<head_dim_v>[0-9]{1,4}))?"
     r"(?:_smem(?P<plan>[0-9]{1,4}))?_(?:sm|compute)[0-9]+[af]?"
 )
 
@@ -121,7 +123,7 @@ def combine(
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
         sets = tuple(one for one in known_sets() if one.machine == platform.machine())
-        build = Build("flash_dist", embedded, sets, toolkit) if embedded else None
+        build = Build(NAME, embedded, sets, toolkit) if embedded else None
         return Installed(build, library, manifest_problem, library_problem)
     declared = declare_build(manifest)
     differences = () if library_problem else find_differences(declared.variants, embedded)
@@ -168,7 +170,7 @@ def _parse_symbols(names: Iterable[str], arch: Arch, origin: Origin) -> list[Var
 
 
 def parse_symbol(symbol: str, arch: Arch, origin: Origin) -> Variant | None:
-    """Read a kernel's name: `flash_dist_fwd_bf16_d64_smem64_sm90a`; None if it is not ours."""
+    """Read a kernel's name: `PREFIX_fwd_bf16_d64_smem64_sm90a`; None if it is not ours."""
     match = _SYMBOL.fullmatch(symbol)
     if match is None:
         return None

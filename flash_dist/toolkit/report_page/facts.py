@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final
 
+from ..product import NAME
 from ..targets.wording import count, format_memory
 from .gpus import make_gpu_table
 from .markup import Markup, element, join
@@ -43,7 +44,7 @@ def make_facts(environment: Mapping[str, Any]) -> Markup:
     groups = (
         _group(machine, _describe_machine(left)),
         _group("Python and torch", _describe_torch(left)),
-        _group("flash_dist", _describe_build(left)),
+        _group(NAME, _describe_build(left)),
         _group("Driver", _describe_driver(left)),
         _group("Variables", _describe_variables(left)),
         _group("Also", _flatten(left, "")),

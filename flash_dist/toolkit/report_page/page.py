@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from ..findings.result import EXIT_FINDINGS, EXIT_NOTHING_CHECKED
+from ..product import NAME
 from ..targets.wording import count
 from .checks import group_checks, list_steps, show_check, show_meaning
 from .facts import make_facts
@@ -34,7 +35,7 @@ def make_page(examination: Json, redaction: Redaction, *, version: str, written:
     Args:
         examination: `Examination.to_json()`.
         redaction: What the page does not tell.
-        version: Of flash_dist.
+        version: Of this package.
         written: When, for the reader.
     """
     data = redaction.data(examination)
@@ -55,10 +56,10 @@ def make_page(examination: Json, redaction: Redaction, *, version: str, written:
             _section("Environment", [make_facts(data["environment"])]),
             _section("All of it as JSON", [_json(data)], style="json"),
         ),
-        element("footer", f"Written by flash_dist {version}, {written}. {_PROMISE}"),
+        element("footer", f"Written by {NAME} {version}, {written}. {_PROMISE}"),
     )
     policy = Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
-    head = make_head(f"flash_dist doctor: {title}", STYLE, policy)
+    head = make_head(f"{NAME} doctor: {title}", STYLE, policy)
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
@@ -113,7 +114,7 @@ def _verdict(data: Json, title: str, version: str, written: str) -> Markup:
         kind += f" of a machine recorded elsewhere on {record['recorded']}"
     return element(
         "header",
-        element("div", f"flash_dist doctor, {kind}, {written}", _class="program"),
+        element("div", f"{NAME} doctor, {kind}, {written}", _class="program"),
         element("h1", title),
         element("p", *_spaced(chips), f"exit status {data['exit_code']}"),
         element("p", " · ".join(_gist(data, version)), _class="facts"),
@@ -127,7 +128,7 @@ def _gist(data: Json, version: str) -> Iterator[str]:
     torch = environment["torch"]["version"]
     build = environment["installed"]["build"]
     if build or not data["what_if"]:  # else the libraries of a wheel are judged, not this build
-        yield build or f"flash_dist {version}"
+        yield build or f"{NAME} {version}"
     yield from filter(None, [_describe_driver(environment["cuda"])])
     yield from _count_gpus(environment["cuda"]["gpus"])
     if not data["what_if"]:

@@ -1,6 +1,6 @@
 """Child process of the selftest: run the kernels of one device and report every difference.
 
-    python -m flash_dist.toolkit.selftest.child --device 0 --runs 30 --report FILE
+    python -m PACKAGE.toolkit.selftest.child --device 0 --runs 30 --report FILE
 
 Before each run the free memory of torch's allocator is filled with NaN, so that a kernel that
 reads what it did not write is caught.

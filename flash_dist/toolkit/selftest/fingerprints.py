@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..binaries.json_text import parse_json
 from ..builds.package import PACKAGE
 from ..errors import FlashDistError
+from ..product import PROGRAM
 from ..targets.archs import DEFAULT_TOOLKIT
 from ..targets.verdict import read_size, size_of_role, variants_meant
 from .digests import hash_bytes
@@ -264,7 +265,7 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
     Raises:
         FlashDistError: The file cannot be read, or is not what this version writes.
     """
-    hint = "`python -m flash_dist selftest --record FILE` writes one"
+    hint = f"`{PROGRAM} selftest --record FILE` writes one"
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -17,6 +17,7 @@ from ..findings.proofs import (
     FLEET_ODD_GPU,
 )
 from ..findings.result import CheckResult
+from ..product import PROGRAM
 from ..targets.wording import few_lines
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _describe_odd(found: list[Odd]) -> CheckResult:
         "fail",
         f"{member.where} computed different bits: {tensor} in `{case}`; {against}",
         tuple(details),
-        "take this GPU out of the cluster and run `python -m flash_dist selftest --runs 1000` on it"
+        f"take this GPU out of the cluster and run `{PROGRAM} selftest --runs 1000` on it"
         if certain
         else "run the fleet with a third GPU of this model: the one that differs is faulty",
         FLEET_ODD_GPU if certain else FLEET_DISAGREES,

@@ -21,6 +21,7 @@ from ..findings.proofs import (
 from ..findings.result import CheckResult
 from ..loading.process import Event, Outcome, python_command, run_child
 from ..machine.capacity import count_cores
+from ..product import PROGRAM
 from ..targets.compatibility import jit_policy
 from ..targets.verdict import name_size
 from .report import CaseDigests, CaseFinding, RanVariant, SelftestReport
@@ -204,7 +205,7 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
             status="warn",
             summary=f"{report.summary}; the loaded variants differ from the predicted ones",
             details=(*result.details, *surprises),
-            fix="report this with the file that `python -m flash_dist doctor --save FILE` writes",
+            fix=f"report this with the file that `{PROGRAM} doctor --save FILE` writes",
             entry=PREDICTION_DIFFERS,
         )
     return result
@@ -213,7 +214,7 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
 def _fix(report: SelftestReport) -> str:
     first = report.findings[0]
     if first.entry is SELFTEST_TIMEOUT:
-        return "allow more time: `python -m flash_dist selftest --timeout 3600`"
+        return f"allow more time: `{PROGRAM} selftest --timeout 3600`"
     switches = " ".join(jit_policy(os.environ).variables)
     if switches:
         return (
@@ -221,7 +222,7 @@ def _fix(report: SelftestReport) -> str:
             "which have no PTX"
         )
     if not first.case and not report.cases:
-        return "run `python -m flash_dist doctor` to check the install"
+        return f"run `{PROGRAM} doctor` to check the install"
     return "do not use this device with this build; report the output of `selftest --json`"
 
 

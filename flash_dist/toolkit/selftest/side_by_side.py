@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..loading.process import POLL, Outcome, watch_child
 from ..machine.capacity import count_cores, read_free_memory
+from ..product import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -138,7 +139,7 @@ class SideBySide:
     def _start(self) -> None:
         if self._folder is None:
             self._began = time.monotonic()
-            self._folder = tempfile.TemporaryDirectory(prefix="flash_dist-exact-")
+            self._folder = tempfile.TemporaryDirectory(prefix=f"{NAME}-exact-")
         places = count_places(len(self.names), self._cores, self._free_bytes)
         threads = count_threads(places, self._cores)
         while self._waiting and len(self._running) < places:

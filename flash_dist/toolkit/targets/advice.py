@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import hint_to_build
+from ..product import NAME, PROGRAM
 from .archs import DEFAULT_MACHINE, SESSIONS
 from .compatibility import ALLOWED, order_of_sets
 from .devices import toolkit_driver
@@ -104,7 +105,7 @@ def arm_note(devices: Iterable[Device], machine: str, archsets: Iterable[ArchSet
     which = f", whose set is `{covering.name}`" if covering else ""
     return (
         f"{_list(found)} {verb} only in Arm machines{which}: "
-        f"`python -m flash_dist select --gpu {listed} --machine aarch64`"
+        f"`{PROGRAM} select --gpu {listed} --machine aarch64`"
     )
 
 
@@ -240,7 +241,7 @@ def pip_install(archset: ArchSet, release: str) -> str:
 
 def sources(release: str) -> str:
     """Return the name of the file with the sources of a release."""
-    return f"flash_dist-{release}.tar.gz"
+    return f"{NAME}-{release}.tar.gz"
 
 
 def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> str:
@@ -269,7 +270,7 @@ def _servable(devices: Iterable[Device]) -> tuple[Device, ...]:
 def hardware_fix(device: Device, build: Build) -> str:
     """Return the step for a GPU that no build can serve."""
     compiler = f"CUDA {build.toolkit} cannot compile for {device}" if build.toolkit else ""
-    starts = f"flash_dist starts at {FLOOR}"
+    starts = f"{NAME} starts at {FLOOR}"
     reasons = " and ".join(reason for reason in (compiler, starts) if reason)
     return f"use a GPU of compute capability {FLOOR} or newer: {reasons}"
 

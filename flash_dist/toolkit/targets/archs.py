@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..errors import ArchError
+from ..product import NAME
 from .devices import Device, parse_version
 from .gpus import CHIPS
 
@@ -173,8 +174,8 @@ class ArchSet:
         return tokens
 
     def pin(self, release: str) -> str:
-        """Name the set's wheel of a release as pip does: `flash_dist==0.1.0+cu130.hopper`."""
-        return f"flash_dist=={release}+cu{self.toolkit.replace('.', '')}.{self.label}"
+        """Name the set's wheel of a release as pip does: `NAME==0.1.0+cu130.hopper`."""
+        return f"{NAME}=={release}+cu{self.toolkit.replace('.', '')}.{self.label}"
 
     @property
     def session(self) -> str:

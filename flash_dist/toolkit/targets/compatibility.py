@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from ..product import NAME
 from .devices import (
     CONCAT_CUDA,
     DRIVER_CUDA,
@@ -271,7 +272,7 @@ def _judge_driver(arch: Arch, driver: Driver, origin: Origin) -> RunVerdict | No
         return RunVerdict("no", refusal)
     if driver.is_newer_than_known and _needs_more(driver, origin):
         name = f"code built with CUDA {origin.toolkit}"
-        return RunVerdict("unverified", f"{name} is newer than this version of flash_dist knows")
+        return RunVerdict("unverified", f"{name} is newer than this version of {NAME} knows")
     verdict = _judge_ptx_isa(driver, origin) if arch.ptx else None
     if verdict is None and origin.in_stream and not driver_supports_concat(driver):
         first = first_driver(CONCAT_CUDA)
@@ -312,12 +313,11 @@ def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
     if cuda is not None and cuda <= NEWEST_CUDA:
         return RunVerdict("no", f"{name} needs driver {first_driver(cuda)} or newer, not {driver}")
     if driver.may_do_more:
-        return RunVerdict("unverified", f"{name} is newer than this version of flash_dist knows")
+        return RunVerdict("unverified", f"{name} is newer than this version of {NAME} knows")
     newest = f"driver {max(DRIVER_CUDA)} (CUDA {format_version(NEWEST_CUDA)})"
     return RunVerdict(
         "no",
-        f"{name} needs a driver newer than {newest}, the newest known to this flash_dist, "
-        f"not {driver}",
+        f"{name} needs a driver newer than {newest}, the newest known to this {NAME}, not {driver}",
     )
 
 

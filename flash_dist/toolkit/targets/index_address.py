@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-INDEX: Final = "https://example.org/flash_dist/"
+from ..product import NAME
+
+INDEX: Final = f"https://example.org/{NAME}/"
 _RESERVED: Final = "//example.org/"
 
 

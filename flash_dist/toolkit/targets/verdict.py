@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ..product import VARIABLES
 from .compatibility import (
     ALLOWED,
     DEFAULT_ORIGIN,
@@ -64,7 +65,7 @@ DTYPE_FLOOR: dict[str, Device] = {
 }
 
 NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
-SMEM_VARIABLE = "FLASH_DIST_SMEM_LIMIT"
+SMEM_VARIABLE = f"{VARIABLES}SMEM_LIMIT"
 FLOOR = min(DTYPE_FLOOR.values())
 _NO_LIMIT = 1 << 30
 _LIMIT = re.compile(r"[ \t-\r]*\+?0*([1-9][0-9]{0,9})")
@@ -88,7 +89,7 @@ STAND_INS: Final = {"bwd_fused": ("bwd_dkdv", "bwd_dq_recompute")}
 
 
 def read_smem_limit(text: str) -> int | None:
-    """Return the bytes that FLASH_DIST_SMEM_LIMIT names; None where the dispatcher refuses it."""
+    """Return the bytes that SMEM_VARIABLE names; None where the dispatcher refuses it."""
     found = _LIMIT.fullmatch(text)
     limit = int(found[1]) if found else 0
     return limit if 0 < limit <= _MOST_LIMIT else None
@@ -150,7 +151,7 @@ class Variant:
 class Build:
     """What a build contains, and which arch sets its project publishes."""
 
-    name: str  # "flash_dist 0.1.0+cu130.hopper"
+    name: str  # "NAME 0.1.0+cu130.hopper"
     variants: tuple[Variant, ...]
     archsets: tuple[ArchSet, ...] = ()
     toolkit: str | None = None

@@ -9,11 +9,12 @@ import shlex
 import sys
 from typing import IO, TYPE_CHECKING
 
+from ...product import NAME, PROGRAM
+
 if TYPE_CHECKING:
     from ...errors import FlashDistError
 
-PROGRAM = "python -m flash_dist"
-_FLEET = "-m flash_dist fleet"
+_FLEET = f"-m {NAME} fleet"
 _CALL = re.compile(rf"{PROGRAM}\.|{PROGRAM}|{_FLEET}")
 
 _MEGA = 1_000_000
@@ -37,7 +38,7 @@ def printable_error(error: FlashDistError) -> str:
 
 
 def spell(text: str) -> str:
-    """Name this program as it was called: `flash_dist.pyz` is no module that is installed."""
+    """Name this program as it was called: a file `NAME.pyz` is no module that is installed."""
     called = sys.argv[0] if sys.argv else ""
     if not called.endswith(".pyz"):
         return text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...product import PROGRAM
 from ..entry import Entry
 
 FLASH_ATTENTION_GPU: Final = Entry(
@@ -17,7 +18,7 @@ FLASH_ATTENTION_GPU: Final = Entry(
     "from before Blackwell refuse 12.0 with the same message. flash-attention 3 needs Hopper "
     "(9.0).",
     'Use torch\'s own attention (`attn_implementation="sdpa"` in transformers) on that GPU, or a '
-    "newer flash-attention. This package supports Turing (7.5) and newer: `python -m flash_dist "
+    f"newer flash-attention. This package supports Turing (7.5) and newer: `{PROGRAM} "
     "select --gpu 7.5` names the build.",
     messages=(
         "FlashAttention only supports Ampere GPUs or newer",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...product import PROGRAM
 from ..entry import Entry
 
 CUDA_TOOLKIT_ABSENT: Final = Entry(
@@ -87,8 +88,8 @@ BUILD_FAILED: Final = Entry(
     "A package was built here, and the compiler failed",
     "This is one of its last lines. The cause is the first `error` or `FAILED` above, or the word "
     "`Killed`, which means lack of memory.",
-    "Read upwards, and give that line to `python -m flash_dist explain MESSAGE`, or the whole "
-    "log: `python -m flash_dist explain - < LOG`. A wheel of the package for your torch needs no "
+    f"Read upwards, and give that line to `{PROGRAM} explain MESSAGE`, or the whole "
+    f"log: `{PROGRAM} explain - < LOG`. A wheel of the package for your torch needs no "
     "build.",
     messages=(
         "ninja: build stopped: subcommand failed",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...product import NAME, PROGRAM, VARIABLES
 from ..entry import Entry
 
 DEVICE_ASSERT: Final = Entry(
@@ -28,7 +29,7 @@ ILLEGAL_ADDRESS: Final = Entry(
     "(cu_seqlens), a tensor of another GPU, or freed memory. The error appears at a later call "
     "than the faulty one.",
     "Run again with CUDA_LAUNCH_BLOCKING=1, which names the call, and then under "
-    "`compute-sanitizer`, which names the kernel. For calls of this package FLASH_DIST_CHECK=1 "
+    f"`compute-sanitizer`, which names the kernel. For calls of this package {VARIABLES}CHECK=1 "
     "checks cu_seqlens.",
     messages=("an illegal memory access was encountered",),
     codes=(700,),
@@ -57,7 +58,7 @@ FORKED_PROCESS: Final = Entry(
     "A forked child cannot use the CUDA of its parent. The parent used the GPU, or asked for one, "
     "before it started workers.",
     'Start workers by `torch.multiprocessing.set_start_method("spawn")`, or do not use CUDA '
-    "before they run: `flash_dist.check()` asks the driver in a process of its own.",
+    f"before they run: `{NAME}.check()` asks the driver in a process of its own.",
     messages=("Cannot re-initialize CUDA in forked subprocess",),
 )
 
@@ -193,7 +194,7 @@ CUDA_NOT_SUPPORTED: Final = Entry(
     "The program uses a feature that is not available: memory pools or IPC under WSL, vGPU or "
     "some containers, multicast without NVSwitch, a newer call on an older driver.",
     "Run again with CUDA_LAUNCH_BLOCKING=1: the trace names the feature, which most programs can "
-    "leave out. `python -m flash_dist doctor` names the driver and anything unusual.",
+    f"leave out. `{PROGRAM} doctor` names the driver and anything unusual.",
     codes=(800, 801),
     said="CUDA error {number}: this GPU, driver or system does not support the call: {text}",
 )
@@ -212,7 +213,7 @@ CUDA_INVALID_CALL: Final = Entry(
 CUDA_ERROR: Final = Entry(
     "cuda-error",
     "A CUDA call failed",
-    "The code names the error but not its cause, and flash_dist knows no common cause for it. "
+    f"The code names the error but not its cause, and {NAME} knows no common cause for it. "
     "Kernels run asynchronously, so the trace may show a later line.",
     "Run again with CUDA_LAUNCH_BLOCKING=1, which names the call. "
     "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html describes each code.",

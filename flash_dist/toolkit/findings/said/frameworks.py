@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...product import PROGRAM
 from ..entry import Entry
 
 NOT_DETERMINISTIC: Final = Entry(
@@ -83,7 +84,7 @@ NCCL_CUDA_ERROR: Final = Entry(
     "NCCL reports an error that it did not cause: a GPU that two ranks share, a kernel of this or "
     "another rank that failed, too little `/dev/shm`, or a driver that is too old for it.",
     "`export NCCL_DEBUG=WARN` and run again: its lines name the call of CUDA and its error, which "
-    "`python -m flash_dist explain MESSAGE` explains.",
+    f"`{PROGRAM} explain MESSAGE` explains.",
     messages=("unhandled cuda error", "ncclUnhandledCudaError"),
 )
 
@@ -137,7 +138,7 @@ DYNAMO_FAILED: Final = Entry(
     "A call failed while torch.compile traced it",
     "torch.compile runs the call on tensors without data, to learn its shapes, and the call "
     "raised an error. The reason is the last line of the message, not this one.",
-    "Give that last line to `python -m flash_dist explain MESSAGE`, and call the function once "
+    f"Give that last line to `{PROGRAM} explain MESSAGE`, and call the function once "
     "without torch.compile: it most often fails there too, with a shorter trace.",
     messages=("Failed running call_function {operation}",),
     said="torch.compile could not trace {operation}: the last line says why",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...product import PROGRAM
 from ..entry import Entry
 
 PRINTF_STUB: Final = Entry(
@@ -17,7 +18,7 @@ PRINTF_STUB: Final = Entry(
     "does not support, its body only prints a message. The dispatcher chose it for another GPU "
     "than the one that ran it, or the library has nothing newer for this GPU.",
     "Let the program see GPUs of only one model (CUDA_VISIBLE_DEVICES), or call on each GPU only "
-    "what supports it. `python -m flash_dist inspect --level coverage --kernel NAME FILE` shows "
+    f"what supports it. `{PROGRAM} inspect --level coverage --kernel NAME FILE` shows "
     "the targets for which a kernel is real.",
     messages=("kernel `{kernel}` is for sm{first}-sm{last}, but was built for sm{built}",),
     said="the kernel that ran is a stub: {kernel} was compiled for sm_{built}, where its body "
@@ -39,7 +40,7 @@ NO_KERNEL_IMAGE: Final = Entry(
     "The library holds no code that this GPU can run: neither machine code of its major with an "
     "equal or older minor, nor PTX. The variables CUDA_FORCE_PTX_JIT and CUDA_DISABLE_PTX_JIT, "
     "newer CUDA_FORCE_JIT and CUDA_DISABLE_JIT, can disable code that exists.",
-    "`python -m flash_dist doctor --package NAME` judges every library of a package. Install "
+    f"`{PROGRAM} doctor --package NAME` judges every library of a package. Install "
     "a build for this compute capability, or build it with TORCH_CUDA_ARCH_LIST set to it.",
     messages=(
         "no kernel image is available for execution on the device",
@@ -53,7 +54,7 @@ INVALID_DEVICE_FUNCTION: Final = Entry(
     "CUDA error 98: the kernel does not exist for this GPU",
     "The program calls a kernel without code for this GPU, or whose library was loaded twice or "
     "replaced by one of another build. Old programs print the number 8.",
-    "`python -m flash_dist inspect --level coverage FILE` shows the targets of each kernel. "
+    f"`{PROGRAM} inspect --level coverage FILE` shows the targets of each kernel. "
     "Compile the library for this compute capability, in a clean build folder.",
     messages=(
         "invalid device function",
@@ -81,7 +82,7 @@ INVALID_IMAGE: Final = Entry(
     "The driver does not understand the image. Most often it is compressed with zstd, which nvcc "
     "uses by default from CUDA 13.0 on and drivers before 550 do not support. Or the file is "
     "damaged.",
-    "Install driver 550 or newer; `python -m flash_dist doctor --package NAME` judges every "
+    f"Install driver 550 or newer; `{PROGRAM} doctor --package NAME` judges every "
     "library of a package. To build with LZ4 instead: `nvcc --compress-mode=speed`.",
     messages=("device kernel image is invalid",),
     codes=(200, 300),
@@ -93,7 +94,7 @@ PTX_TOO_NEW: Final = Entry(
     "The PTX was written by a newer CUDA than the driver supports. Within one CUDA major version, "
     "machine code may be newer than the driver; PTX may not.",
     "Install a newer driver, or a build that has machine code for this GPU: "
-    "`python -m flash_dist doctor --package NAME` judges every library of a package.",
+    f"`{PROGRAM} doctor --package NAME` judges every library of a package.",
     messages=(
         "the provided PTX was compiled with an unsupported toolchain",
         "PTX was compiled with an unsupported toolchain",
@@ -106,7 +107,7 @@ INVALID_PTX: Final = Entry(
     "CUDA error 218: the driver cannot compile the PTX",
     "The PTX is damaged, was not found where it is loaded from, or uses instructions of a target "
     "that is newer than this GPU. PTX for sm_90a compiles only on 9.0.",
-    "`python -m flash_dist inspect FILE` shows the targets of a library. Compile the PTX again, "
+    f"`{PROGRAM} inspect FILE` shows the targets of a library. Compile the PTX again, "
     "for this GPU or an older one.",
     messages=("a PTX JIT compilation failed",),
     codes=(218,),

@@ -1,4 +1,4 @@
-"""Sentences that flash_dist says itself: found in what was pasted, explained by their source."""
+"""Sentences that this package says itself: found in what was pasted, explained by their source."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ...product import NAME
 from ..entry import Entry
 from ..own_sources import FEWEST_WORDS, OPEN, PACKAGE, Sentence, read_sentences
 from ..phrases import read_lines, squeeze
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 OWN_SENTENCE: Final = Entry(
     "own-sentence",
-    "A message of flash_dist",
-    "flash_dist refused a call or an input. The message names the value received and the values "
+    f"A message of {NAME}",
+    f"{NAME} refused a call or an input. The message names the value received and the values "
     "allowed. If the trace is of another package, that package may use the same words.",
     "Change the value to one that the message allows. If it has a line `hint:`, do that first.",
 )

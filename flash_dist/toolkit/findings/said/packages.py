@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...product import NAME
 from ..entry import Entry
 
 FLASH_ATTN_ABSENT: Final = Entry(
@@ -17,7 +18,7 @@ FLASH_ATTN_ABSENT: Final = Entry(
     "environment, or cannot be imported.",
     "`python -c 'import flash_attn'` shows which it is. Without it, ask for "
     '`attn_implementation="sdpa"`; a program that imports it by name can take '
-    "`flash_dist.compat.flash_attn`.",
+    f"`{NAME}.compat.flash_attn`.",
     messages=(
         "FlashAttention2 has been toggled on, but it cannot be used",
         "FlashAttention-2 has been toggled on, but it cannot be used",

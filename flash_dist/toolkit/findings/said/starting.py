@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...product import PROGRAM
 from ..entry import Entry
 
 CUDA_STUB: Final = Entry(
@@ -70,7 +71,7 @@ CUDA_NOT_INITIALIZED: Final = Entry(
     "Most often this is a worker process: its parent used CUDA before it forked, and a forked "
     "child cannot use it. If a fresh process fails as well, the driver is at fault.",
     'Start workers by `multiprocessing_context="spawn"` of DataLoader, and create no CUDA tensors '
-    "in a Dataset. `python -m flash_dist doctor` asks the driver in a fresh process.",
+    f"in a Dataset. `{PROGRAM} doctor` asks the driver in a fresh process.",
     codes=(3,),
 )
 
@@ -113,7 +114,7 @@ SYSTEM_CALL_REFUSED: Final = Entry(
     "A sandbox or a container's seccomp profile forbids a system call, such as memfd_create, or "
     "opening `/dev/nvidia*`. If the error comes later, host memory cannot be pinned.",
     "Try `docker run --gpus all --security-opt seccomp=unconfined`: if it works then, allow the "
-    "call in the profile. `strace -f python -m flash_dist doctor` shows which one fails.",
+    f"call in the profile. `strace -f {PROGRAM} doctor` shows which one fails.",
     codes=(304,),
 )
 

@@ -16,8 +16,9 @@ from ci.project import ROOT
 from ci.release import hub
 from ci.release.hub import _OPERATORS, Variant, check, write
 from ci.wheels.artefacts import Artefact, ArtefactError, read_artefact
-from flash_dist.toolkit.builds.package import BINDING, KERNELS, PACKAGE
+from flash_dist.toolkit.builds.package import PACKAGE
 from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.product import BINDING, KERNELS
 from tests.unit.made.wheels import write_wheel
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist.toolkit.builds.package import KERNELS
 from flash_dist.toolkit.checks.install import build_fix as fix_of
 from flash_dist.toolkit.checks.install import check_build, check_install
 from flash_dist.toolkit.machine.install_files import InstallFiles, read_install_files
 from flash_dist.toolkit.machine.installed import read_installed
+from flash_dist.toolkit.product import KERNELS
 from tests.unit.made.builds import HOPPER, make_environment
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 
