@@ -66,7 +66,7 @@ _SHOW = (
     f"`python -m {NAME}.toolkit.loading.child --report /dev/stdout` shows what happens; its "
     "report goes to a folder that TMPDIR names"
 )
-_REPORT = "report this with the file that `python -m flash_dist doctor --save FILE` writes"
+_REPORT = f"report this with the file that `{PROGRAM} doctor --save FILE` writes"
 
 
 def check_loading(environment: Environment) -> CheckResult:

@@ -62,7 +62,7 @@ def save_record(
 ) -> None:
     """Write a record, and say on stderr that it is there."""
     version, now = read_version(), read_clock()
-    record = Record.make(environment, results, choice, version=version, recorded=now)
+    record = Record.make(environment, results, choice, written_by=version, recorded=now)
     text = record.to_text(redaction_of_this_machine())
     if place == PIPE:
         sys.stdout.write(text)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..redaction import Redaction
 
 VERSION: Final = 1
+_WRITTEN_BY: Final = "written_by"
 COMMAND: Final = "doctor --save"
 LARGEST: Final = 4 << 20  # bytes; a record of the largest build and torch is a few hundred thousand
 MOST_GPUS: Final = 64
@@ -46,19 +47,19 @@ _VERSION: Final = re.compile(r"[0-9A-Za-z.+-]{1,80}")
 class Record:
     """A machine as doctor saw it, when, and by which version."""
 
-    version: str
+    written_by: str  # version of the package; in the file the key is the name of the package
     recorded: str  # 2026-11-22 19:44 UTC
     environment: Environment
     choice: CheckChoice = EVERYTHING
     selftest: tuple[CheckResult, ...] = ()
 
     def __str__(self) -> str:
-        return f"recorded elsewhere on {self.recorded} by {NAME} {self.version}"
+        return f"recorded elsewhere on {self.recorded} by {NAME} {self.written_by}"
 
     @property
     def origin(self) -> dict[str, str]:
         """When it was made, and by what."""
-        return {"recorded": self.recorded, NAME: self.version}
+        return {"recorded": self.recorded, NAME: self.written_by}
 
     @classmethod
     def make(
@@ -67,7 +68,7 @@ class Record:
         results: Iterable[CheckResult],
         choice: CheckChoice = EVERYTHING,
         *,
-        version: str,
+        written_by: str,
         recorded: str,
     ) -> Record:
         """Take what the selftest came to from the results; the others are judged again."""
@@ -77,7 +78,7 @@ class Record:
             if (result.name == "agreement" or result.name.startswith("selftest "))
             and result.entry != SELFTEST_NOT_RUN
         )
-        return cls(version, recorded, environment, choice, proven)
+        return cls(written_by, recorded, environment, choice, proven)
 
     def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
         """Nothing runs."""
@@ -123,7 +124,8 @@ class Record:
             return _escape(redaction.text(text))
 
         data = write(Record, self, clean)
-        return lay_out({"version": VERSION, "command": COMMAND, **data}) + "\n"
+        named = {NAME if key == _WRITTEN_BY else key: value for key, value in data.items()}
+        return lay_out({"version": VERSION, "command": COMMAND, **named}) + "\n"
 
     @classmethod
     def from_text(cls, text: str | bytes, *, source: str) -> Record:
@@ -137,7 +139,7 @@ class Record:
             data = _parse(text)
             by = _name_writer(data)
             _require_version(data, by)
-            record = read(Record, data, "")
+            record = read(Record, _rename_writer(data), "")
             _require_sane(record)
         except (UnfitError, ValueError, RecursionError) as error:
             reason = "it nests too deep" if isinstance(error, RecursionError) else str(error)
@@ -165,6 +167,14 @@ def _name_writer(data: dict[str, Any]) -> str:
     return str(by) if known else ""
 
 
+def _rename_writer(data: dict[str, Any]) -> dict[str, Any]:
+    """Give the version that wrote a record the name of its field."""
+    if NAME not in data or _WRITTEN_BY in data:
+        problem = f"`{NAME}` is missing" if NAME not in data else f"`{_WRITTEN_BY}` is unknown"
+        raise UnfitError(problem)
+    return {_WRITTEN_BY if key == NAME else key: value for key, value in data.items()}
+
+
 def _require_version(data: dict[str, Any], by: str) -> None:
     """Refuse what a later version wrote, by its own name."""
     version = data.pop("version", None)
@@ -184,8 +194,8 @@ def _require_sane(record: Record) -> None:
             f"`recorded` must be a time such as `2026-11-22 19:44 UTC`, got `{record.recorded:.60}`"
         )
         raise UnfitError(message)
-    if not _VERSION.fullmatch(record.version):
-        message = f"`{NAME}` must be a version, got `{record.version:.60}`"
+    if not _VERSION.fullmatch(record.written_by):
+        message = f"`{NAME}` must be a version, got `{record.written_by:.60}`"
         raise UnfitError(message)
     build = record.environment.installed.build
     for archset in build.archsets if build else ():

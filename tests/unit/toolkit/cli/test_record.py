@@ -226,5 +226,5 @@ def test_a_record_tells_who_wrote_it(
     place.write_text("an older one, which is written over as a report is")
     assert main(["doctor", "--save", str(place)]) == 0
     record = Record.from_text(place.read_text(), source="")
-    assert record.flash_dist == "0.1.0+cu130.all"
+    assert record.written_by == "0.1.0+cu130.all"
     assert [one.name for one in record.selftest] == ["selftest 0", "selftest 1"]

@@ -105,7 +105,7 @@ def test_the_wheel_for_a_machine_elsewhere_is_for_its_own_python(
     for python, judged in (("3.12.1", "other-1.0-cp312"), ("3.13.0rc1", "other-2.0-cp313")):
         place = tmp_path / "record.json"
         there = replace(machine, python=python)
-        record = Record.make(there, (), flash_dist="0.1.0", recorded="2026-11-22 19:44 UTC")
+        record = Record.make(there, (), written_by="0.1.0", recorded="2026-11-22 19:44 UTC")
         place.write_text(record.to_text(Redaction()))
         with serve(tmp_path) as url:
             assert main(["doctor", "--load", str(place), "--wheel", url]) == 0

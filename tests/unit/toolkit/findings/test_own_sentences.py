@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pytest
 
 import flash_dist
+from flash_dist.toolkit import product
 from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.findings.explain import explain
 from flash_dist.toolkit.findings.own_sources import read_sentences
@@ -58,11 +59,18 @@ def render(node: ast.expr) -> tuple[str, int, int] | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value, len(node.value.split()), len(node.value)
     if isinstance(node, ast.JoinedStr):
-        own = [str(one.value) if isinstance(one, ast.Constant) else "\0" for one in node.values]
+        own = [read_part(one) for one in node.values]
         plain = "".join(own)
         words = plain.replace("\0", " ").replace("`", "").split()
         return plain.replace("\0", "7"), len(words), len("".join(words))
     return None
+
+
+def read_part(part: ast.expr) -> str:
+    """Return a part of an f-string, with names of the package as they are said."""
+    if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name):
+        return str(getattr(product, part.value.id, "\0"))
+    return str(part.value) if isinstance(part, ast.Constant) else "\0"
 
 
 @cache

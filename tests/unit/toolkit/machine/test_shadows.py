@@ -96,7 +96,7 @@ def test_of_two_torches_the_good_one_is_not_replaced(  # noqa: PLR0913, PLR0917
     monkeypatch.delenv("PYTHONPATH")
     step = check_torch(replace(environment, torch=read_torch())).fix
     assert step.startswith(f"remove {first} from Python's search path, or remove the torch in it; ")
-    record = Record.make(environment, (), flash_dist="0.1.0", recorded="2026-11-22 19:44 UTC")
+    record = Record.make(environment, (), written_by="0.1.0", recorded="2026-11-22 19:44 UTC")
     text = record.to_text(Redaction())
     assert Record.from_text(text, source="").environment.torch == environment.torch
     jsonschema.validate(json.loads(text), SCHEMAS["record"], cls=jsonschema.Draft202012Validator)
