@@ -33,6 +33,7 @@ class Product:
 
     name: str  # of the distribution, and of the namespace of its torch operators
     summary: str  # the first sentence of its README
+    index: str  # address of the package index that has the releases
     operators: str  # importing it registers the torch operators
     cases: str  # returns what chooses the cases of the selftest, see `selftest.case.ChooseCases`
     variables: tuple[Variable, ...]

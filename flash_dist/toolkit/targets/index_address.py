@@ -1,4 +1,4 @@
-"""Address of the package index that has the releases; every command takes it from here.
+"""Address of the package index that has the releases, of product.json; commands take it from here.
 
 A project without a public index has a placeholder: nothing is served from example.org, which RFC
 2606 reserves for texts. Whatever prints a placeholder says so. The texts and pyproject.toml hold
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..product import NAME
+from ..product import PRODUCT
 
-INDEX: Final = f"https://example.org/{NAME}/"
+INDEX: Final = PRODUCT.index
 _RESERVED: Final = "//example.org/"
 
 

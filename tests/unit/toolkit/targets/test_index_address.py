@@ -7,7 +7,6 @@ import re
 from ci.project import ROOT, read_pyproject
 from flash_dist.toolkit.targets.index_address import INDEX, explain_placeholder, index_of_set
 
-HELD = "flash_dist/toolkit/targets/index_address.py"
 ADDRESS = re.compile(r"https?://(?:[\w-]+\.)*example\.org[^\s\"'`)]*")
 
 
@@ -40,11 +39,11 @@ def test_every_text_names_the_same_index() -> None:
     assert found == []
 
 
-def test_no_other_module_holds_the_address() -> None:
+def test_no_module_holds_the_address() -> None:
     modules = [*ROOT.glob("flash_dist/**/*.py"), *ROOT.glob("ci/**/*.py"), ROOT / "noxfile.py"]
     holders = [
         path.relative_to(ROOT).as_posix()
         for path in modules
         if ADDRESS.search(path.read_text(encoding="utf-8"))
     ]
-    assert holders == [HELD]
+    assert not holders
