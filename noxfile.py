@@ -13,11 +13,14 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from ci.locks import BESIDE, LOCKS
 from ci.outputs import FOREIGN
-from ci.project import ARCHSETS
-from ci.release.channels import CHANNELS, Row, released
-from ci.sessions import (
+from ci.trials.foreign import PYTHON
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.locks import BESIDE, LOCKS
+from flash_dist.toolkit.make.project import ARCHSETS
+from flash_dist.toolkit.make.release.channels import CHANNELS, Row, released
+from flash_dist.toolkit.make.sessions import (
     NATIVE,
     PYPROJECT,
     args_of,
@@ -39,10 +42,7 @@ from ci.sessions import (
     words_of,
     write_channel,
 )
-from ci.toolchain.cross import TARGETS, require_tools
-from ci.trials.foreign import PYTHON
-from flash_dist.toolkit.builds.published import load_archsets
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.toolchain.cross import TARGETS, require_tools
 from flash_dist.toolkit.targets.archs import SESSIONS
 
 nox.needs_version = ">=2025.10"
@@ -64,7 +64,9 @@ SMALL_SET = "hopper"  # one target: what tests build
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones do not import beside its newest version
-HUB_LOADER = "kernels==0.17.2"  # its metadata are those that ci/release/hub.py writes
+HUB_LOADER = (
+    "kernels==0.17.2"  # its metadata are those that flash_dist/toolkit/make/release/hub.py writes
+)
 # Sessions that use this machine's torch, which uv does not see.
 BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-packages"]}
 gpu_session = session_of(**BESIDE_SYSTEM)
@@ -85,7 +87,7 @@ def build_wheels(session: nox.Session) -> None:
     if is_native(session):
         names = set_names(session)
         install_toolchain(session, *names)
-        session.run("python", "-m", "ci.build.build_wheels", *names)
+        session.run("python", "-m", "flash_dist.toolkit.make.building.build_wheels", *names)
     else:
         build_in_container(session)
 
@@ -111,7 +113,7 @@ def build_arm(session: nox.Session) -> None:
     install(session, "build", "audit")
     folder = Path(session.virtualenv.location).parent / f"cuda-{cuda}"
     session.env["CUDA_HOME"] = str(install_nvcc(session, cuda, folder, target))
-    session.run("python", "-m", "ci.build.build_wheels", *names)
+    session.run("python", "-m", "flash_dist.toolkit.make.building.build_wheels", *names)
 
 
 @session_of
@@ -133,13 +135,13 @@ def arm_test(session: nox.Session) -> None:
 def build_cost(session: nox.Session) -> None:
     """Print the compile minutes of the last builds by target and kernel family: `-- LOG ...`."""
     install(session, "runtime")
-    session.run("python", "-m", "ci.compile.cost", *session.posargs)
+    session.run("python", "-m", "flash_dist.toolkit.make.compile.cost", *session.posargs)
 
 
 @session_of(venv_backend="none", default=False)
 def image(session: nox.Session) -> None:
     """Build a manylinux_2_28 image without a registry; needs Debian or Ubuntu, root, 6 minutes."""
-    session.run(sys.executable, "-m", "ci.container.image", external=True)
+    session.run(sys.executable, "-m", "flash_dist.toolkit.make.container.image", external=True)
 
 
 @session_of
@@ -158,7 +160,7 @@ def unit_tests(session: nox.Session) -> None:
 def small_wheel(session: nox.Session) -> None:
     """Build a wheel of one small set, for the tests that install one."""
     install_toolchain(session, SMALL_SET)
-    session.run("python", "-m", "ci.build.build_wheels", SMALL_SET)
+    session.run("python", "-m", "flash_dist.toolkit.make.building.build_wheels", SMALL_SET)
 
 
 @session_of(requires=["small_wheel"])
@@ -197,7 +199,7 @@ def integrations(session: nox.Session) -> None:
     of transformers with our attention.
     """
     install(session, "runtime", "index")
-    session.run("python", "-m", "ci.release.hub")
+    session.run("python", "-m", "flash_dist.toolkit.make.release.hub")
     session.env["FLASH_DIST_TEST_HUB"] = str(ROOT / "dist" / "hub" / SMALL_SET)
     _install_small_wheel(session, "test")
     _go_where_tests_lie(session, "integrations")
@@ -335,7 +337,7 @@ def decisions(session: nox.Session) -> None:
     Recorded fingerprints are valid for one set of decisions.
     """
     install(session, "runtime", "torch")
-    session.run("python", "-m", "ci.compile.decide", *session.posargs)
+    session.run("python", "-m", "ci.decisions.decide", *session.posargs)
 
 
 @session_of
@@ -346,7 +348,13 @@ def fingerprint_check(session: nox.Session) -> None:
     """
     require_wheels(session)
     install(session, "runtime", "build")
-    session.run("python", "-m", "ci.wheels.fingerprints", *session.posargs, *built_wheels())
+    session.run(
+        "python",
+        "-m",
+        "flash_dist.toolkit.make.wheels.fingerprints",
+        *session.posargs,
+        *built_wheels(),
+    )
 
 
 @session_of
@@ -403,7 +411,7 @@ def repro(session: nox.Session) -> None:
             run_session(session, *made, tree=tree)
         dists.append(str(tree / "dist"))
     try:
-        session.run("python", "-m", "ci.wheels.repro", *dists)
+        session.run("python", "-m", "flash_dist.toolkit.make.wheels.repro", *dists)
     except nox.command.CommandFailed:
         install(session, "backend")  # setuptools: diffoscope has no wheel
         session.install("--no-build-isolation", *words_of(session, "diffoscope"))
@@ -438,7 +446,7 @@ for one in CHANNELS.values():
 def manifest(session: nox.Session) -> None:
     """Verify the wheels in dist/, and write manifest.json, SHA256SUMS and provenance/ there."""
     install(session, "runtime", "index")
-    session.run("python", "-m", "ci.release.manifest", *session.posargs)
+    session.run("python", "-m", "flash_dist.toolkit.make.release.manifest", *session.posargs)
 
 
 @session_of
@@ -454,16 +462,16 @@ def release(session: nox.Session) -> None:
     """Make a release in dist/, or say why not: `-- [--check] [--no-build] [--url URL]`."""
     install(session, "runtime", "index")
     args = session.posargs
-    session.run("python", "-m", "ci.release.release", "tree", *args)
+    session.run("python", "-m", "flash_dist.toolkit.make.release.release", "tree", *args)
     if "--check" in args:
         return
     if "--no-build" not in args:
         for name in sorted(SESSIONS.values()):
             run_session(session, name)
-    session.run("python", "-m", "ci.release.release", "wheels", *args)
+    session.run("python", "-m", "flash_dist.toolkit.make.release.release", "wheels", *args)
     for name in RELEASED:
         run_session(session, name, *args_of(name, args))
-    session.run("python", "-m", "ci.release.release", "publish", *args)
+    session.run("python", "-m", "flash_dist.toolkit.make.release.release", "publish", *args)
 
 
 @session_of
@@ -530,7 +538,7 @@ def lock_requirements(session: nox.Session) -> None:
     """Update ci/locks/ to the newest versions of all packages that sessions install."""
     for group in ("uv", "runtime", "index"):  # as they were locked, whatever pyproject.toml says
         session.install("--require-hashes", "--requirement", str(LOCKS / f"{group}.txt"))
-    session.run("python", "-m", "ci.locks")
+    session.run("python", "-m", "flash_dist.toolkit.make.locks")
 
 
 @session_of
@@ -538,5 +546,9 @@ def lock_headers(session: nox.Session) -> None:
     """Pin the torch headers that csrc/binding/api.cpp includes, from a torch: `-- 2.13.0`."""
     install(session, "build")
     session.run(
-        "python", "-m", "ci.toolchain.torch_headers", "--lock", *(session.posargs or ["2.13.0"])
+        "python",
+        "-m",
+        "flash_dist.toolkit.make.toolchain.torch_headers",
+        "--lock",
+        *(session.posargs or ["2.13.0"]),
     )

@@ -1,7 +1,7 @@
-"""Packs what `ci/compile/native.py` compiles; everything declarative is in pyproject.toml.
+"""Packs what `toolkit/make/compile/native.py` compiles; pyproject.toml has all that is declarative.
 
-`ci/build/plan.py` says which arch set. `ci/build/backend.py` is what pip and uv call, and what
-calls this.
+`toolkit/make/building/plan.py` says which arch set. `backend.py` beside it is what pip and uv call,
+and what calls this.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from ci.build.plan import plan_this_build
-from ci.command import told_in_a_sentence
-from ci.compile.build_info import make_manifest
-from ci.compile.native import NativeOptions, build_native
-from ci.compile.sbom import write_sbom
-from ci.project import ARCHSETS, build_folder, load_project, report_path
-from ci.toolchain.cross import target_machine
-from ci.toolchain.nvcc import find_toolchain
-from ci.toolchain.preflight import read_host
-from ci.toolchain.torch_headers import find_headers
 from flash_dist.toolkit.builds.linkage import runtime_requirements
 from flash_dist.toolkit.builds.manifest import load_manifest
 from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.make.building.plan import plan_this_build
+from flash_dist.toolkit.make.command import told_in_a_sentence
+from flash_dist.toolkit.make.compile.build_info import make_manifest
+from flash_dist.toolkit.make.compile.native import NativeOptions, build_native
+from flash_dist.toolkit.make.compile.sbom import write_sbom
+from flash_dist.toolkit.make.project import ARCHSETS, build_folder, load_project, report_path
+from flash_dist.toolkit.make.toolchain.cross import target_machine
+from flash_dist.toolkit.make.toolchain.nvcc import find_toolchain
+from flash_dist.toolkit.make.toolchain.preflight import read_host
+from flash_dist.toolkit.make.toolchain.torch_headers import find_headers
 
 PUBLISHED = load_archsets(ARCHSETS)
 

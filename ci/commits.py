@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ci.command import command, complain
-from ci.project import ROOT
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.command import command, complain
+from flash_dist.toolkit.make.project import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

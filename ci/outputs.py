@@ -21,9 +21,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ci.command import command
-from ci.project import ROOT, read_pyproject
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.project import ROOT, read_pyproject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -144,8 +144,8 @@ def make_environ(python: Path, folder: Path, *, tree: bool) -> dict[str, str]:
 def prepare(needs: Sequence[str], folder: Path, dist: Path, foreign: Path | None) -> None:
     """Put the files there that the commands name."""
     if "wheel" in needs:
-        from ci.release.manifest import write_release  # noqa: PLC0415
-        from ci.wheels.artefacts import find_artefacts  # noqa: PLC0415 - of this need alone
+        from flash_dist.toolkit.make.release.manifest import write_release  # noqa: PLC0415
+        from flash_dist.toolkit.make.wheels.artefacts import find_artefacts  # noqa: PLC0415 - of this need alone
 
         wheels = sorted((dist / "all").glob("*.whl"))
         if len(wheels) != 1:
@@ -239,7 +239,8 @@ def count_installed_files() -> int:
 def count_wheel_files() -> int:
     """Count what RECORD lists in a wheel of this tree, itself among them."""
     package = ROOT / "flash_dist"
-    modules = [path for path in package.rglob("*.py") if "__pycache__" not in path.parts]
+    builds = package / "toolkit" / "make"  # no wheel has it
+    modules = [path for path in package.rglob("*.py") if builds not in path.parents]
     others = read_pyproject()["tool"]["setuptools"]["package-data"]["flash_dist"]
     built = ("_build.json", "_C.abi3.so", "libflash_dist_kernels.so")
     about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt")

@@ -9,8 +9,8 @@ import ast
 import sys
 from typing import TYPE_CHECKING, Final
 
-from ci.command import command, complain
-from ci.project import ROOT
+from flash_dist.toolkit.make.command import command, complain
+from flash_dist.toolkit.make.project import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

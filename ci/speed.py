@@ -6,8 +6,6 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
-from ci.command import command
-from ci.project import ROOT, replace_between, write_table
 from flash_dist.bench.calls import SHAPES, CallReport, read_run
 from flash_dist.bench.contenders.names import OURS, in_deterministic_mode, label_of
 from flash_dist.bench.labels import group_rows, label_length
@@ -18,6 +16,8 @@ from flash_dist.bench.results import (
     geometric_mean,
     read_report,
 )
+from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.project import ROOT, replace_between, write_table
 from flash_dist.toolkit.targets.verdict import name_size
 
 if TYPE_CHECKING:

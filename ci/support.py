@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from ci.command import command
-from ci.project import README, replace_between, write_table
 from csrc.generate import Table, Variant
+from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.project import README, replace_between, write_table
 from flash_dist.toolkit.targets.archs import Arch
 from flash_dist.toolkit.targets.devices import KNOWN_DEVICES
 

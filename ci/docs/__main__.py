@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ci.command import command
-from ci.project import ROOT
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.project import ROOT
 
 from .browser import NOT_CHECKED, check_pages, find_chromium
 from .links import check_site

@@ -8,7 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING, Final
 
 import flash_dist
-from ci.project import ROOT
+from flash_dist.toolkit.make.project import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,6 @@ import os
 import re
 from typing import TYPE_CHECKING, Final
 
-from ci.project import ROOT
 from flash_dist.toolkit.cli import (
     EXIT_CLOSED_PIPE,
     EXIT_INTERRUPTED,
@@ -14,6 +13,7 @@ from flash_dist.toolkit.cli import (
     load_subcommand,
     make_parser,
 )
+from flash_dist.toolkit.make.project import ROOT
 
 if TYPE_CHECKING:
     import argparse

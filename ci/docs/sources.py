@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from ci.project import ROOT
+from flash_dist.toolkit.make.project import ROOT
 
 from .api import write_api
 from .findings import write_findings, write_topics

@@ -16,18 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ci.command import command
-from ci.container.trial import CODE
-from ci.project import ROOT
-from ci.toolchain.cross import TARGETS
 from ci.trials.foreign import Done, Root, make_root
-from ci.wheels.artefacts import ArtefactError, find_artefacts
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.container.trial import CODE
+from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.make.toolchain.cross import TARGETS
+from flash_dist.toolkit.make.wheels.artefacts import ArtefactError, find_artefacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ci.wheels.artefacts import Artefact
+    from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 MACHINE: Final = "aarch64"
 UNSERVED: Final = "7.5"  # no Arm machine that is known here has such a GPU

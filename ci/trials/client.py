@@ -8,13 +8,13 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ci.project import ARCHSETS, ROOT
-from ci.release.index import DEFAULT, write_index
 from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
 from ci.trials.clients import Environment, call, runs_here, serve, without_network
 from ci.trials.next_version import make_next
-from ci.wheels.artefacts import newest_first
 from flash_dist.toolkit.builds.published import load_picks, published_sets
+from flash_dist.toolkit.make.project import ARCHSETS, ROOT
+from flash_dist.toolkit.make.release.index import DEFAULT, write_index
+from flash_dist.toolkit.make.wheels.artefacts import newest_first
 from flash_dist.toolkit.targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from ci.wheels.artefacts import Artefact
+    from flash_dist.toolkit.make.wheels.artefacts import Artefact
     from flash_dist.toolkit.targets.archs import ArchSet
 
 MACHINES: Final = (*GPUS, *MIXED)

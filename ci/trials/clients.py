@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ci.wheels.artefacts import Artefact
+    from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 CLIENTS: Final = ("pip", "uv")
 _OURS: Final = re.compile("flash[_-]dist")

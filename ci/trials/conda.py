@@ -15,16 +15,16 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from ci.conda.check import recipe_of
-from ci.conda.recipe import PICK, Recipe
-from ci.project import ARCHSETS, load_project
 from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
 from ci.trials.conda_client import RefusedError, Request, Solved, ask
-from ci.wheels.artefacts import Artefact, newest_first
 from flash_dist.toolkit.builds.conda_solver import SUBDIRS, is_served, oldest_cuda
 from flash_dist.toolkit.builds.published import load_picks
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.indexes.index import PROJECT
+from flash_dist.toolkit.make.conda.check import recipe_of
+from flash_dist.toolkit.make.conda.recipe import PICK, Recipe
+from flash_dist.toolkit.make.project import ARCHSETS, load_project
+from flash_dist.toolkit.make.wheels.artefacts import Artefact, newest_first
 from flash_dist.toolkit.targets.devices import Device, first_driver, parse_version
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def _write_channels(
     artefacts: Sequence[Artefact], work: Path
 ) -> tuple[dict[Artefact, Recipe], list[str]]:
     # NOTE: here, so that what is not installed is a result
-    from ci.conda.pack import write_channel  # noqa: PLC0415
     from ci.trials.conda_stubs import write_stubs  # noqa: PLC0415
+    from flash_dist.toolkit.make.conda.pack import write_channel  # noqa: PLC0415
 
     write_channel(work / "conda", artefacts, epoch=load_project().epoch)
     members = {one: recipe_of(one) for one in artefacts}

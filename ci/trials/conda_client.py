@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.project import ROOT
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.project import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

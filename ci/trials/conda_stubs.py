@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from rattler_build import assemble_package
 
-from ci.conda.repodata import write_repodata
+from flash_dist.toolkit.make.conda.repodata import write_repodata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ci.conda.recipe import Recipe
+    from flash_dist.toolkit.make.conda.recipe import Recipe
 
 _RUNNING: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _STAND_IN: Final = """\

@@ -8,15 +8,15 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ci.project import make_once
-from ci.toolchain.cross import run_tool
-from ci.toolchain.nvcc import ToolchainError
+from flash_dist.toolkit.make.project import make_once
+from flash_dist.toolkit.make.toolchain.cross import run_tool
+from flash_dist.toolkit.make.toolchain.nvcc import ToolchainError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ci.toolchain.cross import Target
+    from flash_dist.toolkit.make.toolchain.cross import Target
 
 SUITE: Final = "bookworm"  # glibc 2.36, Python 3.11
 PYTHON: Final = "3.11"

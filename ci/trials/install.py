@@ -15,23 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from ci.command import command
-from ci.project import ROOT
-from ci.release.channels import CHANNELS
-from ci.release.index import pick_name, write_index
 from ci.trials.cells import count
 from ci.trials.client import Trial
 from ci.trials.clients import CLIENTS, serve
 from ci.trials.torch_matrix import try_torches
-from ci.wheels.artefacts import find_artefacts
+from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.make.release.channels import CHANNELS
+from flash_dist.toolkit.make.release.index import pick_name, write_index
+from flash_dist.toolkit.make.wheels.artefacts import find_artefacts
 from flash_dist.toolkit.targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ci.release.channels import Row
     from ci.trials.cells import Cell
-    from ci.wheels.artefacts import Artefact
+    from flash_dist.toolkit.make.release.channels import Row
+    from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Run a wheel on the newest Debian: its glibc, its Python, torch from the index.
 
 mmdebstrap makes a root beside this system's, torch and the wheel go into a folder of it, and
-nothing stays. The oldest glibc is the container's affair (ci/container/trial.py).
+nothing stays. `toolkit/make/container/trial.py` tries the oldest glibc, in a container.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ci.command import command
-from ci.project import load_project
 from ci.trials.cells import InstallError, NotRunError
 from ci.trials.clients import call_openly
 from ci.trials.torch_matrix import FREE_BYTES, PROBE, read_probe
-from ci.wheels.artefacts import read_artefact
+from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.project import load_project
+from flash_dist.toolkit.make.wheels.artefacts import read_artefact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ci.wheels.artefacts import Artefact
+    from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 MIRROR: Final = "http://deb.debian.org/debian"
 PACKAGES: Final = "python3,libgomp1,libstdc++6,util-linux"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from packaging.version import Version
 
 from ci.trials.cells import InstallError
-from ci.wheels.artefacts import Artefact, read_artefact
 from flash_dist.toolkit.builds.manifest import FILE_NAME, Manifest
+from flash_dist.toolkit.make.wheels.artefacts import Artefact, read_artefact
 
 if TYPE_CHECKING:
     from pathlib import Path

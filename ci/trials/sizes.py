@@ -19,18 +19,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ci.command import command
-from ci.project import ARCHSETS, README, ROOT, replace_between
 from ci.trials.cells import InstallError
 from ci.trials.clients import Environment, call_openly, runs_here
-from ci.wheels.artefacts import find_artefacts, newest_first
 from flash_dist.toolkit.builds.linkage import runtime_requirements
 from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.project import ARCHSETS, README, ROOT, replace_between
+from flash_dist.toolkit.make.wheels.artefacts import find_artefacts, newest_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ci.wheels.artefacts import Artefact
+    from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 MARKS: Final = ("<!-- nox -s sizes -- --write: from here -->\n", "<!-- to here -->\n")
 HEAD: Final = (

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from packaging.version import Version
 
-from ci.container.trial import CODE
 from ci.trials.cells import Cell, InstallError, NotRunError, attempt
 from ci.trials.clients import call_openly, runs_here
+from flash_dist.toolkit.make.container.trial import CODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ci.wheels.artefacts import Artefact
+    from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 CLIENT: Final = "torch"
 CPU: Final = "+cpu"

@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from ci.toolchain.nvcc import complete_links, installed_home, release_of, tool_version
-from ci.toolchain.preflight import TOOLKITS
 from flash_dist.toolkit.gpucode.fatbin import read_fatbin
 from flash_dist.toolkit.gpucode.inspection import Choice, inspect_libraries
 from flash_dist.toolkit.gpucode.libraries import open_libraries
+from flash_dist.toolkit.make.toolchain.nvcc import (
+    complete_links,
+    installed_home,
+    release_of,
+    tool_version,
+)
+from flash_dist.toolkit.make.toolchain.preflight import TOOLKITS
 from flash_dist.toolkit.targets.archs import TOOLKIT_ARCHS, Arch
 from flash_dist.toolkit.targets.devices import DRIVER_CUDA, PTX_ISA_CUDA, parse_version
 from tests.readers.tools import compile_code, run
@@ -74,7 +79,9 @@ def test_the_tables_know_the_toolkit(toolkit: str) -> None:
     assert version in DRIVER_CUDA.values(), (
         "add its driver to flash_dist/toolkit/targets/devices.py"
     )
-    assert toolkit in {one.cuda for one in TOOLKITS}, "add it to ci/toolchain/preflight.py"
+    assert toolkit in {one.cuda for one in TOOLKITS}, (
+        "add it to flash_dist/toolkit/make/toolchain/preflight.py"
+    )
 
 
 def test_the_tables_know_every_target(toolkit: str, codes: tuple[str, ...]) -> None:

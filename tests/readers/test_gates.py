@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.compile.sbom import make_sbom
-from ci.project import ARCHSETS
 from flash_dist.toolkit.builds.contents import BINDING, KERNELS, read_manifest
 from flash_dist.toolkit.builds.linkage import BINDING_NEEDS
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.builds.sbom import FILE_NAME
+from flash_dist.toolkit.make.compile.sbom import make_sbom
+from flash_dist.toolkit.make.project import ARCHSETS
 from tests.readers.test_wheels import DIST
 from tests.unit.made.library_builder import Lab, needs_gcc
 from tests.unit.made.whole_wheel import make_record
@@ -45,7 +45,15 @@ def judge(wheel: Path) -> subprocess.CompletedProcess[str]:
     archset = load_archsets(ARCHSETS)[WHEELS[0].parent.name]
     asked = ["--archs", str(archset), "--budget", str(archset.budget_bytes)]
     platform = wheel.stem.rpartition("-")[2]
-    command = [sys.executable, "-m", "ci.wheels.gates", *asked, "--platform", platform, str(wheel)]
+    command = [
+        sys.executable,
+        "-m",
+        "flash_dist.toolkit.make.wheels.gates",
+        *asked,
+        "--platform",
+        platform,
+        str(wheel),
+    ]
     return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.compile.native import NativeOptions, _configure
-from ci.toolchain.nvcc import find_toolchain
-from ci.toolchain.torch_headers import TorchHeaders
+from flash_dist.toolkit.make.compile.native import NativeOptions, _configure
+from flash_dist.toolkit.make.toolchain.nvcc import find_toolchain
+from flash_dist.toolkit.make.toolchain.torch_headers import TorchHeaders
 from flash_dist.toolkit.targets.archs import ArchSet
 from tests.readers.tools import needs
 

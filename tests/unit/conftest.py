@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.release.zipapp import build_zipapp
+from flash_dist.toolkit.make.release.zipapp import build_zipapp
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; children inherit it
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.project import ROOT
+from flash_dist.toolkit.make.project import ROOT
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 from tests.unit.made.wheels import write_dist
 

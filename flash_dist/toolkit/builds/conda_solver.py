@@ -1,6 +1,6 @@
 """What a solver of conda has to know of a wheel: GPUs, driver, glibc, dependencies. Pure functions.
 
-`ci/conda/recipe.py` writes it into packages, and `verify` holds packages against it.
+`make/conda/recipe.py` writes it into packages, and `verify` holds packages against it.
 """
 
 from __future__ import annotations

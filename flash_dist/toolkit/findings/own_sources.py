@@ -25,7 +25,7 @@ PACKAGE: Final = __name__.partition(".")[0]
 FEWEST_WORDS: Final = 3
 OPEN: Final = "\0"  # what stands for a place
 
-_SKIPPED: Final = {"findings"}  # texts about messages of others
+_SKIPPED: Final = {"findings", "make"}  # texts about messages of others; no wheel has it
 _FEWEST: Final = 9  # letters of a sentence's own
 _SURE: Final = 24  # letters from which on a sentence is found anywhere, not only as a whole line
 _LONGEST_GAP: Final = 600  # characters without spaces, of what stands in a place

@@ -19,8 +19,8 @@ from ci.commits import (
     find_problem,
     main,
 )
-from ci.project import ROOT
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.project import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from ci.project import PYPROJECT, ROOT, read_pyproject
 from flash_dist.toolkit.cli import SUBCOMMANDS, make_parser
+from flash_dist.toolkit.make.project import PYPROJECT, ROOT, read_pyproject
 
 if TYPE_CHECKING:
     from pathlib import Path

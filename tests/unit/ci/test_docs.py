@@ -14,11 +14,11 @@ import pytest
 import flash_dist
 from ci.docs import browser, findings, links, pages, search, sources
 from ci.docs.api import find_definition
-from ci.release.channels import CHANNELS
 from flash_dist.masks import BlockMask
 from flash_dist.toolkit.cli import SUBCOMMANDS, expand_alias, load_subcommand, make_parser
 from flash_dist.toolkit.errors import UsageError
 from flash_dist.toolkit.findings import FINDINGS, SUBJECTS
+from flash_dist.toolkit.make.release.channels import CHANNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

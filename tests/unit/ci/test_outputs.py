@@ -20,11 +20,11 @@ from ci.outputs import (
     run_output,
     show,
 )
-from ci.project import ROOT
 from csrc.generate import CSRC, Table, Variant
 from flash_dist.bench.results import collect_ratios, geometric_mean, read_report
 from flash_dist.proof.cases import Kernels, make_cases
 from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.make.project import ROOT
 from tests.unit.made.scenarios import SCENARIOS
 
 TABLE = Table.load(CSRC / "kernels.toml")

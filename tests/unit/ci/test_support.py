@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ci.project import README, replace_between
 from ci.support import MARKS, load_table, main, make_table
 from csrc.generate import CSRC, Row, Table
+from flash_dist.toolkit.make.project import README, replace_between
 from flash_dist.toolkit.targets.archs import Arch
 from flash_dist.toolkit.targets.devices import Device
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from ci.build.matrix import main, make_matrix
-from ci.project import ROOT
-from ci.release.channels import CHANNELS, released
 from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.make.building.matrix import main, make_matrix
+from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.make.release.channels import CHANNELS, released
 from flash_dist.toolkit.targets.archs import ArchSet
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ def test_a_set_of_ones_own_is_a_job_of_its_own() -> None:
 def test_the_build_takes_its_matrix_from_the_data() -> None:
     jobs = read(BUILD)["jobs"]
     assert jobs["wheel"]["strategy"]["matrix"] == "${{ fromJSON(needs.matrix.outputs.matrix) }}"
-    assert "python3 -m ci.build.matrix --json" in jobs["matrix"]["steps"][-1]["run"]
+    assert (
+        "python3 -m flash_dist.toolkit.make.building.matrix --json"
+        in jobs["matrix"]["steps"][-1]["run"]
+    )
     assert jobs["wheel"]["strategy"]["fail-fast"] is False
 
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-from ci.compile.decide import ask_planner, compile_planner
-from ci.compile.planner_cases import Call, Gpu
+from ci.decisions.cases import Call, Gpu
+from ci.decisions.decide import ask_planner, compile_planner
 from csrc.generate import CSRC
 
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed with the process

@@ -7,11 +7,11 @@ import hashlib
 import zipfile
 from typing import TYPE_CHECKING
 
-from ci.compile.sbom import make_sbom
 from flash_dist.toolkit.builds.console_script import ENTRY_POINTS
 from flash_dist.toolkit.builds.contents import BINDING, KERNELS, MANIFEST
 from flash_dist.toolkit.builds.linkage import BINDING_NEEDS, requirements_of
 from flash_dist.toolkit.builds.manifest import Part as OthersPart
+from flash_dist.toolkit.make.compile.sbom import make_sbom
 from flash_dist.toolkit.targets.archs import Arch
 from tests.unit.made.dynamic_builder import make_linked
 from tests.unit.made.fatbin_builder import (

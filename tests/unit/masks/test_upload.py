@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
-from ci.project import ROOT
 from flash_dist.masks.upload import THREADS, in_a_thread, upload
+from flash_dist.toolkit.make.project import ROOT
 
 
 def test_a_thread_has_ended_when_its_call_returns() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ci.project import ROOT
+from flash_dist.toolkit.make.project import ROOT
 from tests.peers import flash_attention
 from tests.peers.flash_attention import Drawn, move_to_cpu, rewrite_imports
 from tests.peers.rotary import apply_rotary_emb

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from ci.project import ROOT
+from flash_dist.toolkit.make.project import ROOT
 from tests.peers import torch_attention
 from tests.peers.torch_attention import KNOWN, Result, Sample, draw, find_own, report
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.project import ROOT
 from flash_dist.toolkit.findings import FINDINGS
+from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.product import NAME, PRODUCT, Product
+from tests.unit.made.sources import find_installed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,9 @@ OURS = re.compile(r"flash[_-]dist", re.IGNORECASE)
 
 
 @pytest.mark.parametrize(
-    "module", sorted(TOOLKIT.rglob("*.py")), ids=lambda path: str(path.relative_to(TOOLKIT))
+    "module",
+    [path for path in find_installed() if TOOLKIT in path.parents],
+    ids=lambda path: str(path.relative_to(TOOLKIT)),
 )
 def test_no_module_of_the_toolkit_holds_the_name_of_a_package(module: Path) -> None:
     lines = module.read_text(encoding="utf-8").splitlines()

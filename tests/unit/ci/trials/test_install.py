@@ -17,7 +17,7 @@ from ci.trials.clients import call, find_strangers, runs_here
 from ci.trials.install import PHASES, conclude, main
 from ci.trials.next_version import DROPPED, make_next, next_version
 from ci.trials.torch_matrix import PAIRS, Pair, _require, find_python, try_torches
-from ci.wheels.artefacts import find_artefacts, read_artefact
+from flash_dist.toolkit.make.wheels.artefacts import find_artefacts, read_artefact
 from tests.unit.made.wheels import write_dist
 from tests.unit.made.whole_wheel import INFO, make_files, write_whole_wheel
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ci.wheels.artefacts import Artefact
+    from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 PAIR = Pair("2.15", "3.13")
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.project import ARCHSETS, README
 from ci.trials.cells import InstallError
 from ci.trials.sizes import MARKS, Row, choose, write
-from ci.wheels.artefacts import find_artefacts
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.project import ARCHSETS, README
+from flash_dist.toolkit.make.wheels.artefacts import find_artefacts
 from tests.unit.made.wheels import write_dist
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from ci.project import ROOT
 from flash_dist.compat import flash_attn
+from flash_dist.toolkit.make.project import ROOT
 
 HAS = "`flash_dist.compat.flash_attn` has no `_flash_attn_forward`: other versions have it with"
 

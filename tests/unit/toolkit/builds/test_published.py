@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ci.project import ARCHSETS
 from flash_dist.toolkit.builds.published import load_archsets, load_proofs, published_sets
 from flash_dist.toolkit.errors import ArchError
+from flash_dist.toolkit.make.project import ARCHSETS
 
 ROOT = Path(__file__).parents[4]
 ONE = {"label": "one", "archs": "8.0", "who": "A100", "toolkit": "13.0", "budget_mb": 1.5}

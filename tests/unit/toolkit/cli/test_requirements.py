@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.project import ROOT
 from flash_dist.toolkit.cli import SUBCOMMANDS, main
 from flash_dist.toolkit.cli.requirements import explain_import
+from flash_dist.toolkit.make.project import ROOT
 
 REQUIRED = ["packaging", "rich"]
 ZSTD = [] if sys.version_info >= (3, 14) else ["backports.zstd"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.project import ROOT
+from flash_dist.toolkit.make.project import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

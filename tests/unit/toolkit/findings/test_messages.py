@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from ci.project import read_pyproject as read_toml
 from flash_dist.toolkit.findings import FINDINGS
 from flash_dist.toolkit.findings.explain import explain, suggest
 from flash_dist.toolkit.findings.phrases import Phrase, Text, squeeze
+from flash_dist.toolkit.make.project import read_pyproject as read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable

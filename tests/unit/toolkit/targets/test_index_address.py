@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ci.project import ROOT, read_pyproject
+from flash_dist.toolkit.make.project import ROOT, read_pyproject
 from flash_dist.toolkit.targets.index_address import INDEX, explain_placeholder, index_of_set
 
 ADDRESS = re.compile(r"https?://(?:[\w-]+\.)*example\.org[^\s\"'`)]*")

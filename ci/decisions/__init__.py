@@ -1,0 +1,1 @@
+"""What planner and masks decide, computed by the host code without a GPU."""

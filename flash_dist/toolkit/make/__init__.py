@@ -1,0 +1,1 @@
+"""Builds wheels of CUDA kernels, and publishes them. No wheel holds this part of the toolkit."""

@@ -1,0 +1,148 @@
+"""The build backend of `pip install .`: setuptools behind a preflight, with a gate after it.
+
+pip and uv run it in an environment of its own (PEP 517). It asks of PyPI what this machine and the
+wanted targets need, so that a missing compiler is told before anything is downloaded, and returns
+a wheel that has passed the same audit as those of `nox -s build_wheels`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import FlashDistError
+from ..command import told_in_a_sentence
+from ..project import ROOT, build_folder, load_project, load_requirements, read_report
+from ..toolchain.nvcc import find_toolchain, keep_toolkit, named_home
+from .plan import make_plan, plan_this_build, run_preflight
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    Settings = Mapping[str, Any] | None
+
+UNFINISHED: Final = "unfinished"  # `-C unfinished=true`: who calls repairs and audits the wheel
+
+
+class BackendError(FlashDistError):
+    """What was asked of the build backend is not built."""
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """Judge the machine and the targets, then say what compiles them."""
+    needed = load_requirements("backend")
+    if _unfinished(config_settings):
+        return needed
+    with told_in_a_sentence():
+        _require_gil()
+        print(run_preflight(os.environ))
+        plan = make_plan(os.environ)
+        print(plan, flush=True)
+        if named_home(os.environ) is None:
+            needed.append(f"cuda-toolkit[nvcc,cccl]=={plan.toolkit}.*")
+    return needed
+
+
+def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
+    """Say what setup.py imports."""
+    del config_settings
+    return load_requirements("backend")
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    """Refuse: the libraries would have to lie among the sources."""
+    del config_settings
+    with told_in_a_sentence():
+        message = "flash_dist is not installed in editable mode: its libraries are compiled"
+        hint = "`pip install .` keeps the objects in build/, so that the next one takes less time"
+        raise BackendError(message, hint=hint)
+
+
+build_editable = prepare_metadata_for_build_editable = get_requires_for_build_editable
+
+
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: Settings = None
+) -> str:
+    """Write the wheel's metadata; nothing is compiled."""
+    del config_settings
+    name: str = _setuptools().prepare_metadata_for_build_wheel(metadata_directory)
+    return name
+
+
+def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
+    """Pack the sources: the same sources, the same bytes."""
+    from .sdist import normalise  # noqa: PLC0415 - what only this hook needs
+
+    del config_settings
+    name: str = _setuptools().build_sdist(sdist_directory)
+    normalise(Path(sdist_directory) / name, int(load_project().epoch))
+    return name
+
+
+def build_wheel(
+    wheel_directory: str,
+    config_settings: Settings = None,
+    metadata_directory: str | None = None,
+) -> str:
+    """Compile one wheel, give it its platform tag, and let it pass the audit."""
+    del metadata_directory  # setup.py writes the same again
+    if _unfinished(config_settings):
+        name: str = _setuptools().build_wheel(wheel_directory)
+        return name
+    with told_in_a_sentence():
+        return _build_finished(Path(wheel_directory)).name
+
+
+def _build_finished(target: Path) -> Path:
+    from ..wheels.gates import audit, repair  # noqa: PLC0415 - the requirements are there by now
+
+    start = time.monotonic()
+    settle_environment()
+    plan = plan_this_build()
+    print(plan, flush=True)
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        raw = Path(folder) / _setuptools().build_wheel(folder)
+        wheel = repair(raw, os.environ, Path(folder) / "repaired")
+        audit(wheel, plan.archset)
+        finished = Path(shutil.move(wheel, target / wheel.name))
+    objects = read_report(plan.archset.label)
+    size = finished.stat().st_size / 1e6
+    print(f"{objects}; {size:.2f} MB in {time.monotonic() - start:.0f} s: {finished.name}")
+    return finished
+
+
+def settle_environment() -> None:
+    """Fix what the result depends on: time stamps, the build folder and the place of nvcc.
+
+    The isolated environment, and the nvcc in it, lie in another folder every time; objects are
+    those of one nvcc, which is why it is kept beside them.
+    """
+    os.environ["SOURCE_DATE_EPOCH"] = load_project().epoch
+    if not os.environ.get("FLASH_DIST_BUILD_DIR"):
+        os.environ["FLASH_DIST_BUILD_DIR"] = str(ROOT / "build" / "pip")
+    if named_home(os.environ) is None:
+        os.environ["CUDA_HOME"] = str(keep_toolkit(find_toolchain().home, build_folder()))
+
+
+def _unfinished(config_settings: Settings) -> bool:
+    return bool((config_settings or {}).get(UNFINISHED))
+
+
+def _require_gil() -> None:
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        message = f"Python {sys.version.split()[0]} is a free-threaded build, which loads no abi3"
+        raise BackendError(message, hint="use the ordinary build of Python 3.10 or newer")
+
+
+def _setuptools() -> ModuleType:
+    from setuptools import build_meta  # noqa: PLC0415 - absent until the requirements are there
+
+    return build_meta

@@ -1,0 +1,151 @@
+"""Which arch sets to build: those named, else TORCH_CUDA_ARCH_LIST, else all that are published."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...errors import ArchError
+from ...machine.libcuda import read_cuda
+from ...targets.archs import SESSIONS, ArchSet, describe_plain, require_supported
+from ...targets.devices import parse_version
+from ...targets.needs import list_targets
+from ...targets.verdict import FLOOR
+from ..toolchain.cross import target_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ...machine.libcuda import Cuda
+
+SKIP_UNSUPPORTED = "--skip-unsupported"
+VARIABLE = "TORCH_CUDA_ARCH_LIST"
+NATIVE = "native"  # as a list: the GPUs that are here
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The arch sets of one build and the reason for them."""
+
+    sets: tuple[ArchSet, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        names = "; ".join(f"{one.name} = {one}" for one in self.sets)
+        lines = [f"arch sets: {names} ({self.reason})"]
+        return "\n".join([*lines, *(f"warning: {note}" for note in self.notes)])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Name the targets that the list could have meant and the set lacks."""
+        return tuple(note for one in self.sets if (note := describe_plain(one)))
+
+
+def choose_sets(
+    args: Sequence[str],
+    environ: Mapping[str, str],
+    published: Mapping[str, ArchSet],
+    toolkit: str | None = None,
+) -> Choice:
+    """Pick the sets and leave out, or refuse, what the toolkit cannot compile.
+
+    Args:
+        args: Names of published sets, and possibly `--skip-unsupported`.
+        environ: Where TORCH_CUDA_ARCH_LIST may be set, and the CPU that is compiled for.
+        published: The published sets by name.
+        toolkit: CUDA version that compiles the sets of its major. None: each set has its own.
+    """
+    skip = SKIP_UNSUPPORTED in args
+    names = list(dict.fromkeys(arg for arg in args if arg != SKIP_UNSUPPORTED))
+    choice = _choose(names, environ, published)
+    choice = replace(choice, sets=tuple(_require_floor(one, skip=skip) for one in choice.sets))
+    able = [
+        require_supported(one, _compiling(one, toolkit), skip_unsupported=skip)
+        for one in choice.sets
+    ]
+    # A list from the environment is named after its content, which may be less now.
+    sets = tuple(one if one.name in published else replace(one, name=one.label) for one in able)
+    return Choice(sets, choice.reason)
+
+
+def toolkits_of(
+    args: Sequence[str], environ: Mapping[str, str], published: Mapping[str, ArchSet]
+) -> list[str]:
+    """Return the CUDA versions that the sets of a build ask for, the newest first."""
+    names = [arg for arg in args if arg != SKIP_UNSUPPORTED]
+    wanted = {one.toolkit for one in _choose(names, environ, published).sets}
+    return sorted(wanted, key=parse_version, reverse=True)
+
+
+def same_major(one: str, other: str) -> bool:
+    """Whether two CUDA versions are of one major: 13.0 and 13.2 are."""
+    return parse_version(one)[0] == parse_version(other)[0]
+
+
+def _compiling(archset: ArchSet, toolkit: str | None) -> str:
+    """Return the toolkit that compiles a set; without one of its major that which the set names."""
+    if toolkit is None or not same_major(archset.toolkit, toolkit):
+        return archset.toolkit
+    return toolkit
+
+
+def _choose(
+    names: Sequence[str], environ: Mapping[str, str], published: Mapping[str, ArchSet]
+) -> Choice:
+    listed = environ.get(VARIABLE, "").strip()
+    machine = target_machine(environ)
+    if names:
+        ignored = f"; {VARIABLE} = `{listed}` is not used" if listed else ""
+        sets = tuple(_require_machine(_find(name, published), machine) for name in names)
+        return Choice(sets, f"named on the command line{ignored}")
+    if listed:
+        parsed = list_of_gpus() if listed == NATIVE else ArchSet.parse(listed, name=VARIABLE)
+        who = f"{VARIABLE} = {listed}"
+        ad_hoc = ArchSet(parsed.label, parsed.label, parsed.archs, who, machine=machine)
+        return Choice((ad_hoc,), f"{VARIABLE} = `{listed}`, no set named on the command line")
+    every = tuple(one for one in published.values() if one.machine == machine)
+    reason = f"no set named, {VARIABLE} not set: all published for {machine}"
+    return Choice(every, reason)
+
+
+def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
+    """Refuse targets for GPUs that flash_dist has no kernels for, or leave them out."""
+    kept = tuple(arch for arch in archset.archs if arch.device >= FLOOR)
+    if len(kept) == len(archset.archs):
+        return archset
+    if kept and skip:
+        label = ".".join(arch.identifier for arch in kept)
+        return replace(archset, name=label, label=label, archs=kept)
+    old = ", ".join(f"`{arch}`" for arch in archset.archs if arch not in kept)
+    message = f"flash_dist starts at {FLOOR}, `{archset.who or archset.name}` asks for {old}"
+    rest, others = f"`{SKIP_UNSUPPORTED}` builds the rest", f"`{VARIABLE}='7.5;8.6'` names others"
+    raise ArchError(message, hint=rest if kept else others)
+
+
+def list_of_gpus(ask_driver: Callable[[], Cuda] = read_cuda) -> ArchSet:
+    """Return the targets of the GPUs here, which `native` stands for."""
+    cuda = ask_driver()
+    found = list_targets(gpu.device for gpu in cuda.gpus)
+    if not found.archs:
+        reason = f" ({cuda.reason})" if cuda.reason else ""
+        message = f"{VARIABLE} is `{NATIVE}`, and there is no GPU here to build for{reason}"
+        raise ArchError(message, hint=f"name the GPUs, as in `{VARIABLE}='8.6;9.0a'`")
+    return replace(found, label=".".join(arch.identifier for arch in found.archs))
+
+
+def _require_machine(archset: ArchSet, machine: str) -> ArchSet:
+    if archset.machine != machine:
+        message = f"arch set `{archset.name}` is for {archset.machine}, this builds for {machine}"
+        session = SESSIONS[archset.machine]
+        raise ArchError(message, hint=f"`nox -s {session} -- {archset.name}` builds it")
+    return archset
+
+
+def _find(name: str, published: Mapping[str, ArchSet]) -> ArchSet:
+    if name in published:
+        return published[name]
+    near = difflib.get_close_matches(name, published, n=1)
+    message = f"unknown arch set `{name}`, published are {', '.join(published)}"
+    hint = f"did you mean `{near[0]}`?" if near else f"for a list of your own set {VARIABLE}"
+    raise ArchError(message, hint=hint)

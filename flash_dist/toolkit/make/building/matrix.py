@@ -1,0 +1,55 @@
+"""The build matrix of GitHub's workflow: one job per published arch set.
+
+python -m flash_dist.toolkit.make.building.matrix --json      a matrix for `fromJSON`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from ...builds.published import load_archsets
+from ..command import command
+from ..project import ARCHSETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ...targets.archs import ArchSet
+
+
+def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
+    """Return what a job's `strategy.matrix` takes."""
+    rows = [
+        {
+            "set": one.name,
+            "archs": str(one),
+            "toolkit": one.toolkit,
+            "machine": one.machine,
+        }
+        for one in sets
+    ]
+    return {"include": rows}
+
+
+@command
+def main(args: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flash_dist.toolkit.make.building.matrix", description=__doc__
+    )
+    parser.add_argument("--json", action="store_true", help="on one line, for a workflow")
+    as_json = parser.parse_args(args).json
+    matrix = make_matrix(load_archsets(ARCHSETS).values())
+    if as_json:
+        print(json.dumps(matrix))
+    else:
+        for row in matrix["include"]:
+            print(f"{row['set']}: {row['archs']}, CUDA {row['toolkit']}, {row['machine']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""What one wheel is built for, and with which CUDA toolkit: settled before anything is downloaded.
+
+FLASH_DIST_ARCH_SET names a published set, TORCH_CUDA_ARCH_LIST lists targets; without either the
+wheel is for the GPUs that are visible here, and for every GPU where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from ...builds.published import load_archsets, load_picks
+from ...errors import ArchError
+from ...machine.libcuda import Cuda, Gpu, read_cuda
+from ...targets.advice import describe_device
+from ...targets.archs import describe_plain
+from ...targets.devices import driver_supports_toolkit, toolkit_driver
+from ...targets.needs import choose_target
+from ..project import ARCHSETS
+from ..toolchain.nvcc import installed_home, named_home, release_of, tool_version
+from ..toolchain.preflight import check, read_host
+from .choose import NATIVE, SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ...targets.archs import ArchSet
+    from ..toolchain.preflight import Preflight
+
+NAMED: Final = "FLASH_DIST_ARCH_SET"
+OTHERS: Final = f"{VARIABLE} chooses others"
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """One wheel."""
+
+    toolkit: str  # release: 13.0
+    archset: ArchSet
+    reason: str
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        targets = ", ".join(map(str, self.archset.archs))
+        lines = [f"building for {self.reason}: {targets}", *self.notes]
+        return "\n".join(lines)
+
+
+def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_cuda) -> BuildPlan:
+    """Settle the toolkit and the one arch set.
+
+    Args:
+        environ: What may name them.
+        ask_driver: Tells the GPUs, if nothing else tells what to build for.
+
+    Raises:
+        FlashDistError: They cannot be built here.
+    """
+    return choose_targets(environ, find_release(environ), ask_driver)
+
+
+@cache
+def plan_this_build() -> BuildPlan:
+    """Make the plan of this process once: the backend shares it with setup.py, which it runs.
+
+    Raises:
+        FlashDistError: As of `make_plan`.
+    """
+    return make_plan(os.environ)
+
+
+def find_release(environ: Mapping[str, str]) -> str:
+    """Return the CUDA release of the toolkit that is there, else of the one that will be."""
+    home = named_home(environ) or installed_home()
+    return release_of(tool_version(home, "nvcc")) if home else run_preflight(environ).toolkit
+
+
+def run_preflight(environ: Mapping[str, str]) -> Preflight:
+    """Judge this machine, and the toolkit that CUDA_HOME names."""
+    home = named_home(environ)
+    own = release_of(tool_version(home, "nvcc")) if home else None
+    return check(read_host(environ), cuda_home_version=own)
+
+
+def choose_targets(
+    environ: Mapping[str, str], toolkit: str, ask_driver: Callable[[], Cuda]
+) -> BuildPlan:
+    """Pick the arch set: named, listed, of the GPUs here, or of all GPUs."""
+    published = load_archsets(ARCHSETS)
+    names = environ.get(NAMED, "").split()
+    if len(names) > 1:
+        message = f"{NAMED} names one arch set of {', '.join(published)}, got `{' '.join(names)}`"
+        raise ArchError(message, hint="`nox -s build_wheels` builds several")
+    if names or environ.get(VARIABLE, "").strip() not in {"", NATIVE}:
+        reason = NAMED if names else VARIABLE
+        archset = _choose(names, environ, published, toolkit)
+        plain = describe_plain(archset)
+        notes = (f"warning: {plain}",) if plain else ()
+        return BuildPlan(toolkit, archset, f"what {reason} says", notes)
+    return _choose_for_gpus(ask_driver(), toolkit, published)
+
+
+def _choose(
+    names: list[str], environ: Mapping[str, str], published: Mapping[str, ArchSet], toolkit: str
+) -> ArchSet:
+    try:
+        chosen = choose_sets(names, environ, published, toolkit).sets[0]
+    except ArchError as error:
+        if SKIP_UNSUPPORTED not in (error.hint or ""):
+            raise
+        hint = f"remove what it cannot compile from {VARIABLE}"
+        raise ArchError(error.message, hint=hint) from error
+    if names and not same_major(chosen.toolkit, toolkit):
+        message = f"arch set `{chosen.name}` is compiled with CUDA {chosen.toolkit}, not {toolkit}"
+        hint = f"`nox -s build_wheels -- {chosen.name}` brings that toolkit; CUDA_HOME may name one"
+        raise ArchError(message, hint=hint)
+    return chosen
+
+
+def _choose_for_gpus(cuda: Cuda, toolkit: str, published: Mapping[str, ArchSet]) -> BuildPlan:
+    chosen = {gpu: choose_target(gpu.device, toolkit) for gpu in cuda.gpus}
+    notes = tuple(_refusal(gpu, toolkit) for gpu, arch in chosen.items() if arch is None)
+    archs = sorted({arch for arch in chosen.values() if arch is not None})
+    if not archs:
+        pick = load_picks(ARCHSETS)["pip"]
+        able = _choose([pick.name], {}, published, toolkit)
+        why = f"every GPU, as {_absence(cuda)} ({OTHERS})"
+        return BuildPlan(toolkit, able, why, notes)
+    able = _choose([], {VARIABLE: " ".join(map(str, archs))}, published, toolkit)
+    devices = sorted({gpu.device for gpu, arch in chosen.items() if arch is not None})
+    why = f"the GPUs here, {', '.join(map(str, devices))} ({OTHERS})"
+    return BuildPlan(toolkit, able, why, (*notes, *_driver_notes(cuda, toolkit)))
+
+
+def _refusal(gpu: Gpu, toolkit: str) -> str:
+    named = describe_device(gpu.device, gpu.name)
+    return f"GPU {gpu.index} is left out, {named}: CUDA {toolkit} compiles nothing for it"
+
+
+def _absence(cuda: Cuda) -> str:
+    if cuda.gpus:
+        return "nothing can be compiled for the GPUs here"
+    broken = cuda.status == "broken"
+    return f"the driver does not answer: {cuda.reason}" if broken else "none is here"
+
+
+def _driver_notes(cuda: Cuda, toolkit: str) -> tuple[str, ...]:
+    """Say before the build, not after it, that the driver here is too old for the result."""
+    if cuda.driver is None or driver_supports_toolkit(cuda.driver, toolkit):
+        return ()
+    needed = f"what is built with CUDA {toolkit} needs driver {toolkit_driver(toolkit)} or newer"
+    return (f"warning: {needed}, here is {cuda.driver}",)

@@ -1,0 +1,177 @@
+"""Pack the sources into dist/flash_dist-X.tar.gz, and check the archive as a user would meet it.
+
+Packed again from the archive itself, the sources must give the same bytes; the files must be those
+that git knows; a wheel's metadata must come out of it in an isolated environment.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import FlashDistError
+from ..command import command
+from ..locks import constraints
+from ..project import ROOT, load_project
+from ..wheels.channel import Published, no_commands
+from ..wheels.gates import run
+from .plan import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..wheels.artefacts import Artefact
+
+# What setuptools adds to the sources.
+ADDED = ("PKG-INFO", "setup.cfg", "flash_dist.egg-info/")
+
+
+class SdistError(FlashDistError):
+    """The archive of the sources is not what a user can build from."""
+
+
+def normalise(path: Path, epoch: int) -> None:
+    """Write a .tar.gz again without what depends on time, machine and user."""
+    with tarfile.open(path) as archive:
+        members = [(one, _read(archive, one)) for one in archive]
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=epoch) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for member, data in sorted(members, key=lambda pair: pair[0].name):
+            archive.addfile(_neutral(member, epoch), io.BytesIO(data))
+    path.write_bytes(packed.getvalue())
+
+
+def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return file.read() if file else b""
+
+
+def _neutral(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
+    neutral = tarfile.TarInfo(member.name)
+    neutral.type, neutral.size, neutral.mtime = member.type, member.size, epoch
+    neutral.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    return neutral
+
+
+def make_sdist(tree: Path, folder: Path) -> Path:
+    """Pack a tree of sources."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = ["--quiet", "--sdist", "--no-isolation", "--outdir", str(folder)]
+    run([sys.executable, "-m", "build", *options, str(tree)], os.environ, tree)
+    return folder / f"flash_dist-{load_project().version}.tar.gz"
+
+
+def unpack(sdist: Path, folder: Path) -> Path:
+    """Unpack an archive and return the tree."""
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):  # Debian 12's Python 3.11.2 has none
+            archive.extractall(folder, filter="data")
+        else:
+            archive.extractall(folder)  # noqa: S202 - made by us a moment ago
+    return folder / sdist.name.removesuffix(".tar.gz")
+
+
+def require_same_bytes(one: Path, other: Path) -> None:
+    """Insist that two archives are one."""
+    if one.read_bytes() != other.read_bytes():
+        message = f"`{one.name}` packed from its own sources differs"
+        raise SdistError(message, hint="MANIFEST.in leaves out what packing depends on")
+
+
+def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
+    """Insist on all that git knows, but for its own and the editors' files, and on nothing else."""
+    wanted = {name for name in tracked if not name.startswith(".")}
+    found = {name for name in packed if not name.startswith(ADDED)}
+    differences = [
+        *(f"{name} is missing" for name in sorted(wanted - found)),
+        *(f"{name} is in the archive and not in git" for name in sorted(found - wanted)),
+    ]
+    if differences:
+        message = "the archive differs from the sources: " + "; ".join(differences[:10])
+        raise SdistError(message, hint="MANIFEST.in says what is packed")
+
+
+def list_files(sdist: Path) -> list[str]:
+    """List the files of an archive without the folder around them."""
+    with tarfile.open(sdist) as archive:
+        return [one.name.partition("/")[2] for one in archive if one.isfile()]
+
+
+def tracked_files(root: Path = ROOT) -> list[str] | None:
+    """List what git knows; None where the sources are no clone."""
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "ls-files"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def require_metadata(tree: Path) -> str:
+    """Let an isolated environment make a wheel's metadata, and return the wheel's version."""
+    plan = make_plan(os.environ)
+    wanted = load_project().wheel_version(plan.toolkit, plan.archset.label)
+    command = [sys.executable, "-m", "build", "--metadata", "--installer", "uv", str(tree)]
+    environ = {**os.environ, "UV_CONSTRAINT": constraints("backend", "nvcc")}
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, text=True, cwd=tree, env=environ
+    )
+    if done.returncode:
+        message = "the unpacked sources give no metadata"
+        raise SdistError(message, hint="its output is above")
+    found = str(json.loads(done.stdout[done.stdout.index("{") :])["version"])
+    if found != wanted:
+        message = f"a wheel built from the archive would be {found}, it must be {wanted}"
+        raise SdistError(message)
+    return found
+
+
+def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
+    """Return the packed sources of this version, which are of no wheel."""
+    del artefacts
+    path = dist / f"flash_dist-{load_project().version}.tar.gz"
+    return [Published(path)] if path.is_file() else []
+
+
+commands = no_commands  # who builds from source needs no index
+
+
+def pack_and_check() -> str:
+    """Do everything that `nox -s sdist` does; return what came out."""
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
+        sdist = make_sdist(ROOT, Path(name) / "first")
+        tree = unpack(sdist, Path(name) / "unpacked")
+        require_same_bytes(sdist, make_sdist(tree, Path(name) / "second"))
+        tracked = tracked_files()
+        if tracked is not None:
+            require_sources(list_files(sdist), tracked)
+        run([sys.executable, "-m", "twine", "check", "--strict", str(sdist)], os.environ)
+        version = require_metadata(tree)
+        (ROOT / "dist").mkdir(exist_ok=True)
+        kept = Path(shutil.copy2(sdist, ROOT / "dist"))
+    digest = hashlib.sha256(kept.read_bytes()).hexdigest()
+    size, count = kept.stat().st_size / 1e6, len(list_files(kept))
+    made = f"{kept.relative_to(ROOT)}: {count} files, {size:.2f} MB, byte-identical from itself"
+    return f"{digest}  {made}; a wheel from it here would be {version}"
+
+
+@command
+def main() -> int:
+    """Command line."""
+    print(pack_and_check())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

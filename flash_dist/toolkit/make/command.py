@@ -1,0 +1,62 @@
+"""How the tools of ci/ end: what one refuses is a sentence on stderr, and exit code 1.
+
+Ctrl-C is one word, and 130 as of every program.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ParamSpec
+
+from ..cli.terminal.signals import Terminated, raising_signals
+from ..errors import FlashDistError, explain_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Words = ParamSpec("Words")
+
+
+def complain(error: object) -> None:
+    """Print what a tool refuses."""
+    print(_tell(error), file=sys.stderr, flush=True)
+
+
+def command(main: Callable[Words, int]) -> Callable[Words, int]:
+    """Let a command line end with 1 and the sentence alone, not with a traceback."""
+
+    @functools.wraps(main)
+    def run(*args: Words.args, **options: Words.kwargs) -> int:
+        try:
+            with raising_signals():
+                return main(*args, **options)
+        except Terminated as ended:
+            return 128 + ended.signal
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr, flush=True)
+            return 128 + signal.SIGINT
+        except FlashDistError as error:
+            complain(error)
+        except OSError as error:  # such as a full disk
+            complain(explain_os_error(error))
+        return 1
+
+    return run
+
+
+@contextmanager
+def told_in_a_sentence() -> Iterator[None]:
+    """End the process likewise, for code that others call: the hooks of pip and setuptools."""
+    try:
+        yield
+    except FlashDistError as error:
+        sys.exit(_tell(error))
+    except OSError as error:
+        sys.exit(_tell(explain_os_error(error)))
+
+
+def _tell(error: object) -> str:
+    return f"error: {error}"

@@ -1,0 +1,148 @@
+"""Assemble the PTX of a wheel offline for every GPU that might compile it at run time.
+
+The build itself never assembles PTX, so this is the only place that sees what the driver's compiler
+will make of it: registers and spills for the PTX's own number and for every newer published target
+that has no SASS in the build, in the shared-memory plan that its GPUs take.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...errors import FlashDistError
+from ...gpucode.fatbin import open_fatbin
+from ...targets.compatibility import judge
+from ...targets.devices import KIB
+from .ptxas import KernelResources, SpillException, parse_ptxas, refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from ...targets.archs import Arch, ArchSet
+    from ...targets.devices import Device
+
+# What nvcc passes: kernels are compiled with -O3, which is ptxas's default.
+_FLAGS = ("-O3", "-v")
+
+
+class AssembleError(FlashDistError):
+    """PTX that does not assemble, or assembles into something that is not shipped."""
+
+
+@dataclass(frozen=True)
+class Ptx:
+    """The PTX of one object file: one kernel."""
+
+    arch: Arch
+    text: bytes
+    symbol: str
+
+
+def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
+    """Take the PTX out of object files, just as it is shipped."""
+    found = []
+    for path in objects:
+        with open_fatbin(path) as fatbin:
+            for entry in fatbin.report.entries:
+                if entry.kind == "ptx" and entry.arch is not None:
+                    (kernel,) = fatbin.kernels(entry)
+                    text = fatbin.payload(entry).rstrip(b"\0")
+                    found.append(Ptx(entry.arch, text, kernel.name))
+    return found
+
+
+def targets_of(ptx: Arch, published: Iterable[ArchSet], built: Iterable[Arch] = ()) -> list[Arch]:
+    """Return the PTX's own number and every newer SASS target of the published sets.
+
+    Not those whose GPUs run SASS of `built`: their driver never compiles the PTX.
+    """
+    own = replace(ptx, ptx=False)
+    if ptx.suffix:
+        return [own]
+    sass = [arch for arch in built if not arch.ptx]
+    every = {arch for one in published for arch in one.archs if not arch.ptx}
+    newer = (arch for arch in every if arch.number > ptx.number)
+    return sorted({own} | {arch for arch in newer if not _runs_any(arch.device, sass)})
+
+
+def _runs_any(device: Device, sass: Iterable[Arch]) -> bool:
+    return any(judge(arch, device) for arch in sass)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shared memory that one kernel was planned for, in KiB, and what it is a plan of."""
+
+    kernel: tuple[str, str, int, int]  # family, dtype, head_dim, head_dim_v
+    kib: int
+
+
+def is_taken(symbol: str, target: Arch, plans: Mapping[str, Plan]) -> bool:
+    """Whether GPUs of a target take this plan of the kernel: the largest they have room for."""
+    mine = plans[symbol]
+    fitting = [
+        plan.kib
+        for plan in plans.values()
+        if plan.kernel == mine.kernel and plan.kib * KIB <= target.smem_optin
+    ]
+    return mine.kib == max(fitting, default=None)
+
+
+class Assembler:
+    """Runs ptxas, and remembers what it said about the same text in `cache`."""
+
+    def __init__(self, ptxas: str, version: str, cache: Path) -> None:
+        self._ptxas = ptxas
+        self._version = version
+        self._cache = cache
+
+    def run(self, ptx: Ptx, target: Arch) -> str:
+        """Return what `ptxas -v` says."""
+        key = hashlib.sha256(b"\0".join([self._version.encode(), str(target).encode(), ptx.text]))
+        kept = self._cache / f"{key.hexdigest()}.txt"
+        if kept.is_file():
+            return kept.read_text(encoding="utf-8")
+        command = [self._ptxas, *_FLAGS, f"-arch={target}", "-o", "/dev/null", "-"]
+        done = subprocess.run(
+            command, input=ptx.text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        text = done.stdout.decode(errors="replace")
+        if done.returncode:
+            message = f"PTX of {ptx.arch} does not assemble for {target}: {text.strip()}"
+            raise AssembleError(message)
+        self._cache.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(f".{target}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(kept)
+        return text
+
+
+def assemble(
+    work: Sequence[tuple[Ptx, Arch]],
+    assembler: Assembler,
+    exceptions: Sequence[SpillException],
+    jobs: int,
+) -> list[KernelResources]:
+    """Assemble each PTX for its target; raise when a kernel breaks the rules."""
+    with ThreadPoolExecutor(jobs) as pool:
+        outputs = list(_with_progress(pool.map(lambda job: assembler.run(*job), work), len(work)))
+    refused = [sentence for text in outputs for sentence in refusals(text, exceptions)]
+    if refused:
+        message = f"{len(refused)} PTX kernels are refused:\n" + "\n".join(refused)
+        raise AssembleError(
+            message,
+            hint="reduce the tile, or see flash_dist/toolkit/make/compile/spill_exceptions.toml",
+        )
+    return [kernel for text in outputs for kernel in parse_ptxas(text)]
+
+
+def _with_progress(outputs: Iterable[str], total: int) -> Iterable[str]:
+    for count, text in enumerate(outputs, 1):
+        if count == total or count % 25 == 0:
+            print(f"[{count}/{total}] Assembling PTX offline", flush=True)
+        yield text

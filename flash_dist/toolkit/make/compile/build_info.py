@@ -1,0 +1,135 @@
+"""Make the manifest of a build from what the compilers and the library said."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ...builds.declared import CODECS
+from ...builds.manifest import (
+    FILE_NAME,
+    Assembled,
+    HostInfo,
+    KernelRecord,
+    Manifest,
+    TargetInfo,
+    ToolkitInfo,
+)
+from ...builds.published import load_proofs
+from ...errors import ManifestError
+from ...targets.archs import Arch
+from ...targets.devices import (
+    format_version,
+    toolkit_compression,
+    toolkit_driver,
+    toolkit_ptx_isa,
+)
+from ..project import ARCHSETS, load_project
+from ..toolchain.nvcc import glibc_version, gxx_version
+from .decisions import hash_decisions
+from .parts import find_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ..toolchain.nvcc import Toolchain
+    from .native import NativeBuild, NativeOptions
+
+FLAGS = ("-O3", "-std=c++17")
+
+
+def make_manifest(build: NativeBuild, options: NativeOptions, package: Path) -> Manifest:
+    """Join everything that is known about a build.
+
+    Args:
+        build: What was compiled.
+        options: What was asked for.
+        package: The folder that is packed, with its Python files and data.
+    """
+    project = load_project()
+    return Manifest(
+        package_version=project.wheel_version(options.toolchain.cuda, options.archset.label),
+        arch_set=options.archset,
+        archsets=options.published,
+        toolkit=_toolkit_info(options.toolchain),
+        host=HostInfo(f"g++ {gxx_version()}", glibc_version()),
+        flags=(*FLAGS, _compression(options.toolchain), *options.archset.gencode_flags),
+        torch_headers=options.headers.version,
+        torch_min=project.torch_min,
+        torch_tested_max=project.torch_tested_max,
+        targets=tuple(TargetInfo(arch, proof_of(arch)) for arch in options.archset.archs),
+        kernels=tuple(_kernel_records(build)),
+        planner=hash_decisions(),
+        parts=find_parts(build.folder, options.toolchain, options.headers),
+        files=tuple(sorted(list_files(package))),
+    )
+
+
+def list_files(package: Path) -> Iterator[str]:
+    """Yield what a package holds beside its libraries, its own record and Python's caches.
+
+    Raises:
+        ManifestError: There is no module in it.
+    """
+    found = [path.relative_to(package) for path in package.rglob("*") if path.is_file()]
+    names = [path.as_posix() for path in found if "__pycache__" not in path.parts]
+    if "__init__.py" not in names:
+        message = f"`{package}` holds no module that the record of the build could list"
+        raise ManifestError(message)
+    yield from (name for name in names if not name.endswith(".so") and name != FILE_NAME)
+
+
+def _compression(toolchain: Toolchain) -> str:
+    """Return the flag that CMakeLists.txt chooses."""
+    codec = toolkit_compression(toolchain.cuda)
+    return next(flag for flag, packed in CODECS.items() if packed == codec)
+
+
+def proof_of(arch: Arch) -> str:
+    """Say how far code of a target was proven on real hardware."""
+    return load_proofs(ARCHSETS).get(arch, "assembled")
+
+
+def _kernel_records(build: NativeBuild) -> list[KernelRecord]:
+    compiled = {kernel.symbol: kernel for kernel in build.resources}
+    assembled: defaultdict[str, list[Assembled]] = defaultdict(list)
+    for kernel in build.assembled:
+        result = Assembled(Arch.parse(kernel.target), kernel.registers, kernel.spill_bytes)
+        assembled[kernel.symbol].append(result)
+    records = []
+    for variant in build.variants:
+        resources = compiled.get(variant["symbol"])
+        target = Arch.parse(variant["target"])
+        records.append(
+            KernelRecord(
+                symbol=variant["symbol"],
+                family=variant["family"],
+                dtype=variant["dtype"],
+                head_dim=variant["head_dim"],
+                head_dim_v=variant["head_dim_v"],
+                plan=variant["plan"],
+                target=target,
+                registers=resources.registers if resources else None,
+                spill_bytes=resources.spill_bytes if resources else None,
+                stack_bytes=resources.stack_bytes if resources else None,
+                static_smem=resources.static_smem if resources else None,
+                dynamic_smem=variant["dynamic_smem"],
+                threads=variant["threads"],
+                proof=proof_of(target),
+                assembled_for=tuple(sorted(assembled[variant["symbol"]], key=lambda a: a.target)),
+                source=variant["source"],
+                role=variant["role"],
+            )
+        )
+    return records
+
+
+def _toolkit_info(toolchain: Toolchain) -> ToolkitInfo:
+    return ToolkitInfo(
+        cuda=toolchain.cuda,
+        nvcc=toolchain.nvcc,
+        ptxas=toolchain.ptxas,
+        driver_min=str(toolkit_driver(toolchain.cuda)),
+        ptx_isa=format_version(toolkit_ptx_isa(toolchain.cuda)),
+    )

@@ -1,0 +1,247 @@
+"""Compile the two libraries with CMake and judge every kernel. Called by setup.py.
+
+The build folder keeps the objects of every target it ever compiled, so that the next arch set
+compiles only what is new to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...builds.linkage import RUNTIME_PATH, has_shared_runtime
+from ...errors import FlashDistError
+from ...product import BINDING, KERNELS
+from ...targets.archs import Arch
+from ..project import ROOT, build_folder
+from ..toolchain.cross import TARGETS, ask_foreign
+from .assemble import Assembler, Plan, assemble, is_taken, read_ptx, targets_of
+from .ptxas import KernelResources, load_exceptions, parse_ptxas
+from .symbols import check_symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ...targets.archs import ArchSet
+    from ..toolchain.cross import Target
+    from ..toolchain.nvcc import Toolchain
+    from ..toolchain.torch_headers import TorchHeaders
+
+CSRC = ROOT / "csrc"
+OUT_OF_MEMORY = "where a compiler was `Killed`, memory ran out: `MAX_JOBS=1` needs the least"
+
+
+class NativeBuildError(FlashDistError):
+    """CMake or a compiler failed; its output is above."""
+
+
+@dataclass(frozen=True)
+class NativeBuild:
+    """What one arch set was compiled into."""
+
+    folder: Path
+    variants: tuple[dict[str, Any], ...]  # variants.json joined with what the library says
+    resources: tuple[KernelResources, ...]  # SASS, from the compilation
+    assembled: tuple[KernelResources, ...]  # PTX, from offline assembly
+    compiled: int
+    reused: int
+
+    @property
+    def libraries(self) -> tuple[Path, Path]:
+        """The two libraries."""
+        return self.folder / KERNELS, self.folder / BINDING
+
+    def __str__(self) -> str:
+        return f"{self.compiled} objects compiled, {self.reused} reused"
+
+
+@dataclass(frozen=True)
+class NativeOptions:
+    """What CMake needs to know."""
+
+    archset: ArchSet
+    published: tuple[ArchSet, ...]  # for every CPU
+    toolchain: Toolchain
+    headers: TorchHeaders
+    jobs: int
+
+    @property
+    def folder(self) -> Path:
+        """The build folder: shared by all arch sets of one toolkit and CPU."""
+        foreign = f"-{self.target.machine}" if self.target else ""
+        return build_folder() / f"native-{self.toolchain.nvcc}{foreign}"
+
+    @property
+    def target(self) -> Target | None:
+        """The CPU that is compiled for, if not one like this."""
+        return TARGETS.get(self.archset.machine)
+
+
+def build_native(options: NativeOptions) -> NativeBuild:
+    """Configure, compile, link and judge."""
+    folder = options.folder
+    _configure(options, folder)
+    before = _object_times(folder)
+    _run(["cmake", "--build", str(folder), "--parallel", str(options.jobs)], hint=OUT_OF_MEMORY)
+    objects = _objects_of(options.archset, folder)
+    compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
+    print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
+    _load_runtime(options.toolchain)
+    variants = tuple(_read_variants(folder, options.target))
+    return NativeBuild(
+        folder=folder,
+        variants=variants,
+        resources=tuple(_read_resources(objects)),
+        assembled=tuple(_assemble(options, objects, variants)),
+        compiled=compiled,
+        reused=len(objects) - compiled,
+    )
+
+
+def _configure(options: NativeOptions, folder: Path) -> None:
+    forget_moved(folder, options.toolchain.tool("nvcc"))
+    shared = has_shared_runtime(options.toolchain.cuda)
+    definitions = {
+        "FLASH_DIST_ARCHS": str(options.archset),
+        "FLASH_DIST_TORCH_INCLUDE": str(options.headers.include),
+        "CMAKE_CUDA_COMPILER": options.toolchain.tool("nvcc"),
+        "CMAKE_MAKE_PROGRAM": shutil.which("ninja") or "ninja",
+        "Python3_EXECUTABLE": sys.executable,
+        "FLASH_DIST_PYTHON": "python3",
+        "FLASH_DIST_SHARED_CUDART": "ON" if shared else "OFF",
+        "FLASH_DIST_CUDART_PATH": ":".join(RUNTIME_PATH) if shared else "",
+        "FLASH_DIST_STATIC_STDCXX": os.environ.get("FLASH_DIST_STATIC_STDCXX") or "OFF",
+    }
+    if options.target:
+        definitions |= options.target.definitions()
+    if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
+        definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
+        definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
+    command = ["cmake", "-S", str(CSRC), "-B", str(folder), "-G", "Ninja"]
+    _run([*command, *(f"-D{name}={value}" for name, value in definitions.items())])
+
+
+def forget_moved(folder: Path, nvcc: str, sources: Path = CSRC) -> None:
+    """Start over when the folder was made for another nvcc or tree: CMake cannot change either."""
+    cache = folder / "CMakeCache.txt"
+    if not cache.is_file():
+        return
+    lines = cache.read_text(encoding="utf-8").splitlines()
+    values = {line.partition("=")[2] for line in lines}
+    if not {nvcc, str(sources)} <= values:
+        shutil.rmtree(folder)
+
+
+def _run(command: list[str], *, hint: str | None = None) -> None:
+    # NOTE: an isolated build of pip has its programs on PATH, and others beside the Python it runs.
+    path = f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
+    environ = {**os.environ, "PATH": path, "NINJA_STATUS": progress_line(path)}
+    done = subprocess.run(command, check=False, env=environ)
+    if done.returncode:
+        message = f"`{' '.join(command[:3])}` failed with exit code {done.returncode}, see above"
+        raise NativeBuildError(message, hint=hint)
+
+
+def progress_line(path: str) -> str:
+    """Return Ninja's format of progress: with the time left where Ninja (1.12) can tell it."""
+    ninja = shutil.which("ninja", path=path) or "false"  # says nothing
+    done = subprocess.run([ninja, "--version"], check=False, capture_output=True, text=True)
+    version = [int(word) for word in done.stdout.split(".")[:2] if word.isdigit()]
+    return "[%f/%t, %w, %W left] " if version >= [1, 12] else "[%f/%t, %e s] "
+
+
+def _object_times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.o")}
+
+
+def _objects_of(archset: ArchSet, folder: Path) -> list[Path]:
+    """Return what is linked: the objects of the set's targets and of the host code.
+
+    Objects stay in the folder when their source goes: these are left out.
+    """
+    found = []
+    for name in [*map(str, archset.archs), "flash_dist_kernels", "flash_dist_torch"]:
+        objects = _object_folder(folder, name)
+        for path in sorted(objects.rglob("*.o")):
+            source = path.relative_to(objects).with_suffix("")
+            if (folder / source).is_file() or (CSRC / source).is_file():
+                found.append(path)
+    return found
+
+
+def _object_folder(folder: Path, name: str) -> Path:
+    return folder / "CMakeFiles" / f"{name}.dir"
+
+
+def _read_resources(objects: Iterable[Path]) -> Iterable[KernelResources]:
+    for path in objects:
+        said = path.with_name(path.name + ".ptxas")
+        if said.is_file():
+            yield from parse_ptxas(said.read_text(encoding="utf-8"))
+
+
+def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, Any]]:
+    """Join what was asked for with the launch sizes, which only the library knows."""
+    declared = json.loads((folder / "generated" / "variants.json").read_text(encoding="utf-8"))
+    built = {variant["symbol"]: variant for variant in ask(folder / KERNELS, target)}
+    for variant in declared:
+        yield {**built[variant["symbol"]], **variant}
+
+
+def _load_runtime(toolchain: Toolchain) -> None:
+    """Load the CUDA runtime that the library needs: its own search path leads nowhere here."""
+    if has_shared_runtime(toolchain.cuda):
+        for library in (toolchain.home / "lib64").glob("libcudart.so.*"):
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def ask(path: Path, target: Target | None) -> list[dict[str, Any]]:
+    """Call `flash_dist_variants_json`, which needs no GPU; for another CPU in an emulator."""
+    if target is None:
+        return ask_library(path)
+    found: list[dict[str, Any]] = json.loads(ask_foreign(path, target))
+    return found
+
+
+def ask_library(path: Path) -> list[dict[str, Any]]:
+    """Ask a library of this CPU."""
+    library = ctypes.CDLL(str(path))
+    ask = library.flash_dist_variants_json
+    ask.argtypes, ask.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64
+    size = ask(None, 0)
+    buffer = ctypes.create_string_buffer(size + 1)
+    ask(buffer, size + 1)
+    found: list[dict[str, Any]] = json.loads(buffer.value)
+    return found
+
+
+def _assemble(
+    options: NativeOptions, objects: Iterable[Path], variants: Iterable[Mapping[str, Any]]
+) -> list[KernelResources]:
+    folder, toolchain = options.folder, options.toolchain
+    folders = {_object_folder(folder, str(arch)) for arch in options.archset.archs if arch.ptx}
+    texts = read_ptx(path for path in objects if folders & set(path.parents))
+    machine = options.archset.machine
+    published = [one for one in options.published if one.machine == machine]
+    plans = {
+        one["symbol"]: Plan(
+            (one["family"], one["dtype"], one["head_dim"], one["head_dim_v"]), one["plan"]
+        )
+        for one in variants
+        if Arch.parse(one["target"]).ptx
+    }
+    work = [
+        (ptx, target)
+        for ptx in texts
+        for target in targets_of(ptx.arch, published, options.archset.archs)
+        if target.number == ptx.arch.number or is_taken(ptx.symbol, target, plans)
+    ]
+    assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")
+    return assemble(work, assembler, load_exceptions(), options.jobs)

@@ -1,0 +1,55 @@
+"""Put the console script of a wheel into its conda package: `info/link.json`.
+
+rattler-build's `assemble_package` has no argument for it. So the archive of what a package says of
+itself is written again with one more member.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING
+
+from ...builds.console_script import LINK, make_link
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def add_link(path: Path) -> None:
+    """Let the clients that install a package write the script `flash-dist`."""
+    with zipfile.ZipFile(path) as archive:
+        members = [(one, archive.read(one)) for one in archive.infolist()]
+    with zipfile.ZipFile(path, "w") as archive:
+        for old, data in members:
+            one = zipfile.ZipInfo(old.filename, old.date_time)  # no extra fields
+            one.external_attr = old.external_attr
+            archive.writestr(one, _add_to_info(data) if _is_info(one) else data)
+
+
+def _is_info(one: zipfile.ZipInfo) -> bool:
+    return one.filename.startswith("info-")
+
+
+def _add_to_info(packed: bytes) -> bytes:
+    """Return the archive with link.json behind its last member, with the times of that."""
+    text, out = json.dumps(make_link(), indent=2).encode(), io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(zstd.decompress(packed))) as old,
+        tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as new,
+    ):
+        for member in old:
+            new.addfile(member, old.extractfile(member))
+        link = tarfile.TarInfo(LINK)
+        link.size, link.mtime, link.mode = len(text), member.mtime, 0o644
+        new.addfile(link, io.BytesIO(text))
+    changed: bytes = zstd.compress(out.getvalue())
+    return changed

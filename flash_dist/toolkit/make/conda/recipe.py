@@ -1,0 +1,98 @@
+"""What a conda package says of a wheel: build string, dependencies, GPUs. Pure functions.
+
+The arch set is chosen by the solver. `__cuda_arch` (CEP 46) is the *lowest* compute capability of
+the machine, so a package can promise that this GPU is served and nothing about the others:
+
+- Its range is derived from the targets that are really embedded, and ends where the code ends.
+- It is a constraint, not a dependency: clients that do not know `__cuda_arch` can install, too.
+- Where several packages fit, the highest build number wins. Sets that serve more GPUs have higher
+  ones; the pick of `archsets.json`, which serves every GPU that any set serves, has the highest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ...builds.conda_solver import (
+    SUBDIRS,
+    constrain_gpus,
+    is_served,
+    list_dependencies,
+    name_build,
+    read_platform,
+)
+from ...indexes.index import PROJECT
+from ...targets.devices import KNOWN_DEVICES, parse_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ...targets.archs import ArchSet
+    from ..wheels.artefacts import Artefact
+
+PICK: Final = "conda"  # who asks in the table `picks`
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the solver reads of one package."""
+
+    version: str
+    build: str
+    build_number: int
+    subdir: str
+    depends: tuple[str, ...]
+    constrains: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """Where it lies in the channel."""
+        return f"{self.subdir}/{PROJECT}-{self.version}-{self.build}.conda"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what index.json has to say."""
+        return {
+            "name": PROJECT,
+            "version": self.version,
+            "build": self.build,
+            "build_number": self.build_number,
+            "subdir": self.subdir,
+            "noarch": "python",
+            "depends": list(self.depends),
+            "constrains": list(self.constrains),
+        }
+
+
+def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -> Recipe:
+    """Describe a wheel to the solver.
+
+    Args:
+        one: The wheel.
+        archsets: The published sets for CPUs of its kind.
+        pick: The one for those who do not choose.
+
+    Raises:
+        FlashDistError: The wheel says something that conda cannot.
+    """
+    label, toolkit = one.manifest.arch_set.label, one.manifest.toolkit.cuda
+    machine, glibc = read_platform(one.file_name, one.tags)
+    number = rank_set(label, toolkit, archsets.values(), pick)
+    name = name_build(label, toolkit, number)
+    depends = tuple(list_dependencies(one.metadata, one.manifest, machine, glibc))
+    constraint = f"__cuda_arch {constrain_gpus(one.embedded)}"
+    return Recipe(one.version.public, name, number, SUBDIRS[machine], depends, (constraint,))
+
+
+def rank_set(label: str, toolkit: str, archsets: Iterable[ArchSet], pick: ArchSet) -> int:
+    """Return the build number of a set: 1 and up, and 0 for one that is not published.
+
+    The pick is first; then what serves more of the known GPUs; then the newer toolkit.
+    """
+
+    def breadth(one: ArchSet) -> tuple[bool, int, tuple[int, int], str]:
+        served = sum(is_served(one.archs, device) for device in KNOWN_DEVICES)
+        return one.name == pick.name, served, parse_version(one.toolkit), one.label
+
+    ranked = [(one.label, one.toolkit) for one in sorted(archsets, key=breadth)]
+    return ranked.index((label, toolkit)) + 1 if (label, toolkit) in ranked else 0

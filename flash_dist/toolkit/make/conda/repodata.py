@@ -1,0 +1,45 @@
+"""`repodata.json` of a folder of conda packages: what clients read before they download."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from ...builds.conda_package import read_index
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REPODATA: Final = "repodata.json"
+
+
+def make_repodata(folder: Path) -> str:
+    """Return the list of one platform: of each package its index.json, size and hashes.
+
+    NOTE: not by rattler.index: it stamps each package with the time of the run, and Python crashes
+    when it ends after it (py-rattler 0.28).
+    """
+    data = {
+        "info": {"subdir": folder.name},
+        "packages": {},
+        "packages.conda": {path.name: _list(path) for path in sorted(folder.glob("*.conda"))},
+        "removed": [],
+        "repodata_version": 1,
+    }
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _list(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    sums = {
+        "md5": hashlib.md5(data, usedforsecurity=False).hexdigest(),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "size": len(data),
+    }
+    return dict(sorted({**read_index(path), **sums}.items()))
+
+
+def write_repodata(folder: Path) -> None:
+    """Write it."""
+    (folder / REPODATA).write_text(make_repodata(folder), encoding="utf-8")

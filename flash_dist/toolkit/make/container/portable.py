@@ -1,0 +1,162 @@
+"""Build one wheel per arch set into dist/<set>/ with cibuildwheel, in a manylinux container.
+
+`nox -s build_wheels` comes here where a container engine answers. The objects and the compiler stay
+in build/container, so that the next container compiles only what is new.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ...builds.published import load_archsets
+from ...targets.archs import DEFAULT_MACHINE
+from ..building.build_many import Builds, BuiltWheel, build_each, report
+from ..building.build_wheels import arch_environ, dist_folder, put_into_dist
+from ..building.choose import choose_sets
+from ..project import ARCHSETS, ROOT, load_project, read_report
+from ..toolchain.cross import VARIABLE as MACHINE
+from ..toolchain.cross import target_machine
+from ..wheels.gates import run
+from ..wheels.platform_tags import MANYLINUX, platform_of
+from .engine import VARIABLE as ENGINE
+from .engine import EngineError, find_engine, identify_image
+from .image import NAME as LOCAL_IMAGE
+from .image import engine_environ, is_current
+from .unchanged import digest_inputs, find_unchanged, note_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...targets.archs import ArchSet
+
+MAKE: Final = (__package__ or "").rpartition(".")[0]
+
+IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
+HOST = "/host"  # where cibuildwheel shows the whole machine to the container
+CACHE = ROOT / "build" / "container"
+TESTED_TORCH = "FLASH_DIST_TEST_TORCH"
+UNCHANGED = "unchanged, so not built again"
+HINT = (
+    "its output is above; where no registry can be reached, `nox -s image` makes an image, "
+    "and `-- --native` builds without one"
+)
+# What a build reads. Whatever else lies in the tree (environments, objects, wheels) stays outside.
+SOURCES = ("ci", "csrc", "flash_dist")
+FILES = ("LICENSE", "MANIFEST.in", "README.md", "noxfile.py", "pyproject.toml", "setup.py")
+
+
+def copy_sources(tree: Path, root: Path = ROOT) -> None:
+    """Copy what a build reads, with its times: they tell Ninja what is new."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.py[cod]", "*.so")
+    for name in SOURCES:
+        shutil.copytree(root / name, tree / name, ignore=ignored)
+    for name in FILES:
+        shutil.copy2(root / name, tree)
+
+
+def cibuildwheel_environ(
+    archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
+) -> dict[str, str]:
+    """Return the environment of one run; pyproject.toml says what of it enters the container."""
+    project = load_project()
+    image = image_of(environ)
+    chosen = {
+        ENGINE: engine,
+        **environ,
+        **arch_environ(archset, published=published),
+        IMAGE: image,
+        MACHINE: archset.machine,
+        "CIBW_AUDIT_COMMAND": audit_command(archset),
+        "SOURCE_DATE_EPOCH": project.epoch,
+        "FLASH_DIST_BUILD_DIR": f"{HOST}{CACHE}",
+        "UV_CACHE_DIR": f"{HOST}{CACHE}/uv",
+        "UV_LINK_MODE": "copy",
+        TESTED_TORCH: environ.get(TESTED_TORCH)
+        or f"{project.torch_min} {project.torch_tested_max}",
+    }
+    links = environ.get("PIP_FIND_LINKS", "").split()
+    if links:
+        seen = " ".join(f"{HOST}{link}" if link.startswith("/") else link for link in links)
+        chosen |= {"PIP_FIND_LINKS": seen, "UV_FIND_LINKS": seen.replace(" ", ",")}
+    if image.startswith("localhost/"):
+        chosen = engine_environ(chosen)
+    if archset.machine == DEFAULT_MACHINE:
+        chosen.pop("CXX", None)  # of this machine
+    else:
+        chosen["CIBW_TEST_SKIP"] = "*"  # nothing of it runs there; `nox -s arm_test` is for that
+    return chosen
+
+
+def image_of(environ: Mapping[str, str]) -> str:
+    """Return the image that is built in: for another CPU our own, which has a cross compiler."""
+    other = target_machine(environ) != DEFAULT_MACHINE
+    return environ.get(IMAGE) or (LOCAL_IMAGE if other else MANYLINUX)
+
+
+def audit_command(archset: ArchSet) -> str:
+    """Return cibuildwheel's audit step: our gates, with what was asked outside the container."""
+    budget = ["--budget", str(archset.budget_bytes)] if archset.budget_bytes else []
+    command = [
+        sys.executable,
+        "-m",
+        f"{MAKE}.wheels.gates",
+        "--archs",
+        str(archset),
+        "--platform",
+    ]
+    platform = platform_of(archset.machine)
+    return f"{shlex.join([*command, platform, *budget])} {{wheel}}"
+
+
+def build_wheel(
+    archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
+) -> BuiltWheel:
+    """Let cibuildwheel build, repair, audit and test one wheel, unless it is there already."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
+        tree, output = Path(name) / "flash_dist", Path(name) / "wheels"
+        tree.mkdir()
+        copy_sources(tree)
+        chosen = cibuildwheel_environ(archset, environ, engine, published=published)
+        inputs = digest_inputs(tree, identify_image(engine, chosen[IMAGE], chosen), chosen)
+        note = CACHE / "wheels" / f"{archset.name}.json"
+        there = find_unchanged(note, inputs, dist_folder(archset))
+        if there:
+            return BuiltWheel(archset, there, UNCHANGED, time.monotonic() - start)
+        command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux"]
+        run([*command, "--output-dir", str(output), "."], chosen, tree, hint=HINT)
+        wheel = put_into_dist(next(output.glob("*.whl")), archset)
+        note_wheel(note, inputs, wheel)
+    seconds = time.monotonic() - start
+    return BuiltWheel(archset, wheel, read_report(archset.label, CACHE), seconds)
+
+
+def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> Builds:
+    """Build every chosen set, one container after the other."""
+    engine = find_engine(environ)
+    if engine is None:
+        message = "no container engine answers: neither `podman info` nor `docker info`"
+        raise EngineError(message, hint="start one, or build natively: `-- --native`")
+    image = image_of(environ)
+    if image == LOCAL_IMAGE and engine == "podman" and not is_current(engine_environ(environ)):
+        message = f"the image {image} is missing, or was made by an older recipe"
+        raise EngineError(message, hint="`nox -s image` makes it; `-- --native` builds without one")
+    sets = load_archsets(ARCHSETS)
+    choice = choose_sets(args, environ, sets)  # a container has the toolkit of its set
+    print(choice)
+    print(f"container engine: {engine}; image: {image}", flush=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    return build_each(
+        choice.sets, lambda one: build_wheel(one, environ, engine, published=one.name in sets)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(report(build_all))

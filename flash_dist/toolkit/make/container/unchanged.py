@@ -1,0 +1,62 @@
+"""A wheel that would come out the same is not built, audited and tested again.
+
+Builds are reproducible (`nox -s repro`): the same sources, image and settings give the same bytes.
+What a wheel was made from is noted beside the objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from ..project import read_pyproject
+from ..wheels.repro import digest_file, digest_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a wheel was made from, and which file it became."""
+
+    inputs: str  # SHA-256 of sources, image and settings
+    name: str
+    sha256: str
+
+
+def digest_inputs(tree: Path, image: str, environ: Mapping[str, str]) -> str:
+    """Return the SHA-256 of all that decides what comes out.
+
+    Args:
+        tree: The sources as the container sees them.
+        image: What identifies the image.
+        environ: That of cibuildwheel; what of it is for the build is taken.
+    """
+    passed = set(read_pyproject()["tool"]["cibuildwheel"]["environment-pass"])
+    settings = {
+        name: value for name, value in environ.items() if name in passed or name.startswith("CIBW_")
+    }
+    text = json.dumps([image, settings, digest_files(tree)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def find_unchanged(note: Path, inputs: str, folder: Path) -> Path | None:
+    """Return the wheel in a folder if it was made from these inputs and is still what it was."""
+    try:
+        made = Note(**json.loads(note.read_text(encoding="utf-8")))
+        wheel = folder / made.name
+        same = made == Note(inputs, wheel.name, digest_file(wheel))
+    except (OSError, TypeError, ValueError):  # no note, no wheel, or a note of other fields
+        return None
+    return wheel if same else None
+
+
+def note_wheel(note: Path, inputs: str, wheel: Path) -> None:
+    """Write down what a finished wheel was made from."""
+    note.parent.mkdir(parents=True, exist_ok=True)
+    made = Note(inputs, wheel.name, digest_file(wheel))
+    note.write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")

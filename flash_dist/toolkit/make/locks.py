@@ -1,0 +1,194 @@
+"""What sessions, workflows and images install from PyPI, by hash: `nox -s lock_requirements`.
+
+`ci/locks/<group>.txt` has every package that a dependency group of pyproject.toml needs, one
+version each, with the hashes of its wheels for the Pythons and CPUs below. An installer that is
+given such a file with `--require-hashes` takes no other package, and no other bytes of these. Where
+a version has no wheel, it is the hash of its sources.
+
+torch is in none: builds of it that are kept locally have other hashes, and need other packages. So
+it comes after what every build of it needs, `beside_torch`.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import FlashDistError
+from .command import command
+from .project import PYPROJECT, ROOT, read_pyproject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+LOCKS: Final = ROOT / "ci" / "locks"
+UNLOCKED, BESIDE = "torch", "beside_torch"  # the groups
+MACHINES: Final = ("x86_64", "aarch64")
+OLDEST, NEWEST = (3, 10), (3, 14)  # Python
+NOT_COVERED: Final = (
+    f"ci/locks/ is for Python {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]} on Linux, "
+    f"{' or '.join(MACHINES)}"
+)
+RENEW: Final = "`nox -s lock_requirements` writes ci/locks/ again"
+INDEX: Final = "https://pypi.org/simple"
+# What needs a newer Python than the rest; the image has an older one, too.
+PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
+# What is installed into a folder or machine of its own: no version of another group must fit it.
+ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
+_MARK: Final = "#: "  # before each requirement that a file was made of
+
+
+class LockError(FlashDistError):
+    """A group is not locked as it is now, or cannot be."""
+
+
+def is_covered(python: tuple[int, int] = sys.version_info[:2]) -> bool:
+    """Whether the hashes are those of the packages of this machine, and of a Python on it."""
+    known = sys.platform == "linux" and platform.machine() in MACHINES
+    return known and OLDEST <= python <= NEWEST
+
+
+def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the words of an installer for groups and their requirements: files with hashes.
+
+    Raises:
+        LockError: A group was changed and not locked since.
+    """
+    for name, wanted in groups.items():
+        path = LOCKS / f"{name}.txt"
+        found = list(_read_requirements(path.read_text("utf-8"))) if path.is_file() else []
+        if sorted(found) != sorted(wanted):
+            new = ", ".join(f"`{one}`" for one in sorted({*wanted} - {*found}))
+            what = f"{new} is not in" if new else "it needs less than"
+            message = f"group `{name}` of pyproject.toml is not locked: {what} ci/locks/{name}.txt"
+            raise LockError(message, hint=RENEW)
+    files = [word for name in groups for word in ("--requirement", str(LOCKS / f"{name}.txt"))]
+    return ["--require-hashes", *files]
+
+
+def constraints(*groups: str) -> str:
+    """Return UV_CONSTRAINT for what uv installs unasked: it holds by hash what these groups lock.
+
+    pip holds no hash of a constraint, uv those of all that it installs and no others.
+    """
+    return " ".join(str(LOCKS / f"{name}.txt") for name in groups) if is_covered() else ""
+
+
+def _read_requirements(text: str) -> Iterator[str]:
+    lines = (line for line in text.splitlines() if line.startswith(_MARK))
+    return (line.removeprefix(_MARK) for line in lines)
+
+
+def flatten(groups: Mapping[str, Sequence[str | Mapping[str, str]]], name: str) -> list[str]:
+    """Return what a group requires, with the groups that it includes, each once."""
+    parts = (
+        [one] if isinstance(one, str) else flatten(groups, one["include-group"])
+        for one in groups[name]
+    )
+    return list(dict.fromkeys(one for part in parts for one in part))
+
+
+def compile_locks(groups: Mapping[str, Sequence[str | Mapping[str, str]]]) -> dict[str, str]:
+    """Return the file of each group: the newest versions that all of them can share.
+
+    Raises:
+        LockError: uv is not installed, or nothing fits.
+    """
+    wanted = {name: flatten(groups, name) for name in groups}
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        shared, made = (Path(folder) / name for name in ("pylock.shared.toml", "pylock.toml"))
+        versions = _compile(_mark_newer(wanted), shared).keys()
+        for name in sorted(wanted.keys() - {UNLOCKED}):
+            made.unlink(missing_ok=True)
+            if name not in ALONE:
+                shutil.copyfile(shared, made)
+            packages = _compile(wanted[name], made, PYTHONS.get(name, "3.10"))
+            other = [] if name in ALONE else sorted(packages.keys() - versions)
+            if other:
+                message = f"group `{name}` needs {other}, which the other groups do not allow"
+                raise LockError(message)
+            head = [f"# Written by `nox -s lock_requirements` of the group `{name}`."]
+            head += [f"{_MARK}{one}" for one in wanted[name]]
+            found[name] = "\n".join([*head, *map(_write_package, packages.values())]) + "\n"
+    return found
+
+
+def _mark_newer(wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield what must fit together, each with the Pythons that it is for."""
+    for name, requirements in wanted.items():
+        for one in () if name in ALONE else requirements:
+            newer = f"python_version >= '{PYTHONS[name]}'" if name in PYTHONS else ""
+            yield f"{one}; {newer}" if newer and ";" not in one else one
+
+
+def _compile(
+    wanted: Iterable[str], made: Path, python: str = "3.10"
+) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Ask PyPI through uv for what is wanted: at the versions that the file has, if it can be.
+
+    Returns:
+        Each package, by name and version.
+    """
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--universal", "--quiet"]
+    command += ["--no-header", "--no-annotate", "--no-config", "--no-python-downloads"]
+    command += ["--default-index", INDEX, "--python-version", python]
+    done = subprocess.run(
+        [*command, "--output-file", str(made), "-"],
+        input="\n".join(wanted),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        message = f"the groups of pyproject.toml cannot be locked:\n{done.stderr.strip()}"
+        raise LockError(message)
+    return {(one["name"], one["version"]): one for one in read_pyproject(made)["packages"]}
+
+
+def _write_package(package: Mapping[str, Any]) -> str:
+    """Write a package as installers read it."""
+    marker = f" ; {package['marker']}" if "marker" in package else ""
+    wheels = [one for one in package.get("wheels", ()) if _is_ours(one["url"].rpartition("/")[2])]
+    files = wheels or [package["sdist"]]
+    hashes = sorted(one["hashes"]["sha256"] for one in files)
+    lines = [f"{package['name']}=={package['version']}{marker}"]
+    return " \\\n".join([*lines, *(f"    --hash=sha256:{one}" for one in hashes)])
+
+
+def _is_ours(wheel: str) -> bool:
+    """Whether one of our Pythons on one of our CPUs may install a wheel of this name."""
+    from packaging.utils import parse_wheel_filename  # noqa: PLC0415 - absent in a container
+
+    tags = parse_wheel_filename(wheel.replace("%2B", "+"))[3]
+    pythons = range(OLDEST[1], NEWEST[1] + 1)
+    exact = {(f"cp3{minor}", abi) for minor in pythons for abi in (f"cp3{minor}", "none")}
+    older = {(f"cp3{minor}", "abi3") for minor in range(2, NEWEST[1] + 1)}
+    return any(
+        (tag.interpreter.startswith("py") or (tag.interpreter, tag.abi) in exact | older)
+        and (tag.platform == "any" or tag.platform.startswith(("manylinux", "linux")))
+        and (tag.platform == "any" or tag.platform.endswith(MACHINES))
+        for tag in tags
+    )
+
+
+@command
+def main() -> int:
+    """Command line."""
+    found = compile_locks(read_pyproject(PYPROJECT)["dependency-groups"])
+    shutil.rmtree(LOCKS, ignore_errors=True)
+    LOCKS.mkdir()
+    for name, text in found.items():
+        (LOCKS / f"{name}.txt").write_text(text, encoding="utf-8")
+        print(f"ci/locks/{name}.txt: {text.count('--hash=')} hashes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""The ways to publish beside the wheels themselves: one row each, in the order of a release.
+
+A new one is a module with what `make/wheels/channel.py` asks for, and a row here. Its session, the
+index and its page, manifest.json, SHA256SUMS, the statements and install_test follow from the row.
+A module is loaded when it is needed: most of it is not installed where `nox -l` runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ..wheels.artefacts import Artefact
+    from ..wheels.channel import Channel, Published
+
+
+MAKE: Final = (__package__ or "").rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One channel: what is known of it without its module."""
+
+    name: str  # of its session, of its files in manifest.json, and of its folder if it has one
+    module: str
+    summary: str  # for `nox -l`
+    groups: tuple[str, ...]  # of pyproject.toml, that its session installs
+    packed: tuple[str, ...] = ()  # groups that go into it: its first argument is their folder
+    released: bool = True  # it is part of a release; else a session of its own alone
+    linked: bool = False  # the index takes its folder along, and the page has its links
+    options: tuple[str, ...] = ()  # of a release, that it takes
+    partial: tuple[str, ...] = ()  # what it is told where not all sets were built
+    trial: str = ""  # the module that installs from it, a phase of install_test
+
+    def load(self) -> Channel:
+        """Return the module."""
+        return cast("Channel", importlib.import_module(self.module))
+
+
+CHANNELS: Final = {
+    row.name: row
+    for row in (
+        Row(
+            "sdist",
+            f"{MAKE}.building.sdist",
+            "Pack the sources into dist/flash_dist-X.tar.gz, the same bytes each time, and check "
+            "it.",
+            groups=("backend", "sdist"),
+        ),
+        Row(
+            "conda",
+            f"{MAKE}.conda.channel",
+            "Make dist/conda, a conda channel of the wheels in dist/; the solver picks by GPU.",
+            groups=("runtime", "index", "conda"),
+            linked=True,
+            trial="ci.trials.conda",
+        ),
+        Row(
+            "index",
+            f"{MAKE}.release.index",
+            "Make dist/index, a static package index of the wheels in dist/: `-- --url URL`.",
+            groups=("runtime", "index"),
+            options=("--url",),
+            partial=("--partial",),
+        ),
+        Row(
+            "zipapp",
+            f"{MAKE}.release.zipapp",
+            "Build dist/flash_dist.pyz: inspect, audit and doctor's what-if in one file, without "
+            "torch.",
+            groups=("runtime", "zipapp"),
+            packed=("program",),
+        ),
+        Row(
+            "hub",
+            f"{MAKE}.release.hub",
+            "Make dist/hub: one repository per wheel, for Hugging Face's `kernels`.",
+            groups=("runtime", "index"),
+            released=False,
+        ),
+    )
+}
+
+
+def released() -> list[Row]:
+    """Return the channels of a release, in its order."""
+    return [row for row in CHANNELS.values() if row.released]
+
+
+def find_published(
+    dist: Path, artefacts: Sequence[Artefact], rows: Sequence[Row]
+) -> Iterator[tuple[Row, Published]]:
+    """Yield the checked files of some channels, those that were made of wheels first.
+
+    Raises:
+        FlashDistError: A channel is not what its session writes.
+    """
+    found = [(row, file) for row in rows for file in row.load().check(dist, artefacts)]
+    yield from sorted(found, key=lambda pair: pair[1].wheel is None)

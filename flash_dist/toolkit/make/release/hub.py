@@ -1,0 +1,212 @@
+"""Make dist/hub: of each wheel a repository as Hugging Face's `kernels` loads it.
+
+A repository has the files of the package in build/VARIANT/, without the name of the package, and a
+metadata.json with the digest of every file. A process may load several copies, an installed wheel
+among them. torch has one table of operators, though, and the dynamic linker takes a library that is
+loaded already for every other of its name (SONAME). So each copy has names of its own, with the
+digest of its wheel in them: of its operators, and of the library of kernels. They are as long as
+those that they replace, so that nothing else moves in a file and nothing is compiled: it works for
+every wheel and any machine, and the kernels are the bytes that were tested.
+
+`python -m flash_dist.toolkit.make.release.hub`: the wheels of dist/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ...binaries.wheel import open_wheel
+from ...product import BINDING, KERNELS
+from ..command import command
+from ..project import ROOT
+from ..wheels.artefacts import ArtefactError, find_artefacts
+from ..wheels.channel import Published, no_commands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ...targets.archs import Arch
+    from ..wheels.artefacts import Artefact
+
+FOLDER: Final = "hub"
+METADATA: Final = "metadata.json"
+VERSION: Final = 1  # of what the kernel offers, as its users name it: `get_kernel(.., version=1)`
+_PACKAGE: Final = "flash_dist"  # the names that are replaced begin with this
+
+# Where the sources name operators; other strings of the same spelling are texts.
+_OPERATORS: Final = re.compile(
+    rf"(?<=\bops\.){_PACKAGE}\b|{_PACKAGE}(?=::)|(?<=Library\(\"){_PACKAGE}(?=\")"
+)
+
+_CARD: Final = """---
+license: bsd-3-clause
+library_name: kernels
+tags:
+  - kernels
+---
+
+# flash_dist {version}
+
+Attention for torch, forward and backward, with the same bits on every run. Code for {archs}; torch
+{torch} and newer. With the functions of flash-attention:
+
+```python
+from pathlib import Path
+
+from kernels import get_local_kernel
+
+kernel = get_local_kernel(Path("FOLDER OF THIS FILE"))
+out = kernel.flash_attn_func(q, k, v, causal=True)  # [batch, seqlen, num_heads, head_dim]
+print(kernel.check().to_json())  # whether the GPUs here are served
+```
+
+`LOCAL_KERNELS=kernels-community/flash-attn2=FOLDER` lets transformers take it for
+`attn_implementation="flash_attention_2"`.
+"""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One wheel as a repository."""
+
+    artefact: Artefact
+
+    @property
+    def name(self) -> str:
+        """The name of its folder: what `kernels` compares a machine with."""
+        manifest = self.artefact.manifest
+        cuda, torch = (x.replace(".", "") for x in (manifest.toolkit.cuda, manifest.torch_min))
+        return f"torch-stable-abi{torch}-cu{cuda}-{manifest.arch_set.machine}-linux"
+
+    @property
+    def id(self) -> str:
+        """The name of the module and of its operators: `fd_` and 7 digits of the wheel's digest."""
+        return f"fd_{self.artefact.sha256[: len(_PACKAGE) - 3]}"
+
+    def files(self) -> dict[str, bytes]:
+        """Return what lies in the repository, by path."""
+        made = dict(self._package())
+        digests = {name: _digest(data) for name, data in sorted(made.items())}
+        metadata = {
+            "name": "flash-dist",
+            "id": self.id,
+            "version": VERSION,
+            "license": "BSD-3-Clause",
+            "python-depends": [],
+            "backend": {"type": "cuda", "archs": self.archs},
+            "digest": {"algorithm": "sha256", "files": digests},
+        }
+        made[METADATA] = (json.dumps(metadata, indent=2) + "\n").encode()
+        card = _CARD.format(
+            version=self.artefact.version,
+            archs=", ".join(self.archs),
+            torch=self.artefact.manifest.torch_min,
+        )
+        folder = f"build/{self.name}"
+        return {"README.md": card.encode()} | {f"{folder}/{name}": x for name, x in made.items()}
+
+    @property
+    def archs(self) -> list[str]:
+        """The targets that are really in the wheel, as `kernels` compares them with a GPU."""
+        return [_name_arch(arch) for arch in self.artefact.embedded]
+
+    def _package(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the files of the package with the names of this copy."""
+        with open_wheel(self.artefact.path) as wheel:
+            for name in wheel.names:
+                top, _, rest = name.partition("/")
+                if top == _PACKAGE and rest:
+                    yield self._own(rest), self._rename(rest, wheel.read(name))
+
+    def _rename(self, name: str, data: bytes) -> bytes:
+        """Return a file with the names of this copy in it."""
+        if name in {KERNELS, BINDING}:
+            names = [KERNELS] if name == KERNELS else [KERNELS, _PACKAGE]
+            return _replace_strings(data, {x: self._own(x) for x in names}, name)
+        if not name.endswith(".py"):
+            return data
+        text = _OPERATORS.sub(self.id, data.decode())
+        return text.replace(KERNELS, self._own(KERNELS)).encode()
+
+    def _own(self, name: str) -> str:
+        return name.replace(_PACKAGE, self.id) if name in {KERNELS, _PACKAGE} else name
+
+
+def _name_arch(arch: Arch) -> str:
+    """Return `9.0a` of sm_90a, `8.0+PTX` of compute_80."""
+    return f"{arch.major}.{arch.minor}{arch.suffix}{'+PTX' if arch.ptx else ''}"
+
+
+def _digest(data: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def _replace_strings(data: bytes, names: dict[str, str], file: str) -> bytes:
+    """Replace whole strings of a library by others of their length.
+
+    Raises:
+        ArtefactError: A string is not there: the library is not ours, or was made otherwise.
+    """
+    for name, own in names.items():
+        old, new = (b"\0" + x.encode() + b"\0" for x in (name, own))
+        if old not in data:
+            message = f"`{file}` has no string `{name}`, which a copy must have of its own"
+            raise ArtefactError(message, hint="build the wheel again")
+        data = data.replace(old, new)
+    return data
+
+
+def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
+    """Return the metadata of the repositories; empty where none was written.
+
+    Raises:
+        ArtefactError: A repository is not what is made of its wheel.
+    """
+    found = []
+    for artefact in artefacts:
+        folder, variant = dist / FOLDER / artefact.set_name, Variant(artefact)
+        if not folder.is_dir():
+            continue
+        paths = (path for path in folder.rglob("*") if path.is_file())
+        if {x.relative_to(folder).as_posix(): x.read_bytes() for x in paths} != variant.files():
+            message = f"`{folder}` is not the repository of `{artefact.file_name}`"
+            raise ArtefactError(message, hint="`nox -s hub` makes it again")
+        found.append(Published(folder / "build" / variant.name / METADATA, artefact))
+    return found
+
+
+commands = no_commands  # a folder is loaded by its path
+
+
+def write(artefact: Artefact, folder: Path) -> None:
+    """Write the repository of a wheel anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, data in Variant(artefact).files().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+@command
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="nox -s hub", description=__doc__.split("\n")[0])
+    parser.parse_args()
+    for artefact in find_artefacts(ROOT / "dist"):
+        folder = ROOT / "dist" / FOLDER / artefact.set_name
+        write(artefact, folder)
+        print(f"{folder.relative_to(ROOT)}: {Variant(artefact).name} of {artefact.file_name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

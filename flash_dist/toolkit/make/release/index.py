@@ -1,0 +1,220 @@
+"""Make a static package index of the wheels in dist/: `nox -s index`.
+
+    OUT/index.html              for people: which file for which GPU, and how to install it
+    OUT/packages/               the wheels, and the METADATA of each beside it (PEP 658)
+    OUT/<channel>/              another channel that the page links to, where it was made
+    OUT/simple/                 the default index: the set that clients get which ask for none,
+                                one for each kind of CPU
+    OUT/<set>/                  the index of one arch set
+    OUT/<...>/flash-dist/       index.html (PEP 503), index.json (PEP 691), links relative
+
+The same wheels give the same bytes. Any server of files serves it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlsplit
+
+from simple_repository.model import File, Meta, ProjectDetail, ProjectList, ProjectListElement
+from simple_repository.serializer import SerializerHtmlV1, SerializerJsonV1
+
+from ...builds.published import load_picks
+from ...errors import UsageError
+from ...indexes.index import PROJECT
+from ...targets.archs import SESSIONS
+from ...targets.index_address import INDEX
+from ..command import command
+from ..project import ARCHSETS, ROOT
+from ..wheels.artefacts import Artefact, ArtefactError, find_artefacts
+from ..wheels.channel import no_commands, no_files
+from .channels import CHANNELS, Row, find_published
+from .landing import Offer, make_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+DEFAULT: Final = "simple"
+PACKAGES: Final = "packages"
+LOCAL_URL: Final = "http://127.0.0.1:8000/"
+_META: Final = Meta("1.1")
+_HTML: Final = SerializerHtmlV1()
+_JSON: Final = SerializerJsonV1()
+
+
+def write_index(
+    out: Path,
+    artefacts: Sequence[Artefact],
+    url: str,
+    *,
+    partial: bool,
+    offers: Sequence[Offer] = (),
+) -> list[str]:
+    """Write the whole folder anew.
+
+    Args:
+        out: The folder; what is in it goes.
+        artefacts: The wheels.
+        url: Where it will be served from, for the commands on the page.
+        partial: Go on without the default index when its set was not built.
+        offers: What other channels made of them; their folders are taken along.
+
+    Returns:
+        The indexes, the default one first.
+    """
+    groups = {name: list(_of_set(artefacts, name)) for name in _set_names(artefacts)}
+    picks = {machine: pick_name(machine) for machine in _machines(artefacts)}
+    lacking = {machine: pick for machine, pick in picks.items() if pick not in groups}
+    if not lacking:
+        groups = {DEFAULT: [one for pick in picks.values() for one in groups[pick]], **groups}
+    elif not partial:
+        machine, pick = next(iter(lacking.items()))
+        message = (
+            f"on {machine} the default index is of the set `{pick}`, and dist/ holds no wheel of it"
+        )
+        build = f"nox -s {SESSIONS[machine]} -- {pick}"
+        raise ArtefactError(message, hint=f"`{build}`, or `nox -s index -- --partial` for a trial")
+    work = out.with_name(f"{out.name}.part")
+    shutil.rmtree(work, ignore_errors=True)
+    _write_packages(work / PACKAGES, artefacts)
+    for name, members in groups.items():
+        _write_simple(work / name, members)
+    sets = {name: _set_names(members) for name, members in groups.items()}
+    for folder in sorted({offer.folder for offer in offers}):
+        shutil.copytree(folder, work / folder.name)
+    page = make_page(artefacts, sets, url, default=DEFAULT, offers=offers)
+    (work / "index.html").write_text(page, encoding="utf-8")
+    shutil.rmtree(out, ignore_errors=True)
+    work.rename(out)
+    return list(groups)
+
+
+def pick_name(machine: str) -> str:
+    """Return the set of the default index for a kind of CPU: pip and uv read the same one."""
+    picks = load_picks(ARCHSETS, machine)
+    names = {picks[client].name for client in ("pip", "uv")}
+    if len(names) != 1:
+        message = f"pip and uv read one index, and `picks` gives them {sorted(names)}"
+        raise ArtefactError(message)
+    return names.pop()
+
+
+def _machines(artefacts: Iterable[Artefact]) -> list[str]:
+    """Return the kinds of CPUs that there are wheels for: the tags tell a client which is its."""
+    return sorted({one.manifest.arch_set.machine for one in artefacts}, reverse=True)
+
+
+def _set_names(artefacts: Iterable[Artefact]) -> list[str]:
+    return sorted({one.set_name for one in artefacts})
+
+
+def _of_set(artefacts: Iterable[Artefact], name: str) -> Iterable[Artefact]:
+    return (one for one in artefacts if one.set_name == name)
+
+
+def _write_packages(folder: Path, artefacts: Iterable[Artefact]) -> None:
+    folder.mkdir(parents=True)
+    for one in artefacts:
+        shutil.copyfile(one.path, folder / one.file_name)
+        (folder / f"{one.file_name}.metadata").write_bytes(one.metadata.text)
+
+
+def _write_simple(folder: Path, artefacts: Iterable[Artefact]) -> None:
+    """Write one index: its list of one project, and the page of the project."""
+    project = folder / PROJECT
+    project.mkdir(parents=True)
+    projects = ProjectList(_META, frozenset({ProjectListElement(PROJECT)}))
+    detail = ProjectDetail(_META, PROJECT, tuple(map(_make_file, artefacts)))
+    for place, html, text in (
+        (folder, _HTML.serialize_project_list(projects), _JSON.serialize_project_list(projects)),
+        (project, _HTML.serialize_project_page(detail), _JSON.serialize_project_page(detail)),
+    ):
+        (place / "index.html").write_text(f"{html}\n", encoding="utf-8")
+        (place / "index.json").write_text(_in_order(text), encoding="utf-8")
+
+
+def _make_file(one: Artefact) -> File:
+    """Describe a wheel. A `+` is written `%2B`: some stores of files read it as a blank."""
+    return File(
+        one.file_name,
+        f"../../{PACKAGES}/{quote(one.file_name)}",
+        {"sha256": one.sha256},
+        requires_python=one.requires_python or None,
+        dist_info_metadata={"sha256": hashlib.sha256(one.metadata.text).hexdigest()},
+        size=one.size,
+    )
+
+
+def _in_order(text: str) -> str:
+    """Write JSON with its one set, the versions, sorted."""
+    data = json.loads(text)
+    if "versions" in data:
+        data["versions"].sort()
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _parse_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
+        message = f"--url is the http or https address of the folder, got `{text}`"
+        raise UsageError(message, hint=f"such as `--url {INDEX}`")
+    return f"{text.rstrip('/')}/"
+
+
+def find_offers(
+    dist: Path, artefacts: Sequence[Artefact], rows: Sequence[Row], url: str
+) -> list[Offer]:
+    """Return what some channels made of the wheels, as the index serves it.
+
+    Raises:
+        FlashDistError: A channel is not what its session writes.
+    """
+    found = []
+    for row, file in find_published(dist, artefacts, rows):
+        if file.wheel is not None:
+            place = file.path.relative_to(dist).as_posix()
+            told = tuple(row.load().commands(f"{url}{quote(place)}"))
+            found.append(Offer(row.name, dist / row.name, place, file.wheel.file_name, told))
+    return found
+
+
+check = no_files  # it is made of the wheels themselves
+commands = no_commands  # those of pip and uv are told of every wheel
+
+
+@command
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="nox -s index --", description="Make a package index.")
+    parser.add_argument("--url", default=LOCAL_URL, help="where it will be served from")
+    parser.add_argument(
+        "--partial", action="store_true", help="go on without the set of the default index"
+    )
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    parser.add_argument("--out", type=Path, help="folder of the index (DIST/index)")
+    args = parser.parse_args()
+    out = args.out or args.dist / "index"
+    artefacts = find_artefacts(args.dist)
+    url, linked = _parse_url(args.url), [row for row in CHANNELS.values() if row.linked]
+    offers = find_offers(args.dist, artefacts, linked, url)
+    names = write_index(out, artefacts, url, partial=args.partial, offers=offers)
+    for name in names:
+        print(f"index   {url}{name}/")
+    made = {offer.channel for offer in offers}
+    for row in linked:
+        none = f"none: `nox -s {row.name}` makes a channel"
+        print(f"{row.name:<7} {f'{url}{row.name}' if row.name in made else none}")
+    print(f"page    {out / 'index.html'}")
+    print(f"serve   python -m http.server --bind 127.0.0.1 --directory {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

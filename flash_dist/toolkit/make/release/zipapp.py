@@ -1,0 +1,119 @@
+"""Build `flash_dist.pyz`: the subcommands that need neither torch nor the extension, in one file.
+
+`python -m PACKAGE.toolkit.make.release.zipapp DEPENDENCIES [OUT]`: DEPENDENCIES is a folder that
+pip installed `rich` and `packaging` into. The same sources give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import stat
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ... import product
+from ...binaries.wheel import open_wheel
+from ...builds.published import FILE_NAME
+from ..command import command
+from ..project import ROOT, load_project
+from ..wheels.artefacts import ArtefactError
+from ..wheels.channel import Published, no_commands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..wheels.artefacts import Artefact
+
+FILE: Final = "flash_dist.pyz"
+_OURS: Final = "flash_dist/"
+
+SHEBANG: Final = b"#!/usr/bin/env python3\n"
+# NOTE: an older Python must get as far as the sentence, so nothing newer is in this.
+MAIN: Final = """import sys
+
+if sys.version_info < (3, 10):
+    sys.stderr.write(
+        "error: flash_dist.pyz needs Python 3.10 or newer, got %d.%d\\n\\n"
+        "hint: `python3.12 flash_dist.pyz`, or `uv run --python 3.12 flash_dist.pyz`\\n"
+        % sys.version_info[:2]
+    )
+    sys.exit(2)
+
+from flash_dist.__main__ import run
+
+run()
+"""
+METADATA: Final = "Metadata-Version: 2.1\nName: flash_dist\nVersion: {version}\n"
+MAKE: Final = Path(__file__).resolve().parents[1]  # no wheel has it either
+LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays, licences are in it
+
+
+def build_zipapp(dependencies: Path, out: Path) -> None:
+    """Write the program."""
+    members = dict(_collect(dependencies))
+    project = load_project()
+    info = f"flash_dist-{project.version}.dist-info/METADATA"
+    members[info] = METADATA.format(version=project.version).encode()
+    members["__main__.py"] = MAIN.encode()
+    stamp = time.gmtime(int(project.epoch))[:6]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("wb") as file:
+        file.write(SHEBANG)
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in sorted(members):
+                archive.writestr(zipfile.ZipInfo(name, stamp), members[name], zipfile.ZIP_DEFLATED)
+    out.chmod(out.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def _collect(dependencies: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(dependencies.rglob("*")):
+        name = path.relative_to(dependencies)
+        if path.is_file() and not set(LEFT_OUT) & set(name.parts):
+            yield name.as_posix(), path.read_bytes()
+    yield from _collect_package()
+
+
+def _collect_package() -> Iterator[tuple[str, bytes]]:
+    package = ROOT / "flash_dist"
+    modules = (path for path in package.rglob("*.py") if MAKE not in path.parents)
+    for path in sorted((*modules, package / FILE_NAME, package / product.FILE_NAME)):
+        yield path.relative_to(ROOT).as_posix(), path.read_bytes()
+
+
+def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
+    """Return the program, which is of no wheel; empty where it was not written.
+
+    Raises:
+        ArtefactError: It was built of other sources.
+    """
+    del artefacts
+    path = dist / FILE
+    if not path.is_file():
+        return []
+    with open_wheel(path, kind="program") as program:
+        packed = {name: program.read(name) for name in program.names if name.startswith(_OURS)}
+    if packed != dict(_collect_package()):
+        message = f"`{path}` is not the program of these sources"
+        raise ArtefactError(message, hint="`nox -s zipapp` builds it again")
+    return [Published(path)]
+
+
+commands = no_commands  # it is not installed
+
+
+@command
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="nox -s zipapp --", description=__doc__.split("\n")[0])
+    parser.add_argument("dependencies", type=Path, help="folder of what goes into it")
+    parser.add_argument("out", type=Path, nargs="?", default=ROOT / "dist" / FILE)
+    args = parser.parse_args()
+    build_zipapp(args.dependencies, args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""What several sessions of noxfile.py do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from functools import partial, wraps
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, overload
+
+import nox
+
+from ..builds.published import load_archsets
+from ..errors import FlashDistError, explain_os_error
+from .building.choose import choose_sets, same_major, toolkits_of
+from .container.engine import find_engine
+from .locks import BESIDE, NOT_COVERED, UNLOCKED, flatten, is_covered, locked
+from .project import ARCHSETS, ROOT
+from .project import PYPROJECT as PYPROJECT_PATH
+from .release.channels import CHANNELS
+from .toolchain.install import install_toolkit
+from .toolchain.nvcc import home_variable, named_home, release_of, tool_version
+from .toolchain.preflight import Preflight, check, read_host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .release.channels import Row
+    from .toolchain.cross import Target
+
+    Session = Callable[[nox.Session], None]
+
+PYPROJECT: Final = nox.project.load_toml(PYPROJECT_PATH)
+NATIVE: Final = "--native"
+# Plugins that lie beside a machine's torch (pytest-benchmark warns of xdist) are left out of tests.
+PLUGINS: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+
+
+@overload
+def session_of(function: Session, /, **options: Any) -> Session: ...  # noqa: ANN401 - as nox
+
+
+@overload
+def session_of(function: None = None, /, **options: Any) -> Callable[[Session], Session]: ...  # noqa: ANN401
+
+
+def session_of(function: Session | None = None, /, **options: Any) -> Any:
+    """Register a session as `nox.session` does; what it refuses, or a full disk, is a sentence."""
+    if function is None:
+        return partial(session_of, **options)
+
+    @wraps(function)
+    def run(session: nox.Session) -> None:
+        try:
+            function(session)
+        except FlashDistError as error:
+            session.error(str(error))
+        except OSError as error:
+            session.error(str(explain_os_error(error)))
+
+    return nox.session(**options)(run)
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Install dependency groups of pyproject.toml, by hash; torch comes last and without."""
+    distinct = dict.fromkeys(BESIDE if name == UNLOCKED else name for name in groups)
+    session.install(*words_of(session, *distinct))
+    if UNLOCKED in groups:
+        session.install(*nox.project.dependency_groups(PYPROJECT, UNLOCKED))
+
+
+def words_of(session: nox.Session, *groups: str) -> list[str]:
+    """Return what the installer of this session is told for groups: files with hashes."""
+    if not is_covered():
+        session.log(f"{NOT_COVERED}: installed without hashes")
+        return list(nox.project.dependency_groups(PYPROJECT, *groups))
+    try:
+        return locked({name: flatten(PYPROJECT["dependency-groups"], name) for name in groups})
+    except FlashDistError as error:
+        session.error(str(error))
+
+
+def install_wheel(session: nox.Session, wheel: str | Path) -> None:
+    """Install a wheel and what it needs: also one of the same version as the one that is there."""
+    path = str(Path(wheel).resolve())
+    session.install("--force-reinstall", "--no-deps", path)
+    session.install(path)
+
+
+def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) -> None:
+    """Install groups and a wheel where a machine's torch is seen, and no plugin of its pytest."""
+    see_torch(session)
+    install(session, *groups)
+    install_wheel(session, wheel)
+    session.env.update(PLUGINS)
+
+
+def see_torch(session: nox.Session) -> None:
+    """Let a session see the packages beside the torch that the Python of nox sees.
+
+    System packages need no such file; those of a virtual environment are in no other one.
+    """
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(str(session.run("python", "-c", ask, silent=True)).strip())
+    (site / "beside_torch.pth").write_text(f"{Path(torch.origin).parents[1]}\n", encoding="utf-8")
+
+
+def built_wheels() -> list[str]:
+    """Return the wheels of all sets in dist/."""
+    return sorted(str(path) for path in (ROOT / "dist").glob("*/*.whl"))
+
+
+def require_wheels(session: nox.Session, *names: str) -> None:
+    """Stop, before anything is installed, where dist/ lacks the wheel of a set; of any for none."""
+    sets = load_archsets(ARCHSETS)
+    lacking = [name for name in names if not any((ROOT / "dist" / name).glob("*.whl"))]
+    if not lacking and (names or built_wheels()):
+        return
+    of_sets = f" of {', '.join(lacking)}" if lacking else ""
+    commands: dict[str, list[str]] = {}
+    for name in lacking:
+        commands.setdefault(sets[name].session, []).append(name)
+    lines = [f"nox -s {one} -- {' '.join(of)}" for one, of in commands.items()]
+    hint = "`, `".join(lines or ["nox -s build_wheels"])
+    session.error(f"dist/ holds no wheel{of_sets}\n\nhint: `{hint}` builds it")
+
+
+def set_names(session: nox.Session) -> list[str]:
+    """Return what else a build was told: the sets."""
+    return [arg for arg in session.posargs if arg != NATIVE]
+
+
+def is_native(session: nox.Session) -> bool:
+    """Whether this machine's compiler builds: asked for, or no container engine answers."""
+    if NATIVE in session.posargs:
+        return True
+    try:
+        engine = find_engine(os.environ)
+    except FlashDistError as error:
+        session.error(str(error))
+    if engine is None:
+        session.log("no container engine answers: built natively, for machines like this one")
+    return engine is None
+
+
+def build_in_container(session: nox.Session) -> None:
+    """Let cibuildwheel build the sets that were named."""
+    install(session, "runtime", "audit", "container")
+    session.run("python", "-m", f"{__package__}.container.portable", *set_names(session))
+
+
+def run_preflight(
+    session: nox.Session, *names: str, environ: Mapping[str, str] = os.environ
+) -> list[Preflight]:
+    """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built.
+
+    Returns what was found for each CUDA toolkit that the sets ask for.
+    """
+    try:
+        sets, host = load_archsets(ARCHSETS), read_host(environ)
+        wanted = toolkits_of(names, environ, sets)
+        own = own_release(wanted, environ)
+        found = [
+            check(host, wanted=one, cuda_home_version=own if own and same_major(one, own) else None)
+            for one in wanted
+        ]
+        choose_sets(names, environ, sets, found[0].toolkit)
+    except FlashDistError as error:
+        session.error(str(error))
+    session.log("\n".join(map(str, found)))
+    return found
+
+
+def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
+    """Return the CUDA version that CUDA_HOME holds, and insist that some set asks for its major."""
+    home = named_home(environ)
+    if home is None:
+        return None
+    release = release_of(tool_version(home, "nvcc"))
+    if not any(same_major(one, release) for one in wanted):
+        check(read_host(environ), wanted=wanted[0], cuda_home_version=release)
+    return release
+
+
+def install_toolchain(session: nox.Session, *names: str) -> None:
+    """Install what compiles these arch sets; nvcc, too, unless CUDA_HOME names a toolkit.
+
+    All sessions share one nvcc: the objects of a build folder are those of one path.
+    """
+    found = run_preflight(session, *names)
+    install(session, "build", "audit")
+    environments = Path(session.virtualenv.location).parent
+    for one in reversed(found):  # CUDA_HOME is the newest in the end
+        if named_home(os.environ) and one.is_own:
+            home = str(named_home(os.environ))
+        else:
+            home = str(install_nvcc(session, one.toolkit, environments / f"cuda-{one.toolkit}"))
+        session.env["CUDA_HOME"] = session.env[home_variable(one.toolkit)] = home
+
+
+def install_nvcc(
+    session: nox.Session, cuda: str, folder: Path, target: Target | None = None
+) -> Path:
+    """Install a CUDA toolkit once, and return its CUDA_HOME."""
+
+    def install_into(place: Path, *words: str) -> None:
+        session.install("--target", str(place), *words)
+
+    try:
+        options = foreign_options(session, target) if target else ()
+        return install_toolkit(cuda, folder, install_into, target, options)
+    except FlashDistError as error:
+        session.error(str(error))
+
+
+def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:
+    """Return what lets the installer of this session take the packages of another CPU."""
+    return target.uv_options if session.venv_backend == "uv" else target.pip_options
+
+
+def copy_tree(session: nox.Session, tree: Path) -> None:
+    """Copy the files of this tree to a new one, as a commit that is the same each time."""
+    shutil.rmtree(tree, ignore_errors=True)
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    for name in str(session.run(*command, silent=True, external=True)).splitlines():
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    day = f"@{PYPROJECT['tool']['flash_dist']['source_date_epoch']} +0000"
+    who = {"GIT_AUTHOR_NAME": "repro", "GIT_AUTHOR_EMAIL": "", "GIT_AUTHOR_DATE": day}
+    who |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in who.items()}
+    git = ["git", "-C", str(tree), "-c", "core.excludesFile=", "-c", "commit.gpgSign=false"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "repro"]):
+        session.run(*git, *words, env=who, external=True)
+
+
+def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) -> None:
+    """Run another session at this place: `requires` would go on to the next after a failure.
+
+    Its environment is the one of this tree's, whatever tree it works on.
+    """
+    environments = str(Path(session.virtualenv.location).parent)
+    command = [sys.executable, "-m", "nox", "-f", str(tree / "noxfile.py"), "-s", name]
+    command += ["--envdir", environments]
+    session.run(*command, *(["--", *args] if args else []), external=True)
+
+
+def args_of(name: str, args: list[str]) -> list[str]:
+    """Return what of the arguments of a release is for one of its channels: options and values."""
+    taken = CHANNELS[name].options if name in CHANNELS else ()
+    places = [args.index(option) for option in taken if option in args]
+    return [word for place in places for word in args[place : place + 2]]
+
+
+def write_channel(session: nox.Session, row: Row) -> None:
+    """Write a channel into dist/; what is packed into it is installed into a folder of its own."""
+    install(session, *row.groups)
+    words = []
+    if row.packed:
+        folder = Path(session.create_tmp()) / "packed"
+        shutil.rmtree(folder, ignore_errors=True)
+        session.install("--target", str(folder), *words_of(session, *row.packed))
+        words = [str(folder)]
+    session.run("python", "-m", row.module, *words, *session.posargs)

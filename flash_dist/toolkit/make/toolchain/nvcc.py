@@ -1,0 +1,145 @@
+"""Where nvcc is: CUDA_HOME when set, else the `cuda-toolkit` package of this Python."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ...errors import FlashDistError
+from ..project import made_mark, make_once
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+INFOS: Final = "dist-info"  # folder in a toolkit: what pip recorded of the packages it is of
+
+
+class ToolchainError(FlashDistError):
+    """No usable CUDA toolkit."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A CUDA toolkit on disk."""
+
+    home: Path
+    nvcc: str  # full version: 13.0.88
+    ptxas: str
+
+    @property
+    def cuda(self) -> str:
+        """The toolkit's release: 13.0."""
+        return release_of(self.nvcc)
+
+    def tool(self, name: str) -> str:
+        """Path of one of its programs."""
+        return str(self.home / "bin" / name)
+
+
+def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
+    """Take the toolkit that CUDA_HOME names, else the one installed from PyPI."""
+    home = named_home(environ)
+    if home is None:
+        home = installed_home()
+        if home is None:
+            message = "no CUDA toolkit: CUDA_HOME is not set and this Python has no `cuda-toolkit`"
+            hint = "`pip install .` with build isolation and `nox -s build_wheels` bring one"
+            raise ToolchainError(message, hint=hint)
+        complete_links(home)
+    return Toolchain(home, tool_version(home, "nvcc"), tool_version(home, "ptxas"))
+
+
+def installed_home() -> Path | None:
+    """Return the toolkit from PyPI that this Python sees.
+
+    NOTE: an isolated build of pip has its packages on sys.path and not where sysconfig says.
+    """
+    try:
+        nvcc = importlib.metadata.distribution("nvidia-cuda-nvcc")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    home = Path(str(nvcc.locate_file("nvidia/cu13")))
+    return home if (home / "bin" / "nvcc").is_file() else None
+
+
+def named_home(environ: Mapping[str, str]) -> Path | None:
+    """Return CUDA_HOME when it is set, and insist that it holds nvcc."""
+    named = environ.get("CUDA_HOME", "").strip()
+    if not named:
+        return None
+    home = Path(named).resolve()
+    if not (home / "bin" / "nvcc").is_file():
+        message = f"CUDA_HOME is `{named}`, which has no bin/nvcc"
+        raise ToolchainError(message, hint="unset CUDA_HOME: the build then takes nvcc from PyPI")
+    return home
+
+
+def home_variable(cuda: str) -> str:
+    """Return what names the toolkit of a CUDA major where several take part in a build."""
+    return f"FLASH_DIST_CUDA_{cuda.partition('.')[0]}_HOME"
+
+
+def complete_links(home: Path) -> None:
+    """Add the two names that the wheels of 13.x lack and that nvcc.profile looks for."""
+    names = {home / "lib64": "lib", home / "lib" / "libcudart.so": "libcudart.so.13"}
+    for link, target in names.items():
+        if not link.exists():
+            link.symlink_to(target)
+
+
+def keep_toolkit(home: Path, folder: Path) -> Path:
+    """Copy a toolkit out of a temporary environment to where the next build finds it again.
+
+    What the environment says of its packages goes along: the runtime has a version of its own,
+    which the bill of materials tells.
+    """
+    kept = folder / f"cuda-{tool_version(home, 'nvcc')}"
+    infos = list(home.parents[1].glob("nvidia_*.dist-info"))
+    if infos and not (kept / INFOS).is_dir():  # kept by a version that did not take them along
+        made_mark(kept).unlink(missing_ok=True)
+    with make_once(kept) as missing:
+        if missing:
+            shutil.copytree(home, kept, symlinks=True)
+            for info in infos:
+                shutil.copytree(info, kept / INFOS / info.name)
+    return kept
+
+
+def release_of(version: str) -> str:
+    """Return 13.0 of 13.0.88."""
+    return ".".join(version.split(".")[:2])
+
+
+def tool_version(home: Path, tool: str) -> str:
+    """Ask a tool of the toolkit for its version."""
+    command = [str(home / "bin" / tool), "--version"]
+    text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout
+    match = re.search(r"release [\d.]+, V([\d.]+)", text)
+    if match is None:
+        message = f"`{home / 'bin' / tool} --version` does not say a version"
+        raise ToolchainError(message, hint="unset CUDA_HOME: the build then takes nvcc from PyPI")
+    return match[1]
+
+
+def gxx_version(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the host compiler's version."""
+    command = [environ.get("CXX") or "g++", "-dumpfullversion", "-dumpversion"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    return done.stdout.strip()
+
+
+def glibc_version(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the version of the glibc that the host compiler's headers are of; empty of others."""
+    command = [environ.get("CXX") or "g++", "-E", "-x", "c++", "-dM", "-include", "features.h"]
+    done = subprocess.run(
+        [*command, os.devnull], capture_output=True, text=True, check=False, timeout=30
+    )
+    found = dict(re.findall(r"#define (__GLIBC__|__GLIBC_MINOR__) ([0-9]+)", done.stdout))
+    return ".".join(found[name] for name in ("__GLIBC__", "__GLIBC_MINOR__") if name in found)

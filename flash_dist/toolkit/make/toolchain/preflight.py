@@ -1,0 +1,238 @@
+"""Can this machine compile the kernels, and with which CUDA toolkit? Asked before any download."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import FlashDistError
+from ...machine.capacity import count_cores, read_free_memory
+from ...targets.devices import first_driver, parse_version
+from ..project import build_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GIB = 1 << 30
+MIN_DISK = 3 * GIB  # toolkit 0.3, objects 0.2 per arch set, wheels; the rest is room
+MIN_MEMORY = 2 * GIB
+MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: room for cicc or ptxas on a large backward kernel
+MIN_GCC = 9  # first with all of C++17
+_OTHER_DISK = "free some disk, or let FLASH_DIST_BUILD_DIR name a folder on another one"
+IN_A_CONTAINER = "build in a container: an older distribution, or `nox -s image`"
+
+Version = tuple[int, int]
+
+
+class PreflightError(FlashDistError):
+    """This machine cannot build; the message says why, the hint what would help."""
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit that can be had and the hosts it compiles on.
+
+    From its own headers: crt/host_config.h refuses newer gcc, and crt/math_functions.h declares
+    functions in a way that clashes with newer glibc: 13.0 and 13.1 rsqrt with 2.42, 12.4 also
+    sinpi and cospi with 2.41. All are on PyPI but 12.4, see make/toolchain/cuda12.py.
+    """
+
+    cuda: str
+    max_gcc: int
+    max_glibc: Version | None = None
+
+    def refusal(self, gcc: Version, glibc: Version) -> str | None:
+        """Say what of this host the toolkit does not compile with."""
+        if gcc[0] > self.max_gcc:
+            return f"g++ {gcc[0]}"
+        if self.max_glibc is not None and glibc > self.max_glibc:
+            return f"glibc {glibc[0]}.{glibc[1]}"
+        return None
+
+
+TOOLKITS = (
+    Toolkit("12.4", 13, (2, 40)),
+    Toolkit("13.0", 15, (2, 41)),
+    Toolkit("13.1", 15, (2, 41)),
+    Toolkit("13.2", 15),
+    Toolkit("13.3", 15),
+    Toolkit("13.4", 16),
+    Toolkit("13.5", 16),
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the build depends on."""
+
+    system: str
+    machine: str
+    gxx: str  # $CXX or g++
+    gcc: Version | None
+    glibc: Version | None  # None: another C library
+    disk: int
+    memory: int
+    cores: int
+    folder: Path = Path()  # whose disk it is
+
+    @property
+    def jobs(self) -> int:
+        """Parallel compilations: one per core, as far as the memory goes."""
+        return max(1, min(self.cores, self.memory // MEMORY_PER_JOB))
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A host that can build, and the toolkit to use."""
+
+    host: Host
+    toolkit: str
+    notes: tuple[str, ...] = ()
+    is_own: bool = False  # it is the one that CUDA_HOME names
+
+    def __str__(self) -> str:
+        gcc, glibc = self.host.gcc or (0, 0), self.host.glibc or (0, 0)
+        line = (
+            f"preflight: CUDA {self.toolkit}, g++ {gcc[0]}.{gcc[1]}, glibc {glibc[0]}.{glibc[1]}, "
+            f"{self.host.disk / GIB:.0f} GiB of disk and {self.host.memory / GIB:.0f} GiB of "
+            f"memory free, {self.host.jobs} jobs"
+        )
+        return "\n".join([line, *(f"preflight: {note}" for note in self.notes)])
+
+
+def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
+    """Look at this machine; where nothing tells its memory, it is taken to be enough for one job.
+
+    Args:
+        environ: CXX, MAX_JOBS, and FLASH_DIST_BUILD_DIR, whose disk counts: objects lie there.
+        root: Where /proc and /sys are.
+    """
+    memory = read_free_memory(root)
+    folder = build_folder(environ)
+    gxx = environ.get("CXX") or "g++"
+    return Host(
+        system=platform.system(),
+        machine=platform.machine(),
+        gxx=gxx,
+        gcc=_gcc_version(gxx),
+        glibc=_glibc_version(),
+        disk=shutil.disk_usage(_existing(folder)).free,
+        memory=MIN_MEMORY if memory is None else memory,
+        cores=_wanted_jobs(environ) or count_cores(root),
+        folder=folder,
+    )
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the one above it that is there already."""
+    return next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
+
+
+def check(host: Host, *, cuda_home_version: str | None = None, wanted: str = "13.0") -> Preflight:
+    """Return the toolkit to compile with, or raise with the way out.
+
+    Args:
+        host: The machine.
+        cuda_home_version: Version of the toolkit that CUDA_HOME names; None: one from PyPI.
+        wanted: The oldest toolkit to take, which needs the oldest driver; one of the same major
+            may be taken in its place.
+    """
+    gcc, glibc = _require_host(host)
+    if cuda_home_version is not None:
+        notes = _judge_own(cuda_home_version, wanted, gcc, glibc)
+        return Preflight(host, cuda_home_version, notes, is_own=True)
+    candidates = [t for t in TOOLKITS if _can_replace(t.cuda, wanted)]
+    refusals = {toolkit.cuda: toolkit.refusal(gcc, glibc) for toolkit in candidates}
+    fit = next((cuda for cuda, refusal in refusals.items() if refusal is None), None)
+    if fit is None:
+        newest = candidates[-1]
+        major = parse_version(wanted)[0]
+        message = f"no CUDA {major} toolkit compiles here: {refusals[newest.cuda]} is too new"
+        hint = f"install an older g++ and name it: `CXX=g++-{newest.max_gcc}`"
+        raise PreflightError(message, hint=hint if gcc[0] > newest.max_gcc else IN_A_CONTAINER)
+    if fit == wanted:
+        return Preflight(host, fit)
+    note = f"CUDA {wanted} does not compile with {refusals[wanted]}; {_driver_note(fit)}"
+    return Preflight(host, fit, (note,))
+
+
+def _require_host(host: Host) -> tuple[Version, Version]:
+    if (host.system, host.machine) != ("Linux", "x86_64"):
+        message = f"wheels are built on Linux x86_64, this is {host.system} {host.machine}"
+        raise PreflightError(message, hint="build on a Linux x86_64 machine or in a container")
+    if host.glibc is None:
+        message = "the C library here is not glibc, and neither nvcc nor torch runs on musl"
+        raise PreflightError(message, hint="build in a Debian, Ubuntu, Fedora or RHEL root")
+    if host.gcc is None:
+        message = f"no C++ compiler `{host.gxx}` was found"
+        raise PreflightError(message, hint="install g++ (`apt-get install g++`) or name one in CXX")
+    if host.gcc[0] < MIN_GCC:
+        message = f"g++ {MIN_GCC} or newer is needed, {host.gxx} is {host.gcc[0]}.{host.gcc[1]}"
+        raise PreflightError(message, hint="install a newer g++ and name it: `CXX=g++-12`")
+    for name, free, least, place, hint in (
+        ("disk", host.disk, MIN_DISK, f" in `{host.folder}`", _OTHER_DISK),
+        ("memory", host.memory, MIN_MEMORY, "", "free some memory"),
+    ):
+        if free < least:
+            needed = f"{least / GIB:.0f} GiB of {name} are needed{place}"
+            message = f"{needed}, {free / GIB:.1f} GiB are free"
+            raise PreflightError(message, hint=hint)
+    return host.gcc, host.glibc
+
+
+def _can_replace(cuda: str, wanted: str) -> bool:
+    """Whether a toolkit may compile what another is wanted for: no older, of the same major."""
+    found, least = parse_version(cuda), parse_version(wanted)
+    return found[0] == least[0] and found >= least
+
+
+def _judge_own(cuda: str, wanted: str, gcc: Version, glibc: Version) -> tuple[str, ...]:
+    """Check the toolkit that CUDA_HOME names against the table."""
+    if not _can_replace(cuda, wanted):
+        major = parse_version(wanted)[0]
+        message = f"CUDA {wanted} or a newer {major} is needed, CUDA_HOME holds {cuda}"
+        raise PreflightError(message, hint="unset CUDA_HOME: the build then brings its own nvcc")
+    known = next((t for t in TOOLKITS if t.cuda == cuda), None)
+    refusal = known.refusal(gcc, glibc) if known else None
+    if refusal:
+        message = f"CUDA {cuda} of CUDA_HOME does not compile with {refusal}"
+        raise PreflightError(message, hint="unset CUDA_HOME: the build then takes one that does")
+    return (f"CUDA {cuda} is the one CUDA_HOME names; {_driver_note(cuda)}",)
+
+
+def _driver_note(cuda: str) -> str:
+    driver = first_driver(parse_version(cuda))
+    needed = f"driver {driver}" if driver else f"a driver whose CUDA version is {cuda}"
+    return f"PTX of CUDA {cuda} needs {needed} or newer"
+
+
+def _wanted_jobs(environ: Mapping[str, str]) -> int:
+    text = environ.get("MAX_JOBS", "").strip()
+    if not re.fullmatch(r"[0-9]*", text):
+        message = f"MAX_JOBS is the number of compilers that run at a time, got `{text}`"
+        raise PreflightError(message, hint="unset MAX_JOBS: cores and memory then say how many")
+    return int(text or 0)
+
+
+def _gcc_version(gxx: str) -> Version | None:
+    if shutil.which(gxx) is None:
+        return None
+    command = [gxx, "-dumpfullversion", "-dumpversion"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4)
+    match = re.match(r"(\d+)\.(\d+)", done.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _glibc_version() -> Version | None:
+    try:
+        text = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):  # musl does not know the name
+        return None
+    match = re.fullmatch(r"glibc (\d+)\.(\d+).*", text)
+    return (int(match[1]), int(match[2])) if match else None

@@ -1,0 +1,274 @@
+"""The torch headers that the binding includes: about 50 files, 0.4 of the 527 MB of a torch wheel.
+
+`torch_headers.toml` pins the torch version and the SHA-256 of every header. They are taken from a
+wheel that pip can already see (find-links), else by range requests from the wheel on the package
+index. TORCH_ROOT, or an installed torch where there is no network, serve as they are.
+
+    python -m PACKAGE.toolkit.make.toolchain.torch_headers           fetch the pinned headers
+    python -m PACKAGE.toolkit.make.toolchain.torch_headers --lock    pin those of the binding
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import html
+import os
+import posixpath
+import re
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ...errors import FlashDistError
+from ..command import command
+from ..project import ROOT
+from .client_settings import find_links, find_torch, index_url
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+LOCK = Path(__file__).resolve().with_name("torch_headers.toml")
+API = ROOT / "csrc" / "binding" / "api.cpp"
+PREFIX = "torch/include/"
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+class TorchHeadersError(FlashDistError):
+    """The torch headers cannot be had."""
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The pinned torch version and the digests of its headers."""
+
+    version: str
+    sha256: dict[str, str]
+
+    @classmethod
+    def load(cls, path: Path = LOCK) -> Lock:
+        """Read the pins."""
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return cls(data["version"], data["sha256"])
+
+    def __str__(self) -> str:
+        lines = [
+            "# Written by `nox -s lock_headers`: the headers that csrc/binding/api.cpp reaches.",
+            f'version = "{self.version}"',
+            "",
+            "[sha256]",
+            *(f'"{name}" = "{digest}"' for name, digest in sorted(self.sha256.items())),
+        ]
+        return "\n".join([*lines, ""])
+
+    def holds(self, folder: Path) -> bool:
+        """Whether every pinned header lies in this folder, unchanged."""
+        return all(
+            (folder / name).is_file() and _sha256((folder / name).read_bytes()) == digest
+            for name, digest in self.sha256.items()
+        )
+
+
+@dataclass(frozen=True)
+class TorchHeaders:
+    """An include folder and where it comes from."""
+
+    include: Path
+    version: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"torch headers: {self.version}, {self.origin}"
+
+
+class Archive(Protocol):
+    """The part of zipfile.ZipFile that is used; remotezip.RemoteZip has it too."""
+
+    def namelist(self) -> list[str]:
+        """List the members."""
+
+    def read(self, name: str) -> bytes:
+        """Return one member."""
+
+
+def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
+    """Look in TORCH_ROOT, the cache, a local wheel, the index, an installed torch, in turn."""
+    lock = lock or _checked_lock()
+    named = os.environ.get("TORCH_ROOT", "").strip()
+    if named:
+        return _from_folder(Path(named), "named by TORCH_ROOT")
+    include = cache / f"torch-{lock.version}"
+    if lock.holds(include):
+        return TorchHeaders(include, lock.version, "cached")
+    wheel = find_local_wheel(lock.version)
+    if wheel is not None:
+        with zipfile.ZipFile(wheel) as archive:
+            extract(archive, lock, include)
+        return TorchHeaders(include, lock.version, f"from {wheel.name}")
+    try:
+        size = fetch_remote(lock, include)
+    except (OSError, urllib.error.URLError, TorchHeadersError) as error:
+        return _from_installed(error)
+    return TorchHeaders(include, lock.version, f"{size / 1e6:.1f} MB by range requests")
+
+
+def _checked_lock() -> Lock:
+    """Load the pins and make sure that they cover the binding as it is now."""
+    lock = Lock.load()
+    missing = own_includes(API.read_text(encoding="utf-8")) - lock.sha256.keys()
+    if missing:
+        message = (
+            f"csrc/binding/api.cpp includes {', '.join(sorted(missing))}, not pinned in {LOCK.name}"
+        )
+        raise TorchHeadersError(message, hint="`nox -s lock_headers` pins it")
+    return lock
+
+
+def extract(archive: Archive, lock: Lock, include: Path) -> int:
+    """Copy the pinned headers out of a wheel, check them, and return their size."""
+    total = 0
+    for name, digest in lock.sha256.items():
+        data = archive.read(PREFIX + name)
+        if _sha256(data) != digest:
+            message = f"{name} of torch {lock.version} is not the pinned file"
+            raise TorchHeadersError(message, hint="`nox -s lock_headers` pins again")
+        target = include / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        total += len(data)
+    return total
+
+
+def fetch_remote(lock: Lock, include: Path) -> int:
+    """Take the headers out of the wheel on the package index without downloading the rest."""
+    from remotezip import RemoteZip, RemoteZipError  # noqa: PLC0415  (only this path needs it)
+
+    try:
+        with RemoteZip(wheel_url(lock.version)) as archive:
+            return extract(archive, lock, include)
+    except RemoteZipError as error:
+        raise TorchHeadersError(str(error)) from error
+
+
+def wheel_url(version: str) -> str:
+    """Find the wheel's address on the package index."""
+    index = f"{index_url()}/torch/"
+    request = urllib.request.Request(index, headers={"Accept": "text/html"})  # noqa: S310
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+        page, base = str(answer.read(), "utf-8"), str(answer.url)
+    pattern = rf'href="([^"]*torch-{re.escape(version)}-cp[^"]*manylinux[^"]*x86_64\.whl[^"]*)"'
+    found = re.search(pattern, page)
+    if found is None:
+        message = f"{index} lists no Linux wheel of torch {version}"
+        raise TorchHeadersError(message, hint="set TORCH_ROOT to the folder of an installed torch")
+    return urllib.parse.urljoin(base, html.unescape(found[1])).partition("#")[0]
+
+
+def find_local_wheel(version: str) -> Path | None:
+    """Look for a torch wheel in the folders that pip's find-links names."""
+    folders = [Path(link.removeprefix("file://")) for link in find_links()]
+    for folder in folders:
+        wheels = sorted(folder.glob(f"torch-{version}[-+]*.whl")) if folder.is_dir() else []
+        if wheels:
+            return wheels[0]
+    return None
+
+
+def _from_folder(root: Path, origin: str) -> TorchHeaders:
+    """Accept the folder of a torch package, or an include folder."""
+    folders = (root / "include", root)
+    include = next((one for one in folders if (one / "torch/csrc/stable").is_dir()), None)
+    if include is None:
+        message = f"`{root}` ({origin}) has no include/torch/csrc/stable"
+        raise TorchHeadersError(message, hint="name the folder that holds torch's __init__.py")
+    version = root / "version.py"
+    text = version.read_text(encoding="utf-8") if version.is_file() else ""
+    found = re.search(r"__version__ = '([^']+)'", text)
+    return TorchHeaders(include.resolve(), found[1] if found else "unknown", origin)
+
+
+def _from_installed(error: Exception) -> TorchHeaders:
+    """Fall back on the torch of this Python, without importing it."""
+    found = find_torch()
+    if found is None:
+        message = f"the torch headers cannot be fetched from {index_url()}: {error}"
+        hint = "set TORCH_ROOT to the folder of an installed torch"
+        raise TorchHeadersError(message, hint=hint) from error
+    version, folder = found
+    headers = _from_folder(folder, "of the installed torch")
+    return TorchHeaders(headers.include, version, headers.origin)
+
+
+def closure(roots: Iterable[str], read: Callable[[str], str | None]) -> list[str]:
+    """Follow #include lines, whatever #if is around them; `read` returns None for other headers."""
+    todo, found = list(roots), set()
+    while todo:
+        name = todo.pop()
+        text = None if name in found else read(name)
+        if text is None:
+            continue
+        found.add(name)
+        folder = posixpath.dirname(name)
+        for included in _INCLUDE.findall(text):
+            todo += [included, posixpath.normpath(posixpath.join(folder, included))]
+    return sorted(found)
+
+
+def own_includes(text: str) -> set[str]:
+    """Return the torch headers that a source file itself includes."""
+    return {name for name in _INCLUDE.findall(text) if name.startswith("torch/")}
+
+
+def write_lock(version: str) -> Lock:
+    """Pin the headers that csrc/binding/api.cpp reaches."""
+    from remotezip import RemoteZip  # noqa: PLC0415  (only this path needs it)
+
+    wheel = find_local_wheel(version)
+    opened = zipfile.ZipFile(wheel) if wheel else RemoteZip(wheel_url(version))
+    contents: dict[str, bytes] = {}
+    with opened as archive:
+        members = set(archive.namelist())
+
+        def read(name: str) -> str | None:
+            if PREFIX + name not in members:
+                return None
+            contents[name] = archive.read(PREFIX + name)
+            return contents[name].decode()
+
+        names = closure(_INCLUDE.findall(API.read_text(encoding="utf-8")), read)
+    lock = Lock(version, {name: _sha256(contents[name]) for name in names})
+    LOCK.write_text(str(lock), encoding="utf-8")
+    return lock
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@command
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Fetch or pin the torch headers of the binding.")
+    parser.add_argument("--lock", metavar="VERSION", help="pin the headers of this torch")
+    args = parser.parse_args()
+    if args.lock:
+        lock = write_lock(args.lock)
+        print(f"pinned {len(lock.sha256)} headers of torch {lock.version}")
+    else:
+        print(find_headers(ROOT / "build" / "torch-headers"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

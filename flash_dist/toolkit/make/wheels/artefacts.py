@@ -1,0 +1,134 @@
+"""The built wheels in dist/<set>/, read: what index, manifest and statements are made from."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from ...audit.verify import verify_wheel
+from ...binaries.wheel import open_wheel
+from ...builds.contents import read_manifest
+from ...builds.metadata import read_metadata
+from ...errors import FlashDistError
+from ...gpucode.inspection import Choice, inspect_libraries
+from ...gpucode.libraries import open_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from packaging.version import Version
+
+    from ...builds.manifest import Manifest
+    from ...builds.metadata import Metadata
+    from ...targets.archs import Arch
+
+
+class ArtefactError(FlashDistError):
+    """The wheels in dist/ are not what can be published."""
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One wheel, and what it says and holds."""
+
+    path: Path
+    version: Version
+    tags: tuple[str, ...]
+    sha256: str
+    size: int
+    installed_size: int  # all files unpacked
+    metadata: Metadata
+    manifest: Manifest
+    embedded: tuple[Arch, ...]  # targets of the images that are really in it, old to new
+
+    @property
+    def file_name(self) -> str:
+        """The wheel's name."""
+        return self.path.name
+
+    @property
+    def set_name(self) -> str:
+        """The arch set; of one that is not published its label, `sm75.sm86`."""
+        archset = self.manifest.arch_set
+        published = {one.name for one in self.manifest.archsets}
+        return archset.name if archset.name in published else archset.label
+
+    @property
+    def requires_python(self) -> str:
+        """What METADATA says of Python: `>=3.10`."""
+        return str(self.metadata.python or "")
+
+
+def find_artefacts(dist: Path) -> tuple[Artefact, ...]:
+    """Read the wheels in the folders of dist/, in an order that depends on names alone.
+
+    Raises:
+        FlashDistError: There is none, one cannot be read, or two have the same name.
+    """
+    paths = sorted(dist.glob("*/*.whl"), key=lambda path: (path.name, path))
+    if not paths:
+        message = f"there is no wheel in the folders of `{dist}`"
+        raise ArtefactError(message, hint="`nox -s build_wheels` makes them")
+    twins = {path.name for path in paths if sum(one.name == path.name for one in paths) > 1}
+    if twins:
+        message = f"`{dist}` holds `{min(twins)}` more than once"
+        raise ArtefactError(message, hint="remove the one that is not to be published")
+    return tuple(map(read_artefact, paths))
+
+
+def read_artefact(path: Path) -> Artefact:
+    """Read one wheel of this package.
+
+    Raises:
+        FlashDistError: It is none, or cannot be read.
+    """
+    try:
+        _, version, _, tags = parse_wheel_filename(path.name)
+    except InvalidWheelFilename as error:
+        raise ArtefactError(str(error)) from error
+    manifest = read_manifest(path)
+    if str(version) != manifest.package_version:
+        message = f"`{path.name}` says in _build.json that it is {manifest.package_version}"
+        raise ArtefactError(message, hint="build it again; wheels are not to be renamed")
+    with open_wheel(path) as wheel:
+        metadata = read_metadata(wheel)
+        installed = sum(map(wheel.size, wheel.names))
+    data = path.read_bytes()
+    return Artefact(
+        path,
+        version,
+        tuple(sorted(map(str, tags))),
+        hashlib.sha256(data).hexdigest(),
+        len(data),
+        installed,
+        metadata,
+        manifest,
+        _embedded(path),
+    )
+
+
+def _embedded(path: Path) -> tuple[Arch, ...]:
+    inspections, unread = inspect_libraries(open_libraries(path), Choice())
+    if unread:
+        message = f"`{path.name}` cannot be published: {unread[0].name} {unread[0].reason}"
+        raise ArtefactError(message)
+    return tuple(sorted({arch for one in inspections for arch in one.report.archs}))
+
+
+def newest_first(artefacts: Sequence[Artefact]) -> list[Artefact]:
+    """Order for a reader: the newest version first, the smallest file first."""
+    by_size = sorted(artefacts, key=lambda one: (one.size, one.file_name))
+    return sorted(by_size, key=lambda one: one.version.release, reverse=True)
+
+
+def require_sound(one: Artefact) -> None:
+    """Raise unless a wheel passes `verify`."""
+    failed = [result for result in verify_wheel(one.path).results if not result]
+    if failed:
+        details = "".join(f"\n  {detail}" for detail in failed[0].details)
+        message = f"`{one.file_name}` is not released: {failed[0].summary}{details}"
+        raise ArtefactError(message, hint=f"`python -m flash_dist verify {one.path}`")

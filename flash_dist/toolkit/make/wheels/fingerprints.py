@@ -1,0 +1,103 @@
+"""Whether the recorded fingerprints are those of the kernels that are built.
+
+python -m flash_dist.toolkit.make.wheels.fingerprints [--partial] WHEEL ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...binaries.wheel import open_wheel
+from ...builds.contents import KERNELS, read_manifest
+from ...gpucode.fatbin import open_fatbin
+from ...gpucode.kernel_code import hash_kernels
+from ...selftest.fingerprints import FILE_NAME, read_references
+from ..command import command
+from ..compile.decisions import hash_decisions
+from ..project import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from ...selftest.fingerprints import Reference
+
+RECORDED = ROOT / "flash_dist" / FILE_NAME
+REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records them again"
+
+
+def find_stale(
+    references: Iterable[Reference], kernels: Mapping[str, AbstractSet[str]], planner: str
+) -> list[str]:
+    """Say which recorded fingerprints are of other code than that which is built."""
+    problems = []
+    for reference in references:
+        where = f"{reference.gpu}, recorded {reference.recorded}"
+        if reference.setting.planner != planner:
+            problems.append(f"{where}: of another planner")
+        recorded = reference.kernels.items()
+        stale = [name for name, code in recorded if code not in kernels.get(name, ())]
+        if stale:
+            problems.append(
+                f"{where}: {len(stale)} of {len(reference.kernels)} kernels are not built, or "
+                f"have other code, such as {stale[0]}"
+            )
+    return problems
+
+
+def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
+    """Return the code of the kernels of all wheels: each toolkit makes its own."""
+    kernels: defaultdict[str, set[str]] = defaultdict(set)
+    for path in paths:
+        with (
+            open_wheel(path) as wheel,
+            wheel.unpacked(KERNELS) as file,
+            open_fatbin(KERNELS, file, archive=wheel.path) as fatbin,
+        ):
+            for name, code in hash_kernels(fatbin).items():
+                kernels[name].add(code)
+    return dict(kernels)
+
+
+def keep_built(
+    references: Iterable[Reference], toolkits: AbstractSet[str]
+) -> tuple[Reference, ...]:
+    """Return the recordings of some CUDA versions, and name the others as not checked."""
+    kept = tuple(one for one in references if one.toolkit in toolkits)
+    for one in references:
+        if one not in kept:
+            print(
+                f"{len(one.fingerprints)} fingerprints not checked: no wheel is of CUDA "
+                f"{one.toolkit} ({one.gpu}, recorded {one.recorded})"
+            )
+    return kept
+
+
+@command
+def main() -> int:
+    """Check the wheels of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("wheels", type=Path, nargs="+")
+    parser.add_argument(
+        "--partial", action="store_true", help="skip recordings of a CUDA that no wheel is of"
+    )
+    args = parser.parse_args()
+    wheels = args.wheels
+    references = read_references(RECORDED)
+    if args.partial:
+        references = keep_built(references, {read_manifest(one).toolkit.cuda for one in wheels})
+    problems = find_stale(references, read_wheels(wheels), hash_decisions())
+    for problem in problems:
+        print(f"stale fingerprints: {problem}; {REMEDY}")
+    if not problems:
+        count = sum(len(reference.fingerprints) for reference in references)
+        print(f"{count} fingerprints of {len(references)} recordings are of the kernels built")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What every wheel must pass before it lands in dist/, whatever machine it was built on.
+
+python -m PACKAGE.toolkit.make.wheels.gates --archs '9.0a' --budget BYTES --platform TAG WHEEL
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from ...audit.own import audit_wheel, describe_failure
+from ...audit.verify import verify_wheel
+from ...binaries.wheel import open_wheel
+from ...builds.contents import BINDING, KERNELS, MANIFEST
+from ...builds.published import load_archsets
+from ...cli.audit import print_audit
+from ...cli.terminal.results import make_console, print_result
+from ...errors import FlashDistError
+from ...targets.archs import ArchSet
+from ...targets.wording import list_few
+from ..command import command
+from ..compile.decisions import hash_decisions
+from ..project import ARCHSETS, ROOT, load_project
+from .platform_tags import require_glibc, require_platform, require_same_tags
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...audit.own import AuditResult
+    from ...builds.manifest import Manifest
+
+
+class WheelBuildError(FlashDistError):
+    """A step failed; its output is above."""
+
+
+def audit(wheel: Path, asked: ArchSet) -> AuditResult:
+    """Compare a wheel with its manifest and with what was asked, and show what each target adds."""
+    result = audit_wheel(wheel, budget_bytes=asked.budget_bytes)
+    print_audit(make_console(), result)  # `audit --kernels WHEEL` lists every kernel
+    if not result:
+        raise WheelBuildError(describe_failure(result))
+    require_archs(result, asked)
+    require_fresh(wheel, result.contents.manifest)
+    require_same_tags(wheel)
+    verify(wheel)
+    require_package(wheel)
+    return result
+
+
+def verify(wheel: Path) -> None:
+    """Insist on what `verify` says of the finished wheel, and let all of it be said first."""
+    results = [result for result in verify_wheel(wheel).results if result.status != "skip"]
+    if not results:
+        message = f"`{wheel.name}` is not of this package, and nothing of it was verified"
+        raise WheelBuildError(message)
+    for result in results:
+        print_result(make_console(), result)
+    for result in results:
+        if not result:
+            details = "".join(f"\n  {detail}" for detail in result.details)
+            message = f"`{wheel.name}`: {result.summary}{details}"
+            raise WheelBuildError(message)
+
+
+def require_archs(result: AuditResult, asked: ArchSet) -> None:
+    """Insist on the targets that were asked for: a wheel may be sound and be for others."""
+    built = result.contents.manifest.arch_set
+    if built.archs != asked.archs:
+        message = f"{result.contents.path} is built for `{built}`, requested was `{asked}`"
+        raise WheelBuildError(message, hint="the arch set did not reach the compiler")
+
+
+def require_fresh(wheel: Path, manifest: Manifest) -> None:
+    """Insist on the `_build.json` of this source: an older one may declare the same kernels."""
+    project = load_project()
+    told = {
+        "the hash of the planner": (manifest.planner, hash_decisions()),
+        "the published sets": (
+            {one.name: one.archs for one in manifest.archsets},
+            {one.name: one.archs for one in load_archsets(ARCHSETS).values()},
+        ),
+        "the torch versions": (
+            (manifest.torch_min, manifest.torch_tested_max),
+            (project.torch_min, project.torch_tested_max),
+        ),
+    }
+    stale = [what for what, (found, wanted) in told.items() if found != wanted]
+    if stale:
+        named = ", ".join(stale)
+        message = f"`{wheel.name}` has a stale _build.json, it differs in {named}"
+        raise WheelBuildError(message, hint="build it again from this source")
+
+
+def require_package(wheel: Path, root: Path = ROOT) -> None:
+    """Insist on the Python files and the data of the package, as they are in the sources."""
+    package = root / "flash_dist"
+    files = (path for path in package.rglob("*") if path.suffix in {".json", ".py", ".typed"})
+    sources = {path.relative_to(root).as_posix(): path for path in files}
+    with open_wheel(wheel) as opened:
+        packed = set(opened.names)
+        missing = [name for name in sorted(sources) if name not in packed]
+        other = [
+            name
+            for name in sorted(packed & sources.keys())
+            if opened.read(name) != sources[name].read_bytes()
+        ]
+    built = {MANIFEST, KERNELS, BINDING, *sources}
+    strange = [name for name in sorted(packed - built) if name.startswith("flash_dist/")]
+    wrong = [
+        *(f"{name} is missing" for name in missing),
+        *(f"{name} differs" for name in other),
+        *(f"{name} is not in the sources" for name in strange),
+    ]
+    if wrong or not sources:
+        message = f"`{wheel.name}` does not hold the package: {list_few(wrong, 5)}"
+        raise WheelBuildError(message, hint="the sources changed during the build: build again")
+
+
+def run_tools(wheel: Path, folder: Path) -> None:
+    """Let the tools of others judge: Python's stable ABI, torch's, glibc."""
+    require_glibc(wheel)
+    run(
+        ["abi3audit", "--strict", "--summary", "--assume-minimum-abi3", "3.10", str(wheel)],
+        os.environ,
+    )
+    shutil.unpack_archive(wheel, folder, "zip")
+    run(["torch-abi-audit", str(folder / "flash_dist"), "--check", "both"], os.environ)
+    _check_oldest_torch(folder / "flash_dist")
+    run(["auditwheel", "show", str(wheel)], os.environ)
+
+
+def _check_oldest_torch(package: Path) -> None:
+    """Insist that no symbol is younger than the torch that the metadata promises."""
+    command = ["torch-abi-audit", str(package), "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    versions = set(re.findall(r'"min_torch[a-z_]*": "([^"]+)"', done.stdout))
+    promised = Version(load_project().torch_min)
+    if not versions or any(Version(one) > promised for one in versions):
+        message = f"the binding needs torch {sorted(versions) or 'unknown'}, promised is {promised}"
+        raise WheelBuildError(message)
+
+
+def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
+    """Give the wheel the oldest manylinux tag that is true."""
+    run(
+        [sys.executable, "-m", f"{__package__}.repair", str(raw), str(folder)],
+        environ,
+    )
+    return next(folder.glob("*.whl"))
+
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path = ROOT,
+    *,
+    hint: str = "its output is above",
+    apart: bool = False,
+) -> None:
+    """Run a command whose output is the user's; raise if it fails.
+
+    Args:
+        command: Program and arguments.
+        environ: Its environment.
+        folder: Where it runs.
+        hint: What helps if it fails.
+        apart: Ctrl-C is for this process alone, which ends the command and all that it started:
+            programs in Python would print a traceback each.
+    """
+    try:
+        call = _call_apart if apart else subprocess.call
+        code = call(command, env=dict(environ), cwd=folder)
+    except FileNotFoundError as error:
+        message = f"`{command[0]}` is not installed, which a wheel must pass"
+        raise WheelBuildError(message, hint="`nox -s build_wheels` installs it") from error
+    if code:
+        words = " ".join([Path(command[0]).name, *command[1:3]])
+        message = f"`{words}` failed with exit code {code}"
+        raise WheelBuildError(message, hint=hint)
+
+
+def _call_apart(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> int:
+    with subprocess.Popen(command, env=env, cwd=cwd, start_new_session=True) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            raise
+
+
+def read_arguments(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line that `flash_dist/toolkit/make/container/portable.py` writes."""
+    parser = argparse.ArgumentParser(prog="python -m flash_dist.toolkit.make.wheels.gates")
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--archs", required=True, help="what was asked for: 8.0;9.0a+PTX")
+    parser.add_argument("--budget", type=int, help="bytes that the wheel may have")
+    parser.add_argument("--platform", required=True, help="the one platform tag it must have")
+    return parser.parse_args(args)
+
+
+@command
+def main() -> int:
+    """Command line: cibuildwheel's audit step."""
+    args = read_arguments()
+    asked = replace(ArchSet.parse(args.archs), budget_bytes=args.budget)
+    require_platform(args.wheel, args.platform)
+    audit(args.wheel, asked)
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        run_tools(args.wheel, Path(folder) / "unpacked")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Whether the platform tag of a wheel is true, and which Linux distributions it serves.
+
+A file is easily renamed, its code is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from packaging.tags import parse_tag
+from packaging.utils import parse_wheel_filename
+
+from ...audit.glibc import find_glibc, read_floor
+from ...binaries.wheel import open_wheel
+from ...builds.metadata import read_tags
+from ...errors import FlashDistError
+from ...targets.distributions import oldest_served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+MANYLINUX: Final = "manylinux_2_28"  # what is released: glibc 2.28 or newer
+
+
+class PlatformTagError(FlashDistError):
+    """The file name promises what the wheel does not keep."""
+
+
+def platform_of(machine: str) -> str:
+    """Return the platform tag of a released wheel for a CPU."""
+    return f"{MANYLINUX}_{machine}"
+
+
+def require_platform(wheel: Path, platform: str) -> None:
+    """Insist on one platform tag: neither a newer one nor a list with older ones."""
+    found = sorted({tag.platform for tag in parse_wheel_filename(wheel.name)[3]})
+    if found != [platform]:
+        message = f"{wheel.name} must have the platform tag `{platform}`, has {', '.join(found)}"
+        raise PlatformTagError(message)
+
+
+def require_same_tags(wheel: Path) -> None:
+    """Insist that the file name has the tags of the file WHEEL, which auditwheel wrote."""
+    with open_wheel(wheel) as opened:
+        names = [name for name in opened.names if name.endswith(".dist-info/WHEEL")]
+        texts = [opened.read(name) for name in names]
+    told = {str(tag) for text in texts for line in read_tags(text) for tag in parse_tag(line)}
+    named = set(map(str, parse_wheel_filename(wheel.name)[3]))
+    if told != named:
+        tags = ", ".join(sorted(told)) or "none"
+        message = f"{wheel.name} was renamed: its file WHEEL has the tags {tags}"
+        raise PlatformTagError(message, hint="build it again; wheels are not to be renamed")
+
+
+def require_glibc(wheel: Path) -> None:
+    """Insist that no library needs a newer glibc than the tag promises."""
+    floor = read_floor(wheel.name)
+    with open_wheel(wheel) as opened:
+        needed = max(find_glibc(opened, opened.libraries), default=0)
+    if floor is None or needed > floor:
+        promised = "no manylinux tag" if floor is None else f"glibc 2.{floor}"
+        message = f"{wheel.name} needs glibc 2.{needed}, its name promises {promised}"
+        raise PlatformTagError(message, hint="`nox -s build_wheels` in a container builds it again")
+
+
+def describe_floor(file_names: Iterable[str]) -> str:
+    """Say what tag auditwheel proved, and what the wheels run on."""
+    floors = [read_floor(name) for name in file_names]
+    known = [floor for floor in floors if floor is not None]
+    if not known or len(known) < len(floors):
+        return "no manylinux tag: these wheels run where they were built"
+    tag = f"manylinux_2_{max(known)}"
+    served = ", ".join(oldest_served(max(known))) or "nothing that is known here"
+    return f"{tag}: glibc 2.{max(known)} or newer; the oldest served: {served}"

@@ -1,0 +1,61 @@
+"""Give a wheel the manylinux tag that auditwheel proves; also one for another CPU.
+
+python -m flash_dist.toolkit.make.wheels.repair [--plat manylinux_2_28] WHEEL FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ..toolchain.cross import target_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Loaded by torch, or of the CUDA runtime's own package: never to be packed or counted.
+EXCLUDED: Final = ("libtorch*.so*", "libc10*.so*", "libcuda.so.*", "libcudart.so.*")
+
+
+def repair_words(wheel: Path, folder: Path, machine: str, plat: str | None = None) -> list[str]:
+    """Return the command line of auditwheel.
+
+    Args:
+        wheel: What it repairs.
+        folder: Where the repaired wheel goes.
+        machine: The CPU that the wheel is for.
+        plat: The tag without the CPU; None takes the oldest that is true.
+    """
+    tag = f"{plat}_{machine}" if plat else "auto"
+    excludes = [word for library in EXCLUDED for word in ("--exclude", library)]
+    words = ["auditwheel", "repair", "--plat", tag, "--only-plat", *excludes]
+    return [*words, "-w", str(folder), str(wheel)]
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m flash_dist.toolkit.make.wheels.repair")
+    parser.add_argument("--plat", help="the tag it must get, without the CPU")
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args(args)
+    machine = target_machine()
+    sys.argv = repair_words(given.wheel, given.folder, machine, given.plat)
+    # NOTE: auditwheel repairs wheels for any CPU and accepts the tags of that which it runs on;
+    # manylinux images tell it theirs.
+    platform.machine = lambda: machine
+    os.environ.pop("AUDITWHEEL_PLAT", None)
+    logging.basicConfig(level=logging.WARNING)  # in front of auditwheel's, which tells every step
+    print(f"repairing {given.wheel.name}", flush=True)
+    from auditwheel.main import main as auditwheel  # noqa: PLC0415 - asks for the CPU
+
+    return auditwheel() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Which commit wheels were built from, and whether that is true.
+
+The Python files in a wheel, its licence and its description are compared with those of the commit,
+and the hash of what the planner decides with that of the source. The kernels themselves cannot be
+traced back: two builds of the same commit can be compared (`nox -s repro`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ...binaries.wheel import open_wheel
+from ...builds.console_script import FILE_NAME as SCRIPTS
+from ...builds.contents import BINDING, KERNELS, MANIFEST
+from ...builds.sbom import FILE_NAME as BILL
+from ...errors import FlashDistError
+from ..compile.decisions import DECISIONS, hash_decisions, read_decisions
+from ..project import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .artefacts import Artefact
+
+BUILT_FROM: Final = ("flash_dist", "csrc", "ci", "setup.py", "pyproject.toml", "README.md")
+
+
+_PACKED: Final = ("flash_dist", "LICENSE", "README.md")  # as they are
+_BUILT: Final = frozenset({MANIFEST, KERNELS, BINDING})
+_INFO: Final = re.compile(r"flash_dist-[^/]+\.dist-info/(.+)")
+_WRITTEN: Final = frozenset({"WHEEL", "RECORD", SCRIPTS, "top_level.txt", f"sboms/{BILL}"})
+_LICENSE: Final = "licenses/LICENSE"
+
+
+class SourceError(FlashDistError):
+    """It cannot be said which commit a wheel was built from."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A commit, and the files of the package in it."""
+
+    commit: str
+    blobs: dict[str, str]  # git's own hash of each file, by path
+    planner: str
+
+    def differences(self, one: Artefact) -> Iterator[str]:
+        """Say what of a wheel is not of this commit."""
+        if one.manifest.planner != self.planner:
+            yield "the host code of the kernels"
+        packed = dict(_read_sources(one.path))
+        for name in sorted(packed.keys() | self.blobs.keys()):
+            if packed.get(name) != self.blobs.get(name):
+                yield name
+
+
+def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield what of a wheel is a file of the sources, with git's hash, under its name there.
+
+    What no build makes has no such name, and so differs from every commit.
+    """
+    with open_wheel(path) as wheel:
+        for name in wheel.names:
+            info = _INFO.fullmatch(name)
+            if name in _BUILT or (info and info[1] in _WRITTEN):
+                continue
+            data = wheel.read(name)
+            if info and info[1] == "METADATA":
+                _, _, description = data.partition(b"\n\n")
+                if description:
+                    yield "README.md", _hash_blob(description)
+            else:
+                yield ("LICENSE" if info and info[1] == _LICENSE else name), _hash_blob(data)
+
+
+def read_source(root: Path = ROOT) -> Source:
+    """Read the commit that is checked out.
+
+    Raises:
+        SourceError: This is no clone, or what wheels are built from was changed since.
+    """
+    changed = ask_git(root, "status", "--porcelain", "--", *BUILT_FROM).splitlines()
+    if changed:
+        message = f"{len(changed)} files that wheels are built from are not committed"
+        raise SourceError(message, hint="`git status` lists them; commit, then build")
+    blobs = {}
+    for line in ask_git(root, "ls-tree", "-r", "HEAD", *_PACKED).splitlines():
+        told, _, name = line.partition("\t")
+        blobs[name] = told.split()[2]
+    decisions = read_decisions(root / DECISIONS.relative_to(ROOT))
+    return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_decisions(decisions))
+
+
+def ask_git(root: Path, *words: str) -> str:
+    """Return what git says of a clone.
+
+    Raises:
+        SourceError: It is none, or git is not installed.
+    """
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        message = "git is not installed, which knows what is committed"
+        raise SourceError(message) from error
+    if done.returncode:
+        message = f"git does not know `{root}`: {done.stderr.strip()}"
+        raise SourceError(message, hint="a release is made in a clone of the repository")
+    return done.stdout.rstrip()
+
+
+def _hash_blob(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

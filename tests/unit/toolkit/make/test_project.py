@@ -1,0 +1,45 @@
+"""What is made once and kept from one build to the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flash_dist.toolkit.make.project import make_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make(folder: Path, content: str) -> bool:
+    with make_once(folder) as missing:
+        if missing:
+            folder.mkdir(parents=True)
+            (folder / "part").write_text(content)
+    return missing
+
+
+def test_a_folder_is_made_once(tmp_path: Path) -> None:
+    folder = tmp_path / "build" / "cuda-13.0"
+    assert make(folder, "first")
+    assert not make(folder, "second")
+    assert (folder / "part").read_text() == "first"
+
+
+def leave_unfinished(folder: Path) -> None:
+    with make_once(folder) as missing:
+        assert missing
+        folder.mkdir()
+        (folder / "stray").touch()
+        (folder / "stray").mkdir()  # there is a file: this fails
+
+
+def test_what_was_left_unfinished_goes_before_it_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "root"
+    with pytest.raises(FileExistsError):
+        leave_unfinished(folder)
+    assert (folder / "stray").is_file()
+    assert make(folder, "again")
+    assert not (folder / "stray").exists()
+    assert (folder / "part").read_text() == "again"
