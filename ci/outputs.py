@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
-from flash_dist.toolkit.make.project import ROOT, read_pyproject
+from flash_dist.toolkit.make.project import ROOT, find_installed, read_pyproject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -239,8 +239,7 @@ def count_installed_files() -> int:
 def count_wheel_files() -> int:
     """Count what RECORD lists in a wheel of this tree, itself among them."""
     package = ROOT / "flash_dist"
-    builds = package / "toolkit" / "make"  # no wheel has it
-    modules = [path for path in package.rglob("*.py") if builds not in path.parents]
+    modules = [path for path in find_installed(package) if path.suffix == ".py"]
     others = read_pyproject()["tool"]["setuptools"]["package-data"]["flash_dist"]
     built = ("_build.json", "_C.abi3.so", "libflash_dist_kernels.so")
     about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt")

@@ -27,6 +27,17 @@ def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get("FLASH_DIST_BUILD_DIR") or ROOT / "build")
 
 
+def find_installed(package: Path) -> list[Path]:
+    """Return the modules and data of the package that a wheel has: all but this folder."""
+    make = package / "toolkit" / "make"
+    found = sorted(package.rglob("*"))
+    return [
+        path
+        for path in found
+        if path.suffix in {".json", ".py", ".typed"} and make not in path.parents
+    ]
+
+
 def made_mark(folder: Path) -> Path:
     """Return the file that says of such a folder that it is whole."""
     return folder / "complete"

@@ -18,7 +18,7 @@ from ... import product
 from ...binaries.wheel import open_wheel
 from ...builds.published import FILE_NAME
 from ..command import command
-from ..project import ROOT, load_project
+from ..project import ROOT, find_installed, load_project
 from ..wheels.artefacts import ArtefactError
 from ..wheels.channel import Published, no_commands
 
@@ -47,7 +47,6 @@ from flash_dist.__main__ import run
 run()
 """
 METADATA: Final = "Metadata-Version: 2.1\nName: flash_dist\nVersion: {version}\n"
-MAKE: Final = Path(__file__).resolve().parents[1]  # no wheel has it either
 LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays, licences are in it
 
 
@@ -78,8 +77,9 @@ def _collect(dependencies: Path) -> Iterator[tuple[str, bytes]]:
 
 def _collect_package() -> Iterator[tuple[str, bytes]]:
     package = ROOT / "flash_dist"
-    modules = (path for path in package.rglob("*.py") if MAKE not in path.parents)
-    for path in sorted((*modules, package / FILE_NAME, package / product.FILE_NAME)):
+    data = {package / FILE_NAME, package / product.FILE_NAME}
+    files = (path for path in find_installed(package) if path.suffix == ".py" or path in data)
+    for path in files:
         yield path.relative_to(ROOT).as_posix(), path.read_bytes()
 
 

@@ -32,7 +32,7 @@ from ...targets.archs import ArchSet
 from ...targets.wording import list_few
 from ..command import command
 from ..compile.decisions import hash_decisions
-from ..project import ARCHSETS, ROOT, load_project
+from ..project import ARCHSETS, ROOT, find_installed, load_project
 from .platform_tags import require_glibc, require_platform, require_same_tags
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
 def require_package(wheel: Path, root: Path = ROOT) -> None:
     """Insist on the Python files and the data of the package, as they are in the sources."""
     package = root / "flash_dist"
-    files = (path for path in package.rglob("*") if path.suffix in {".json", ".py", ".typed"})
+    files = find_installed(package)
     sources = {path.relative_to(root).as_posix(): path for path in files}
     with open_wheel(wheel) as opened:
         packed = set(opened.names)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.make.project import make_once
+from flash_dist.toolkit.make.project import ROOT, find_installed, make_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,3 +43,10 @@ def test_what_was_left_unfinished_goes_before_it_is_made_again(tmp_path: Path) -
     assert make(folder, "again")
     assert not (folder / "stray").exists()
     assert (folder / "part").read_text() == "again"
+
+
+def test_a_wheel_has_all_of_the_package_but_what_builds_it() -> None:
+    package = ROOT / "flash_dist"
+    names = {path.relative_to(package).as_posix() for path in find_installed(package)}
+    assert {"__init__.py", "product.json", "py.typed", "toolkit/cli/doctor.py"} <= names
+    assert not any(name.startswith("toolkit/make/") for name in names)
