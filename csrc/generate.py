@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import runpy
 import sys
 from collections import defaultdict
@@ -48,6 +49,7 @@ LAYOUT = CSRC.parent / "flash_dist" / "masks" / "layout.py"
 CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32", "ieee32": "Ieee32"}
 HALF_DTYPES = ("fp16", "bf16")
 _A100 = 80
+_SM = re.compile("Sm[0-9]+")  # in the names of types
 PLANS = "plans.h"
 WGMMA_COLUMNS = (32, 48, 64, 80, 96, 112, 128, 192, 256)  # of D, for which there are wrappers
 
@@ -152,6 +154,21 @@ class Family:
         return self.config.removesuffix("Config") + "Plan"
 
 
+def split_scored(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a [[family]] table, and the one of its rows with `scored`, for softcap and ALiBi."""
+    rows = [{**row} for row in data["rows"]]
+    changes = [row.pop("scored", None) for row in rows]
+    yield {**data, "rows": rows}
+    scored = [
+        {**row, **change} for row, change in zip(rows, changes, strict=True) if change is not None
+    ]
+    if scored:
+        role = data.get("role", data["name"])
+        name = f"{role}_scored{data['name'].removeprefix(role)}"
+        types = {key: _SM.sub(r"Scored\g<0>", data[key]) for key in ("config", "params")}
+        yield {**data, **types, "name": name, "rows": scored}
+
+
 @dataclass(frozen=True)
 class Table:
     """The content of kernels.toml."""
@@ -167,7 +184,7 @@ class Table:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         plans = {int(name): size for name, size in data["smem_plans"].items()}
         every_plan = frozenset(map(Arch.parse, data.get("every_plan", ())))
-        families = tuple(Family.from_toml(f) for f in data["family"])
+        families = tuple(Family.from_toml(one) for f in data["family"] for one in split_scored(f))
         return cls(data["dtypes"], plans, families, every_plan)
 
     @property

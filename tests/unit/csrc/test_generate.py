@@ -219,9 +219,9 @@ name = "fwd_sm90"
 role = "fwd"
 targets = ["9.0a"]
 header = "sm90/fwd/launch.h"
-config = "Sm90FwdConfig"
+config = "FwdSm90Config"
 kernel = "sm90_fwd_block"
-params = "FwdParams"
+params = "FwdSm90Params"
 launch = "launch_sm90_fwd"
 refuses = "refuses_sm90_fwd"
 rows = [
@@ -297,6 +297,26 @@ def test_the_name_of_a_family_tells_its_role_and_its_target(
     path = tmp_path / "named.toml"
     path.write_text(TABLE + SPECIFIC.replace(old, new))
     with pytest.raises(FlashDistError, match=said):
+        generate.Table.load(path)
+
+
+def test_rows_with_scored_are_a_family_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "scored.toml"
+    changed = "warps = 12, scored = { plan = 64, warps = 8 } }"
+    path.write_text(TABLE + SPECIFIC.replace("warps = 12 }", changed))
+    plain, scored = generate.Table.load(path).families[-2:]
+    assert (plain.name, scored.name) == ("fwd_sm90", "fwd_scored_sm90")
+    assert (plain.role, plain.targets) == (scored.role, scored.targets)
+    assert (plain.config, scored.config) == ("FwdSm90Config", "FwdScoredSm90Config")
+    assert (plain.params, scored.params) == ("FwdSm90Params", "FwdScoredSm90Params")
+    assert plain.rows == (generate.Row(64, 64, 99, (("warps", 12),)),)
+    assert scored.rows == (generate.Row(64, 64, 64, (("warps", 8),)),)
+
+
+def test_a_family_for_all_targets_has_no_row_with_scored(tmp_path: Path) -> None:
+    path = tmp_path / "scored.toml"
+    path.write_text(TABLE.replace("warps = 4 }", "warps = 4, scored = {} }"))
+    with pytest.raises(FlashDistError, match="for all targets must be named fwd, got `fwd_scored`"):
         generate.Table.load(path)
 
 
