@@ -6,13 +6,14 @@ it is configured with.
 
     OUT/plans.h                  shared-memory plans, and tile constants of every row
     OUT/decode_plans.h           those of families that name a header of their own
-    OUT/roles.h                  the names of roles and families
+    OUT/roles.h                  the names of roles and families, and what they leave to others
     OUT/wgmma_shapes.h           matrix instructions of Hopper, whose operands are named one by one
     OUT/mask_layout.h            the numbers that carry a mask, from flash_dist/masks/layout.py
     OUT/targets/<target>/*.cu    kernels: one file per family and head_dim, or per family where one
                                  kernel is a few lines; PTX: one per kernel
     OUT/variants.inc             FLASH_DIST_VARIANT(...) lines of the arch list, for dispatch.cpp
     OUT/variants.json            the same as data, for the audit
+    OUT/fallbacks.json           what roles and families leave to others, for the manifest
     OUT/sources.cmake            sources and flags per target
 """
 
@@ -25,6 +26,7 @@ import runpy
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,7 @@ from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from flash_dist.toolkit.targets.compatibility import judge
 from flash_dist.toolkit.targets.devices import INTEGRATED, KNOWN_DEVICES
+from flash_dist.toolkit.targets.fallbacks import Fallbacks
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -98,6 +101,7 @@ class Family:
     role: str = ""  # "" is the name
     targets: frozenset[Arch] = frozenset()  # empty: all
     refuses: str = ""
+    leaves_half_filled: bool = False
     plans: str = PLANS  # the header with its tile constants
 
     @classmethod
@@ -166,7 +170,7 @@ def split_scored(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
         role = data.get("role", data["name"])
         name = f"{role}_scored{data['name'].removeprefix(role)}"
         types = {key: _SM.sub(r"Scored\g<0>", data[key]) for key in ("config", "params")}
-        yield {**data, **types, "name": name, "rows": scored}
+        yield {**data, **types, "name": name, "role": role, "rows": scored}
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,7 @@ class Table:
     dtypes: dict[str, int]
     smem_plans: dict[int, int]
     families: tuple[Family, ...]
+    fallbacks: Fallbacks
     every_plan: frozenset[Arch] = frozenset()  # targets that carry smaller plans, too
 
     @classmethod
@@ -185,7 +190,28 @@ class Table:
         plans = {int(name): size for name, size in data["smem_plans"].items()}
         every_plan = frozenset(map(Arch.parse, data.get("every_plan", ())))
         families = tuple(Family.from_toml(one) for f in data["family"] for one in split_scored(f))
-        return cls(data["dtypes"], plans, families, every_plan)
+        stand_ins = {role: tuple(roles) for role, roles in data.get("stand_ins", {}).items()}
+        leaving = frozenset(one.name for one in families if one.leaves_half_filled)
+        table = cls(data["dtypes"], plans, families, Fallbacks(stand_ins, leaving), every_plan)
+        table.require_fallbacks()
+        return table
+
+    def require_fallbacks(self) -> None:
+        """Insist on general families behind each family for some targets.
+
+        Raises:
+            FlashDistError: A role that serves the calls which a family leaves has none.
+        """
+        rest = [one for one in self.families if one.targets or one.leaves_half_filled]
+        general = {(one.role, d) for one in self.families if one not in rest for d in one.dtypes}
+        for family in rest:
+            stand_ins = self.fallbacks.stand_ins.get(family.role, (family.role,))
+            needed = {*stand_ins, family.role} if family.leaves_half_filled else stand_ins
+            for role, dtype in product(sorted(needed), family.dtypes):
+                if (role, dtype) not in general:
+                    message = f"{family.name} leaves calls to {role}, which has no general family"
+                    hint = f"add a [[family]] of {role} for {dtype}, or change [stand_ins]"
+                    raise FlashDistError(message, hint=hint)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -384,7 +410,16 @@ def render_roles(table: Table) -> str:
         lines += [f'      "{name}",' for name in names]
         lines += ["  };", "  return NAMES[static_cast<int>(one)];", "}"]
     lines += ["", f"constexpr int ROLE_COUNT = {len(table.roles)};"]
+    facts = table.fallbacks
+    lines += _predicate("has_stand_ins", "Role", facts.stand_ins)
+    lines += _predicate("leaves_half_filled", "Family", sorted(facts.leaves_half_filled))
     return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
+
+
+def _predicate(name: str, kind: str, true_for: Iterable[str]) -> Iterator[str]:
+    yield from ("", f"constexpr bool {name}([[maybe_unused]] {kind} one) {{")
+    yield from (f"  if (one == {kind}::{each.upper()}) return true;" for each in true_for)
+    yield from ("  return false;", "}")
 
 
 def render_wgmma_shapes() -> str:
@@ -541,6 +576,8 @@ def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: 
     write_if_changed(
         out / "variants.json", json.dumps([v.to_json() for v in compiled], indent=1) + "\n"
     )
+    told = json.dumps(table.fallbacks.to_json(), indent=1) + "\n"
+    write_if_changed(out / "fallbacks.json", told)
     write_if_changed(out / "sources.cmake", render_cmake(linked, others, sources))
 
 

@@ -397,10 +397,8 @@ void list_sizes(std::ostream& text, const KernelKey& key) {
 bool is_meant(const Variant& variant, const KernelKey& key) {
   if (!same_kernel(variant, key)) return false;
   const KernelSize meant = smallest_holding(compiled_sizes(key, &variant.family), key.columns);
-  // The general family has sizes for few columns. There is none that makes all gradients: one kernel
-  // of twice the columns is faster than those of a chain that store dS and read it.
-  const bool has_general = variant.role != Role::BWD_FUSED;
-  if (variant.specific && has_general && 2 * key.columns.head_dim <= meant.head_dim) return false;
+  const bool half_filled = 2 * key.columns.head_dim <= meant.head_dim;
+  if (half_filled && leaves_half_filled(variant.family)) return false;
   return variant.size.head_dim == meant.head_dim && variant.size.head_dim_v == meant.head_dim_v;
 }
 

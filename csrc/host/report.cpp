@@ -93,22 +93,13 @@ struct Filter {
   }
 };
 
-// Whether all families of a role are for some targets only: where none of them runs, kernels of
-// other roles do the same. flash_dist/toolkit/targets/verdict.py has the same rule.
-bool is_optional(Role role) {
-  for (const Variant& v : all_variants()) {
-    if (v.role == role && !v.specific) return false;
-  }
-  return true;
-}
-
 std::string describe_selection(int device, const Filter& wanted) {
   List list("[]");
   std::set<std::string> seen;
   for (const Variant& v : all_variants()) {
     if (!wanted(v) || !seen.insert(key_fields(v)).second) continue;
     const Selection selection = select_kernel(device, {v.role, v.dtype, v.size});
-    if (selection.chosen.variant == nullptr && is_optional(v.role)) continue;
+    if (selection.chosen.variant == nullptr && has_stand_ins(v.role)) continue;
     List refused("[]");
     for (const Refusal& refusal : selection.refused) {
       refused.next() << "{\"symbol\": " << quoted(refusal.variant->symbol)

@@ -50,6 +50,6 @@ def test_what_is_embedded_is_one_role_with_its_families(variants: list[dict[str,
     assert key in build.keys
     assert all("_sm" not in role for role, *_ in build.keys)
     for limit, symbol in ((232448, SPECIFIC), (231424, LARGER), (166912, GENERAL)):
-        verdict = judge_kernel(key, build.variants, Situation(Device(9, 0), smem_limit=limit))
+        verdict = judge_kernel(key, build, Situation(Device(9, 0), smem_limit=limit))
         assert verdict.variant is not None
         assert verdict.variant.symbol == symbol

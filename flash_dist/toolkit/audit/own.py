@@ -26,7 +26,7 @@ from ..findings.audits import (
 )
 from ..findings.result import Finding, label
 from ..product import NAME
-from ..targets.verdict import STAND_INS, role_of
+from ..targets.fallbacks import Fallbacks, role_of
 
 if TYPE_CHECKING:
     import os
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 EXPORT_PREFIX = f"{NAME}_"
 _GENCODE = "-gencode="
+_ANY = "of another role"  # where the manifest does not state which
 
 
 @dataclass(frozen=True)
@@ -153,13 +154,16 @@ def _declared_problems(manifest: Manifest) -> Iterator[str]:
 
 def _role_problems(manifest: Manifest) -> Iterator[str]:
     """Every kernel has the role that its family's name tells, and others to fall back on."""
+    families = {one.family for one in manifest.kernels}
+    stand_ins = (manifest.fallbacks or Fallbacks.infer(families)).stand_ins
     general = [one for one in manifest.kernels if one.family == role_of(one.family)]
     served = {(one.family, one.dtype, one.target) for one in general}
+    served |= {(_ANY, one.dtype, one.target) for one in general}
     for one in manifest.kernels:
         role = role_of(one.family)
         if one.role not in {"", role}:
             yield f"{one.symbol} is declared for the role {one.role}, its family is for {role}"
-        for needed in STAND_INS.get(role, (role,)):
+        for needed in stand_ins.get(role, (role,)) or (_ANY,):
             if (needed, one.dtype, one.target) not in served:
                 yield f"{one.symbol} has no kernel of the family {needed} to fall back on"
 

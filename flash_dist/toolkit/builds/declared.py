@@ -37,4 +37,4 @@ def declare_build(manifest: Manifest) -> Build:
     name = f"{NAME} {manifest.package_version}"
     machine = manifest.arch_set.machine
     archsets = tuple(one for one in manifest.archsets if one.machine == machine)
-    return Build(name, variants, archsets, manifest.toolkit.cuda)
+    return Build(name, variants, archsets, manifest.toolkit.cuda, manifest.fallbacks)

@@ -13,6 +13,7 @@ from ..binaries.json_text import parse_json
 from ..errors import ManifestError, hint_to_build
 from ..product import PROGRAM
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
+from ..targets.fallbacks import Fallbacks
 from .package import PACKAGE
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class Manifest:
     planner: str = ""  # hash of what the host decides about launches and masks
     parts: tuple[Part, ...] = ()
     files: tuple[str, ...] = ()  # of the package, beside the libraries and this one
+    fallbacks: Fallbacks | None = None  # None: of an earlier build
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
@@ -140,6 +142,7 @@ class Manifest:
                 planner=str(data.get("planner", "")),
                 parts=tuple(_read(Part, one) for one in data.get("parts", ())),
                 files=tuple(map(str, data.get("files", ()))),
+                fallbacks=Fallbacks.from_json(told) if (told := data.get("fallbacks")) else None,
             )
         except KeyError as error:
             message = f"the manifest lacks {error}"
@@ -176,6 +179,7 @@ class Manifest:
             "files": list(self.files),
             "targets": [_write(one) for one in self.targets],
             "kernels": [_write(one) for one in self.kernels],
+            "fallbacks": self.fallbacks.to_json() if self.fallbacks else None,
         }
 
     def to_text(self) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..binaries.codecs import Codec
     from ..targets.archs import Arch, ArchSet
+    from ..targets.fallbacks import Fallbacks
     from ..targets.gpus import Version
 
 _PREFIX: Final = f"{NAME}_"
@@ -56,6 +57,7 @@ class FoldedBuild:
     others: tuple[Variant, ...] = ()
     archsets: tuple[ArchSet, ...] = ()
     toolkit: str | None = None
+    fallbacks: Fallbacks | None = None
 
     @classmethod
     def fold(cls, build: Build) -> FoldedBuild:
@@ -72,7 +74,8 @@ class FoldedBuild:
             FoldedKernels(tuple(targets), names, origin, proof)
             for (origin, proof, names), targets in alike.items()
         )
-        return cls(build.name, kernels, others, build.archsets, build.toolkit)
+        facts = build.archsets, build.toolkit, build.told_fallbacks
+        return cls(build.name, kernels, others, *facts)
 
     def unfold(self) -> Build:
         """Return the build.
@@ -85,7 +88,8 @@ class FoldedBuild:
             message = f"must hold at most {_MOST_VARIANTS} variants of kernels, got more"
             raise ValueError(message)
         variants = tuple(variant for one in self.kernels for variant in one.unfold())
-        return Build(self.name, (*variants, *self.others), self.archsets, self.toolkit)
+        facts = self.archsets, self.toolkit, self.fallbacks
+        return Build(self.name, (*variants, *self.others), *facts)
 
 
 def _name(variant: Variant) -> str:

@@ -20,6 +20,7 @@ from ..findings import FINDINGS, Entry, find
 from ..gpucode.images import FatbinReport
 from ..targets.archs import Arch, ArchSet
 from ..targets.devices import Device, format_version, parse_version
+from ..targets.fallbacks import Fallbacks
 from ..targets.gpus import Version
 from ..targets.verdict import Build
 from .folded import FoldedBuild, FoldedReport
@@ -33,6 +34,7 @@ _NAMES: Final = {
     "Build": Build,
     "Codec": Codec,
     "Entry": Entry,
+    "Fallbacks": Fallbacks,
     "FatbinReport": FatbinReport,
     "Mapping": Mapping,
     "Version": Version,

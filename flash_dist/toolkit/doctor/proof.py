@@ -76,8 +76,7 @@ class Proof:
     def identity(self) -> Identity:
         """The kernels of the installed library; nothing where it cannot be read."""
         installed = self._environment.installed
-        variants = installed.build.variants if installed.build else ()
-        return replace(read_identity(installed.library), variants=variants)
+        return replace(read_identity(installed.library), build=installed.build)
 
     @cached_property
     def references(self) -> tuple[Reference, ...]:
@@ -130,7 +129,7 @@ class Proof:
         selected = report.selected or {}
         self._chosen |= set(selected.values())
         for computed in report.digests:
-            self._chosen |= set(find_symbols(computed, selected, self.identity.variants))
+            self._chosen |= set(find_symbols(computed, selected, self.identity.build))
         return compare_with(self.references, setting, own)
 
     def record(self, date: str) -> tuple[Reference, ...]:

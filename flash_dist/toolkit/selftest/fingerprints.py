@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ..targets.verdict import Variant
+    from ..targets.verdict import Build
     from .report import CaseDigests, SelftestReport
 
 FILE_NAME: Final = "fingerprints.json"
@@ -151,7 +151,7 @@ class Identity:
 
     kernels: Mapping[str, str] = field(default_factory=dict)
     planner: str = ""
-    variants: tuple[Variant, ...] = ()
+    build: Build | None = None
 
 
 def make_fingerprints(
@@ -160,7 +160,7 @@ def make_fingerprints(
     """Join what the selftest computed with the code of the kernels that the dispatcher chose."""
     found = []
     for computed in report.digests:
-        symbols = find_symbols(computed, report.selected or {}, identity.variants)
+        symbols = find_symbols(computed, report.selected or {}, identity.build)
         jit = any("_compute" in symbol for symbol in symbols)
         found.append(
             Fingerprint(
@@ -175,7 +175,7 @@ def make_fingerprints(
 
 
 def find_symbols(
-    computed: CaseDigests, selected: Mapping[str, str], variants: Iterable[Variant]
+    computed: CaseDigests, selected: Mapping[str, str], build: Build | None
 ) -> tuple[str, ...]:
     """Return the kernels that may serve a case.
 
@@ -185,18 +185,19 @@ def find_symbols(
     Args:
         computed: The case.
         selected: SelftestReport.selected.
-        variants: All kernels of the library.
+        build: What the library holds; None if it cannot be read.
     """
     dtype, size = computed.size
     head_dims = read_size(size)
     chosen = _find_chosen(selected, dtype, head_dims)
     symbols = set(chosen.values())
-    if computed.scored:
-        targets = {variant.arch for variant in variants if variant.symbol in symbols}
-        built = [variant for variant in variants if variant.arch in targets]
+    if computed.scored and build:
+        targets = {variant.arch for variant in build.variants if variant.symbol in symbols}
+        built = tuple(variant for variant in build.variants if variant.arch in targets)
+        here = replace(build, variants=built, told_fallbacks=build.fallbacks)
         for role in chosen:
             key = (role, dtype, *head_dims)
-            symbols |= {variant.symbol for variant in variants_meant(key, built)}
+            symbols |= {variant.symbol for variant in variants_meant(key, here)}
     return tuple(sorted(symbols))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..product import VARIABLES
@@ -25,6 +25,7 @@ from .compatibility import (
     judge,
 )
 from .devices import KIB, Device, Driver, format_version
+from .fallbacks import FOR_TARGET, Fallbacks, role_of
 from .wording import count
 
 if TYPE_CHECKING:
@@ -70,22 +71,6 @@ FLOOR = min(DTYPE_FLOOR.values())
 _NO_LIMIT = 1 << 30
 _LIMIT = re.compile(r"[ \t-\r]*\+?0*([1-9][0-9]{0,9})")
 _MOST_LIMIT = 2**31 - 1
-
-_FOR_TARGET = re.compile(r"(_scored)?_sm[0-9]+$")
-
-
-def role_of(family: str) -> str:
-    """Return what a family of kernels is for: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
-
-    A family that is for some targets only is named after them, and after the calls that it alone
-    serves there; csrc/generate.py insists on it.
-    """
-    return _FOR_TARGET.sub("", family)
-
-
-# Roles that families for some targets alone serve, and the roles that together do the same where
-# none of them runs.
-STAND_INS: Final = {"bwd_fused": ("bwd_dkdv", "bwd_dq_recompute")}
 
 
 def read_smem_limit(text: str) -> int | None:
@@ -133,7 +118,7 @@ class Variant:
     @property
     def is_scored(self) -> bool:
         """Whether its family serves calls alone whose scores are bent; any other is asked first."""
-        named = _FOR_TARGET.search(self.family)
+        named = FOR_TARGET.search(self.family)
         return named is not None and named[1] is not None
 
     @property
@@ -155,6 +140,7 @@ class Build:
     variants: tuple[Variant, ...]
     archsets: tuple[ArchSet, ...] = ()
     toolkit: str | None = None
+    told_fallbacks: Fallbacks | None = None  # None: its manifest does not state them
 
     def __hash__(self) -> int:
         """Hash little of it: it is a key of what was judged, and has a thousand variants."""
@@ -182,15 +168,10 @@ class Build:
         kernels, variants = len(self.keys), len(self.variants)
         return f"{count(kernels, 'kernel')} in {count(variants, 'variant')}"
 
-    @property
-    def optional_roles(self) -> frozenset[str]:
-        """Roles of which all families are for some targets only.
-
-        Where none of them runs, kernels of other roles do the same (csrc/host/report.cpp).
-        """
-        return frozenset(v.role for v in self.variants) - {
-            v.role for v in self.variants if not v.is_specific
-        }
+    @cached_property
+    def fallbacks(self) -> Fallbacks:
+        """What its manifest states, or what the names of its families tell."""
+        return self.told_fallbacks or Fallbacks.infer({v.family for v in self.variants})
 
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
         """Every kernel that a GPU may expect.
@@ -320,26 +301,23 @@ def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
     return verdict
 
 
-def variants_meant(key: KernelKey, variants: Iterable[Variant]) -> list[Variant]:
+def variants_meant(key: KernelKey, build: Build) -> list[Variant]:
     """Return those that the dispatcher tries for a kernel (csrc/host/dispatch.cpp, is_meant).
 
-    They are of the smallest size of each family that holds the head_dims. A family for some targets
-    only leaves calls that would fill half of its columns, or less, to the general one, if its role
-    has one.
+    They are of the smallest size of each family that holds the head_dims. Some families leave calls
+    that would fill half of their columns, or less, to the general family.
     """
     role, dtype, *head_dims = key
-    leaves_none = role in STAND_INS  # there is no general one
     families: defaultdict[str, list[Variant]] = defaultdict(list)
-    for variant in variants:
+    for variant in build.variants:
         if variant.key[:2] == (role, dtype):
             families[variant.family].append(variant)
     meant = []
-    for members in families.values():
+    for family, members in families.items():
         size = smallest_size((v.key[2:] for v in members), (head_dims[0], head_dims[1]))
-        chosen = [v for v in members if v.key[2:] == size]
-        meant += [
-            v for v in chosen if leaves_none or not v.is_specific or 2 * head_dims[0] > v.head_dim
-        ]
+        leaves = family in build.fallbacks.leaves_half_filled
+        if size and not (leaves and 2 * head_dims[0] <= size[0]):
+            meant += [v for v in members if v.key[2:] == size]
     return meant
 
 
@@ -370,16 +348,14 @@ def _columns_in_all(size: tuple[int, int]) -> tuple[int, int]:
     return head_dim + head_dim_v, head_dim_v
 
 
-def judge_kernel(
-    key: KernelKey, variants: Iterable[Variant], situation: Situation
-) -> KernelVerdict:
+def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVerdict:
     """Choose the variant of one kernel as the dispatcher does and keep why others were refused."""
     dtype = key[1]
     floor = DTYPE_FLOOR.get(dtype)
     if floor is not None and situation.device < floor:
         reason = f"{dtype} needs compute capability {floor} or newer, not {situation.device}"
         return KernelVerdict(key, "not-on-this-hardware", reason)
-    judged = [(v, judge_variant(v, situation)) for v in variants_meant(key, variants)]
+    judged = [(v, judge_variant(v, situation)) for v in variants_meant(key, build)]
     judged.sort(key=lambda pair: (pair[1].rank, *_closeness(pair[0])))
     refused = tuple((v.symbol, verdict.reason) for v, verdict in judged if verdict.how == "no")
     if not judged:
@@ -419,10 +395,8 @@ def _judge_device(build: Build, situation: Situation) -> DeviceVerdict:
     if not build.variants:
         reason = f"{build.name} contains no kernel"
         return DeviceVerdict(situation, (), "no-kernels", reason)
-    judged = (
-        judge_kernel(key, build.variants, situation) for key in build.keys_for(situation.device)
-    )
-    kernels = tuple(one for one in judged if one or one.key[0] not in build.optional_roles)
+    judged = (judge_kernel(key, build, situation) for key in build.keys_for(situation.device))
+    kernels = tuple(one for one in judged if one or one.key[0] not in build.fallbacks.stand_ins)
     if not any(kernel.how != "not-on-this-hardware" for kernel in kernels):
         oldest = min(kernels, key=lambda kernel: DTYPE_FLOOR[kernel.key[1]])
         return DeviceVerdict(situation, kernels, "hardware-too-old", oldest.reason)
@@ -466,7 +440,7 @@ def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cau
         ("smem-limit", replace(situation, smem_limit=_NO_LIMIT)),
     )
     for cause, other in relaxed:
-        verdict = judge_kernel(key, build.variants, other)
+        verdict = judge_kernel(key, build, other)
         if verdict.variant is not None:
             return cause, judge_variant(verdict.variant, situation).reason
     return "no-matching-code", ""

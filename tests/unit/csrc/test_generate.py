@@ -12,7 +12,8 @@ from csrc.generate import CSRC
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from flash_dist.toolkit.targets.devices import Device
-from flash_dist.toolkit.targets.verdict import Situation, Variant, judge_kernel
+from flash_dist.toolkit.targets.verdict import Situation, judge_kernel
+from tests.unit.made.builds import make_table_build
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -339,19 +340,8 @@ def test_a_matrix_instruction_names_each_register_of_its_accumulator_once(column
 @pytest.mark.parametrize("smem", [232448, 166912, 101376, 65536])
 def test_families_of_bent_scores_are_not_what_is_known_to_serve_a_size(smem: int) -> None:
     # what is chosen without arguments is told by doctor, and its code kept with fingerprints
-    built = [
-        Variant(
-            one.symbol,
-            one.family.name,
-            one.dtype,
-            one.row.head_dim,
-            one.row.plan,
-            one.target,
-            head_dim_v=one.row.head_dim_v,
-        )
-        for one in generate.Table.load().variants(Arch.parse("9.0a"))
-    ]
-    assert any(one.is_scored for one in built)
+    built = make_table_build(generate.Table.load())
+    assert any(one.is_scored for one in built.variants)
     here = Situation(Device(9, 0), smem_limit=smem)
-    chosen = [judge_kernel(key, built, here).variant for key in {one.key for one in built}]
+    chosen = [judge_kernel(key, built, here).variant for key in built.keys]
     assert [one.symbol for one in chosen if one and one.is_scored] == []

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
+    from csrc.generate import Table
+
 # The published sets, written out so that a change of the data file shows up in no test's meaning.
 ALL = "7.5;8.0+PTX;9.0a;10.0;12.0"
 TURING_AMPERE_ADA = "7.5;8.0;8.6;8.9+PTX"
@@ -78,6 +80,25 @@ def make_build(archs: str, *, label: str = "test", proof: str = "native") -> Bui
         for variant in make_variants(arch, proof=proof)
     ]
     return Build(f"flash_dist 0.1.0+cu130.{label}", tuple(variants), ARCHSETS, "13.0")
+
+
+def make_table_build(table: Table, archs: str = HOPPER, *, stated: bool = True) -> Build:
+    """Return what a table of kernels (csrc/kernels.toml) builds; earlier builds state no facts."""
+    variants = tuple(
+        Variant(
+            one.symbol,
+            one.family.name,
+            one.dtype,
+            one.row.head_dim,
+            one.row.plan,
+            one.target,
+            head_dim_v=one.row.head_dim_v,
+        )
+        for arch in ArchSet.parse(archs).archs
+        for one in table.variants(arch)
+    )
+    facts = table.fallbacks if stated else None
+    return Build("flash_dist 0.1.0+cu130.test", variants, ARCHSETS, "13.0", facts)
 
 
 def make_installed(archs: str, *, proof: str = "native") -> Installed:

@@ -63,6 +63,7 @@ def make_manifest(build: NativeBuild, options: NativeOptions, package: Path) -> 
         planner=hash_decisions(),
         parts=find_parts(build.folder, options.toolchain, options.headers),
         files=tuple(sorted(list_files(package))),
+        fallbacks=build.fallbacks,
     )
 
 

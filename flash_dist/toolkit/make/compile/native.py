@@ -20,6 +20,7 @@ from ...builds.linkage import RUNTIME_PATH, has_shared_runtime
 from ...errors import FlashDistError
 from ...product import BINDING, KERNELS
 from ...targets.archs import Arch
+from ...targets.fallbacks import Fallbacks
 from ..project import ROOT, build_folder
 from ..toolchain.cross import TARGETS, ask_foreign
 from .assemble import Assembler, Plan, assemble, is_taken, read_ptx, targets_of
@@ -48,6 +49,7 @@ class NativeBuild:
 
     folder: Path
     variants: tuple[dict[str, Any], ...]  # variants.json joined with what the library says
+    fallbacks: Fallbacks
     resources: tuple[KernelResources, ...]  # SASS, from the compilation
     assembled: tuple[KernelResources, ...]  # PTX, from offline assembly
     compiled: int
@@ -98,6 +100,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
     return NativeBuild(
         folder=folder,
         variants=variants,
+        fallbacks=Fallbacks.from_json(_read_generated(folder, "fallbacks.json")),
         resources=tuple(_read_resources(objects)),
         assembled=tuple(_assemble(options, objects, variants)),
         compiled=compiled,
@@ -187,9 +190,13 @@ def _read_resources(objects: Iterable[Path]) -> Iterable[KernelResources]:
             yield from parse_ptxas(said.read_text(encoding="utf-8"))
 
 
+def _read_generated(folder: Path, name: str) -> Any:  # noqa: ANN401 - JSON of csrc/generate.py
+    return json.loads((folder / "generated" / name).read_text(encoding="utf-8"))
+
+
 def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, Any]]:
     """Join what was asked for with the launch sizes, which only the library knows."""
-    declared = json.loads((folder / "generated" / "variants.json").read_text(encoding="utf-8"))
+    declared = _read_generated(folder, "variants.json")
     built = {variant["symbol"]: variant for variant in ask(folder / KERNELS, target)}
     for variant in declared:
         yield {**built[variant["symbol"]], **variant}

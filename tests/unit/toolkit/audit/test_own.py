@@ -24,6 +24,7 @@ from flash_dist.toolkit.errors import AuditError, FatbinError
 from flash_dist.toolkit.gpucode.cubin import KernelInfo
 from flash_dist.toolkit.gpucode.fatbin import FatbinEntry
 from flash_dist.toolkit.targets.archs import Arch
+from flash_dist.toolkit.targets.fallbacks import Fallbacks
 from tests.unit.made.dynamic_builder import make_linked
 from tests.unit.toolkit.builds.test_manifest import make_kernel, make_manifest
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
+FACTS = Fallbacks({"bwd_fused": ("bwd_dkdv", "bwd_dq_recompute")}, frozenset())
 LINKAGE = {
     KERNELS: Linked(("libc.so.6",), (), ("flash_dist_variants_json",)),
     BINDING: Linked((*BINDING_NEEDS, "libc.so.6"), ("$ORIGIN",), ("PyInit__C",)),
@@ -156,7 +158,8 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "nothing to fall back on": (
         {
             "manifest": make_manifest(
-                kernels=(make_kernel("sm_90a", family="fwd_sm90", role="fwd"),)
+                kernels=(make_kernel("sm_90a", family="fwd_sm90", role="fwd"),),
+                fallbacks=FACTS,
             )
         },
         "has no kernel of the family fwd to fall back on",
@@ -164,10 +167,15 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no chain to fall back on": (
         {
             "manifest": make_manifest(
-                kernels=(make_kernel("sm_90a", family="bwd_fused_sm90", role="bwd_fused"),)
+                kernels=(make_kernel("sm_90a", family="bwd_fused_sm90", role="bwd_fused"),),
+                fallbacks=FACTS,
             )
         },
         "has no kernel of the family bwd_dq_recompute to fall back on",
+    ),
+    "nothing to fall back on, of an earlier build": (
+        {"manifest": make_manifest(kernels=(make_kernel("sm_90a", family="fwd_sm90"),))},
+        "has no kernel of the family of another role to fall back on",
     ),
     "METADATA": ({"metadata_version": "0.1.0"}, "have different versions"),
     "label": (
@@ -204,6 +212,21 @@ def test_a_fault_is_found(changes: dict[str, Any], sentence: str) -> None:
     result = audit_contents(make_contents(**changes), budget_bytes=1000)
     assert not result
     assert sentence in describe_failure(result)
+
+
+FUSED = (make_kernel("sm_90a", family="bwd_fused_sm90"), make_kernel("sm_90a"))
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "said"),
+    [("fwd", ""), ("bwd_dkdv", "has no kernel of the family bwd_dkdv to fall back on"), (None, "")],
+)
+def test_the_manifest_names_the_stand_ins_of_a_role(stand_in: str | None, said: str) -> None:
+    facts = Fallbacks({"bwd_fused": (stand_in,)}, frozenset()) if stand_in else None
+    manifest = make_manifest(kernels=FUSED, fallbacks=facts)
+    text = describe_failure(audit_contents(make_contents(manifest=manifest)))
+    assert said in text
+    assert bool(said) == ("to fall back on" in text)
 
 
 def test_sizes_are_summed_by_target_old_to_new() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import flash_dist
+from flash_dist.toolkit.builds.declared import declare_build
 from flash_dist.toolkit.builds.manifest import (
     Assembled,
     HostInfo,
@@ -17,9 +18,13 @@ from flash_dist.toolkit.builds.manifest import (
 )
 from flash_dist.toolkit.errors import ManifestError
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.fallbacks import Fallbacks
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+FACTS = Fallbacks({"bwd_fused": ("bwd_dkdv", "bwd_dq_recompute")}, frozenset({"fwd_sm90"}))
 
 
 def make_kernel(target: str = "sm_90a", **changes: Any) -> KernelRecord:  # noqa: ANN401
@@ -64,9 +69,17 @@ def make_manifest(archs: str = "8.0+PTX;9.0a", **changes: Any) -> Manifest:  # n
     return Manifest(**{**values, **changes})
 
 
-def test_the_text_round_trips() -> None:
-    manifest = make_manifest()
+@pytest.mark.parametrize("facts", [None, FACTS], ids=["not stated", "stated"])
+def test_the_text_round_trips(facts: Fallbacks | None) -> None:
+    manifest = make_manifest(fallbacks=facts)
     assert Manifest.from_text(manifest.to_text(), source="test") == manifest
+    assert declare_build(manifest).told_fallbacks == facts
+
+
+def test_a_manifest_of_an_earlier_build_states_no_fallbacks() -> None:
+    data = make_manifest().to_json()
+    del data["fallbacks"]
+    assert Manifest.from_json(data) == make_manifest()
 
 
 def test_the_text_has_one_line_per_kernel() -> None:
@@ -88,9 +101,23 @@ def test_keys_of_a_newer_writer_are_left_alone() -> None:
         ({"version": 2}, "must have version 1, got 2"),
         ({"toolkit": None}, "malformed"),
         ({"kernels": [{"symbol": "x"}]}, "malformed"),
+        ({"fallbacks": {"stand_ins": {}}}, "lacks 'leaves_half_filled'"),
+        (
+            {"fallbacks": {**FACTS.to_json(), "stand_ins": {"a": "b"}}},
+            "`a` must be a list of names",
+        ),
+        ({"fallbacks": {**FACTS.to_json(), "stand_ins": {"a": []}}}, "must name at least one role"),
         ({"kernels": [{"symbol": "x", "target": "sm_banana"}]}, "sm_banana"),
     ],
-    ids=["version", "null", "kernel without fields", "unknown target"],
+    ids=[
+        "version",
+        "null",
+        "kernel without fields",
+        "fallbacks without a key",
+        "text for a list",
+        "no stand-in",
+        "unknown target",
+    ],
 )
 def test_a_malformed_manifest_is_an_error_that_says_where(
     change: dict[str, Any], sentence: str

@@ -28,7 +28,7 @@ from flash_dist.toolkit.selftest.fingerprints import (
 )
 from flash_dist.toolkit.selftest.report import CaseDigests, SelftestReport
 from flash_dist.toolkit.targets.archs import Arch
-from flash_dist.toolkit.targets.verdict import Variant, read_size
+from flash_dist.toolkit.targets.verdict import Build, Variant, read_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,11 +155,12 @@ def test_what_serves_bent_scores_alone_is_among_the_code_of_their_cases() -> Non
         variant("bwd_dkdv", "64"),
         variant("fwd", "64", "compute_80"),
     )
+    build = Build("test", variants)
     selected = {"fwd bf16 64": "fwd_sm90_64_sm90a", "fwd bf16 128": "fwd_sm90_128_sm90a"}
     plain = CaseDigests("odd bf16 d64", ["bf16", "64"], 7, DIGESTS)
     scored = replace(plain, scored=True)
-    assert find_symbols(plain, selected, variants) == ("fwd_sm90_64_sm90a",)
-    assert find_symbols(scored, selected, variants) == (
+    assert find_symbols(plain, selected, build) == ("fwd_sm90_64_sm90a",)
+    assert find_symbols(scored, selected, build) == (
         "fwd_64_sm90a",
         "fwd_scored_sm90_64_sm90a",
         "fwd_sm90_64_sm90a",
@@ -168,7 +169,7 @@ def test_what_serves_bent_scores_alone_is_among_the_code_of_their_cases() -> Non
     def code_of(one: CaseDigests, changed: str) -> str:
         kernels = {**dict.fromkeys((v.symbol for v in variants), "1"), changed: "2"}
         report = replace(REPORT, selected=selected, digests=(one,))
-        (found,) = make_fingerprints(report, Identity(kernels, "p", variants), "")
+        (found,) = make_fingerprints(report, Identity(kernels, "p", build), "")
         return found.code
 
     changed = "fwd_scored_sm90_64_sm90a"
@@ -188,9 +189,9 @@ def test_a_role_without_a_kernel_of_a_size_counts_with_that_of_the_next_larger_o
         "mla bf16 576/512": "mla",
     }
     case = CaseDigests("odd bf16 d48", ["bf16", "48"], 7, DIGESTS)
-    assert find_symbols(case, selected, ()) == ("append_256", "fused_64", "fwd_48")
+    assert find_symbols(case, selected, None) == ("append_256", "fused_64", "fwd_48")
     latent = CaseDigests("latent bf16 d576v512", ["bf16", "576/512"], 7, DIGESTS)
-    assert find_symbols(latent, selected, ()) == ("mla",)
+    assert find_symbols(latent, selected, None) == ("mla",)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from flash_dist.toolkit.targets.advice import (
 from flash_dist.toolkit.targets.archs import Arch
 from flash_dist.toolkit.targets.compatibility import JitPolicy
 from flash_dist.toolkit.targets.devices import Device, Driver
+from flash_dist.toolkit.targets.fallbacks import role_of
 from flash_dist.toolkit.targets.verdict import (
     Build,
     Situation,
@@ -24,7 +25,6 @@ from flash_dist.toolkit.targets.verdict import (
     judge_kernel,
     name_size,
     read_size,
-    role_of,
     variants_meant,
 )
 from tests.unit.made.builds import (
@@ -141,7 +141,7 @@ def test_a_build_without_kernels_serves_nobody() -> None:
 def test_the_largest_plan_that_fits_is_used(device: str, limit: str | None, plan: int) -> None:
     environ = {"FLASH_DIST_SMEM_LIMIT": limit} if limit else {}
     there = Situation.of(Device.parse(device), R580, environ)
-    verdict = judge_kernel(("fwd", "fp16", 128, 128), make_build(ALL).variants, there)
+    verdict = judge_kernel(("fwd", "fp16", 128, 128), make_build(ALL), there)
     assert verdict.variant is not None
     assert verdict.variant.plan == plan
 
@@ -204,7 +204,7 @@ def test_ptx_newer_than_the_driver_is_refused_for_the_driver() -> None:
 
 
 def test_machine_code_is_preferred_and_refusals_are_kept() -> None:
-    verdict = judge_kernel(("fwd", "fp16", 64, 64), make_build(ALL).variants, situation("9.0"))
+    verdict = judge_kernel(("fwd", "fp16", 64, 64), make_build(ALL), situation("9.0"))
     assert verdict.variant is not None
     assert verdict.variant.symbol == "flash_dist_fwd_fp16_d64_smem64_sm90a"
     assert {symbol.rsplit("_", 1)[1] for symbol, _ in verdict.refused} == {
@@ -325,7 +325,7 @@ def with_specific(build: Build, head_dim: int, plan: int = 163) -> Build:
 
 def chosen(build: Build, device: str, head_dim: int = 64, *, smem: int = 0) -> str | None:
     here = replace(situation(device), smem_limit=smem)
-    variant = judge_kernel(("fwd", "bf16", head_dim, head_dim), build.variants, here).variant
+    variant = judge_kernel(("fwd", "bf16", head_dim, head_dim), build, here).variant
     return variant.family if variant else None
 
 
@@ -399,7 +399,7 @@ def test_a_role_that_has_families_for_some_targets_only_need_not_run() -> None:
     fused = replace(forward, symbol=symbol, family="bwd_fused_sm90")
     build = replace(base, variants=(*others, fused))
     key = ("bwd_fused", "bf16", 64, 64)
-    assert build.optional_roles == {"bwd_fused"}
+    assert build.fallbacks.stand_ins == {"bwd_fused": ()}
     assert key in {kernel.key for kernel in judge_device(build, situation("9.0")).kernels}
     for device, smem in (("9.0", 64 * 1024), ("8.0", 0)):
         verdict = judge_device(build, replace(situation(device), smem_limit=smem))
@@ -421,7 +421,8 @@ def test_a_role_without_a_general_family_takes_few_columns_too(kind: str) -> Non
     family = f"bwd_fused{kind}_sm90"
     forward = with_specific(make_build(HOPPER), 64).variants[-1]
     fused = replace(forward, symbol=forward.symbol.replace("fwd_sm90", family), family=family)
+    build = Build("test", (fused,))
     for head_dim in (8, 32, 64):
         key = ("bwd_fused", "bf16", head_dim, head_dim)
-        assert variants_meant(key, [fused]) == [fused]
-    assert variants_meant(("bwd_fused", "bf16", 72, 72), [fused]) == []
+        assert variants_meant(key, build) == [fused]
+    assert variants_meant(("bwd_fused", "bf16", 72, 72), build) == []

@@ -1,0 +1,72 @@
+"""Which kernels serve the calls that other kernels leave: facts that a build's manifest holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+FOR_TARGET: Final = re.compile(r"(_scored)?_sm[0-9]+$")
+
+
+def role_of(family: str) -> str:
+    """Return what a family of kernels is for: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
+
+    A family that is for some targets only is named after them, and after the calls that it alone
+    serves there; csrc/generate.py insists on it. Any other is the general family of its role.
+    """
+    return FOR_TARGET.sub("", family)
+
+
+@dataclass(frozen=True)
+class Fallbacks:
+    """Stand-ins of roles, and the families that leave calls to the general family of their role.
+
+    csrc/kernels.toml has these facts; csrc/generate.py writes them for C++ and for the manifest.
+    """
+
+    stand_ins: Mapping[str, tuple[str, ...]]  # by role: the roles that serve what it cannot
+    leaves_half_filled: frozenset[str]  # families without calls that fill half of their columns
+
+    @classmethod
+    def infer(cls, families: Iterable[str]) -> Fallbacks:
+        """Return the facts for a build whose manifest does not state them, or is absent.
+
+        A role without a general family has stand-ins that are not known. A family for some targets
+        leaves half-filled calls to the general family if there is one.
+        """
+        roles = {family: role_of(family) for family in families}
+        alone = set(roles.values()) - roles.keys()
+        leaving = (family for family, role in roles.items() if role not in {family, *alone})
+        return cls(dict.fromkeys(sorted(alone), ()), frozenset(leaving))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Fallbacks:
+        """Read plain data.
+
+        Raises:
+            TypeError: A value is not a list of names, or a role has no stand-in.
+        """
+        stand_ins = {role: _read_names(role, names) for role, names in data["stand_ins"].items()}
+        key = "leaves_half_filled"
+        if not all(stand_ins.values()):
+            message = "`stand_ins` must name at least one role for each, got none"
+            raise TypeError(message)
+        return cls(stand_ins, frozenset(_read_names(key, data[key])))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "stand_ins": {role: list(names) for role, names in self.stand_ins.items()},
+            "leaves_half_filled": sorted(self.leaves_half_filled),
+        }
+
+
+def _read_names(key: str, names: object) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        message = f"`{key}` must be a list of names, got {names!r:.60}"
+        raise TypeError(message)
+    return tuple(names)
