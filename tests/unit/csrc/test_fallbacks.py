@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
+import json
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from csrc.generate import KERNELS, Table, render_roles
+from csrc.generate import KERNELS, Table, generate
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.targets.archs import ArchSet
 from flash_dist.toolkit.targets.devices import Device
 from flash_dist.toolkit.targets.fallbacks import Fallbacks
 from flash_dist.toolkit.targets.verdict import (
@@ -20,6 +21,7 @@ from flash_dist.toolkit.targets.verdict import (
     variants_meant,
 )
 from tests.unit.made.builds import make_table_build
+from tests.unit.made.planner import compile_program, plan_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,10 +104,11 @@ def test_calls_are_left_to_general_families(plant: Plant, old: str, new: str, sa
         plant(old, new)
 
 
-def test_cpp_has_the_same_facts(plant: Plant, tmp_path: Path) -> None:
-    source = tmp_path / "facts.cpp"
+def test_cpp_and_the_manifest_get_the_same_facts(plant: Plant, tmp_path: Path) -> None:
     for table in (Table.load(), plant(*without_leaves("refuse_fwd_sm90"))):
-        (tmp_path / "roles.h").write_text(render_roles(table), encoding="utf-8")
+        generate(table.only([32], ["bf16"]), ArchSet.parse("9.0a").archs, [], tmp_path)
+        data = json.loads((tmp_path / "fallbacks.json").read_text(encoding="utf-8"))
+        assert Fallbacks.from_json(data) == table.fallbacks
         told = [
             f"static_assert({function}({kind}::{name.upper()}) == {str(name in true_for).lower()});"
             for function, kind, names, true_for in (
@@ -114,12 +117,8 @@ def test_cpp_has_the_same_facts(plant: Plant, tmp_path: Path) -> None:
             )
             for name in names
         ]
-        source.write_text(
-            "\n".join(['#include "roles.h"', "using namespace flash_dist;", *told]),
-            encoding="utf-8",
-        )
-        call = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", source]
-        subprocess.run(call, check=True)
+        lines = ['#include "roles.h"', "using namespace flash_dist;", *told, "int main() {}"]
+        compile_program(tmp_path, "\n".join(lines))
 
 
 def test_builds_that_do_not_state_the_facts_are_judged_alike() -> None:
@@ -133,6 +132,16 @@ def test_builds_that_do_not_state_the_facts_are_judged_alike() -> None:
     for role, head_dim in product(table.roles, (8, 32, 64)):
         key = (role, "bf16", head_dim, head_dim)
         assert variants_meant(key, stated) == variants_meant(key, silent)
+
+
+def test_the_planner_launches_the_stand_ins() -> None:
+    shape = {"batch": 1, "seqlen_q": 1024, "seqlen_k": 1024, "num_heads_kv": 16, "group": 1}
+    made = plan_backward(
+        **shape, head_dim=128, mask=(0, -1, -1, 1), budget=0, sm_count=132, key_tile=64,
+        blocks_per_sm=2,
+    )  # fmt: skip
+    launched = [step["role"] for step in made["steps"]]
+    assert launched == ["bwd_delta", *Table.load().fallbacks.stand_ins["bwd_fused"]]
 
 
 def test_the_facts_round_trip() -> None:

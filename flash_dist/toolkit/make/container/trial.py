@@ -17,7 +17,7 @@ from pathlib import Path
 
 CODE = """
 import sys, torch, flash_dist
-from ....kernels import operators
+from flash_dist.kernels import operators
 q, k, v = (torch.randn(2, 33, 4, 64).half() for _ in range(3))
 out = flash_dist.flash_attn_func(q, k, v, causal=True)
 assert out.shape == q.shape and out.dtype == q.dtype and bool(out.isfinite().all())
@@ -34,7 +34,7 @@ print(f"torch {torch.__version__}, Python {sys.version.split()[0]}: imported, th
 """
 TARGETS = """
 import json
-from ...builds.manifest import load_manifest
+from flash_dist.toolkit.builds.manifest import load_manifest
 print(json.dumps([[a.number, a.ptx] for a in load_manifest().arch_set.archs]))
 """
 BESIDE = str(Path(__file__).resolve().parents[4] / "ci" / "locks" / "beside_torch.txt")

@@ -42,7 +42,7 @@ if sys.version_info < (3, 10):
     )
     sys.exit(2)
 
-from ....__main__ import run
+from flash_dist.__main__ import run
 
 run()
 """

@@ -17,6 +17,7 @@ from flash_dist.toolkit.builds.manifest import (
     load_manifest,
 )
 from flash_dist.toolkit.errors import ManifestError
+from flash_dist.toolkit.machine.installed import combine
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from flash_dist.toolkit.targets.fallbacks import Fallbacks
 
@@ -73,7 +74,9 @@ def make_manifest(archs: str = "8.0+PTX;9.0a", **changes: Any) -> Manifest:  # n
 def test_the_text_round_trips(facts: Fallbacks | None) -> None:
     manifest = make_manifest(fallbacks=facts)
     assert Manifest.from_text(manifest.to_text(), source="test") == manifest
-    assert declare_build(manifest).told_fallbacks == facts
+    installed = combine(manifest, declare_build(manifest).variants).build
+    assert installed is not None
+    assert installed.told_fallbacks == facts
 
 
 def test_a_manifest_of_an_earlier_build_states_no_fallbacks() -> None:

@@ -23,6 +23,7 @@ from flash_dist.toolkit.errors import UsageError
 from flash_dist.toolkit.gpucode.images import FatbinReport
 from flash_dist.toolkit.machine.torch_code import TorchCode
 from flash_dist.toolkit.redaction import Redaction
+from flash_dist.toolkit.targets.fallbacks import Fallbacks
 from flash_dist.toolkit.targets.verdict import Build
 from tests.unit.made.builds import ALL
 from tests.unit.made.scenarios import AMPERE, PLACE, SCENARIOS, make_machine
@@ -131,7 +132,8 @@ def test_code_of_a_build_and_of_torch_comes_back_as_it_is_judged() -> None:
     build = make_machine(ALL, AMPERE).installed.build
     assert build is not None
     odd = replace(build.variants[0], symbol="flash_dist_fwd_fp16_d64_odd")
-    build = replace(build, variants=(*build.variants, odd))
+    facts = Fallbacks({"bwd_fused": ("bwd_dkdv",)}, frozenset({"fwd_sm90"}))
+    build = replace(build, variants=(*build.variants, odd), told_fallbacks=facts)
     again = plain.read(Build, plain.write(Build, build, str), "build")
     assert set(again.variants) == set(build.variants)
     assert replace(again, variants=build.variants) == build
