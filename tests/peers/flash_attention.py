@@ -78,7 +78,8 @@ SUITES: Final = {
         changes={
             r"(?m)^( *)q_unpad,\n( *k_unpad if paged_kv_block_size is None)": (
                 r"\1q_unpad if paged_kv_block_size is None else q_unpad.detach(),\n\2"
-            )
+            ),
+            r"\bUSE_TRITON_ROCM\b": "False",  # read when the file is imported
         },
     ),
     "3": Suite(

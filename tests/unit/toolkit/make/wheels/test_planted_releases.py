@@ -15,7 +15,7 @@ from flash_dist.toolkit.builds.contents import KERNELS
 from flash_dist.toolkit.builds.manifest import TargetInfo
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.compile.decisions import hash_decisions
-from flash_dist.toolkit.make.project import ROOT, load_project
+from flash_dist.toolkit.make.project import ROOT, find_installed, load_project
 from flash_dist.toolkit.make.wheels import gates
 from flash_dist.toolkit.targets.archs import ArchSet
 from tests.unit.made.whole_wheel import (
@@ -45,8 +45,8 @@ EVIL = {"flash_dist/evil.py": b"import os\n"}
 
 PACKAGE = {
     path.relative_to(ROOT).as_posix(): path.read_bytes()
-    for path in (ROOT / "flash_dist").rglob("*")
-    if path.suffix in {".json", ".py", ".typed"} and path.name != "_build.json"
+    for path in find_installed(ROOT / "flash_dist")
+    if path.name != "_build.json"
 }
 
 
