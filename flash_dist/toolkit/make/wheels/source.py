@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from .artefacts import Artefact
 
+_BUILDS: Final = "flash_dist/toolkit/make/"  # in no wheel
 BUILT_FROM: Final = ("flash_dist", "csrc", "ci", "setup.py", "pyproject.toml", "README.md")
 
 
@@ -91,7 +92,8 @@ def read_source(root: Path = ROOT) -> Source:
     blobs = {}
     for line in ask_git(root, "ls-tree", "-r", "HEAD", *_PACKED).splitlines():
         told, _, name = line.partition("\t")
-        blobs[name] = told.split()[2]
+        if not name.startswith(_BUILDS):
+            blobs[name] = told.split()[2]
     decisions = read_decisions(root / DECISIONS.relative_to(ROOT))
     return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_decisions(decisions))
 
