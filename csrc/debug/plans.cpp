@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "host/plan.h"
+#include "host/plan_json.h"
 
 using namespace flash_dist;
 
@@ -82,57 +83,6 @@ Request read_request(std::istream& line) {
   return r;
 }
 
-const char* boolean(bool value) { return value ? "true" : "false"; }
-
-// The items of a list, each written by `write`.
-template <class List, class Write>
-std::string json_list(const List& list, Write&& write) {
-  std::ostringstream text;
-  const char* separator = "";
-  for (const auto& one : list) {
-    text << separator;
-    write(text, one);
-    separator = ", ";
-  }
-  return "[" + text.str() + "]";
-}
-
-void write_chunk(std::ostream& text, const BwdChunk& c) {
-  text << "{\"unit_begin\": " << c.unit_begin << ", \"units\": " << c.units
-       << ", \"key_begin\": " << c.key_begin << ", \"key_end\": " << c.key_end
-       << ", \"first_stripe\": " << boolean(c.first_stripe)
-       << ", \"last_stripe\": " << boolean(c.last_stripe)
-       << ", \"member_begin\": " << c.member_begin << ", \"members\": " << c.members
-       << ", \"query_begin\": " << c.query_begin << ", \"query_end\": " << c.query_end
-       << ", \"sums_first\": " << boolean(c.sums_first)
-       << ", \"sums_last\": " << boolean(c.sums_last) << ", \"sum_rows\": [" << c.sum_rows.first
-       << ", " << c.sum_rows.split << ", " << c.sum_rows.unit << "], \"dq_accum\": " << c.dq_accum
-       << "}";
-}
-
-void write_step(std::ostream& text, const BwdStep& s) {
-  text << "{\"role\": \"" << role_name(s.role) << "\", \"size\": [" << s.size.head_dim << ", "
-       << s.size.head_dim_v << "], \"chunk\": " << s.chunk << "}";
-}
-
-std::string describe(const BwdPlan& plan) {
-  std::ostringstream text;
-  text << "{\"spill\": " << boolean(plan.spill) << ", \"group_split\": " << plan.group_split
-       << ", \"rows_padded\": " << plan.rows_padded
-       << ", \"ds_tiles_per_head\": " << plan.ds_tiles_per_head << ", \"ds\": " << plan.ds
-       << ", \"dq_accum\": " << plan.dq_accum << ", \"dk_partial\": " << plan.dk_partial
-       << ", \"dv_partial\": " << plan.dv_partial << ", \"statistics\": " << plan.statistics
-       << ", \"chunks\": " << json_list(plan.chunks, write_chunk)
-       << ", \"steps\": " << json_list(plan.steps, write_step);
-  if (plan.fused) {
-    text << ", \"fused\": true, \"dq_turns\": " << plan.dq_turns
-         << ", \"query_split\": " << plan.query_split << ", \"stripe_rows\": " << plan.stripe_rows
-         << ", \"first_keys_first\": " << boolean(plan.first_keys_first)
-         << ", \"waits\": " << boolean(plan.waits);
-  }
-  return text.str() + "}";
-}
-
 }  // namespace
 
 int main() {
@@ -141,7 +91,8 @@ int main() {
     std::istringstream line(text);
     try {
       const Request r = read_request(line);
-      std::cout << describe(plan_backward(r.shape, r.kernels, r.budget, r.batch_invariant)) << "\n";
+      std::cout << describe_plan(plan_backward(r.shape, r.kernels, r.budget, r.batch_invariant))
+                << "\n";
     } catch (const std::exception& error) {
       std::cerr << "error: " << error.what() << ": " << text << "\n";
       return 1;

@@ -7,6 +7,7 @@
 #include "host/check.h"
 #include "host/decode.h"
 #include "host/limits.h"
+#include "host/recording.h"
 #include "host/scores.h"
 #include "host/shares.h"
 #include "host/status.h"
@@ -104,6 +105,7 @@ void Decode::run(void* workspace) {
   p_.partial_stats = static_cast<float2*>(workspace);
   p_.partial_out = reinterpret_cast<float*>(static_cast<uint8_t*>(workspace) + stats_bytes_);
   const auto stream = static_cast<cudaStream_t>(call_.stream);
+  record_decode(p_, part_units_);
   launch(call_.device, kernel_, &p_, stream);
   if (p_.max_units == 0) return;
   const Role fold = is_latent(p_) ? Role::MLA_FOLD : Role::DECODE_FOLD;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "host/check.h"
+#include "host/recording.h"
 #include "plans.h"
 
 #define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \
@@ -440,6 +441,7 @@ void launch(int device, const Loaded& kernel, const void* params, cudaStream_t s
   }
   check_cuda(status, variant.symbol);
   registry().remember(device, kernel);
+  record_launch(variant.symbol);
 }
 
 std::vector<LastVariant> last_variants() { return registry().last(); }

@@ -11,6 +11,7 @@
 #include "host/dispatch.h"
 #include "host/limits.h"
 #include "host/plan.h"
+#include "host/recording.h"
 #include "host/scores.h"
 #include "host/status.h"
 #include "host/workspace.h"
@@ -104,6 +105,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   void* memory = has_few    ? run_few_queries(call, p, front, allocate, context)
                  : ticketed ? allocate(context, front)
                             : nullptr;
+  record_forward(p);
   FwdCall all{p, ticketed ? static_cast<unsigned*>(memory) : nullptr};
   if (all.tickets != nullptr) {
     check_cuda(cudaMemsetAsync(all.tickets, 0, sizeof(unsigned), stream_of(call)),
@@ -158,6 +160,7 @@ class Backward {
 
   void run(void* workspace) {
     place(workspace);
+    record_backward(p_, plan_);
     for (const BwdStep& step : plan_.steps) run(step);
   }
 

@@ -7,6 +7,7 @@
 
 #include "host/capi.h"
 #include "host/dispatch.h"
+#include "host/recording.h"
 #include "host/status.h"
 
 namespace flash_dist {
@@ -150,4 +151,19 @@ int64_t flash_dist_select_json(int device, const char* role, const char* dtype, 
 
 int64_t flash_dist_last_variant_json(char* buffer, int64_t size) {
   return guarded([&] { return copy_out(describe_last(), buffer, size); });
+}
+
+int flash_dist_record_plans(int on) {
+  return guarded([&] {
+    if (on != 0) {
+      begin_recording();
+    } else {
+      end_recording();
+    }
+    return 0;
+  });
+}
+
+int64_t flash_dist_plans_json(char* buffer, int64_t size) {
+  return guarded([&] { return copy_out(recorded_plans(), buffer, size); });
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ from ..errors import ExtensionError, hint_to_build
 from ..product import KERNELS, PROGRAM, SYMBOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 LIBRARY: Final = PACKAGE / KERNELS
 
@@ -98,3 +99,28 @@ def last_variant() -> dict[str, dict[str, Any]]:
     the SASS that the driver loaded, times 10) and ptx_version (of the PTX that it was made from).
     """
     return dict(_read_json(_function("last_variant_json")))
+
+
+@contextmanager
+def recorded_plans() -> Iterator[list[dict[str, Any]]]:
+    """Record the plans of all calls of this process, of any thread; the list is filled at the end.
+
+    Each call has an entry with whatever the library decided about it, then one for each launch with
+    the symbol of its `kernel`.
+
+    Raises:
+        ExtensionError: The library does not load, or is of a version that records nothing.
+    """
+    try:
+        record, read = _function("record_plans"), _function("plans_json")
+    except AttributeError as error:
+        message = f"the kernel library `{LIBRARY.name}` does not record plans"
+        raise ExtensionError(message, hint="build it from the sources of this package") from error
+    read.restype = ctypes.c_int64
+    plans: list[dict[str, Any]] = []
+    record(ctypes.c_int(1))
+    try:
+        yield plans
+    finally:
+        record(ctypes.c_int(0))
+    plans.extend(_read_json(read))

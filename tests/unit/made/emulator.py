@@ -95,7 +95,7 @@ def _library() -> ctypes.CDLL:
     )
     generate.generate(replace(table, families=tuple(families)), archs, (), folder)
     sources = [*(folder / "targets").rglob("*.cu"), *EMULATOR.glob("*.cpp")]
-    sources += [generate.CSRC / "host" / name for name in ("decode.cpp",)]
+    sources += [generate.CSRC / "host" / name for name in ("decode.cpp", "recording.cpp")]
     library = folder / "emulated.so"
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
     flags.append("-Wno-psabi")  # notes of how maps are passed by value
