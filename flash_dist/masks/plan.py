@@ -7,6 +7,8 @@ they get there.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -82,6 +84,15 @@ class MaskPlan:
     def key_slots(self) -> Tensor:
         """The slots of dS before each key tile, which the host plans the backward with."""
         return self.arrays.key_slots
+
+    def digest(self) -> str:
+        """Return a hash of the sizes and the arrays; where these lie in the buffer is no matter."""
+        told = [
+            [list(names), list(array.shape), hashlib.sha256(array.numpy().tobytes()).hexdigest()]
+            for names, array in self.arrays.present()
+        ]
+        sizes = (self.kind, self.batches, self.heads, self.seqlen_q, self.seqlen_k)
+        return hashlib.sha256(json.dumps([sizes, told]).encode()).hexdigest()
 
 
 def pack_plan(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-from ..kernels.budget import workspace_budget
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +31,6 @@ class Case:
     fills_gpu: bool = False
     budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
     head_dim_v: int | None = None  # None is head_dim
-    compiled: tuple[int, int] = (0, 0)  # the head_dim and head_dim_v of the kernels that serve it
     mask: str = ""  # of MASKS in masks.py, on top of causal
     lengths: tuple[int, ...] = ()  # of documents packed one after the other
     page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
@@ -60,15 +57,6 @@ class Case:
             f"q{self.seqlen_q} k{self.seqlen_k} h{self.num_heads_q}/{self.num_heads_kv} "
             f"{mask}{budget}"
         )
-
-    def key(self) -> dict[str, Any]:
-        """Return what else decides its bits: the kernels that serve it, and the budget in bytes."""
-        return {
-            "dtype": self.dtype,
-            "compiled": list(self.compiled),
-            "budget": workspace_budget() if self.budget is None else self.budget,
-            "scored": bool(self.scores),
-        }
 
     @property
     def q_shape(self) -> tuple[int, int, int, int]:
@@ -285,8 +273,7 @@ def _gpu_case(shape: _Shape, kernels: Kernels, sm_count: int) -> Case:
 def _tail_case(kernels: Kernels) -> Case:
     shape = replace(_SMALL[2], label="tail")
     head_dim, head_dim_v = kernels.head_dim - _TAIL, kernels.head_dim_v - _TAIL
-    case = _case(shape, Kernels(kernels.dtype, head_dim, head_dim_v))
-    return replace(case, compiled=(kernels.head_dim, kernels.head_dim_v))
+    return _case(shape, Kernels(kernels.dtype, head_dim, head_dim_v))
 
 
 def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
@@ -303,7 +290,6 @@ def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
         fills_gpu,
         shape.budget,
         None if kernels.head_dim_v == kernels.head_dim else kernels.head_dim_v,
-        (kernels.head_dim, kernels.head_dim_v),
         shape.mask,
         shape.lengths,
         shape.page,

@@ -78,6 +78,13 @@ class Inputs:
             make_scores(case, device),
         )
 
+    def describe_mask(self, case: Case) -> dict[str, Any]:
+        """Return a digest of the plan of the mask; nothing where it is a band, or there is none."""
+        if self.mask is None or self.mask.band is not None:
+            return {}
+        sizes = (case.batch, case.num_heads_q, case.seqlen_q, case.seqlen_k)
+        return {"mask": self.mask.plan(*sizes).digest()}
+
     def attend(self, attention: Attention, case: Case) -> Tensors:
         """Run forward and backward once; with keys in a cache forward alone."""
         if case.page:

@@ -47,13 +47,13 @@ class AttentionCase:
         """Whether float64 formulas would take long."""
         return self.case.fills_gpu
 
-    def key(self) -> dict[str, Any]:
-        """Return the compiled size that serves the case, and the budget in bytes."""
-        return self.case.key()
-
     def make_inputs(self, device: torch.device) -> Inputs:
         """Return the tensors of the case."""
         return Inputs.make(self.case, device)
+
+    def describe_inputs(self, inputs: Inputs) -> dict[str, Any]:
+        """Return a digest of the arrays of the mask, which lie on the device for the library."""
+        return inputs.describe_mask(self.case)
 
     def run(self, inputs: Inputs) -> Tensors:
         """Run forward and backward once; with keys in a cache forward alone."""

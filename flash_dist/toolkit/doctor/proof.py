@@ -5,10 +5,8 @@ from __future__ import annotations
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..builds.manifest import load_manifest
 from ..checks.environment import find_situation, judge_gpu
 from ..errors import FlashDistError
 from ..findings.loading import LOAD_PREDICTION_DIFFERS
@@ -19,13 +17,11 @@ from ..product import PROGRAM
 from ..selftest.fingerprints import (
     Agreement,
     Fingerprint,
-    Identity,
     Mismatch,
     Reference,
     Setting,
     compare_prints,
     compare_with,
-    find_symbols,
     make_fingerprints,
     read_references,
 )
@@ -35,7 +31,7 @@ from ..targets.archs import DEFAULT_TOOLKIT
 from ..targets.verdict import name_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ..checks.environment import Environment
     from ..loading.parts import Loading
@@ -68,15 +64,14 @@ class Proof:
         self._timeout = timeout
         self._child = child
         self._references = references
-        self._chosen: set[str] = set()
+        self._launched: set[str] = set()
         self.together: SideBySide | None = None
         self.proven: list[tuple[Gpu, Setting, tuple[Fingerprint, ...]]] = []
 
     @cached_property
-    def identity(self) -> Identity:
-        """The kernels of the installed library; nothing where it cannot be read."""
-        installed = self._environment.installed
-        return replace(read_identity(installed.library), build=installed.build)
+    def kernels(self) -> Mapping[str, str]:
+        """The hash of each kernel's code in the installed library; none if it cannot be read."""
+        return read_kernels(self._environment.installed.library)
 
     @cached_property
     def references(self) -> tuple[Reference, ...]:
@@ -122,14 +117,10 @@ class Proof:
             str(gpu.device),
             gpu.sm_count or 0,
             find_situation(self._environment, gpu).smem_bytes,
-            self.identity.planner,
         )
-        own = make_fingerprints(report, self.identity, driver)
+        own = make_fingerprints(report, self.kernels, driver)
         self.proven.append((gpu, setting, own))
-        selected = report.selected or {}
-        self._chosen |= set(selected.values())
-        for computed in report.digests:
-            self._chosen |= set(find_symbols(computed, selected, self.identity.build))
+        self._launched.update(*(one.plan.kernels for one in report.digests))
         return compare_with(self.references, setting, own)
 
     def record(self, date: str) -> tuple[Reference, ...]:
@@ -138,8 +129,8 @@ class Proof:
         toolkit = (build.toolkit if build else None) or DEFAULT_TOOLKIT
         found: dict[tuple[str, Setting], Reference] = {}
         for gpu, setting, own in self.proven:
-            hashes = self.identity.kernels
-            kernels = {name: hashes[name] for name in sorted(self._chosen & set(hashes))}
+            hashes = self.kernels
+            kernels = {name: hashes[name] for name in sorted(self._launched & set(hashes))}
             found.setdefault(
                 (gpu.name, setting), Reference(gpu.name, date, setting, kernels, own, toolkit)
             )
@@ -172,14 +163,14 @@ class Proof:
         )
 
 
-def read_identity(library: str) -> Identity:
+def read_kernels(library: str) -> Mapping[str, str]:
     """Hash the kernels of a library; what cannot be read matches nothing that was recorded."""
     if not library:
-        return Identity()
+        return {}
     try:
-        return Identity(read_code_hashes(library), load_manifest(Path(library).parent).planner)
+        return read_code_hashes(library)
     except FlashDistError:
-        return Identity()
+        return {}
 
 
 def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:

@@ -16,7 +16,7 @@ from ..findings.proofs import FLEET_TOO_MANY_RANKS
 from ..findings.result import CheckResult
 from ..machine.torch_install import read_torch
 from ..product import NAME
-from ..selftest.fingerprints import Identity, Setting, make_fingerprints
+from ..selftest.fingerprints import Setting, make_fingerprints
 from ..selftest.fleet import Member
 from ..selftest.run import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
 from ..targets.wording import read_whole
@@ -109,7 +109,7 @@ def prove_rank(
     gpus = environment.cuda.gpus
     if not gpus:
         return _prove_cpu(rank, host, environment, runs, child)
-    nobody = Setting("none", 0, 0, "")
+    nobody = Setting("none", 0, 0)
     if rank.local >= len(gpus):
         summary = f"there are {len(gpus)} GPUs and this is local rank {rank.local}"
         fix = f"start one rank per GPU: `{LAUNCHER}`"
@@ -131,6 +131,6 @@ def _prove_cpu(
     """Without GPUs the reference path runs; its bits are those of one host and torch."""
     report = run_selftest("cpu", runs=runs, child=child)
     where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
-    own = make_fingerprints(report, Identity(), "")
+    own = make_fingerprints(report, {}, "")
     result = replace(check_selftest(report), data={}, name="selftest cpu")
-    return Member(rank.rank, host, None, Setting(where, 0, 0, ""), own, result)
+    return Member(rank.rank, host, None, Setting(where, 0, 0), own, result)

@@ -75,9 +75,9 @@ FINGERPRINT_DIFFERS: Final = Entry(
     "fingerprint-differs",
     "This GPU computes other bits than another GPU of its model",
     "The package holds SHA-256 hashes of what the selftest computed on a GPU of this model. Case, "
-    "kernel code, planner, multiprocessors, shared memory, workspace budget and, for code that "
-    "the driver compiles, the driver are the same, so the bits must be the same. All runs on this "
-    "GPU agreed with each other: it makes the same error each time.",
+    "plan, kernel code, multiprocessors, shared memory and, for code that the driver compiles, the "
+    "driver are the same, so the bits must be the same. All runs on this GPU agreed with each "
+    "other: it makes the same error each time.",
     f"Run `{PROGRAM} selftest --runs 1000` on it and on other GPUs of this model. If "
     "only this one differs, take it out of use; if all differ, report it: the recorded "
     "fingerprints are wrong.",

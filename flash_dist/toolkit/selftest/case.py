@@ -35,11 +35,11 @@ class Case(Protocol):
     def fills_gpu(self) -> bool:
         """Whether it is too large for `compute_exact`: then its results must be finite."""
 
-    def key(self) -> dict[str, Any]:
-        """Return what else decides its bits, as plain data."""
-
     def make_inputs(self, device: torch.device) -> Any:  # noqa: ANN401 - the package's own
         """Return the inputs of `run`."""
+
+    def describe_inputs(self, inputs: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Return, as plain data, what decides bits and is neither in the name nor in the plan."""
 
     def run(self, inputs: Any) -> Tensors:  # noqa: ANN401
         """Compute the results once, on the current stream."""

@@ -31,6 +31,7 @@ from .comparison import (
 )
 from .dirty_memory import DirtyMemory
 from .exact import ExactValues
+from .plan import CasePlan, run_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,9 +53,9 @@ def run_case(
     inputs = case.make_inputs(device)
     memory = DirtyMemory(device)
     memory.fill()
-    first = case.run(inputs)
+    first, plan = run_first(case, inputs, device)
     synchronize(device)
-    emit({"event": "fingerprint", "case": case.name, **case.key(), "digests": digest(first)})
+    emit({"event": "fingerprint", "case": case.name, **plan.to_json(), "digests": digest(first)})
     for difference in check_values(case, first, exact):
         emit(_finding(SELFTEST_VALUES_DIFFER, case, difference, run=0))
     streams = make_streams(device)
@@ -73,6 +74,15 @@ def run_case(
         ]
     for finding in differing:
         emit({**finding, "bad_runs": bad_runs, "runs": runs})
+
+
+def run_first(
+    case: Case,
+    inputs: Any,  # noqa: ANN401 - the case's own
+    device: torch.device,
+) -> tuple[Tensors, CasePlan]:
+    """Run once, and record the plan where the library has one; on the CPU it is not asked."""
+    return run_recorded(case, inputs) if device.type == "cuda" else (case.run(inputs), CasePlan())
 
 
 def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:

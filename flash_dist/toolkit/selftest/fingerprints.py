@@ -1,17 +1,16 @@
 """Fingerprints: hashes of what the selftest's kernels compute, to compare between machines.
 
-Bits are promised to be equal where everything is that decides them: the case, the code of the
-kernels, what the planner on the host decides, compute capability, number of multiprocessors, shared
-memory per block, the workspace budget, and for code that the driver compiles the driver. A GPU of
-one model may show fewer multiprocessors (a MIG instance, a client of MPS): it is another one. Only
-fingerprints that agree in all of that are compared; whatever else differs is no finding.
+Bits are promised to be equal where everything is that decides them: the case, the plan by which it
+ran, the code of the kernels that it launched, compute capability, number of multiprocessors, shared
+memory per block, and for code that the driver compiles the driver. A GPU of one model may show
+fewer multiprocessors (a MIG instance, a client of MPS): it is another one. Only fingerprints that
+agree in all of that are compared; whatever else differs is no finding.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.json_text import parse_json
@@ -19,28 +18,25 @@ from ..builds.package import PACKAGE
 from ..errors import FlashDistError
 from ..product import PROGRAM
 from ..targets.archs import DEFAULT_TOOLKIT
-from ..targets.verdict import read_size, size_of_role, variants_meant
 from .digests import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ..targets.verdict import Build
-    from .report import CaseDigests, SelftestReport
+    from .report import SelftestReport
 
 FILE_NAME: Final = "fingerprints.json"
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What decides the bits on the side of the machine and the package."""
+    """What decides the bits on the side of the machine."""
 
     compute_capability: str  # "9.0"; "cpu" for the reference path
     sm_count: int  # that this process sees
     smem_limit: int  # bytes per block that the dispatcher may use
-    planner: str  # hash of what the host decides about launches and masks
 
 
 @dataclass(frozen=True)
@@ -48,15 +44,15 @@ class Fingerprint:
     """What one case computed."""
 
     case: str
-    budget: int  # bytes of workspace
-    code: str  # hash of the code of all kernels that may serve the case
+    plan: str  # hash of what the library decided about the case
+    code: str  # hash of the code of the kernels that it launched
     driver: str  # release, where the driver compiled the code; else empty
     digests: Mapping[str, str]  # hashes of out, lse, dq, dk, dv; of dsinks, if there are sinks
 
     @property
-    def key(self) -> tuple[str, int, str, str]:
+    def key(self) -> tuple[str, str, str, str]:
         """What two fingerprints of one setting must share for their bits to be equal."""
-        return self.case, self.budget, self.code, self.driver
+        return self.case, self.plan, self.code, self.driver
 
     def differing(self, other: Fingerprint) -> tuple[str, ...]:
         """Name the tensors that differ."""
@@ -145,73 +141,31 @@ class Agreement:
         }
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A kernel library as fingerprints know it: its kernels, their hashes, and the planner's."""
-
-    kernels: Mapping[str, str] = field(default_factory=dict)
-    planner: str = ""
-    build: Build | None = None
-
-
 def make_fingerprints(
-    report: SelftestReport, identity: Identity, driver: str
+    report: SelftestReport, kernels: Mapping[str, str], driver: str
 ) -> tuple[Fingerprint, ...]:
-    """Join what the selftest computed with the code of the kernels that the dispatcher chose."""
-    found = []
-    for computed in report.digests:
-        symbols = find_symbols(computed, report.selected or {}, identity.build)
-        jit = any("_compute" in symbol for symbol in symbols)
-        found.append(
-            Fingerprint(
-                computed.case,
-                computed.budget,
-                hash_code(symbols, identity.kernels),
-                driver if jit else "",
-                computed.digests,
-            )
-        )
-    return tuple(found)
-
-
-def find_symbols(
-    computed: CaseDigests, selected: Mapping[str, str], build: Build | None
-) -> tuple[str, ...]:
-    """Return the kernels that may serve a case.
-
-    Those that the dispatcher chooses where it knows no arguments. They may refuse a call that does
-    something to its scores: then whatever else there is for its size, of the same targets.
+    """Join what the selftest computed with the code of the kernels that it launched.
 
     Args:
-        computed: The case.
-        selected: SelftestReport.selected.
-        build: What the library holds; None if it cannot be read.
+        report: The selftest's.
+        kernels: The hash of each kernel's code, by its symbol.
+        driver: The release of the driver.
     """
-    dtype, size = computed.size
-    head_dims = read_size(size)
-    chosen = _find_chosen(selected, dtype, head_dims)
-    symbols = set(chosen.values())
-    if computed.scored and build:
-        targets = {variant.arch for variant in build.variants if variant.symbol in symbols}
-        built = tuple(variant for variant in build.variants if variant.arch in targets)
-        here = replace(build, variants=built, told_fallbacks=build.fallbacks)
-        for role in chosen:
-            key = (role, dtype, *head_dims)
-            symbols |= {variant.symbol for variant in variants_meant(key, here)}
-    return tuple(sorted(symbols))
+    return tuple(
+        Fingerprint(
+            one.case,
+            one.plan.digest,
+            hash_code(one.plan.kernels, kernels),
+            driver if is_compiled_by_driver(one.plan.kernels) else "",
+            one.digests,
+        )
+        for one in report.digests
+    )
 
 
-def _find_chosen(
-    selected: Mapping[str, str], dtype: str, head_dims: tuple[int, int]
-) -> dict[str, str]:
-    """Return the kernel of each role that serves head_dims, which may be one of a larger size."""
-    built: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
-    for kernel, symbol in selected.items():
-        role, its_dtype, size = kernel.split()
-        if its_dtype == dtype:
-            built[role][read_size(size)] = symbol
-    found = {role: size_of_role(role, symbols, head_dims) for role, symbols in built.items()}
-    return {role: built[role][size] for role, size in found.items() if size is not None}
+def is_compiled_by_driver(symbols: Iterable[str]) -> bool:
+    """Whether the code of some kernel is PTX, by its symbol."""
+    return any("_compute" in symbol for symbol in symbols)
 
 
 def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
@@ -316,8 +270,7 @@ def merge_references(
 
     def key(reference: Reference) -> tuple[object, ...]:
         drivers = sorted({one.driver for one in reference.fingerprints})
-        setting = replace(reference.setting, planner="")
-        return (reference.gpu, setting, tuple(drivers), reference.toolkit)
+        return (reference.gpu, reference.setting, tuple(drivers), reference.toolkit)
 
     merged = {key(one): one for one in known}
     merged.update({key(one): one for one in recorded})

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..findings.result import Finding
+
+if TYPE_CHECKING:
+    from .plan import CasePlan
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,11 @@ class RanVariant:
 
 @dataclass(frozen=True)
 class CaseDigests:
-    """What one case computed, and what decides it on the side of the case."""
+    """What one case computed, and the plan by which it did."""
 
     case: str
-    size: list[str]  # dtype and compiled size: ["bf16", "192/128"]
-    budget: int
+    plan: CasePlan
     digests: dict[str, str]
-    scored: bool = False  # something becomes of its scores
 
 
 @dataclass(frozen=True)

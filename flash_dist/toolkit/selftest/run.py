@@ -24,6 +24,7 @@ from ..machine.capacity import count_cores
 from ..product import PROGRAM
 from ..targets.compatibility import jit_policy
 from ..targets.verdict import name_size
+from .plan import CasePlan
 from .report import CaseDigests, CaseFinding, RanVariant, SelftestReport
 from .side_by_side import count_threads
 
@@ -149,10 +150,8 @@ def _read_digests(events: Iterable[Event]) -> tuple[CaseDigests, ...]:
     return tuple(
         CaseDigests(
             str(event["case"]),
-            [str(event["dtype"]), name_size(*map(int, event["compiled"]))],
-            int(event["budget"]),
+            CasePlan(str(event["plan"]), tuple(map(str, event["kernels"]))),
             {str(name): str(value) for name, value in event["digests"].items()},
-            bool(event["scored"]),
         )
         for event in events
         if event.get("event") == "fingerprint"

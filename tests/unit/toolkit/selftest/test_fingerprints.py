@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,43 +16,35 @@ from flash_dist.toolkit.findings.proofs import SELFTEST_BITS_DIFFER
 from flash_dist.toolkit.findings.result import CheckResult
 from flash_dist.toolkit.selftest.fingerprints import (
     Fingerprint,
-    Identity,
     Reference,
     Setting,
     compare_with,
-    find_symbols,
     hash_code,
     make_fingerprints,
     merge_references,
     read_references,
     write_references,
 )
+from flash_dist.toolkit.selftest.plan import CasePlan, run_recorded
 from flash_dist.toolkit.selftest.report import CaseDigests, SelftestReport
-from flash_dist.toolkit.targets.archs import Arch
-from flash_dist.toolkit.targets.verdict import Build, Variant, read_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
-SETTING = Setting("9.0", 132, 232448, "planner")
+SETTING = Setting("9.0", 132, 232448)
 DIGESTS = {name: f"{number:064x}" for number, name in enumerate(NAMES)}
-CASE = Fingerprint("odd bf16 d64", 1 << 30, "code", "", DIGESTS)
+CASE = Fingerprint("odd bf16 d64", "plan", "code", "", DIGESTS)
 OTHER = replace(CASE, case="full bf16 d64")
 REFERENCE = Reference("NVIDIA H200", "2026-11-21", SETTING, {"fwd": "ab"}, (CASE, OTHER))
 REPORT = SelftestReport(
     "0",
     30,
     2,
-    selected={
-        "fwd bf16 64": "fwd_sm90a",
-        "bwd bf16 64": "bwd_sm90a",
-        "fwd fp16 64": "fwd_fp16_sm90a",
-        "fwd bf16 128": "fwd_compute80",
-    },
     digests=(
-        CaseDigests("odd bf16 d64", ["bf16", "64"], 7, DIGESTS),
-        CaseDigests("odd bf16 d128", ["bf16", "128"], 7, DIGESTS),
+        CaseDigests("odd bf16 d64", CasePlan("a plan", ("bwd_sm90a", "fwd_sm90a")), DIGESTS),
+        CaseDigests("odd bf16 d128", CasePlan("another plan", ("fwd_compute80",)), DIGESTS),
     ),
 )
 
@@ -87,10 +80,9 @@ def test_another_bit_names_case_and_tensor() -> None:
         replace(SETTING, sm_count=114),
         replace(SETTING, compute_capability="10.0"),
         replace(SETTING, smem_limit=65536),
-        replace(SETTING, planner="another"),
     ],
 )
-def test_another_gpu_or_planner_is_never_compared(setting: Setting) -> None:
+def test_another_gpu_is_never_compared(setting: Setting) -> None:
     wrong = replace(CASE, digests=dict.fromkeys(NAMES, "f" * 64))
     agreement = compare_with((REFERENCE,), setting, (wrong,))
     assert (bool(agreement), agreement.compared) == (True, 0)
@@ -116,9 +108,9 @@ def test_all_that_is_recorded_says_of_how_many_multiprocessors() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [replace(CASE, code="x"), replace(CASE, budget=1), replace(CASE, driver="580.1")],
+    [replace(CASE, code="x"), replace(CASE, plan="x"), replace(CASE, driver="580.1")],
 )
-def test_other_code_budget_or_driver_is_never_compared(other: Fingerprint) -> None:
+def test_other_code_plan_or_driver_is_never_compared(other: Fingerprint) -> None:
     wrong = replace(other, digests=dict.fromkeys(NAMES, "f" * 64))
     assert compare_with((REFERENCE,), SETTING, (wrong,)).compared == 0
 
@@ -130,68 +122,54 @@ def test_a_finding_of_the_selftest_itself_comes_first() -> None:
     assert add_agreement(failed, agreement).id == "selftest-bits-differ"
 
 
-def test_a_fingerprint_knows_the_code_of_all_kernels_that_may_serve_its_case() -> None:
+def test_a_fingerprint_has_the_plan_and_the_code_of_the_kernels_that_ran() -> None:
     kernels = {"fwd_sm90a": "1", "bwd_sm90a": "2", "fwd_fp16_sm90a": "3", "fwd_compute80": "4"}
-    native, jit = make_fingerprints(REPORT, Identity(kernels, "p"), "580.159.04")
+    native, jit = make_fingerprints(REPORT, kernels, "580.159.04")
+    assert (native.plan, jit.plan) == ("a plan", "another plan")
     assert native.code == hash_code(("bwd_sm90a", "fwd_sm90a"), kernels)
     assert native.code != hash_code(("bwd_sm90a", "fwd_sm90a"), {**kernels, "bwd_sm90a": "9"})
     assert (native.driver, jit.driver) == ("", "580.159.04")
 
 
-def variant(family: str, size: str, target: str = "sm_90a") -> Variant:
-    """Return a kernel for bf16."""
-    arch = Arch.parse(target)
-    head_dim, head_dim_v = read_size(size)
-    name = f"{family}_{size}_{arch.identifier}"
-    return Variant(name, family, "bf16", head_dim, 227, arch, head_dim_v=head_dim_v)
+def test_a_plan_is_of_all_that_was_decided_and_of_the_inputs() -> None:
+    plans: list[dict[str, Any]] = [
+        {"call": "fwd"},
+        {"kernel": "b"},
+        {"call": "bwd", "splits": 2},
+        {"kernel": "a"},
+    ]
+    plan = CasePlan.of(plans, {})
+    assert plan.kernels == ("a", "b")
+    others = [*plans[:2], {"call": "bwd", "splits": 3}, plans[3]]
+    digests = {CasePlan.of(one, {}).digest for one in (plans, others, plans[::-1])}
+    assert len(digests | {CasePlan.of(plans, {"mask": "digest"}).digest}) == 4
+    reworded = [dict(reversed(one.items())) for one in plans]
+    assert CasePlan.of(reworded, {}) == plan
 
 
-def test_what_serves_bent_scores_alone_is_among_the_code_of_their_cases() -> None:
-    variants = (
-        variant("fwd", "64"),
-        variant("fwd_sm90", "64"),
-        variant("fwd_scored_sm90", "64"),
-        variant("fwd_scored_sm90", "128"),
-        variant("bwd_dkdv", "64"),
-        variant("fwd", "64", "compute_80"),
-    )
-    build = Build("test", variants)
-    selected = {"fwd bf16 64": "fwd_sm90_64_sm90a", "fwd bf16 128": "fwd_sm90_128_sm90a"}
-    plain = CaseDigests("odd bf16 d64", ["bf16", "64"], 7, DIGESTS)
-    scored = replace(plain, scored=True)
-    assert find_symbols(plain, selected, build) == ("fwd_sm90_64_sm90a",)
-    assert find_symbols(scored, selected, build) == (
-        "fwd_64_sm90a",
-        "fwd_scored_sm90_64_sm90a",
-        "fwd_sm90_64_sm90a",
-    )
+class Doubled:
+    """A case that doubles its input."""
 
-    def code_of(one: CaseDigests, changed: str) -> str:
-        kernels = {**dict.fromkeys((v.symbol for v in variants), "1"), changed: "2"}
-        report = replace(REPORT, selected=selected, digests=(one,))
-        (found,) = make_fingerprints(report, Identity(kernels, "p", build), "")
-        return found.code
+    def run(self, inputs: int) -> dict[str, int]:
+        return {"out": 2 * inputs}
 
-    changed = "fwd_scored_sm90_64_sm90a"
-    assert code_of(plain, changed) == code_of(plain, "")
-    assert code_of(scored, changed) != code_of(scored, "")
+    def describe_inputs(self, inputs: int) -> dict[str, int]:
+        return {"input": inputs}
 
 
-def test_a_role_without_a_kernel_of_a_size_counts_with_that_of_the_next_larger_one() -> None:
-    selected = {
-        "fwd bf16 48": "fwd_48",
-        "fwd bf16 64": "fwd_64",
-        "bwd_fused bf16 128": "fused_128",
-        "bwd_fused bf16 64": "fused_64",
-        "bwd_fused fp16 64": "fused_fp16",
-        "bwd_dkdv bf16 32": "dkdv_32",
-        "append bf16 256": "append_256",
-        "mla bf16 576/512": "mla",
-    }
-    case = CaseDigests("odd bf16 d48", ["bf16", "48"], 7, DIGESTS)
-    assert find_symbols(case, selected, None) == ("append_256", "fused_64", "fwd_48")
-    latent = CaseDigests("latent bf16 d576v512", ["bf16", "576/512"], 7, DIGESTS)
-    assert find_symbols(latent, selected, None) == ("mla",)
+def test_the_plan_of_a_run_is_what_the_library_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def recorded() -> Iterator[list[dict[str, str]]]:
+        plans: list[dict[str, str]] = []
+        yield plans
+        plans.append({"kernel": "double_sm90a"})
+
+    monkeypatch.setattr("flash_dist.toolkit.selftest.plan.recorded_plans", recorded)
+    case: Any = Doubled()
+    results, plan = run_recorded(case, 3)
+    assert results == {"out": 6}
+    assert plan == CasePlan.of([{"kernel": "double_sm90a"}], {"input": 3})
+    assert plan.kernels == ("double_sm90a",)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -206,7 +184,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_same_gpu_recorded_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
-    newer = replace(REFERENCE, recorded="2027-01-01", setting=replace(SETTING, planner="new"))
+    newer = replace(REFERENCE, recorded="2027-01-01")
     jit = replace(REFERENCE, fingerprints=(replace(CASE, driver="580"),))
     older = replace(REFERENCE, kernels={"fwd": "cd"}, toolkit="12.4")
     merged = merge_references((REFERENCE, jit, older), (newer,))
@@ -221,8 +199,8 @@ def test_the_same_gpu_recorded_again_takes_the_place_of_the_old(tmp_path: Path) 
         ("{", "cannot read .*`{path}`"),
         pytest.param("[" * 100_000, "cannot read .*`{path}`", id="nested too deep"),
         ("[]", "`{path}` is not "),
-        ('{"version": 2}', "version 1, .* 2 .*`{path}`"),
-        ('{"version": 1, "references": [{}]}', "`{path}` is not "),
+        ('{"version": 1}', "version 2, .* 1 .*`{path}`"),
+        ('{"version": 2, "references": [{}]}', "`{path}` is not "),
     ],
 )
 def test_a_broken_file_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:

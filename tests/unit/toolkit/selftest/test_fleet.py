@@ -19,8 +19,8 @@ from flash_dist.toolkit.selftest.fleet import Member, compare_members
 from flash_dist.toolkit.targets.devices import Device
 from tests.unit.made.builds import ALL, make_environment
 
-SETTING = Setting("9.0", 132, 232448, "planner")
-RIGHT = Fingerprint("odd bf16 d64", 1, "code", "", {"out": "a", "dk": "b"})
+SETTING = Setting("9.0", 132, 232448)
+RIGHT = Fingerprint("odd bf16 d64", "plan", "code", "", {"out": "a", "dk": "b"})
 WRONG = replace(RIGHT, digests={"out": "a", "dk": "f"})
 FINE = CheckResult("ok", "2 cases", name="selftest 0")
 
@@ -70,7 +70,7 @@ def test_rounds_tell_which_of_two_is_wrong() -> None:
     [
         replace(WRONG, code="other"),
         replace(WRONG, driver="580"),
-        replace(WRONG, budget=2),
+        replace(WRONG, plan="another"),
         replace(WRONG, case="other"),
     ],
 )

@@ -263,7 +263,6 @@ def test_every_kind_of_mask_and_packed_documents_are_covered() -> None:
     assert {case.causal for case in cases if case.lengths} == {True, False}
     assert {case.fills_gpu for case in cases if case.mask} == {True, False}
     for case in cases:
-        assert case.compiled == (128, 128)
         assert sum(case.lengths) in {0, case.seqlen_q}
         if case.mask and not case.fills_gpu:
             visible = find_visible(case)
@@ -283,7 +282,6 @@ def test_all_that_becomes_of_scores_is_covered(head_dim: int) -> None:
     assert {bool(case.lengths) for case in cases} == {False, kernels.is_usual}
     assert {case.budget == 0 for case in cases} == {False, kernels.is_usual}
     assert any(case.page for case in cases) == kernels.reads_caches
-    assert all(case.key()["scored"] for case in cases)
 
 
 def test_a_digest_is_half_the_sha_256_of_the_elements() -> None:

@@ -1,0 +1,42 @@
+"""The plan of a case: what the library decided about its calls, which the bits follow from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..loading.library import recorded_plans
+from .digests import hash_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .case import Case
+    from .comparison import Tensors
+
+
+@dataclass(frozen=True)
+class CasePlan:
+    """A hash of all decisions about one case, and the kernels that it launched."""
+
+    digest: str = ""  # empty: no library decided anything, as on the CPU
+    kernels: tuple[str, ...] = ()  # symbols in ascending order
+
+    @classmethod
+    def of(cls, plans: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]) -> CasePlan:
+        """Sum up what the library recorded, and what the case says of its inputs."""
+        text = json.dumps([plans, inputs], sort_keys=True)
+        kernels = {str(one["kernel"]) for one in plans if "kernel" in one}
+        return cls(hash_bytes(text.encode()), tuple(sorted(kernels)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, as the child process reports it."""
+        return {"plan": self.digest, "kernels": list(self.kernels)}
+
+
+def run_recorded(case: Case, inputs: Any) -> tuple[Tensors, CasePlan]:  # noqa: ANN401
+    """Run a case once, and return its results and its plan."""
+    with recorded_plans() as plans:
+        results = case.run(inputs)
+    return results, CasePlan.of(plans, case.describe_inputs(inputs))
