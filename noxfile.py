@@ -331,30 +331,15 @@ def fingerprints(session: nox.Session) -> None:
 
 
 @session_of
-def decisions(session: nox.Session) -> None:
-    """Write the decisions of planner and masks; needs g++, no GPU. `-- --check` compares instead.
-
-    Recorded fingerprints are valid for one set of decisions.
-    """
-    install(session, "runtime", "torch")
-    session.run("python", "-m", "ci.decisions.decide", *session.posargs)
-
-
-@session_of
 def fingerprint_check(session: nox.Session) -> None:
-    """Check that the recorded fingerprints are of the kernels in dist/: `-- [--partial]`; no GPU.
+    """Check that recorded fingerprints are of the kernels in dist/ and of today's plans; no GPU.
 
-    `--partial` skips recordings of a CUDA of which no wheel is in dist/.
+    The plans need g++. `-- --partial` skips the kernels of a CUDA of which no wheel is in dist/.
     """
     require_wheels(session)
-    install(session, "runtime", "build")
-    session.run(
-        "python",
-        "-m",
-        "flash_dist.toolkit.make.wheels.fingerprints",
-        *session.posargs,
-        *built_wheels(),
-    )
+    install(session, "runtime", "build", "torch")
+    session.run("python", "-m", "flash_dist.toolkit.make.wheels.fingerprints", *session.posargs, *built_wheels())
+    session.run("python", "-m", "ci.dry_run.check")
 
 
 @session_of
@@ -367,7 +352,7 @@ def lint(session: nox.Session) -> None:
     session.run("python", "-m", "ci.own_names")
     session.run("python", "-m", "ci.commits")
     suffixes = {".cpp", ".h", ".cuh", ".cu"}
-    sources = [p for folder in ("csrc", "tests") for p in (ROOT / folder).rglob("*")]
+    sources = [p for folder in ("ci", "csrc", "tests") for p in (ROOT / folder).rglob("*")]
     named = sorted(str(p) for p in sources if p.suffix in suffixes)
     session.run("clang-format", "--dry-run", "--Werror", *named)
 

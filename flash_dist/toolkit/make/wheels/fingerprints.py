@@ -17,7 +17,6 @@ from ...gpucode.fatbin import open_fatbin
 from ...gpucode.kernel_code import hash_kernels
 from ...selftest.fingerprints import FILE_NAME, read_references
 from ..command import command
-from ..compile.decisions import hash_decisions
 from ..project import ROOT
 
 if TYPE_CHECKING:
@@ -31,14 +30,12 @@ REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records th
 
 
 def find_stale(
-    references: Iterable[Reference], kernels: Mapping[str, AbstractSet[str]], planner: str
+    references: Iterable[Reference], kernels: Mapping[str, AbstractSet[str]]
 ) -> list[str]:
     """Say which recorded fingerprints are of other code than that which is built."""
     problems = []
     for reference in references:
         where = f"{reference.gpu}, recorded {reference.recorded}"
-        if reference.setting.planner != planner:
-            problems.append(f"{where}: of another planner")
         recorded = reference.kernels.items()
         stale = [name for name, code in recorded if code not in kernels.get(name, ())]
         if stale:
@@ -90,7 +87,7 @@ def main() -> int:
     references = read_references(RECORDED)
     if args.partial:
         references = keep_built(references, {read_manifest(one).toolkit.cuda for one in wheels})
-    problems = find_stale(references, read_wheels(wheels), hash_decisions())
+    problems = find_stale(references, read_wheels(wheels))
     for problem in problems:
         print(f"stale fingerprints: {problem}; {REMEDY}")
     if not problems:

@@ -1,0 +1,140 @@
+"""Compile the two libraries for a dry run: g++, the headers of torch, no CUDA.
+
+The host code and the binding are those of csrc/. Of each kernel there is what the host code knows:
+its entry, with the sizes of its tile and the arguments that it refuses. Launches do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from flash_dist.toolkit.make.project import ROOT
+from csrc.generate import CSRC, Table, generate
+from flash_dist.toolkit.builds.package import BINDING, KERNELS
+from flash_dist.toolkit.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from csrc.generate import Variant
+    from flash_dist.toolkit.targets.archs import Arch
+
+HERE: Final = Path(__file__).parent
+FLAGS: Final = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-w", "-fpermissive")
+# A tensor on the CPU passes for one on a GPU: both kinds of device have the same number.
+AS_ON_GPU: Final = (
+    "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
+    "-Daoti_torch_create_device_guard=dry_run_create_device_guard",
+    "-DTORCH_TARGET_VERSION=0x020a000000000000",
+    "-DPy_LIMITED_API=0x030a0000",
+)
+ENTRY: Final = """
+#pragma once
+#include "plans.h"
+#include "core/entry.h"
+#include "core/config.h"
+namespace flash_dist {
+inline cudaError_t launch_nothing(const void*, const void*, cudaStream_t) { return cudaSuccess; }
+template <class Config>
+KernelEntry make_dry_entry(const KernelEntry* self, const char* (*refuses)(const void*)) {
+  KernelEntry entry = make_entry<Config, int>(nullptr, &launch_nothing, refuses);
+  entry.kernel = self;  // runtime.cpp asks it for its registers
+  return entry;
+}
+}  // namespace flash_dist
+"""
+
+
+class DryRunError(FlashDistError):
+    """The host code does not compile, or a case does not run."""
+
+
+def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path = CSRC) -> Path:
+    """Put the package with both libraries into a folder, and return the folder.
+
+    What was compiled there before from the same text stays.
+
+    Args:
+        folder: Where everything goes.
+        archs: The targets whose kernels the library has.
+        torch: The folder of an installed torch, with its headers and libraries.
+        csrc: The sources.
+    """
+    generated, objects, package = folder / "generated", folder / "objects", folder / "flash_dist"
+    for path in (objects, generated):
+        path.mkdir(parents=True, exist_ok=True)
+    generate(Table.load(csrc / "kernels.toml"), archs, (), generated)
+    (generated / "dry_entry.h").write_text(ENTRY, encoding="utf-8")
+    shutil.rmtree(package, ignore_errors=True)
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "flash_dist", package, ignore=ignored)
+    entries = write_entries(generated, archs, csrc)
+    host = [*sorted((csrc / "host").glob("*.cpp")), HERE / "runtime.cpp", *entries]
+    binding = [*sorted((csrc / "binding").glob("*.cpp")), HERE / "torch.cpp"]
+    include = [f"-I{path}" for path in (HERE, csrc, generated)]
+    with_torch = [*include, "-isystem", str(torch / "include"), *AS_ON_GPU]
+    calls = [(source, objects / f"host-{source.stem}.o", include) for source in host]
+    calls += [(source, objects / f"binding-{source.stem}.o", with_torch) for source in binding]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda call: _compile(*call), calls))
+    link = [*map(str, objects.glob("host-*.o")), "-o", str(package / KERNELS)]
+    _run(["-shared", f"-Wl,-soname,{KERNELS}", *link])
+    link = [*map(str, objects.glob("binding-*.o")), "-o", str(package / BINDING)]
+    libraries = [f"-L{package}", f"-l:{KERNELS}", f"-L{torch / 'lib'}", "-ltorch_cpu"]
+    _run(["-shared", *link, *libraries, "-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined"])
+    return folder
+
+
+def write_entries(folder: Path, archs: Iterable[Arch], csrc: Path = CSRC) -> list[Path]:
+    """Write the entries of all kernels, one file for each header, and return the files."""
+    table = Table.load(csrc / "kernels.toml")
+    by_header: defaultdict[str, list[Variant]] = defaultdict(list)
+    for arch in archs:
+        for variant in table.variants(arch):
+            by_header[variant.family.header].append(variant)
+    files = []
+    for header, variants in by_header.items():
+        path = folder / f"entries_{header.replace('/', '_').partition('.')[0]}.cpp"
+        lines = "".join(map(_render_entry, variants))
+        text = f'#include "dry_entry.h"\n#include "{header}"\nnamespace flash_dist {{\n{lines}}}\n'
+        path.write_text(text, encoding="utf-8")
+        files.append(path)
+    return files
+
+
+def _render_entry(variant: Variant) -> str:
+    refuses, entry = variant.family.refuses, f"{variant.symbol}_entry"
+    given = f"&{refuses}<{variant.config}>" if refuses else "nullptr"
+    return (
+        f'extern "C" const KernelEntry {entry};\n'
+        f"const KernelEntry {entry} = make_dry_entry<{variant.config}>(&{entry}, {given});\n"
+    )
+
+
+def _compile(source: Path, target: Path, include: Sequence[str]) -> None:
+    """Compile one file, unless what it comes to after the preprocessor was compiled before."""
+    text = _run([*FLAGS, *include, "-E", "-P", str(source)])
+    known = target.with_suffix(".ii")
+    if target.is_file() and known.is_file() and known.read_text(encoding="utf-8") == text:
+        return
+    known.write_text(text, encoding="utf-8")
+    _run([*FLAGS, "-c", str(known), "-o", str(target)])
+
+
+def _run(arguments: Sequence[str]) -> str:
+    compiler = os.environ.get("CXX", "g++")
+    try:
+        done = subprocess.run([compiler, *arguments], check=False, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        message = f"the C++ compiler `{compiler}` is not installed"
+        raise DryRunError(message, hint="`apt-get install g++`, or name another in CXX") from error
+    if done.returncode:
+        message = f"the host code does not compile for a dry run: {done.stderr[-2000:]}"
+        raise DryRunError(message)
+    return done.stdout

@@ -1,0 +1,95 @@
+"""Whether the recorded fingerprints are of the plans that the host code makes today.
+
+python -m ci.dry_run.check
+
+It needs torch and g++, no GPU: a dry run tells the plans.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from flash_dist.toolkit.make.command import command
+from ci.dry_run.plans import find_plans
+from flash_dist.toolkit.make.project import ARCHSETS
+from flash_dist.toolkit.make.wheels.fingerprints import RECORDED, REMEDY
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.selftest.fingerprints import hash_code, read_references
+from flash_dist.toolkit.targets.wording import list_few
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from flash_dist.toolkit.selftest.fingerprints import Reference, Setting
+    from flash_dist.toolkit.selftest.plan import CasePlan
+    from flash_dist.toolkit.targets.archs import Arch
+
+    Plans = Mapping[str, CasePlan]
+
+SHOWN: Final = 5
+
+
+def find_changed(reference: Reference, plans: Plans) -> list[str]:
+    """Name the cases that were recorded by another plan, or by other kernels."""
+    return [
+        one.case
+        for one in reference.fingerprints
+        if (plan := plans.get(one.case)) is None
+        or (one.plan, one.code) != (plan.digest, hash_code(plan.kernels, reference.kernels))
+    ]
+
+
+def find_unrecorded(reference: Reference, plans: Plans) -> list[str]:
+    """Name the cases without a fingerprint, which the selftest compares with nothing."""
+    return sorted(plans.keys() - {one.case for one in reference.fingerprints})
+
+
+def find_archs(reference: Reference) -> tuple[Arch, ...]:
+    """Return the targets of the kernels that were recorded."""
+    known = {arch for one in load_archsets(ARCHSETS).values() for arch in one.archs}
+    ends = {name.rpartition("_")[2] for name in reference.kernels}
+    return tuple(sorted(arch for arch in known if arch.identifier in ends))
+
+
+def describe(reference: Reference) -> str:
+    """Name a recording."""
+    drivers = sorted({one.driver for one in reference.fingerprints} - {""})
+    compiled = f"driver {drivers[0]}" if drivers else f"CUDA {reference.toolkit}"
+    return f"{reference.gpu}, {compiled}, recorded {reference.recorded}"
+
+
+def check(references: Iterable[Reference]) -> Iterator[str]:
+    """Say which recordings hold cases of other plans, and print which lack a case."""
+    known: dict[tuple[Setting, tuple[Arch, ...]], Plans] = {}
+    for reference in references:
+        asked = reference.setting, find_archs(reference)
+        if asked not in known:
+            known[asked] = find_plans(*asked)
+        changed = find_changed(reference, known[asked])
+        if changed:
+            yield f"{describe(reference)}: {len(changed)} cases have another plan: {_few(changed)}"
+        missing = find_unrecorded(reference, known[asked])
+        if missing:
+            print(f"{describe(reference)}: {len(missing)} cases not recorded: {_few(missing)}")
+
+
+def _few(cases: list[str]) -> str:
+    return list_few([f"`{case}`" for case in cases], SHOWN)
+
+
+@command
+def main() -> int:
+    """Check what is recorded in the package."""
+    references = read_references(RECORDED)
+    problems = list(check(references))
+    for problem in problems:
+        print(f"stale fingerprints: {problem}; {REMEDY}")
+    if not problems:
+        count = sum(len(reference.fingerprints) for reference in references)
+        print(f"{count} fingerprints of {len(references)} recordings have the plans of this source")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
