@@ -111,7 +111,7 @@ class Manifest:
     torch_tested_max: str
     targets: tuple[TargetInfo, ...]
     kernels: tuple[KernelRecord, ...]
-    planner: str = ""  # hash of what the host decides about launches and masks
+    sources: str = ""  # hash of the files that the libraries were compiled from
     parts: tuple[Part, ...] = ()
     files: tuple[str, ...] = ()  # of the package, beside the libraries and this one
     fallbacks: Fallbacks | None = None  # None: of an earlier build
@@ -139,7 +139,7 @@ class Manifest:
                 torch_tested_max=str(data["torch_tested_max"]),
                 targets=tuple(_read(TargetInfo, one) for one in data["targets"]),
                 kernels=tuple(_read_kernel(one) for one in data["kernels"]),
-                planner=str(data.get("planner", "")),
+                sources=str(data.get("sources", "")),
                 parts=tuple(_read(Part, one) for one in data.get("parts", ())),
                 files=tuple(map(str, data.get("files", ()))),
                 fallbacks=Fallbacks.from_json(told) if (told := data.get("fallbacks")) else None,
@@ -174,7 +174,7 @@ class Manifest:
             "torch_headers": self.torch_headers,
             "torch_min": self.torch_min,
             "torch_tested_max": self.torch_tested_max,
-            "planner": self.planner,
+            "sources": self.sources,
             "parts": [asdict(one) for one in self.parts],
             "files": list(self.files),
             "targets": [_write(one) for one in self.targets],

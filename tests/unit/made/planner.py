@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from ci.decisions.cases import Call, Gpu
-from ci.decisions.decide import ask_planner, compile_planner
-from csrc.generate import CSRC
+from csrc.generate import CSRC, Table, render_roles
+
+MIB: Final = 1 << 20
+BAND: Final = 0  # of masks
 
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed with the process
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the planner knows of a GPU and of the kernels that it would run."""
+
+    sm_count: int
+    key_tile: int
+    blocks_per_sm: int
+    dq_rows: int = 128  # 0: no kernel takes dQ from a stored dS
+    dq_blocks_per_sm: int = 2
+    cluster: int = 1  # blocks that share a key tile
+    fused: bool = False  # the numbers of keys are of the kernel that makes all gradients
+
+
+@dataclass(frozen=True)
+class Call:
+    """One backward."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads_kv: int
+    group: int
+    head_dim: int = 128
+    head_dim_v: int = 128
+    total_q: int = -1  # packed: tokens
+    mask: tuple[int, int, int, int] = (BAND, -1, -1, 1)  # kind, left, right, bottom_right
+    key_slots: tuple[int, ...] | None = None
+    gpu: Gpu = Gpu(132, 64, 2)
+    budget: int = 1536 * MIB
+    batch_invariant: bool = False
+    normalizes: bool = False
+    aligned: bool = False  # scores depend on where the last query is (ALiBi)
+    per_head: bool = False  # query heads have masks of their own
+
+
 _GPU_FIELDS: Final = {one.name for one in fields(Gpu)}
 
 
@@ -40,14 +79,53 @@ def compile_program(folder: Path, source: str) -> Path:
 
 @cache
 def planner() -> Path:
-    """Return the compiled planner."""
+    """Return the compiled planner, csrc/debug/plans.cpp."""
     require_compiler()
-    return compile_planner(Path(_FOLDER.name))
+    folder = Path(_FOLDER.name)
+    (folder / "roles.h").write_text(render_roles(load_table()), encoding="utf-8")
+    program = folder / "plans"
+    sources = [str(CSRC / name) for name in ("debug/plans.cpp", "host/plan.cpp")]
+    call = [os.environ.get("CXX", "g++"), "-std=c++17", "-Wall", "-Wextra", "-Werror"]
+    call += ["-I", str(CSRC), "-I", str(folder), *sources, "-o", str(program)]
+    subprocess.run(call, check=True)
+    return program
+
+
+@cache
+def load_table() -> Table:
+    """Read csrc/kernels.toml."""
+    return Table.load()
 
 
 def plan_backward(**request: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of Call and of Gpu
     """Return how a backward is cut into launches; head_dim_v is by default head_dim."""
     gpu = Gpu(**{name: request.pop(name) for name in _GPU_FIELDS & request.keys()})
     request.setdefault("head_dim_v", request["head_dim"])
-    (plan,) = ask_planner(planner(), [Call(**request, gpu=gpu)])
+    line = _line_of(Call(**request, gpu=gpu))
+    done = subprocess.run(
+        [str(planner())], check=True, input=f"{line}\n", capture_output=True, text=True
+    )
+    plan: dict[str, Any] = json.loads(done.stdout)
     return plan
+
+
+def _line_of(call: Call) -> str:
+    """Write a call as csrc/debug/plans.cpp reads it."""
+    gpu, slots = call.gpu, call.key_slots
+    shape = (call.batch, call.seqlen_q, call.seqlen_k, call.num_heads_kv, call.group)
+    dkdv = (gpu.sm_count, gpu.key_tile, gpu.blocks_per_sm)
+    kernels = (*dkdv, gpu.dq_rows, gpu.dq_blocks_per_sm, gpu.cluster, int(gpu.fused))
+    known = (-1,) if slots is None else (len(slots), *slots)
+    role = "bwd_fused" if gpu.fused else "bwd_dkdv"
+    sizes = [column for size in _compiled_sizes(role) for column in size]
+    columns = (call.head_dim, call.head_dim_v)
+    flags = (call.batch_invariant, call.normalizes, call.aligned, call.per_head)
+    how = (call.budget, *map(int, flags))
+    numbers = (*shape, call.total_q, *columns, *call.mask, *kernels, *how, *known)
+    return " ".join(map(str, (*numbers, len(sizes) // 2, *sizes)))
+
+
+@cache
+def _compiled_sizes(role: str) -> tuple[tuple[int, int], ...]:
+    rows = (row for family in load_table().families if family.role == role for row in family.rows)
+    return tuple(sorted({(row.head_dim, row.head_dim_v) for row in rows}))

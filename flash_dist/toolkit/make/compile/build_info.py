@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...builds.declared import CODECS
 from ...builds.manifest import (
@@ -26,7 +27,6 @@ from ...targets.devices import (
 )
 from ..project import ARCHSETS, load_project
 from ..toolchain.nvcc import glibc_version, gxx_version
-from .decisions import hash_decisions
 from .parts import find_parts
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from .native import NativeBuild, NativeOptions
 
 FLAGS = ("-O3", "-std=c++17")
+SOURCES: Final = "csrc"
+_NOT_COMPILED: Final = frozenset({"debug", "__pycache__"})  # folders
 
 
 def make_manifest(build: NativeBuild, options: NativeOptions, package: Path) -> Manifest:
@@ -60,7 +62,7 @@ def make_manifest(build: NativeBuild, options: NativeOptions, package: Path) -> 
         torch_tested_max=project.torch_tested_max,
         targets=tuple(TargetInfo(arch, proof_of(arch)) for arch in options.archset.archs),
         kernels=tuple(_kernel_records(build)),
-        planner=hash_decisions(),
+        sources=hash_sources(ROOT / SOURCES),
         parts=find_parts(build.folder, options.toolchain, options.headers),
         files=tuple(sorted(list_files(package))),
         fallbacks=build.fallbacks,
@@ -79,6 +81,17 @@ def list_files(package: Path) -> Iterator[str]:
         message = f"`{package}` holds no module that the record of the build could list"
         raise ManifestError(message)
     yield from (name for name in names if not name.endswith(".so") and name != FILE_NAME)
+
+
+def hash_sources(folder: Path) -> str:
+    """Return one hash of the files that the libraries are compiled from, and of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder)
+        if not _NOT_COMPILED & set(name.parts):
+            code = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{code} {name.as_posix()}\n".encode())
+    return digest.hexdigest()
 
 
 def _compression(toolchain: Toolchain) -> str:

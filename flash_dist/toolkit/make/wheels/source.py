@@ -1,8 +1,8 @@
 """Which commit wheels were built from, and whether that is true.
 
 The Python files in a wheel, its licence and its description are compared with those of the commit,
-and the hash of what the planner decides with that of the source. The kernels themselves cannot be
-traced back: two builds of the same commit can be compared (`nox -s repro`).
+and the hash of the files that the libraries were compiled from. Their bytes cannot be traced back:
+two builds of the same commit can be compared (`nox -s repro`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...builds.console_script import FILE_NAME as SCRIPTS
 from ...builds.contents import BINDING, KERNELS, MANIFEST
 from ...builds.sbom import FILE_NAME as BILL
 from ...errors import FlashDistError
-from ..compile.decisions import DECISIONS, hash_decisions, read_decisions
+from ..compile.build_info import SOURCES, hash_sources
 from ..project import ROOT
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Source:
 
     commit: str
     blobs: dict[str, str]  # git's own hash of each file, by path
-    planner: str
+    sources: str  # hash of csrc/
 
     def differences(self, one: Artefact) -> Iterator[str]:
         """Say what of a wheel is not of this commit."""
-        if one.manifest.planner != self.planner:
-            yield "the host code of the kernels"
+        if one.manifest.sources != self.sources:
+            yield SOURCES
         packed = dict(_read_sources(one.path))
         for name in sorted(packed.keys() | self.blobs.keys()):
             if packed.get(name) != self.blobs.get(name):
@@ -94,8 +94,7 @@ def read_source(root: Path = ROOT) -> Source:
         told, _, name = line.partition("\t")
         if not name.startswith(_BUILDS):
             blobs[name] = told.split()[2]
-    decisions = read_decisions(root / DECISIONS.relative_to(ROOT))
-    return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_decisions(decisions))
+    return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_sources(root / SOURCES))
 
 
 def ask_git(root: Path, *words: str) -> str:

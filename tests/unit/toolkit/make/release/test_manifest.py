@@ -11,6 +11,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from flash_dist.toolkit.make.compile.build_info import SOURCES, hash_sources
 from flash_dist.toolkit.builds.listing import read_listing
 from flash_dist.toolkit.make.compile.decisions import DECISIONS, hash_decisions
 from flash_dist.toolkit.make.compile.parts import find_cudart, find_parts
@@ -127,7 +128,7 @@ def test_a_wheel_that_does_not_verify_is_not_released(tmp_path: Path) -> None:
 )
 def test_no_wheel_is_of_a_commit_that_does_not_have_its_files(tmp_path: Path, name: str) -> None:
     write_whole_wheel(tmp_path / "hopper", {**make_files(), name: b"import os\n"})
-    commit = Source("c" * 40, BLOBS, make_declared().planner)
+    commit = Source("c" * 40, BLOBS, make_declared().sources)
     (one,) = find_artefacts(tmp_path)
     assert list(commit.differences(one)) == ["LICENSE" if name.endswith("LICENSE") else name]
     with pytest.raises(ArtefactError):
@@ -137,7 +138,7 @@ def test_no_wheel_is_of_a_commit_that_does_not_have_its_files(tmp_path: Path, na
 def test_the_description_is_that_of_the_commit(tmp_path: Path) -> None:
     files = make_files()
     write_whole_wheel(tmp_path / "hopper", {**files, METADATA: files[METADATA] + b"\nGo away\n"})
-    commit = Source("c" * 40, BLOBS, make_declared().planner)
+    commit = Source("c" * 40, BLOBS, make_declared().sources)
     (one,) = find_artefacts(tmp_path)
     assert list(commit.differences(one)) == ["README.md"]
 
@@ -162,7 +163,7 @@ def test_a_wheel_is_of_the_commit_or_not(tmp_path: Path) -> None:
         Source("c" * 40, {**BLOBS, "flash_dist/__init__.py": "0" * 40}, ""),
         Source("c" * 40, {**commit.blobs, "flash_dist/new.py": EMPTY}, ""),
         Source("c" * 40, {}, ""),
-        Source("c" * 40, commit.blobs, "another planner"),
+        Source("c" * 40, commit.blobs, "other kernels"),
     ):
         with pytest.raises(ArtefactError, match="was not built from commit cccccccccccc"):
             require_source(one, other)
@@ -175,13 +176,16 @@ def test_a_tree_with_changes_is_no_commit(tmp_path: Path) -> None:
     file = tmp_path / "flash_dist" / "__init__.py"
     file.parent.mkdir()
     file.write_text("")
-    decisions = tmp_path / DECISIONS.relative_to(ROOT)
-    decisions.parent.mkdir(parents=True)
-    decisions.write_text("{}")
+    kernel = tmp_path / SOURCES / "kernel.cu"
+    kernel.parent.mkdir()
+    kernel.write_text("// one")
     _git(tmp_path, "add", ".")
     _git(tmp_path, "commit", "--quiet", "--message", "first")
     source = read_source(tmp_path)
-    assert source.planner == hash_decisions({})
+    assert source.sources == hash_sources(tmp_path / SOURCES)
+    kernel.write_text("// another")
+    assert source.sources != hash_sources(tmp_path / SOURCES)
+    kernel.write_text("// one")
     assert len(source.commit) == 40
     assert list(source.blobs) == ["flash_dist/__init__.py"]
     file.write_text("changed = True\n")
