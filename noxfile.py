@@ -338,7 +338,13 @@ def fingerprint_check(session: nox.Session) -> None:
     """
     require_wheels(session)
     install(session, "runtime", "build", "torch")
-    session.run("python", "-m", "flash_dist.toolkit.make.wheels.fingerprints", *session.posargs, *built_wheels())
+    session.run(
+        "python",
+        "-m",
+        "flash_dist.toolkit.make.wheels.fingerprints",
+        *session.posargs,
+        *built_wheels(),
+    )
     session.run("python", "-m", "ci.dry_run.check")
 
 

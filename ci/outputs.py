@@ -4,7 +4,8 @@
     python -m ci.outputs gpu --python .venv/bin/python          what does, from an installed wheel
 
 Each file of docs/outputs says in its first line where it was taken; the rest stands in a text, as
-it is. `nox -s outputs` and `nox -s gpu_outputs` prepare the environments.
+it is. `nox -s outputs` and `nox -s gpu_outputs` prepare the environments. An output that needs a
+GPU may be older than the tree: then its first line ends with `; stale: ` and what changed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from csrc.generate import CSRC, Table
+from flash_dist.proof.cases import Kernels, make_cases
+from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT, find_installed, read_pyproject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from csrc.generate import Variant
 
 RECORDS: Final = ROOT / "docs" / "outputs"
 COLUMNS: Final = 100  # of the terminal that the commands see: what a page shows without scrolling
@@ -38,6 +44,8 @@ NEEDS: Final = {
 }
 FOREIGN: Final = "xformers==0.0.32.post2"
 _XFORMERS: Final = f"{FOREIGN.replace('==', '-')}-*.whl"
+STALE: Final = "; stale: "  # in the first line of a record
+_MULTIPROCESSORS: Final = 132  # of the GPU in the records
 _PROGRAM: Final = "python -m flash_dist"
 _SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal: colours, the cursor
 _BLOCK: Final = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```\n", re.DOTALL | re.MULTILINE)
@@ -69,6 +77,17 @@ class Output:
     def path(self, folder: Path = RECORDS) -> Path:
         """Return where it is recorded."""
         return folder / f"{self.name}.txt"
+
+    def mark(self, folder: Path = RECORDS) -> None:
+        """Let the first line say which numbers of the record are not those of this tree."""
+        place, _, text = self.path(folder).read_text(encoding="utf-8").partition("\n")
+        changes = ", ".join(find_changes(text))
+        place = place.partition(STALE)[0] + (f"{STALE}{changes}" if changes else "")
+        self.path(folder).write_text(f"{place}\n{text}", encoding="utf-8")
+
+    def is_marked(self, folder: Path = RECORDS) -> bool:
+        """Whether the first line says that the record is stale."""
+        return STALE in self.path(folder).read_text(encoding="utf-8").partition("\n")[0]
 
 
 OUTPUTS: Final = (
@@ -260,10 +279,62 @@ COUNTS: Final = (
 )
 
 
+def build_of(name: str) -> list[Variant]:
+    """Return the kernels of a published set."""
+    table = Table.load(CSRC / "kernels.toml")
+    archset = next(one for one in published_sets() if one.name == name)
+    return [variant for arch in archset.archs for variant in table.variants(arch)]
+
+
+def count_variants() -> int:
+    """Count the variants of the set `all`."""
+    return len(build_of("all"))
+
+
+def count_kernels() -> int:
+    """Count what the variants of the set `all` are of."""
+    return len({(v.family.role, v.dtype, v.row.size) for v in _variants_for_hopper()})
+
+
+def count_cases() -> int:
+    """Count the selftest's cases on the GPU of the records."""
+    sizes = {
+        Kernels(one.dtype, one.row.head_dim, one.row.head_dim_v)
+        for one in _variants_for_hopper()
+        if one.family.role in {"fwd", "mla"}
+    }
+    return len(make_cases(sorted(sizes), _MULTIPROCESSORS))
+
+
+def _variants_for_hopper() -> list[Variant]:
+    return [one for one in build_of("hopper") if one.target.suffix == "a"]
+
+
+# Numbers that only another run can change.
+TOLD: Final = (
+    ("variants", re.compile(r"(?<= in )\d+(?= variants\s+for)"), count_variants),
+    ("kernels", re.compile(r"\d+(?=\s+kernels in)"), count_kernels),
+    ("cases", re.compile(r"\d+(?= cases, 30 runs each)"), count_cases),
+)
+
+
+def find_changes(text: str) -> list[str]:
+    """Say which numbers of an output this tree has otherwise: `404 cases instead of 403`."""
+    changes = []
+    for what, pattern, count in TOLD:
+        now = count()
+        told = sorted(set(pattern.findall(text)) - {str(now)})
+        changes += [f"{now} {what} instead of {number}" for number in told]
+    return changes
+
+
 def update() -> None:
     """Put the records into the texts; numbers of files also of those that only a GPU can retake."""
     for path in RECORDS.glob("*.txt"):
         path.write_text(count_again(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for output in OUTPUTS:
+        if output.needs == "gpu":
+            output.mark()
     for path in find_texts():
         path.write_text(show(path.read_text(encoding="utf-8")), encoding="utf-8")
 

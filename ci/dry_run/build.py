@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.toolkit.make.project import ROOT
 from csrc.generate import CSRC, Table, generate
 from flash_dist.toolkit.builds.package import BINDING, KERNELS
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.project import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

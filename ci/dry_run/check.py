@@ -10,11 +10,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.toolkit.make.command import command
 from ci.dry_run.plans import find_plans
+from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ARCHSETS
 from flash_dist.toolkit.make.wheels.fingerprints import RECORDED, REMEDY
-from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.selftest.fingerprints import hash_code, read_references
 from flash_dist.toolkit.targets.wording import list_few
 

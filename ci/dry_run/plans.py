@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flash_dist.toolkit.make.command import command
 from ci.dry_run.build import HERE, DryRunError, build_package
 from csrc.generate import CSRC
+from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.selftest.fingerprints import Setting
 from flash_dist.toolkit.selftest.plan import CasePlan
 from flash_dist.toolkit.targets.archs import ArchSet

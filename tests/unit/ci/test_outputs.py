@@ -11,38 +11,21 @@ import pytest
 from ci.outputs import (
     OUTPUTS,
     RECORDS,
+    TOLD,
     Output,
     OutputError,
     count_again,
+    count_cases,
+    find_changes,
     find_texts,
     main,
     make_environ,
     run_output,
     show,
 )
-from csrc.generate import CSRC, Table, Variant
 from flash_dist.bench.results import collect_ratios, geometric_mean, read_report
-from flash_dist.proof.cases import Kernels, make_cases
-from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.project import ROOT
 from tests.unit.made.scenarios import SCENARIOS
-
-TABLE = Table.load(CSRC / "kernels.toml")
-H200_MULTIPROCESSORS = 132
-
-
-def build_of(name: str) -> list[Variant]:
-    """Return the kernels of a published set."""
-    archset = next(one for one in published_sets() if one.name == name)
-    return [variant for arch in archset.archs for variant in TABLE.variants(arch)]
-
-
-def number_of(name: str, pattern: str) -> int:
-    """Return the number that stands in an output where the pattern has its group, once or more."""
-    output = next(one for one in OUTPUTS if one.name == name)
-    found = set(re.findall(pattern, " ".join(output.read().split())))
-    assert len(found) == 1, (name, pattern, found)
-    return int(found.pop())
 
 
 @pytest.mark.parametrize("path", find_texts(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -84,29 +67,45 @@ def test_the_numbers_of_files_are_looked_at_at_all() -> None:
     assert any("files are those that RECORD lists" in one.read() for one in OUTPUTS)
 
 
-def test_the_numbers_of_kernels_are_those_of_the_table() -> None:
-    for name in ("verify", "doctor", "what-if"):
-        told = number_of(name, r" in (\d+) variants\s+for")
-        assert told == len(build_of("all")), "`nox -s outputs` prints it again, from a new wheel"
-    keys = {
-        (one.family.role, one.dtype, one.row.size)
-        for one in build_of("hopper")
-        if one.target.suffix == "a"
-    }
-    for name in ("verify", "doctor", "what-if"):
-        told = number_of(name, r"(\d+)\s+kernels in")
-        assert told == len(keys), "`nox -s gpu_outputs` prints it again"
+@pytest.mark.parametrize(
+    "output", [one for one in OUTPUTS if one.needs == "wheel"], ids=lambda one: one.name
+)
+def test_the_numbers_of_kernels_are_those_of_the_table(output: Output) -> None:
+    assert find_changes(output.read()) == [], "`nox -s outputs` prints it again, from a new wheel"
 
 
-def test_the_number_of_cases_is_that_of_the_selftest() -> None:
-    sizes = {
-        Kernels(one.dtype, one.row.head_dim, one.row.head_dim_v)
-        for one in build_of("hopper")
-        if one.family.role in {"fwd", "mla"}
-    }
-    cases = make_cases(sorted(sizes), H200_MULTIPROCESSORS)
-    told = number_of("doctor", r"(\d+) cases, 30 runs each")
-    assert told == len(cases), "`nox -s gpu_outputs` prints it again"
+@pytest.mark.parametrize(
+    "output", [one for one in OUTPUTS if one.needs == "gpu"], ids=lambda one: one.name
+)
+def test_what_needs_a_gpu_is_of_this_tree_or_marked_as_stale(output: Output) -> None:
+    stale = bool(find_changes(output.read()))
+    assert output.is_marked() == stale, "`python -m ci.outputs` marks it, `nox -s gpu_outputs` runs"
+
+
+def test_every_number_is_looked_at_in_the_output_of_doctor() -> None:
+    text = next(one for one in OUTPUTS if one.name == "doctor").read()
+    assert all(pattern.search(text) for _, pattern, _ in TOLD)
+
+
+def test_a_new_case_marks_the_record_of_a_gpu_until_it_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Output("one", "gpu", "doctor")
+    text = f"# today, H200\n$ doctor\n{count_cases()} cases, 30 runs each\n"
+    output.path(tmp_path).write_text(text, encoding="utf-8")
+    output.mark(tmp_path)
+    assert not output.is_marked(tmp_path)
+    number = count_cases()
+    told = ("cases", re.compile(r"\d+(?= cases, 30 runs each)"), lambda: number + 1)
+    monkeypatch.setattr("ci.outputs.TOLD", (told,))
+    output.mark(tmp_path)
+    assert output.is_marked(tmp_path)
+    place, _, rest = output.path(tmp_path).read_text(encoding="utf-8").partition("\n")
+    assert place == f"# today, H200; stale: {number + 1} cases instead of {number}"
+    assert rest == output.read(tmp_path) == text.partition("\n")[2]
+    monkeypatch.undo()
+    output.mark(tmp_path)
+    assert output.path(tmp_path).read_text(encoding="utf-8") == text
 
 
 def test_the_hidden_gpu_of_the_text_is_a_scenario() -> None:

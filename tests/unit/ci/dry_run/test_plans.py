@@ -11,8 +11,8 @@ import pytest
 
 from ci.dry_run.check import check, find_archs, find_changed, find_unrecorded
 from ci.dry_run.plans import H200, Recorded, run_dry
-from flash_dist.toolkit.make.wheels.fingerprints import RECORDED
 from csrc.generate import CSRC
+from flash_dist.toolkit.make.wheels.fingerprints import RECORDED
 from flash_dist.toolkit.selftest.fingerprints import hash_code, read_references
 from flash_dist.toolkit.selftest.plan import CasePlan
 from tests.unit.made.planner import require_compiler

@@ -11,9 +11,8 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from flash_dist.toolkit.make.compile.build_info import SOURCES, hash_sources
 from flash_dist.toolkit.builds.listing import read_listing
-from flash_dist.toolkit.make.compile.decisions import DECISIONS, hash_decisions
+from flash_dist.toolkit.make.compile.build_info import SOURCES, hash_sources
 from flash_dist.toolkit.make.compile.parts import find_cudart, find_parts
 from flash_dist.toolkit.make.project import ROOT, load_project
 from flash_dist.toolkit.make.release.manifest import require_source, write_release

@@ -10,6 +10,7 @@ import pytest
 
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.compile.build_info import SOURCES, hash_sources
+from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.make.release.release import (
     ReleaseError,
     describe_publishing,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from flash_dist.toolkit.make.wheels.fingerprints import RECORDED, find_stale, keep_built
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.make.compile.decisions import hash_decisions
 from flash_dist.toolkit.make.wheels.fingerprints import RECORDED, find_stale, keep_built
 from flash_dist.toolkit.selftest.fingerprints import read_references
 

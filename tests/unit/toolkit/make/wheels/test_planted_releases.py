@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist.toolkit.make.compile.build_info import SOURCES, hash_sources
 from flash_dist.toolkit.builds.contents import KERNELS
 from flash_dist.toolkit.builds.manifest import TargetInfo
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.make.compile.decisions import hash_decisions
+from flash_dist.toolkit.make.compile.build_info import SOURCES, hash_sources
 from flash_dist.toolkit.make.project import ROOT, find_installed, load_project
 from flash_dist.toolkit.make.wheels import gates
 from flash_dist.toolkit.targets.archs import ArchSet
