@@ -2,63 +2,12 @@
 // as nobody launches them. runtime.cpp has the functions of the host.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
+#include "cuda_types.h"
 
 #define CUDART_VERSION 13000
 
-struct int2 {
-  int x, y;
-};
-struct int4 {
-  int x, y, z, w;
-};
-struct uint2 {
-  unsigned x, y;
-};
-struct uint3 {
-  unsigned x, y, z;
-};
-struct alignas(16) uint4 {
-  unsigned x, y, z, w;
-};
-struct alignas(8) float2 {
-  float x, y;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-struct dim3 {
-  unsigned x, y, z;
-  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
-};
-
 // --- The host ---------------------------------------------------------------------------------
 
-enum cudaError_t {
-  cudaSuccess,
-  cudaErrorInvalidValue,
-  cudaErrorMemoryAllocation,
-  cudaErrorInvalidConfiguration,
-  cudaErrorInvalidDeviceFunction,
-  cudaErrorInvalidKernelImage,
-  cudaErrorNoKernelImageForDevice,
-  cudaErrorInvalidSource,
-  cudaErrorInvalidPtx,
-  cudaErrorUnsupportedPtxVersion,
-  cudaErrorJitCompilerNotFound,
-  cudaErrorJitCompilationDisabled,
-  cudaErrorStreamCaptureUnsupported,
-  cudaErrorStreamCaptureWrongThread,
-  cudaErrorNotSupported,
-};
-inline const char* cudaGetErrorName(cudaError_t) { return "an error"; }
-inline const char* cudaGetErrorString(cudaError_t) { return "of a dry run"; }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-
-using cudaStream_t = struct CUstream_st*;
 inline cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSuccess; }
 
 // The device of a tensor on the CPU is -1, for torch and here.
@@ -86,24 +35,6 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
-enum cudaLaunchAttributeID {
-  cudaLaunchAttributeClusterDimension,
-  cudaLaunchAttributeProgrammaticStreamSerialization
-};
-struct cudaLaunchAttribute {
-  cudaLaunchAttributeID id;
-  struct {
-    dim3 clusterDim;
-    int programmaticStreamSerializationAllowed;
-  } val;
-};
-struct cudaLaunchConfig_t {
-  dim3 gridDim, blockDim;
-  size_t dynamicSmemBytes;
-  cudaStream_t stream;
-  cudaLaunchAttribute* attrs;
-  unsigned numAttrs;
-};
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*,
                                                   const cudaLaunchConfig_t*) {
   *clusters = 1;
@@ -124,20 +55,6 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 
 // --- Kernels, which nobody runs -------------------------------------------------------------------
 
-#define __global__
-#define __device__
-#define __host__
-#define __shared__
-#define __forceinline__ inline
-#define __grid_constant__
-#define __align__(bytes) __attribute__((aligned(bytes)))
-#define __launch_bounds__(...)
-
-extern uint3 threadIdx, blockIdx;
-extern dim3 gridDim, blockDim;
-
-using std::max;
-using std::min;
 size_t __cvta_generic_to_shared(const void*);
 template <class T>
 T __shfl_sync(unsigned, T, int, int = 32);
