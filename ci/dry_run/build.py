@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from csrc.generate import CSRC, Table, generate
-from flash_dist.toolkit.builds.package import BINDING, KERNELS
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.product import BINDING, KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

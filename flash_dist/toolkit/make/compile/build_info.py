@@ -25,7 +25,7 @@ from ...targets.devices import (
     toolkit_driver,
     toolkit_ptx_isa,
 )
-from ..project import ARCHSETS, load_project
+from ..project import ARCHSETS, ROOT, load_project
 from ..toolchain.nvcc import glibc_version, gxx_version
 from .parts import find_parts
 

@@ -14,7 +14,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from flash_dist.toolkit.builds.listing import read_listing
 from flash_dist.toolkit.make.compile.build_info import SOURCES, hash_sources
 from flash_dist.toolkit.make.compile.parts import find_cudart, find_parts
-from flash_dist.toolkit.make.project import ROOT, load_project
+from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.make.release.manifest import require_source, write_release
 from flash_dist.toolkit.make.toolchain.nvcc import Toolchain, ToolchainError
 from flash_dist.toolkit.make.toolchain.torch_headers import TorchHeaders
