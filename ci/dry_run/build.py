@@ -11,7 +11,6 @@ import shutil
 import subprocess
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from csrc.generate import CSRC, Table, generate
@@ -21,11 +20,11 @@ from flash_dist.toolkit.product import BINDING, KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from csrc.generate import Variant
     from flash_dist.toolkit.targets.archs import Arch
 
-HERE: Final = Path(__file__).parent
 FLAGS: Final = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-w", "-fpermissive")
 # A tensor on the CPU passes for one on a GPU: both kinds of device have the same number.
 AS_ON_GPU: Final = (
@@ -44,7 +43,7 @@ inline cudaError_t launch_nothing(const void*, const void*, cudaStream_t) { retu
 template <class Config>
 KernelEntry make_dry_entry(const KernelEntry* self, const char* (*refuses)(const void*)) {
   KernelEntry entry = make_entry<Config, int>(nullptr, &launch_nothing, refuses);
-  entry.kernel = self;  // runtime.cpp asks it for its registers
+  entry.kernel = self;  // csrc/dry_run/runtime.cpp asks it for its registers
   return entry;
 }
 }  // namespace flash_dist
@@ -75,9 +74,10 @@ def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path =
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "flash_dist", package, ignore=ignored)
     entries = write_entries(generated, archs, csrc)
-    host = [*sorted((csrc / "host").glob("*.cpp")), HERE / "runtime.cpp", *entries]
-    binding = [*sorted((csrc / "binding").glob("*.cpp")), HERE / "torch.cpp"]
-    include = [f"-I{path}" for path in (HERE, csrc, generated)]
+    without_cuda = csrc / "dry_run"
+    host = [*sorted((csrc / "host").glob("*.cpp")), without_cuda / "runtime.cpp", *entries]
+    binding = [*sorted((csrc / "binding").glob("*.cpp")), without_cuda / "torch.cpp"]
+    include = [f"-I{path}" for path in (without_cuda, csrc, generated)]
     with_torch = [*include, "-isystem", str(torch / "include"), *AS_ON_GPU]
     calls = [(source, objects / f"host-{source.stem}.o", include) for source in host]
     calls += [(source, objects / f"binding-{source.stem}.o", with_torch) for source in binding]

@@ -1,4 +1,4 @@
-"""Whether the recorded fingerprints are of the plans that the host code makes today.
+"""Check that recorded fingerprints belong to the plans that the host code makes today.
 
 python -m ci.dry_run.check
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ci.dry_run.build import HERE, DryRunError, build_package
+from ci.dry_run.build import DryRunError, build_package
 from csrc.generate import CSRC
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.selftest.fingerprints import Setting
@@ -73,7 +73,7 @@ def run_dry(
     }
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FLASH_DIST_")}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "child.py")],
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("child.py"))],
         check=False,
         capture_output=True,
         text=True,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 FLAGS = ("-O3", "-std=c++17")
 SOURCES: Final = "csrc"
-_NOT_COMPILED: Final = frozenset({"debug", "__pycache__"})  # folders
+_NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folders
 
 
 def make_manifest(build: NativeBuild, options: NativeOptions, package: Path) -> Manifest:

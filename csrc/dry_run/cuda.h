@@ -1,4 +1,4 @@
-// What csrc/host/maps.cpp takes of the driver's header.
+// The part of the driver's header that csrc/host/maps.cpp uses.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What csrc/ takes of CUDA, for a C++ compiler without it: the host code compiles, and kernels as far
-// as nobody launches them. runtime.cpp has the functions of the host.
+// The part of CUDA that csrc/ uses, for a C++ compiler without it. Host code compiles, and so do
+// kernels that nobody launches. runtime.cpp has the functions of the host.
 #pragma once
 
 #include "cuda_types.h"

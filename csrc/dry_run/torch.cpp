@@ -1,5 +1,6 @@
-// What the binding takes of a torch with CUDA, for one without: build.py lets it take tensors on the
-// CPU for those of a GPU. Workspaces are addresses that nobody reads.
+// The functions of a torch with CUDA that the binding uses, for a torch without. ci/dry_run/build.py
+// makes the binding take tensors of the CPU for those of a GPU. Workspaces are addresses that nobody
+// reads.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdint>
