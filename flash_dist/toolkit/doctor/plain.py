@@ -86,7 +86,7 @@ def write(kind: Any, value: Any, clean: Clean) -> Any:  # noqa: ANN401, PLR0911 
         value = kind.fold(value)
     if isinstance(kind, type) and is_dataclass(kind):
         return {
-            field.name: write(hint, getattr(value, field.name), clean)
+            _key(field): write(hint, getattr(value, field.name), clean)
             for field, hint in _fields(kind)
             if getattr(value, field.name) != _default(field)
         }
@@ -161,11 +161,13 @@ def _read_word(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401 - as ab
 
 def _read_fields(kind: type, data: Any, place: str) -> Any:  # noqa: ANN401 - as above
     _require(isinstance(data, dict), place, "an object", data)
-    values = {}
+    values, known = {}, set()
     for field, hint in _fields(kind):
-        within = f"{place}.{field.name}" if place else field.name
-        if field.name in data:
-            values[field.name] = one = read(hint, data[field.name], within)
+        key = _key(field)
+        known.add(key)
+        within = f"{place}.{key}" if place else key
+        if key in data:
+            values[field.name] = one = read(hint, data[key], within)
             pattern, words = _PATTERNS.get(field.name, (None, ""))
             _require(
                 pattern is None or one is None or bool(pattern.fullmatch(one)), within, words, one
@@ -173,7 +175,7 @@ def _read_fields(kind: type, data: Any, place: str) -> Any:  # noqa: ANN401 - as
         elif _default(field) is MISSING:
             message = f"`{within}` is missing"
             raise UnfitError(message)
-    unknown = [name for name in data if name not in values]
+    unknown = [name for name in data if name not in known]
     if unknown:
         message = f"`{_short(unknown[0])}`{f' in `{place}`' if place else ''} is not known"
         raise UnfitError(message)
@@ -230,6 +232,11 @@ def _short(data: Any) -> str:  # noqa: ANN401 - whatever was given
 def _fields(kind: type) -> tuple[tuple[Field[Any], Any], ...]:
     hints = get_type_hints(kind, localns=_NAMES)
     return tuple((field, hints[field.name]) for field in fields(kind))
+
+
+def _key(field: Field[Any]) -> str:
+    """Return what a field is called in the file: its own name, unless it has a `key`."""
+    return str(field.metadata.get("key", field.name))
 
 
 def _default(field: Field[Any]) -> Any:  # noqa: ANN401 - of any type

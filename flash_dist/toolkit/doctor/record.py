@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.json_text import parse_json
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ..redaction import Redaction
 
 VERSION: Final = 1
-_WRITTEN_BY: Final = "written_by"
 COMMAND: Final = "doctor --save"
 LARGEST: Final = 4 << 20  # bytes; a record of the largest build and torch is a few hundred thousand
 MOST_GPUS: Final = 64
@@ -47,7 +46,7 @@ _VERSION: Final = re.compile(r"[0-9A-Za-z.+-]{1,80}")
 class Record:
     """A machine as doctor saw it, when, and by which version."""
 
-    written_by: str  # version of the package; in the file the key is the name of the package
+    written_by: str = field(metadata={"key": NAME})  # version of the package
     recorded: str  # 2026-11-22 19:44 UTC
     environment: Environment
     choice: CheckChoice = EVERYTHING
@@ -124,8 +123,7 @@ class Record:
             return _escape(redaction.text(text))
 
         data = write(Record, self, clean)
-        named = {NAME if key == _WRITTEN_BY else key: value for key, value in data.items()}
-        return lay_out({"version": VERSION, "command": COMMAND, **named}) + "\n"
+        return lay_out({"version": VERSION, "command": COMMAND, **data}) + "\n"
 
     @classmethod
     def from_text(cls, text: str | bytes, *, source: str) -> Record:
@@ -139,7 +137,7 @@ class Record:
             data = _parse(text)
             by = _name_writer(data)
             _require_version(data, by)
-            record = read(Record, _rename_writer(data), "")
+            record = read(Record, data, "")
             _require_sane(record)
         except (UnfitError, ValueError, RecursionError) as error:
             reason = "it nests too deep" if isinstance(error, RecursionError) else str(error)
@@ -165,14 +163,6 @@ def _name_writer(data: dict[str, Any]) -> str:
     by = data.get(NAME)
     known = isinstance(by, str) and _VERSION.fullmatch(by) and by != read_version()
     return str(by) if known else ""
-
-
-def _rename_writer(data: dict[str, Any]) -> dict[str, Any]:
-    """Give the version that wrote a record the name of its field."""
-    if NAME not in data or _WRITTEN_BY in data:
-        problem = f"`{NAME}` is missing" if NAME not in data else f"`{_WRITTEN_BY}` is unknown"
-        raise UnfitError(problem)
-    return {_WRITTEN_BY if key == NAME else key: value for key, value in data.items()}
 
 
 def _require_version(data: dict[str, Any], by: str) -> None:
