@@ -37,5 +37,6 @@ def test_only_the_build_for_tests_has_the_switch() -> None:
         x for x in texts[CSRC / "CMakeLists.txt"].splitlines() if x.startswith("option(" + SWITCH)
     )
     assert line.endswith(" OFF)")
-    builders = [*CSRC.parent.glob("*.py"), *(CSRC.parent / "ci").rglob("*.py")]
+    folders = (CSRC.parent / "ci", CSRC.parent / "flash_dist" / "toolkit" / "make")
+    builders = [*CSRC.parent.glob("*.py"), *(path for one in folders for path in one.rglob("*.py"))]
     assert not [path for path in builders if SWITCH in path.read_text(encoding="utf-8")]
