@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from csrc.generate import CPP_DTYPES
-
 from ...errors import FlashDistError
 from ...targets.archs import Arch
+from ...targets.verdict import DTYPE_FLOOR
 from ..command import command
 from ..project import build_folder
 
@@ -30,7 +29,7 @@ _OBJECT: Final = re.compile(
     r"CMakeFiles/(?P<target>(?:sm|compute)_\w+)\.dir/.*/(?P<stem>\w+)\.cu\.o"
 )
 # What follows a family in a file name.
-_VARIANT: Final = re.compile(rf"_(?:{'|'.join(CPP_DTYPES)}|d[0-9])")
+_VARIANT: Final = re.compile(rf"_(?:{'|'.join(DTYPE_FLOOR)}|d[0-9])")
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 
 
