@@ -86,7 +86,7 @@ class Output:
         self.path(folder).write_text(f"{place}\n{text}", encoding="utf-8")
 
     def is_marked(self, folder: Path = RECORDS) -> bool:
-        """Whether the first line says that the record is stale."""
+        """Return True if the first line says that the record is stale."""
         return STALE in self.path(folder).read_text(encoding="utf-8").partition("\n")[0]
 
 

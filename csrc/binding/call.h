@@ -89,8 +89,8 @@ inline int64_t elements_at_once(const Tensor& t) {
   return ALIGNMENT / (torch_dtype(t) == aoti_torch_dtype_float32() ? 4 : 2);
 }
 
-// Whether 16-byte loads can read the rows of t: contiguous columns, and every row at a multiple of
-// 16 bytes.
+// True if 16-byte loads can read the rows of t: columns are contiguous, and every row begins at a
+// multiple of 16 bytes.
 inline bool is_loadable(const Tensor& t) {
   const int64_t step = elements_at_once(t);
   const auto sizes = t.sizes();

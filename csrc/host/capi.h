@@ -68,8 +68,8 @@ FLASH_DIST_API int64_t flash_dist_select_json(int device, const char* role, cons
                                               int head_dim, int head_dim_v, char* buffer,
                                               int64_t size);
 FLASH_DIST_API int64_t flash_dist_last_variant_json(char* buffer, int64_t size);
-// What the host decides about calls, as a JSON list: each call, and the kernel of each launch behind
-// it. on: 1 begins an empty record of all threads of this process, 0 ends it. The text may be read
+// Record the decisions of the host about calls, as a JSON list: each call, and behind it the kernel of
+// each launch. on: 1 begins an empty record of all threads of this process, 0 ends it. The text may be read
 // until the next one begins.
 FLASH_DIST_API int flash_dist_record_plans(int on);
 FLASH_DIST_API int64_t flash_dist_plans_json(char* buffer, int64_t size);

@@ -46,7 +46,7 @@ struct KernelKey {
   KernelSize columns;
 };
 
-// Whether a variant is of that smallest size of its family. Some families leave calls that would
+// True if a variant is of that smallest size of its family. Some families leave calls that would
 // fill half of its columns, or less, to the general one (leaves_half_filled in kernels.toml).
 // flash_dist/toolkit/targets/verdict.py predicts the same.
 bool is_meant(const Variant& variant, const KernelKey& key);

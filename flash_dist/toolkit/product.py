@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE_NAME: Final = "product.json"
-_PACKAGE: Final = (__package__ or "").rpartition(".")[0]
+IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,17 @@ class Product:
     def load(self, reference: str) -> Any:  # noqa: ANN401 - whatever it names
         """Import a part of the package."""
         module, _, name = reference.partition(":")
-        found = import_module(f"{_PACKAGE}.{module}")
+        found = import_module(f"{IMPORTED_AS}.{module}")
         return getattr(found, name) if name else found
 
 
 def _read_product() -> Product:
     try:
-        text = resources.files(_PACKAGE).joinpath(FILE_NAME).read_text(encoding="utf-8")
+        text = resources.files(IMPORTED_AS).joinpath(FILE_NAME).read_text(encoding="utf-8")
     except OSError as error:
+        reason = error.strerror or error
         message = (
-            f"`{_PACKAGE}` is incomplete: `{FILE_NAME}` cannot be read: {error.strerror or error}"
+            f"`{IMPORTED_AS}` is incomplete: `{FILE_NAME}` cannot be read: {reason}"
             "\n\nhint: `pip install --force-reinstall --no-deps` the wheel again"
         )
         raise ImportError(message) from error

@@ -25,7 +25,7 @@ from ..findings.audits import (
     AUDIT_WHEEL_NAME,
 )
 from ..findings.result import Finding, label
-from ..product import NAME
+from ..product import SYMBOLS
 from ..targets.fallbacks import Fallbacks, role_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ..builds.manifest import KernelRecord, Manifest
     from ..gpucode.fatbin import KernelInfo
 
-EXPORT_PREFIX = f"{NAME}_"
 _GENCODE = "-gencode="
 _ANY = "of another role"  # where the manifest does not state which
 
@@ -238,9 +237,9 @@ def _linkage_problems(contents: WheelContents) -> Iterator[str]:
         if dynamic.search_path != path:
             yield f"`{name}` searches {list(dynamic.search_path)}, expected {list(path)}"
     exports = contents.linkage[KERNELS].exports
-    strangers = [one for one in exports if not one.startswith(EXPORT_PREFIX)]
+    strangers = [one for one in exports if not one.startswith(SYMBOLS)]
     if strangers or not exports:
-        yield f"`{KERNELS}` exports {strangers or 'nothing'}, expected {EXPORT_PREFIX}* only"
+        yield f"`{KERNELS}` exports {strangers or 'nothing'}, expected {SYMBOLS}* only"
 
 
 def _by_number(image: Image) -> tuple[int, str]:

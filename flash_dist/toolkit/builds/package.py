@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from .. import errors  # of the toolkit, which is a folder of the package
+from ..product import IMPORTED_AS
 
 PACKAGE: Final = Path(errors.__file__).resolve().parents[1]
 FOUND: Final = Path(errors.__file__).absolute().parents[1]  # by Python: links are not followed
-DATA: Final = resources.files(
-    errors.__package__.rpartition(".")[0]
-)  # the same also inside of a zip file
+DATA: Final = resources.files(IMPORTED_AS)  # the same also inside of a zip file

@@ -9,8 +9,8 @@ from ..checks.environment import WHAT_IF_VARIABLES
 from ..doctor.examine import check_names
 from ..errors import UsageError
 from ..indexes.requirement import Pinned, read_line
-from ..product import VARIABLES
 from ..selftest.run import DEFAULT_RUNS
+from ..targets.verdict import SMEM_VARIABLE
 from .options import add_imagined, add_json, add_runs, add_strict, parse_indices, parse_place
 from .record import PIPE, add_record_options
 from .report_page import add_report_option
@@ -51,7 +51,7 @@ _VALUES: Final = {
         "(FASTEST_FIRST|PCI_BUS_ID)?", "FASTEST_FIRST or PCI_BUS_ID", "PCI_BUS_ID"
     ),
     "CUDA_MODULE_LOADING": _Values("(DEFAULT|EAGER|LAZY)?", "DEFAULT, EAGER or LAZY", "LAZY"),
-    f"{VARIABLES}SMEM_LIMIT": _Values("0*[1-9][0-9]*|", "a number of bytes", "65536"),
+    SMEM_VARIABLE: _Values("0*[1-9][0-9]*|", "a number of bytes", "65536"),
 }
 
 

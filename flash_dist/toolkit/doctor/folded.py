@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..gpucode.images import FatbinEntry, FatbinReport, Kind
 from ..machine.installed import parse_symbol
-from ..product import NAME
+from ..product import SYMBOLS
 from ..targets.compatibility import DEFAULT_ORIGIN, Origin
 from ..targets.verdict import Build, Variant
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..targets.fallbacks import Fallbacks
     from ..targets.gpus import Version
 
-_PREFIX: Final = f"{NAME}_"
 _MOST_VARIANTS: Final = 10_000
 _MOST_IMAGES: Final = 200_000
 
@@ -41,7 +40,7 @@ class FoldedKernels:
         """
         for arch in self.targets:
             for name in self.names:
-                variant = parse_symbol(f"{_PREFIX}{name}_{arch.identifier}", arch, self.origin)
+                variant = parse_symbol(f"{SYMBOLS}{name}_{arch.identifier}", arch, self.origin)
                 if variant is None:
                     message = f"must hold names such as `fwd_bf16_d64_smem64`, got `{name[:60]}`"
                     raise ValueError(message)
@@ -93,12 +92,12 @@ class FoldedBuild:
 
 
 def _name(variant: Variant) -> str:
-    return variant.symbol.removeprefix(_PREFIX).removesuffix(f"_{variant.arch.identifier}")
+    return variant.symbol.removeprefix(SYMBOLS).removesuffix(f"_{variant.arch.identifier}")
 
 
 def _is_told(variant: Variant) -> bool:
     """Whether the symbol tells all of a variant, and ends with its target."""
-    symbol = f"{_PREFIX}{_name(variant)}_{variant.arch.identifier}"
+    symbol = f"{SYMBOLS}{_name(variant)}_{variant.arch.identifier}"
     told = parse_symbol(symbol, variant.arch, variant.origin)
     return told is not None and replace(told, proof=variant.proof) == variant
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..product import NAME, VARIABLES
+from ..targets.verdict import SMEM_VARIABLE
 from .entry import Entry
 
 DRIVER_ABSENT: Final = Entry(
@@ -89,7 +90,7 @@ JIT_VARIABLE: Final = Entry(
 
 SMEM_LIMIT: Final = Entry(
     "smem-limit",
-    f"{VARIABLES}SMEM_LIMIT lowers the shared memory",
+    f"{SMEM_VARIABLE} lowers the shared memory",
     "Kernels whose tiles need more shared memory per block are skipped, and smaller, slower tiles "
     "are used. Below the smallest tiles of a kernel, no variant of it remains.",
     "Unset it unless you test the tiles of a smaller GPU. If the limit is that of the GPU itself, "
@@ -98,7 +99,7 @@ SMEM_LIMIT: Final = Entry(
 
 SMEM_LIMIT_MALFORMED: Final = Entry(
     "smem-limit-malformed",
-    f"{VARIABLES}SMEM_LIMIT is not a number",
+    f"{SMEM_VARIABLE} is not a number",
     "The variable must be a number of bytes, such as 65536. The kernels do not run with a value "
     "that they cannot read.",
     "Unset it, or set bytes without a unit.",

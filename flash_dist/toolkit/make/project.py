@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[3]
+MAKE = str(__package__)  # this folder, as Python names it; no wheel has it
 PYPROJECT = ROOT / "pyproject.toml"
 README = ROOT / "README.md"
 ARCHSETS = ROOT / "flash_dist" / "archsets.json"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import flash_dist
+from flash_dist.toolkit.make.project import ROOT, find_installed
 
-PACKAGE = Path(flash_dist.__file__).parent
-MAKE = PACKAGE / "toolkit" / "make"  # builds wheels, and is in none
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def find_installed() -> list[Path]:
+def find_modules() -> list[Path]:
     """Return the modules that are installed."""
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if MAKE not in path.parents]
+    return [path for path in find_installed(ROOT / "flash_dist") if path.suffix == ".py"]

@@ -11,7 +11,7 @@ import pytest
 from flash_dist.toolkit.findings import FINDINGS
 from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.product import NAME, PRODUCT, Product
-from tests.unit.made.sources import find_installed
+from tests.unit.made.sources import find_modules
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ OURS = re.compile(r"flash[_-]dist", re.IGNORECASE)
 
 @pytest.mark.parametrize(
     "module",
-    [path for path in find_installed() if TOOLKIT in path.parents],
+    [path for path in find_modules() if TOOLKIT in path.parents],
     ids=lambda path: str(path.relative_to(TOOLKIT)),
 )
 def test_no_module_of_the_toolkit_holds_the_name_of_a_package(module: Path) -> None:

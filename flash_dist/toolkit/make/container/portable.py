@@ -13,14 +13,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ...builds.published import load_archsets
 from ...targets.archs import DEFAULT_MACHINE
 from ..building.build_many import Builds, BuiltWheel, build_each, report
 from ..building.build_wheels import arch_environ, dist_folder, put_into_dist
 from ..building.choose import choose_sets
-from ..project import ARCHSETS, ROOT, load_project, read_report
+from ..project import ARCHSETS, MAKE, ROOT, load_project, read_report
 from ..toolchain.cross import VARIABLE as MACHINE
 from ..toolchain.cross import target_machine
 from ..wheels.gates import run
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...targets.archs import ArchSet
-
-MAKE: Final = (__package__ or "").rpartition(".")[0]
 
 IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
 HOST = "/host"  # where cibuildwheel shows the whole machine to the container

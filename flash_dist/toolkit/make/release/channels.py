@@ -11,15 +11,14 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
+from ..project import MAKE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ..wheels.artefacts import Artefact
     from ..wheels.channel import Channel, Published
-
-
-MAKE: Final = (__package__ or "").rpartition(".")[0]
 
 
 @dataclass(frozen=True)

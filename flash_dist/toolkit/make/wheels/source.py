@@ -19,7 +19,7 @@ from ...builds.contents import BINDING, KERNELS, MANIFEST
 from ...builds.sbom import FILE_NAME as BILL
 from ...errors import FlashDistError
 from ..compile.build_info import SOURCES, hash_sources
-from ..project import ROOT
+from ..project import MAKE, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from .artefacts import Artefact
 
-_BUILDS: Final = "flash_dist/toolkit/make/"  # in no wheel
 BUILT_FROM: Final = ("flash_dist", "csrc", "ci", "setup.py", "pyproject.toml", "README.md")
 
 
@@ -92,7 +91,7 @@ def read_source(root: Path = ROOT) -> Source:
     blobs = {}
     for line in ask_git(root, "ls-tree", "-r", "HEAD", *_PACKED).splitlines():
         told, _, name = line.partition("\t")
-        if not name.startswith(_BUILDS):
+        if not name.startswith(f"{MAKE}/".replace(".", "/")):
             blobs[name] = told.split()[2]
     return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_sources(root / SOURCES))
 

@@ -21,7 +21,7 @@ from flash_dist.toolkit.targets.advice import unsupported_fix
 from flash_dist.toolkit.targets.devices import Device
 from flash_dist.toolkit.targets.index_address import INDEX, explain_placeholder
 from flash_dist.toolkit.targets.verdict import Build
-from tests.unit.made.sources import find_installed
+from tests.unit.made.sources import find_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def find_nox(tree: ast.AST, *, excused: bool = False) -> Iterator[ast.Constant]:
 
 
 def test_whoever_names_nox_says_what_else_where_there_is_no_clone() -> None:
-    paths = find_installed()
+    paths = find_modules()
     found = [
         f"{path.name}:{node.lineno}"
         for path in paths

@@ -21,7 +21,7 @@ from flash_dist.toolkit.findings import FINDINGS
 from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.make.release.channels import CHANNELS
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
-from tests.unit.made.sources import find_installed
+from tests.unit.made.sources import find_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,7 @@ def told_anywhere() -> dict[str, str]:
     """Return the commands in all texts of the package, and a module that tells each."""
     return told_by_entries() | {
         command: path.stem
-        for path in find_installed()
+        for path in find_modules()
         for text in literals(path)
         for command in commands_in(text)
     }
@@ -285,14 +285,14 @@ def test_a_newer_torch_is_never_told_alone() -> None:
 
 
 def test_search_paths_keep_what_is_in_them() -> None:
-    for path in find_installed():
+    for path in find_modules():
         for text in literals(path):
             for value in re.findall(r"export (?:LD_|LI|PYTHON)\w*PATH=([^`]*)", text):
                 assert value.count("$") or "{" in value or COMPUTED in value, (path, text)
 
 
 def test_a_command_of_one_distribution_says_so() -> None:
-    for path in find_installed():
+    for path in find_modules():
         for text in literals(path):
             if "`apt-get" in text:
                 assert "Debian" in text or "Ubuntu" in text, (path, text)

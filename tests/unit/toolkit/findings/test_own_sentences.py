@@ -16,7 +16,7 @@ from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.findings.explain import explain
 from flash_dist.toolkit.findings.own_sources import read_sentences
 from flash_dist.toolkit.findings.said.own import OWN_SENTENCE
-from tests.unit.made.sources import find_installed
+from tests.unit.made.sources import find_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ def read_part(part: ast.expr) -> str:
 def collect() -> tuple[Raised, ...]:
     return tuple(
         one
-        for path in find_installed()
+        for path in find_modules()
         if PACKAGE / "findings" not in path.parents
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import flash_dist
-from tests.unit.made.sources import find_installed
+from tests.unit.made.sources import find_modules
 
 PACKAGE = Path(flash_dist.__file__).parent
 ASK = (
@@ -43,7 +43,7 @@ def test_a_child_looks_for_modules_where_its_parent_does(
 
 def test_every_python_that_is_started_is_isolated_or_asks_for_its_parents_options() -> None:
     bare = []
-    for path in find_installed():
+    for path in find_modules():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.List) and node.elts:
                 first, *rest = map(ast.unparse, node.elts)
