@@ -22,17 +22,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from csrc.generate import CSRC, Table
 from flash_dist.proof.cases import Kernels, make_cases
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.kernels.table import Table
 from flash_dist.toolkit.make.project import ROOT, find_installed, read_pyproject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from csrc.generate import Variant
+    from flash_dist.toolkit.make.kernels.table import Variant
 
 RECORDS: Final = ROOT / "docs" / "outputs"
 COLUMNS: Final = 100  # of the terminal that the commands see: what a page shows without scrolling
@@ -281,7 +281,7 @@ COUNTS: Final = (
 
 def build_of(name: str) -> list[Variant]:
     """Return the kernels of a published set."""
-    table = Table.load(CSRC / "kernels.toml")
+    table = Table.load()
     archset = next(one for one in published_sets() if one.name == name)
     return [variant for arch in archset.archs for variant in table.variants(arch)]
 
@@ -293,13 +293,13 @@ def count_variants() -> int:
 
 def count_kernels() -> int:
     """Count what the variants of the set `all` are of."""
-    return len({(v.family.role, v.dtype, v.row.size) for v in _variants_for_hopper()})
+    return len({variant.key for variant in _variants_for_hopper()})
 
 
 def count_cases() -> int:
     """Count the selftest's cases on the GPU of the records."""
     sizes = {
-        Kernels(one.dtype, one.row.head_dim, one.row.head_dim_v)
+        Kernels(one.words[0], *one.row.sizes)
         for one in _variants_for_hopper()
         if one.family.role in {"fwd", "mla"}
     }

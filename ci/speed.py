@@ -18,7 +18,7 @@ from flash_dist.bench.results import (
 )
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT, replace_between, write_table
-from flash_dist.toolkit.targets.verdict import name_size
+from flash_dist.toolkit.targets.axes import name_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -70,7 +70,7 @@ def compare_phase(phase: str) -> str:
         rates = [row.teraflops(OURS, phase) or 0.0 for row in group.rows]
         lines.append(
             [
-                name_size(shape.head_dim, shape.head_dim_v),
+                name_sizes((shape.head_dim, shape.head_dim_v)),
                 f"{shape.num_heads_q}/{shape.num_heads_kv}",
                 shape.pattern,
                 ", ".join(f"{rate:.0f}" for rate in rates),

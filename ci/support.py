@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from csrc.generate import Table, Variant
 from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.kernels.table import Table, Variant
 from flash_dist.toolkit.make.project import README, replace_between, write_table
 from flash_dist.toolkit.targets.archs import Arch
+from flash_dist.toolkit.targets.axes import name_sizes, smallest_size
 from flash_dist.toolkit.targets.devices import KNOWN_DEVICES
+from flash_dist.toolkit.targets.verdict import FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.targets.devices import Device
 
-    Size = tuple[int, int]  # head_dim of q and k, and of v
+    Size = tuple[int, ...]  # head_dim of q and k, and of v
 
 MARKS: Final = (
     "<!-- nox -s outputs, from csrc/kernels.toml: from here -->\n",
@@ -62,7 +64,7 @@ class Row:
 def make_table(table: Table, devices: Sequence[Device]) -> str:
     """Return the table in Markdown; GPUs that have the same share a column."""
     variants = [table.variants(native_target(device)) for device in devices]
-    rows = _find_rows(variants, sorted(table.dtypes, key=list(DTYPES).index))
+    rows = _find_rows(variants, list(DTYPES))
     columns = [list(own) for _, own in groupby(range(len(devices)), lambda at: _column(rows, at))]
     titles = [write_devices([devices[at] for at in own]) for own in columns]
     heads = ["pass", "dtype", "head_dim of the kernels", *titles]
@@ -114,16 +116,10 @@ def native_target(device: Device) -> Arch:
 def find_sizes(variants: Sequence[Variant], roles: Sequence[str], dtype: str) -> Iterator[Size]:
     """Yield the sizes of the first kernel that all others have a size for, too."""
     own = [
-        {
-            (one.row.head_dim, one.row.head_dim_v)
-            for one in variants
-            if one.dtype == dtype and one.family.role == role
-        }
+        {one.row.sizes for one in variants if one.words[0] == dtype and one.family.role == role}
         for role in roles
     ]
-    for head_dim, head_dim_v in sorted(own[0]):
-        if all(any(q >= head_dim and v >= head_dim_v for q, v in sizes) for sizes in own[1:]):
-            yield head_dim, head_dim_v
+    yield from (size for size in sorted(own[0]) if all(smallest_size(o, size) for o in own[1:]))
 
 
 def write_devices(devices: Sequence[Device]) -> str:
@@ -134,14 +130,12 @@ def write_devices(devices: Sequence[Device]) -> str:
 
 def write_sizes(sizes: Sequence[Size]) -> str:
     """Write `64, 128, 192/128`."""
-    return ", ".join(str(q) if q == v else f"{q}/{v}" for q, v in sizes)
+    return ", ".join(map(name_sizes, sizes))
 
 
 def load_table() -> str:
     """Make the table of the kernels of this tree, for every GPU that has any."""
-    table = Table.load()
-    oldest = min(table.dtypes.values())
-    return make_table(table, [one for one in KNOWN_DEVICES if one.number >= oldest])
+    return make_table(Table.load(), [one for one in KNOWN_DEVICES if one >= FLOOR])
 
 
 @command

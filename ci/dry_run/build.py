@@ -1,7 +1,7 @@
 """Compile the two libraries for a dry run: g++, the headers of torch, no CUDA.
 
-The host code and the binding are those of csrc/. Of each kernel there is what the host code knows:
-its entry, with the sizes of its tile and the arguments that it refuses. Launches do nothing.
+The host code and the binding are those of csrc/ and of the toolkit. Of each kernel there is its
+entry, with the sizes of its tile and the arguments that it refuses. Launches do nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from csrc.generate import CSRC, Table, generate
 from flash_dist.toolkit.errors import FlashDistError
-from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.make.kernels.generate import generate
+from flash_dist.toolkit.make.kernels.table import Table
+from flash_dist.toolkit.make.project import ROOT, SOURCES, TOOLKIT
 from flash_dist.toolkit.product import BINDING, KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from csrc.generate import Variant
+    from flash_dist.toolkit.make.kernels.table import Variant
     from flash_dist.toolkit.targets.archs import Arch
 
 FLAGS: Final = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-w", "-fpermissive")
@@ -36,7 +37,7 @@ AS_ON_GPU: Final = (
 ENTRY: Final = """
 #pragma once
 #include "plans.h"
-#include "core/entry.h"
+#include "native/entry.h"
 #include "core/config.h"
 namespace flash_dist {
 inline cudaError_t launch_nothing(const void*, const void*, cudaStream_t) { return cudaSuccess; }
@@ -54,7 +55,7 @@ class DryRunError(FlashDistError):
     """The host code does not compile, or a case does not run."""
 
 
-def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path = CSRC) -> Path:
+def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path = SOURCES) -> Path:
     """Put the package with both libraries into a folder, and return the folder.
 
     What was compiled there before from the same text stays.
@@ -66,7 +67,7 @@ def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path =
         csrc: The sources.
     """
     generated, objects, package = folder / "generated", folder / "objects", folder / "flash_dist"
-    for path in (objects, generated):
+    for path in (objects / "host", objects / "binding", generated):
         path.mkdir(parents=True, exist_ok=True)
     generate(Table.load(csrc / "kernels.toml"), archs, (), generated)
     (generated / "dry_entry.h").write_text(ENTRY, encoding="utf-8")
@@ -75,23 +76,34 @@ def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path =
     shutil.copytree(ROOT / "flash_dist", package, ignore=ignored)
     entries = write_entries(generated, archs, csrc)
     without_cuda = csrc / "dry_run"
-    host = [*sorted((csrc / "host").glob("*.cpp")), without_cuda / "runtime.cpp", *entries]
-    binding = [*sorted((csrc / "binding").glob("*.cpp")), without_cuda / "torch.cpp"]
-    include = [f"-I{path}" for path in (without_cuda, csrc, generated)]
+    native = TOOLKIT / "native"
+    host = [*native.glob("*.cpp"), *(csrc / "host").glob("*.cpp")]
+    host = [*sorted(host), without_cuda / "runtime.cpp", *entries]
+    binding = [*native.glob("binding/*.cpp"), *(csrc / "binding").glob("*.cpp")]
+    binding = [*sorted(binding), without_cuda / "torch.cpp"]
+    include = [f"-I{path}" for path in (without_cuda, csrc, TOOLKIT, generated)]
     with_torch = [*include, "-isystem", str(torch / "include"), *AS_ON_GPU]
-    calls = [(source, objects / f"host-{source.stem}.o", include) for source in host]
-    calls += [(source, objects / f"binding-{source.stem}.o", with_torch) for source in binding]
+    calls = [(source, _object(objects / "host", source), include) for source in host]
+    calls += [(source, _object(objects / "binding", source), with_torch) for source in binding]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda call: _compile(*call), calls))
-    link = [*map(str, objects.glob("host-*.o")), "-o", str(package / KERNELS)]
+    link = [*_objects(objects / "host", host), "-o", str(package / KERNELS)]
     _run(["-shared", f"-Wl,-soname,{KERNELS}", *link])
-    link = [*map(str, objects.glob("binding-*.o")), "-o", str(package / BINDING)]
+    link = [*_objects(objects / "binding", binding), "-o", str(package / BINDING)]
     libraries = [f"-L{package}", f"-l:{KERNELS}", f"-L{torch / 'lib'}", "-ltorch_cpu"]
     _run(["-shared", *link, *libraries, "-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined"])
     return folder
 
 
-def write_entries(folder: Path, archs: Iterable[Arch], csrc: Path = CSRC) -> list[Path]:
+def _object(folder: Path, source: Path) -> Path:
+    return folder / f"{source.parent.name}-{source.stem}.o"
+
+
+def _objects(folder: Path, sources: Iterable[Path]) -> list[str]:
+    return [str(_object(folder, source)) for source in sources]
+
+
+def write_entries(folder: Path, archs: Iterable[Arch], csrc: Path = SOURCES) -> list[Path]:
     """Write the entries of all kernels, one file for each header, and return the files."""
     table = Table.load(csrc / "kernels.toml")
     by_header: defaultdict[str, list[Variant]] = defaultdict(list)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ci.dry_run.build import DryRunError, build_package
-from csrc.generate import CSRC
 from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.project import SOURCES
 from flash_dist.toolkit.selftest.fingerprints import Setting
 from flash_dist.toolkit.selftest.plan import CasePlan
 from flash_dist.toolkit.targets.archs import ArchSet
@@ -50,7 +50,7 @@ def find_plans(setting: Setting, archs: Sequence[Arch]) -> dict[str, CasePlan]:
 
 
 def run_dry(
-    setting: Setting, archs: Sequence[Arch], folder: Path, csrc: Path = CSRC
+    setting: Setting, archs: Sequence[Arch], folder: Path, csrc: Path = SOURCES
 ) -> dict[str, Recorded]:
     """Run each case, and return what was recorded by its name.
 

@@ -6,9 +6,9 @@
 
 #include "core/config.h"
 #include "core/decode_work.cuh"
-#include "core/entry.h"
 #include "core/views.cuh"
 #include "decode_plans.h"
+#include "native/entry.h"
 #include "plans.h"
 #include "ptx/convert.cuh"
 #include "ptx/copy.cuh"

@@ -1,7 +1,7 @@
 // A launch that need not wait for the end of the kernel before: ptx/dependents.cuh.
 #pragma once
 
-#include "core/entry.h"
+#include "native/entry.h"
 
 namespace flash_dist {
 

@@ -1,11 +1,15 @@
 // What the configurations of all kernels have in common.
 #pragma once
 
-#include "ptx/target.h"
+#include "ptx/elements.h"
 
 namespace flash_dist {
 
-// What every kernel's configuration has: the compile-time choices behind one variant.
+// Steps of a product that ptxas may load ahead: fewer where registers stage the tiles.
+template <class Target>
+constexpr int STEPS_AHEAD = Target::HAS_CP_ASYNC ? 4 : 2;
+
+// The compile-time choices behind one variant, for every kernel.
 template <class Plan_, class Target_, class T_, int HEAD_DIM_, int HEAD_DIM_V_>
 struct Config : Plan_ {
   using Plan = Plan_;

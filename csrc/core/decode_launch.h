@@ -2,8 +2,8 @@
 #pragma once
 
 #include "core/decode.h"
-#include "core/entry.h"
 #include "core/schedule.cuh"
+#include "native/entry.h"
 
 namespace flash_dist {
 

@@ -9,11 +9,11 @@
 #include "core/config.h"
 #include "core/dot.cuh"
 #include "core/ds_scale.h"
-#include "core/entry.h"
 #include "core/schedule.cuh"
 #include "core/sequence.cuh"
 #include "core/tile.cuh"
 #include "core/uncovered.cuh"
+#include "native/entry.h"
 #include "plans.h"
 #include "ptx/copy.cuh"
 

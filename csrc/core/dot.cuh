@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ptx/convert.cuh"
-#include "ptx/target.h"
+#include "ptx/elements.h"
 
 namespace flash_dist {
 

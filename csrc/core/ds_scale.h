@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "core/band.h"
-#include "ptx/target.h"
+#include "ptx/elements.h"
 
 namespace flash_dist {
 

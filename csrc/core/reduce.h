@@ -5,9 +5,9 @@
 #pragma once
 
 #include "core/config.h"
-#include "core/entry.h"
 #include "core/sequence.cuh"
 #include "core/views.cuh"
+#include "native/entry.h"
 #include "plans.h"
 #include "ptx/convert.cuh"
 #include "ptx/copy.cuh"

@@ -14,8 +14,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/entry.h"
 #include "core/params.h"
+#include "native/entry.h"
 
 namespace flash_dist {
 

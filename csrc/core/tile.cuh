@@ -9,9 +9,9 @@
 #pragma once
 
 #include "ptx/copy.cuh"
+#include "ptx/elements.h"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/special.cuh"
-#include "ptx/target.h"
 
 namespace flash_dist {
 

@@ -86,10 +86,6 @@ struct QueryWalk {
     }
   }
 
-  __device__ __forceinline__ int query_tile(int i) const {
-    return entries == nullptr ? i : entries[i].x;
-  }
-
   // Leaves the query tiles [tiles.x, tiles.y) of a range; a list is not shared.
   __device__ __forceinline__ void clip(int2 tiles) {
     if (entries != nullptr) return;

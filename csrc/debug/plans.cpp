@@ -1,8 +1,8 @@
 // Prints how backward calls are cut into launches, one JSON object for each line of numbers:
 //
-//   g++ -std=c++17 -I csrc -I GENERATED csrc/debug/plans.cpp csrc/host/plan.cpp -o plans
+//   g++ -std=c++17 -I csrc -I flash_dist/toolkit -I GENERATED csrc/debug/plans.cpp csrc/host/plan.cpp
 //
-// with GENERATED/roles.h of generate.py. It needs no CUDA, so that what decides bits on the host
+// with the headers that the generator writes into GENERATED. It needs no CUDA, so that what decides bits on the host
 // can be looked at, and compared, anywhere.
 #include <cstdint>
 #include <iostream>
@@ -13,6 +13,7 @@
 
 #include "host/plan.h"
 #include "host/plan_json.h"
+#include "native/values.h"
 
 using namespace flash_dist;
 
@@ -23,7 +24,7 @@ struct Request {
   BwdKernels kernels{};
   int64_t budget = 0;
   bool batch_invariant = false;
-  std::vector<KernelSize> compiled;  // sizes of the dK/dV kernel
+  std::vector<Values> compiled;  // sizes of the dK/dV kernel
   std::vector<int> key_slots;
 };
 
@@ -73,11 +74,11 @@ Request read_request(std::istream& line) {
   const int sizes = next<int>(line);
   for (int i = 0; i < sizes; ++i) {
     const int columns = next<int>(line);
-    r.compiled.push_back({columns, next<int>(line)});
+    r.compiled.push_back({0, columns, next<int>(line)});
   }
-  const KernelSize size = smallest_holding(r.compiled, {head_dim, s.columns_v});
-  s.head_dim = size.head_dim;
-  s.head_dim_v = size.head_dim_v;
+  const Values size = smallest_holding(r.compiled, {0, head_dim, s.columns_v});
+  s.head_dim = size[HEAD_DIM_AXIS];
+  s.head_dim_v = size[HEAD_DIM_V_AXIS];
   if (!may_store_ds(k.dq_rows > 0, r.budget, r.batch_invariant)) k.dq_rows = k.dq_blocks_per_sm = 0;
   if (slots >= 0) s.key_slots = r.key_slots.data();
   return r;

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "core/entry.h"
+#include "native/entry.h"
 
 namespace {
 

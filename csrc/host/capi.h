@@ -7,8 +7,7 @@
 
 #include "core/decode.h"
 #include "core/params.h"
-
-#define FLASH_DIST_API extern "C" __attribute__((visibility("default")))
+#include "native/report.h"
 
 namespace flash_dist {
 
@@ -32,44 +31,26 @@ using Allocate = void* (*)(void* context, int64_t bytes);
 
 }  // namespace flash_dist
 
-FLASH_DIST_API const char* flash_dist_last_error();
-
 // out and lse. All pointers are device memory of call->device. Given are views, lse, sizes,
 // softmax_scale, packing, mask, of scores what is not filled in at the call, and sinks; the remaining
 // fields are filled in here. allocate null: without memory of its own, which is slower for large calls.
-FLASH_DIST_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::FwdParams* params,
-                                  flash_dist::Allocate allocate, void* context);
+KERNEL_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::FwdParams* params,
+                              flash_dist::Allocate allocate, void* context);
 
 // dq, dk and dv. In delta: views of out and dout, lse, dlse, sinks, dsinks. In grads: views, sizes,
 // softmax_scale, packing, mask, scores as above. The remaining fields are filled in here. Memory is
 // needed, allocate not null.
-FLASH_DIST_API int flash_dist_bwd(const flash_dist::Call* call,
-                                  const flash_dist::DeltaParams* delta,
-                                  const flash_dist::BwdParams* grads,
-                                  const flash_dist::BwdOptions* options,
-                                  flash_dist::Allocate allocate, void* context);
+KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::DeltaParams* delta,
+                              const flash_dist::BwdParams* grads,
+                              const flash_dist::BwdOptions* options, flash_dist::Allocate allocate,
+                              void* context);
 
 // out and lse of queries to a cache, of which there is one at least. budget: bytes of workspace, -1:
 // what FLASH_DIST_WORKSPACE_MB says now. The fields from task_rows on are filled in here.
-FLASH_DIST_API int flash_dist_decode(const flash_dist::Call* call,
-                                     const flash_dist::DecodeParams* params, int64_t budget,
-                                     flash_dist::Allocate allocate, void* context);
+KERNEL_API int flash_dist_decode(const flash_dist::Call* call,
+                                 const flash_dist::DecodeParams* params, int64_t budget,
+                                 flash_dist::Allocate allocate, void* context);
 
 // New keys and values into a cache; rotary embeddings of them and of q.
-FLASH_DIST_API int flash_dist_append(const flash_dist::Call* call,
-                                     const flash_dist::AppendParams* params);
-
-// Reports as JSON, into buffer when size suffices; all return the length without the final NUL. No
-// torch needed; only flash_dist_select_json() needs a GPU.
-FLASH_DIST_API int64_t flash_dist_variants_json(char* buffer, int64_t size);
-// It loads what it reports: narrow it by role, dtype and the head_dim and head_dim_v of a call
-// (null or 0: any), or PTX is compiled for kernels that nobody asked for.
-FLASH_DIST_API int64_t flash_dist_select_json(int device, const char* role, const char* dtype,
-                                              int head_dim, int head_dim_v, char* buffer,
-                                              int64_t size);
-FLASH_DIST_API int64_t flash_dist_last_variant_json(char* buffer, int64_t size);
-// Record the decisions of the host about calls, as a JSON list: each call, and behind it the kernel of
-// each launch. on: 1 begins an empty record of all threads of this process, 0 ends it. The text may be read
-// until the next one begins.
-FLASH_DIST_API int flash_dist_record_plans(int on);
-FLASH_DIST_API int64_t flash_dist_plans_json(char* buffer, int64_t size);
+KERNEL_API int flash_dist_append(const flash_dist::Call* call,
+                                 const flash_dist::AppendParams* params);

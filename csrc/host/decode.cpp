@@ -4,14 +4,14 @@
 
 #include "core/few_queries.h"
 #include "host/budget.h"
-#include "host/check.h"
 #include "host/decode.h"
 #include "host/limits.h"
 #include "host/recording.h"
 #include "host/scores.h"
 #include "host/shares.h"
-#include "host/status.h"
 #include "host/workspace.h"
+#include "native/check.h"
+#include "native/status.h"
 
 namespace flash_dist {
 
@@ -86,7 +86,7 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
   p_.task_rows = kernel_.variant->entry->block_rows;
   p_.row_tiles = divide_up(rows, p_.task_rows);
   p_.tile_rows = std::min(rows, p_.task_rows);
-  p_.columns = kernel_.variant->size.head_dim_v;
+  p_.columns = size_of(*kernel_.variant).head_dim_v;
   check_units();
   const int sm_count = device_info(call.device).sm_count;
   const int shares = choose_shares(sm_count, kernel_.variant->entry->blocks_per_sm,
@@ -113,7 +113,7 @@ void Decode::run(void* workspace) {
 }
 
 KernelKey Decode::key_of(Role role) const {
-  return {role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v}};
+  return make_key(role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v});
 }
 
 // That of more rows where there are more than one mma has, and where it is built in and loads.
@@ -177,8 +177,8 @@ bool may_have_few_queries(const Call& call, const FwdParams& p) {
   }
   const int64_t tiles = divide_up(int64_t{p.group} * MORE_QUERIES, int64_t{FEW_ROWS});
   if (divide_up(p.seqlen_k, UNIT_KEYS) * tiles * p.batch * p.num_heads_kv > MAX_UNITS) return false;
-  const KernelSize columns{p.head_dim, p.head_dim_v};
-  return find_kernel(call.device, {Role::DECODE, dtype, columns}, nullptr).variant != nullptr;
+  const KernelKey key = make_key(Role::DECODE, dtype, {p.head_dim, p.head_dim_v});
+  return find_kernel(call.device, key, nullptr).variant != nullptr;
 }
 
 DecodeParams few_queries_of(const FwdParams& p) {
@@ -224,7 +224,8 @@ void run_decode(const Call& call, const DecodeParams& params, int64_t budget, Al
 void run_append(const Call& call, const AppendParams& p) {
   check_sizes(p);
   const DeviceScope scope(call.device);
-  const KernelKey key{Role::APPEND, static_cast<Dtype>(call.dtype), {p.head_dim, p.head_dim_v}};
+  const auto dtype = static_cast<Dtype>(call.dtype);
+  const KernelKey key = make_key(Role::APPEND, dtype, {p.head_dim, p.head_dim_v});
   launch(call.device, require_kernel(call.device, key, &p), &p,
          static_cast<cudaStream_t>(call.stream));
 }

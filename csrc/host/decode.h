@@ -5,7 +5,7 @@
 
 #include "core/decode.h"
 #include "host/capi.h"
-#include "host/dispatch.h"
+#include "host/kernel_key.h"
 
 namespace flash_dist {
 

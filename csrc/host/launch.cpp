@@ -6,15 +6,15 @@
 #include "core/ds_scale.h"
 #include "host/budget.h"
 #include "host/capi.h"
-#include "host/check.h"
 #include "host/decode.h"
-#include "host/dispatch.h"
+#include "host/kernel_key.h"
 #include "host/limits.h"
 #include "host/plan.h"
 #include "host/recording.h"
 #include "host/scores.h"
-#include "host/status.h"
 #include "host/workspace.h"
+#include "native/check.h"
+#include "native/status.h"
 
 namespace flash_dist {
 
@@ -98,7 +98,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
                                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
   p.sm_count = device_info(call.device).sm_count;
-  const KernelKey key{Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v}};
+  const KernelKey key = make_key(Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v});
   const Loaded kernel = require_kernel(call.device, key, &p);
   const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry);
   const int64_t front = ticketed ? ALIGNMENT : 0;
@@ -147,9 +147,9 @@ class Backward {
         delta_(delta),
         p_(with_options(with_scores(grads), options)),
         whole_(find_whole()),
-        fused_(find_kernel(call.device,
-                           {Role::BWD_FUSED, dtype_of(call), {grads.head_dim, grads.head_dim_v}},
-                           &p_)),
+        fused_(find_kernel(
+            call.device,
+            make_key(Role::BWD_FUSED, dtype_of(call), {grads.head_dim, grads.head_dim_v}), &p_)),
         dkdv_(find(Role::BWD_DKDV, {grads.head_dim, grads.head_dim_v}, &p_)),
         packed_(grads.packing.cu_seqlens_q != nullptr),
         normalizes_(is_fp32(dtype_of(call))),
@@ -173,14 +173,14 @@ class Backward {
   // Without a variant where sinks have a gradient, which delta's own kernel writes.
   Loaded find_whole() const {
     if (delta_.dsinks != nullptr) return {};
-    const KernelKey key{Role::BWD_WHOLE, dtype_of(call_), {p_.head_dim, p_.head_dim_v}};
+    const KernelKey key = make_key(Role::BWD_WHOLE, dtype_of(call_), {p_.head_dim, p_.head_dim_v});
     return find_kernel(call_.device, key, &p_);
   }
 
   // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
   // refuse views, sizes and masks, nothing that place() fills in.
   Loaded find(Role role, const KernelSize& columns, const void* params) const {
-    return require_kernel(call_.device, {role, dtype_for(role), columns}, params);
+    return require_kernel(call_.device, make_key(role, dtype_for(role), columns), params);
   }
 
   // What multiplies nothing is the same kernel for both ways to multiply.
@@ -194,7 +194,7 @@ class Backward {
   // is slower. Not so where the general family makes dK and dV, of few columns.
   bool has_fused() const {
     if (fused_.variant == nullptr) return false;
-    return !dkdv_.variant->specific || fused_.variant->size == dkdv_.variant->size;
+    return !dkdv_.variant->specific || fused_.variant->values == dkdv_.variant->values;
   }
 
   // Of the kernel of all gradients where there is one and it is to be taken.
@@ -219,9 +219,10 @@ class Backward {
   BwdPlan plan_others(const BwdOptions& options, int64_t budget) const {
     const bool batch_invariant = options.batch_invariant != 0;
     BwdKernels kernels = kernels_with(*dkdv_.variant);
-    const bool has_dq_gemm = is_built_in(Role::BWD_DQ_GEMM, dtype_of(call_));
+    const bool has_dq_gemm = is_built_in(make_key(Role::BWD_DQ_GEMM, dtype_of(call_), {}));
     if (may_store_ds(has_dq_gemm, budget, batch_invariant)) {
-      const KernelEntry& dq = *find(Role::BWD_DQ_GEMM, dkdv_.variant->size, &p_).variant->entry;
+      const KernelSize columns = size_of(*dkdv_.variant);
+      const KernelEntry& dq = *find(Role::BWD_DQ_GEMM, columns, &p_).variant->entry;
       kernels.dq_rows = dq.block_rows;
       kernels.dq_blocks_per_sm = dq.blocks_per_sm;
     }
@@ -245,8 +246,9 @@ class Backward {
     shape.num_heads_kv = p_.num_heads_kv;
     shape.group = p_.group;
     shape.total_q = packed_ ? p_.total_q : -1;
-    shape.head_dim = dkdv.size.head_dim;
-    shape.head_dim_v = dkdv.size.head_dim_v;
+    const KernelSize size = size_of(dkdv);
+    shape.head_dim = size.head_dim;
+    shape.head_dim_v = size.head_dim_v;
     shape.columns_v = p_.head_dim_v;
     shape.aligned = p_.scores.alibi != nullptr;
     shape.normalizes = normalizes_;

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "host/check.h"
+#include "native/check.h"
 
 namespace flash_dist {
 

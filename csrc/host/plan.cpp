@@ -264,18 +264,6 @@ class Planner : PlanGrid {
 
 }  // namespace
 
-KernelSize smallest_holding(const std::vector<KernelSize>& compiled, const KernelSize& columns) {
-  KernelSize best{0, 0};
-  const auto rank = [](const KernelSize& s) {
-    return std::make_pair(s.head_dim + s.head_dim_v, s.head_dim_v);
-  };
-  for (const KernelSize& size : compiled) {
-    const bool holds = size.head_dim >= columns.head_dim && size.head_dim_v >= columns.head_dim_v;
-    if (holds && (best.head_dim == 0 || rank(size) < rank(best))) best = size;
-  }
-  return best;
-}
-
 bool may_store_ds(bool has_dq_gemm, int64_t budget, bool batch_invariant) {
   return has_dq_gemm && budget > 0 && !batch_invariant;
 }

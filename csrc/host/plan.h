@@ -67,15 +67,7 @@ namespace flash_dist {
 // Columns that a kernel is compiled for: of q and k, of v and out.
 struct KernelSize {
   int head_dim, head_dim_v;
-
-  bool operator==(const KernelSize& other) const {
-    return head_dim == other.head_dim && head_dim_v == other.head_dim_v;
-  }
 };
-
-// The size with the fewest columns in all that holds the call's, among equals the one with fewer of
-// v: 160 and 128 take 192/128, not 160/160. {0, 0} if none does.
-KernelSize smallest_holding(const std::vector<KernelSize>& compiled, const KernelSize& columns);
 
 // Whether a call may store dS at all: only then the kernel of dQ = dS K, if the dtype has one, is
 // looked for and its tile counts.

@@ -5,23 +5,9 @@
 #include <string>
 
 #include "host/plan.h"
+#include "native/json.h"
 
 namespace flash_dist {
-
-inline const char* json_boolean(bool value) { return value ? "true" : "false"; }
-
-// The items of a list, each written by `write`.
-template <class List, class Write>
-std::string json_list(const List& list, Write&& write) {
-  std::ostringstream text;
-  const char* separator = "";
-  for (const auto& one : list) {
-    text << separator;
-    write(text, one);
-    separator = ", ";
-  }
-  return "[" + text.str() + "]";
-}
 
 inline void write_chunk(std::ostream& text, const BwdChunk& c) {
   text << "{\"unit_begin\": " << c.unit_begin << ", \"units\": " << c.units

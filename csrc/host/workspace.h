@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "host/capi.h"
-#include "host/check.h"
+#include "native/check.h"
 
 namespace flash_dist {
 

@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "ptx/target.h"
+#include "ptx/elements.h"
 
 namespace flash_dist {
 

@@ -10,7 +10,7 @@
 // (ptx/mma.cuh), so that d[N / 8][4] holds them; A in registers is the a fragment of m16n8k16 of each
 // warp's rows.
 //
-// wgmma<T, TRANSPOSED_A, TRANSPOSED_B, FIRST>(d, a, b), for the N that generate.py lists, takes B and
+// wgmma<T, TRANSPOSED_A, TRANSPOSED_B, FIRST>(d, a, b), for the N that headers.py lists, takes B and
 // A as descriptors of tiles in shared memory (core/panels.cuh), or A in registers:
 // wgmma<T, TRANSPOSED_B, FIRST>(d, a, b). TRANSPOSED: the rows of the tile are k. FIRST: D is
 // written and not read.
@@ -18,7 +18,7 @@
 
 #include <cstdint>
 
-#include "ptx/target.h"
+#include "ptx/elements.h"
 #include "wgmma_shapes.h"
 
 namespace flash_dist {

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "core/maps.h"
-#include "ptx/target.h"
+#include "ptx/elements.h"
 
 namespace flash_dist {
 

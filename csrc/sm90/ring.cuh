@@ -1,7 +1,7 @@
 // Warpgroups, and the places of what they hand to each other.
 #pragma once
 
-#include "core/entry.h"
+#include "native/entry.h"
 
 namespace flash_dist {
 

@@ -9,12 +9,13 @@ from typing import Any, Final
 import torch
 
 from ..kernels.memory import raise_out_of_memory
+from ..kernels.precision import IEEE32
 from ..toolkit.errors import ExtensionError, FlashDistError
 from ..toolkit.loading.library import select
 from ..toolkit.machine.installed import unsupported_error
 from ..toolkit.targets.advice import describe_device
 from ..toolkit.targets.devices import Device
-from ..toolkit.targets.verdict import DTYPE_FLOOR, FLOOR, IEEE32
+from ..toolkit.targets.verdict import FLOOR, FLOORS
 from .layouts import dtype_name
 
 _log: Final = logging.getLogger(__name__)
@@ -53,11 +54,11 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
     """
     gpu = Device(*torch.cuda.get_device_capability(device))
     kind = IEEE32 if ieee else DTYPE_NAMES[dtype]
-    if FLOOR <= gpu < DTYPE_FLOOR[kind]:
+    if FLOOR <= gpu < FLOORS[kind]:
         if role != ROLE:
-            message = f"{dtype_name(dtype)} needs compute capability {DTYPE_FLOOR[kind]}, got {gpu}"
+            message = f"{dtype_name(dtype)} needs compute capability {FLOORS[kind]}, got {gpu}"
             raise TypeError(message)
-        able = (dtype_name(one) for one, known in DTYPE_NAMES.items() if DTYPE_FLOOR[known] <= gpu)
+        able = (dtype_name(one) for one, known in DTYPE_NAMES.items() if FLOORS[known] <= gpu)
         allowed = " or ".join(able)
         message = f"{name} must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
         raise TypeError(message)

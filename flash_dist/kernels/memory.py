@@ -17,7 +17,7 @@ import torch
 
 Tensor = torch.Tensor
 
-OUT_OF_MEMORY: Final = "CUDA out of memory."  # how torch begins, and csrc/host/check.h
+OUT_OF_MEMORY: Final = "CUDA out of memory."  # how torch begins, and toolkit/native/check.h
 
 
 def raise_out_of_memory(error: Exception) -> None:

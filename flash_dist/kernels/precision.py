@@ -12,6 +12,7 @@ Precision = Literal["tf32x3", "ieee"]
 
 TF32X3: Final = "tf32x3"
 IEEE: Final = "ieee"
+IEEE32: Final = "ieee32"  # the dtype of kernels whose float32 products are FFMA
 PRECISIONS: Final = (TF32X3, IEEE)
 
 

@@ -1,7 +1,7 @@
 """The numbers that carry a mask from Python to the kernels, described once for both sides.
 
 A mask reaches the operators as a list of integers: BAND_INTS of a band; of others SIZES, then for
-each of ARRAYS where it begins in one buffer of int32. `csrc/generate.py` runs this file, which
+each of ARRAYS where it begins in one buffer of int32. `csrc/headers.py` runs this file, which
 imports nothing of the package, and writes the same into `mask_layout.h`, where the compiler holds
 csrc/core/band.h and csrc/core/params.h against it.
 """

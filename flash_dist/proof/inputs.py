@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..kernels.precision import float32_precision
+from ..kernels.precision import IEEE32, float32_precision
 from ..kernels.scores import PLAIN
 from ..toolkit.selftest.comparison import Tensors, make_values
-from ..toolkit.targets.verdict import IEEE32
 from .cases import WHOLE
 from .masks import cu_seqlens, find_visible, make_mask
 from .reference import attend, name_results

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ..toolkit.selftest.case import Exact
-from ..toolkit.targets.verdict import size_of_role
+from ..toolkit.targets.axes import smallest_size
 from .cases import Case, Kernels, make_cases
 from .inputs import DTYPES, Attention, Inputs, load_attention
 from .reference import OF_SINKS, allowed_error, error_of_rounded_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from ..toolkit.selftest.case import ChooseCases
     from ..toolkit.selftest.comparison import Tensors
@@ -27,6 +27,7 @@ CPU_KERNELS: Final[tuple[Kernels, ...]] = (
     Kernels("fp32", 64, 64),
 )
 
+_LATENT: Final = "mla"  # how roles begin that serve latent keys
 _TESTED: Final = ("fwd", "mla")  # roles with cases of each of their sizes
 
 
@@ -90,16 +91,25 @@ def choose_cases(
     return tuple(AttentionCase(case, attention) for case in make_cases(kernels, sm_count))
 
 
+def _find_size(
+    role: str, sizes: Collection[tuple[int, ...]], head_dims: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Return the compiled sizes of a role that serve head_dims; of latent keys the same alone."""
+    if role.startswith(_LATENT):
+        return head_dims if head_dims in sizes else None
+    return smallest_size(sizes, head_dims)
+
+
 def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
     """Return the sizes of forward and latent keys for which every role has a kernel that loads."""
-    loads: defaultdict[tuple[str, str], dict[tuple[int, int], bool]] = defaultdict(dict)
+    loads: defaultdict[tuple[str, str], dict[tuple[int, ...], bool]] = defaultdict(dict)
     for kernel in selected:
         size = int(kernel["head_dim"]), int(kernel["head_dim_v"])
         loads[str(kernel["role"]), str(kernel["dtype"])][size] = kernel["chosen"] is not None
 
-    def is_usable(dtype: str, head_dims: tuple[int, int]) -> bool:
+    def is_usable(dtype: str, head_dims: tuple[int, ...]) -> bool:
         sizes = (
-            (built, size_of_role(role, built, head_dims))
+            (built, _find_size(role, built, head_dims))
             for (role, its_dtype), built in loads.items()
             if its_dtype == dtype
         )

@@ -34,6 +34,8 @@ class Product:
     name: str  # of the distribution, and of the namespace of its torch operators
     summary: str  # the first sentence of its README
     index: str  # address of the package index that has the releases
+    axes: tuple[Mapping[str, Any], ...]  # of its kernels, see `targets.axes`
+    main_role: str  # the role of kernels that reports name first
     operators: str  # importing it registers the torch operators
     cases: str  # returns what chooses the cases of the selftest, see `selftest.case.ChooseCases`
     variables: tuple[Variable, ...]
@@ -44,7 +46,7 @@ class Product:
     def from_json(cls, data: Mapping[str, Any]) -> Product:
         """Read plain data."""
         variables = tuple(Variable(name, **one) for name, one in data["variables"].items())
-        return cls(**{**data, "variables": variables})
+        return cls(**{**data, "axes": tuple(data["axes"]), "variables": variables})
 
     def load(self, reference: str) -> Any:  # noqa: ANN401 - whatever it names
         """Import a part of the package."""

@@ -8,17 +8,14 @@
 
 #include "block.h"
 #include "host/capi.h"
-#include "host/check.h"
 #include "host/decode.h"
-#include "host/dispatch.h"
-#include "host/status.h"
+#include "native/check.h"
+#include "native/status.h"
 #include "plans.h"
 
-#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \
-                           number, suffix, ptx)                                               \
-  extern "C" const flash_dist::KernelEntry symbol##_entry;
+#define KERNEL_VARIANT(symbol, ...) extern "C" const flash_dist::KernelEntry symbol##_entry;
 #include "variants.inc"
-#undef FLASH_DIST_VARIANT
+#undef KERNEL_VARIANT
 
 namespace flash_dist {
 
@@ -32,12 +29,11 @@ namespace {
 DeviceInfo device{"emulator", 80, 1, 0, 0};
 
 const std::vector<Variant> VARIANTS = {
-#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan,  \
-                           number, suffix, ptx)                                                \
-  {#symbol, Role::role, Family::family, specific != 0, Dtype::dtype,   {head_dim, head_dim_v}, \
-   plan,    number,     suffix,         ptx != 0,      &symbol##_entry},
+#define KERNEL_VARIANT(symbol, role, family, specific, plan, number, suffix, ptx, ...) \
+  {#symbol, Role::role, Family::family, specific != 0,       plan,                     \
+   number,  suffix,     ptx != 0,       Values{__VA_ARGS__}, &symbol##_entry},
 #include "variants.inc"
-#undef FLASH_DIST_VARIANT
+#undef KERNEL_VARIANT
 };
 
 }  // namespace
@@ -52,15 +48,15 @@ DeviceScope::~DeviceScope() {}
 Loaded find_kernel(int, const KernelKey& key, const void* params) {
   const Variant* best = nullptr;
   const auto rank = [](const Variant* v) {
-    return std::make_tuple(v->specific, -v->size.head_dim, v->plan);
+    return std::make_tuple(v->specific, -size_of(*v).head_dim, v->plan);
   };
   for (const Variant& v : VARIANTS) {
     const auto refuses = v.entry->refuses;
     if (params != nullptr && refuses != nullptr && refuses(params)) continue;
-    const bool holds =
-        v.role == key.role && v.dtype == key.dtype && v.number == device.compute_capability &&
-        v.size.head_dim >= key.columns.head_dim && v.size.head_dim_v >= key.columns.head_dim_v &&
-        smem_plan_bytes(v.plan) <= device.smem_limit;
+    const bool holds = v.role == key.role && v.number == device.compute_capability &&
+                       v.values[DTYPE_AXIS] == key.values[DTYPE_AXIS] &&
+                       v.values == smallest_holding({v.values}, key.values) &&
+                       smem_plan_bytes(v.plan) <= device.smem_limit;
     if (holds && (best == nullptr || rank(best) < rank(&v))) best = &v;
   }
   return {best, 80, 80};

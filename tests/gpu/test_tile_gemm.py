@@ -7,17 +7,15 @@ of their PTX.
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 from itertools import product
-from pathlib import Path
 from typing import Final
 
 import pytest
 import torch
 
-HERE: Final = Path(__file__).resolve().parent
-CSRC: Final = HERE.parents[1] / "csrc"
+from tests.gpu.sources import HERE, NEEDS_NVCC, include_flags
+
 ELEMENTS: Final = {"Fp16": torch.float16, "Bf16": torch.bfloat16}
 ROWS: Final = 32
 HEAD_DIMS: Final = (32, 64, 96, 128, 160, 192, 224, 256)
@@ -47,9 +45,7 @@ SPANS: Final = {  # the rows that exist, and how many columns do not
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        shutil.which("nvcc") is None or not CSRC.is_dir(), reason="needs nvcc and the source tree"
-    ),
+    NEEDS_NVCC,
     pytest.mark.parametrize("head_dim", HEAD_DIMS),
 ]
 
@@ -62,8 +58,9 @@ def compiled(
     number, suffix, code, element = request.param
     if suffix and torch.cuda.get_device_capability() != (number // 10, number % 10):
         pytest.skip(f"{code} code does not run on this GPU")
-    path = tmp_path_factory.mktemp(f"{code}_{element}") / "tile.so"
-    command = ["nvcc", "-O1", "-std=c++17", "-shared", "-Xcompiler=-fPIC", f"-I{CSRC}"]
+    folder = tmp_path_factory.mktemp(f"{code}_{element}")
+    path = folder / "tile.so"
+    command = ["nvcc", "-O1", "-std=c++17", "-shared", "-Xcompiler=-fPIC", *include_flags(folder)]
     command += [f"-DTARGET={number}", f"-DELEMENT={element}"]
     command += [f"-gencode=arch=compute_{number}{suffix},code={code}"]
     if suffix:

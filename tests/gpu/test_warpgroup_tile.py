@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import runpy
-import shutil
 import subprocess
-from pathlib import Path
 from typing import Final
 
 import pytest
 import torch
 
-HERE: Final = Path(__file__).resolve().parent
-CSRC: Final = HERE.parents[1] / "csrc"
+from tests.gpu.sources import CSRC, HERE, NEEDS_NVCC, include_flags
+
 ELEMENTS: Final = {"Fp16": torch.float16, "Bf16": torch.bfloat16}
 M, K = 64, 128
 COLUMNS: Final = (64, 80, 96, 112, 128, 192, 256)  # of D
@@ -34,9 +32,7 @@ SHAPES: Final = ((1, 64, 1, 1, 64), (2, 100, 3, 2, 80), (1, 1, 1, 4, 8), (3, 129
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        shutil.which("nvcc") is None or not CSRC.is_dir(), reason="needs nvcc and the source tree"
-    ),
+    NEEDS_NVCC,
 ]
 
 
@@ -48,11 +44,11 @@ def compiled(
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("sm_90a code does not run on this GPU")
     folder = tmp_path_factory.mktemp(request.param)
-    generate = runpy.run_path(str(CSRC / "generate.py"))
-    (folder / "wgmma_shapes.h").write_text(generate["render_wgmma_shapes"](), encoding="utf-8")
+    own = runpy.run_path(str(CSRC / "headers.py"))
+    (folder / "wgmma_shapes.h").write_text(own["render_wgmma_shapes"](), encoding="utf-8")
     path = folder / "tile.so"
-    command = ["nvcc", "-O1", "-std=c++17", "-shared", "-Xcompiler=-fPIC", f"-I{CSRC}"]
-    command += [f"-I{folder}", f"-DELEMENT={request.param}"]
+    command = ["nvcc", "-O1", "-std=c++17", "-shared", "-Xcompiler=-fPIC", *include_flags(folder)]
+    command += [f"-DELEMENT={request.param}"]
     command += ["-gencode=arch=compute_90a,code=sm_90a", "-o", str(path)]
     command += [str(HERE / "warpgroup_tile.cu"), str(CSRC / "host" / "maps.cpp")]
     subprocess.run(command, check=True)

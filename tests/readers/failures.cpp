@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "host/capi.h"
-#include "host/dispatch.h"
+#include "native/dispatch.h"
 #include "plans.h"
 
 namespace {
@@ -89,8 +89,7 @@ constexpr Refusal refusal_of(flash_dist::Role role, flash_dist::Family family) {
 
 }  // namespace
 
-#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \
-                           number, suffix, ptx)                                               \
+#define KERNEL_VARIANT(symbol, role, family, specific, plan, number, suffix, ptx, ...)        \
   extern "C" const flash_dist::KernelEntry symbol##_entry;                                    \
   const flash_dist::KernelEntry symbol##_entry = {                                            \
       &symbol##_entry,                                                                        \
@@ -104,7 +103,7 @@ constexpr Refusal refusal_of(flash_dist::Role role, flash_dist::Family family) {
       refusal_of(flash_dist::Role::role, flash_dist::Family::family),                         \
       specific ? REGISTERS : 0};
 #include "variants.inc"
-#undef FLASH_DIST_VARIANT
+#undef KERNEL_VARIANT
 
 // --- The runtime ------------------------------------------------------------------------------
 

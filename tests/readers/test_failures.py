@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
-from csrc.generate import CSRC, Table, generate
 from flash_dist.kernels.budget import (
     BUDGET_NOW,
     BUDGET_VARIABLE,
     DEFAULT_BUDGET_MB,
     find_budget_problem,
 )
+from flash_dist.toolkit.make.kernels.generate import generate
+from flash_dist.toolkit.make.kernels.table import Table
+from flash_dist.toolkit.make.project import SOURCES, TOOLKIT
 from flash_dist.toolkit.targets.archs import ArchSet
-from tests.readers.tools import needs, run
+from tests.readers.tools import include, needs, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,9 +72,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failures")
     table = Table.load().only([32, 64, 96, 128], ["bf16", "fp32", "ieee32"])
     generate(table, ArchSet.parse("9.0a;8.0+PTX").archs, [], folder)
-    sources = [Path(__file__).with_name("failures.cpp"), *sorted((CSRC / "host").glob("*.cpp"))]
+    folders = (SOURCES / "host", TOOLKIT / "native")
+    host = sorted(path for one in folders for path in one.glob("*.cpp"))
+    sources = [Path(__file__).with_name("failures.cpp"), *host]
     options = ["-std=c++17", "-O1", "-Xcompiler=-Wall,-Wextra,-Werror", "-cudart=none"]
-    run("nvcc", *options, "-I", CSRC, "-I", folder, *sources, "-o", folder / "failures")
+    run("nvcc", *options, *include(folder), *sources, "-o", folder / "failures")
     return folder / "failures"
 
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import pytest
 
-from csrc.generate import CSRC, render_wgmma_shapes
+from csrc.headers import render_wgmma_shapes
+from flash_dist.toolkit.make.project import SOURCES
 from tests.readers.tools import needs, run
 
 pytestmark = needs("nvcc")
@@ -29,4 +30,4 @@ def test_a_source_of_the_gpu_tests_compiles(
     (tmp_path / "wgmma_shapes.h").write_text(render_wgmma_shapes(), encoding="utf-8")
     code = "compute_80" if "-DTARGET=80" in options else "compute_90a"
     options = [*options, "-std=c++17", "-DELEMENT=Bf16", f"-arch={code}", "-ptx"]
-    run("nvcc", *options, "-I", CSRC, "-I", tmp_path, GPU / source, "-o", tmp_path / "tile.ptx")
+    run("nvcc", *options, "-I", SOURCES, "-I", tmp_path, GPU / source, "-o", tmp_path / "tile.ptx")

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from csrc.generate import CSRC
-from tests.readers.tools import needs, run
+from flash_dist.toolkit.make.kernels.render import render_product
+from flash_dist.toolkit.make.project import SOURCES
+from tests.readers.tools import include, needs, run
 
 pytestmark = needs("nvcc")
 
@@ -39,10 +40,12 @@ class Tensor:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("maps") / "maps"
-    sources = (HERE / "maps.cpp", CSRC / "host" / "maps.cpp")
+    folder = tmp_path_factory.mktemp("maps")
+    (folder / "product.h").write_text(render_product(), encoding="utf-8")
+    out = folder / "maps"
+    sources = (HERE / "maps.cpp", SOURCES / "host" / "maps.cpp")
     flags = "-Xcompiler=-Wall,-Wextra,-Werror"
-    run("nvcc", "-std=c++17", "-O1", flags, "-cudart=none", "-I", CSRC, *sources, "-o", out)
+    run("nvcc", "-std=c++17", "-O1", flags, "-cudart=none", *include(folder), *sources, "-o", out)
     return out
 
 

@@ -12,9 +12,11 @@ from typing import Final
 
 import pytest
 
-from csrc.generate import CSRC, Table, generate
+from flash_dist.toolkit.make.kernels.generate import generate
+from flash_dist.toolkit.make.kernels.table import Table
+from flash_dist.toolkit.make.project import SOURCES
 from flash_dist.toolkit.targets.archs import ArchSet
-from tests.readers.tools import needs, run
+from tests.readers.tools import include, needs, run
 
 pytestmark = needs("nvcc")
 
@@ -28,19 +30,18 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def outputs_of(source: str, generated: Path, folder: Path, headers: Path = CSRC) -> list[str]:
+def outputs_of(source: str, generated: Path, folder: Path, headers: Path = SOURCES) -> list[str]:
     """Return the lines that a program prints, with headers of csrc/ that come before the others."""
     program = folder / "program"
     flags = ["-std=c++17", "-O1", "-cudart=none", "-Xcompiler=-w,-fno-access-control"]
-    folders = [option for one in (headers, CSRC, generated) for option in ("-I", one)]
-    run("nvcc", *flags, *folders, HERE / source, "-o", program)
+    run("nvcc", *flags, "-I", headers, *include(generated), HERE / source, "-o", program)
     done = subprocess.run([program], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
 def with_change(folder: Path, name: str, old: str, new: str) -> Path:
     """Return a folder of headers in which one has another line."""
-    text = (CSRC / name).read_text(encoding="utf-8")
+    text = (SOURCES / name).read_text(encoding="utf-8")
     assert text.count(old) == 1
     changed = folder / "changed" / name
     changed.parent.mkdir(parents=True)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
+from flash_dist.toolkit.make.project import INCLUDES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,6 +38,11 @@ def needs(*tools: str) -> pytest.MarkDecorator:
     """Skip where one of these tools is missing."""
     missing = [tool for tool in tools if find_tool(tool) is None]
     return pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing)}")
+
+
+def include(generated: Path) -> list[str]:
+    """Return the flags of a compiler for the folders that #include looks in."""
+    return [f"-I{folder}" for folder in (*INCLUDES, generated)]
 
 
 def run(tool: str, *args: str | Path, folder: Path | None = None) -> str:

@@ -10,8 +10,11 @@ from typing import Any, Final
 import pytest
 
 import flash_dist
+from flash_dist.toolkit.errors import ExtensionError
+from flash_dist.toolkit.loading.library import select
 from flash_dist.toolkit.machine.installed import read_embedded
 from flash_dist.toolkit.product import KERNELS
+from flash_dist.toolkit.targets.axes import KernelKey
 from flash_dist.toolkit.targets.devices import Device
 from flash_dist.toolkit.targets.verdict import Build, Situation, judge_kernel
 
@@ -46,10 +49,22 @@ def test_the_library_tells_roles_and_families_apart(variants: list[dict[str, Any
 def test_what_is_embedded_is_one_role_with_its_families(variants: list[dict[str, Any]]) -> None:
     build = Build("test", read_embedded(LIBRARY, None))
     assert len(build.variants) == len(variants)
-    key = ("fwd", "bf16", 128, 128)
+    key = KernelKey("fwd", ("bf16",), (128, 128))
     assert key in build.keys
     assert all("_sm" not in role for role, *_ in build.keys)
     for limit, symbol in ((232448, SPECIFIC), (231424, LARGER), (166912, GENERAL)):
         verdict = judge_kernel(key, build, Situation(Device(9, 0), smem_limit=limit))
         assert verdict.variant is not None
         assert verdict.variant.symbol == symbol
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"colour": "red"}, "a question must name role or an axis of a kernel, got `colour=red`"),
+        ({"dtype": "fp8"}, "dtype must be one that kernels are built for, got `fp8`"),
+    ],
+)
+def test_a_question_about_kernels_names_their_axes(axes: dict[str, str], said: str) -> None:
+    with pytest.raises(ExtensionError, match=said):
+        select(0, role="fwd", **axes)

@@ -14,7 +14,7 @@ struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_N = WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int SLICE = HEAD_DIM / SPLIT;
-  static constexpr int UNROLL = SLICE > 64 ? 2 : Target::UNROLL;
+  static constexpr int UNROLL = SLICE > 64 ? 2 : STEPS_AHEAD<Target>;
   static_assert(HEAD_DIM == HEAD_DIM_V && WARPS % SPLIT == 0 && SLICE % 32 == 0);
   static_assert(MASK_TILE % BLOCK_M == 0);
   static_assert(Plan::STAGES <= 2, "an item is read one barrier after it was written");
@@ -56,7 +56,7 @@ struct F32DqRecomputeTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_M = WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int SLICE = HEAD_DIM / SPLIT;
-  static constexpr int UNROLL = SLICE > 64 ? 2 : Target::UNROLL;
+  static constexpr int UNROLL = SLICE > 64 ? 2 : STEPS_AHEAD<Target>;
   static_assert(HEAD_DIM == HEAD_DIM_V && WARPS % SPLIT == 0 && SLICE % 32 == 0);
 
   struct Stage {

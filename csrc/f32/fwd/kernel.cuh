@@ -87,7 +87,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
     Accumulator<MT, NT> s;
     s.clear();
-    Product::template scores<HEAD_DIM, SLICE, Target::UNROLL, Queries::A>(
+    Product::template scores<HEAD_DIM, SLICE, STEPS_AHEAD<Target>, Queries::A>(
         s, Rows::at(sQ, warp.row0(), warp.column0()), Rows::at(sK, 0, warp.column0()));
     sum_slices(s, warp, shared_address(smem.exchange));
 

@@ -27,7 +27,7 @@ struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD
   // Whole products in one piece where the registers suffice: 5 % on an H200. At head_dim 64 they would
   // spill 8 to 20 bytes.
   static constexpr bool WHOLE = Target::HAS_CP_ASYNC && HEAD_DIM == 128;
-  static constexpr int UNROLL_S = WHOLE ? 8 : Target::UNROLL;
+  static constexpr int UNROLL_S = WHOLE ? 8 : STEPS_AHEAD<Target>;
   static constexpr int UNROLL_DP = WHOLE ? 8 : 2;
   static_assert(BLOCK_N % DS_TILE == 0 || PARTLY_STORED<HEAD_DIM>);
   static_assert(BLOCK_M % SUB_M == 0 && DS_TILE % BLOCK_M == 0 && DS_TILE % ROWS == 0);
@@ -59,7 +59,7 @@ struct WholeConfig
   using Plan = WholePlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   static constexpr int TILE = Plan::WARPS * 16;  // queries and keys
   static constexpr int BLOCK_ROWS = TILE;
-  static constexpr int UNROLL = Target::UNROLL;
+  static constexpr int UNROLL = STEPS_AHEAD<Target>;
   static_assert(TILE == MASK_TILE && TILE % Plan::SUB_M == 0);
 
   struct Smem {
@@ -107,7 +107,7 @@ struct DqRecomputeConfig
   // Keys per pass: bounds the registers of S and dP.
   static constexpr int SUB_N = Plan::BLOCK_N < 32 ? Plan::BLOCK_N : 32;
   static constexpr int UNROLL =
-      LOADS_LATE<Target, HEAD_DIM> ? 1 : (ROW_TILES == 2 ? 2 : Target::UNROLL);
+      LOADS_LATE<Target, HEAD_DIM> ? 1 : (ROW_TILES == 2 ? 2 : STEPS_AHEAD<Target>);
   static_assert(Plan::BLOCK_N % SUB_N == 0);
 
   struct Stage {

@@ -31,7 +31,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // and of PTX nobody knows (assembled for sm_100 it would spill 16 bytes).
   static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
   static constexpr bool LOADS_LATE = TASK_ROWS > 16 || (FEW_REGISTERS && HEAD_DIM > 128);
-  static constexpr int UNROLL = OWNS_ROWS ? 2 : Target::UNROLL;
+  static constexpr int UNROLL = OWNS_ROWS ? 2 : STEPS_AHEAD<Target>;
   static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (SPLIT * 8) == 0 && PARTS % SPLIT == 0);
 
   // What warps that share rows tell each other of a unit.

@@ -25,7 +25,7 @@ struct FwdConfig : Config<FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   // not, 5 % slower at head_dim 64 on an H200.
   static constexpr bool SHARES_WORK =
       HEAD_DIM > 64 || !Target::HAS_CP_ASYNC || Target::NUMBER >= 100;
-  static constexpr int UNROLL = Target::UNROLL;
+  static constexpr int UNROLL = STEPS_AHEAD<Target>;
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };

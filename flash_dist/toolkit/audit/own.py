@@ -26,7 +26,7 @@ from ..findings.audits import (
 )
 from ..findings.result import Finding, label
 from ..product import SYMBOLS
-from ..targets.fallbacks import Fallbacks, role_of
+from ..targets.fallbacks import Fallbacks
 
 if TYPE_CHECKING:
     import os
@@ -153,17 +153,17 @@ def _declared_problems(manifest: Manifest) -> Iterator[str]:
 
 def _role_problems(manifest: Manifest) -> Iterator[str]:
     """Every kernel has the role that its family's name tells, and others to fall back on."""
-    families = {one.family for one in manifest.kernels}
-    stand_ins = (manifest.fallbacks or Fallbacks.infer(families)).stand_ins
-    general = [one for one in manifest.kernels if one.family == role_of(one.family)]
-    served = {(one.family, one.dtype, one.target) for one in general}
-    served |= {(_ANY, one.dtype, one.target) for one in general}
+    roles = {one.family: manifest.axes.role_of(one.family) for one in manifest.kernels}
+    stand_ins = (manifest.fallbacks or Fallbacks.infer(roles)).stand_ins
+    general = [one for one in manifest.kernels if one.family == roles[one.family]]
+    served = {(one.family, one.place.words, one.target) for one in general}
+    served |= {(_ANY, one.place.words, one.target) for one in general}
     for one in manifest.kernels:
-        role = role_of(one.family)
+        role = roles[one.family]
         if one.role not in {"", role}:
             yield f"{one.symbol} is declared for the role {one.role}, its family is for {role}"
         for needed in stand_ins.get(role, (role,)) or (_ANY,):
-            if (needed, one.dtype, one.target) not in served:
+            if (needed, one.place.words, one.target) not in served:
                 yield f"{one.symbol} has no kernel of the family {needed} to fall back on"
 
 

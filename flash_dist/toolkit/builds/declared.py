@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..product import NAME
 from ..targets.compatibility import Origin
 from ..targets.devices import parse_version
 from ..targets.verdict import Build, Variant
@@ -21,20 +20,19 @@ def declare_build(manifest: Manifest) -> Build:
     codec = next((CODECS[flag] for flag in manifest.flags if flag in CODECS), "none")
     origin = Origin(manifest.toolkit.cuda, parse_version(manifest.toolkit.ptx_isa), codec)
     variants = tuple(
-        Variant(
+        Variant.of(
             kernel.symbol,
             kernel.family,
-            kernel.dtype,
-            kernel.head_dim,
-            kernel.plan,
+            kernel.place,
             kernel.target,
-            origin,
-            kernel.proof,
-            kernel.head_dim_v,
+            axes=manifest.axes,
+            origin=origin,
+            proof=kernel.proof,
         )
         for kernel in manifest.kernels
     )
-    name = f"{NAME} {manifest.package_version}"
+    name = f"{manifest.product} {manifest.package_version}"
     machine = manifest.arch_set.machine
     archsets = tuple(one for one in manifest.archsets if one.machine == machine)
-    return Build(name, variants, archsets, manifest.toolkit.cuda, manifest.fallbacks)
+    toolkit, facts = manifest.toolkit.cuda, manifest.fallbacks
+    return Build(name, variants, archsets, toolkit, facts, manifest.axes)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..binaries.json_text import parse_json
 from ..errors import ManifestError, hint_to_build
-from ..product import PROGRAM
+from ..product import NAME, PROGRAM
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
+from ..targets.axes import AXES, Axes, Place
 from ..targets.fallbacks import Fallbacks
 from .package import PACKAGE
 
@@ -79,10 +80,7 @@ class KernelRecord:
 
     symbol: str
     family: str
-    dtype: str
-    head_dim: int
-    head_dim_v: int
-    plan: int
+    place: Place  # in JSON its values stand by the names of the axes
     target: Arch
     registers: int | None  # PTX has registers only where it was assembled, see assembled_for
     spill_bytes: int | None
@@ -115,6 +113,8 @@ class Manifest:
     parts: tuple[Part, ...] = ()
     files: tuple[str, ...] = ()  # of the package, beside the libraries and this one
     fallbacks: Fallbacks | None = None  # None: of an earlier build
+    product: str = NAME
+    axes: Axes = AXES
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
@@ -127,6 +127,8 @@ class Manifest:
             message = f"the manifest must have version {VERSION}, got {version!r}"
             raise ManifestError(message)
         try:
+            product = data.get("product", {})
+            axes = Axes.from_json(product["axes"]) if product else AXES
             return cls(
                 package_version=str(data["package_version"]),
                 arch_set=_read_archset(data["arch_set"]),
@@ -138,11 +140,13 @@ class Manifest:
                 torch_min=str(data["torch_min"]),
                 torch_tested_max=str(data["torch_tested_max"]),
                 targets=tuple(_read(TargetInfo, one) for one in data["targets"]),
-                kernels=tuple(_read_kernel(one) for one in data["kernels"]),
+                kernels=tuple(_read_kernel(one, axes) for one in data["kernels"]),
                 sources=str(data.get("sources", "")),
                 parts=tuple(_read(Part, one) for one in data.get("parts", ())),
                 files=tuple(map(str, data.get("files", ()))),
                 fallbacks=Fallbacks.from_json(told) if (told := data.get("fallbacks")) else None,
+                product=str(product.get("name", NAME)),
+                axes=axes,
             )
         except KeyError as error:
             message = f"the manifest lacks {error}"
@@ -165,6 +169,7 @@ class Manifest:
         """Return plain data, as it is written to the file."""
         return {
             "version": VERSION,
+            "product": {"name": self.product, "axes": self.axes.to_json()},
             "package_version": self.package_version,
             "arch_set": self.arch_set.to_json(),
             "archsets": [one.to_json() for one in self.archsets],
@@ -178,7 +183,7 @@ class Manifest:
             "parts": [asdict(one) for one in self.parts],
             "files": list(self.files),
             "targets": [_write(one) for one in self.targets],
-            "kernels": [_write(one) for one in self.kernels],
+            "kernels": [_write_kernel(one, self.axes) for one in self.kernels],
             "fallbacks": self.fallbacks.to_json() if self.fallbacks else None,
         }
 
@@ -238,9 +243,11 @@ def _read(kind: type[T], data: dict[str, Any]) -> T:
     return kind(**known)
 
 
-def _read_kernel(data: dict[str, Any]) -> KernelRecord:
+def _read_kernel(data: dict[str, Any], axes: Axes) -> KernelRecord:
     assembled = tuple(_read(Assembled, one) for one in data.get("assembled_for", ()))
-    return _read(KernelRecord, {**data, "assembled_for": assembled})
+    target = Arch.parse(str(data["target"]))
+    given = {**data, "target": target, "place": axes.place(data), "assembled_for": assembled}
+    return _read(KernelRecord, given)
 
 
 def _read_archset(data: dict[str, Any]) -> ArchSet:
@@ -258,9 +265,14 @@ def _read_archset(data: dict[str, Any]) -> ArchSet:
     )
 
 
+def _write_kernel(record: KernelRecord, axes: Axes) -> dict[str, Any]:
+    own = _write(record)
+    names = {name: own.pop(name) for name in ("symbol", "family")}
+    del own["place"]
+    assembled = [_write(one) for one in record.assembled_for]
+    return {**names, **axes.describe(record.place), **own, "assembled_for": assembled}
+
+
 def _write(record: TargetInfo | KernelRecord | Assembled) -> dict[str, Any]:
     data = {field.name: getattr(record, field.name) for field in fields(record)}
-    data["target"] = str(record.target)
-    if isinstance(record, KernelRecord):
-        data["assembled_for"] = [_write(one) for one in record.assembled_for]
-    return data
+    return {**data, "target": str(record.target)}

@@ -92,8 +92,8 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         better = _allow_jit(environment, verdict) if may_compile else _better(environment)
         fix = f"`{PROGRAM} selftest` on it shows whether it does; {better}"
         return replace(result, status="warn", fix=fix, entry=UNVERIFIED)
-    if verdict.missing_dtypes:
-        missing = f"this build has no {' and no '.join(verdict.missing_dtypes)} kernels"
+    if verdict.missing_words:
+        missing = f"this build has no {' and no '.join(verdict.missing_words)} kernels"
         summary = f"{result.summary}; {missing}"
         fix = _better(environment)
         return replace(result, status="warn", summary=summary, fix=fix, entry=DTYPE_NOT_BUILT)

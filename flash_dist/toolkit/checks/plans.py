@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..targets.verdict import name_size
+from ..targets.axes import name_sizes
 
 if TYPE_CHECKING:
+    from ..targets.axes import Axes
     from ..targets.verdict import DeviceVerdict, KernelVerdict
 
 _FIRST_PROOF = "its selftest here is the first proof on real hardware"
@@ -15,42 +16,44 @@ _FIRST_PROOF = "its selftest here is the first proof on real hardware"
 def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
     """Write one line per role; dtypes that fare alike share it."""
     lines: dict[tuple[str, str], list[str]] = {}
-    for (role, dtype), kernels in _by_role_and_dtype(verdict).items():
-        text = "; ".join(_describe_head_dims(kernels))
-        lines.setdefault((role, text), []).append(dtype)
+    for (role, words), kernels in _by_role_and_words(verdict).items():
+        text = "; ".join(_describe_sizes(kernels, verdict.axes))
+        lines.setdefault((role, text), []).append(" ".join(words))
     return tuple(
-        f"{role:<16} {' '.join(dtypes):<21}  {text}" for (role, text), dtypes in lines.items()
+        f"{role:<16} {' '.join(words):<21}  {text}" for (role, text), words in lines.items()
     )
 
 
 def describe_lacking(verdict: DeviceVerdict) -> tuple[str, ...]:
     """Say which dtypes the hardware cannot compute with."""
     lacking = {
-        kernel.key[1]: kernel.reason
+        kernel.key.words: kernel.reason
         for kernel in verdict.kernels
         if kernel.how == "not-on-this-hardware"
     }
     return tuple(f"not on this hardware: {reason}" for reason in lacking.values())
 
 
-def _by_role_and_dtype(verdict: DeviceVerdict) -> dict[tuple[str, str], list[KernelVerdict]]:
-    """Group the kernels that the hardware could run, forward first, fp16, bf16, others."""
-    groups: dict[tuple[str, str], list[KernelVerdict]] = {}
-    order = {"fp16": 0, "bf16": 1}
+def _by_role_and_words(
+    verdict: DeviceVerdict,
+) -> dict[tuple[str, tuple[str, ...]], list[KernelVerdict]]:
+    """Group the kernels that the hardware could run, by role and dtype."""
+    groups: dict[tuple[str, tuple[str, ...]], list[KernelVerdict]] = {}
     able = [kernel for kernel in verdict.kernels if kernel.how != "not-on-this-hardware"]
-    for kernel in sorted(able, key=lambda k: (k.key[0] != "fwd", k.key[0], order.get(k.key[1], 2))):
+    for kernel in sorted(able, key=lambda kernel: verdict.axes.rank(kernel.key)):
         groups.setdefault(kernel.key[:2], []).append(kernel)
     return groups
 
 
-def _describe_head_dims(kernels: list[KernelVerdict]) -> list[str]:
-    """Group the head_dims that run the same way."""
+def _describe_sizes(kernels: list[KernelVerdict], axes: Axes) -> list[str]:
+    """Group the sizes that run the same way."""
     groups: dict[str, list[str]] = {}
     for kernel in kernels:
-        groups.setdefault(_describe_kernel(kernel), []).append(name_size(*kernel.key[2:]))
+        groups.setdefault(_describe_kernel(kernel), []).append(name_sizes(kernel.key.sizes))
     if len(groups) == 1:
         return list(groups)
-    return [f"head_dim {', '.join(dims)}: {text}" for text, dims in groups.items()]
+    name = axes.sizes[0] if axes.sizes else ""
+    return [f"{name} {', '.join(sizes)}: {text}" for text, sizes in groups.items()]
 
 
 def _describe_kernel(kernel: KernelVerdict) -> str:

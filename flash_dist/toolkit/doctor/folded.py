@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, make_dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from ..gpucode.images import FatbinEntry, FatbinReport, Kind
 from ..machine.installed import parse_symbol
 from ..product import SYMBOLS
+from ..targets.archs import Arch
+from ..targets.axes import AXES, Place
 from ..targets.compatibility import DEFAULT_ORIGIN, Origin
 from ..targets.verdict import Build, Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from ..binaries.codecs import Codec
-    from ..targets.archs import Arch, ArchSet
+    from ..targets.archs import ArchSet
     from ..targets.fallbacks import Fallbacks
     from ..targets.gpus import Version
 
 _MOST_VARIANTS: Final = 10_000
 _MOST_IMAGES: Final = 200_000
+_OWN: Final = ("symbol", "family", "arch", "origin", "proof")  # fields of a variant that stay
+
+
+class _Flat:
+    """A variant whose axes are fields of their own."""
+
+    @classmethod
+    def fold(cls, variant: Variant) -> Any:  # noqa: ANN401 - a class made below
+        """Spread the axes."""
+        place = Place(variant.key.words, variant.key.sizes, variant.plan)
+        own = {
+            name: getattr(variant, name) for name in ("symbol", "family", "arch", "origin", "proof")
+        }
+        return cls(**AXES.describe(place), **own)
+
+    def unfold(self) -> Variant:
+        """Gather the axes."""
+        told = vars(self)
+        place = AXES.place(told)
+        facts = {"origin": told["origin"], "proof": told["proof"]}
+        return Variant.of(told["symbol"], told["family"], place, told["arch"], **facts)
+
+
+def _flat_fields() -> Iterator[Any]:
+    yield from (("symbol", str), ("family", str), ("arch", Arch))
+    yield ("origin", Origin, DEFAULT_ORIGIN)
+    yield ("proof", str, "")
+    for axis in AXES.every:
+        if axis.default:
+            yield (axis.name, int | None, None)
+        elif axis.rule != "last":
+            yield (axis.name, str if axis.rule == "equal" else int)
+
+
+FoldedVariant = make_dataclass(
+    "FoldedVariant", _flat_fields(), bases=(_Flat,), frozen=True, kw_only=True
+)
 
 
 @dataclass(frozen=True)

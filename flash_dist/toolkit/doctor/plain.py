@@ -22,8 +22,8 @@ from ..targets.archs import Arch, ArchSet
 from ..targets.devices import Device, format_version, parse_version
 from ..targets.fallbacks import Fallbacks
 from ..targets.gpus import Version
-from ..targets.verdict import Build
-from .folded import FoldedBuild, FoldedReport
+from ..targets.verdict import Build, Variant
+from .folded import FoldedBuild, FoldedReport, FoldedVariant
 
 Clean = Callable[[str], str]
 
@@ -39,7 +39,11 @@ _NAMES: Final = {
     "Mapping": Mapping,
     "Version": Version,
 }
-_FOLDED: Final[dict[type, Any]] = {Build: FoldedBuild, FatbinReport: FoldedReport}
+_FOLDED: Final[dict[type, Any]] = {
+    Build: FoldedBuild,
+    FatbinReport: FoldedReport,
+    Variant: FoldedVariant,
+}
 
 # Texts that are taken apart later, by the names of their fields; they may be empty.
 _PATTERNS: Final = {

@@ -28,7 +28,7 @@ from ..selftest.fingerprints import (
 from ..selftest.run import CHILD, check_selftest, find_surprises, make_command, run_selftest
 from ..selftest.side_by_side import SideBySide
 from ..targets.archs import DEFAULT_TOOLKIT
-from ..targets.verdict import name_size
+from ..targets.axes import name_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -101,7 +101,7 @@ class Proof:
             together=self.together,
         )
         predicted = {
-            "{} {} {}".format(*kernel.key[:2], name_size(*kernel.key[2:])): kernel.variant.symbol
+            name_kernel(kernel.key): kernel.variant.symbol
             for kernel in judge_gpu(self._environment, gpu).kernels
             if kernel.variant
         }

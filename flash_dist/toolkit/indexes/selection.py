@@ -7,15 +7,18 @@ of which no wheel is at hand is judged by its targets, and a wheel by what it de
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from ..product import PRODUCT
 from ..targets.archs import DEFAULT_MACHINE
+from ..targets.axes import AXES, KernelKey
 from ..targets.compatibility import Origin, order_of_sets
 from ..targets.devices import toolkit_compression
 from ..targets.needs import driver_of, first_branch
 from ..targets.verdict import (
-    DTYPE_FLOOR,
     FLOOR,
+    FLOORS,
     HOW_ORDER,
     Build,
     DeviceVerdict,
@@ -137,11 +140,18 @@ def _verdict_to_json(verdict: DeviceVerdict) -> dict[str, Any]:
 def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
     """Return what a wheel for these targets holds, as far as they tell: one kernel per dtype."""
     origin = Origin(toolkit, None, toolkit_compression(toolkit))
+    role, sizes = PRODUCT.main_role, (1,) * len(AXES.sizes)
     variants = tuple(
-        Variant(f"{dtype}_{arch.identifier}", "fwd", dtype, 64, 0, arch, origin)
+        Variant(
+            "_".join([*words, arch.identifier]),
+            role,
+            KernelKey(role, words, sizes),
+            arch,
+            origin=origin,
+        )
         for arch in archs
-        for dtype, floor in DTYPE_FLOOR.items()
-        if floor <= arch.device
+        for words in product(*([word.name for word in axis.words] for axis in AXES.of("equal")))
+        if all(FLOORS[word] <= arch.device for word in words)
     )
     return Build(name, variants, toolkit=toolkit)
 

@@ -15,6 +15,8 @@ from ..product import KERNELS, PROGRAM, SYMBOLS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..targets.axes import Value
+
 LIBRARY: Final = PACKAGE / KERNELS
 
 
@@ -64,32 +66,27 @@ def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN4
 def variants() -> list[dict[str, Any]]:
     """Return every compiled kernel variant.
 
-    Each has symbol, role, family, dtype, head_dim, head_dim_v, plan, target, threads and
-    dynamic_smem.
+    Each has symbol, role, the axes of the package, family, target, threads and dynamic_smem.
     """
     return list(_read_json(_function("variants_json")))
 
 
-def select(
-    device: int,
-    *,
-    role: str | None = None,
-    dtype: str | None = None,
-    head_dim: int = 0,
-    head_dim_v: int | None = None,
-) -> list[dict[str, Any]]:
+def select(device: int, *, role: str | None = None, **axes: Value) -> list[dict[str, Any]]:
     """Ask the driver which variant of each kernel loads on a GPU, and why better ones were refused.
 
-    Each kernel (role, dtype, head_dim, head_dim_v) has `chosen`: symbol, family, plan,
+    Each kernel (its role and the axes of its key) has `chosen`: symbol, family, plan,
     binary_version, ptx_version, or None; and `refused`: symbol and reason of every variant tried
-    or ruled out. What is asked for is loaded, and compiled where it is PTX: role, dtype and the
-    head_dim and head_dim_v of a call, which the smallest compiled size serves, narrow the question.
+    or ruled out. What is asked for is loaded, and compiled where it is PTX.
+
+    Args:
+        device: Its number.
+        role: Kernels of this role alone.
+        axes: Kernels that serve a call with these values alone, such as dtype="bf16", head_dim=80.
     """
-    ask = _function("select_json")
-    names = [ctypes.c_char_p(name.encode() if name else None) for name in (role, dtype)]
-    head_dims = (head_dim, head_dim if head_dim_v is None else head_dim_v)
-    wanted = (ctypes.c_int(device), *names, *map(ctypes.c_int, head_dims))
-    return list(_read_json(lambda buffer, size: ask(*wanted, buffer, size)))
+    given = {"role": role, **axes} if role else axes
+    wanted = " ".join(f"{name}={value}" for name, value in given.items())
+    ask, question = _function("select_json"), ctypes.c_char_p(wanted.encode())
+    return list(_read_json(lambda buffer, size: ask(ctypes.c_int(device), question, buffer, size)))
 
 
 def last_variant() -> dict[str, dict[str, Any]]:

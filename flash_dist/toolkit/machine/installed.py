@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from ..errors import AccessError, ExtensionError, FatbinError, ManifestError
 from ..gpucode.fatbin import open_fatbin
 from ..product import KERNELS, NAME, SYMBOLS
 from ..targets.advice import explain_refusal
+from ..targets.axes import AXES
 from ..targets.verdict import Build, Situation, Variant, judge_device
 from .libcuda import read_cuda
 
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from ..targets.archs import Arch
     from ..targets.compatibility import Origin
     from ..targets.devices import Device
-
-
-_SYMBOL = re.compile(
-    rf"{SYMBOLS}"
-    r"(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]{1,4})(?:v(?P<head_dim_v>[0-9]{1,4}))?"
-    r"(?:_smem(?P<plan>[0-9]{1,4}))?_(?:sm|compute)[0-9]+[af]?"
-)
 
 
 @dataclass(frozen=True)
@@ -171,19 +164,8 @@ def _parse_symbols(names: Iterable[str], arch: Arch, origin: Origin) -> list[Var
 
 def parse_symbol(symbol: str, arch: Arch, origin: Origin) -> Variant | None:
     """Read a kernel's name: `PREFIX_fwd_bf16_d64_smem64_sm90a`; None if it is not ours."""
-    match = _SYMBOL.fullmatch(symbol)
-    if match is None:
-        return None
-    return Variant(
-        symbol,
-        match["family"],
-        match["dtype"],
-        int(match["head_dim"]),
-        int(match["plan"] or 0),
-        arch,
-        origin,
-        head_dim_v=int(match["head_dim_v"]) if match["head_dim_v"] else None,
-    )
+    found = AXES.read_symbol(symbol, SYMBOLS)
+    return found and Variant.of(symbol, *found, arch, origin=origin)
 
 
 def find_differences(declared: Iterable[Variant], embedded: Iterable[Variant]) -> tuple[str, ...]:

@@ -12,15 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FlashDistError
+from ..product import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-ROOT = Path(__file__).resolve().parents[3]
+TOOLKIT = Path(__file__).resolve().parents[1]
+ROOT = TOOLKIT.parents[1]
+# What builds wheels, which no wheel has.
+NOT_INSTALLED = tuple((TOOLKIT / name).relative_to(ROOT) for name in ("make", "native"))
 MAKE = str(__package__)  # this folder, as Python names it; no wheel has it
 PYPROJECT = ROOT / "pyproject.toml"
 README = ROOT / "README.md"
 ARCHSETS = ROOT / "flash_dist" / "archsets.json"
+PRODUCT_FILE = TOOLKIT.parent / FILE_NAME
+SOURCES = ROOT / "csrc"  # C++ and CUDA of the package
+TABLE = SOURCES / "kernels.toml"
+INCLUDES = (SOURCES, TOOLKIT)  # where #include looks, beside the folder of generated headers
 
 
 def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -29,13 +37,13 @@ def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_installed(package: Path) -> list[Path]:
-    """Return the modules and data of the package that a wheel has: all but this folder."""
-    make = package / "toolkit" / "make"
+    """Return the modules and data of the package that a wheel has: all but what builds it."""
+    left_out = {package / path.relative_to(TOOLKIT.parent.name) for path in NOT_INSTALLED}
     found = sorted(package.rglob("*"))
     return [
         path
         for path in found
-        if path.suffix in {".json", ".py", ".typed"} and make not in path.parents
+        if path.suffix in {".json", ".py", ".typed"} and not left_out & set(path.parents)
     ]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ..targets.verdict import name_size
+from ..targets.axes import AXES, name_sizes
 from ..targets.wording import list_ranges
 from .markup import Markup, element, join, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from ..targets.axes import KernelKey
 
     Json = Mapping[str, Any]
 
@@ -42,10 +44,10 @@ def make_tables(checks: Sequence[Json], gpus: Sequence[Json]) -> Markup:
 
 
 def _kernel_table(checks: Mapping[int, Json], gpus: Sequence[Json]) -> Markup:
-    groups: dict[tuple[str, str], dict[int, list[Json]]] = {}
+    groups: dict[KernelKey, dict[int, list[Json]]] = {}
     for gpu, check in checks.items():
         for kernel in check["data"]["kernels"]:
-            by_gpu = groups.setdefault((kernel["role"], kernel["dtype"]), {})
+            by_gpu = groups.setdefault(AXES.read_key(kernel)._replace(sizes=()), {})
             by_gpu.setdefault(gpu, []).append(kernel)
     rows = {
         key: {gpu: _kernel_cell(kernels) for gpu, kernels in by_gpu.items()}
@@ -53,9 +55,9 @@ def _kernel_table(checks: Mapping[int, Json], gpus: Sequence[Json]) -> Markup:
     }
     columns = _merge_columns(rows, list(checks), gpus)
     merged: dict[tuple[str, Cells], list[str]] = {}
-    for (role, dtype), row in sorted(rows.items(), key=lambda item: _row_order(item[0])):
+    for key, row in sorted(rows.items(), key=lambda item: AXES.rank(item[0])):
         cells = tuple(row.get(column[0], Markup()) for column in columns)
-        merged.setdefault((role, cells), []).append(dtype)
+        merged.setdefault((key.role, cells), []).append(" ".join(key.words))
     alike: dict[tuple[str, Cells], list[str]] = {}
     for (role, cells), dtypes in merged.items():
         alike.setdefault((" ".join(dtypes), cells), []).append(role)
@@ -80,24 +82,16 @@ def _reasons(columns: Iterable[Sequence[int]], checks: Mapping[int, Json]) -> Ma
     return element("div", *lines, _class="legend") if lines else Markup()
 
 
-def _row_order(key: tuple[str, str]) -> tuple[bool, str, int]:
-    role, dtype = key
-    return role != "fwd", role, _DTYPES.index(dtype) if dtype in _DTYPES else len(_DTYPES)
-
-
-_DTYPES: Final = ("fp16", "bf16", "fp32", "ieee32")
-
-
 def _kernel_cell(kernels: Iterable[Json]) -> Markup:
-    """Say how the code for a role gets to a GPU, by head_dim where it differs."""
+    """Say how the code for a role gets to a GPU, by size where it differs."""
     groups: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:
-        size = name_size(kernel["head_dim"], kernel["head_dim_v"])
+        size = name_sizes(AXES.read_key(kernel).sizes)
         groups.setdefault((kernel["how"], kernel["target"] or ""), []).append(size)
     return _join_lines(
         join(
             element("span", _chip(how), f" {target}", _class="whole"),
-            element("small", f"head_dim {', '.join(sizes)}") if len(groups) > 1 else "",
+            element("small", f"{AXES.sizes[0]} {', '.join(sizes)}") if len(groups) > 1 else "",
         )
         for (how, target), sizes in groups.items()
     )
@@ -136,7 +130,7 @@ def _library_cell(data: Json) -> Markup:
 
 
 def _merge_columns(
-    rows: Mapping[tuple[str, str], Mapping[int, Markup]], shown: Iterable[int], gpus: Sequence[Json]
+    rows: Mapping[Any, Mapping[int, Markup]], shown: Iterable[int], gpus: Sequence[Json]
 ) -> list[list[int]]:
     """Put GPUs of one kind that fare alike into one column."""
     merged: dict[tuple[str, str, Cells], list[int]] = {}

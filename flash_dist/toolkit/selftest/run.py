@@ -22,8 +22,8 @@ from ..findings.result import CheckResult
 from ..loading.process import Event, Outcome, python_command, run_child
 from ..machine.capacity import count_cores
 from ..product import PROGRAM
+from ..targets.axes import AXES, name_kernel
 from ..targets.compatibility import jit_policy
-from ..targets.verdict import name_size
 from .plan import CasePlan
 from .report import CaseDigests, CaseFinding, RanVariant, SelftestReport
 from .side_by_side import count_threads
@@ -162,17 +162,11 @@ def _read_selected(events: Iterable[Event]) -> dict[str, str] | None:
     for event in events:
         if event.get("event") == "selected":
             return {
-                f"{kernel['role']} {kernel['dtype']} {_name_size(kernel)}": str(
-                    kernel["chosen"]["symbol"]
-                )
+                name_kernel(AXES.read_key(kernel)): str(kernel["chosen"]["symbol"])
                 for kernel in event["kernels"]
                 if kernel["chosen"]
             }
     return None
-
-
-def _name_size(kernel: Event) -> str:
-    return name_size(int(kernel["head_dim"]), int(kernel["head_dim_v"]))
 
 
 def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> CheckResult:

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-FOR_TARGET: Final = re.compile(r"(_scored)?_sm[0-9]+$")
-
-
-def role_of(family: str) -> str:
-    """Return what a family of kernels is for: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
-
-    A family that is for some targets only is named after them, and after the calls that it alone
-    serves there; csrc/generate.py insists on it. Any other is the general family of its role.
-    """
-    return FOR_TARGET.sub("", family)
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
 class Fallbacks:
     """Stand-ins of roles, and the families that leave calls to the general family of their role.
 
-    csrc/kernels.toml has these facts; csrc/generate.py writes them for C++ and for the manifest.
+    The table of kernels has these facts; the generator writes them for C++ and for the manifest.
     """
 
     stand_ins: Mapping[str, tuple[str, ...]]  # by role: the roles that serve what it cannot
-    leaves_half_filled: frozenset[str]  # families without calls that fill half of their columns
+    leaves_half_filled: frozenset[str]  # families without calls that fill half of their first size
 
     @classmethod
-    def infer(cls, families: Iterable[str]) -> Fallbacks:
+    def infer(cls, roles: Mapping[str, str]) -> Fallbacks:
         """Return the facts for a build whose manifest does not state them, or is absent.
 
         A role without a general family has stand-ins that are not known. A family for some targets
         leaves half-filled calls to the general family if there is one.
+
+        Args:
+            roles: The role of each family.
         """
-        roles = {family: role_of(family) for family in families}
         alone = set(roles.values()) - roles.keys()
         leaving = (family for family, role in roles.items() if role not in {family, *alone})
         return cls(dict.fromkeys(sorted(alone), ()), frozenset(leaving))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..product import VARIABLES
+from .axes import AXES, Axes, KernelKey, Place, smallest_size
 from .compatibility import (
     ALLOWED,
     DEFAULT_ORIGIN,
@@ -25,11 +26,11 @@ from .compatibility import (
     judge,
 )
 from .devices import KIB, Device, Driver, format_version
-from .fallbacks import FOR_TARGET, Fallbacks, role_of
+from .fallbacks import Fallbacks
 from .wording import count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Mapping
 
     from .archs import Arch, ArchSet
 
@@ -46,28 +47,17 @@ Cause = Literal[
     "no-matching-code",
     "smem-limit",
 ]
-KernelKey = tuple[str, str, int, int]  # role, dtype, head_dim, head_dim_v
-
-_LATENT: Final = "mla"  # how roles begin that serve latent keys alone
-
 # From best to worst. What the hardware lacks is no fault of a build.
 HOW_ORDER: tuple[KernelHow, ...] = (
     "not-on-this-hardware", "native", "family", "same-major", "jit", "unverified", "none",
 )  # fmt: skip
 
-IEEE32: Final = "ieee32"  # fp32 without TF32: what kernels have for a dtype that is none of torch
-
-# The first compute capability with the matrix instruction for a dtype.
-DTYPE_FLOOR: dict[str, Device] = {
-    "fp16": Device(7, 5),
-    "bf16": Device(8, 0),
-    "fp32": Device(7, 5),
-    IEEE32: Device(7, 5),
-}
+# The first compute capability with the instructions that a word of an axis needs, such as a dtype.
+FLOORS: Final = {name: Device.parse(word.floor) for name, word in AXES.words.items()}
+FLOOR: Final = min(FLOORS.values(), default=Device(0, 0))
 
 NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
 SMEM_VARIABLE = f"{VARIABLES}SMEM_LIMIT"
-FLOOR = min(DTYPE_FLOOR.values())
 _NO_LIMIT = 1 << 30
 _LIMIT = re.compile(r"[ \t-\r]*\+?0*([1-9][0-9]{0,9})")
 _MOST_LIMIT = 2**31 - 1
@@ -80,51 +70,40 @@ def read_smem_limit(text: str) -> int | None:
     return limit if 0 < limit <= _MOST_LIMIT else None
 
 
-def name_size(head_dim: int, head_dim_v: int) -> str:
-    """Name the head_dims that a kernel is compiled for: `128`, `192/128`."""
-    return str(head_dim) if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
-
-
-def read_size(name: str) -> tuple[int, int]:
-    """Return the head_dims that `name_size` has named."""
-    head_dim, _, head_dim_v = name.partition("/")
-    return int(head_dim), int(head_dim_v or head_dim)
-
-
 @dataclass(frozen=True)
 class Variant:
     """One kernel compiled for one target, as found in a binary or declared by a manifest."""
 
     symbol: str
     family: str
-    dtype: str
-    head_dim: int
-    plan: int  # KB of shared memory; 0 needs no opt-in
+    key: KernelKey  # the kernel this is a variant of
     arch: Arch
+    plan: int = 0  # KB of shared memory; 0 needs no opt-in
     origin: Origin = DEFAULT_ORIGIN
     proof: str = ""  # "native", "jit", "assembled"; empty if unknown
-    head_dim_v: int | None = None  # None is head_dim
+    comes_last: bool = False  # tried after those of other families
 
-    @property
-    def role(self) -> str:
-        """What it is for; several families may serve it."""
-        return role_of(self.family)
+    @classmethod
+    def of(  # noqa: PLR0913 - what is known of it
+        cls,
+        symbol: str,
+        family: str,
+        place: Place,
+        arch: Arch,
+        *,
+        axes: Axes = AXES,
+        origin: Origin = DEFAULT_ORIGIN,
+        proof: str = "",
+    ) -> Variant:
+        """Return the variant at a place of a family."""
+        key = KernelKey(axes.role_of(family), place.words, place.sizes)
+        last = axes.comes_last(family)
+        return cls(symbol, family, key, arch, place.plan, origin, proof, last)
 
     @property
     def is_specific(self) -> bool:
         """Whether its family is for some targets only."""
-        return self.family != self.role
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether its family serves calls alone whose scores are bent; any other is asked first."""
-        named = FOR_TARGET.search(self.family)
-        return named is not None and named[1] is not None
-
-    @property
-    def key(self) -> KernelKey:
-        """The kernel this is a variant of."""
-        return (self.role, self.dtype, self.head_dim, self.head_dim_v or self.head_dim)
+        return self.family != self.key.role
 
     @property
     def smem_bytes(self) -> int:
@@ -141,6 +120,7 @@ class Build:
     archsets: tuple[ArchSet, ...] = ()
     toolkit: str | None = None
     told_fallbacks: Fallbacks | None = None  # None: its manifest does not state them
+    axes: Axes = AXES
 
     def __hash__(self) -> int:
         """Hash little of it: it is a key of what was judged, and has a thousand variants."""
@@ -171,7 +151,7 @@ class Build:
     @cached_property
     def fallbacks(self) -> Fallbacks:
         """What its manifest states, or what the names of its families tell."""
-        return self.told_fallbacks or Fallbacks.infer({v.family for v in self.variants})
+        return self.told_fallbacks or Fallbacks.infer({v.family: v.key.role for v in self.variants})
 
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
         """Every kernel that a GPU may expect.
@@ -227,21 +207,19 @@ class KernelVerdict:
     def __bool__(self) -> bool:
         return self.how != "none"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, axes: Axes) -> dict[str, Any]:
         """Return the verdict as plain data."""
         chosen = self.variant
-        role, dtype, head_dim, head_dim_v = self.key
+        plan = {axes.plan: chosen.plan if chosen else None} if axes.plan else {}
         return {
-            "role": role,
-            "family": chosen.family if chosen else role,
-            "dtype": dtype,
-            "head_dim": head_dim,
-            "head_dim_v": head_dim_v,
+            "role": self.key.role,
+            "family": chosen.family if chosen else self.key.role,
+            **axes.describe(self.key),
             "how": self.how,
             "reason": self.reason,
             "symbol": chosen.symbol if chosen else None,
             "target": str(chosen.arch) if chosen else None,
-            "plan": chosen.plan if chosen else None,
+            **plan,
             "smem_bytes": chosen.smem_bytes if chosen else None,
             "proof": chosen.proof if chosen else None,
         }
@@ -255,7 +233,8 @@ class DeviceVerdict:
     kernels: tuple[KernelVerdict, ...]
     cause: Cause = ""
     reason: str = ""  # why not, when there is a cause
-    missing_dtypes: tuple[str, ...] = field(default=())  # the GPU could, the build has none
+    missing_words: tuple[str, ...] = ()  # dtypes that the GPU could compute with, the build cannot
+    axes: Axes = AXES
 
     def __bool__(self) -> bool:
         return not self.cause
@@ -282,8 +261,8 @@ class DeviceVerdict:
             "targets": [str(arch) for arch in self.targets],
             "cause": self.cause or None,
             "reason": self.reason or None,
-            "missing_dtypes": list(self.missing_dtypes),
-            "kernels": [kernel.to_json() for kernel in self.kernels],
+            "missing_dtypes": list(self.missing_words),
+            "kernels": [kernel.to_json(self.axes) for kernel in self.kernels],
         }
 
 
@@ -302,59 +281,33 @@ def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
 
 
 def variants_meant(key: KernelKey, build: Build) -> list[Variant]:
-    """Return those that the dispatcher tries for a kernel (csrc/host/dispatch.cpp, is_meant).
+    """Return those that the dispatcher tries for a kernel (native/dispatch.cpp, is_meant).
 
-    They are of the smallest size of each family that holds the head_dims. Some families leave calls
-    that would fill half of their columns, or less, to the general family.
+    They have the smallest sizes of each family that hold those of the call. Some families leave
+    calls that would fill half of their first size, or less, to the general family.
     """
-    role, dtype, *head_dims = key
     families: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in build.variants:
-        if variant.key[:2] == (role, dtype):
+        if variant.key[:2] == key[:2]:
             families[variant.family].append(variant)
     meant = []
     for family, members in families.items():
-        size = smallest_size((v.key[2:] for v in members), (head_dims[0], head_dims[1]))
+        sizes = smallest_size((v.key.sizes for v in members), key.sizes)
+        if sizes is None:
+            continue
         leaves = family in build.fallbacks.leaves_half_filled
-        if size and not (leaves and 2 * head_dims[0] <= size[0]):
-            meant += [v for v in members if v.key[2:] == size]
+        if not (leaves and 2 * key.sizes[0] <= sizes[0]):
+            meant += [v for v in members if v.key.sizes == sizes]
     return meant
-
-
-def smallest_size(
-    sizes: Iterable[tuple[int, int]], head_dims: tuple[int, int]
-) -> tuple[int, int] | None:
-    """Return the compiled size that serves head_dim and head_dim_v of a call; None: none does."""
-    holding = (
-        size
-        for size in sizes
-        if all(own >= asked for own, asked in zip(size, head_dims, strict=True))
-    )
-    return min(holding, key=_columns_in_all, default=None)
-
-
-def size_of_role(
-    role: str, sizes: Collection[tuple[int, int]], head_dims: tuple[int, int]
-) -> tuple[int, int] | None:
-    """Return the same among the sizes of a role: one of latent keys serves no other head_dims."""
-    if role.startswith(_LATENT):
-        return head_dims if head_dims in sizes else None
-    return smallest_size(sizes, head_dims)
-
-
-def _columns_in_all(size: tuple[int, int]) -> tuple[int, int]:
-    """Rank sizes: the fewest columns in all, among equals the fewest of v."""
-    head_dim, head_dim_v = size
-    return head_dim + head_dim_v, head_dim_v
 
 
 def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVerdict:
     """Choose the variant of one kernel as the dispatcher does and keep why others were refused."""
-    dtype = key[1]
-    floor = DTYPE_FLOOR.get(dtype)
-    if floor is not None and situation.device < floor:
-        reason = f"{dtype} needs compute capability {floor} or newer, not {situation.device}"
-        return KernelVerdict(key, "not-on-this-hardware", reason)
+    for word in key.words:
+        floor = floor_of(word, build.axes)
+        if situation.device < floor:
+            reason = f"{word} needs compute capability {floor} or newer, not {situation.device}"
+            return KernelVerdict(key, "not-on-this-hardware", reason)
     judged = [(v, judge_variant(v, situation)) for v in variants_meant(key, build)]
     judged.sort(key=lambda pair: (pair[1].rank, *_closeness(pair[0])))
     refused = tuple((v.symbol, verdict.reason) for v, verdict in judged if verdict.how == "no")
@@ -382,7 +335,7 @@ def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:
     """
     arch = variant.arch
     suffix = ("a", "f", "").index(arch.suffix)
-    return (-arch.number, suffix, not variant.is_specific, -variant.plan, variant.is_scored)
+    return (-arch.number, suffix, not variant.is_specific, -variant.plan, variant.comes_last)
 
 
 def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
@@ -394,24 +347,28 @@ def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
 def _judge_device(build: Build, situation: Situation) -> DeviceVerdict:
     if not build.variants:
         reason = f"{build.name} contains no kernel"
-        return DeviceVerdict(situation, (), "no-kernels", reason)
+        return DeviceVerdict(situation, (), "no-kernels", reason, axes=build.axes)
     judged = (judge_kernel(key, build, situation) for key in build.keys_for(situation.device))
-    kernels = tuple(one for one in judged if one or one.key[0] not in build.fallbacks.stand_ins)
+    kernels = tuple(one for one in judged if one or one.key.role not in build.fallbacks.stand_ins)
     if not any(kernel.how != "not-on-this-hardware" for kernel in kernels):
-        oldest = min(kernels, key=lambda kernel: DTYPE_FLOOR[kernel.key[1]])
-        return DeviceVerdict(situation, kernels, "hardware-too-old", oldest.reason)
+        oldest = min(
+            kernels, key=lambda one: max(floor_of(word, build.axes) for word in one.key.words)
+        )
+        reason = oldest.reason
+        return DeviceVerdict(situation, kernels, "hardware-too-old", reason, axes=build.axes)
     refusal = _refuse_driver(build, situation)
     if refusal:
         kernels = tuple(
             KernelVerdict(key, "none", refusal) for key in build.keys_for(situation.device)
         )
-        return DeviceVerdict(situation, kernels, "driver-too-old", refusal)
-    missing = _missing_dtypes(build, situation)
+        return DeviceVerdict(situation, kernels, "driver-too-old", refusal, axes=build.axes)
+    missing = _missing_words(build, situation)
     failed = next((kernel for kernel in kernels if not kernel), None)
     if failed is None:
-        return DeviceVerdict(situation, kernels, missing_dtypes=missing)
+        return DeviceVerdict(situation, kernels, missing_words=missing, axes=build.axes)
     cause, reason = _find_cause(build, situation, failed.key)
-    return DeviceVerdict(situation, kernels, cause, reason or failed.reason, missing)
+    reason = reason or failed.reason
+    return DeviceVerdict(situation, kernels, cause, reason, missing, build.axes)
 
 
 def _refuse_driver(build: Build, situation: Situation) -> str:
@@ -422,11 +379,26 @@ def _refuse_driver(build: Build, situation: Situation) -> str:
     return refusals[0] or "" if all(refusals) else ""
 
 
-def _missing_dtypes(build: Build, situation: Situation) -> tuple[str, ...]:
-    """Return the dtypes that this GPU could compute with, for which the build has no kernel."""
-    built = {variant.dtype for variant in build.variants}
-    able = (dtype for dtype, floor in DTYPE_FLOOR.items() if floor <= situation.device)
-    return tuple(dtype for dtype in able if dtype not in built | {IEEE32})
+def _missing_words(build: Build, situation: Situation) -> tuple[str, ...]:
+    """Return the words, such as dtypes, that this GPU could serve and the build has no kernel for.
+
+    A part of another word is not named beside it.
+    """
+    built = {word for variant in build.variants for word in variant.key.words}
+    words = (word for word in build.axes.words.values() if not word.part_of)
+    able = (word.name for word in words if floor_of(word.name, build.axes) <= situation.device)
+    return tuple(name for name in able if name not in built)
+
+
+def floor_of(word: str, axes: Axes = AXES) -> Device:
+    """Return the first compute capability with the instructions for a word, 0.0 if not known."""
+    known = axes.words.get(word)
+    return _parse_floor(known.floor) if known else Device(0, 0)
+
+
+@lru_cache
+def _parse_floor(text: str) -> Device:
+    return Device.parse(text)
 
 
 def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cause, str]:

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "cuda_runtime_api.h"
-#include "ptx/target.h"
+#include "ptx/elements.h"
 
 namespace flash_dist {
 

@@ -7,7 +7,7 @@
 
 #include "block.h"
 #include "ptx/convert.cuh"
-#include "ptx/target.h"
+#include "ptx/elements.h"
 
 namespace flash_dist {
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ci.support import MARKS, load_table, main, make_table
-from csrc.generate import CSRC, Row, Table
+from flash_dist.toolkit.make.kernels.table import Row, Table
 from flash_dist.toolkit.make.project import README, replace_between
 from flash_dist.toolkit.targets.archs import Arch
 from flash_dist.toolkit.targets.devices import Device
@@ -14,7 +14,7 @@ from flash_dist.toolkit.targets.devices import Device
 if TYPE_CHECKING:
     from pathlib import Path
 
-TABLE = Table.load(CSRC / "kernels.toml")
+TABLE = Table.load()
 GPUS = [Device(7, 5), Device(8, 0), Device(9, 0), Device(12, 0)]
 
 
@@ -46,7 +46,7 @@ def test_dtypes_with_the_same_kernels_share_a_row() -> None:
 
 def test_a_gpu_that_has_more_sizes_gets_a_column_that_says_them() -> None:
     """A compiled size that only data-centre GPUs have room for."""
-    large = Row(512, 512, 227, (("warps", 8),))
+    large = Row((512, 512), 227, (("warps", 8),))
     forward = TABLE.families[0]
     families = (replace(forward, rows=(*forward.rows, large)), *TABLE.families[1:])
     head, _, *rows = lines(replace(TABLE, families=families))
@@ -57,14 +57,14 @@ def test_a_gpu_that_has_more_sizes_gets_a_column_that_says_them() -> None:
 
 
 def test_a_family_for_one_target_gives_its_gpu_a_column() -> None:
-    large = Row(512, 512, 227, (("warps", 8),))
+    large = Row((512, 512), 227, (("warps", 8),))
     narrow = replace(
         TABLE.families[0], name="fwd_sm90", targets=frozenset({Arch(9, 0, "a")}), rows=(large,)
     )
     head, _, *rows = lines(replace(TABLE, families=(*TABLE.families, narrow)))
     assert head[-4:] == ["7.5", "8.0", "9.0", "12.0"]
     assert [row[-2].endswith(" 512") for row in rows if row[0] == "forward"].count(True) == len(
-        narrow.dtypes
+        narrow.words
     )
 
 

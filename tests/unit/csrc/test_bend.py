@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from csrc.generate import CSRC
+from flash_dist.toolkit.make.project import INCLUDES
 from tests.unit.made.planner import require_compiler
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(text, encoding="utf-8")
     source, program = folder / "bend.cpp", folder / "bend"
     source.write_text(PROGRAM, encoding="utf-8")
-    call = [os.environ.get("CXX", "g++"), "-std=c++17", "-w", "-I", str(folder), "-I", str(CSRC)]
+    call = [os.environ.get("CXX", "g++"), "-std=c++17", "-w", "-I", str(folder)]
+    call += [f"-I{path}" for path in INCLUDES]
     subprocess.run([*call, str(source), "-o", str(program)], check=True)
     return program
 

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from csrc.generate import KERNELS, Table, generate
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.kernels.generate import generate
+from flash_dist.toolkit.make.kernels.table import Table
+from flash_dist.toolkit.make.project import TABLE
 from flash_dist.toolkit.targets.archs import ArchSet
+from flash_dist.toolkit.targets.axes import KernelKey
 from flash_dist.toolkit.targets.devices import Device
 from flash_dist.toolkit.targets.fallbacks import Fallbacks
 from flash_dist.toolkit.targets.verdict import (
@@ -39,10 +42,12 @@ def plant(tmp_path: Path) -> Plant:
     """Return the table of kernels with one change."""
 
     def load(old: str, new: str) -> Table:
-        text = KERNELS.read_text(encoding="utf-8")
+        text = TABLE.read_text(encoding="utf-8")
         assert text.count(old) == 1
         path = tmp_path / "kernels.toml"
-        path.write_text(text.replace(old, new), encoding="utf-8")
+        own = f'own_headers = "{TABLE.parent / "headers.py"}"'
+        text = text.replace(old, new).replace('own_headers = "headers.py"', own)
+        path.write_text(text, encoding="utf-8")
         return Table.load(path)
 
     return load
@@ -55,7 +60,7 @@ def without_leaves(launch: str) -> tuple[str, str]:
 
 def family_for(table: Table, role: str, head_dim: int) -> str | None:
     """Return the family that serves a role on an H100."""
-    key = (role, "bf16", head_dim, head_dim)
+    key = KernelKey(role, ("bf16",), (head_dim, head_dim))
     variant = judge_kernel(key, make_table_build(table), Situation(HOPPER)).variant
     return variant.family if variant else None
 
@@ -63,7 +68,7 @@ def family_for(table: Table, role: str, head_dim: int) -> str | None:
 def roles_without_opt_in(table: Table) -> set[str]:
     """Return the roles that doctor judges on an H100 whose blocks have no more than 48 KB."""
     verdict = judge_device(make_table_build(table), Situation(HOPPER, smem_limit=NO_OPT_IN))
-    return {kernel.key[0] for kernel in verdict.kernels}
+    return {kernel.key.role for kernel in verdict.kernels}
 
 
 def test_families_leave_half_filled_calls_by_their_key(plant: Plant) -> None:
@@ -130,7 +135,7 @@ def test_builds_that_do_not_state_the_facts_are_judged_alike() -> None:
         there = Situation(device, smem_limit=smem)
         assert judge_device(stated, there) == judge_device(silent, there)
     for role, head_dim in product(table.roles, (8, 32, 64)):
-        key = (role, "bf16", head_dim, head_dim)
+        key = KernelKey(role, ("bf16",), (head_dim, head_dim))
         assert variants_meant(key, stated) == variants_meant(key, silent)
 
 
@@ -147,4 +152,7 @@ def test_the_planner_launches_the_stand_ins() -> None:
 def test_the_facts_round_trip() -> None:
     facts = Table.load().fallbacks
     assert Fallbacks.from_json(facts.to_json()) == facts
-    assert Fallbacks.infer(Table.load().names).leaves_half_filled == facts.leaves_half_filled
+    assert (
+        Fallbacks.infer({one.name: one.role for one in Table.load().families}).leaves_half_filled
+        == facts.leaves_half_filled
+    )

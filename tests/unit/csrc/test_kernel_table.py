@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from csrc import generate
-from csrc.generate import CSRC
 from flash_dist.toolkit.builds.published import load_archsets
+from flash_dist.toolkit.make.kernels.table import Table
 from flash_dist.toolkit.targets.archs import OWN_TARGETS, TOOLKIT_ARCHS, ArchSet
 from flash_dist.toolkit.targets.compatibility import judge
-from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, parse_version
+from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, Device, parse_version
+from flash_dist.toolkit.targets.verdict import FLOORS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
+    from flash_dist.toolkit.make.kernels.table import Variant
     from flash_dist.toolkit.targets.archs import Arch
 
-Size = tuple[int, int]  # head_dim, head_dim_v
+Size = tuple[int, ...]  # head_dim, head_dim_v
 
 HALF_SIZES: Final = [(d, d) for d in (32, 64, 96, 128, 160, 192, 224, 256)] + [(192, 128)]
 SINGLE_SIZES: Final = [(d, d) for d in (64, 128, 256)]
@@ -36,11 +37,11 @@ NEWEST: Final = max(TOOLKIT_ARCHS, key=parse_version)
 COMPILABLE: Final = sorted(
     x for arch in TOOLKIT_ARCHS[NEWEST] for x in (arch, replace(arch, ptx=True))
 )
-TABLE: Final = generate.Table.load(CSRC / "kernels.toml")
+TABLE: Final = Table.load()
 
 
 @cache
-def variants_of(target: Arch) -> list[generate.Variant]:
+def variants_of(target: Arch) -> list[Variant]:
     return TABLE.variants(target)
 
 
@@ -59,7 +60,7 @@ def launched_for(size: Size, dtype: str) -> Iterator[tuple[str, Size]]:
     yield "bwd_reduce", (head_dim_v, head_dim_v)
 
 
-def smallest_holding(size: Size, compiled: set[Size]) -> Size:
+def smallest_holding(size: Size, compiled: Collection[Size]) -> Size:
     """Return what the dispatcher takes: the fewest columns in all, then the fewest of v."""
     holding = [x for x in compiled if x[0] >= size[0] and x[1] >= size[1]]
     return min(holding, key=lambda x: (sum(x), x[1]))
@@ -67,9 +68,9 @@ def smallest_holding(size: Size, compiled: set[Size]) -> Size:
 
 def plans_for(target: Arch, family: str, dtype: str, size: Size) -> dict[Size, list[int]]:
     """Return the size that serves a kernel, and the plans that a target has for it."""
-    mine = [v for v in variants_of(target) if (v.family.name, v.dtype) == (family, dtype)]
-    chosen = smallest_holding(size, {(v.row.head_dim, v.row.head_dim_v) for v in mine})
-    return {chosen: [v.row.plan for v in mine if (v.row.head_dim, v.row.head_dim_v) == chosen]}
+    mine = [v for v in variants_of(target) if (v.family.name, v.words[0]) == (family, dtype)]
+    chosen = smallest_holding(size, {v.row.sizes for v in mine})
+    return {chosen: [v.row.plan for v in mine if v.row.sizes == chosen]}
 
 
 @pytest.mark.parametrize("target", COMPILABLE, ids=str)
@@ -77,8 +78,8 @@ def test_every_kernel_has_a_row_that_fits_every_device_that_runs_the_target(targ
     devices = [device for device in KNOWN_DEVICES if judge(target, device)]
     assert devices
     room = min(device.smem_optin for device in devices)
-    for dtype, first in TABLE.dtypes.items():
-        if target.number < first:
+    for dtype, first in FLOORS.items():
+        if target.number < first.number:
             continue
         for size in SIZES[dtype]:
             for family, asked in launched_for(size, dtype):
@@ -104,9 +105,9 @@ def test_every_head_dim_up_to_256_is_served(dtype: str) -> None:
     for head_dim in range(8, 257, 8):
         assert smallest_holding((head_dim, head_dim), compiled)[0] >= head_dim
     listed = {
-        (row.head_dim, row.head_dim_v)
+        row.sizes
         for family in TABLE.families
-        if family.name == "fwd" and dtype in family.dtypes
+        if family.name == "fwd" and (dtype,) in family.words
         for row in family.rows
     }
     assert listed == compiled
@@ -120,16 +121,16 @@ def test_every_head_dim_up_to_256_is_served(dtype: str) -> None:
 def test_code_that_runs_on_an_a100_and_on_smaller_parts_has_the_plans_of_both(target: Arch) -> None:
     for dtype in SIZES:
         for family in TABLE.families:
-            if dtype not in family.dtypes or not family.serves(target):
+            if (dtype,) not in family.words or not family.serves(target):
                 continue
             for row in family.rows:
-                plans = [r.plan for r in family.rows if r.size == row.size and r.plan <= 99]
+                plans = [r.plan for r in family.rows if r.sizes == row.sizes and r.plan <= 99]
                 expected = row.plan in {max(plans), 163}
                 found = any(
-                    v.family is family and v.dtype == dtype and v.row == row
+                    v.family is family and v.words[0] == dtype and v.row == row
                     for v in variants_of(target)
                 )
-                assert found or not expected, f"{family.name} {dtype} {row.size} plan {row.plan}"
+                assert found or not expected, f"{family.name} {dtype} {row.sizes} plan {row.plan}"
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
@@ -141,7 +142,7 @@ def test_no_target_carries_a_plan_that_none_of_its_devices_would_take(target: Ar
         same = [
             TABLE.smem_plans[v.row.plan]
             for v in variants_of(target)
-            if (v.family, v.dtype, v.row.size) == (variant.family, variant.dtype, variant.row.size)
+            if (v.family, v.key) == (variant.family, variant.key)
         ]
         taken = {max((size for size in same if size <= room), default=None) for room in rooms}
         assert TABLE.smem_plans[variant.row.plan] in taken, variant.symbol
@@ -155,10 +156,10 @@ def test_the_target_of_the_test_machine_carries_every_plan() -> None:
 
 def test_every_family_for_all_targets_has_a_row_for_its_smallest_gpus() -> None:
     for family in TABLE.families:
-        for_turing = any(TABLE.dtypes[dtype] == 75 for dtype in family.dtypes)
+        for_turing = any(FLOORS[dtype] == Device(7, 5) for (dtype,) in family.words)
         room = TABLE.smem_plans[64 if for_turing else 99]
-        for size in {row.size for row in family.rows}:
-            plans = [row.plan for row in family.rows if row.size == size]
+        for size in {row.sizes for row in family.rows}:
+            plans = [row.plan for row in family.rows if row.sizes == size]
             assert len(plans) == len(set(plans)), f"{family.name} {size}: two rows of one plan"
             least = min(TABLE.smem_plans[plan] for plan in plans)
             assert family.targets or least <= room, f"{family.name} {size}: no plan of {room}"
@@ -168,7 +169,7 @@ def test_kernels_of_ieee32_are_compiled_apart_and_change_no_code_of_others() -> 
     (target,) = ArchSet.parse("9.0a").archs
     files: dict[str, set[bool]] = {}
     for variant in TABLE.variants(target):
-        files.setdefault(generate.source_path(variant), set()).add(variant.dtype == "ieee32")
+        files.setdefault(variant.source, set()).add(variant.words[0] == "ieee32")
     assert all(len(kinds) == 1 for kinds in files.values())
     assert {True} in files.values()
 

@@ -14,15 +14,16 @@ from flash_dist.toolkit.machine.installed import Installed
 from flash_dist.toolkit.machine.libcuda import Cuda, Gpu
 from flash_dist.toolkit.machine.torch_install import Torch
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.axes import AXES, KernelKey, Place
 from flash_dist.toolkit.targets.compatibility import Origin
 from flash_dist.toolkit.targets.devices import Device, Driver
-from flash_dist.toolkit.targets.verdict import DTYPE_FLOOR, Build, Variant
+from flash_dist.toolkit.targets.verdict import FLOORS, Build, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
-    from csrc.generate import Table
+    from flash_dist.toolkit.make.kernels.table import Table
 
 # The published sets, written out so that a change of the data file shows up in no test's meaning.
 ALL = "7.5;8.0+PTX;9.0a;10.0;12.0"
@@ -48,27 +49,30 @@ ROWS = (
 )
 
 
+def make_key(role: str, dtype: str, *head_dims: int) -> KernelKey:
+    """Return the key of a kernel."""
+    return KernelKey(role, (dtype,), head_dims)
+
+
 def make_variants(arch: Arch, *, toolkit: str = "13.0", proof: str = "native") -> list[Variant]:
     """Every variant that the table of kernels has for a target."""
     origin = Origin(toolkit, (9, 0) if arch.ptx else None, "zstd")
-    return [
-        Variant(
-            "_".join(
-                ["flash_dist", family, dtype, f"d{head_dim}"]
-                + ([f"smem{plan}"] if plan else [])
-                + [arch.identifier]
-            ),
-            family,
-            dtype,
-            head_dim,
-            plan,
-            arch,
-            origin,
-            proof,
-        )
+    places = (
+        (family, Place((dtype,), (head_dim, head_dim), plan))
         for family, head_dim, plan in ROWS
-        for dtype, floor in DTYPE_FLOOR.items()
+        for dtype, floor in FLOORS.items()
         if plan * 1024 <= arch.smem_optin and arch.number >= floor.number
+    )
+    return [
+        Variant.of(
+            f"flash_dist_{family}_{AXES.spell(place)}_{arch.identifier}",
+            family,
+            place,
+            arch,
+            origin=origin,
+            proof=proof,
+        )
+        for family, place in places
     ]
 
 
@@ -85,15 +89,7 @@ def make_build(archs: str, *, label: str = "test", proof: str = "native") -> Bui
 def make_table_build(table: Table, archs: str = HOPPER, *, stated: bool = True) -> Build:
     """Return what a table of kernels (csrc/kernels.toml) builds; earlier builds state no facts."""
     variants = tuple(
-        Variant(
-            one.symbol,
-            one.family.name,
-            one.dtype,
-            one.row.head_dim,
-            one.row.plan,
-            one.target,
-            head_dim_v=one.row.head_dim_v,
-        )
+        Variant.of(one.symbol, one.family.name, one.place, one.target)
         for arch in ArchSet.parse(archs).archs
         for one in table.variants(arch)
     )

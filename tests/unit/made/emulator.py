@@ -13,7 +13,9 @@ from typing import Final
 
 import torch
 
-from csrc import generate
+from flash_dist.toolkit.make.kernels.generate import generate
+from flash_dist.toolkit.make.kernels.table import Table
+from flash_dist.toolkit.make.project import INCLUDES, SOURCES
 from flash_dist.toolkit.targets.archs import ArchSet
 
 from .planner import require_compiler
@@ -84,22 +86,22 @@ def _library() -> ctypes.CDLL:
     require_compiler()
     folder = Path(_FOLDER.name)
     archs = ArchSet.parse("8.0;9.0a").archs
-    table = generate.Table.load()
+    table = Table.load()
     families = (
         replace(
             family,
-            dtypes=("bf16",),
-            rows=tuple(row for row in family.rows if row.head_dim in SIZES.get(family.role, ())),
+            words=(("bf16",),),
+            rows=tuple(row for row in family.rows if row.sizes[0] in SIZES.get(family.role, ())),
         )
         for family in table.families
     )
-    generate.generate(replace(table, families=tuple(families)), archs, (), folder)
+    generate(replace(table, families=tuple(families)), archs, (), folder)
     sources = [*(folder / "targets").rglob("*.cu"), *EMULATOR.glob("*.cpp")]
-    sources += [generate.CSRC / "host" / name for name in ("decode.cpp", "recording.cpp")]
+    sources += [SOURCES / "host" / name for name in ("decode.cpp", "recording.cpp")]
     library = folder / "emulated.so"
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
     flags.append("-Wno-psabi")  # notes of how maps are passed by value
-    include = [f"-I{path}" for path in (EMULATOR, generate.CSRC, folder)]
+    include = [f"-I{path}" for path in (EMULATOR, *INCLUDES, folder)]
     command = [os.environ.get("CXX", "g++"), *flags, *include, *map(str, sources), "-o"]
     subprocess.run([*command, str(library)], check=True)
     loaded = ctypes.CDLL(str(library))

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import pytest
 
-from csrc.generate import CSRC, Table, render_roles
+from flash_dist.toolkit.make.kernels.render import render_product, render_roles
+from flash_dist.toolkit.make.kernels.table import Table
+from flash_dist.toolkit.make.project import INCLUDES, SOURCES
 
 MIB: Final = 1 << 20
 BAND: Final = 0  # of masks
@@ -72,7 +74,7 @@ def compile_program(folder: Path, source: str) -> Path:
     require_compiler()
     file, program = folder / "program.cpp", folder / "program"
     file.write_text(source, encoding="utf-8")
-    call = [os.environ.get("CXX", "g++"), "-std=c++17", "-I", str(CSRC), str(file)]
+    call = [os.environ.get("CXX", "g++"), "-std=c++17", *_include(folder), str(file)]
     subprocess.run([*call, "-o", str(program)], check=True)
     return program
 
@@ -82,13 +84,18 @@ def planner() -> Path:
     """Return the compiled planner, csrc/debug/plans.cpp."""
     require_compiler()
     folder = Path(_FOLDER.name)
-    (folder / "roles.h").write_text(render_roles(load_table()), encoding="utf-8")
+    for name, text in (("roles.h", render_roles(load_table())), ("product.h", render_product())):
+        (folder / name).write_text(text, encoding="utf-8")
     program = folder / "plans"
-    sources = [str(CSRC / name) for name in ("debug/plans.cpp", "host/plan.cpp")]
+    sources = [str(SOURCES / name) for name in ("debug/plans.cpp", "host/plan.cpp")]
     call = [os.environ.get("CXX", "g++"), "-std=c++17", "-Wall", "-Wextra", "-Werror"]
-    call += ["-I", str(CSRC), "-I", str(folder), *sources, "-o", str(program)]
+    call += [*_include(folder), *sources, "-o", str(program)]
     subprocess.run(call, check=True)
     return program
+
+
+def _include(generated: Path) -> list[str]:
+    return [f"-I{path}" for path in (*INCLUDES, generated)]
 
 
 @cache
@@ -126,6 +133,6 @@ def _line_of(call: Call) -> str:
 
 
 @cache
-def _compiled_sizes(role: str) -> tuple[tuple[int, int], ...]:
+def _compiled_sizes(role: str) -> tuple[tuple[int, ...], ...]:
     rows = (row for family in load_table().families if family.role == role for row in family.rows)
-    return tuple(sorted({(row.head_dim, row.head_dim_v) for row in rows}))
+    return tuple(sorted({row.sizes for row in rows}))

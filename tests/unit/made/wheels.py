@@ -16,6 +16,7 @@ from flash_dist.toolkit.builds.manifest import (
     ToolkitInfo,
 )
 from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.targets.axes import Place
 from flash_dist.toolkit.targets.devices import (
     format_version,
     toolkit_compression,
@@ -58,7 +59,7 @@ def make_manifest(archset: ArchSet, version: str) -> Manifest:
     """Return the manifest of a wheel for a set."""
     kernels = tuple(
         KernelRecord(
-            one.symbol, one.family, one.dtype, one.head_dim, one.head_dim, one.plan, one.arch,
+            one.symbol, one.family, Place(*one.key[1:], one.plan), one.arch,
             64, 0, 0, 0, 0, 128, "native",
         )
         for arch in archset.archs

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from csrc import generate
+from csrc import headers
 from flash_dist.masks import BlockMask, MaskPlan
 from flash_dist.masks import layout as layout_module
 from flash_dist.masks.layout import ARRAYS, BY_ROWS, EMPTY, FULL
@@ -375,8 +375,8 @@ def test_every_array_of_a_plan_has_its_place_in_the_layout() -> None:
 
 
 def test_the_layout_is_that_which_kernels_are_compiled_with() -> None:
-    layout = generate.load_layout()
-    text = generate.render_mask_layout(layout)
+    layout = headers.load_layout()
+    text = headers.render_mask_layout(layout)
     listed = re.search(r"enum MaskArray : int \{\n(.*?)\};", text, re.DOTALL)
     assert listed is not None
     names = [line.strip(" ,").lower() for line in listed[1].splitlines()]
@@ -394,5 +394,5 @@ def test_an_array_that_changes_its_place_does_so_on_both_sides(tmp_path: Path) -
     assert other != source
     path = tmp_path / "layout.py"
     path.write_text(other, encoding="utf-8")
-    text = generate.render_mask_layout(generate.load_layout(path))
+    text = headers.render_mask_layout(headers.load_layout(path))
     assert text.index("ARRAY_BITS,") < text.index("ARRAY_ROWS,")

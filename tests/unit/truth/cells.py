@@ -165,7 +165,7 @@ def write_library(folder: Path, one: Library) -> Path:
         (arch.number, arch.suffix, arch.ptx): [
             variant.symbol
             for variant in make_variants(arch)
-            if (variant.dtype, variant.head_dim) == ("fp16", 64)
+            if variant.key[1:] == (("fp16",), (64, 64))
         ]
         for arch in archset.archs
     }

@@ -17,13 +17,15 @@ from ...errors import FlashDistError
 from ...gpucode.fatbin import open_fatbin
 from ...targets.compatibility import judge
 from ...targets.devices import KIB
-from .ptxas import KernelResources, SpillException, parse_ptxas, refusals
+from ..project import ROOT
+from .ptxas import EXCEPTIONS, KernelResources, SpillException, parse_ptxas, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ...targets.archs import Arch, ArchSet
+    from ...targets.axes import Place
     from ...targets.devices import Device
 
 # What nvcc passes: kernels are compiled with -O3, which is ptxas's default.
@@ -74,23 +76,22 @@ def _runs_any(device: Device, sass: Iterable[Arch]) -> bool:
     return any(judge(arch, device) for arch in sass)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The shared memory that one kernel was planned for, in KiB, and what it is a plan of."""
+def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]]) -> bool:
+    """Whether GPUs of a target take this plan of the kernel: the largest they have room for.
 
-    kernel: tuple[str, str, int, int]  # family, dtype, head_dim, head_dim_v
-    kib: int
-
-
-def is_taken(symbol: str, target: Arch, plans: Mapping[str, Plan]) -> bool:
-    """Whether GPUs of a target take this plan of the kernel: the largest they have room for."""
-    mine = plans[symbol]
+    Args:
+        symbol: The kernel.
+        target: For the GPUs.
+        places: Family and place of each kernel.
+    """
+    family, mine = places[symbol]
     fitting = [
-        plan.kib
-        for plan in plans.values()
-        if plan.kernel == mine.kernel and plan.kib * KIB <= target.smem_optin
+        place.plan
+        for its_family, place in places.values()
+        if (its_family, place._replace(plan=mine.plan)) == (family, mine)
+        and place.plan * KIB <= target.smem_optin
     ]
-    return mine.kib == max(fitting, default=None)
+    return mine.plan == max(fitting, default=None)
 
 
 class Assembler:
@@ -136,7 +137,7 @@ def assemble(
         message = f"{len(refused)} PTX kernels are refused:\n" + "\n".join(refused)
         raise AssembleError(
             message,
-            hint="reduce the tile, or see flash_dist/toolkit/make/compile/spill_exceptions.toml",
+            hint=f"reduce the tile, or see {EXCEPTIONS.relative_to(ROOT)}",
         )
     return [kernel for text in outputs for kernel in parse_ptxas(text)]
 

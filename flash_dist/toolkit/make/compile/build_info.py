@@ -19,13 +19,14 @@ from ...builds.manifest import (
 from ...builds.published import load_proofs
 from ...errors import ManifestError
 from ...targets.archs import Arch
+from ...targets.axes import AXES
 from ...targets.devices import (
     format_version,
     toolkit_compression,
     toolkit_driver,
     toolkit_ptx_isa,
 )
-from ..project import ARCHSETS, ROOT, load_project
+from ..project import ARCHSETS, PRODUCT_FILE, ROOT, SOURCES, TOOLKIT, load_project
 from ..toolchain.nvcc import glibc_version, gxx_version
 from .parts import find_parts
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from .native import NativeBuild, NativeOptions
 
 FLAGS = ("-O3", "-std=c++17")
-SOURCES: Final = "csrc"
+# What the libraries are compiled from.
+_COMPILED: Final = (SOURCES, TOOLKIT / "native", TOOLKIT / "make" / "kernels", PRODUCT_FILE)
 _NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folders
 
 
@@ -62,7 +64,7 @@ def make_manifest(build: NativeBuild, options: NativeOptions, package: Path) -> 
         torch_tested_max=project.torch_tested_max,
         targets=tuple(TargetInfo(arch, proof_of(arch)) for arch in options.archset.archs),
         kernels=tuple(_kernel_records(build)),
-        sources=hash_sources(ROOT / SOURCES),
+        sources=hash_sources(),
         parts=find_parts(build.folder, options.toolchain, options.headers),
         files=tuple(sorted(list_files(package))),
         fallbacks=build.fallbacks,
@@ -83,11 +85,13 @@ def list_files(package: Path) -> Iterator[str]:
     yield from (name for name in names if not name.endswith(".so") and name != FILE_NAME)
 
 
-def hash_sources(folder: Path) -> str:
+def hash_sources(root: Path = ROOT) -> str:
     """Return one hash of the files that the libraries are compiled from, and of their names."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder)
+    places = [root / place.relative_to(ROOT) for place in _COMPILED]
+    found = {path for place in places for path in (place, *place.rglob("*")) if path.is_file()}
+    for path in sorted(found):
+        name = path.relative_to(root)
         if not _NOT_COMPILED & set(name.parts):
             code = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{code} {name.as_posix()}\n".encode())
@@ -119,10 +123,7 @@ def _kernel_records(build: NativeBuild) -> list[KernelRecord]:
             KernelRecord(
                 symbol=variant["symbol"],
                 family=variant["family"],
-                dtype=variant["dtype"],
-                head_dim=variant["head_dim"],
-                head_dim_v=variant["head_dim_v"],
-                plan=variant["plan"],
+                place=AXES.place(variant),
                 target=target,
                 registers=resources.registers if resources else None,
                 spill_bytes=resources.spill_bytes if resources else None,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import FlashDistError
 from ...targets.archs import Arch
-from ...targets.verdict import DTYPE_FLOOR
+from ...targets.verdict import FLOORS
 from ..command import command
 from ..project import build_folder
 
@@ -29,7 +29,7 @@ _OBJECT: Final = re.compile(
     r"CMakeFiles/(?P<target>(?:sm|compute)_\w+)\.dir/.*/(?P<stem>\w+)\.cu\.o"
 )
 # What follows a family in a file name.
-_VARIANT: Final = re.compile(rf"_(?:{'|'.join(DTYPE_FLOOR)}|d[0-9])")
+_VARIANT: Final = re.compile(rf"_(?:{'|'.join(FLOORS)}|d[0-9])")
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 
 

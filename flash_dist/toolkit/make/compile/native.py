@@ -14,16 +14,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ...builds.linkage import RUNTIME_PATH, has_shared_runtime
 from ...errors import FlashDistError
-from ...product import BINDING, KERNELS
+from ...product import BINDING, KERNELS, NAME, SYMBOLS, VARIABLES
 from ...targets.archs import Arch
+from ...targets.axes import AXES
 from ...targets.fallbacks import Fallbacks
-from ..project import ROOT, build_folder
+from ..project import SOURCES, TOOLKIT, build_folder
 from ..toolchain.cross import TARGETS, ask_foreign
-from .assemble import Assembler, Plan, assemble, is_taken, read_ptx, targets_of
+from .assemble import Assembler, assemble, is_taken, read_ptx, targets_of
 from .ptxas import KernelResources, load_exceptions, parse_ptxas
 from .symbols import check_symbols
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from ..toolchain.nvcc import Toolchain
     from ..toolchain.torch_headers import TorchHeaders
 
-CSRC = ROOT / "csrc"
+NATIVE: Final = TOOLKIT / "native"
+STATIC_STDCXX: Final = f"{VARIABLES}STATIC_STDCXX"
 OUT_OF_MEMORY = "where a compiler was `Killed`, memory ran out: `MAX_JOBS=1` needs the least"
 
 
@@ -112,26 +114,28 @@ def _configure(options: NativeOptions, folder: Path) -> None:
     forget_moved(folder, options.toolchain.tool("nvcc"))
     shared = has_shared_runtime(options.toolchain.cuda)
     definitions = {
-        "FLASH_DIST_ARCHS": str(options.archset),
-        "FLASH_DIST_TORCH_INCLUDE": str(options.headers.include),
+        "PRODUCT": NAME,
+        "SOURCES": str(SOURCES),
+        "ARCHS": str(options.archset),
+        "TORCH_INCLUDE": str(options.headers.include),
         "CMAKE_CUDA_COMPILER": options.toolchain.tool("nvcc"),
         "CMAKE_MAKE_PROGRAM": shutil.which("ninja") or "ninja",
         "Python3_EXECUTABLE": sys.executable,
-        "FLASH_DIST_PYTHON": "python3",
-        "FLASH_DIST_SHARED_CUDART": "ON" if shared else "OFF",
-        "FLASH_DIST_CUDART_PATH": ":".join(RUNTIME_PATH) if shared else "",
-        "FLASH_DIST_STATIC_STDCXX": os.environ.get("FLASH_DIST_STATIC_STDCXX") or "OFF",
+        "GATE_PYTHON": "python3",
+        "SHARED_CUDART": "ON" if shared else "OFF",
+        "CUDART_PATH": ":".join(RUNTIME_PATH) if shared else "",
+        "STATIC_STDCXX": os.environ.get(STATIC_STDCXX) or "OFF",
     }
     if options.target:
         definitions |= options.target.definitions()
     if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
         definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
-    command = ["cmake", "-S", str(CSRC), "-B", str(folder), "-G", "Ninja"]
+    command = ["cmake", "-S", str(NATIVE), "-B", str(folder), "-G", "Ninja"]
     _run([*command, *(f"-D{name}={value}" for name, value in definitions.items())])
 
 
-def forget_moved(folder: Path, nvcc: str, sources: Path = CSRC) -> None:
+def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
     """Start over when the folder was made for another nvcc or tree: CMake cannot change either."""
     cache = folder / "CMakeCache.txt"
     if not cache.is_file():
@@ -169,14 +173,11 @@ def _objects_of(archset: ArchSet, folder: Path) -> list[Path]:
 
     Objects stay in the folder when their source goes: these are left out.
     """
-    found = []
-    for name in [*map(str, archset.archs), "flash_dist_kernels", "flash_dist_torch"]:
-        objects = _object_folder(folder, name)
-        for path in sorted(objects.rglob("*.o")):
-            source = path.relative_to(objects).with_suffix("")
-            if (folder / source).is_file() or (CSRC / source).is_file():
-                found.append(path)
-    return found
+    text = (folder / "compile_commands.json").read_text(encoding="utf-8")
+    outputs = {folder / command["output"] for command in json.loads(text)}
+    names = (*map(str, archset.archs), f"{NAME}_kernels", f"{NAME}_torch")
+    folders = {_object_folder(folder, name) for name in names}
+    return sorted(path for path in outputs if folders & set(path.parents))
 
 
 def _object_folder(folder: Path, name: str) -> Path:
@@ -190,7 +191,7 @@ def _read_resources(objects: Iterable[Path]) -> Iterable[KernelResources]:
             yield from parse_ptxas(said.read_text(encoding="utf-8"))
 
 
-def _read_generated(folder: Path, name: str) -> Any:  # noqa: ANN401 - JSON of csrc/generate.py
+def _read_generated(folder: Path, name: str) -> Any:  # noqa: ANN401 - JSON of the generator
     return json.loads((folder / "generated" / name).read_text(encoding="utf-8"))
 
 
@@ -210,7 +211,7 @@ def _load_runtime(toolchain: Toolchain) -> None:
 
 
 def ask(path: Path, target: Target | None) -> list[dict[str, Any]]:
-    """Call `flash_dist_variants_json`, which needs no GPU; for another CPU in an emulator."""
+    """Ask a library for its variants, which needs no GPU; for another CPU in an emulator."""
     if target is None:
         return ask_library(path)
     found: list[dict[str, Any]] = json.loads(ask_foreign(path, target))
@@ -220,7 +221,7 @@ def ask(path: Path, target: Target | None) -> list[dict[str, Any]]:
 def ask_library(path: Path) -> list[dict[str, Any]]:
     """Ask a library of this CPU."""
     library = ctypes.CDLL(str(path))
-    ask = library.flash_dist_variants_json
+    ask = getattr(library, f"{SYMBOLS}variants_json")
     ask.argtypes, ask.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64
     size = ask(None, 0)
     buffer = ctypes.create_string_buffer(size + 1)
@@ -237,10 +238,8 @@ def _assemble(
     texts = read_ptx(path for path in objects if folders & set(path.parents))
     machine = options.archset.machine
     published = [one for one in options.published if one.machine == machine]
-    plans = {
-        one["symbol"]: Plan(
-            (one["family"], one["dtype"], one["head_dim"], one["head_dim_v"]), one["plan"]
-        )
+    places = {
+        one["symbol"]: (one["family"], AXES.place(one))
         for one in variants
         if Arch.parse(one["target"]).ptx
     }
@@ -248,7 +247,7 @@ def _assemble(
         (ptx, target)
         for ptx in texts
         for target in targets_of(ptx.arch, published, options.archset.archs)
-        if target.number == ptx.arch.number or is_taken(ptx.symbol, target, plans)
+        if target.number == ptx.arch.number or is_taken(ptx.symbol, target, places)
     ]
     assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")
     return assemble(work, assembler, load_exceptions(), options.jobs)

@@ -31,7 +31,7 @@ from ...errors import FlashDistError
 from ...targets.archs import ArchSet
 from ...targets.wording import list_few
 from ..command import command
-from ..compile.build_info import SOURCES, hash_sources
+from ..compile.build_info import hash_sources
 from ..project import ARCHSETS, ROOT, find_installed, load_project
 from .platform_tags import require_glibc, require_platform, require_same_tags
 
@@ -87,7 +87,7 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
     """Insist on the `_build.json` of this source: an older one may declare the same kernels."""
     project = load_project()
     told = {
-        "the hash of csrc/": (manifest.sources, hash_sources(ROOT / SOURCES)),
+        "the hash of the C++ and CUDA files": (manifest.sources, hash_sources()),
         "the published sets": (
             {one.name: one.archs for one in manifest.archsets},
             {one.name: one.archs for one in load_archsets(ARCHSETS).values()},

@@ -18,8 +18,8 @@ from ...builds.console_script import FILE_NAME as SCRIPTS
 from ...builds.contents import BINDING, KERNELS, MANIFEST
 from ...builds.sbom import FILE_NAME as BILL
 from ...errors import FlashDistError
-from ..compile.build_info import SOURCES, hash_sources
-from ..project import MAKE, ROOT
+from ..compile.build_info import hash_sources
+from ..project import NOT_INSTALLED, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,12 +47,12 @@ class Source:
 
     commit: str
     blobs: dict[str, str]  # git's own hash of each file, by path
-    sources: str  # hash of csrc/
+    sources: str  # hash of the files that the libraries are compiled from
 
     def differences(self, one: Artefact) -> Iterator[str]:
         """Say what of a wheel is not of this commit."""
         if one.manifest.sources != self.sources:
-            yield SOURCES
+            yield "the C++ and CUDA files"
         packed = dict(_read_sources(one.path))
         for name in sorted(packed.keys() | self.blobs.keys()):
             if packed.get(name) != self.blobs.get(name):
@@ -91,9 +91,9 @@ def read_source(root: Path = ROOT) -> Source:
     blobs = {}
     for line in ask_git(root, "ls-tree", "-r", "HEAD", *_PACKED).splitlines():
         told, _, name = line.partition("\t")
-        if not name.startswith(f"{MAKE}/".replace(".", "/")):
+        if not any((root / name).is_relative_to(root / path) for path in NOT_INSTALLED):
             blobs[name] = told.split()[2]
-    return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_sources(root / SOURCES))
+    return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_sources(root))
 
 
 def ask_git(root: Path, *words: str) -> str:

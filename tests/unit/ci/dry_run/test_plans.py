@@ -11,7 +11,7 @@ import pytest
 
 from ci.dry_run.check import check, find_archs, find_changed, find_unrecorded
 from ci.dry_run.plans import H200, Recorded, run_dry
-from csrc.generate import CSRC
+from flash_dist.toolkit.make.project import SOURCES
 from flash_dist.toolkit.make.wheels.fingerprints import RECORDED
 from flash_dist.toolkit.selftest.fingerprints import hash_code, read_references
 from flash_dist.toolkit.selftest.plan import CasePlan
@@ -99,7 +99,7 @@ def test_a_planted_rule_changes_the_plans_of_its_own_cases_alone(
 ) -> None:
     name, old, new, concerns = fault
     csrc = tmp_path / "csrc"
-    shutil.copytree(CSRC, csrc)
+    shutil.copytree(SOURCES, csrc)
     text = (csrc / name).read_text(encoding="utf-8")
     assert text.count(old) == 1
     (csrc / name).write_text(text.replace(old, new), encoding="utf-8")

@@ -19,6 +19,7 @@ from flash_dist.toolkit.builds.manifest import (
 from flash_dist.toolkit.errors import ManifestError
 from flash_dist.toolkit.machine.installed import combine
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.axes import Place
 from flash_dist.toolkit.targets.fallbacks import Fallbacks
 
 if TYPE_CHECKING:
@@ -33,10 +34,7 @@ def make_kernel(target: str = "sm_90a", **changes: Any) -> KernelRecord:  # noqa
     values: dict[str, Any] = {
         "symbol": f"flash_dist_fwd_bf16_d64_smem64_{arch.identifier}",
         "family": "fwd",
-        "dtype": "bf16",
-        "head_dim": 64,
-        "head_dim_v": 64,
-        "plan": 64,
+        "place": Place(("bf16",), (64, 64), 64),
         "target": arch,
         "registers": None if arch.ptx else 168,
         "spill_bytes": None if arch.ptx else 0,
@@ -87,7 +85,7 @@ def test_a_manifest_of_an_earlier_build_states_no_fallbacks() -> None:
 
 def test_the_text_has_one_line_per_kernel() -> None:
     manifest = make_manifest()
-    lines = [line for line in manifest.to_text().splitlines() if '"symbol"' in line]
+    lines = [line for line in manifest.to_text().splitlines() if '{"symbol"' in line]
     assert len(lines) == len(manifest.kernels)
 
 
@@ -103,7 +101,7 @@ def test_keys_of_a_newer_writer_are_left_alone() -> None:
     [
         ({"version": 2}, "must have version 1, got 2"),
         ({"toolkit": None}, "malformed"),
-        ({"kernels": [{"symbol": "x"}]}, "malformed"),
+        ({"kernels": [{"symbol": "x"}]}, "lacks 'target'"),
         ({"fallbacks": {"stand_ins": {}}}, "lacks 'leaves_half_filled'"),
         (
             {"fallbacks": {**FACTS.to_json(), "stand_ins": {"a": "b"}}},

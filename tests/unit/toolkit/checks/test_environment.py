@@ -42,9 +42,17 @@ from flash_dist.toolkit.machine.installed import (
 from flash_dist.toolkit.machine.libcuda import parse_release, read_cuda
 from flash_dist.toolkit.machine.torch_install import Torch, parse_torch_cuda, read_torch
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.axes import KernelKey, Place
 from flash_dist.toolkit.targets.compatibility import Origin
 from flash_dist.toolkit.targets.devices import Device, Driver
-from tests.unit.made.builds import ALL, ARCHSETS, HOPPER, make_build, make_environment
+from tests.unit.made.builds import (
+    ALL,
+    ARCHSETS,
+    HOPPER,
+    make_build,
+    make_environment,
+    make_key,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -187,7 +195,7 @@ def test_an_environment_becomes_json() -> None:
 def make_manifest(variants: tuple[Variant, ...]) -> Manifest:
     kernels = tuple(
         KernelRecord(
-            v.symbol, v.family, v.dtype, v.head_dim, v.key[3], v.plan, v.arch,
+            v.symbol, v.family, Place(*v.key[1:], v.plan), v.arch,
             64, 0, 0, 0, 1024, 128, "assembled",
         )
         for v in variants
@@ -262,19 +270,17 @@ def test_a_library_that_is_no_library_is_a_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("symbol", "key", "plan"),
     [
-        ("flash_dist_fwd_bf16_d64_smem64_sm90a", ("fwd", "bf16", 64, 64), 64),
-        ("flash_dist_fwd_bf16_d192v128_smem99_sm80", ("fwd", "bf16", 192, 128), 99),
+        ("flash_dist_fwd_bf16_d64_smem64_sm90a", make_key("fwd", "bf16", 64, 64), 64),
+        ("flash_dist_fwd_bf16_d192v128_smem99_sm80", make_key("fwd", "bf16", 192, 128), 99),
         (
             "flash_dist_bwd_dq_recompute_fp16_d128_smem163_compute80",
-            ("bwd_dq_recompute", "fp16", 128, 128),
+            make_key("bwd_dq_recompute", "fp16", 128, 128),
             163,
         ),
-        ("flash_dist_bwd_delta_fp32_d128_sm120", ("bwd_delta", "fp32", 128, 128), 0),
+        ("flash_dist_bwd_delta_fp32_d128_sm120", make_key("bwd_delta", "fp32", 128, 128), 0),
     ],
 )
-def test_a_kernels_name_tells_what_it_is(
-    symbol: str, key: tuple[str, str, int, int], plan: int
-) -> None:
+def test_a_kernels_name_tells_what_it_is(symbol: str, key: KernelKey, plan: int) -> None:
     variant = parse_symbol(symbol, Arch.parse("sm_90a"), Origin())
     assert variant is not None
     assert (variant.key, variant.plan) == (key, plan)

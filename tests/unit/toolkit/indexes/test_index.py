@@ -25,6 +25,7 @@ from flash_dist.toolkit.indexes.pages import Link, parse_page
 from flash_dist.toolkit.indexes.patience import Patience
 from flash_dist.toolkit.indexes.selection import Candidate, make_build
 from flash_dist.toolkit.targets.archs import ArchSet
+from tests.unit.made.builds import make_key
 from tests.unit.made.wheels import write_dist, write_simple_index, write_wheel
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def test_a_folder_offers_the_wheels_below_it_judged_by_their_manifests(tmp_path:
     assert {one.name for one in offer.candidates} == NAMES
     assert offer.problems == ()
     hopper = next(one for one in offer.candidates if one.name == "hopper")
-    assert hopper.build.keys[0] == ("bwd_delta", "bf16", 64, 64)
+    assert hopper.build.keys[0] == make_key("bwd_delta", "bf16", 64, 64)
     path = tmp_path / "hopper" / HOPPER
     assert hopper.size == path.stat().st_size
     assert commands(str(tmp_path), "hopper") == {

@@ -14,17 +14,15 @@ from flash_dist.toolkit.targets.advice import (
     unsupported_sentence,
 )
 from flash_dist.toolkit.targets.archs import Arch
+from flash_dist.toolkit.targets.axes import AXES, Place
 from flash_dist.toolkit.targets.compatibility import JitPolicy
 from flash_dist.toolkit.targets.devices import Device, Driver
-from flash_dist.toolkit.targets.fallbacks import role_of
 from flash_dist.toolkit.targets.verdict import (
     Build,
     Situation,
     Variant,
     judge_device,
     judge_kernel,
-    name_size,
-    read_size,
     variants_meant,
 )
 from tests.unit.made.builds import (
@@ -33,6 +31,7 @@ from tests.unit.made.builds import (
     HOPPER,
     TURING_AMPERE_ADA,
     make_build,
+    make_key,
     make_variants,
 )
 
@@ -106,15 +105,15 @@ def test_without_a_driver_the_driver_is_not_judged() -> None:
 
 def test_bf16_is_no_fault_of_a_build_where_the_hardware_has_none() -> None:
     verdict = judge_device(make_build(ALL), situation("7.5"))
-    hows = {kernel.key[1]: kernel.how for kernel in verdict.kernels}
+    hows = {kernel.key.words[0]: kernel.how for kernel in verdict.kernels}
     native = dict.fromkeys(("fp16", "fp32", "ieee32"), "native")
     assert hows == {**native, "bf16": "not-on-this-hardware"}
     assert verdict.how == "native"
-    assert not verdict.missing_dtypes
+    assert not verdict.missing_words
 
 
 def test_a_dtype_that_only_the_build_lacks_is_named() -> None:
-    assert judge_device(make_build("7.5+PTX"), situation("8.6")).missing_dtypes == ("bf16",)
+    assert judge_device(make_build("7.5+PTX"), situation("8.6")).missing_words == ("bf16",)
 
 
 def test_a_gpu_older_than_every_kernel_is_told_so() -> None:
@@ -141,7 +140,7 @@ def test_a_build_without_kernels_serves_nobody() -> None:
 def test_the_largest_plan_that_fits_is_used(device: str, limit: str | None, plan: int) -> None:
     environ = {"FLASH_DIST_SMEM_LIMIT": limit} if limit else {}
     there = Situation.of(Device.parse(device), R580, environ)
-    verdict = judge_kernel(("fwd", "fp16", 128, 128), make_build(ALL), there)
+    verdict = judge_kernel(make_key("fwd", "fp16", 128, 128), make_build(ALL), there)
     assert verdict.variant is not None
     assert verdict.variant.plan == plan
 
@@ -204,7 +203,7 @@ def test_ptx_newer_than_the_driver_is_refused_for_the_driver() -> None:
 
 
 def test_machine_code_is_preferred_and_refusals_are_kept() -> None:
-    verdict = judge_kernel(("fwd", "fp16", 64, 64), make_build(ALL), situation("9.0"))
+    verdict = judge_kernel(make_key("fwd", "fp16", 64, 64), make_build(ALL), situation("9.0"))
     assert verdict.variant is not None
     assert verdict.variant.symbol == "flash_dist_fwd_fp16_d64_smem64_sm90a"
     assert {symbol.rsplit("_", 1)[1] for symbol, _ in verdict.refused} == {
@@ -291,7 +290,7 @@ def test_every_cause_is_explained() -> None:
 def test_code_for_some_kernels_only_is_not_called_no_code() -> None:
     whole = make_build("8.0;9.0a")
     hopper_fwd = tuple(
-        v for v in whole.variants if v.arch.major == 8 or v.key == ("fwd", "fp16", 64, 64)
+        v for v in whole.variants if v.arch.major == 8 or v.key == make_key("fwd", "fp16", 64, 64)
     )
     build = replace(whole, variants=hopper_fwd)
     verdict = judge_device(build, situation("9.0"))
@@ -305,42 +304,42 @@ def test_code_for_some_kernels_only_is_not_called_no_code() -> None:
 def general_forward(build: Build) -> Variant:
     """Return that of head_dim 64 for 9.0a."""
     (found,) = {
-        v for v in build.variants if v.key == ("fwd", "bf16", 64, 64) and v.arch.number == 90
+        v
+        for v in build.variants
+        if v.key == make_key("fwd", "bf16", 64, 64) and v.arch.number == 90
     }
     return found
+
+
+def rename(
+    variant: Variant, symbol: str, family: str, head_dim: int = 64, plan: int = 64
+) -> Variant:
+    """Return a variant with another place."""
+    place = Place(variant.key.words, (head_dim, head_dim), plan)
+    return Variant.of(symbol, family, place, variant.arch, origin=variant.origin)
 
 
 def with_specific(build: Build, head_dim: int, plan: int = 163) -> Build:
     """Add a forward for 9.0a alone."""
     general = general_forward(build)
-    specific = replace(
-        general,
-        symbol=f"flash_dist_fwd_sm90_bf16_d{head_dim}_smem{plan}_sm90a",
-        family="fwd_sm90",
-        head_dim=head_dim,
-        plan=plan,
-    )
+    symbol = f"flash_dist_fwd_sm90_bf16_d{head_dim}_smem{plan}_sm90a"
+    specific = rename(general, symbol, "fwd_sm90", head_dim, plan)
     return replace(build, variants=(*build.variants, specific))
 
 
 def chosen(build: Build, device: str, head_dim: int = 64, *, smem: int = 0) -> str | None:
     here = replace(situation(device), smem_limit=smem)
-    variant = judge_kernel(("fwd", "bf16", head_dim, head_dim), build, here).variant
+    variant = judge_kernel(make_key("fwd", "bf16", head_dim, head_dim), build, here).variant
     return variant.family if variant else None
 
 
 def test_a_role_is_told_from_its_families_name() -> None:
     build = make_build(HOPPER)
-    roles = {v.role for v in with_specific(build, 64).variants}
+    roles = {v.key.role for v in with_specific(build, 64).variants}
     assert roles == {v.family for v in build.variants}
-    assert role_of("bwd_dq_gemm") == "bwd_dq_gemm"
-    assert role_of("bwd_dq_gemm_sm100") == "bwd_dq_gemm"
-    assert role_of("bwd_dq_gemm_scored_sm100") == "bwd_dq_gemm"
-
-
-@pytest.mark.parametrize("size", [(64, 64), (192, 128)])
-def test_a_size_is_read_as_it_is_named(size: tuple[int, int]) -> None:
-    assert read_size(name_size(*size)) == size
+    assert AXES.role_of("bwd_dq_gemm") == "bwd_dq_gemm"
+    assert AXES.role_of("bwd_dq_gemm_sm100") == "bwd_dq_gemm"
+    assert AXES.role_of("bwd_dq_gemm_scored_sm100") == "bwd_dq_gemm"
 
 
 def test_of_one_target_the_family_that_is_made_for_it_is_taken() -> None:
@@ -349,16 +348,16 @@ def test_of_one_target_the_family_that_is_made_for_it_is_taken() -> None:
     assert chosen(build, "9.0", smem=64 * 1024) == "fwd"  # its plan does not fit
     verdict = judge_device(build, situation("9.0"))
     assert verdict
-    (forward,) = (k for k in verdict.kernels if k.key == ("fwd", "bf16", 64, 64))
-    assert (forward.to_json()["role"], forward.to_json()["family"]) == ("fwd", "fwd_sm90")
+    (forward,) = (k for k in verdict.kernels if k.key == make_key("fwd", "bf16", 64, 64))
+    assert (forward.to_json(AXES)["role"], forward.to_json(AXES)["family"]) == ("fwd", "fwd_sm90")
 
 
 def test_of_equal_tiles_those_for_bent_scores_come_last() -> None:
     build = with_specific(make_build(HOPPER), 64, plan=226)
     plain = build.variants[-1]
     symbol = plain.symbol.replace("fwd_", "fwd_scored_")
-    scored = replace(plain, symbol=symbol, family="fwd_scored_sm90")
-    assert (plain.is_scored, scored.is_scored) == (False, True)
+    scored = rename(plain, symbol, "fwd_scored_sm90", plan=226)
+    assert (plain.comes_last, scored.comes_last) == (False, True)
     for pair in ((plain, scored), (scored, plain)):
         both = replace(build, variants=(*build.variants[:-1], *pair))
         assert chosen(both, "9.0") == "fwd_sm90"
@@ -375,16 +374,16 @@ def test_a_size_of_its_own_is_expected_on_its_target_alone() -> None:
     for device in ("7.5", "8.6", "12.0"):
         verdict = judge_device(build, situation(device))
         assert verdict
-        assert all(72 not in kernel.key for kernel in verdict.kernels)
+        assert all(72 not in kernel.key.sizes for kernel in verdict.kernels)
     keys = {kernel.key for kernel in judge_device(build, situation("9.0")).kernels}
-    assert ("fwd", "bf16", 72, 72) in keys
+    assert make_key("fwd", "bf16", 72, 72) in keys
 
 
 def test_a_size_that_a_family_lacks_is_served_by_its_next_larger_one() -> None:
     base = make_build(HOPPER)
     general = general_forward(base)
     wide, narrow = (
-        replace(general, symbol=f"flash_dist_fwd_bf16_d{size}_smem64_sm90a", head_dim=size)
+        rename(general, f"flash_dist_fwd_bf16_d{size}_smem64_sm90a", "fwd", size)
         for size in (96, 32)
     )
     build = with_specific(replace(base, variants=(*base.variants, wide, narrow)), 128)
@@ -396,9 +395,9 @@ def test_a_role_that_has_families_for_some_targets_only_need_not_run() -> None:
     base = with_specific(make_build(ALL), 64, plan=227)
     *others, forward = base.variants
     symbol = forward.symbol.replace("fwd_sm90", "bwd_fused_sm90")
-    fused = replace(forward, symbol=symbol, family="bwd_fused_sm90")
+    fused = rename(forward, symbol, "bwd_fused_sm90", plan=227)
     build = replace(base, variants=(*others, fused))
-    key = ("bwd_fused", "bf16", 64, 64)
+    key = make_key("bwd_fused", "bf16", 64, 64)
     assert build.fallbacks.stand_ins == {"bwd_fused": ()}
     assert key in {kernel.key for kernel in judge_device(build, situation("9.0")).kernels}
     for device, smem in (("9.0", 64 * 1024), ("8.0", 0)):
@@ -410,7 +409,7 @@ def test_a_role_that_has_families_for_some_targets_only_need_not_run() -> None:
 def test_a_family_for_some_targets_leaves_few_columns_to_the_general_one() -> None:
     base = make_build(HOPPER)
     general = general_forward(base)
-    narrow = replace(general, symbol="flash_dist_fwd_bf16_d32_smem64_sm90a", head_dim=32)
+    narrow = rename(general, "flash_dist_fwd_bf16_d32_smem64_sm90a", "fwd", 32)
     build = with_specific(replace(base, variants=(*base.variants, narrow)), 64)
     assert chosen(build, "9.0", 64) == "fwd_sm90"
     assert chosen(build, "9.0", 32) == "fwd"
@@ -420,9 +419,9 @@ def test_a_family_for_some_targets_leaves_few_columns_to_the_general_one() -> No
 def test_a_role_without_a_general_family_takes_few_columns_too(kind: str) -> None:
     family = f"bwd_fused{kind}_sm90"
     forward = with_specific(make_build(HOPPER), 64).variants[-1]
-    fused = replace(forward, symbol=forward.symbol.replace("fwd_sm90", family), family=family)
+    fused = rename(forward, forward.symbol.replace("fwd_sm90", family), family, plan=163)
     build = Build("test", (fused,))
     for head_dim in (8, 32, 64):
-        key = ("bwd_fused", "bf16", head_dim, head_dim)
+        key = make_key("bwd_fused", "bf16", head_dim, head_dim)
         assert variants_meant(key, build) == [fused]
-    assert variants_meant(("bwd_fused", "bf16", 72, 72), build) == []
+    assert variants_meant(make_key("bwd_fused", "bf16", 72, 72), build) == []

@@ -7,7 +7,6 @@ import pytest
 from flash_dist.toolkit.make.compile.assemble import (
     AssembleError,
     Assembler,
-    Plan,
     Ptx,
     assemble,
     is_taken,
@@ -15,6 +14,7 @@ from flash_dist.toolkit.make.compile.assemble import (
     targets_of,
 )
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
+from flash_dist.toolkit.targets.axes import Place
 from tests.unit.made import fatbin_builder as build
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def test_ptx_is_not_assembled_for_gpus_that_have_sass(built: str, targets: str) 
     ("target", "taken"), [("sm_75", "a64"), ("sm_80", "a163"), ("sm_86", "a99"), ("sm_90a", "a163")]
 )
 def test_a_gpu_takes_the_largest_plan_that_it_has_room_for(target: str, taken: str) -> None:
-    plans = {f"a{kib}": Plan(("fwd", "fp16", 64, 64), kib) for kib in (64, 99, 163)}
-    plans["other"] = Plan(("fwd", "bf16", 64, 64), 227)
-    found = [name for name in plans if is_taken(name, Arch.parse(target), plans)]
+    places = {f"a{kib}": ("fwd", Place(("fp16",), (64, 64), kib)) for kib in (64, 99, 163)}
+    places["other"] = ("fwd", Place(("bf16",), (64, 64), 227))
+    found = [name for name in places if is_taken(name, Arch.parse(target), places)]
     assert [name for name in found if name != "other"] == [taken]
     assert ("other" in found) == (target == "sm_90a")
 

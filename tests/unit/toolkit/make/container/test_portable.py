@@ -145,7 +145,8 @@ def test_sources_are_copied_with_their_times_and_nothing_else(tmp_path: Path) ->
 
 def test_the_files_that_a_build_reads_are_all_there(tmp_path: Path) -> None:
     copy_sources(tmp_path)
-    assert (tmp_path / "csrc" / "CMakeLists.txt").is_file()
+    assert (tmp_path / "flash_dist" / "toolkit" / "native" / "CMakeLists.txt").is_file()
+    assert (tmp_path / "csrc" / "kernels.toml").is_file()
 
 
 def test_without_an_engine_the_way_out_is_named(tmp_path: Path) -> None:

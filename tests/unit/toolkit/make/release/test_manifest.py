@@ -12,7 +12,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from flash_dist.toolkit.builds.listing import read_listing
-from flash_dist.toolkit.make.compile.build_info import SOURCES, hash_sources
+from flash_dist.toolkit.make.compile.build_info import hash_sources
 from flash_dist.toolkit.make.compile.parts import find_cudart, find_parts
 from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.make.release.manifest import require_source, write_release
@@ -175,15 +175,15 @@ def test_a_tree_with_changes_is_no_commit(tmp_path: Path) -> None:
     file = tmp_path / "flash_dist" / "__init__.py"
     file.parent.mkdir()
     file.write_text("")
-    kernel = tmp_path / SOURCES / "kernel.cu"
+    kernel = tmp_path / "csrc" / "kernel.cu"
     kernel.parent.mkdir()
     kernel.write_text("// one")
     _git(tmp_path, "add", ".")
     _git(tmp_path, "commit", "--quiet", "--message", "first")
     source = read_source(tmp_path)
-    assert source.sources == hash_sources(tmp_path / SOURCES)
+    assert source.sources == hash_sources(tmp_path)
     kernel.write_text("// another")
-    assert source.sources != hash_sources(tmp_path / SOURCES)
+    assert source.sources != hash_sources(tmp_path)
     kernel.write_text("// one")
     assert len(source.commit) == 40
     assert list(source.blobs) == ["flash_dist/__init__.py"]

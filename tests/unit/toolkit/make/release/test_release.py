@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.make.compile.build_info import SOURCES, hash_sources
-from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.make.compile.build_info import hash_sources
 from flash_dist.toolkit.make.release.release import (
     ReleaseError,
     describe_publishing,
@@ -35,7 +34,7 @@ HOPPER = replace(
     ArchSet.parse("9.0a", name="hopper", label="hopper"), toolkit="13.0", budget_bytes=100_000
 )
 TAGGED = NAME.replace("manylinux_2_34_x86_64", platform_of(HOPPER.machine))
-SOURCE = Source("c" * 40, BLOBS, hash_sources(ROOT / SOURCES))
+SOURCE = Source("c" * 40, BLOBS, hash_sources())
 DATED = "# Changelog\n\n## 0.1.0, 2026-12-01\n\nThe first version.\n"
 
 
@@ -72,7 +71,7 @@ FAULTS = {
         {"source": replace(SOURCE, blobs={})},
         "was not built from commit cccccccccccc",
     ),
-    "other kernels": ({"source": replace(SOURCE, sources="0")}, "csrc"),
+    "other kernels": ({"source": replace(SOURCE, sources="0")}, "CUDA"),
 }
 
 

@@ -1,57 +1,62 @@
-// One compiled kernel variant as the dispatcher sees it. Each variant's translation unit defines
-// the kernel and one such object, named after the kernel:
+// One compiled kernel variant as the dispatcher sees it. The generator writes a translation unit for
+// each group of variants. It defines each kernel and one such object, named after the kernel:
 //
-//   using Config = FwdConfig<Target<90, 'a', Code::SASS>, Bf16, 64, 64, 64>;
+//   using Config = NormConfig<Target<90, 'a', Code::SASS>, Bf16, 64>;
 //   extern "C" __global__ void __launch_bounds__(Config::THREADS, Config::MIN_BLOCKS)
-//   flash_dist_fwd_bf16_d64_smem64_sm90a(const __grid_constant__ FwdParams params) {
-//     fwd_block<Config>(params);
+//   my_norms_rms_bf16_d64_sm90a(const __grid_constant__ NormParams params) {
+//     norm_block<Config>(params);
 //   }
-//   extern "C" const KernelEntry flash_dist_fwd_bf16_d64_smem64_sm90a_entry =
-//       make_entry<Config>(&flash_dist_fwd_bf16_d64_smem64_sm90a, &launch_fwd<Config>);
+//   extern "C" const KernelEntry my_norms_rms_bf16_d64_sm90a_entry =
+//       make_entry<Config>(&my_norms_rms_bf16_d64_sm90a, &launch_norm<Config>);
+//
+// Config::THREADS, SMEM_BYTES and MIN_BLOCKS are required. The functions below read further members
+// where a Config has them.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
-namespace flash_dist {
+#include "product.h"
+
+namespace KERNEL_NAMESPACE {
 
 struct KernelEntry {
   const void* kernel;  // what cudaFuncGetAttributes and cudaLaunchKernel take
   cudaError_t (*launch)(const void* kernel, const void* params, cudaStream_t stream);
   int threads;
   int dynamic_smem;    // bytes
-  int block_rows;      // query rows (fwd, dq) or key rows (dkdv) that a block owns
+  int block_rows;      // rows of the result that a block owns; 0: the kernel has no such rows
   int blocks_per_sm;   // resident blocks the tile was chosen for
-  int cluster;         // blocks that share these rows
-  bool takes_tickets;  // blocks share out tiles that differ in length by counting in memory
-  // Why these arguments are not for this kernel, null if they are; itself null if all are. The
-  // dispatcher then takes the next family that serves the role.
+  int cluster;         // blocks of a cluster, which share these rows
+  bool takes_tickets;  // blocks take tiles from a counter in memory
+  // The reason why this kernel does not support these arguments, null if it does. The pointer is
+  // null if it supports all. The dispatcher then takes the next family that serves the role.
   const char* (*refuses)(const void* params);
-  int registers;  // of a thread at the launch, which its warpgroups share out among them; 0: any
+  int registers;  // per thread at the launch, which setmaxnreg redistributes; 0: any number
 };
 
-// Of a thread, that setmaxnreg is asked for: a multiple of 8 that an instruction can name.
+// The most registers per thread that setmaxnreg can ask for, a multiple of 8.
 constexpr int MOST_REGISTERS = 240;
 
-// What a thread has at its launch where so many fill a multiprocessor, a multiple of 128: with
-// setmaxnreg in it, a kernel is compiled for that many.
+// Registers per thread at the launch where so many threads fill a multiprocessor. ptxas compiles a
+// kernel that contains setmaxnreg for exactly that many.
 constexpr int registers_at_launch(int threads) {
   const int each = 65536 / threads / 8 * 8;
   return each < MOST_REGISTERS ? each : MOST_REGISTERS;
 }
 
-// Those that the roles of Config's block were shared out from; 0 where there are no roles.
+// KernelEntry::registers of a Config whose warpgroups redistribute registers, else 0.
 template <class Config>
-constexpr auto shared_out(int) -> decltype(Config::CONSUMER_REGISTERS) {
+constexpr auto registers_of(int) -> decltype(Config::CONSUMER_REGISTERS) {
   return registers_at_launch(Config::THREADS * Config::MIN_BLOCKS);
 }
 template <class Config>
-constexpr int shared_out(...) {
+constexpr int registers_of(...) {
   return 0;
 }
 
-// Config::TAKES_TICKETS; false where there is none.
+// Config::TAKES_TICKETS, else false.
 template <class Config>
 constexpr auto takes_tickets(int) -> decltype(Config::TAKES_TICKETS) {
   return Config::TAKES_TICKETS;
@@ -61,7 +66,7 @@ constexpr bool takes_tickets(...) {
   return false;
 }
 
-// Config::CLUSTER; 1 where there is none.
+// Config::CLUSTER, else 1.
 template <class Config>
 constexpr auto cluster_of(int) -> decltype(Config::CLUSTER) {
   return Config::CLUSTER;
@@ -69,6 +74,16 @@ constexpr auto cluster_of(int) -> decltype(Config::CLUSTER) {
 template <class Config>
 constexpr int cluster_of(...) {
   return 1;
+}
+
+// Config::BLOCK_ROWS, else 0.
+template <class Config>
+constexpr auto block_rows_of(int) -> decltype(Config::BLOCK_ROWS) {
+  return Config::BLOCK_ROWS;
+}
+template <class Config>
+constexpr int block_rows_of(...) {
+  return 0;
 }
 
 template <class Config, class Params>
@@ -79,15 +94,15 @@ KernelEntry make_entry(void (*kernel)(Params),
           launch,
           Config::THREADS,
           Config::SMEM_BYTES,
-          Config::BLOCK_ROWS,
+          block_rows_of<Config>(0),
           Config::MIN_BLOCKS,
           cluster_of<Config>(0),
           takes_tickets<Config>(0),
           refuses,
-          shared_out<Config>(0)};
+          registers_of<Config>(0)};
 }
 
-// Blocks of a kernel's size, with an attribute that has to outlive the launch.
+// The launch of blocks of a kernel's size, with one attribute, which must outlive the launch.
 inline cudaLaunchConfig_t launch_config(dim3 blocks, int threads, int dynamic_smem,
                                         cudaStream_t stream, cudaLaunchAttribute& attribute) {
   cudaLaunchConfig_t config{};
@@ -108,8 +123,8 @@ inline cudaLaunchAttribute in_clusters(int blocks) {
   return attribute;
 }
 
-// Launches blocks of Config's size, in clusters where it has such: of these so many. No block is no
-// work, more than the grid's limit an error.
+// Launches so many blocks, or clusters of blocks where Config has a CLUSTER. Nothing is launched for
+// 0; more than the grid's limit is cudaErrorInvalidConfiguration.
 template <class Config>
 cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cudaStream_t stream) {
   constexpr int CLUSTER = cluster_of<Config>(0);
@@ -127,4 +142,4 @@ cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cu
   }
 }
 
-}  // namespace flash_dist
+}  // namespace KERNEL_NAMESPACE

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from csrc import generate
-from csrc.generate import CSRC
 from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.make.kernels.generate import generate
+from flash_dist.toolkit.make.kernels.render import render_own_plans, render_plans
+from flash_dist.toolkit.make.kernels.table import Row, Table
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from flash_dist.toolkit.targets.devices import Device
 from flash_dist.toolkit.targets.verdict import Situation, judge_kernel
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TABLE = """
-[dtypes]
-fp16 = 75
-fp32 = 75
-bf16 = 80
+[defaults]
+dtype = ["fp16", "bf16"]
 [smem_plans]
 0 = 49152
 64 = 65536
@@ -46,7 +45,7 @@ config = "F32FwdConfig"
 kernel = "f32_fwd_block"
 params = "FwdParams"
 launch = "launch_f32_fwd"
-dtypes = ["fp32"]
+dtype = ["fp32"]
 rows = [
   { head_dim = 192, head_dim_v = 128, plan = 99, warps = 4 },
 ]
@@ -64,10 +63,10 @@ rows = [
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> generate.Table:
+def table(tmp_path: Path) -> Table:
     path = tmp_path / "kernels.toml"
     path.write_text(TABLE)
-    return generate.Table.load(path)
+    return Table.load(path)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def table(tmp_path: Path) -> generate.Table:
     ids=["no bf16 and 64 KB", "99 KB", "PTX, 163 KB"],
 )
 def test_a_target_gets_its_dtypes_and_the_plans_it_has_room_for(
-    table: generate.Table,
+    table: Table,
     target: str,
     expected: set[str],
 ) -> None:
@@ -109,17 +108,15 @@ def test_a_target_gets_its_dtypes_and_the_plans_it_has_room_for(
 
 
 def test_every_variant_of_the_real_table_has_a_symbol_of_its_own() -> None:
-    real = generate.Table.load(CSRC / "kernels.toml")
+    real = Table.load()
     archs = ArchSet.parse("7.5;8.0+PTX;9.0a;9.0;10.0f;12.0+PTX").archs
     symbols = [variant.symbol for arch in archs for variant in real.variants(arch)]
     assert len(symbols) == len(set(symbols))
     assert all(re.fullmatch(r"flash_dist_[a-z0-9_]+", symbol) for symbol in symbols)
 
 
-def test_ptx_files_hold_one_kernel_and_sass_files_one_size(
-    table: generate.Table, tmp_path: Path
-) -> None:
-    generate.generate(table, ArchSet.parse("8.0+PTX").archs, [], tmp_path)
+def test_ptx_files_hold_one_kernel_and_sass_files_one_size(table: Table, tmp_path: Path) -> None:
+    generate(table, ArchSet.parse("8.0+PTX").archs, [], tmp_path)
     kernels = {
         path.relative_to(tmp_path): path.read_text().count("__global__")
         for path in tmp_path.rglob("*.cu")
@@ -131,22 +128,20 @@ def test_ptx_files_hold_one_kernel_and_sass_files_one_size(
     assert sass == {"fwd_d64.cu": 2, "fwd_d128.cu": 2, "fwd_d192v128.cu": 1, "delta.cu": 2}
 
 
-def test_sources_that_nothing_needs_any_more_are_removed(
-    table: generate.Table, tmp_path: Path
-) -> None:
+def test_sources_that_nothing_needs_any_more_are_removed(table: Table, tmp_path: Path) -> None:
     archs = ArchSet.parse("9.0a").archs
-    generate.generate(table, archs, [], tmp_path)
+    generate(table, archs, [], tmp_path)
     before = sorted(tmp_path.rglob("*.cu"))
     before[0].with_name("gone.cu").touch()
-    generate.generate(table, archs, [], tmp_path)
+    generate(table, archs, [], tmp_path)
     assert sorted(tmp_path.rglob("*.cu")) == before
 
 
 def test_the_target_is_a_template_argument_of_kernel_and_launcher(
-    table: generate.Table,
+    table: Table,
     tmp_path: Path,
 ) -> None:
-    generate.generate(table, ArchSet.parse("9.0a").archs, [], tmp_path)
+    generate(table, ArchSet.parse("9.0a").archs, [], tmp_path)
     text = (tmp_path / "targets" / "sm_90a" / "delta.cu").read_text()
     assert "DeltaConfig<Target<90, 'a', Code::SASS>, Fp16, 64, 64, 0>" in text
     assert "launch_delta<flash_dist_delta_fp16_d64_sm90a_config>" in text
@@ -154,61 +149,59 @@ def test_the_target_is_a_template_argument_of_kernel_and_launcher(
     assert "namespace {" not in text
 
 
-def test_plans_hold_every_further_key_of_a_row(table: generate.Table) -> None:
-    text = generate.render_plans(table)
+def test_plans_hold_every_further_key_of_a_row(table: Table) -> None:
+    text = render_plans(table)
     assert "static constexpr int WARPS = 8; static constexpr int BLOCK_N = 32;" in text
     assert "template <> struct FwdPlan<128, 128, 163>" in text
     assert "template <> struct F32FwdPlan<192, 128, 99>" in text
     assert "if (plan == 163) return 166912;" in text
 
 
-def test_a_family_may_have_a_header_of_its_own_for_its_plans(table: generate.Table) -> None:
+def test_a_family_may_have_a_header_of_its_own_for_its_plans(table: Table) -> None:
     own = replace(table.families[0], name="own", config="OwnConfig", plans="own_plans.h")
     both = replace(table, families=(*table.families, own))
-    assert generate.render_plans(both) == generate.render_plans(table)
-    text = generate.render_own_plans(both, "own_plans.h")
+    assert render_plans(both) == render_plans(table)
+    text = render_own_plans(both, "own_plans.h")
     assert text.count("template <> struct OwnPlan<") == len(own.rows)
     assert text.count("template <> struct") == len(own.rows)
 
 
-def test_the_dispatchers_table_lists_only_what_is_linked(
-    table: generate.Table, tmp_path: Path
-) -> None:
+def test_the_dispatchers_table_lists_only_what_is_linked(table: Table, tmp_path: Path) -> None:
     linked, other = ArchSet.parse("7.5").archs, ArchSet.parse("9.0a").archs
-    generate.generate(table, linked, other, tmp_path)
+    generate(table, linked, other, tmp_path)
     lines = (tmp_path / "variants.inc").read_text().splitlines()
-    assert [line.removeprefix("FLASH_DIST_VARIANT(flash_dist_") for line in lines] == [
-        r"fwd_fp16_d64_smem64_sm75, FWD, FWD, 0, FP16, 64, 64, 64, 75, '\0', 0)",
-        r"delta_fp16_d64_sm75, DELTA, DELTA, 0, FP16, 64, 64, 0, 75, '\0', 0)",
+    assert [line.removeprefix("KERNEL_VARIANT(flash_dist_") for line in lines] == [
+        r"fwd_fp16_d64_smem64_sm75, FWD, FWD, 0, 64, 75, '\0', 0, 0, 64, 64)",
+        r"delta_fp16_d64_sm75, DELTA, DELTA, 0, 0, 75, '\0', 0, 0, 64, 64)",
     ]
     data = json.loads((tmp_path / "variants.json").read_text())
     assert [entry["target"] for entry in data] == ["sm_75", "sm_75"]
     assert (tmp_path / "targets" / "sm_90a" / "fwd_d64.cu").is_file()
-    assert "FLASH_DIST_OTHER_TARGETS sm_90a" in (tmp_path / "sources.cmake").read_text()
+    assert "OTHER_TARGETS sm_90a" in (tmp_path / "sources.cmake").read_text()
 
 
-def test_an_unchanged_file_keeps_its_time_stamp(table: generate.Table, tmp_path: Path) -> None:
+def test_an_unchanged_file_keeps_its_time_stamp(table: Table, tmp_path: Path) -> None:
     archs = ArchSet.parse("7.5").archs
-    generate.generate(table, archs, [], tmp_path)
+    generate(table, archs, [], tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
-    generate.generate(table, archs, [], tmp_path)
+    generate(table, archs, [], tmp_path)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
 
 
-def test_a_debug_build_keeps_one_head_dim_and_dtype(table: generate.Table) -> None:
+def test_a_debug_build_keeps_one_head_dim_and_dtype(table: Table) -> None:
     target = Arch.parse("sm_80")
     kept = table.only([128], ["fp16"]).variants(target)
-    assert {(v.row.head_dim, v.dtype) for v in kept} == {(128, "fp16")}
+    assert {(v.row.sizes[0], v.words[0]) for v in kept} == {(128, "fp16")}
     assert table.only([], []).variants(target) == table.variants(target)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_debug_build_can_make_every_call_of_its_head_dim(head_dim: int) -> None:
     target = Arch.parse("sm_80")
-    kept = generate.Table.load().only([head_dim], ["bf16"]).variants(target)
+    kept = Table.load().only([head_dim], ["bf16"]).variants(target)
     roles = {v.family.role for v in kept}
     assert {"fwd", "bwd_dkdv", "decode", "decode_fold", "append"} <= roles
-    sizes = {v.row.head_dim for v in kept if v.family.name not in {"decode_fold", "append"}}
+    sizes = {v.row.sizes[0] for v in kept if v.family.name not in {"decode_fold", "append"}}
     assert sizes == {head_dim}
 
 
@@ -232,42 +225,43 @@ rows = [
 
 
 @pytest.fixture
-def specific(tmp_path: Path) -> generate.Table:
+def specific(tmp_path: Path) -> Table:
     path = tmp_path / "specific.toml"
     path.write_text(TABLE + SPECIFIC)
-    return generate.Table.load(path)
+    return Table.load(path)
 
 
-def symbols_of(table: generate.Table, target: str) -> set[str]:
+def symbols_of(table: Table, target: str) -> set[str]:
     return {variant.symbol for variant in table.variants(Arch.parse(target))}
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "compute_90", "sm_100"])
 def test_other_targets_do_not_notice_a_family_for_one(
-    table: generate.Table,
-    specific: generate.Table,
+    table: Table,
+    specific: Table,
     target: str,
 ) -> None:
     assert symbols_of(specific, target) == symbols_of(table, target)
 
 
-def test_its_target_gets_it_beside_the_general_family(
-    table: generate.Table, specific: generate.Table
-) -> None:
+def test_its_target_gets_it_beside_the_general_family(table: Table, specific: Table) -> None:
     assert symbols_of(specific, "sm_90a") - symbols_of(table, "sm_90a") == {
         f"flash_dist_fwd_sm90_{dtype}_d64_smem99_sm90a" for dtype in ("fp16", "bf16")
     }
 
 
-def test_roles_and_families_are_told_apart(specific: generate.Table, tmp_path: Path) -> None:
-    generate.generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
+def test_roles_and_families_are_told_apart(specific: Table, tmp_path: Path) -> None:
+    generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
     names = (tmp_path / "roles.h").read_text()
     assert "enum class Role : int { FWD, DELTA };" in names
     assert "enum class Family : int { FWD, DELTA, FWD_SM90 };" in names
     assert "ROLE_COUNT = 2" in names
     table = (tmp_path / "variants.inc").read_text()
-    assert "(flash_dist_fwd_sm90_bf16_d64_smem99_sm90a, FWD, FWD_SM90, 1, BF16, 64, 64," in table
-    assert "(flash_dist_fwd_bf16_d64_smem64_sm90a, FWD, FWD, 0, BF16, 64, 64," in table
+    assert (
+        "(flash_dist_fwd_sm90_bf16_d64_smem99_sm90a, FWD, FWD_SM90, 1, 99, 90, 'a', 0, 1, 64, 64)"
+        in table
+    )
+    assert "(flash_dist_fwd_bf16_d64_smem64_sm90a, FWD, FWD, 0, 64, 90, 'a', 0, 1, 64, 64)" in table
     found = {
         (entry["role"], entry["family"])
         for entry in json.loads((tmp_path / "variants.json").read_text())
@@ -275,8 +269,8 @@ def test_roles_and_families_are_told_apart(specific: generate.Table, tmp_path: P
     assert found == {("fwd", "fwd"), ("fwd", "fwd_sm90"), ("delta", "delta")}
 
 
-def test_what_refuses_arguments_is_in_the_entry(specific: generate.Table, tmp_path: Path) -> None:
-    generate.generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
+def test_what_refuses_arguments_is_in_the_entry(specific: Table, tmp_path: Path) -> None:
+    generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
     folder = tmp_path / "targets" / "sm_90a"
     symbol = "flash_dist_fwd_sm90_bf16_d64_smem99_sm90a"
     assert f"&refuses_sm90_fwd<{symbol}_config>" in (folder / "fwd_sm90_d64.cu").read_text()
@@ -298,50 +292,34 @@ def test_the_name_of_a_family_tells_its_role_and_its_target(
     path = tmp_path / "named.toml"
     path.write_text(TABLE + SPECIFIC.replace(old, new))
     with pytest.raises(FlashDistError, match=said):
-        generate.Table.load(path)
+        Table.load(path)
 
 
 def test_rows_with_scored_are_a_family_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "scored.toml"
     changed = "warps = 12, scored = { plan = 64, warps = 8 } }"
     path.write_text(TABLE + SPECIFIC.replace("warps = 12 }", changed))
-    plain, scored = generate.Table.load(path).families[-2:]
+    plain, scored = Table.load(path).families[-2:]
     assert (plain.name, scored.name) == ("fwd_sm90", "fwd_scored_sm90")
     assert (plain.role, plain.targets) == (scored.role, scored.targets)
     assert (plain.config, scored.config) == ("FwdSm90Config", "FwdScoredSm90Config")
     assert (plain.params, scored.params) == ("FwdSm90Params", "FwdScoredSm90Params")
-    assert plain.rows == (generate.Row(64, 64, 99, (("warps", 12),)),)
-    assert scored.rows == (generate.Row(64, 64, 64, (("warps", 8),)),)
+    assert plain.rows == (Row((64, 64), 99, (("warps", 12),)),)
+    assert scored.rows == (Row((64, 64), 64, (("warps", 8),)),)
 
 
 def test_a_family_for_all_targets_has_no_row_with_scored(tmp_path: Path) -> None:
     path = tmp_path / "scored.toml"
     path.write_text(TABLE.replace("warps = 4 }", "warps = 4, scored = {} }"))
     with pytest.raises(FlashDistError, match="for all targets must be named fwd, got `fwd_scored`"):
-        generate.Table.load(path)
-
-
-@pytest.mark.parametrize("columns", generate.WGMMA_COLUMNS)
-def test_a_matrix_instruction_names_each_register_of_its_accumulator_once(columns: int) -> None:
-    lines = [
-        line
-        for line in generate.render_wgmma_shapes().splitlines()
-        if f".m64n{columns}k16." in line
-    ]
-    # A in shared memory or in registers, D written or added to, float16 or bfloat16.
-    assert len(lines) == 2 * 2 * 2
-    for line in lines:
-        registers = re.findall(r'"[=+]f"\(d\[(\d+)\]\[(\d)\]\)', line)
-        assert registers == [(str(n), str(i)) for n in range(columns // 8) for i in range(4)]
-        template, *operands = re.findall(r'"((?:[^"])*)"', line)
-        assert {int(x) for x in re.findall(r"%(\d+)", template)} == set(range(len(operands)))
+        Table.load(path)
 
 
 @pytest.mark.parametrize("smem", [232448, 166912, 101376, 65536])
 def test_families_of_bent_scores_are_not_what_is_known_to_serve_a_size(smem: int) -> None:
     # what is chosen without arguments is told by doctor, and its code kept with fingerprints
-    built = make_table_build(generate.Table.load())
-    assert any(one.is_scored for one in built.variants)
+    built = make_table_build(Table.load())
+    assert any(one.comes_last for one in built.variants)
     here = Situation(Device(9, 0), smem_limit=smem)
     chosen = [judge_kernel(key, built, here).variant for key in built.keys]
-    assert [one.symbol for one in chosen if one and one.is_scored] == []
+    assert [one.symbol for one in chosen if one and one.comes_last] == []

@@ -1,8 +1,9 @@
 // The compiled variants, and the choice among them by what really loads on a device.
 //
-// A role is what a kernel is for (fwd, bwd_dkdv, ...), a family is one way to do it. Several
-// families may serve a role: on each target the more specific one is tried first, and the general
-// one is what remains where that one is not built in, does not load, or refuses the arguments.
+// A role is what a kernel is for, a family is one way to do it. Several families may serve a role:
+// on each target the more specific one is tried first, and the general one is what remains where
+// that one is not built in, does not load, or refuses the arguments. Axes tell the kernels of a role
+// apart; the package declares them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,12 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "core/entry.h"
-#include "core/params.h"
-#include "host/plan.h"
-#include "roles.h"
+#include "native/entry.h"
+#include "native/values.h"
 
-namespace flash_dist {
+namespace KERNEL_NAMESPACE {
 
 // One line of the generated table.
 struct Variant {
@@ -23,12 +22,11 @@ struct Variant {
   Role role;
   Family family;
   bool specific;  // of a family that is for some targets only
-  Dtype dtype;
-  KernelSize size;  // columns of q and k, of v and out (twice those of the one tensor of others)
-  int plan;         // KB of shared memory, see kernels.toml
-  int number;       // 90
-  char suffix;      // 'a', 'f' or '\0'
+  int plan;       // KB of shared memory; 0: no opt-in is needed
+  int number;     // 90
+  char suffix;    // 'a', 'f' or '\0'
   bool ptx;
+  Values values;
   const KernelEntry* entry;
 
   std::string target() const;  // "sm_90a" or "compute_80"
@@ -36,23 +34,20 @@ struct Variant {
 
 const std::vector<Variant>& all_variants();
 
-const char* dtype_name(Dtype dtype);
-
-// A kernel as the algorithm names it, with the columns that exist: of each family the smallest
-// compiled size that holds them is meant.
+// A kernel as a call asks for it: the values that the call has. Of each family the smallest compiled
+// sizes that hold the call's are meant.
 struct KernelKey {
   Role role;
-  Dtype dtype;
-  KernelSize columns;
+  Values values;
 };
 
-// True if a variant is of that smallest size of its family. Some families leave calls that would
-// fill half of its columns, or less, to the general one (leaves_half_filled in kernels.toml).
-// flash_dist/toolkit/targets/verdict.py predicts the same.
+// True if a variant has the smallest sizes of its family that hold the key's. Some families leave
+// calls that would fill half of the first size, or less, to the general family (leaves_half_filled in
+// the table of kernels). targets/verdict.py predicts the same.
 bool is_meant(const Variant& variant, const KernelKey& key);
 
-// Whether any variant serves a role for a dtype, on whatever device.
-bool is_built_in(Role role, Dtype dtype);
+// True if any variant serves a role for the words of a key, on whatever device.
+bool is_built_in(const KernelKey& key);
 
 // A variant that the driver has loaded on some device.
 struct Loaded {
@@ -76,7 +71,7 @@ struct DeviceInfo {
   std::string name;
   int compute_capability;  // 90
   int sm_count;
-  int smem_limit;  // bytes a block may ask for, lowered by FLASH_DIST_SMEM_LIMIT
+  int smem_limit;  // bytes a block may ask for, lowered by SMEM_LIMIT_VARIABLE
   int l2_bytes;
 };
 
@@ -114,4 +109,4 @@ class DeviceScope {
   int previous_ = -1;
 };
 
-}  // namespace flash_dist
+}  // namespace KERNEL_NAMESPACE

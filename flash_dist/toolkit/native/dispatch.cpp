@@ -1,4 +1,4 @@
-#include "host/dispatch.h"
+#include "native/dispatch.h"
 
 #include <algorithm>
 #include <array>
@@ -10,42 +10,26 @@
 #include <tuple>
 #include <utility>
 
-#include "host/check.h"
-#include "host/recording.h"
+#include "names.h"
+#include "native/check.h"
+#include "native/recording.h"
 #include "plans.h"
 
-#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \
-                           number, suffix, ptx)                                               \
-  extern "C" const flash_dist::KernelEntry symbol##_entry;
+#define KERNEL_VARIANT(symbol, ...) extern "C" const KERNEL_NAMESPACE::KernelEntry symbol##_entry;
 #include "variants.inc"
-#undef FLASH_DIST_VARIANT
+#undef KERNEL_VARIANT
 
-namespace flash_dist {
+namespace KERNEL_NAMESPACE {
 
 const std::vector<Variant>& all_variants() {
   static const std::vector<Variant> variants = {
-#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan,  \
-                           number, suffix, ptx)                                                \
-  {#symbol, Role::role, Family::family, specific != 0, Dtype::dtype,   {head_dim, head_dim_v}, \
-   plan,    number,     suffix,         ptx != 0,      &symbol##_entry},
+#define KERNEL_VARIANT(symbol, role, family, specific, plan, number, suffix, ptx, ...) \
+  {#symbol, Role::role, Family::family, specific != 0,       plan,                     \
+   number,  suffix,     ptx != 0,       Values{__VA_ARGS__}, &symbol##_entry},
 #include "variants.inc"
-#undef FLASH_DIST_VARIANT
+#undef KERNEL_VARIANT
   };
   return variants;
-}
-
-const char* dtype_name(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::FP16:
-      return "fp16";
-    case Dtype::BF16:
-      return "bf16";
-    case Dtype::FP32:
-      return "fp32";
-    case Dtype::IEEE32:
-      return "ieee32";
-  }
-  fail("dtype must be 0 (fp16), 1 (bf16), 2 (fp32) or 3 (ieee32), got ", static_cast<int>(dtype));
 }
 
 std::string Variant::target() const {
@@ -69,14 +53,17 @@ DeviceScope::~DeviceScope() {
 namespace {
 
 bool same_kernel(const Variant& v, const KernelKey& key) {
-  return v.role == key.role && v.dtype == key.dtype;
+  return v.role == key.role &&
+         std::equal(v.values.begin(), v.values.begin() + WORD_AXES, key.values.begin());
 }
 
-// All of a role and dtype, or those of one family.
-std::vector<KernelSize> compiled_sizes(const KernelKey& key, const Family* family = nullptr) {
-  std::vector<KernelSize> sizes;
+// The sizes of a family, or of all families, for the role and words of a key.
+std::vector<Values> compiled_sizes(const KernelKey& key, const Family* family = nullptr) {
+  std::vector<Values> sizes;
   for (const Variant& v : all_variants()) {
-    if (same_kernel(v, key) && (family == nullptr || v.family == *family)) sizes.push_back(v.size);
+    if (same_kernel(v, key) && (family == nullptr || v.family == *family)) {
+      sizes.push_back(v.values);
+    }
   }
   return sizes;
 }
@@ -88,12 +75,12 @@ int attribute(cudaDeviceAttr which, int device) {
 }
 
 int smem_limit_asked() {
-  const char* text = std::getenv("FLASH_DIST_SMEM_LIMIT");
+  const char* text = std::getenv(SMEM_LIMIT_VARIABLE);
   if (text == nullptr || *text == '\0') return INT32_MAX;
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
   if (*end != '\0' || value <= 0 || value > INT32_MAX) {
-    fail("FLASH_DIST_SMEM_LIMIT must be a number of bytes such as 65536, got `", text, "`");
+    fail(SMEM_LIMIT_VARIABLE " must be a number of bytes such as 65536, got `", text, "`");
   }
   return static_cast<int>(value);
 }
@@ -155,10 +142,10 @@ bool is_of_capture(cudaError_t status) {
 
 // Raises what is no refusal. Nothing of it is kept: the next call tries again.
 [[noreturn]] void fail_to_load(const Variant& v, const char* call, cudaError_t status) {
-  fail(memory_words(status), "flash_dist could not load ", v.symbol, ": ", call, " failed with ",
+  fail(memory_words(status), PRODUCT_NAME " could not load ", v.symbol, ": ", call, " failed with ",
        error_text(status), "\n\nhint: ",
        is_of_capture(status)
-           ? "call it once before the capture, with this dtype and head_dim: a kernel is loaded "
+           ? "call it once before the capture with arguments of the same kind: a kernel is loaded "
              "when it is first used"
            : "nothing of this is remembered, the next call tries again");
 }
@@ -166,7 +153,7 @@ bool is_of_capture(cudaError_t status) {
 // From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first), SASS
 // that crosses between discrete and integrated GPUs of a major, which nobody promises; of one
 // target the family that is made for it, then the largest tile, then the family that comes first in
-// kernels.toml. The driver has the last word on each, so the rules of suffixes and families of GPUs
+// the table. The driver has the last word on each, so the rules of suffixes and families of GPUs
 // are not repeated here.
 struct Preference {
   int device;
@@ -344,15 +331,14 @@ class Registry {
   }
 
   Candidates& candidates(int device, const KernelKey& key) {
-    auto& found =
-        candidates_[{device, key.role, key.dtype, key.columns.head_dim, key.columns.head_dim_v}];
+    auto& found = candidates_[{device, key.role, key.values}];
     if (!found) found = std::make_unique<Candidates>(device, known_device(device), key);
     return *found;
   }
 
   std::mutex mutex_;
   std::map<int, std::unique_ptr<DeviceInfo>> devices_;
-  std::map<std::tuple<int, Role, Dtype, int, int>, std::unique_ptr<Candidates>> candidates_;
+  std::map<std::tuple<int, Role, Values>, std::unique_ptr<Candidates>> candidates_;
   std::array<LastVariant, ROLE_COUNT> last_{};
 };
 
@@ -361,26 +347,35 @@ Registry& registry() {
   return *one;
 }
 
+// "head_dim 192, head_dim_v 128"; a size that equals that of its default axis is left out.
+std::string describe_sizes(const Values& values) {
+  std::string text;
+  for (int axis = WORD_AXES; axis < KEY_AXES; ++axis) {
+    const int other = DEFAULT_AXES[axis];
+    if (other >= 0 && values[axis] == values[other]) continue;
+    text += (text.empty() ? "" : ", ") + std::string(AXIS_NAMES[axis]) + " " +
+            std::to_string(values[axis]);
+  }
+  return text;
+}
+
 void list_sizes(std::ostream& text, const KernelKey& key) {
-  std::set<std::pair<int, int>> sizes;
-  for (const KernelSize& size : compiled_sizes(key)) sizes.insert({size.head_dim, size.head_dim_v});
+  std::set<Values> sizes;
+  for (const Values& one : compiled_sizes(key)) sizes.insert(one);
   text << ": none is built in";
-  const char* separator = ", only head_dim ";
-  for (const auto& [head_dim, head_dim_v] : sizes) {
-    text << separator << head_dim;
-    if (head_dim_v != head_dim) text << "/" << head_dim_v;
-    separator = ", ";
+  const char* separator = ", only for ";
+  for (const Values& one : sizes) {
+    text << separator << describe_sizes(one);
+    separator = "; ";
   }
 }
 
 [[noreturn]] void refuse(int device, const KernelKey& key, const std::vector<Refusal>& refused) {
   const DeviceInfo& info = device_info(device);
   std::ostringstream text;
-  text << "no variant of kernel " << role_name(key.role) << " for " << dtype_name(key.dtype)
-       << ", head_dim " << key.columns.head_dim;
-  if (key.columns.head_dim_v != key.columns.head_dim) {
-    text << ", head_dim_v " << key.columns.head_dim_v;
-  }
+  text << "no variant of kernel " << role_name(key.role) << " for";
+  for (int axis = 0; axis < WORD_AXES; ++axis) text << " " << word_name(axis, key.values[axis]);
+  text << (WORD_AXES > 0 && WORD_AXES < KEY_AXES ? ", " : " ") << describe_sizes(key.values);
   text << " runs on GPU " << device << " (" << info.name << ", compute capability "
        << capability_text(info) << ")";
   const char* separator = ": ";
@@ -389,7 +384,7 @@ void list_sizes(std::ostream& text, const KernelKey& key) {
     separator = "; ";
   }
   if (refused.empty()) list_sizes(text, key);
-  text << "\n\nhint: `python -m flash_dist doctor` names the arch set to install";
+  text << "\n\nhint: `" PRODUCT_PROGRAM " doctor` names the arch set to install";
   throw Error(text.str());
 }
 
@@ -397,18 +392,16 @@ void list_sizes(std::ostream& text, const KernelKey& key) {
 
 bool is_meant(const Variant& variant, const KernelKey& key) {
   if (!same_kernel(variant, key)) return false;
-  const KernelSize meant = smallest_holding(compiled_sizes(key, &variant.family), key.columns);
-  const bool half_filled = 2 * key.columns.head_dim <= meant.head_dim;
+  if constexpr (WORD_AXES == KEY_AXES) return true;
+  const Values meant = smallest_holding(compiled_sizes(key, &variant.family), key.values);
+  const bool half_filled = 2 * key.values[WORD_AXES] <= meant[WORD_AXES];
   if (half_filled && leaves_half_filled(variant.family)) return false;
-  return variant.size.head_dim == meant.head_dim && variant.size.head_dim_v == meant.head_dim_v;
+  return variant.values == meant;
 }
 
-bool is_built_in(Role role, Dtype dtype) {
-  const KernelKey key{role, dtype, {0, 0}};
-  for (const Variant& v : all_variants()) {
-    if (same_kernel(v, key)) return true;
-  }
-  return false;
+bool is_built_in(const KernelKey& key) {
+  const auto& all = all_variants();
+  return std::any_of(all.begin(), all.end(), [&](const Variant& v) { return same_kernel(v, key); });
 }
 
 const DeviceInfo& device_info(int device) { return registry().device(device); }
@@ -437,7 +430,7 @@ void launch(int device, const Loaded& kernel, const void* params, cudaStream_t s
   if (status == cudaErrorInvalidConfiguration) {  // of launch_1d()
     cudaGetLastError();
     fail(variant.symbol, " failed with ", error_text(status), ": it would need more than ",
-         INT32_MAX, " blocks\n\nhint: attend to fewer batch entries at a time");
+         INT32_MAX, " blocks\n\nhint: pass fewer batch entries at a time");
   }
   check_cuda(status, variant.symbol);
   registry().remember(device, kernel);
@@ -446,4 +439,4 @@ void launch(int device, const Loaded& kernel, const void* params, cudaStream_t s
 
 std::vector<LastVariant> last_variants() { return registry().last(); }
 
-}  // namespace flash_dist
+}  // namespace KERNEL_NAMESPACE

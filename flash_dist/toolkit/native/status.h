@@ -4,7 +4,9 @@
 #include <exception>
 #include <string>
 
-namespace flash_dist {
+#include "product.h"
+
+namespace KERNEL_NAMESPACE {
 
 std::string& last_error();
 
@@ -21,4 +23,4 @@ auto guarded(F&& f) -> decltype(f()) {
   return -1;
 }
 
-}  // namespace flash_dist
+}  // namespace KERNEL_NAMESPACE

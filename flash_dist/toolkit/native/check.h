@@ -7,7 +7,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace flash_dist {
+#include "product.h"
+
+namespace KERNEL_NAMESPACE {
 
 class Error : public std::runtime_error {
  public:
@@ -26,8 +28,7 @@ inline std::string error_text(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
 
-// How a sentence about missing memory begins, as torch's does; flash_dist/kernels/memory.py knows
-// it by that.
+// How a sentence about missing memory begins, as torch's does, so that Python can recognise it.
 inline const char* memory_words(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "CUDA out of memory. " : "";
 }
@@ -38,4 +39,4 @@ inline void check_cuda(cudaError_t status, const char* what) {
   fail(memory_words(status), what, " failed with ", error_text(status));
 }
 
-}  // namespace flash_dist
+}  // namespace KERNEL_NAMESPACE

@@ -1,0 +1,319 @@
+"""The table of kernels: which families exist, for which words, sizes and shared-memory plans.
+
+One variant is one kernel for one target: `PREFIX_fwd_bf16_d64_smem99_sm90a`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import FlashDistError
+from ...product import SYMBOLS
+from ...targets.archs import Arch
+from ...targets.axes import AXES, KernelKey, Place
+from ...targets.compatibility import judge
+from ...targets.devices import KNOWN_DEVICES
+from ...targets.fallbacks import Fallbacks
+from ...targets.verdict import floor_of
+from ..project import TABLE
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+_A100: Final = 80
+_SM: Final = re.compile("Sm[0-9]+")  # in the names of types
+PLANS: Final = "plans.h"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tile choice: sizes under one shared-memory plan."""
+
+    sizes: tuple[int, ...]
+    plan: int
+    constants: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def from_toml(cls, data: Mapping[str, int]) -> Row:
+        """Take the axes out; everything else becomes a constant of the plan struct."""
+        own = {axis.name for axis in AXES.every}
+        constants = tuple((name, value) for name, value in data.items() if name not in own)
+        place = AXES.place({**data, **{axis.name: "" for axis in AXES.of("equal")}})
+        return cls(place.sizes, place.plan, constants)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels that share one template: one way to serve a role, for some words such as dtypes.
+
+    Several may serve a role. One with `targets` is for these only, and is tried there before the
+    one without, which stays as its fall-back: where `refuses`, a function of the header, has a
+    reason against the arguments, and where shared memory is short.
+    """
+
+    name: str
+    header: str
+    config: str
+    kernel: str
+    params: str
+    launch: str
+    rows: tuple[Row, ...]
+    words: tuple[tuple[str, ...], ...]  # one of each axis `equal`
+    role: str = ""  # "" is the name
+    targets: frozenset[Arch] = frozenset()  # empty: all
+    refuses: str = ""
+    leaves_half_filled: bool = False
+    plans: str = PLANS  # the header with its tile constants
+
+    @classmethod
+    def from_toml(cls, data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Family:
+        """Read one [[family]] table; `defaults` has the words of those that name none."""
+        given = {**defaults, **data}
+        words = [given.pop(axis.name) for axis in AXES.of("equal")]
+        read = {
+            "rows": tuple(map(Row.from_toml, data["rows"])),
+            "words": tuple(product(*words)),
+            "role": data.get("role", data["name"]),
+            "targets": frozenset(map(Arch.parse, data.get("targets", ()))),
+        }
+        family = cls(**{**given, **read})
+        family.require_name()
+        return family
+
+    def require_name(self) -> None:
+        """Insist on a name from which the role can be told, in a symbol of any binary.
+
+        Raises:
+            FlashDistError: It is neither the role nor, for some targets only, `<role>_sm<number>`
+                or `<role>_<axis>_sm<number>` with the axis `last`.
+        """
+        numbers = sorted({target.number for target in self.targets})
+        kinds = (self.role, *([f"{self.role}_{AXES.last}"] if AXES.last else []))
+        allowed = [f"{kind}_sm{number}" for number in numbers for kind in kinds] or [self.role]
+        if self.name not in allowed:
+            message = (
+                f"a family that serves {self.role} for "
+                f"{', '.join(sorted(map(str, self.targets))) or 'all targets'} must be named "
+                f"{' or '.join(allowed)}, got `{self.name}`"
+            )
+            raise FlashDistError(message)
+
+    def serves(self, target: Arch) -> bool:
+        """Whether a target gets kernels of it."""
+        return not self.targets or target in self.targets
+
+    def rows_for(self, sizes: Sequence[int]) -> tuple[Row, ...]:
+        """Return the rows of these first sizes; of a family that has larger ones alone, the least.
+
+        Not of one whose sizes differ from each other (MLA): they are a problem's own.
+        """
+        if not sizes:
+            return self.rows
+        least = min(row.sizes[0] for row in self.rows)
+        alike = all(len(set(row.sizes)) == 1 for row in self.rows)
+        holds_all = alike and not self.targets and least > max(sizes)
+        wanted = {least} if holds_all else set(sizes)
+        return tuple(row for row in self.rows if row.sizes[0] in wanted)
+
+    @property
+    def plan_struct(self) -> str:
+        """Name of the struct template that holds the tile constants."""
+        return self.config.removesuffix("Config") + "Plan"
+
+
+def split_last(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a [[family]] table, and the one of its rows that have the axis `last`, if any do.
+
+    There a row names the constants that differ. Types are named likewise: `FwdScoredSm90Config`.
+    """
+    rows = [{**row} for row in data["rows"]]
+    changes = [row.pop(AXES.last, None) for row in rows]
+    yield {**data, "rows": rows}
+    last = [
+        {**row, **change} for row, change in zip(rows, changes, strict=True) if change is not None
+    ]
+    if last:
+        role = data.get("role", data["name"])
+        name = f"{role}_{AXES.last}{data['name'].removeprefix(role)}"
+        named = rf"{AXES.last.capitalize()}\g<0>"
+        types = {key: _SM.sub(named, data[key]) for key in ("config", "params")}
+        yield {**data, **types, "name": name, "role": role, "rows": last}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The content of a table of kernels."""
+
+    smem_plans: dict[int, int]
+    families: tuple[Family, ...]
+    fallbacks: Fallbacks
+    every_plan: frozenset[Arch] = frozenset()  # targets that carry smaller plans, too
+    own_headers: Path | None = None  # a module with `headers()`: texts by name
+
+    @classmethod
+    def load(cls, path: Path = TABLE) -> Table:
+        """Read the table."""
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        plans = {int(name): size for name, size in data["smem_plans"].items()}
+        every_plan = frozenset(map(Arch.parse, data.get("every_plan", ())))
+        defaults = data.get("defaults", {})
+        families = tuple(
+            Family.from_toml(one, defaults) for f in data["family"] for one in split_last(f)
+        )
+        stand_ins = {role: tuple(roles) for role, roles in data.get("stand_ins", {}).items()}
+        leaving = frozenset(one.name for one in families if one.leaves_half_filled)
+        own = path.parent / data["own_headers"] if "own_headers" in data else None
+        table = cls(plans, families, Fallbacks(stand_ins, leaving), every_plan, own)
+        table.require_fallbacks()
+        return table
+
+    def require_fallbacks(self) -> None:
+        """Insist on general families behind each family for some targets.
+
+        Raises:
+            FlashDistError: A role that serves the calls which a family leaves has none.
+        """
+        rest = [one for one in self.families if one.targets or one.leaves_half_filled]
+        general = {(one.role, w) for one in self.families if one not in rest for w in one.words}
+        for family in rest:
+            stand_ins = self.fallbacks.stand_ins.get(family.role, (family.role,))
+            needed = {*stand_ins, family.role} if family.leaves_half_filled else stand_ins
+            for role, words in product(sorted(needed), family.words):
+                if (role, words) not in general:
+                    message = f"{family.name} leaves calls to {role}, which has no general family"
+                    hint = (
+                        f"add a [[family]] of {role} for {' '.join(words)}, or change [stand_ins]"
+                    )
+                    raise FlashDistError(message, hint=hint)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What kernels are there for."""
+        return tuple(dict.fromkeys(family.role for family in self.families))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The families; of one name are those that serve a role for dtypes of their own."""
+        return tuple(dict.fromkeys(family.name for family in self.families))
+
+    def only(self, sizes: Sequence[int], words: Collection[str]) -> Table:
+        """The part that a debug build compiles; nothing named: everything."""
+        families = (
+            replace(
+                family,
+                rows=family.rows_for(sizes),
+                words=tuple(one for one in family.words if not words or set(one) <= set(words)),
+            )
+            for family in self.families
+        )
+        return replace(self, families=tuple(families))
+
+    def variants(self, target: Arch) -> list[Variant]:
+        """Every kernel that a target gets: its words, and the plans that its devices need.
+
+        PTX also runs on newer devices: from 8.0 on it carries the plans of an A100, whatever its
+        own number.
+        """
+        newer = target.ptx and target.number >= _A100
+        most = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin
+        rooms = [d.smem_optin for d in KNOWN_DEVICES if judge(target, d)]
+        everywhere = min(rooms, default=target.smem_optin)
+        return [
+            Variant(family, words, row, target)
+            for family in self.families
+            if family.serves(target)
+            for words in family.words
+            if all(target.number >= floor_of(word).number for word in words)
+            for row in family.rows
+            if self.smem_plans[row.plan] <= most
+            and (target in self.every_plan or not self._outdone(family, row, everywhere))
+        ]
+
+    def _outdone(self, family: Family, row: Row, room: int) -> bool:
+        """Whether a larger plan of the same kernel fits, too."""
+        return any(
+            row.sizes == other.sizes
+            and self.smem_plans[row.plan] < self.smem_plans[other.plan] <= room
+            for other in family.rows
+        )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel compiled for one target."""
+
+    family: Family
+    words: tuple[str, ...]
+    row: Row
+    target: Arch
+
+    @property
+    def place(self) -> Place:
+        """The values of its axes."""
+        return Place(self.words, self.row.sizes, self.row.plan)
+
+    @property
+    def key(self) -> KernelKey:
+        """The kernel that this is a variant of."""
+        return KernelKey(self.family.role, self.words, self.row.sizes)
+
+    @property
+    def symbol(self) -> str:
+        """The kernel's name in C, in the fat binary and in every report."""
+        values = AXES.spell(self.place)
+        return f"{SYMBOLS}{self.family.name}_{values}_{self.target.identifier}"
+
+    @property
+    def config(self) -> str:
+        """The C++ type that carries every compile-time choice of this kernel."""
+        words = (word.capitalize() for word in self.words)
+        plan = [self.row.plan] if AXES.plan else []
+        arguments = (cpp_target(self.target), *words, *self.row.sizes, *plan)
+        return f"{self.family.config}<{', '.join(map(str, arguments))}>"
+
+    @property
+    def source(self) -> str:
+        """Where its code is written, relative to the output folder.
+
+        Words that are part of another are apart from it: of the same templates nvcc makes other
+        code beside it.
+        """
+        name = self.family.name
+        apart = (word for word in self.words if AXES.words[word].part_of)
+        # without tiles in shared memory a kernel takes no time to compile
+        sizes = [AXES.spell_sizes(self.row.sizes)] if self.row.plan else []
+        stem = "_".join([name, *apart, *sizes])
+        if self.target.ptx:  # the driver compiles a whole module at first use
+            stem = self.symbol.removeprefix(SYMBOLS)
+        return f"targets/{self.target}/{stem}.cu"
+
+    def to_json(self) -> dict[str, object]:
+        """As an entry of variants.json."""
+        return {
+            "symbol": self.symbol,
+            "role": self.family.role,
+            "family": self.family.name,
+            **AXES.describe(self.place),
+            "target": str(self.target),
+            "source": self.source,
+        }
+
+
+def cpp_char(suffix: str) -> str:
+    """The suffix as a C++ character literal."""
+    return f"'{suffix}'" if suffix else r"'\0'"
+
+
+def cpp_target(arch: Arch) -> str:
+    """The target as a C++ type."""
+    return f"Target<{arch.number}, {cpp_char(arch.suffix)}, Code::{'PTX' if arch.ptx else 'SASS'}>"

@@ -1,0 +1,132 @@
+// What operators need of torch's stable ABI: dtypes, the current stream, outputs and workspace from
+// its allocator.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include "names.h"
+#include "native/report.h"
+#include "product.h"
+
+// Weak: a CPU build of torch has no such symbols, and importing must work there.
+extern "C" {
+__attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
+__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t, void**);
+__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_delete(void*);
+}
+
+namespace KERNEL_NAMESPACE::binding {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline void check_status(int64_t status) { STD_TORCH_CHECK(status >= 0, KERNEL_C(last_error)()); }
+
+// The number that torch's C interface has for the dtype of a tensor.
+inline int32_t torch_dtype(const Tensor& t) {
+  int32_t dtype = 0;
+  STD_TORCH_CHECK(aoti_torch_get_dtype(t.get(), &dtype) == AOTI_TORCH_SUCCESS,
+                  "torch does not tell the dtype of a tensor");
+  return dtype;
+}
+
+// The current stream of a GPU, a cudaStream_t.
+inline void* current_stream(int device) {
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
+                  "this torch was built without CUDA");
+  void* stream = nullptr;
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(device, &stream) == AOTI_TORCH_SUCCESS,
+                  "torch has no current stream on GPU ", device);
+  return stream;
+}
+
+inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int device) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t count = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = count;
+    count *= sizes[i];
+  }
+  AtenTensorHandle handle = nullptr;
+  const AOTITorchError status =
+      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                               dtype, aoti_torch_device_type_cuda(), device, &handle);
+  STD_TORCH_CHECK(status == AOTI_TORCH_SUCCESS,
+                  "CUDA out of memory. " PRODUCT_NAME " could not allocate ", count,
+                  " elements on GPU ", device);
+  return Tensor(handle);
+}
+
+// A contiguous copy, made on the current stream.
+inline Tensor copy(const Tensor& t) {
+  const auto shape = t.sizes();
+  Tensor made = allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
+  STD_TORCH_CHECK(aoti_torch_copy_(made.get(), t.get(), 0) == AOTI_TORCH_SUCCESS,
+                  "torch could not copy a tensor on GPU ", t.get_device_index());
+  return made;
+}
+
+constexpr int64_t ALIGNMENT = 16;  // bytes that the kernels load at once
+
+inline int64_t elements_at_once(const Tensor& t) {
+  return ALIGNMENT / (torch_dtype(t) == aoti_torch_dtype_float32() ? 4 : 2);
+}
+
+// True if 16-byte loads can read the rows of t: columns are contiguous, and every row begins at a
+// multiple of 16 bytes.
+inline bool is_loadable(const Tensor& t) {
+  const int64_t step = elements_at_once(t);
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  bool loadable = strides.back() == 1 || sizes.back() <= 1;
+  loadable &= reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT == 0;
+  for (size_t i = 0; i + 1 < sizes.size(); ++i) loadable &= sizes[i] <= 1 || strides[i] % step == 0;
+  return loadable;
+}
+
+// Python checks strides, but sees no addresses in a compiled graph, nor those that Inductor chooses.
+inline Tensor make_loadable(const Tensor& t) { return is_loadable(t) ? t : copy(t); }
+
+inline void fill(const Tensor& t, double value) {
+  STD_TORCH_CHECK(aoti_torch_aten_fill__Scalar(t.get(), value) == AOTI_TORCH_SUCCESS,
+                  "torch could not fill a tensor on GPU ", t.get_device_index());
+}
+
+// Bytes of the current device from torch's caching allocator, reused in stream order. Not a tensor:
+// in deterministic mode torch would fill every new tensor first, which for a large workspace takes
+// as long as a kernel.
+class Workspace {
+ public:
+  Workspace() = default;
+  ~Workspace() {
+    if (data_ != nullptr) aoti_torch_cuda_caching_allocator_raw_delete(data_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  // An Allocate whose context is a Workspace.
+  static void* allocate(void* context, int64_t bytes) {
+    void*& data = static_cast<Workspace*>(context)->data_;
+    const auto size = static_cast<uint64_t>(bytes);
+    const AOTITorchError status = aoti_torch_cuda_caching_allocator_raw_alloc(size, &data);
+    return status == AOTI_TORCH_SUCCESS ? data : nullptr;
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+
+inline int to_int(int64_t size, const char* name) {
+  STD_TORCH_CHECK(0 <= size && size <= INT32_MAX, name, " must be from 0 to ", INT32_MAX, ", got ",
+                  size);
+  return static_cast<int>(size);
+}
+
+}  // namespace KERNEL_NAMESPACE::binding

@@ -1,0 +1,35 @@
+// The values of the axes that tell the kernels of a role apart.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#include "product.h"
+#include "roles.h"
+
+namespace KERNEL_NAMESPACE {
+
+// Of the axes of a key: words by their number (see roles.h), then sizes.
+using Values = std::array<int, KEY_AXES>;
+
+// The sizes with the least sum that hold those of a call, among equals those with the least last one:
+// 160 and 128 take 192/128, not 160/160. Words do not count. All 0 if none hold them.
+inline Values smallest_holding(const std::vector<Values>& compiled, const Values& values) {
+  const auto rank = [](const Values& one) {
+    std::vector<int> order(one.rbegin(), one.rend() - WORD_AXES);
+    order.insert(order.begin(), std::accumulate(order.begin(), order.end(), 0));
+    return order;
+  };
+  const Values* best = nullptr;
+  for (const Values& one : compiled) {
+    const bool holds = std::equal(one.begin() + WORD_AXES, one.end(), values.begin() + WORD_AXES,
+                                  std::greater_equal<int>());
+    if (holds && (best == nullptr || rank(one) < rank(*best))) best = &one;
+  }
+  return best == nullptr ? Values{} : *best;
+}
+
+}  // namespace KERNEL_NAMESPACE

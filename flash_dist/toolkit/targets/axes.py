@@ -1,0 +1,275 @@
+"""What tells the kernels of one role apart: named axes, such as a dtype, a size and a tile.
+
+A package declares its axes once, in `product.json`. Names of kernels, records, reports, verdicts
+and the dispatcher all follow from them. The rule of an axis says how a call finds its kernel:
+
+    equal   a word, such as a dtype: the kernel has the call's
+    holds   a number, such as a head_dim: the smallest compiled one that is not below the call's
+    fits    the KB of shared memory of the tile: the largest that the GPU has room for
+    last    kernels with the axis are tried after those without it; families carry its name
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+
+from ..errors import FlashDistError
+from ..product import PRODUCT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Rule = Literal["equal", "holds", "fits", "last"]
+Value = str | int
+RULES: Final[tuple[str, ...]] = get_args(Rule)
+MOST: Final = 8
+
+
+class KernelKey(NamedTuple):
+    """A kernel as a call asks for it: the values of the axes `equal` and `holds`, in order."""
+
+    role: str
+    words: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """A variant among those of its family."""
+
+    words: tuple[str, ...]
+    sizes: tuple[int, ...]
+    plan: int  # KB of shared memory; 0 needs no opt-in
+
+
+@dataclass(frozen=True)
+class Word:
+    """A value of an axis `equal`."""
+
+    name: str
+    floor: str  # the first compute capability that has the instruction: 8.0
+    part_of: str = ""  # another word, beside which it is not named
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis. A number is left out of a symbol where it is that of the axis `default`, or 0."""
+
+    name: str
+    rule: Rule
+    symbol: str = "{}"
+    default: str = ""
+    words: tuple[Word, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Axis:
+        """Read plain data."""
+        words = tuple(Word(name, **one) for name, one in data.get("words", {}).items())
+        axis = cls(**{**data, "words": words})
+        if axis.rule not in RULES:
+            message = f"the rule of axis `{axis.name}` must be {_either(RULES)}, got `{axis.rule}`"
+            raise FlashDistError(message)
+        return axis
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        words = {
+            word.name: {"floor": word.floor, **({"part_of": word.part_of} if word.part_of else {})}
+            for word in self.words
+        }
+        told = {"symbol": self.symbol, "default": self.default, "words": words}
+        given = {name: value for name, value in told.items() if value not in ("", "{}", {})}
+        return {"name": self.name, "rule": self.rule, **given}
+
+
+@dataclass(frozen=True)
+class Axes:
+    """All axes of a package, those of a key first."""
+
+    every: tuple[Axis, ...]
+
+    @classmethod
+    def from_json(cls, data: Iterable[Mapping[str, Any]]) -> Axes:
+        """Read plain data.
+
+        Raises:
+            FlashDistError: There are more than 8, two of one name, or two `fits` or `last`.
+        """
+        axes = cls(tuple(map(Axis.from_json, data)))
+        names = [axis.name for axis in axes.every]
+        rules = [axis.rule for axis in axes.every]
+        if len(names) > MOST:
+            message = f"a package has at most {MOST} axes, got {len(names)}: {', '.join(names)}"
+            raise FlashDistError(message)
+        if len(set(names)) < len(names) or any(rules.count(one) > 1 for one in ("fits", "last")):
+            told = ", ".join(f"{axis.name} ({axis.rule})" for axis in axes.every)
+            message = f"axes must have different names, one may be `fits`, one `last`, got {told}"
+            raise FlashDistError(message)
+        return axes
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return plain data."""
+        return [axis.to_json() for axis in self.every]
+
+    def of(self, rule: Rule) -> tuple[Axis, ...]:
+        """Return those with a rule."""
+        return tuple(axis for axis in self.every if axis.rule == rule)
+
+    @cached_property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of the axes `holds`."""
+        return tuple(axis.name for axis in self.of("holds"))
+
+    @cached_property
+    def key(self) -> tuple[str, ...]:
+        """The names of the axes of a key: `equal`, then `holds`."""
+        return (*(axis.name for axis in self.of("equal")), *self.sizes)
+
+    @cached_property
+    def words(self) -> dict[str, Word]:
+        """All values of axes `equal`, by name."""
+        return {word.name: word for axis in self.of("equal") for word in axis.words}
+
+    @cached_property
+    def plan(self) -> str:
+        """The name of the axis `fits`; empty if there is none."""
+        return next((axis.name for axis in self.of("fits")), "")
+
+    @cached_property
+    def last(self) -> str:
+        """The name of the axis `last`; empty if there is none."""
+        return next((axis.name for axis in self.of("last")), "")
+
+    # --- plain data -----------------------------------------------------------------------------
+
+    def describe(self, place: Place | KernelKey) -> dict[str, Value]:
+        """Return the values by the names of their axes, as they stand in JSON."""
+        values: dict[str, Value] = dict(zip(self.key, (*place.words, *place.sizes), strict=True))
+        return (
+            {**values, self.plan: place.plan} if self.plan and isinstance(place, Place) else values
+        )
+
+    def place(self, values: Mapping[str, Any]) -> Place:
+        """Read values by the names of their axes; one that is absent has its default.
+
+        Raises:
+            KeyError: An axis without a default has no value.
+            TypeError: A value is not of the axis.
+        """
+        found: dict[str, Any] = {}
+        for axis in self.every:
+            if axis.rule == "last":
+                continue
+            value = values.get(axis.name)
+            if value is None:
+                value = found[axis.default] if axis.default else 0 if axis.rule == "fits" else None
+            if value is None:
+                raise KeyError(axis.name)
+            kind = str if axis.rule == "equal" else int
+            if not isinstance(value, kind) or isinstance(value, bool):
+                message = f"`{axis.name}` must be {kind.__name__}, got {value!r:.60}"
+                raise TypeError(message)
+            found[axis.name] = value
+        words = tuple(found[axis.name] for axis in self.of("equal"))
+        return Place(words, tuple(found[name] for name in self.sizes), found.get(self.plan, 0))
+
+    def read_key(self, data: Mapping[str, Any]) -> KernelKey:
+        """Read the key of a kernel from plain data with its role."""
+        place = self.place(data)
+        return KernelKey(str(data["role"]), place.words, place.sizes)
+
+    def rank(self, key: KernelKey) -> tuple[bool, str, list[int]]:
+        """Order kernels in reports: the package's main role first, words as they are declared."""
+        known = list(self.words)
+        order = [known.index(word) if word in known else len(known) for word in key.words]
+        return key.role != PRODUCT.main_role, key.role, order
+
+    # --- names ----------------------------------------------------------------------------------
+
+    def spell(self, place: Place) -> str:
+        """Return the values as they stand in symbols: `bf16_d192v128_smem64`."""
+        plan = "".join(axis.symbol.format(place.plan) for axis in self.of("fits") if place.plan)
+        return "_".join(filter(None, [*place.words, self.spell_sizes(place.sizes)])) + plan
+
+    def spell_sizes(self, sizes: tuple[int, ...]) -> str:
+        """Return the sizes as they stand in symbols: `d192v128`."""
+        told = dict(zip(self.sizes, sizes, strict=True))
+        axes = (a for a in self.of("holds") if not a.default or told[a.name] != told[a.default])
+        return "".join(axis.symbol.format(told[axis.name]) for axis in axes)
+
+    def read_symbol(self, symbol: str, prefix: str) -> tuple[str, Place] | None:
+        """Return family and values of `PREFIX_fwd_bf16_d64_smem64_sm90a`; None if it is another."""
+        found = re.fullmatch(re.escape(prefix) + self._pattern, symbol)
+        if found is None:
+            return None
+        words = {axis.name: found[axis.name] for axis in self.of("equal")}
+        numbers = {
+            axis.name: int(found[axis.name])
+            for axis in (*self.of("holds"), *self.of("fits"))
+            if found[axis.name]
+        }
+        return found["family"], self.place({**words, **numbers})
+
+    @cached_property
+    def _pattern(self) -> str:
+        def number(axis: Axis) -> str:
+            before, after = map(re.escape, axis.symbol.split("{}"))
+            text = f"{before}(?P<{axis.name}>[0-9]{{1,4}}){after}"
+            return f"(?:{text})?" if axis.default or axis.rule == "fits" else text
+
+        words = "".join(f"_(?P<{axis.name}>[a-z]+[0-9]+)" for axis in self.of("equal"))
+        sizes = "".join(map(number, self.of("holds")))
+        plan = "".join(map(number, self.of("fits")))
+        between = "_" if sizes else ""
+        return rf"(?P<family>\w+){words}{between}{sizes}{plan}_(?:sm|compute)[0-9]+[af]?"
+
+    def role_of(self, family: str) -> str:
+        """Return what a family is for: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
+
+        A family that is for some targets only is named after them, and before that after the axis
+        `last` if its kernels have it; the generator insists on it. Any other is the general family
+        of its role.
+        """
+        return self._for_target.sub("", family)
+
+    def comes_last(self, family: str) -> bool:
+        """Whether the kernels of a family have the axis `last`."""
+        found = self._for_target.search(family)
+        return found is not None and found[1] is not None
+
+    @cached_property
+    def _for_target(self) -> re.Pattern[str]:
+        return re.compile(rf"(_{self.last or '(?!)'})?_sm[0-9]+$")
+
+
+def name_kernel(key: KernelKey) -> str:
+    """Name a kernel in a line of text: `fwd bf16 192/128`."""
+    return " ".join(filter(None, [key.role, *key.words, name_sizes(key.sizes)]))
+
+
+def name_sizes(sizes: Iterable[int]) -> str:
+    """Name the sizes that a kernel is compiled for: `128`, `192/128`."""
+    texts = list(map(str, sizes))
+    return "/".join(texts[:1]) if len(set(texts)) == 1 else "/".join(texts)
+
+
+def smallest_size(
+    sizes: Iterable[tuple[int, ...]], asked: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Return the compiled sizes that serve those of a call; None if none do.
+
+    Those with the least sum, among equals with the least last one: 160 and 128 take 192/128 and not
+    160/160.
+    """
+    holding = (one for one in sizes if all(a >= b for a, b in zip(one, asked, strict=True)))
+    return min(holding, key=lambda one: (sum(one), one[::-1]), default=None)
+
+
+def _either(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
+
+
+AXES: Final = Axes.from_json(PRODUCT.axes)
