@@ -64,6 +64,9 @@ _SYMBOL_TABLES: Final = (
     *("needed", "rpath", "runpath"),
     *("undefined", "versions_needed", "versions_defined"),
 )
+TEXT_SIZE: Final = 7 << 20  # bytes of PTX in one image
+NOISE: Final = random.Random(0).randbytes(4096)  # noqa: S311 - lets an image unpack to so much
+PTX_NOISE: Final = b"// " + NOISE.hex().encode() + b"\n"
 LARGE: Final = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 
 
@@ -205,9 +208,7 @@ JSON_PAGE: Final = {
 
 def make_bombs() -> dict[str, bytes]:
     """Return small files that ask for much, by suffix: the budgets must stop each."""
-    noise = random.Random(0).randbytes(4096)  # noqa: S311 - no secret
-    text = noise + b" " * (7 << 20)
-    images = container(*[entry(PTX, 80, text, codec="zstd")] * 12)
+    images = make_texts(NOISE + b" " * TEXT_SIZE, 12)
     many = container(*[entry(SASS, 80, b"")] * 6000)
     member = b"a.o/            0           0     0     100644  " + b"%-10d`\n"
     shared = library(container(entry(SASS, 80, cubin(Kernel("alpha")))))
@@ -218,6 +219,7 @@ def make_bombs() -> dict[str, bytes]:
     sets = ".".join(f"py{number}" for number in range(900))
     return {
         "images.fatbin": images,
+        **{f"{name}.fatbin": make_texts(PTX_NOISE + text) for name, text in make_ptx().items()},
         "many.fatbin": many,
         "objects.a": objects,
         **{
@@ -257,6 +259,48 @@ def make_bombs() -> dict[str, bytes]:
         "tags.html": f'<a href="https://h/flash_dist-1-{sets}-{sets}-{sets}.whl">x</a>'.encode(),
         "anchors.html": b'<a href="x.whl">' * 20_000,
         "deep.json": b'{"files":' + b"[" * 50_000,
+    }
+
+
+def make_texts(text: bytes, images: int = 8) -> bytes:
+    """Return images of the same PTX; eight are the most that a small file may unpack."""
+    return container(*[entry(PTX, 80, text, codec="zstd")] * images)
+
+
+def make_ptx() -> dict[str, bytes]:
+    """Return texts of PTX that are full of one thing, by its name."""
+    bodies = {
+        "braces": b"{}",
+        "nested_braces": b"{{{}}}",
+        "directives": b".a;",
+        "statements": b"add.s32 %r1, %r2, %r3;\n",
+        "semicolons": b";",
+        "letters": b"l",
+        "opcodes": b"xld.",
+        "traps": b"trap ",
+        "quotes": b'"" ',
+        "open_quotes": b'"\n',
+        "locations": b".loc 1 2 3\n",
+        "locals": b".local ",
+        "comments": b"//\n",
+        "blocks": b"/**/",
+        "open_blocks": b"/* ",
+        "no_utf8": b"\xff",
+    }
+    texts = {
+        name: b".entry a() {" + piece * (TEXT_SIZE // len(piece)) + b"}"
+        for name, piece in bodies.items()
+    }
+    half = TEXT_SIZE // 2
+    return texts | {
+        "deep_braces": b".entry a() {" + b"{" * half + b"}" * half + b"}",
+        "open_braces": b".entry a() " + b"{" * TEXT_SIZE,
+        "open_block": b".entry a() {}/*" + b" " * TEXT_SIZE,
+        "few_quotes": b".entry a() {" + (b'""' + b" " * 70) * (TEXT_SIZE // 72) + b"}",
+        "entries": b".entry a() {}\n" * (TEXT_SIZE // 14),
+        "entries_without_bodies": b".entry a;\n" * (TEXT_SIZE // 10),
+        "entries_on_one_line": b".entry " * (TEXT_SIZE // 7),
+        "visible": b".visible \n" * (TEXT_SIZE // 10) + b".entry a() {}",
     }
 
 
