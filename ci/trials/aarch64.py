@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ci.trials.foreign import Done, Root, make_root
+from ci.trials.torch_matrix import CPU_CALL
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
-from flash_dist.toolkit.make.container.trial import CODE
 from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.make.toolchain.cross import TARGETS
 from flash_dist.toolkit.make.wheels.artefacts import ArtefactError, find_artefacts
@@ -124,7 +124,7 @@ class Trial:
 
     def try_torch(self) -> str:
         """Import the binding, call the operator on the CPU, and see an error arrive."""
-        return self._run("-c", CODE)
+        return self._run("-c", CPU_CALL)
 
     def _run(self, *words: str, code: int | None = 0) -> str:
         done = self.root.python(*words, places=self.places)

@@ -21,7 +21,6 @@ from packaging.version import Version
 
 from ci.trials.cells import Cell, InstallError, NotRunError, attempt
 from ci.trials.clients import call_openly, runs_here
-from flash_dist.toolkit.make.container.trial import CODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,8 +33,10 @@ ABI_ONLY: Final = "3.14"  # by abi3audit where there is no interpreter
 FREE_BYTES: Final = 9_000_000_000  # what the largest torch takes, packages and environment: 7.7 GB
 STREAM: Final = "aoti_torch_get_current_cuda_stream"
 
+CPU_CALL: Final = Path(__file__).with_name("cpu_call.py").read_text(encoding="utf-8")
+
 # dlsym in the binding looks where its own weak symbol was looked for: in the libraries it needs.
-PROBE: Final = f"""{CODE}
+PROBE: Final = f"""{CPU_CALL}
 import ctypes, json
 print(json.dumps({{
     "torch": torch.__version__,

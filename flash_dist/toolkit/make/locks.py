@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import FlashDistError
 from .command import command
-from .project import PYPROJECT, ROOT, read_pyproject
+from .project import PYPROJECT, ROOT, TEMPORARY, read_pyproject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -101,7 +101,7 @@ def compile_locks(groups: Mapping[str, Sequence[str | Mapping[str, str]]]) -> di
     """
     wanted = {name: flatten(groups, name) for name in groups}
     found = {}
-    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         shared, made = (Path(folder) / name for name in ("pylock.shared.toml", "pylock.toml"))
         versions = _compile(_mark_newer(wanted), shared).keys()
         for name in sorted(wanted.keys() - {UNLOCKED}):

@@ -12,28 +12,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FlashDistError
-from ..product import FILE_NAME
+from ..product import FILE_NAME, NAME, VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 TOOLKIT = Path(__file__).resolve().parents[1]
-ROOT = TOOLKIT.parents[1]
+PACKAGE = TOOLKIT.parent  # the folder of the sources that wheels hold
+ROOT = PACKAGE.parent
 # What builds wheels, which no wheel has.
 NOT_INSTALLED = tuple((TOOLKIT / name).relative_to(ROOT) for name in ("make", "native"))
-MAKE = str(__package__)  # this folder, as Python names it; no wheel has it
+MAKE = str(__package__)  # this folder, as Python names it
 PYPROJECT = ROOT / "pyproject.toml"
 README = ROOT / "README.md"
-ARCHSETS = ROOT / "flash_dist" / "archsets.json"
-PRODUCT_FILE = TOOLKIT.parent / FILE_NAME
+ARCHSETS = PACKAGE / "archsets.json"
+PRODUCT_FILE = PACKAGE / FILE_NAME
 SOURCES = ROOT / "csrc"  # C++ and CUDA of the package
 TABLE = SOURCES / "kernels.toml"
 INCLUDES = (SOURCES, TOOLKIT)  # where #include looks, beside the folder of generated headers
+BUILD_FOLDER = f"{VARIABLES}BUILD_DIR"  # the variable that names where objects are kept
+TEMPORARY = f"{NAME}-"  # what the names of temporary folders begin with
 
 
 def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where objects are kept from one build to the next."""
-    return Path(environ.get("FLASH_DIST_BUILD_DIR") or ROOT / "build")
+    return Path(environ.get(BUILD_FOLDER) or ROOT / "build")
 
 
 def find_installed(package: Path) -> list[Path]:
@@ -89,7 +92,7 @@ def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
 
 @dataclass(frozen=True)
 class Project:
-    """The `[tool.flash_dist]` table."""
+    """The table of the package below `[tool]`."""
 
     version: str
     torch_min: str
@@ -119,7 +122,7 @@ def read_pyproject(path: Path = PYPROJECT) -> dict[str, Any]:
 
 def load_project(path: Path = PYPROJECT) -> Project:
     """Read the project's own table."""
-    return Project(**read_pyproject(path)["tool"]["flash_dist"])
+    return Project(**read_pyproject(path)["tool"][NAME])
 
 
 def load_requirements(group: str, path: Path = PYPROJECT) -> list[str]:

@@ -17,7 +17,7 @@ from ..errors import FlashDistError, explain_os_error
 from .building.choose import choose_sets, same_major, toolkits_of
 from .container.engine import find_engine
 from .locks import BESIDE, NOT_COVERED, UNLOCKED, flatten, is_covered, locked
-from .project import ARCHSETS, ROOT
+from .project import ARCHSETS, ROOT, load_project
 from .project import PYPROJECT as PYPROJECT_PATH
 from .release.channels import CHANNELS
 from .toolchain.install import install_toolkit
@@ -231,7 +231,7 @@ def copy_tree(session: nox.Session, tree: Path) -> None:
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
-    day = f"@{PYPROJECT['tool']['flash_dist']['source_date_epoch']} +0000"
+    day = f"@{load_project().source_date_epoch} +0000"
     who = {"GIT_AUTHOR_NAME": "repro", "GIT_AUTHOR_EMAIL": "", "GIT_AUTHOR_DATE": day}
     who |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in who.items()}
     git = ["git", "-C", str(tree), "-c", "core.excludesFile=", "-c", "commit.gpgSign=false"]

@@ -17,8 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FlashDistError
+from ...product import NAME
 from ..command import told_in_a_sentence
-from ..project import ROOT, build_folder, load_project, load_requirements, read_report
+from ..project import (
+    BUILD_FOLDER,
+    ROOT,
+    TEMPORARY,
+    build_folder,
+    load_project,
+    load_requirements,
+    read_report,
+)
 from ..toolchain.nvcc import find_toolchain, keep_toolkit, named_home
 from .plan import make_plan, plan_this_build, run_preflight
 
@@ -60,7 +69,7 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
     """Refuse: the libraries would have to lie among the sources."""
     del config_settings
     with told_in_a_sentence():
-        message = "flash_dist is not installed in editable mode: its libraries are compiled"
+        message = f"{NAME} is not installed in editable mode: its libraries are compiled"
         hint = "`pip install .` keeps the objects in build/, so that the next one takes less time"
         raise BackendError(message, hint=hint)
 
@@ -108,7 +117,7 @@ def _build_finished(target: Path) -> Path:
     settle_environment()
     plan = plan_this_build()
     print(plan, flush=True)
-    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         raw = Path(folder) / _setuptools().build_wheel(folder)
         wheel = repair(raw, os.environ, Path(folder) / "repaired")
         audit(wheel, plan.archset)
@@ -126,8 +135,8 @@ def settle_environment() -> None:
     those of one nvcc, which is why it is kept beside them.
     """
     os.environ["SOURCE_DATE_EPOCH"] = load_project().epoch
-    if not os.environ.get("FLASH_DIST_BUILD_DIR"):
-        os.environ["FLASH_DIST_BUILD_DIR"] = str(ROOT / "build" / "pip")
+    if not os.environ.get(BUILD_FOLDER):
+        os.environ[BUILD_FOLDER] = str(ROOT / "build" / "pip")
     if named_home(os.environ) is None:
         os.environ["CUDA_HOME"] = str(keep_toolkit(find_toolchain().home, build_folder()))
 

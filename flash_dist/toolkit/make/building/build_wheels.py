@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...builds.published import load_archsets
-from ..project import ARCHSETS, ROOT, load_project, read_report
+from ..project import ARCHSETS, ROOT, TEMPORARY, load_project, read_report
 from ..toolchain.nvcc import find_toolchain, home_variable
 from ..wheels.gates import audit, repair, run, run_tools
 from .backend import UNFINISHED
 from .build_many import Builds, BuiltWheel, build_each, report
-from .choose import VARIABLE, choose_sets
+from .choose import NAMED, VARIABLE, choose_sets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool) -> BuiltWheel:
     """Build one wheel and let it pass every gate."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         raw = _make_raw_wheel(archset, environ, Path(folder), published=published)
         wheel = repair(raw, environ, Path(folder) / "repaired")
         audit(wheel, archset)
@@ -60,7 +60,7 @@ def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
 def arch_environ(archset: ArchSet, *, published: bool) -> dict[str, str]:
     """Tell setup.py what to build: a name, or a list."""
     return {
-        "FLASH_DIST_ARCH_SET": archset.name if published else "",
+        NAMED: archset.name if published else "",
         VARIABLE: "" if published else str(archset),
     }
 
@@ -80,7 +80,7 @@ def build_all(args: Sequence[str]) -> Builds:
     choice = choose_sets(args, os.environ, sets, find_toolchain().cuda)
     print(choice, flush=True)
     environ = {**os.environ, "SOURCE_DATE_EPOCH": load_project().epoch}
-    environ.pop("FLASH_DIST_ARCH_SET", None)
+    environ.pop(NAMED, None)
     return build_each(
         choice.sets,
         lambda one: build_wheel(one, toolkit_environ(one, environ), published=one.name in sets),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ArchError
 from ...machine.libcuda import read_cuda
+from ...product import NAME, VARIABLES
 from ...targets.archs import SESSIONS, ArchSet, describe_plain, require_supported
 from ...targets.devices import parse_version
 from ...targets.needs import list_targets
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ...machine.libcuda import Cuda
 
 SKIP_UNSUPPORTED = "--skip-unsupported"
+NAMED = f"{VARIABLES}ARCH_SET"  # the variable that names a published set
 VARIABLE = "TORCH_CUDA_ARCH_LIST"
 NATIVE = "native"  # as a list: the GPUs that are here
 
@@ -110,7 +112,7 @@ def _choose(
 
 
 def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
-    """Refuse targets for GPUs that flash_dist has no kernels for, or leave them out."""
+    """Refuse targets for GPUs that the package has no kernels for, or leave them out."""
     kept = tuple(arch for arch in archset.archs if arch.device >= FLOOR)
     if len(kept) == len(archset.archs):
         return archset
@@ -118,7 +120,7 @@ def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
         label = ".".join(arch.identifier for arch in kept)
         return replace(archset, name=label, label=label, archs=kept)
     old = ", ".join(f"`{arch}`" for arch in archset.archs if arch not in kept)
-    message = f"flash_dist starts at {FLOOR}, `{archset.who or archset.name}` asks for {old}"
+    message = f"{NAME} starts at {FLOOR}, `{archset.who or archset.name}` asks for {old}"
     rest, others = f"`{SKIP_UNSUPPORTED}` builds the rest", f"`{VARIABLE}='7.5;8.6'` names others"
     raise ArchError(message, hint=rest if kept else others)
 

@@ -1,6 +1,6 @@
 """The build matrix of GitHub's workflow: one job per published arch set.
 
-python -m flash_dist.toolkit.make.building.matrix --json      a matrix for `fromJSON`
+python -m PACKAGE.toolkit.make.building.matrix --json      a matrix for `fromJSON`
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from ...builds.published import load_archsets
+from ...product import NAME
 from ..command import command
-from ..project import ARCHSETS
+from ..project import ARCHSETS, MAKE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,7 +39,7 @@ def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
 def main(args: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m flash_dist.toolkit.make.building.matrix", description=__doc__
+        prog=f"python -m {MAKE}.building.matrix", description=__doc__.replace("PACKAGE", NAME)
     )
     parser.add_argument("--json", action="store_true", help="on one line, for a workflow")
     as_json = parser.parse_args(args).json

@@ -1,7 +1,7 @@
 """What one wheel is built for, and with which CUDA toolkit: settled before anything is downloaded.
 
-FLASH_DIST_ARCH_SET names a published set, TORCH_CUDA_ARCH_LIST lists targets; without either the
-wheel is for the GPUs that are visible here, and for every GPU where there is none.
+One variable names a published set, TORCH_CUDA_ARCH_LIST lists targets; without either the wheel is
+for the GPUs that are visible here, and for every GPU where there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...targets.needs import choose_target
 from ..project import ARCHSETS
 from ..toolchain.nvcc import installed_home, named_home, release_of, tool_version
 from ..toolchain.preflight import check, read_host
-from .choose import NATIVE, SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
+from .choose import NAMED, NATIVE, SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ...targets.archs import ArchSet
     from ..toolchain.preflight import Preflight
 
-NAMED: Final = "FLASH_DIST_ARCH_SET"
 OTHERS: Final = f"{VARIABLE} chooses others"
 
 

@@ -1,4 +1,4 @@
-"""Pack the sources into dist/flash_dist-X.tar.gz, and check the archive as a user would meet it.
+"""Pack the sources into dist/PACKAGE-X.tar.gz, and check the archive as a user would meet it.
 
 Packed again from the archive itself, the sources must give the same bytes; the files must be those
 that git knows; a wheel's metadata must come out of it in an isolated environment.
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import FlashDistError
+from ...product import NAME
 from ..command import command
 from ..locks import constraints
-from ..project import ROOT, load_project
+from ..project import ROOT, TEMPORARY, load_project
 from ..wheels.channel import Published, no_commands
 from ..wheels.gates import run
 from .plan import make_plan
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ..wheels.artefacts import Artefact
 
 # What setuptools adds to the sources.
-ADDED = ("PKG-INFO", "setup.cfg", "flash_dist.egg-info/")
+ADDED = ("PKG-INFO", "setup.cfg", f"{NAME}.egg-info/")
 
 
 class SdistError(FlashDistError):
@@ -71,7 +72,11 @@ def make_sdist(tree: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     options = ["--quiet", "--sdist", "--no-isolation", "--outdir", str(folder)]
     run([sys.executable, "-m", "build", *options, str(tree)], os.environ, tree)
-    return folder / f"flash_dist-{load_project().version}.tar.gz"
+    return folder / _file_name()
+
+
+def _file_name() -> str:
+    return f"{NAME}-{load_project().version}.tar.gz"
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
@@ -140,7 +145,7 @@ def require_metadata(tree: Path) -> str:
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     """Return the packed sources of this version, which are of no wheel."""
     del artefacts
-    path = dist / f"flash_dist-{load_project().version}.tar.gz"
+    path = dist / _file_name()
     return [Published(path)] if path.is_file() else []
 
 
@@ -149,7 +154,7 @@ commands = no_commands  # who builds from source needs no index
 
 def pack_and_check() -> str:
     """Do everything that `nox -s sdist` does; return what came out."""
-    with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
         sdist = make_sdist(ROOT, Path(name) / "first")
         tree = unpack(sdist, Path(name) / "unpacked")
         require_same_bytes(sdist, make_sdist(tree, Path(name) / "second"))

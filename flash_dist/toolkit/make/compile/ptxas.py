@@ -48,7 +48,7 @@ class KernelResources:
 class SpillException:
     """A written permission for some kernels to spill."""
 
-    symbol: str  # a pattern such as flash_dist_bwd_*_sm75
+    symbol: str  # a pattern such as *_bwd_*_sm75
     spill_bytes: int
     reason: str
 

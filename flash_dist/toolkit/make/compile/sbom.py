@@ -1,4 +1,4 @@
-"""The bill of materials inside a wheel: `dist-info/sboms/flash_dist.cdx.json` (PEP 770).
+"""The bill of materials inside a wheel: `dist-info/sboms/PACKAGE.cdx.json` (PEP 770).
 
 CycloneDX 1.6, made from `_build.json` and the bytes of the two libraries: no clock, no chance.
 """
@@ -21,6 +21,7 @@ from packageurl import PackageURL
 from ...builds.contents import BINDING, KERNELS
 from ...builds.sbom import FILE_NAME, PROPERTY
 from ...indexes.index import PROJECT
+from ...product import NAME
 from ..project import load_project
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from ...builds.manifest import Manifest, Part
 
-_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_DNS, "flash_dist")
+_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_DNS, NAME)
 _LICENSES: Final = LicenseFactory()
 
 
@@ -81,10 +82,10 @@ def _describe_package(manifest: Manifest) -> Component:
         "host compiler": manifest.host.compiler,
     }
     return Component(
-        name="flash_dist",
+        name=NAME,
         version=version,
         type=ComponentType.LIBRARY,
-        bom_ref="flash_dist",
+        bom_ref=NAME,
         purl=PackageURL("pypi", name=PROJECT, version=version),
         licenses=[_LICENSES.make_from_string("BSD-3-Clause")],
         properties=_properties(told),

@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ...errors import FlashDistError
+from ...product import NAME, SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 MERGEABLE = frozenset("WVwvu")
 # Mangled: a kernel's config and target are template arguments, its own name is plain C.
-_NAMESPACE, _CONFIG, _TARGET, _KERNEL = "flash_dist", "Config", "TargetI", "flash_dist_"
+_NAMESPACE, _CONFIG, _TARGET, _KERNEL = NAME, "Config", "TargetI", SYMBOLS
 
 
 class SymbolError(FlashDistError):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def add_link(path: Path) -> None:
-    """Let the clients that install a package write the script `flash-dist`."""
+    """Let the clients that install a package write its console script."""
     with zipfile.ZipFile(path) as archive:
         members = [(one, archive.read(one)) for one in archive.infolist()]
     with zipfile.ZipFile(path, "w") as archive:

@@ -17,6 +17,7 @@ from ...binaries.wheel import open_wheel
 from ...builds.conda_package import SITE
 from ...errors import UsageError
 from ...indexes.index import PROJECT
+from ..project import TEMPORARY
 from ..wheels.artefacts import Artefact, ArtefactError, require_sound
 from .check import check_package, recipe_of
 from .link import add_link
@@ -71,7 +72,7 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
     if path.exists():
         message = f"two wheels give one conda package, `{recipe.path}`"
         raise ArtefactError(message, hint=f"remove `{one.path}` or the other one")
-    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         stage = Path(folder) / "stage"
         licenses = stage_wheel(one, stage)
         try:

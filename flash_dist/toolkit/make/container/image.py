@@ -17,20 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import FlashDistError
+from ...product import NAME
 from ..command import command
 from ..locks import LOCKS
+from ..project import TEMPORARY
 from ..toolchain.cross import TARGETS
 from .engine import inspect_image
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-NAME = "localhost/flash_dist-manylinux_2_28:1"
-BASE = "localhost/flash_dist-bullseye:1"
+IMAGE = f"localhost/{NAME}-manylinux_2_28:1"
+BASE = f"localhost/{NAME}-bullseye:1"
 CONTAINERFILE = Path(__file__).resolve().with_name("Containerfile")
 INSTALLED = tuple(LOCKS / name for name in ("image.txt", "image_oldest.txt"))  # from PyPI
 CONTAINERS_CONF = Path(__file__).resolve().with_name("containers.conf")
-LABEL = "flash_dist.recipe"
+LABEL = f"{NAME}.recipe"
 
 MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -66,7 +68,7 @@ def is_current(environ: Mapping[str, str]) -> bool:
     if shutil.which("podman") is None:
         return False
     question = f'{{{{index .Config.Labels "{LABEL}"}}}}'
-    return inspect_image("podman", NAME, question, environ) == recipe()
+    return inspect_image("podman", IMAGE, question, environ) == recipe()
 
 
 def require_root() -> None:
@@ -82,7 +84,7 @@ def require_root() -> None:
 def make_image(environ: Mapping[str, str]) -> None:
     """Install the tools, unpack a root, compile Python in it."""
     _install_tools()
-    with tempfile.TemporaryDirectory(prefix="flash_dist-image-", dir=_fast_folder()) as name:
+    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}image-", dir=_fast_folder()) as name:
         folder = Path(name)
         _import_base(folder / "root.tar", environ)
         context = folder / "context"
@@ -91,7 +93,7 @@ def make_image(environ: Mapping[str, str]) -> None:
         shutil.copyfile(_ca_bundle(environ), context / "ca-certificates.crt")
         for path in INSTALLED:
             shutil.copy(path, context)
-        command = ["podman", "build", "--tag", NAME, "--label", f"{LABEL}={recipe()}"]
+        command = ["podman", "build", "--tag", IMAGE, "--label", f"{LABEL}={recipe()}"]
         options = ["--build-arg", f"BASE={BASE}", "--file", str(CONTAINERFILE), str(context)]
         _run([*command, *options], environ)
 
@@ -165,12 +167,12 @@ def main() -> int:
     """Command line."""
     environ = engine_environ(os.environ)
     if is_current(environ):
-        print(f"{NAME} is up to date")
+        print(f"{IMAGE} is up to date")
     else:
         print("this needs root: it installs podman by apt and unpacks a Debian root; 6 minutes")
         require_root()
         make_image(environ)
-    print(f"build in it with: CIBW_MANYLINUX_X86_64_IMAGE={NAME} nox -s build_wheels")
+    print(f"build in it with: CIBW_MANYLINUX_X86_64_IMAGE={IMAGE} nox -s build_wheels")
     return 0
 
 

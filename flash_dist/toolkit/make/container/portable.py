@@ -16,18 +16,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...builds.published import load_archsets
+from ...product import NAME, VARIABLES
 from ...targets.archs import DEFAULT_MACHINE
 from ..building.build_many import Builds, BuiltWheel, build_each, report
 from ..building.build_wheels import arch_environ, dist_folder, put_into_dist
 from ..building.choose import choose_sets
-from ..project import ARCHSETS, MAKE, ROOT, load_project, read_report
+from ..project import (
+    ARCHSETS,
+    BUILD_FOLDER,
+    MAKE,
+    ROOT,
+    TEMPORARY,
+    load_project,
+    read_report,
+)
 from ..toolchain.cross import VARIABLE as MACHINE
 from ..toolchain.cross import target_machine
 from ..wheels.gates import run
 from ..wheels.platform_tags import MANYLINUX, platform_of
 from .engine import VARIABLE as ENGINE
 from .engine import EngineError, find_engine, identify_image
-from .image import NAME as LOCAL_IMAGE
+from .image import IMAGE as LOCAL_IMAGE
 from .image import engine_environ, is_current
 from .unchanged import digest_inputs, find_unchanged, note_wheel
 
@@ -39,14 +48,14 @@ if TYPE_CHECKING:
 IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
 HOST = "/host"  # where cibuildwheel shows the whole machine to the container
 CACHE = ROOT / "build" / "container"
-TESTED_TORCH = "FLASH_DIST_TEST_TORCH"
+TESTED_TORCH = f"{VARIABLES}TEST_TORCH"
 UNCHANGED = "unchanged, so not built again"
 HINT = (
     "its output is above; where no registry can be reached, `nox -s image` makes an image, "
     "and `-- --native` builds without one"
 )
 # What a build reads. Whatever else lies in the tree (environments, objects, wheels) stays outside.
-SOURCES = ("ci", "csrc", "flash_dist")
+SOURCES = ("ci", "csrc", NAME)
 FILES = ("LICENSE", "MANIFEST.in", "README.md", "noxfile.py", "pyproject.toml", "setup.py")
 
 
@@ -73,7 +82,7 @@ def cibuildwheel_environ(
         MACHINE: archset.machine,
         "CIBW_AUDIT_COMMAND": audit_command(archset),
         "SOURCE_DATE_EPOCH": project.epoch,
-        "FLASH_DIST_BUILD_DIR": f"{HOST}{CACHE}",
+        BUILD_FOLDER: f"{HOST}{CACHE}",
         "UV_CACHE_DIR": f"{HOST}{CACHE}/uv",
         "UV_LINK_MODE": "copy",
         TESTED_TORCH: environ.get(TESTED_TORCH)
@@ -118,8 +127,8 @@ def build_wheel(
 ) -> BuiltWheel:
     """Let cibuildwheel build, repair, audit and test one wheel, unless it is there already."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
-        tree, output = Path(name) / "flash_dist", Path(name) / "wheels"
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
+        tree, output = Path(name) / NAME, Path(name) / "wheels"
         tree.mkdir()
         copy_sources(tree)
         chosen = cibuildwheel_environ(archset, environ, engine, published=published)

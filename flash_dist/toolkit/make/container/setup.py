@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ...builds.published import load_archsets
-from ..building.choose import toolkits_of
+from ..building.choose import NAMED, toolkits_of
 from ..command import command
 from ..project import ARCHSETS, build_folder
 from ..toolchain.cross import find_target, require_tools
@@ -29,7 +29,7 @@ def _install(folder: Path, *words: str) -> None:
 
 def wanted_toolkit() -> str:
     """Return the CUDA version of the set that is built."""
-    names = os.environ.get("FLASH_DIST_ARCH_SET", "").split()
+    names = os.environ.get(NAMED, "").split()
     return toolkits_of(names, os.environ, load_archsets(ARCHSETS))[0]
 
 

@@ -1,10 +1,12 @@
 """Try a wheel in the container, where glibc is old: cibuildwheel's test step.
 
-Under each torch that FLASH_DIST_TEST_TORCH names, it imports the package, calls the operator on the
-CPU and asks doctor about GPUs that are not here: those the wheel was built for, and one that it is
-not for. Standard library only, and of the source tree the hashes of what torch needs.
+Under each torch that the variable TESTED names, it runs a program that needs no GPU, and asks
+doctor about GPUs that are not here: those the wheel was built for, and one that it is not for.
+Standard library only, and of the source tree the program, the package's name and the hashes of what
+torch needs.
 
-    python flash_dist/toolkit/make/container/trial.py --prepare     installs the first torch
+    python trial.py PROGRAM         tries the wheel
+    python trial.py --prepare       installs the first torch
 """
 
 from __future__ import annotations
@@ -15,29 +17,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-CODE = """
-import sys, torch, flash_dist
-from flash_dist.kernels import operators
-q, k, v = (torch.randn(2, 33, 4, 64).half() for _ in range(3))
-out = flash_dist.flash_attn_func(q, k, v, causal=True)
-assert out.shape == q.shape and out.dtype == q.dtype and bool(out.isfinite().all())
-cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-try:  # the operator for GPUs refuses these tensors with a C++ exception
-    mask, packing = [0, -1, 0, 1], operators.NOT_PACKED
-    torch.ops.flash_dist.fwd.default.redispatch(cuda, q, k, v, None, mask, *packing, 0.25)
-except RuntimeError as error:
-    assert "dtype and device of q" in str(error), error
-else:
-    sys.exit("a failing check in the binding raised nothing")
-print(f"torch {torch.__version__}, Python {sys.version.split()[0]}: imported, the CPU operator "
-      "answers, an error inside the binding arrives as RuntimeError")
-"""
-TARGETS = """
+PACKAGE = Path(__file__).resolve().parents[3]
+NAME = json.loads((PACKAGE / "product.json").read_text(encoding="utf-8"))["name"]
+TESTED = f"{NAME.upper()}_TEST_TORCH"
+TARGETS = f"""
 import json
-from flash_dist.toolkit.builds.manifest import load_manifest
+from {NAME}.toolkit.builds.manifest import load_manifest
 print(json.dumps([[a.number, a.ptx] for a in load_manifest().arch_set.archs]))
 """
-BESIDE = str(Path(__file__).resolve().parents[4] / "ci" / "locks" / "beside_torch.txt")
+BESIDE = str(PACKAGE.parent / "ci" / "locks" / "beside_torch.txt")
 FIRST = 75  # the oldest GPU that CUDA 13 knows
 
 
@@ -65,7 +53,7 @@ def expected() -> dict[str, bool]:
 
 def ask_doctor(capability: str, *, served: bool) -> None:
     """Insist on doctor's answer for a GPU that is not here."""
-    command = [sys.executable, "-m", "flash_dist", "doctor", "--gpu", capability]
+    command = [sys.executable, "-m", NAME, "doctor", "--gpu", capability]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != int(not served):
         sys.exit(
@@ -76,15 +64,17 @@ def ask_doctor(capability: str, *, served: bool) -> None:
 
 def main() -> None:
     """Command line."""
-    versions = os.environ.get("FLASH_DIST_TEST_TORCH", "").split()
+    versions = os.environ.get(TESTED, "").split()
     if not versions:
-        sys.exit("FLASH_DIST_TEST_TORCH names no torch, such as `2.10 2.15`")
-    if "--prepare" in sys.argv:
+        sys.exit(f"{TESTED} names no torch, such as `2.10 2.15`")
+    (argument,) = sys.argv[1:]
+    if argument == "--prepare":
         install(versions[0])
         return
+    program = Path(argument).read_text(encoding="utf-8")
     for version in versions:
         install(version)
-        print(ask(CODE).strip(), flush=True)
+        print(ask(program).strip(), flush=True)
         for capability, served in expected().items():
             ask_doctor(capability, served=served)
 

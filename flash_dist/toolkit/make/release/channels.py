@@ -11,6 +11,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
+from ...product import NAME
 from ..project import MAKE
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ CHANNELS: Final = {
         Row(
             "sdist",
             f"{MAKE}.building.sdist",
-            "Pack the sources into dist/flash_dist-X.tar.gz, the same bytes each time, and check "
-            "it.",
+            f"Pack the sources into dist/{NAME}-X.tar.gz, the same bytes each time, and check it.",
             groups=("backend", "sdist"),
         ),
         Row(
@@ -70,7 +70,7 @@ CHANNELS: Final = {
         Row(
             "zipapp",
             f"{MAKE}.release.zipapp",
-            "Build dist/flash_dist.pyz: inspect, audit and doctor's what-if in one file, without "
+            f"Build dist/{NAME}.pyz: inspect, audit and doctor's what-if in one file, without "
             "torch.",
             groups=("runtime", "zipapp"),
             packed=("program",),

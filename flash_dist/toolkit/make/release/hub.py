@@ -8,7 +8,7 @@ digest of its wheel in them: of its operators, and of the library of kernels. Th
 those that they replace, so that nothing else moves in a file and nothing is compiled: it works for
 every wheel and any machine, and the kernels are the bytes that were tested.
 
-`python -m flash_dist.toolkit.make.release.hub`: the wheels of dist/.
+`python -m PACKAGE.toolkit.make.release.hub`: the wheels of dist/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ...binaries.wheel import open_wheel
-from ...product import BINDING, KERNELS
+from ...product import BINDING, KERNELS, NAME, SCRIPT
 from ..command import command
 from ..project import ROOT
 from ..wheels.artefacts import ArtefactError, find_artefacts
@@ -40,12 +40,9 @@ if TYPE_CHECKING:
 FOLDER: Final = "hub"
 METADATA: Final = "metadata.json"
 VERSION: Final = 1  # of what the kernel offers, as its users name it: `get_kernel(.., version=1)`
-_PACKAGE: Final = "flash_dist"  # the names that are replaced begin with this
 
 # Where the sources name operators; other strings of the same spelling are texts.
-_OPERATORS: Final = re.compile(
-    rf"(?<=\bops\.){_PACKAGE}\b|{_PACKAGE}(?=::)|(?<=Library\(\"){_PACKAGE}(?=\")"
-)
+_OPERATORS: Final = re.compile(rf"(?<=\bops\.){NAME}\b|{NAME}(?=::)|(?<=Library\(\"){NAME}(?=\")")
 
 _CARD: Final = """---
 license: bsd-3-clause
@@ -54,7 +51,7 @@ tags:
   - kernels
 ---
 
-# flash_dist {version}
+# {name} {version}
 
 Attention for torch, forward and backward, with the same bits on every run. Code for {archs}; torch
 {torch} and newer. With the functions of flash-attention:
@@ -90,14 +87,14 @@ class Variant:
     @property
     def id(self) -> str:
         """The name of the module and of its operators: `fd_` and 7 digits of the wheel's digest."""
-        return f"fd_{self.artefact.sha256[: len(_PACKAGE) - 3]}"
+        return f"fd_{self.artefact.sha256[: len(NAME) - 3]}"
 
     def files(self) -> dict[str, bytes]:
         """Return what lies in the repository, by path."""
         made = dict(self._package())
         digests = {name: _digest(data) for name, data in sorted(made.items())}
         metadata = {
-            "name": "flash-dist",
+            "name": SCRIPT,
             "id": self.id,
             "version": VERSION,
             "license": "BSD-3-Clause",
@@ -107,6 +104,7 @@ class Variant:
         }
         made[METADATA] = (json.dumps(metadata, indent=2) + "\n").encode()
         card = _CARD.format(
+            name=NAME,
             version=self.artefact.version,
             archs=", ".join(self.archs),
             torch=self.artefact.manifest.torch_min,
@@ -124,13 +122,13 @@ class Variant:
         with open_wheel(self.artefact.path) as wheel:
             for name in wheel.names:
                 top, _, rest = name.partition("/")
-                if top == _PACKAGE and rest:
+                if top == NAME and rest:
                     yield self._own(rest), self._rename(rest, wheel.read(name))
 
     def _rename(self, name: str, data: bytes) -> bytes:
         """Return a file with the names of this copy in it."""
         if name in {KERNELS, BINDING}:
-            names = [KERNELS] if name == KERNELS else [KERNELS, _PACKAGE]
+            names = [KERNELS] if name == KERNELS else [KERNELS, NAME]
             return _replace_strings(data, {x: self._own(x) for x in names}, name)
         if not name.endswith(".py"):
             return data
@@ -138,7 +136,7 @@ class Variant:
         return text.replace(KERNELS, self._own(KERNELS)).encode()
 
     def _own(self, name: str) -> str:
-        return name.replace(_PACKAGE, self.id) if name in {KERNELS, _PACKAGE} else name
+        return name.replace(NAME, self.id) if name in {KERNELS, NAME} else name
 
 
 def _name_arch(arch: Arch) -> str:

@@ -6,7 +6,7 @@
     OUT/simple/                 the default index: the set that clients get which ask for none,
                                 one for each kind of CPU
     OUT/<set>/                  the index of one arch set
-    OUT/<...>/flash-dist/       index.html (PEP 503), index.json (PEP 691), links relative
+    OUT/<...>/<project>/        index.html (PEP 503), index.json (PEP 691), links relative
 
 The same wheels give the same bytes. Any server of files serves it.
 """

@@ -16,6 +16,7 @@ from ...indexes.index import PROJECT, parse_wheel
 from ...indexes.install_commands import Command, find_commands
 from ...indexes.pages import Link
 from ...indexes.selection import Candidate, select
+from ...product import NAME, PROGRAM
 from ...report_page.markup import (
     Markup,
     element,
@@ -86,7 +87,7 @@ def make_page(
     """
     newest = _newest(artefacts)
     version = newest[0].version.public
-    title = f"flash_dist {version}: wheels"
+    title = f"{NAME} {version}: wheels"
     head = make_head(title, STYLE + _LAYOUT)
     older = [one for one in newest_first(artefacts) if one not in newest]
     body = element(
@@ -100,7 +101,7 @@ def make_page(
             *_gpu_tables(newest),
             element(
                 "p",
-                prose(f"For the GPUs of a machine: `python -m flash_dist select --index {url}`"),
+                prose(f"For the GPUs of a machine: `{PROGRAM} select --index {url}`"),
                 _class="legend",
             ),
             element("h2", "Sets"),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...builds.listing import FILE_NAME, VERSION
+from ...product import NAME
 from ..command import command
 from ..project import ROOT, load_project
 from ..wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_sound
@@ -93,7 +94,7 @@ def make_manifest(
     """Return the manifest; `files` are those of other channels."""
     return {
         "version": VERSION,
-        "project": "flash_dist",
+        "project": NAME,
         "source_commit": source.commit if source else None,
         "artefacts": [
             *(_describe(dist, one) for one in artefacts),

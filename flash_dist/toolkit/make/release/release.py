@@ -18,6 +18,7 @@ from ...audit.own import audit_wheel, describe_failure
 from ...builds.listing import FILE_NAME
 from ...builds.published import published_sets
 from ...errors import FlashDistError
+from ...product import NAME
 from ..command import command
 from ..container.engine import find_engine
 from ..project import ROOT, load_project
@@ -143,7 +144,7 @@ def _require_wheel(one: Artefact, archset: ArchSet, version: str, source: Source
 
 def describe_publishing(version: str, commit: str, dist: Path, url: str) -> str:
     """Say what is left for a person to do."""
-    tag = f"git tag -a v{version} -m 'flash_dist {version}' {commit[:12]}"
+    tag = f"git tag -a v{version} -m '{NAME} {version}' {commit[:12]}"
     lines = [
         f"release {version} of commit {commit[:12]} is ready in {dist}",
         f"  1. copy index/ to {url or 'your server of files'}",

@@ -9,14 +9,17 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ...product import SCRIPT
+
 if TYPE_CHECKING:
     from ...builds.manifest import Manifest, Part
     from ...targets.archs import Arch
     from ..wheels.artefacts import Artefact
     from ..wheels.source import Source
 
+_URN: Final = f"urn:{SCRIPT}"
 WHEELS: Final = "build-wheels"
-BUILDER: Final = "urn:flash-dist:builder:unattested"
+BUILDER: Final = f"{_URN}:builder:unattested"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def _state(
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
-                "buildType": f"urn:flash-dist:{kind}:v1",
+                "buildType": f"{_URN}:{kind}:v1",
                 "externalParameters": external,
                 "internalParameters": internal,
                 "resolvedDependencies": made_of,

@@ -1,4 +1,4 @@
-"""Build `flash_dist.pyz`: the subcommands that need neither torch nor the extension, in one file.
+"""Build `PACKAGE.pyz`: the subcommands that need neither torch nor the extension, in one file.
 
 `python -m PACKAGE.toolkit.make.release.zipapp DEPENDENCIES [OUT]`: DEPENDENCIES is a folder that
 pip installed `rich` and `packaging` into. The same sources give the same bytes.
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Final
 from ... import product
 from ...binaries.wheel import open_wheel
 from ...builds.published import FILE_NAME
+from ...product import NAME
 from ..command import command
-from ..project import ROOT, find_installed, load_project
+from ..project import PACKAGE, ROOT, find_installed, load_project
 from ..wheels.artefacts import ArtefactError
 from ..wheels.channel import Published, no_commands
 
@@ -27,26 +28,25 @@ if TYPE_CHECKING:
 
     from ..wheels.artefacts import Artefact
 
-FILE: Final = "flash_dist.pyz"
-_OURS: Final = "flash_dist/"
+FILE: Final = f"{NAME}.pyz"
 
 SHEBANG: Final = b"#!/usr/bin/env python3\n"
 # NOTE: an older Python must get as far as the sentence, so nothing newer is in this.
-MAIN: Final = """import sys
+MAIN: Final = f"""import sys
 
 if sys.version_info < (3, 10):
     sys.stderr.write(
-        "error: flash_dist.pyz needs Python 3.10 or newer, got %d.%d\\n\\n"
-        "hint: `python3.12 flash_dist.pyz`, or `uv run --python 3.12 flash_dist.pyz`\\n"
+        "error: {FILE} needs Python 3.10 or newer, got %d.%d\\n\\n"
+        "hint: `python3.12 {FILE}`, or `uv run --python 3.12 {FILE}`\\n"
         % sys.version_info[:2]
     )
     sys.exit(2)
 
-from flash_dist.__main__ import run
+from {NAME}.__main__ import run
 
 run()
 """
-METADATA: Final = "Metadata-Version: 2.1\nName: flash_dist\nVersion: {version}\n"
+METADATA: Final = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays, licences are in it
 
 
@@ -54,8 +54,8 @@ def build_zipapp(dependencies: Path, out: Path) -> None:
     """Write the program."""
     members = dict(_collect(dependencies))
     project = load_project()
-    info = f"flash_dist-{project.version}.dist-info/METADATA"
-    members[info] = METADATA.format(version=project.version).encode()
+    info = f"{NAME}-{project.version}.dist-info/METADATA"
+    members[info] = METADATA.format(name=NAME, version=project.version).encode()
     members["__main__.py"] = MAIN.encode()
     stamp = time.gmtime(int(project.epoch))[:6]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +76,8 @@ def _collect(dependencies: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _collect_package() -> Iterator[tuple[str, bytes]]:
-    package = ROOT / "flash_dist"
-    data = {package / FILE_NAME, package / product.FILE_NAME}
-    files = (path for path in find_installed(package) if path.suffix == ".py" or path in data)
+    data = {PACKAGE / FILE_NAME, PACKAGE / product.FILE_NAME}
+    files = (path for path in find_installed(PACKAGE) if path.suffix == ".py" or path in data)
     for path in files:
         yield path.relative_to(ROOT).as_posix(), path.read_bytes()
 
@@ -94,7 +93,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     if not path.is_file():
         return []
     with open_wheel(path, kind="program") as program:
-        packed = {name: program.read(name) for name in program.names if name.startswith(_OURS)}
+        packed = {name: program.read(name) for name in program.names if name.startswith(f"{NAME}/")}
     if packed != dict(_collect_package()):
         message = f"`{path}` is not the program of these sources"
         raise ArtefactError(message, hint="`nox -s zipapp` builds it again")
@@ -107,7 +106,9 @@ commands = no_commands  # it is not installed
 @command
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="nox -s zipapp --", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="nox -s zipapp --", description=__doc__.split("\n")[0].replace("PACKAGE", NAME)
+    )
     parser.add_argument("dependencies", type=Path, help="folder of what goes into it")
     parser.add_argument("out", type=Path, nargs="?", default=ROOT / "dist" / FILE)
     args = parser.parse_args()

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ...product import SYMBOLS, VARIABLES
 from ...targets.archs import DEFAULT_MACHINE
 from .nvcc import ToolchainError, complete_links
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-VARIABLE: Final = "FLASH_DIST_MACHINE"  # the CPU that is compiled for, as `uname -m` says it
+VARIABLE: Final = f"{VARIABLES}MACHINE"  # the CPU that is compiled for, as `uname -m` says it
 PROGRAMS: Final = ("bin", "nvvm")  # folders of a toolkit with what runs where it is compiled
 
 
@@ -121,21 +122,23 @@ def _add_headers(have: Path, folder: Path) -> None:
             shutil.copy2(path, folder)
 
 
-PROGRAM: Final = """\
+# The C function of the library that lists its kernels, and a program that prints what it returns.
+ASKED: Final = f"{SYMBOLS}variants_json"
+PROGRAM: Final = f"""\
 #include <cstdint>
 #include <cstdio>
 #include <vector>
-extern "C" int64_t flash_dist_variants_json(char*, int64_t);
-int main() {
-  std::vector<char> text(flash_dist_variants_json(nullptr, 0) + 1);
-  flash_dist_variants_json(text.data(), text.size());
+extern "C" int64_t {ASKED}(char*, int64_t);
+int main() {{
+  std::vector<char> text({ASKED}(nullptr, 0) + 1);
+  {ASKED}(text.data(), text.size());
   std::puts(text.data());
-}
+}}
 """
 
 
 def ask_foreign(library: Path, target: Target) -> str:
-    """Return what `flash_dist_variants_json` says: from a program that an emulator runs."""
+    """Return the list of kernels that a library tells: from a program that an emulator runs."""
     program = library.with_name("ask")
     source = program.with_suffix(".cpp")
     source.write_text(PROGRAM, encoding="utf-8")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import FlashDistError
+from ...product import VARIABLES
 from ..project import made_mark, make_once
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def named_home(environ: Mapping[str, str]) -> Path | None:
 
 def home_variable(cuda: str) -> str:
     """Return what names the toolkit of a CUDA major where several take part in a build."""
-    return f"FLASH_DIST_CUDA_{cuda.partition('.')[0]}_HOME"
+    return f"{VARIABLES}CUDA_{cuda.partition('.')[0]}_HOME"
 
 
 def complete_links(home: Path) -> None:

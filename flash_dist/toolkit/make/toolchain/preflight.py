@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...errors import FlashDistError
 from ...machine.capacity import count_cores, read_free_memory
 from ...targets.devices import first_driver, parse_version
-from ..project import build_folder
+from ..project import BUILD_FOLDER, build_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ MIN_DISK = 3 * GIB  # toolkit 0.3, objects 0.2 per arch set, wheels; the rest is
 MIN_MEMORY = 2 * GIB
 MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: room for cicc or ptxas on a large backward kernel
 MIN_GCC = 9  # first with all of C++17
-_OTHER_DISK = "free some disk, or let FLASH_DIST_BUILD_DIR name a folder on another one"
+_OTHER_DISK = f"free some disk, or let {BUILD_FOLDER} name a folder on another one"
 IN_A_CONTAINER = "build in a container: an older distribution, or `nox -s image`"
 
 Version = tuple[int, int]
@@ -110,7 +110,7 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
     """Look at this machine; where nothing tells its memory, it is taken to be enough for one job.
 
     Args:
-        environ: CXX, MAX_JOBS, and FLASH_DIST_BUILD_DIR, whose disk counts: objects lie there.
+        environ: CXX, MAX_JOBS, and BUILD_FOLDER, whose disk counts: objects lie there.
         root: Where /proc and /sys are.
     """
     memory = read_free_memory(root)

@@ -15,6 +15,7 @@ from ...builds.metadata import read_metadata
 from ...errors import FlashDistError
 from ...gpucode.inspection import Choice, inspect_libraries
 from ...gpucode.libraries import open_libraries
+from ...product import PROGRAM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,4 +132,4 @@ def require_sound(one: Artefact) -> None:
     if failed:
         details = "".join(f"\n  {detail}" for detail in failed[0].details)
         message = f"`{one.file_name}` is not released: {failed[0].summary}{details}"
-        raise ArtefactError(message, hint=f"`python -m flash_dist verify {one.path}`")
+        raise ArtefactError(message, hint=f"`{PROGRAM} verify {one.path}`")

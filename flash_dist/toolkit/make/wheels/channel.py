@@ -1,6 +1,6 @@
 """What a way to publish has to have, and what it says of the files that it made.
 
-The ways themselves are rows of `flash_dist/toolkit/make/release/channels.py`.
+The ways themselves are rows of `make/release/channels.py`.
 """
 
 from __future__ import annotations

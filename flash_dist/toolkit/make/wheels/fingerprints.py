@@ -1,6 +1,6 @@
 """Whether the recorded fingerprints are those of the kernels that are built.
 
-python -m flash_dist.toolkit.make.wheels.fingerprints [--partial] WHEEL ...
+python -m PACKAGE.toolkit.make.wheels.fingerprints [--partial] WHEEL ...
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from ...binaries.wheel import open_wheel
 from ...builds.contents import KERNELS, read_manifest
 from ...gpucode.fatbin import open_fatbin
 from ...gpucode.kernel_code import hash_kernels
+from ...product import NAME
 from ...selftest.fingerprints import FILE_NAME, read_references
 from ..command import command
-from ..project import ROOT
+from ..project import PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from ...selftest.fingerprints import Reference
 
-RECORDED = ROOT / "flash_dist" / FILE_NAME
+RECORDED = PACKAGE / FILE_NAME
 REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records them again"
 
 
@@ -77,7 +78,7 @@ def keep_built(
 @command
 def main() -> int:
     """Check the wheels of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.replace("PACKAGE", NAME))
     parser.add_argument("wheels", type=Path, nargs="+")
     parser.add_argument(
         "--partial", action="store_true", help="skip recordings of a CUDA that no wheel is of"

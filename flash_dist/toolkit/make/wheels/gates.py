@@ -28,11 +28,12 @@ from ...builds.published import load_archsets
 from ...cli.audit import print_audit
 from ...cli.terminal.results import make_console, print_result
 from ...errors import FlashDistError
+from ...product import NAME
 from ...targets.archs import ArchSet
 from ...targets.wording import list_few
 from ..command import command
 from ..compile.build_info import hash_sources
-from ..project import ARCHSETS, ROOT, find_installed, load_project
+from ..project import ARCHSETS, MAKE, ROOT, TEMPORARY, find_installed, load_project
 from .platform_tags import require_glibc, require_platform, require_same_tags
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
 
 def require_package(wheel: Path, root: Path = ROOT) -> None:
     """Insist on the Python files and the data of the package, as they are in the sources."""
-    package = root / "flash_dist"
+    package = root / NAME
     files = find_installed(package)
     sources = {path.relative_to(root).as_posix(): path for path in files}
     with open_wheel(wheel) as opened:
@@ -118,7 +119,7 @@ def require_package(wheel: Path, root: Path = ROOT) -> None:
             if opened.read(name) != sources[name].read_bytes()
         ]
     built = {MANIFEST, KERNELS, BINDING, *sources}
-    strange = [name for name in sorted(packed - built) if name.startswith("flash_dist/")]
+    strange = [name for name in sorted(packed - built) if name.startswith(f"{NAME}/")]
     wrong = [
         *(f"{name} is missing" for name in missing),
         *(f"{name} differs" for name in other),
@@ -137,8 +138,8 @@ def run_tools(wheel: Path, folder: Path) -> None:
         os.environ,
     )
     shutil.unpack_archive(wheel, folder, "zip")
-    run(["torch-abi-audit", str(folder / "flash_dist"), "--check", "both"], os.environ)
-    _check_oldest_torch(folder / "flash_dist")
+    run(["torch-abi-audit", str(folder / NAME), "--check", "both"], os.environ)
+    _check_oldest_torch(folder / NAME)
     run(["auditwheel", "show", str(wheel)], os.environ)
 
 
@@ -203,8 +204,8 @@ def _call_apart(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) ->
 
 
 def read_arguments(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line that `flash_dist/toolkit/make/container/portable.py` writes."""
-    parser = argparse.ArgumentParser(prog="python -m flash_dist.toolkit.make.wheels.gates")
+    """Parse the command line that `make/container/portable.py` writes."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MAKE}.wheels.gates")
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--archs", required=True, help="what was asked for: 8.0;9.0a+PTX")
     parser.add_argument("--budget", type=int, help="bytes that the wheel may have")
@@ -219,7 +220,7 @@ def main() -> int:
     asked = replace(ArchSet.parse(args.archs), budget_bytes=args.budget)
     require_platform(args.wheel, args.platform)
     audit(args.wheel, asked)
-    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         run_tools(args.wheel, Path(folder) / "unpacked")
     return 0
 

@@ -1,6 +1,6 @@
 """Give a wheel the manylinux tag that auditwheel proves; also one for another CPU.
 
-python -m flash_dist.toolkit.make.wheels.repair [--plat manylinux_2_28] WHEEL FOLDER
+python -m PACKAGE.toolkit.make.wheels.repair [--plat manylinux_2_28] WHEEL FOLDER
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ..project import MAKE
 from ..toolchain.cross import target_machine
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def repair_words(wheel: Path, folder: Path, machine: str, plat: str | None = Non
 
 def main(args: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m flash_dist.toolkit.make.wheels.repair")
+    parser = argparse.ArgumentParser(prog=f"python -m {MAKE}.wheels.repair")
     parser.add_argument("--plat", help="the tag it must get, without the CPU")
     parser.add_argument("wheel", type=Path)
     parser.add_argument("folder", type=Path)

@@ -1,6 +1,6 @@
 """Are the files of two builds the same, byte for byte? `nox -s repro` makes both.
 
-python -m flash_dist.toolkit.make.wheels.repro ONE OTHER        two folders like dist/
+python -m PACKAGE.toolkit.make.wheels.repro ONE OTHER        two folders like dist/
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from ...builds.console_script import FILE_NAME as SCRIPTS
 from ...builds.contents import BINDING, KERNELS, MANIFEST
 from ...builds.sbom import FILE_NAME as BILL
 from ...errors import FlashDistError
+from ...product import NAME
 from ..compile.build_info import hash_sources
 from ..project import NOT_INSTALLED, ROOT
 
@@ -27,12 +28,10 @@ if TYPE_CHECKING:
 
     from .artefacts import Artefact
 
-BUILT_FROM: Final = ("flash_dist", "csrc", "ci", "setup.py", "pyproject.toml", "README.md")
-
-
-_PACKED: Final = ("flash_dist", "LICENSE", "README.md")  # as they are
+BUILT_FROM: Final = (NAME, "csrc", "ci", "setup.py", "pyproject.toml", "README.md")
+_PACKED: Final = (NAME, "LICENSE", "README.md")  # as they are
 _BUILT: Final = frozenset({MANIFEST, KERNELS, BINDING})
-_INFO: Final = re.compile(r"flash_dist-[^/]+\.dist-info/(.+)")
+_INFO: Final = re.compile(rf"{NAME}-[^/]+\.dist-info/(.+)")
 _WRITTEN: Final = frozenset({"WHEEL", "RECORD", SCRIPTS, "top_level.txt", f"sboms/{BILL}"})
 _LICENSE: Final = "licenses/LICENSE"
 
