@@ -105,7 +105,7 @@ def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | No
     for one in PRODUCT.variables:
         problem = PRODUCT.load(one.check)(variables.get(one.name, ""))
         if problem:
-            return one.name, problem, FINDINGS[one.finding]
+            return one.name, problem, FINDINGS[one.finding["id"]]
     return None
 
 

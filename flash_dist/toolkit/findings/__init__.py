@@ -2,7 +2,8 @@
 
 A new id is one entry in the module of its subject, and the code that finds it imports it from
 there; nothing else. `explain ID`, the HTML report, the hint after a fix and the page
-`findings.html` of the documentation follow.
+`findings.html` of the documentation follow. Entries of the package's own variables come from
+product.json.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ __all__ = ["FINDINGS", "SUBJECTS", "Entry", "find", "find_code"]
 
 
 def _entries_of(module: ModuleType) -> dict[str, Entry]:
-    return {entry.id: entry for entry in vars(module).values() if isinstance(entry, Entry)}
+    values = vars(module).values()
+    several = (value if isinstance(value, tuple) else (value,) for value in values)
+    return {one.id: one for value in several for one in value if isinstance(one, Entry)}
 
 
 SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..product import NAME, VARIABLES
+from ..product import NAME, PRODUCT
 from ..targets.verdict import SMEM_VARIABLE
 from .entry import Entry
 
@@ -105,21 +105,8 @@ SMEM_LIMIT_MALFORMED: Final = Entry(
     "Unset it, or set bytes without a unit.",
 )
 
-WORKSPACE_MALFORMED: Final = Entry(
-    "workspace-malformed",
-    f"{VARIABLES}WORKSPACE_MB is not a number",
-    "The variable limits the memory of the backward in MiB and must be a whole number, such as "
-    "1536; 0 makes the backward recompute.",
-    "Unset it, or set MiB without a unit.",
-)
-
-CHECK_MALFORMED: Final = Entry(
-    "check-malformed",
-    f"{VARIABLES}CHECK is neither 0 nor 1",
-    "If the variable is 1, calls with packed sequences wait for the GPU and check the values of "
-    "cu_seqlens. Such calls do not run with a value that they cannot read.",
-    "Unset it, or set it to 1 to find wrong boundaries.",
-)
+# What the package says of its own variables.
+OWN_VARIABLES: Final = tuple(Entry(**one.finding) for one in PRODUCT.variables)
 
 NO_GPU: Final = Entry(
     "no-gpu",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.findings import FINDINGS
+from flash_dist.toolkit.findings import FINDINGS, Entry
 from flash_dist.toolkit.make.project import PACKAGE
 from flash_dist.toolkit.product import NAME, PRODUCT, Product
 
@@ -54,7 +54,7 @@ def test_all_that_the_product_names_is_there() -> None:
     for variable in PRODUCT.variables:
         assert PRODUCT.load(variable.check)("") == ""
         assert PRODUCT.load(variable.check)("banana").startswith(variable.name)
-        assert variable.finding in FINDINGS
+        assert FINDINGS[variable.finding["id"]] == Entry(**variable.finding)
     assert callable(PRODUCT.load(PRODUCT.torch_note))
     assert callable(PRODUCT.load(PRODUCT.cases))
     assert all(PRODUCT.load(module).add_parser for module in PRODUCT.subcommands.values())

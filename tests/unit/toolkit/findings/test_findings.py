@@ -49,7 +49,7 @@ def test_every_entry_is_found_by_somebody_or_explains_a_message() -> None:
         for entry in entries
     }
     told = {entry for entry in FINDINGS.values() if entry.messages or entry.codes}
-    told |= {FINDINGS[one.finding] for one in PRODUCT.variables}
+    told |= {FINDINGS[one.finding["id"]] for one in PRODUCT.variables}
     told.add(OWN_SENTENCE)  # explains sentences of this package, which are read from its source
     unused = {entry.id for entry in FINDINGS.values() if entry not in told | used}
     assert not unused, "no module imports it: delete the entry, or find it"
