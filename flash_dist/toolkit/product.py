@@ -24,7 +24,7 @@ class Variable:
 
     name: str
     check: str  # a function that says what is wrong with a value; it returns "" if nothing is
-    finding: Mapping[str, str]  # for such a value: the fields of an `Entry`
+    finding: Mapping[str, Any]  # for such a value: the fields of an `Entry`
 
 
 @dataclass(frozen=True)
