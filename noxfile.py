@@ -17,7 +17,7 @@ from ci.outputs import FOREIGN
 from ci.trials.foreign import PYTHON
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.errors import FlashDistError
-from flash_dist.toolkit.make.locks import BESIDE, LOCKS
+from flash_dist.toolkit.make.locks import BESIDE, lock_path
 from flash_dist.toolkit.make.project import ARCHSETS
 from flash_dist.toolkit.make.release.channels import CHANNELS, Row, released
 from flash_dist.toolkit.make.sessions import (
@@ -526,9 +526,9 @@ def docs(session: nox.Session) -> None:
 
 @session_of(default=False)
 def lock_requirements(session: nox.Session) -> None:
-    """Update ci/locks/ to the newest versions of all packages that sessions install."""
+    """Lock the newest versions of all packages that sessions install."""
     for group in ("uv", "runtime", "index"):  # as they were locked, whatever pyproject.toml says
-        session.install("--require-hashes", "--requirement", str(LOCKS / f"{group}.txt"))
+        session.install("--require-hashes", "--requirement", str(lock_path(group)))
     session.run("python", "-m", "flash_dist.toolkit.make.locks")
 
 

@@ -1,9 +1,10 @@
 """What sessions, workflows and images install from PyPI, by hash: `nox -s lock_requirements`.
 
-`ci/locks/<group>.txt` has every package that a dependency group of pyproject.toml needs, one
-version each, with the hashes of its wheels for the Pythons and CPUs below. An installer that is
-given such a file with `--require-hashes` takes no other package, and no other bytes of these. Where
-a version has no wheel, it is the hash of its sources.
+`<group>.txt` has every package that a dependency group of pyproject.toml needs, one version each,
+with the hashes of its wheels for the Pythons and CPUs below. An installer that is given such a file
+with `--require-hashes` takes no other package, and no other bytes of these. Where a version has no
+wheel, it is the hash of its sources. The groups that building and publishing need lie in `locks/`
+beside this module, those of the package's own sessions in `ci/locks/`.
 
 torch is in none: builds of it that are kept locally have other hashes, and need other packages. So
 it comes after what every build of it needs, `beside_torch`.
@@ -27,14 +28,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LOCKS: Final = ROOT / "ci" / "locks"
+OWN_LOCKS: Final = Path(__file__).resolve().with_name("locks")
+OWN: Final = frozenset(
+    (
+        *("audit", "backend", "beside_torch", "build", "conda", "container", "image"),
+        *("image_oldest", "index", "nvcc", "nvcc12", "nvcc_aarch64", "program", "ptxas12"),
+        *("runtime", "sdist", "zipapp"),
+    )
+)  # the groups that the modules of this folder name
 UNLOCKED, BESIDE = "torch", "beside_torch"  # the groups
 MACHINES: Final = ("x86_64", "aarch64")
 OLDEST, NEWEST = (3, 10), (3, 14)  # Python
 NOT_COVERED: Final = (
-    f"ci/locks/ is for Python {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]} on Linux, "
+    f"hashes are locked for Python {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]} on Linux, "
     f"{' or '.join(MACHINES)}"
 )
-RENEW: Final = "`nox -s lock_requirements` writes ci/locks/ again"
+RENEW: Final = "`nox -s lock_requirements` locks all groups again"
 INDEX: Final = "https://pypi.org/simple"
 # What needs a newer Python than the rest; the image has an older one, too.
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
@@ -53,6 +62,11 @@ def is_covered(python: tuple[int, int] = sys.version_info[:2]) -> bool:
     return known and OLDEST <= python <= NEWEST
 
 
+def lock_path(group: str) -> Path:
+    """Return the file of a group."""
+    return (OWN_LOCKS if group in OWN else LOCKS) / f"{group}.txt"
+
+
 def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the words of an installer for groups and their requirements: files with hashes.
 
@@ -60,14 +74,14 @@ def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
         LockError: A group was changed and not locked since.
     """
     for name, wanted in groups.items():
-        path = LOCKS / f"{name}.txt"
+        path = lock_path(name)
         found = list(_read_requirements(path.read_text("utf-8"))) if path.is_file() else []
         if sorted(found) != sorted(wanted):
             new = ", ".join(f"`{one}`" for one in sorted({*wanted} - {*found}))
             what = f"{new} is not in" if new else "it needs less than"
-            message = f"group `{name}` of pyproject.toml is not locked: {what} ci/locks/{name}.txt"
+            message = f"group `{name}` of pyproject.toml is not locked: {what} {_show(path)}"
             raise LockError(message, hint=RENEW)
-    files = [word for name in groups for word in ("--requirement", str(LOCKS / f"{name}.txt"))]
+    files = [word for name in groups for word in ("--requirement", str(lock_path(name)))]
     return ["--require-hashes", *files]
 
 
@@ -76,7 +90,11 @@ def constraints(*groups: str) -> str:
 
     pip holds no hash of a constraint, uv those of all that it installs and no others.
     """
-    return " ".join(str(LOCKS / f"{name}.txt") for name in groups) if is_covered() else ""
+    return " ".join(str(lock_path(name)) for name in groups) if is_covered() else ""
+
+
+def _show(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def _read_requirements(text: str) -> Iterator[str]:
@@ -182,11 +200,13 @@ def _is_ours(wheel: str) -> bool:
 def main() -> int:
     """Command line."""
     found = compile_locks(read_pyproject(PYPROJECT)["dependency-groups"])
-    shutil.rmtree(LOCKS, ignore_errors=True)
-    LOCKS.mkdir()
+    for folder in (LOCKS, OWN_LOCKS):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
     for name, text in found.items():
-        (LOCKS / f"{name}.txt").write_text(text, encoding="utf-8")
-        print(f"ci/locks/{name}.txt: {text.count('--hash=')} hashes")
+        path = lock_path(name)
+        path.write_text(text, encoding="utf-8")
+        print(f"{_show(path)}: {text.count('--hash=')} hashes")
     return 0
 
 

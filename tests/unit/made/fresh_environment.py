@@ -1,8 +1,8 @@
 """Load a module as in a fresh environment, where only some dependency groups are installed.
 
 `python -m tests.unit.made.fresh_environment GROUP,GROUP MODULE [ARGUMENT ...]`: every distribution
-that ci/locks/ does not have for the groups is hidden. One that it has and that is not here is
-played, so that a lean environment answers as a full one does. With arguments the module is run.
+that is not locked for the groups is hidden. One that is locked and that is not here is played, so
+that a lean environment answers as a full one does. With arguments the module is run.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[3]
+# Not imported from `make.locks`, which would load what is to be hidden.
+LOCKS = (ROOT / "ci" / "locks", ROOT / "flash_dist" / "toolkit" / "make" / "locks")
 OURS = {"flash_dist", "ci", "csrc", "tests", "noxfile", "setup"}
 
 
@@ -38,7 +40,8 @@ def distributions(groups: Sequence[str]) -> set[str]:
     found = {"torch"} if "torch" in groups else set()
     for group in groups:
         name = "beside_torch" if group == "torch" else group
-        text = (ROOT / "ci" / "locks" / f"{name}.txt").read_text(encoding="utf-8")
+        files = (folder / f"{name}.txt" for folder in LOCKS)
+        text = next(file for file in files if file.is_file()).read_text(encoding="utf-8")
         found |= set(re.findall(r"^([a-z0-9.-]+)==", text, re.MULTILINE))
     return found
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ...errors import FlashDistError
 from ...product import NAME
 from ..command import command
-from ..locks import LOCKS
+from ..locks import lock_path
 from ..project import TEMPORARY
 from ..toolchain.cross import TARGETS
 from .engine import inspect_image
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 IMAGE = f"localhost/{NAME}-manylinux_2_28:1"
 BASE = f"localhost/{NAME}-bullseye:1"
 CONTAINERFILE = Path(__file__).resolve().with_name("Containerfile")
-INSTALLED = tuple(LOCKS / name for name in ("image.txt", "image_oldest.txt"))  # from PyPI
+INSTALLED = tuple(map(lock_path, ("image", "image_oldest")))  # from PyPI
 CONTAINERS_CONF = Path(__file__).resolve().with_name("containers.conf")
 LABEL = f"{NAME}.recipe"
 

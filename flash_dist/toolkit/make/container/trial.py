@@ -25,7 +25,7 @@ import json
 from {NAME}.toolkit.builds.manifest import load_manifest
 print(json.dumps([[a.number, a.ptx] for a in load_manifest().arch_set.archs]))
 """
-BESIDE = str(PACKAGE.parent / "ci" / "locks" / "beside_torch.txt")
+BESIDE = str(Path(__file__).resolve().parents[1] / "locks" / "beside_torch.txt")
 FIRST = 75  # the oldest GPU that CUDA 13 knows
 
 

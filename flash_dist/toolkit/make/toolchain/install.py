@@ -71,5 +71,5 @@ def _words(group: str, cuda: str) -> list[str]:
             return locked({group: wanted})
         print(f"{NOT_COVERED}: CUDA {cuda} is installed without hashes", flush=True)
         return wanted
-    print(f"CUDA {cuda} is not in ci/locks/: it is installed without hashes", flush=True)
+    print(f"CUDA {cuda} is not locked: it is installed without hashes", flush=True)
     return [one.replace(f"=={DEFAULT_TOOLKIT}.", f"=={cuda}.") for one in wanted]

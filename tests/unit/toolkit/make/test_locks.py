@@ -1,4 +1,4 @@
-"""What is installed from PyPI has the bytes that ci/locks/ says, and nothing else comes along."""
+"""What is installed from PyPI has the bytes that are locked, and nothing else comes along."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ import pytest
 from packaging.requirements import Requirement
 
 from flash_dist.toolkit.make import locks, sessions
+from flash_dist.toolkit.make.container import trial
 from flash_dist.toolkit.make.container.image import CONTAINERFILE
-from flash_dist.toolkit.make.locks import LockError, compile_locks, flatten, is_covered, locked
+from flash_dist.toolkit.make.locks import (
+    LockError,
+    compile_locks,
+    flatten,
+    is_covered,
+    lock_path,
+    locked,
+)
 from flash_dist.toolkit.make.project import PYPROJECT, ROOT, read_pyproject
+from flash_dist.toolkit.make.release.channels import CHANNELS
 from flash_dist.toolkit.targets.archs import DEFAULT_TOOLKIT
 
 if TYPE_CHECKING:
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GROUPS = read_pyproject(PYPROJECT)["dependency-groups"]
-FILES = sorted(locks.LOCKS.glob("*.txt"))
+FILES = sorted([*locks.LOCKS.glob("*.txt"), *locks.OWN_LOCKS.glob("*.txt")])
 CLIENTS = {
     "pip": ("pip", "install", "--quiet", "--no-index", "--no-cache-dir"),
     "uv": ("uv", "pip", "install", "--quiet", "--no-index", "--no-cache", "--no-config"),
@@ -139,7 +148,7 @@ def test_a_package_that_is_needed_and_not_locked_is_refused(
 
 @pytest.mark.parametrize("name", sorted(GROUPS.keys() - {locks.UNLOCKED}))
 def test_every_group_is_locked_as_it_is_now(name: str) -> None:
-    path = str(locks.LOCKS / f"{name}.txt")
+    path = str(lock_path(name))
     assert locked({name: flatten(GROUPS, name)}) == ["--require-hashes", "--requirement", path]
 
 
@@ -180,6 +189,19 @@ def read_packages(path: Path) -> Iterator[tuple[Requirement, list[str]]]:
             yield Requirement(package), hashes
 
 
+def test_a_file_lies_where_its_group_is_looked_for() -> None:
+    assert [lock_path(path.stem) for path in FILES] == FILES
+    assert GROUPS.keys() >= locks.OWN
+
+
+def test_what_channels_and_the_container_install_is_data_of_the_toolkit() -> None:
+    groups = {name for row in CHANNELS.values() for name in (*row.groups, *row.packed)}
+    assert groups <= locks.OWN
+    assert str(lock_path("beside_torch")) == trial.BESIDE
+    before_build = read_pyproject(PYPROJECT)["tool"]["cibuildwheel"]["before-build"]
+    assert before_build.endswith(f" {{project}}/{lock_path('build').relative_to(ROOT)}")
+
+
 def test_a_group_that_was_changed_says_how_it_is_locked() -> None:
     with pytest.raises(
         LockError, match=r"group `docs` of pyproject\.toml .* `another>=2` is not in "
@@ -187,7 +209,7 @@ def test_a_group_that_was_changed_says_how_it_is_locked() -> None:
         locked({"docs": [*flatten(GROUPS, "docs"), "another>=2"]})
     with pytest.raises(LockError, match=r"less than ci/locks/docs\.txt") as error:
         locked({"docs": flatten(GROUPS, "docs")[:-1]})
-    assert error.value.hint == "`nox -s lock_requirements` writes ci/locks/ again"
+    assert error.value.hint == "`nox -s lock_requirements` locks all groups again"
     with pytest.raises(LockError, match=r"group `parcels` .* `parcel` is not in ci/locks/parcels"):
         locked({"parcels": ["parcel"]})
 
@@ -204,7 +226,7 @@ def test_a_session_installs_by_hash_and_torch_after_what_it_needs() -> None:
 
 
 def lock_of(name: str) -> str:
-    return str(locks.LOCKS / f"{name}.txt")
+    return str(lock_path(name))
 
 
 def test_a_session_of_a_changed_group_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +247,8 @@ def test_a_python_that_is_not_locked_installs_without_hashes_and_says_so(
     assert any(one.startswith("sphinx==") for one in recorder.installed[0])
     (said,) = recorder.said
     assert said == (
-        "ci/locks/ is for Python 3.10 to 3.14 on Linux, x86_64 or aarch64: installed without hashes"
+        "hashes are locked for Python 3.10 to 3.14 on Linux, x86_64 or aarch64: "
+        "installed without hashes"
     )
 
 

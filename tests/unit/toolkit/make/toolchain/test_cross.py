@@ -11,7 +11,7 @@ from ci.trials.aarch64 import find_wheels
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.errors import ArchError
 from flash_dist.toolkit.make.building.choose import choose_sets, toolkits_of
-from flash_dist.toolkit.make.locks import LOCKS
+from flash_dist.toolkit.make.locks import lock_path
 from flash_dist.toolkit.make.toolchain.cross import (
     TARGETS,
     assemble_home,
@@ -92,9 +92,9 @@ def test_a_toolkit_for_another_cpu_is_brought_once_and_beside_that_for_this_cpu(
         assert (home / "lib" / "libcudart_static.a").read_text() == "arm"
     assert home == tmp_path / "cuda-13.0-aarch64" / "nvidia" / "cu13"
     assert install_toolkit("13.0", folder, install) == folder / "nvidia" / "cu13"
-    arm = str(LOCKS / "nvcc_aarch64.txt")
+    arm = str(lock_path("nvcc_aarch64"))
     assert asked == [
-        ("cuda-13.0", "--require-hashes", "--requirement", str(LOCKS / "nvcc.txt")),
+        ("cuda-13.0", "--require-hashes", "--requirement", str(lock_path("nvcc"))),
         ("cuda-13.0-aarch64", *ARM.pip_options, "--require-hashes", "--requirement", arm),
     ]
 
@@ -110,7 +110,7 @@ def test_a_toolkit_that_no_published_set_asks_for_is_brought_without_hashes(
 
     install_toolkit("13.2", tmp_path / "cuda-13.2", install)
     assert asked == [("cuda-toolkit[nvcc,cccl]==13.2.*",)]
-    assert "CUDA 13.2 is not in ci/locks/" in capsys.readouterr().out
+    assert "CUDA 13.2 is not locked" in capsys.readouterr().out
 
 
 def test_pip_is_told_every_tag_that_the_oldest_served_glibc_has() -> None:
