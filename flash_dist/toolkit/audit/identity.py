@@ -15,7 +15,7 @@ from packaging.tags import parse_tag
 
 from ..builds.console_script import ENTRY_POINTS
 from ..builds.console_script import FILE_NAME as SCRIPTS
-from ..builds.contents import BINDING, KERNELS, read_manifest
+from ..builds.contents import BINDING, KERNELS, read_manifest_in
 from ..builds.linkage import requirements_of
 from ..builds.metadata import read_tags
 from ..product import NAME, SCRIPT
@@ -65,7 +65,7 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     Raises:
         FlashDistError: A part of it cannot be read.
     """
-    manifest = read_manifest(wheel.path)
+    manifest = read_manifest_in(wheel)
     named = _NAME.fullmatch(file_name)
     if named is None:
         yield f"{file_name} is not such a name: {NAME}-VERSION-cp3N-abi3-PLATFORM.whl"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..binaries.files import hash_file, open_file, unreadable
 from ..binaries.wheel import open_wheel
 from ..builds.conda_package import find_path_damage, open_conda
-from ..builds.contents import BINDING, KERNELS, read_contents, read_manifest
+from ..builds.contents import BINDING, KERNELS, read_contents, read_manifest_in
 from ..builds.declared import declare_build
 from ..builds.record import find_damage, hash_member
 from ..builds.sbom import FILE_NAME, find_differences
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from ..builds.conda_package import CondaContents
     from ..builds.listing import Listing
+    from ..findings.entry import Entry
 
 JSON_VERSION: Final = 1
 _SHOWN: Final = 10
@@ -173,6 +174,11 @@ def _unread(name: str, error: FlashDistError) -> CheckResult:
     return CheckResult("fail", error.message, fix=error.hint or "", entry=VERIFY_UNREAD, name=name)
 
 
+def _fail(summary: str, problems: Sequence[str], entry: Entry) -> CheckResult:
+    fix = "do not install it; download it again"
+    return CheckResult("fail", summary, few_lines(problems, _SHOWN), fix, entry)
+
+
 def check_listing(name: str, sha256: str, size: int, listing: Listing | None) -> CheckResult:
     """Is this the file that the release lists?"""
     if listing is None:
@@ -205,10 +211,7 @@ def check_paths(package: CondaContents) -> CheckResult:
     """Are all files of a conda package those that its paths.json lists?"""
     damage = list(find_path_damage(package))
     if damage:
-        summary = "files of the conda package differ from its paths.json"
-        fix = "do not install it; download it again"
-        details = few_lines(damage, _SHOWN)
-        return CheckResult("fail", summary, details, fix, VERIFY_RECORD)
+        return _fail("files of the conda package differ from its paths.json", damage, VERIFY_RECORD)
     return CheckResult("ok", f"{len(package.files)} files are those that paths.json lists")
 
 
@@ -218,22 +221,19 @@ def check_archive(path: Path) -> CheckResult:
         members, problems = read_members(file)
     problems = (*problems, *find_foreign_kinds(members))
     if problems:
-        summary = "the archive does not match its list of members"
-        fix = "do not install it; download it again"
-        return CheckResult("fail", summary, few_lines(problems, _SHOWN), fix, VERIFY_ARCHIVE)
+        return _fail("the archive does not match its list of members", problems, VERIFY_ARCHIVE)
     return CheckResult("ok", "every byte belongs to one of its regular files")
 
 
 def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
     """Does it hold the files that its build lists, and a dist-info, alone?"""
-    listed = read_manifest(path).files
     with open_wheel(path) as wheel, open_file(path) as file:
+        listed = read_manifest_in(wheel).files
         names = {*wheel.names, *list_names(file)}  # zipfile leaves folders out and cuts at NUL
         foreign = list(find_foreign_names(names, listed, more=more))
     if foreign:
         summary = "the wheel holds files that are not of this package, or lacks some"
-        fix = "do not install it; download it again"
-        return CheckResult("fail", summary, few_lines(foreign, _SHOWN), fix, VERIFY_FOREIGN_FILE)
+        return _fail(summary, foreign, VERIFY_FOREIGN_FILE)
     summary = f"{len(listed)} modules and data that _build.json lists, two libraries, a dist-info"
     return CheckResult("ok", f"{summary}: no file more, none less")
 
@@ -244,9 +244,7 @@ def check_metadata(path: Path) -> CheckResult:
         contradictions = list(find_contradictions(wheel, path.name))
     if contradictions:
         summary = "file name, METADATA, WHEEL and _build.json disagree"
-        fix = "do not install it; download it again"
-        details = few_lines(contradictions, _SHOWN)
-        return CheckResult("fail", summary, details, fix, VERIFY_METADATA)
+        return _fail(summary, contradictions, VERIFY_METADATA)
     return CheckResult("ok", "file name, METADATA, WHEEL and _build.json agree")
 
 
@@ -255,8 +253,7 @@ def check_conda_archive(path: Path) -> CheckResult:
     problems = list(find_foreign_members(path))
     if problems:
         summary = "the archives of the conda package hold more than files"
-        fix = "do not install it; download it again"
-        return CheckResult("fail", summary, few_lines(problems, _SHOWN), fix, VERIFY_ARCHIVE)
+        return _fail(summary, problems, VERIFY_ARCHIVE)
     return CheckResult("ok", "every byte belongs to one of its regular files")
 
 
@@ -265,8 +262,7 @@ def check_package(package: CondaContents, path: Path) -> CheckResult:
     claims = list(find_foreign_claims(package, path.name))
     if claims:
         summary = "the conda package says more than follows from its wheel"
-        fix = "do not install it; download it again"
-        return CheckResult("fail", summary, few_lines(claims, _SHOWN), fix, VERIFY_PACKAGE)
+        return _fail(summary, claims, VERIFY_PACKAGE)
     depends = ", ".join(map(str, package.index["depends"]))
     return CheckResult("ok", f"it is named and depends as its wheel does: {depends}")
 
@@ -277,9 +273,7 @@ def check_record(path: Path) -> CheckResult:
         damage = list(find_damage(wheel))
         count = len(wheel.names)
     if damage:
-        summary = "files of the wheel differ from its RECORD"
-        fix = "do not install it; download it again"
-        return CheckResult("fail", summary, few_lines(damage, _SHOWN), fix, VERIFY_RECORD)
+        return _fail("files of the wheel differ from its RECORD", damage, VERIFY_RECORD)
     return CheckResult("ok", f"{count} files are those that RECORD lists")
 
 
@@ -304,8 +298,8 @@ def check_audit(path: Path) -> CheckResult:
 
 def check_sbom(path: Path) -> CheckResult:
     """Does it hold a bill of materials, and that of these libraries?"""
-    manifest = read_manifest(path)
     with open_wheel(path) as wheel:
+        manifest = read_manifest_in(wheel)
         bills = [name for name in wheel.names if name.endswith(f".dist-info/sboms/{FILE_NAME}")]
         if len(bills) != 1:
             summary = f"the wheel holds {len(bills)} bills of materials ({FILE_NAME}), not one"
