@@ -97,14 +97,10 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     *scores: Any,  # noqa: ANN401
 ) -> Gradients:
     """Return dq, dk, dv for a band."""
+    dout = dout.contiguous()  # matrix products sum in another order where strides are others
+    saved = dout, q, k, v, out, lse, dlse
     return reference_backward(
-        dout.contiguous(),  # matrix products sum in another order where strides are others
-        q,
-        k,
-        v,
-        out,
-        lse,
-        dlse,
+        *saved,
         softmax_scale=softmax_scale,
         band=parse_band(mask),
         cu_seqlens_q=cu_seqlens_q,
@@ -152,26 +148,10 @@ def bwd_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
     max_seqlen_k: int = 0,
 ) -> Gradients:
     """Return what `bwd` returns, likewise."""
-    return bwd(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        dlse,
-        mask_data,
-        mask_slots,
-        mask.tolist(),
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale=softmax_scale,
-        budget=budget,
-        batch_invariant=batch_invariant,
-        ieee=ieee,
-    )
+    saved = dout, q, k, v, out, lse, dlse
+    packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    how = softmax_scale, budget, batch_invariant, ieee
+    return bwd(*saved, mask_data, mask_slots, mask.tolist(), *packed, *how)
 
 
 @without_autocast
@@ -212,17 +192,9 @@ def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> Gradients:
     """Return dq, dk, dv for a BlockMask."""
     seen = visible(handle, shape_of(q, k))
+    saved = dout.contiguous(), q, k, v, out, lse, dlse
     return reference_backward(
-        dout.contiguous(),
-        q,
-        k,
-        v,
-        out,
-        lse,
-        dlse,
-        softmax_scale=softmax_scale,
-        visible=seen,
-        scores=Scores(*scores),
+        *saved, softmax_scale=softmax_scale, visible=seen, scores=Scores(*scores)
     )
 
 

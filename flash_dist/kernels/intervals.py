@@ -164,17 +164,9 @@ def bwd_on_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> Gradients:
     """Return dq, dk, dv."""
     seen = _mask_of(q, k, plan, batches, heads, causal).visible()
+    saved = dout.contiguous(), q, k, v, out, lse, dlse
     return reference_backward(
-        dout.contiguous(),
-        q,
-        k,
-        v,
-        out,
-        lse,
-        dlse,
-        softmax_scale=softmax_scale,
-        visible=seen,
-        scores=Scores(*scores),
+        *saved, softmax_scale=softmax_scale, visible=seen, scores=Scores(*scores)
     )
 
 
