@@ -3,8 +3,9 @@
 `<group>.txt` has every package that a dependency group of pyproject.toml needs, one version each,
 with the hashes of its wheels for the Pythons and CPUs below. An installer that is given such a file
 with `--require-hashes` takes no other package, and no other bytes of these. Where a version has no
-wheel, it is the hash of its sources. The groups that building and publishing need lie in `locks/`
-beside this module, those of the package's own sessions in `ci/locks/`.
+wheel, it is the hash of its sources. The files of groups that build and publish are in `locks/`
+beside this module, those of the package's own sessions in `ci/locks/`. A group that is locked for
+the first time is taken for one of these.
 
 torch is in none: builds of it that are kept locally have other hashes, and need other packages. So
 it comes after what every build of it needs, `beside_torch`.
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
 
 LOCKS: Final = ROOT / "ci" / "locks"
 OWN_LOCKS: Final = Path(__file__).resolve().with_name("locks")
-OWN: Final = frozenset(
-    (
-        *("audit", "backend", "beside_torch", "build", "conda", "container", "image"),
-        *("image_oldest", "index", "nvcc", "nvcc12", "nvcc_aarch64", "program", "ptxas12"),
-        *("runtime", "sdist", "zipapp"),
-    )
-)  # the groups that the modules of this folder name
 UNLOCKED, BESIDE = "torch", "beside_torch"  # the groups
 MACHINES: Final = ("x86_64", "aarch64")
 OLDEST, NEWEST = (3, 10), (3, 14)  # Python
@@ -64,7 +58,8 @@ def is_covered(python: tuple[int, int] = sys.version_info[:2]) -> bool:
 
 def lock_path(group: str) -> Path:
     """Return the file of a group."""
-    return (OWN_LOCKS if group in OWN else LOCKS) / f"{group}.txt"
+    own = OWN_LOCKS / f"{group}.txt"
+    return own if own.is_file() else LOCKS / own.name
 
 
 def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
@@ -200,11 +195,11 @@ def _is_ours(wheel: str) -> bool:
 def main() -> int:
     """Command line."""
     found = compile_locks(read_pyproject(PYPROJECT)["dependency-groups"])
+    texts = {lock_path(name): text for name, text in found.items()}
     for folder in (LOCKS, OWN_LOCKS):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-    for name, text in found.items():
-        path = lock_path(name)
+    for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
         print(f"{_show(path)}: {text.count('--hash=')} hashes")
     return 0

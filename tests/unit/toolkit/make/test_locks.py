@@ -191,15 +191,31 @@ def read_packages(path: Path) -> Iterator[tuple[Requirement, list[str]]]:
 
 def test_a_file_lies_where_its_group_is_looked_for() -> None:
     assert [lock_path(path.stem) for path in FILES] == FILES
-    assert GROUPS.keys() >= locks.OWN
+    assert lock_path("first").parent == locks.LOCKS
 
 
 def test_what_channels_and_the_container_install_is_data_of_the_toolkit() -> None:
     groups = {name for row in CHANNELS.values() for name in (*row.groups, *row.packed)}
-    assert groups <= locks.OWN
+    assert {lock_path(name).parent for name in groups} == {locks.OWN_LOCKS}
     assert str(lock_path("beside_torch")) == trial.BESIDE
     before_build = read_pyproject(PYPROJECT)["tool"]["cibuildwheel"]["before-build"]
     assert before_build.endswith(f" {{project}}/{lock_path('build').relative_to(ROOT)}")
+
+
+def test_a_group_is_locked_again_where_its_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = {"LOCKS": tmp_path / "ci", "OWN_LOCKS": tmp_path / "make"}
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / f"gone_{name}.txt").touch()
+        monkeypatch.setattr(locks, name, folder)
+    (folders["OWN_LOCKS"] / "build.txt").touch()
+    monkeypatch.setattr(locks, "ROOT", tmp_path)
+    monkeypatch.setattr(locks, "compile_locks", lambda _: dict.fromkeys(("build", "docs"), "new"))
+    assert locks.main() == 0
+    assert capsys.readouterr().out == "make/build.txt: 0 hashes\nci/docs.txt: 0 hashes\n"
+    assert [path.read_text() for path in tmp_path.rglob("*.txt")] == ["new", "new"]
 
 
 def test_a_group_that_was_changed_says_how_it_is_locked() -> None:
