@@ -19,29 +19,17 @@ TOOLKIT = PACKAGE / "toolkit"
 OURS = re.compile(r"flash[_-]dist", re.IGNORECASE)
 
 
-# Files that may hold the name, and why.
-NAMED = {
-    "make/compile/assemble.py": "CMake variables",
-    "make/compile/build_info.py": "CMake variables",
-    "make/compile/native.py": "CMake variables",
-}
-
-
 def find_files() -> dict[str, Path]:
     """Return modules and data of the toolkit, by their paths in it."""
     paths = (path for path in sorted(TOOLKIT.rglob("*")) if "__pycache__" not in path.parts)
     return {path.relative_to(TOOLKIT).as_posix(): path for path in paths if path.is_file()}
 
 
-@pytest.mark.parametrize("name", [name for name in find_files() if name not in NAMED])
+@pytest.mark.parametrize("name", find_files())
 def test_no_file_of_the_toolkit_holds_the_name_of_a_package(name: str) -> None:
     lines = (TOOLKIT / name).read_text(encoding="utf-8").splitlines()
     named = [f"{n}: {line.strip()}" for n, line in enumerate(lines, 1) if OURS.search(line)]
     assert not named
-
-
-def test_the_exceptions_are_files() -> None:
-    assert NAMED.keys() <= find_files().keys()
 
 
 def test_the_product_of_this_package_is_read_from_its_file() -> None:
