@@ -127,8 +127,8 @@ class Manifest:
             message = f"the manifest must have version {VERSION}, got {version!r}"
             raise ManifestError(message)
         try:
-            product = data.get("product", {})
-            axes = Axes.from_json(product["axes"]) if product else AXES
+            product = data.get("product") or {"name": NAME, "axes": AXES.to_json()}
+            axes = Axes.from_json(product["axes"])
             return cls(
                 package_version=str(data["package_version"]),
                 arch_set=_read_archset(data["arch_set"]),
@@ -145,7 +145,7 @@ class Manifest:
                 parts=tuple(_read(Part, one) for one in data.get("parts", ())),
                 files=tuple(map(str, data.get("files", ()))),
                 fallbacks=Fallbacks.from_json(told) if (told := data.get("fallbacks")) else None,
-                product=str(product.get("name", NAME)),
+                product=str(product["name"]),
                 axes=axes,
             )
         except KeyError as error:

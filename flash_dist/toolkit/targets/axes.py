@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from ..errors import FlashDistError
 from ..product import PRODUCT
+from .devices import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,6 +27,14 @@ Rule = Literal["equal", "holds", "fits", "last"]
 Value = str | int
 RULES: Final[tuple[str, ...]] = get_args(Rule)
 MOST: Final = 8
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_WORD: Final = re.compile(r"[a-z]+[0-9]+")  # so that symbols can be read
+_SPELLING: Final = re.compile(r"[a-z_]{0,15}\{\}")
+
+
+class AxesError(FlashDistError, ValueError):
+    """Axes that no table of kernels can have."""
 
 
 class KernelKey(NamedTuple):
@@ -52,6 +61,20 @@ class Word:
     floor: str  # the first compute capability that has the instruction: 8.0
     part_of: str = ""  # another word, beside which it is not named
 
+    @classmethod
+    def from_json(cls, name: str, data: Mapping[str, Any]) -> Word:
+        """Read plain data.
+
+        Raises:
+            AxesError: The name is malformed.
+            ArchError: The floor is no compute capability.
+        """
+        if not _WORD.fullmatch(name):
+            message = f"a word of an axis looks like `bf16`, got `{name:.60}`"
+            raise AxesError(message)
+        floor = str(Device.parse(str(data["floor"])))
+        return cls(name, floor, str(data.get("part_of", "")))
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -65,12 +88,25 @@ class Axis:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Axis:
-        """Read plain data."""
-        words = tuple(Word(name, **one) for name, one in data.get("words", {}).items())
-        axis = cls(**{**data, "words": words})
+        """Read plain data; keys of a newer writer are left alone.
+
+        Raises:
+            AxesError: A name, the rule, the spelling in symbols or a floor is malformed.
+        """
+        words = tuple(Word.from_json(name, one) for name, one in data.get("words", {}).items())
+        told = {name: str(data[name]) for name in ("name", "symbol", "default") if name in data}
+        axis = cls(**told, rule=data["rule"], words=words)
+        if not _NAME.fullmatch(axis.name):
+            message = f"the name of an axis looks like `head_dim`, got `{axis.name:.60}`"
+            raise AxesError(message)
         if axis.rule not in RULES:
-            message = f"the rule of axis `{axis.name}` must be {_either(RULES)}, got `{axis.rule}`"
-            raise FlashDistError(message)
+            message = (
+                f"the rule of axis `{axis.name}` must be {_either(RULES)}, got {axis.rule!r:.60}"
+            )
+            raise AxesError(message)
+        if not _SPELLING.fullmatch(axis.symbol):
+            message = f"`{axis.name}` must be spelled as in `d{{}}`, got `{axis.symbol:.60}`"
+            raise AxesError(message)
         return axis
 
     def to_json(self) -> dict[str, Any]:
@@ -95,18 +131,28 @@ class Axes:
         """Read plain data.
 
         Raises:
-            FlashDistError: There are more than 8, two of one name, or two `fits` or `last`.
+            AxesError: There are more than 8, two of one name, or two `fits` or `last`; a default is
+                no axis `holds` before it.
         """
         axes = cls(tuple(map(Axis.from_json, data)))
         names = [axis.name for axis in axes.every]
         rules = [axis.rule for axis in axes.every]
         if len(names) > MOST:
             message = f"a package has at most {MOST} axes, got {len(names)}: {', '.join(names)}"
-            raise FlashDistError(message)
+            raise AxesError(message)
         if len(set(names)) < len(names) or any(rules.count(one) > 1 for one in ("fits", "last")):
             told = ", ".join(f"{axis.name} ({axis.rule})" for axis in axes.every)
             message = f"axes must have different names, one may be `fits`, one `last`, got {told}"
-            raise FlashDistError(message)
+            raise AxesError(message)
+        sizes = [axis.name for axis in axes.of("holds")]
+        for axis in axes.every:
+            before = sizes[: sizes.index(axis.name)] if axis.name in sizes else []
+            if axis.default and axis.default not in before:
+                message = (
+                    f"the default of axis `{axis.name}` must be an axis `holds` before it, "
+                    f"got `{axis.default:.60}`"
+                )
+                raise AxesError(message)
         return axes
 
     def to_json(self) -> list[dict[str, Any]]:

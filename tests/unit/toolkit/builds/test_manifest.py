@@ -103,6 +103,11 @@ def test_keys_of_a_newer_writer_are_left_alone() -> None:
         ({"toolkit": None}, "malformed"),
         ({"kernels": [{"symbol": "x"}]}, "lacks 'target'"),
         ({"fallbacks": {"stand_ins": {}}}, "lacks 'leaves_half_filled'"),
+        ({"product": {"name": "x"}}, "lacks 'axes'"),
+        (
+            {"product": {"name": "x", "axes": [{"name": "(", "rule": "last"}]}},
+            "malformed: the name",
+        ),
         (
             {"fallbacks": {**FACTS.to_json(), "stand_ins": {"a": "b"}}},
             "`a` must be a list of names",
@@ -115,6 +120,9 @@ def test_keys_of_a_newer_writer_are_left_alone() -> None:
         "null",
         "kernel without fields",
         "fallbacks without a key",
+        "product without axes",
+        "an axis without a rule",
+        "an axis with a malformed name",
         "text for a list",
         "no stand-in",
         "unknown target",

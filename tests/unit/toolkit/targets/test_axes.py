@@ -103,12 +103,26 @@ def test_values_that_do_not_fit_are_refused(
         ([{"name": f"a{n}", "rule": "holds"} for n in range(9)], "at most 8 axes, got 9"),
         ([{"name": "a", "rule": "holds"}] * 2, r"different names.*got a \(holds\), a \(holds\)"),
         ([{"name": n, "rule": "fits"} for n in "ab"], r"one may be `fits`.*a \(fits\), b \(fits\)"),
-        ([{"name": "a", "rule": "near"}], "must be equal, holds, fits or last, got `near`"),
+        ([{"name": "a", "rule": "near"}], "must be equal, holds, fits or last, got 'near'"),
+        ([{"name": "(a", "rule": "holds"}], r"looks like `head_dim`, got `\(a`"),
+        ([{"name": "a", "rule": "holds", "symbol": "{}{}"}], r"as in `d\{\}`, got `\{\}\{\}`"),
+        ([{"name": "a", "rule": "holds", "default": "b"}], "must be an axis `holds` before it"),
+        (
+            [{"name": "a", "rule": "equal", "words": {"B": {"floor": "8.0"}}}],
+            "like `bf16`, got `B`",
+        ),
+        ([{"name": "a", "rule": "equal", "words": {"b1": {"floor": "x"}}}], "like `8.6`, got `x`"),
     ],
 )
 def test_axes_that_make_no_sense_are_refused(data: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(FlashDistError, match=said):
         Axes.from_json(data)
+
+
+def test_keys_of_a_newer_writer_are_left_alone() -> None:
+    word = {"floor": "7.5", "newer": 1}
+    data = [{"name": "dtype", "rule": "equal", "words": {"fp16": word}, "newer": True}]
+    assert list(Axes.from_json(data).words) == ["fp16"]
 
 
 def test_the_smallest_sizes_that_hold_a_call_serve_it() -> None:
