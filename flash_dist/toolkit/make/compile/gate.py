@@ -19,7 +19,7 @@ if not __package__:  # CMake names the file
     __package__ = ".".join(Path(__file__).resolve().parts[-5:-1])
     sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
-from .ptxas import load_exceptions, ptxas_lines, refusals
+from .ptxas import EXCEPTIONS, load_exceptions, ptxas_lines, refusals
 
 
 def main(argv: list[str]) -> int:
@@ -39,12 +39,7 @@ def main(argv: list[str]) -> int:
     _say(f"{'warning' if report_only else 'error'}: {sentence}" for sentence in refused)
     if refused and not report_only:
         target.unlink(missing_ok=True)
-        _say(
-            [
-                "",
-                "hint: reduce the tile, or see make/compile/spill_exceptions.toml",
-            ]
-        )
+        _say(["", f"hint: reduce the tile, or see {EXCEPTIONS}"])
         return 1
     text = "".join(f"{line}\n" for line in from_ptxas)
     target.with_name(f"{target.name}.ptxas").write_text(text, encoding="utf-8")

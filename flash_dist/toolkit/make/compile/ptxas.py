@@ -6,8 +6,9 @@ import re
 import sys
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..project import SOURCES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -16,8 +17,9 @@ else:
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-EXCEPTIONS = Path(__file__).with_name("spill_exceptions.toml")
+EXCEPTIONS = SOURCES / "spill_exceptions.toml"
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

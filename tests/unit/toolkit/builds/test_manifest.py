@@ -121,7 +121,6 @@ def test_keys_of_a_newer_writer_are_left_alone() -> None:
         "kernel without fields",
         "fallbacks without a key",
         "product without axes",
-        "an axis without a rule",
         "an axis with a malformed name",
         "text for a list",
         "no stand-in",
