@@ -32,6 +32,7 @@ class Product:
     """The package. Parts of it are named `module` or `module:function`, relative to it."""
 
     name: str  # of the distribution, and of the namespace of its torch operators
+    library: str  # file of the kernels; a copy under another name has one of its own
     summary: str  # the first sentence of its README
     index: str  # address of the package index that has the releases
     axes: tuple[Mapping[str, Any], ...]  # of its kernels, see `targets.axes`
@@ -74,5 +75,5 @@ PROGRAM: Final = f"python -m {NAME}"
 SCRIPT: Final = NAME.replace("_", "-")  # the console script; also how indexes spell the name
 VARIABLES: Final = f"{NAME.upper()}_"  # what the names of environment variables begin with
 SYMBOLS: Final = f"{NAME}_"  # what the names of kernels and of the C interface begin with
-KERNELS: Final = f"lib{NAME}_kernels.so"
+KERNELS: Final = PRODUCT.library
 BINDING: Final = "_C.abi3.so"

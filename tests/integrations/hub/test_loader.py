@@ -21,6 +21,7 @@ kernels = pytest.importorskip("kernels")
 # Loads the copy, in the wanted order with the package, and holds both against each other.
 PROGRAM = """
 import sys
+from importlib import import_module
 from pathlib import Path
 import torch
 from kernels import get_local_kernel
@@ -36,6 +37,8 @@ dq, = torch.autograd.grad(out.sum(), q)
 mask = kernel.BlockMask.causal()
 assert torch.equal(kernel.flash_attn_func(q, q, q, mask=mask), out)
 assert "GPU" in kernel.check().sentence
+library = import_module(f"{kernel.__name__}.toolkit.loading.library")
+assert len(library.variants()) > 100
 if order == "alone":
     assert not any(name.partition(".")[0] == "flash_dist" for name in sys.modules)
     assert not hasattr(torch.ops.flash_dist, "fwd")

@@ -35,6 +35,7 @@ def test_no_file_of_the_toolkit_holds_the_name_of_a_package(name: str) -> None:
 def test_the_product_of_this_package_is_read_from_its_file() -> None:
     data = json.loads((PACKAGE / "product.json").read_text(encoding="utf-8"))
     assert data["name"] == NAME == "flash_dist"
+    assert data["library"] == f"lib{NAME}_kernels.so"  # as the build names it
     assert Product.from_json(data) == PRODUCT
 
 

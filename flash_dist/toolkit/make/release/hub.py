@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ...binaries.wheel import open_wheel
-from ...product import BINDING, KERNELS, NAME, SCRIPT
+from ...product import BINDING, FILE_NAME, KERNELS, NAME, SCRIPT
 from ..command import command
 from ..project import ROOT
 from ..wheels.artefacts import ArtefactError, find_artefacts
@@ -130,6 +130,8 @@ class Variant:
         if name in {KERNELS, BINDING}:
             names = [KERNELS] if name == KERNELS else [KERNELS, NAME]
             return _replace_strings(data, {x: self._own(x) for x in names}, name)
+        if name == FILE_NAME:
+            return data.replace(KERNELS.encode(), self._own(KERNELS).encode())
         if not name.endswith(".py"):
             return data
         text = _OPERATORS.sub(self.id, data.decode())

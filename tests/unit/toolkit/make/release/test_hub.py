@@ -14,7 +14,7 @@ import pytest
 
 from flash_dist.toolkit.builds.package import PACKAGE
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.make.project import PRODUCT_FILE, ROOT
 from flash_dist.toolkit.make.release import hub
 from flash_dist.toolkit.make.release.hub import _OPERATORS, Variant, check, write
 from flash_dist.toolkit.make.wheels.artefacts import Artefact, ArtefactError, read_artefact
@@ -48,6 +48,7 @@ def make(
     members[f"flash_dist/{KERNELS}"] = code + b"\0" + KERNELS.encode() + b"\0"
     members[f"flash_dist/{BINDING}"] = code + table + b"libraries of flash_dist\0"
     members["flash_dist/kernels/operators.py"] = SOURCE.encode()
+    members["flash_dist/product.json"] = PRODUCT_FILE.read_bytes()
     with zipfile.ZipFile(path, "w") as wheel:
         for x, data in members.items():
             wheel.writestr(x, data)
@@ -69,6 +70,13 @@ def test_each_copy_has_names_of_its_own_as_long_as_ours(tmp_path: Path) -> None:
     assert source == SOURCE.replace("flash_dist", variant.id).replace(
         f"{variant.id} says", "flash_dist says"
     )
+
+
+def test_a_copy_looks_for_the_library_that_it_has(tmp_path: Path) -> None:
+    files = {x.split("/", 2)[-1]: data for x, data in Variant(make(tmp_path)).files().items()}
+    product = json.loads(files["product.json"])
+    assert product["library"] in files
+    assert {**product, "library": KERNELS} == json.loads(PRODUCT_FILE.read_text("utf-8"))
 
 
 def test_no_source_of_ours_names_operators_otherwise() -> None:
