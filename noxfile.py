@@ -358,7 +358,7 @@ def lint(session: nox.Session) -> None:
     session.run("python", "-m", "ci.own_names")
     session.run("python", "-m", "ci.commits")
     suffixes = {".cpp", ".h", ".cuh", ".cu"}
-    sources = [p for folder in ("csrc", "tests") for p in (ROOT / folder).rglob("*")]
+    sources = [p for folder in ("csrc", "flash_dist", "tests") for p in (ROOT / folder).rglob("*")]
     named = sorted(str(p) for p in sources if p.suffix in suffixes)
     session.run("clang-format", "--dry-run", "--Werror", *named)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
 import pytest
 
 from csrc.headers import render_wgmma_shapes
-from flash_dist.toolkit.make.project import SOURCES
+from tests.gpu.sources import HERE, include_flags
 from tests.readers.tools import needs, run
 
-pytestmark = needs("nvcc")
+if TYPE_CHECKING:
+    from pathlib import Path
 
-GPU: Final = Path(__file__).resolve().parents[1] / "gpu"
+pytestmark = needs("nvcc")
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,5 @@ def test_a_source_of_the_gpu_tests_compiles(
     (tmp_path / "wgmma_shapes.h").write_text(render_wgmma_shapes(), encoding="utf-8")
     code = "compute_80" if "-DTARGET=80" in options else "compute_90a"
     options = [*options, "-std=c++17", "-DELEMENT=Bf16", f"-arch={code}", "-ptx"]
-    run("nvcc", *options, "-I", SOURCES, "-I", tmp_path, GPU / source, "-o", tmp_path / "tile.ptx")
+    flags = [*options, *include_flags(tmp_path)]
+    run("nvcc", *flags, HERE / source, "-o", tmp_path / "tile.ptx")

@@ -370,7 +370,22 @@ void list_sizes(std::ostream& text, const KernelKey& key) {
   }
 }
 
+// Throws where a word is none that kernels may be built for.
+void check_words(const Values& values) {
+  for (int axis = 0; axis < WORD_AXES; ++axis) {
+    const int number = values[axis];
+    if (0 <= number && number < word_count(axis)) continue;
+    std::string allowed;
+    for (int one = 0; one < word_count(axis); ++one) {
+      allowed += one == 0 ? "" : one + 1 == word_count(axis) ? " or " : ", ";
+      allowed += std::to_string(one) + " (" + word_name(axis, one) + ")";
+    }
+    fail(AXIS_NAMES[axis], " must be ", allowed, ", got ", number);
+  }
+}
+
 [[noreturn]] void refuse(int device, const KernelKey& key, const std::vector<Refusal>& refused) {
+  check_words(key.values);
   const DeviceInfo& info = device_info(device);
   std::ostringstream text;
   text << "no variant of kernel " << role_name(key.role) << " for";
