@@ -1,4 +1,4 @@
-"""What several unit tests share: one thread for torch, and the program in one file.
+"""What several unit tests share: one thread for torch, the command line, the program in one file.
 
 On small tensors several threads wait for each other, longest on a busy host.
 """
@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from flash_dist.toolkit.make.release.zipapp import build_zipapp
+from tests.unit.made.command import Cli
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; children inherit it
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Return what runs a command and hands over its output."""
+    return Cli(capsys)
 
 
 @pytest.fixture(scope="session")

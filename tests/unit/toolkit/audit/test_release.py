@@ -9,6 +9,7 @@ import random
 import struct
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -34,6 +35,9 @@ from tests.unit.made.fatbin_builder import (
     stream,
     zstd,
 )
+
+if TYPE_CHECKING:
+    from tests.unit.made.command import Cli
 
 ALPHA = cubin(Kernel("alpha"), Kernel("beta"))
 BOTH = container(
@@ -76,7 +80,7 @@ def test_a_release_that_has_all_passes(lib: Path) -> None:
 
 
 def test_what_a_library_loads_itself_is_judged_as_one_and_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     """cuFFT: each of 18 000 fatbins is for one target, and the library takes what it wants."""
     path = tmp_path / "libcufft.so"
@@ -84,14 +88,11 @@ def test_what_a_library_loads_itself_is_judged_as_one_and_warned_of(
     path.write_bytes(library(extra=(Part(".data", each, flags=3),)))
     assert problems(path, require="8.0;9.0") == ()
     assert problems(path, require="12.0") == (f"{path}: no code for sm_120, which is required",)
-    assert main(["audit", "--require", "9.0", str(path)]) == 0
-    out = capsys.readouterr().out
+    out = cli("audit", "--require", "9.0", path).out
     said = UNREGISTERED.format("2 fatbins and cubins")
     assert f"[warn]  {path}: {said}\n[ok]    all requirements are met" in out
-    assert main(["audit", "--json", str(path)]) == 0
-    assert json.loads(capsys.readouterr().out)["warnings"] == [f"{path}: {said}"]
-    assert main(["inspect", str(path)]) == 0
-    assert said in capsys.readouterr().out
+    assert json.loads(cli("audit", "--json", path).out)["warnings"] == [f"{path}: {said}"]
+    assert said in cli("inspect", path).out
 
 
 def test_fatbins_that_nothing_registers_have_a_name_of_their_own(tmp_path: Path) -> None:
@@ -119,13 +120,12 @@ def test_every_library_with_gpu_code_needs_every_target(lib: Path) -> None:
 
 
 def test_code_for_other_gpus_beside_it_is_no_problem_and_alone_no_release(
-    lib: Path, capsys: pytest.CaptureFixture[str]
+    lib: Path, cli: Cli
 ) -> None:
     rocm = lib.parent / "rocm.so"
     rocm.write_bytes(library(extra=(Part(".hip_fatbin", b"x" * 64),)))
     assert problems(lib.parent) == ()
-    assert main(["audit", str(lib.parent)]) == 0
-    assert "[skip]  1 library with code for AMD GPUs (ROCm)" in capsys.readouterr().out
+    assert "[skip]  1 library with code for AMD GPUs (ROCm)" in cli("audit", lib.parent).out
     assert problems(rocm) == ("no GPU code for NVIDIA inside",)
 
 
@@ -228,13 +228,10 @@ def test_options_that_mean_nothing_are_refused(
     assert sentence in str(caught.value)
 
 
-def test_options_may_stand_in_pyproject_toml(
-    lib: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_may_stand_in_pyproject_toml(lib: Path, tmp_path: Path, cli: Cli) -> None:
     project = tmp_path / "pyproject.toml"
     project.write_text('[tool.flash_dist.audit]\nrequire = "12.0"\nforbid-extra = true\n')
-    assert main(["audit", str(lib)]) == 1
-    assert "no code for sm_120, which is required" in capsys.readouterr().out
+    assert "no code for sm_120, which is required" in cli("audit", lib, status=1).out
     assert main(["audit", str(lib), "--require", "8.0+PTX;9.0a"]) == 0
     project.write_text("[tool.flash_dist]\nversion = '1'\n")
     assert read_options(project) == AuditOptions()
@@ -253,33 +250,29 @@ def two(tmp_path: Path) -> Path:
 
 
 def test_libraries_of_some_names_have_requirements_of_their_own(
-    two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two: Path, tmp_path: Path, cli: Cli
 ) -> None:
     project = tmp_path / "pyproject.toml"
     asked = 'require = "8.0+PTX"\nforbid-extra = true\nmin-driver = "{}"\n'
     general = f"[tool.flash_dist.audit]\n{asked}"
     project.write_text(general.format(550))
-    assert main(["audit", str(two)]) == 1
-    assert "libx_cuda130.so: PTX ISA 9.0 needs driver 580" in capsys.readouterr().out
+    assert "libx_cuda130.so: PTX ISA 9.0 needs driver 580" in cli("audit", two, status=1).out
     own = '[tool.flash_dist.audit."*cuda13*.so"]\nmin-driver = "580"\n'
     project.write_text(general.format(550) + own)
     assert main(["audit", str(two)]) == 0
     project.write_text(general.format(525) + own)
-    assert main(["audit", str(two)]) == 1
-    out = capsys.readouterr().out
+    out = cli("audit", two, status=1).out
     assert "libx_cuda124.so: PTX ISA 8.4 needs driver 550" in out
     assert "libx_cuda130.so" not in out.partition("[fail]")[2]
     project.write_text('[tool.flash_dist.audit."pkg/*"]\nno-stubs = "alpha"\nrequire = "9.0a"\n')
-    assert main(["audit", "pkg"]) == 1
-    assert capsys.readouterr().out.count("no code for sm_90a, which is required") == 2
+    assert cli("audit", "pkg", status=1).out.count("no code for sm_90a, which is required") == 2
 
 
 def test_a_table_for_libraries_that_are_not_there_is_told(
-    lib: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lib: Path, tmp_path: Path, cli: Cli
 ) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.flash_dist.audit."*cuda9*"]\nrequire = "8.0"\n')
-    assert main(["audit", str(lib)]) == 0
-    assert "no library is named like `*cuda9*`" in capsys.readouterr().out
+    assert "no library is named like `*cuda9*`" in cli("audit", lib).out
 
 
 @pytest.mark.parametrize(
@@ -293,28 +286,20 @@ def test_a_table_for_libraries_that_are_not_there_is_told(
         ("require = ", "is no TOML"),
     ],
 )
-def test_a_wrong_table_is_refused(
-    line: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_table_is_refused(line: str, sentence: str, tmp_path: Path, cli: Cli) -> None:
     text = f"[tool.flash_dist.audit]\n{line}\n".replace("]\n[", ".")
     (tmp_path / "pyproject.toml").write_text(text)
-    assert main(["audit", "lib.so"]) == 2
-    assert sentence in capsys.readouterr().err
+    assert sentence in cli("audit", "lib.so", status=2).err
 
 
-def test_a_required_target_that_is_none_names_its_option(
-    lib: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["audit", str(lib), "--require", "99"]) == 2
-    assert "unknown architecture `99` in arch set `--require`" in capsys.readouterr().err
+def test_a_required_target_that_is_none_names_its_option(lib: Path, cli: Cli) -> None:
+    err = cli("audit", lib, "--require", "99", status=2).err
+    assert "unknown architecture `99` in arch set `--require`" in err
 
 
 @pytest.mark.parametrize("reason", ["'utf-8' codec can't decode", "Permission denied"])
 def test_a_pyproject_toml_that_cannot_be_read_is_refused(
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     (tmp_path / "pyproject.toml").write_bytes(b"authors = 'J\xf6rg'")
     if reason == "Permission denied":  # whoever runs the tests may be root, who reads everything
@@ -323,8 +308,7 @@ def test_a_pyproject_toml_that_cannot_be_read_is_refused(
             raise PermissionError(errno.EACCES, reason, "pyproject.toml")
 
         monkeypatch.setattr(Path, "read_text", refuse)
-    assert main(["audit", "lib.so"]) == 2
-    assert f"error: cannot read `pyproject.toml`: {reason}" in capsys.readouterr().err
+    assert f"error: cannot read `pyproject.toml`: {reason}" in cli("audit", "lib.so", status=2).err
 
 
 def test_json_and_annotations_say_the_same(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,26 +322,21 @@ def test_json_and_annotations_say_the_same(lib: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"::error file={lib}::{problem}\n"
 
 
-def test_what_falls_short_has_an_id_that_is_named_once(
-    lib: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_falls_short_has_an_id_that_is_named_once(lib: Path, cli: Cli) -> None:
     argv = ["audit", str(lib), "--require", "8.6;12.0", "--max-size", "10"]
-    assert main(argv) == 1
-    out = capsys.readouterr().out
+    out = cli(*argv, status=1).out
     assert out.count("[fail]") == 3
     ids = ("audit-target-missing", "audit-too-large")
     commands = ", ".join(f"`python -m flash_dist explain {name}`" for name in ids)
     assert out.endswith(f"\n(more: {commands})\n")
-    assert main([*argv, "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(cli(*argv, "--json", status=1).out)
     assert [one["summary"] for one in document["findings"]] == document["problems"]
     assert document["findings"][-1]["id"] == "audit-too-large"
     assert document["findings"][-1]["docs"] == "findings.html#audit-too-large"
 
 
-def test_what_passes_says_so(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", str(lib)]) == 0
-    out = capsys.readouterr().out
+def test_what_passes_says_so(lib: Path, cli: Cli) -> None:
+    out = cli("audit", lib).out
     assert f"{lib}: 1 library, sm_80, compute_80, sm_90a" in out
     assert "[ok]    all requirements are met, and all code is understood" in out
 
@@ -423,11 +402,10 @@ def test_relocatable_images_are_opened_too(tmp_path: Path) -> None:
     assert "lacks .version or .target" in problem
 
 
-def test_lto_ir_is_said_to_be_unopened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lto_ir_is_said_to_be_unopened(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(entry(SASS, 80, ALPHA), entry(LTO, 80, b"secret" * 9))))
-    assert main(["audit", str(path)]) == 0
-    said = capsys.readouterr().out
+    said = cli("audit", path).out
     assert "1 image opened and understood; 1 image of LTO-IR could not be" in said
     assert "all of it" not in said
 
@@ -512,11 +490,8 @@ def test_bytecode_of_cuda_tile_is_said_not_to_be_understood(tmp_path: Path) -> N
     assert "image of kind 128 (CUDA Tile IR), version 0x101, number 90" in problem
 
 
-def test_a_path_that_cannot_be_read_does_not_end_the_audit(
-    lib: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["audit", str(lib.parent / "absent.so"), str(lib)]) == 2
-    out, err = capsys.readouterr()
+def test_a_path_that_cannot_be_read_does_not_end_the_audit(lib: Path, cli: Cli) -> None:
+    out, err = cli("audit", lib.parent / "absent.so", lib, status=2)
     assert "absent.so`: No such file" in err
     assert "[ok]" in out
 

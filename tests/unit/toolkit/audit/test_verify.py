@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.unit.made.command import Cli
+
     Files = dict[str, bytes]
 
 
@@ -72,22 +74,16 @@ def test_a_download_that_was_cut_short_is_called_so(tmp_path: Path) -> None:
     assert "the file was cut short" in archive.details[0]
 
 
-def test_what_keeps_all_checks_from_a_file_is_printed_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_keeps_all_checks_from_a_file_is_printed_once(tmp_path: Path, cli: Cli) -> None:
     wheel = write_whole_wheel(tmp_path)
     wheel.write_bytes(wheel.read_bytes()[:-100])
-    assert main(["verify", str(wheel)]) == 1
-    out = capsys.readouterr().out
+    out = cli("verify", wheel, status=1).out
     assert out.count("it is not a wheel") == 1
     assert "likewise: record, metadata, audit, sbom" in out
 
 
-def test_a_folder_is_told_what_verify_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", str(tmp_path)]) == 1
-    out = capsys.readouterr().out
+def test_a_folder_is_told_what_verify_takes(tmp_path: Path, cli: Cli) -> None:
+    out = cli("verify", tmp_path, status=1).out
     assert "it is a folder" in out
     assert "pass the wheels in it" in out
 
@@ -261,14 +257,13 @@ def test_a_manifest_that_is_none_is_a_sentence(text: str, tmp_path: Path) -> Non
 
 
 def test_a_sound_wheel_of_others_is_named_and_nothing_is_said_against_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     wheel = tmp_path / "other-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("other/__init__.py", "")
         archive.writestr("other-1.0.dist-info/METADATA", "Name: other\nVersion: 1.0\n")
-    assert main(["verify", str(wheel)]) == 3
-    out = capsys.readouterr().out
+    out = cli("verify", wheel, status=3).out
     assert re.search(r"it is of other, .*flash_dist", out)
     assert f"fix: `python -m flash_dist audit {wheel}` judges" in out
     assert "install" not in out
@@ -300,17 +295,14 @@ def test_what_cannot_be_read_fails(content: bytes | None, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["flash_dist-0.1.0.tar.gz", "flash_dist.pyz"])
 def test_of_sources_and_program_only_the_manifest_tells(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, cli: Cli
 ) -> None:
     path = tmp_path / name
     path.write_bytes(b"packed")
     listing = write_listing(tmp_path, path)
-    assert main(["verify", str(path), "--manifest", str(listing)]) == 0
-    assert "as released" in capsys.readouterr().out
-    assert main(["verify", str(path)]) == 3
-    assert "only a manifest can" in capsys.readouterr().out
-    assert main(["verify", "--json", str(path)]) == 3
-    document = json.loads(capsys.readouterr().out)
+    assert "as released" in cli("verify", path, "--manifest", listing).out
+    assert "only a manifest can" in cli("verify", path, status=3).out
+    document = json.loads(cli("verify", "--json", path, status=3).out)
     check("verify", document)
     assert (document["passed"], document["exit_code"]) == (False, 3)
     path.write_bytes(b"pecked")
@@ -330,25 +322,19 @@ def test_doctor_audit_and_verify_count_kernels_alike(tmp_path: Path) -> None:
     assert re.search(r" [0-9]+ kernels in [0-9]+ variants for ", build.summary)
 
 
-def test_the_command_prints_checks_json_and_a_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_checks_json_and_a_count(tmp_path: Path, cli: Cli) -> None:
     good = write_whole_wheel(tmp_path / "good")
     bad = write_whole_wheel(tmp_path / "bad", without(SBOM)(make_files()))
-    assert main(["verify", str(good)]) == 0
-    out = capsys.readouterr().out
+    out = cli("verify", good).out
     assert "[ok]    sbom" in out
     assert out.splitlines()[-1] == (
         "who built this is unknown: only the manifest of a release says, see --manifest"
     )
-    assert main(["verify", str(good), "--manifest", str(write_listing(tmp_path, good))]) == 0
-    assert "who built" not in capsys.readouterr().out
-    assert main(["verify", str(good), str(bad), "--json"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    assert "who built" not in cli("verify", good, "--manifest", write_listing(tmp_path, good)).out
+    lines = cli("verify", good, bad, "--json", status=1).out.splitlines()
     for line in lines:
         check("verify", json.loads(line))
     assert [json.loads(line)["passed"] for line in lines] == [True, False]
-    assert main(["verify", "-q", str(good), str(bad)]) == 1
-    out = capsys.readouterr().out
+    out = cli("verify", "-q", good, bad, status=1).out
     assert "1 of 2 files passed; who built them is unknown: " in out
     assert "explain verify-sbom-missing" in out

@@ -17,7 +17,6 @@ import pytest
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.checks.driver import check_driver
 from flash_dist.toolkit.checks.gpus import check_all_gpus, check_gpu
-from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.indexes.selection import make_build
 from flash_dist.toolkit.machine.host import Host
 from flash_dist.toolkit.machine.installed import Installed
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.checks.environment import Environment
     from flash_dist.toolkit.targets.verdict import Build
+    from tests.unit.made.command import Cli
 
 _NEWEST: Final = tuple(branch for branch in sorted(DRIVER_CUDA) if branch > 610)
 DRIVERS: Final = (450, 470, 520, 525, 536, 550, 570, 575, 580, 589, 590, 610, *_NEWEST, 700)
@@ -269,20 +269,20 @@ def test_a_driver_that_drops_a_gpu_of_the_machine_is_not_advised() -> None:
         assert re.search(r"driver 580 or newer, up to 580\b.* 6\.1", step)
 
 
-def select(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    status = main(["select", *words])
-    return status, capsys.readouterr().out
+def select(cli: Cli, *words: str) -> tuple[int, str]:
+    status, out, _ = cli.run("select", *words)
+    return status, out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("device", [*ABLE, Device(13, 0)], ids=str)
 def test_what_select_advises_helps_on_every_gpu_and_driver(
-    device: Device, machine: str, capsys: pytest.CaptureFixture[str]
+    device: Device, machine: str, cli: Cli
 ) -> None:
     words = ("--gpu", str(device), "--machine", machine)
     for branch in DRIVERS:
-        status, out = select(capsys, *words, "--driver", str(branch))
+        status, out = select(cli, *words, "--driver", str(branch))
         step = re.search(r"^  fix: (.+)$", out, re.MULTILINE)
         assert (status == 1) == (step is not None), out
         if step is None:
@@ -299,17 +299,17 @@ def test_what_select_advises_helps_on_every_gpu_and_driver(
                 made = ArchSet.parse(compile_list(built[1]))
                 assert serve(made, [device], Driver.parse(str(one))), (step[1], one)
             else:
-                assert select(capsys, *words, "--driver", str(one))[0] == 0, (step[1], one)
+                assert select(cli, *words, "--driver", str(one))[0] == 0, (step[1], one)
 
 
 @pytest.mark.parametrize("device", [one for one in ABLE if one.arm_only], ids=str)
 def test_the_command_for_arm_machines_that_select_names_chooses_a_set(
-    device: Device, capsys: pytest.CaptureFixture[str]
+    device: Device, cli: Cli
 ) -> None:
-    _, out = select(capsys, "--gpu", str(device))
+    _, out = select(cli, "--gpu", str(device))
     named = re.search(r"`python -m flash_dist select (.+?)`", out)
     assert named, out
-    status, out = select(capsys, *named[1].split())
+    status, out = select(cli, *named[1].split())
     assert (status, out.split(":")[0]) == (0, "arm")
     assert "Arm machines" not in out
 
@@ -319,9 +319,9 @@ def test_the_command_for_arm_machines_that_select_names_chooses_a_set(
     [("8.6", "470", 525), ("7.5", "450", 525), ("9.0", "470", 525), ("12.0", "535", 580)],
 )
 def test_select_names_the_oldest_driver_with_which_a_set_serves(
-    gpu: str, driver: str, needed: int, capsys: pytest.CaptureFixture[str]
+    gpu: str, driver: str, needed: int, cli: Cli
 ) -> None:
-    status, out = select(capsys, "--gpu", gpu, "--driver", driver)
+    status, out = select(cli, "--gpu", gpu, "--driver", driver)
     assert status == 1
     assert f"needs driver {needed} or newer, not driver {driver}" in out
     assert f"fix: install NVIDIA driver {needed} or newer (`nvidia-smi`" in out

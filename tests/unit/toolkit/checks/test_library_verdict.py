@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flash_dist.toolkit.gpucode.images import FatbinReport
+    from tests.unit.made.command import Cli
 
 CUBIN, TEXT = cubin(Kernel("alpha")), ptx("alpha")
 
@@ -130,26 +131,20 @@ def two(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_only_a_gpu_that_no_library_has_code_for_is_a_failure(
-    two: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", "--wheel", two, "--gpu", "7.5,8.6", "--driver", "580"]) == 0
-    out = capsys.readouterr().out
+def test_only_a_gpu_that_no_library_has_code_for_is_a_failure(two: str, cli: Cli) -> None:
+    out = cli("doctor", "--wheel", two, "--gpu", "7.5,8.6", "--driver", "580").out
     assert "a.so on compute capability 7.5: native code (sm_75) in its one fatbin" in out
     assert "b.so on compute capability 8.6: no code that it can load, built for SASS sm_90a" in out
     assert "others have code for it" in out
     assert "plain.so" not in out
-    assert main(["doctor", "--wheel", two, "--gpu", "12.0"]) == 1
-    assert "fix: install a build for compute capability 12.0" in capsys.readouterr().out
+    out = cli("doctor", "--wheel", two, "--gpu", "12.0", status=1).out
+    assert "fix: install a build for compute capability 12.0" in out
 
 
-def test_a_library_with_code_in_some_containers_is_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_library_with_code_in_some_containers_is_a_warning(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(sass(80)) + container(sass(90, "a"))))
-    assert main(["doctor", "--wheel", str(path), "--gpu", "8.6", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(cli("doctor", "--wheel", path, "--gpu", "8.6", "--json").out)
     result = document["checks"][-1]
     assert (result["status"], result["id"], result["gpu"]) == ("warn", "library-partly", 0)
     assert "nothing in 1 of 2 fatbins" in result["summary"]
@@ -157,20 +152,18 @@ def test_a_library_with_code_in_some_containers_is_a_warning(
     assert main(["doctor", "--strict", "--wheel", str(path), "--gpu", "8.6"]) == 1
 
 
-def test_nothing_to_judge_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_judge_is_said(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "plain.so").write_bytes(library())
-    assert main(["doctor", "--wheel", str(tmp_path), "--gpu", "8.6"]) == 0
-    assert "no GPU code for NVIDIA in 1 library: kernels" in capsys.readouterr().out
+    out = cli("doctor", "--wheel", tmp_path, "--gpu", "8.6").out
+    assert "no GPU code for NVIDIA in 1 library: kernels" in out
 
 
-def test_libraries_that_cannot_be_read_are_nothing_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_libraries_that_cannot_be_read_are_nothing_checked(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "torn.so").write_bytes(library(container(sass(80)))[:200])
-    assert main(["doctor", "--wheel", str(tmp_path), "--gpu", "8.6"]) == 3
-    assert "nothing could be checked (exit status 3)" in capsys.readouterr().out
+    out = cli("doctor", "--wheel", tmp_path, "--gpu", "8.6", status=3).out
+    assert "nothing could be checked (exit status 3)" in out
 
 
-def test_a_package_that_is_not_installed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--package", "no-such-package", "--gpu", "8.6"]) == 2
-    assert "`no-such-package` is not installed" in capsys.readouterr().err
+def test_a_package_that_is_not_installed_is_an_error(cli: Cli) -> None:
+    err = cli("doctor", "--package", "no-such-package", "--gpu", "8.6", status=2).err
+    assert "`no-such-package` is not installed" in err

@@ -21,7 +21,6 @@ from flash_dist.bench.plan import DEFAULTS, Plan
 from flash_dist.bench.results import Entry, Report, Row, read_report
 from flash_dist.bench.shown.progress import watch
 from flash_dist.bench.shown.table import print_report
-from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.cli.terminal.results import make_console
 from flash_dist.toolkit.machine.libcuda import Cuda
 from flash_dist.toolkit.machine.torch_install import Torch
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flash_dist.bench.contenders.shapes import Shape
+    from tests.unit.made.command import Cli
 
 
 @pytest.fixture(autouse=True)
@@ -65,22 +65,18 @@ def render(report: Report) -> str:
     return stream.getvalue()
 
 
-def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench"]) == 3
-    out, err = capsys.readouterr()
+def test_without_a_gpu_nothing_is_measured(cli: Cli) -> None:
+    out, err = cli("bench", status=3)
     assert out == ""
     assert "no GPU" in err
     assert err.endswith(" (none)\n")
     assert err.count("\n") == 1
 
 
-def test_without_torch_nothing_is_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torch_nothing_is_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Torch("absent", reason="torch is not installed")
     monkeypatch.setattr("flash_dist.bench.command.read_torch", lambda: absent)
-    assert main(["bench"]) == 3
-    assert "torch is not installed\n\nhint: " in capsys.readouterr().err
+    assert "torch is not installed\n\nhint: " in cli("bench", status=3).err
 
 
 WRONG = [
@@ -106,16 +102,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("argv", "values"), WRONG, ids=" ".join)
-def test_wrong_arguments_are_told(
-    argv: list[str], values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", *argv]) == 2
-    err = capsys.readouterr().err
+def test_wrong_arguments_are_told(argv: list[str], values: tuple[str, ...], cli: Cli) -> None:
+    err = cli("bench", *argv, status=2).err
     assert [value for value in values if value not in err] == []
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.import_module
 
@@ -125,8 +118,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
         return found(name, *rest)
 
     monkeypatch.setattr("importlib.import_module", refuse)
-    assert main(["bench", "--plot", "x.png"]) == 2
-    err = capsys.readouterr().err
+    err = cli("bench", "--plot", "x.png", status=2).err
     assert "matplotlib" in err.splitlines()[0]
     assert "hint: `python -m pip install matplotlib`" in err
 
@@ -276,26 +268,22 @@ def test_every_phase_has_its_table() -> None:
     assert "forward + backward, activation checkpointing" in lines
 
 
-def test_our_own_failure_is_a_row_and_a_finding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_our_own_failure_is_a_row_and_a_finding(tmp_path: Path, cli: Cli) -> None:
     row = make_row(paper_shapes()[0])
     broken = {**row.entries, OURS: Entry(OURS, reason="RuntimeError: no kernel")}
     row = replace(row, entries=broken, findings=("ours failed on it: RuntimeError: no kernel",))
     path = tmp_path / "run.json"
     path.write_text(json.dumps(Report(MACHINE, {}, (row,), complete=True).to_json()))
-    assert main(["bench", "--from-json", str(path)]) == 1
-    out = capsys.readouterr().out
+    out = cli("bench", "--from-json", path, status=1).out
     assert "failed [1]" in out
     assert "[1] ours: RuntimeError: no kernel" in out
     assert "[fail]  ours failed on it: RuntimeError: no kernel" in out
 
 
-def test_a_recorded_run_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_run_is_shown_again(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(make_report().to_json()))
-    assert main(["bench", "--from-json", str(path)]) == 0
-    assert capsys.readouterr().out == render(make_report())
+    assert cli("bench", "--from-json", path).out == render(make_report())
 
 
 def test_states_of_l2_are_told_apart_only_where_there_are_several() -> None:
@@ -323,13 +311,12 @@ def test_a_run_that_ended_early_says_so() -> None:
 
 @pytest.mark.parametrize(("ratio", "status"), [(1.0, 0), (1.5, 1)], ids=["within", "past"])
 def test_what_calls_cost_is_a_table_per_problem_and_past_a_limit_a_finding(
-    ratio: float, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ratio: float, status: int, tmp_path: Path, cli: Cli
 ) -> None:
     calls = tuple(Call("operator", shape, 20 * ratio, 20.0) for shape in SHAPES)
     path = tmp_path / "calls.json"
     path.write_text(json.dumps(CallReport(MACHINE, calls).to_json()))
-    assert main(["bench", "--from-json", str(path)]) == status
-    out = capsys.readouterr().out
+    out = cli("bench", "--from-json", path, status=status).out
     rows = [line.split() for line in out.splitlines() if line.startswith("operator")]
     times = [f"{20 * ratio:.1f}", "20.0", f"{ratio:.2f}"]
     assert rows == [["operator", *times, "1.1"], ["operator", *times, "-"]]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +21,9 @@ from flash_dist.toolkit.cli.terminal.results import make_console
 from flash_dist.toolkit.make.project import README, read_pyproject
 from flash_dist.toolkit.product import PRODUCT
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+
+if TYPE_CHECKING:
+    from tests.unit.made.command import Cli
 
 ROOT = Path(__file__).parents[4]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -92,9 +96,8 @@ def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
     assert said == "error: stdout is closed\n\nhint: `>/dev/null` discards the output\n"
 
 
-def test_no_argument_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    printed, said = capsys.readouterr()
+def test_no_argument_prints_the_help(cli: Cli) -> None:
+    printed, said = cli()
     assert printed == make_parser().format_help()
     assert said == ""
 
@@ -148,10 +151,9 @@ def test_the_console_script_is_the_one_that_wheels_are_held_against() -> None:
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else None,
 )
 def test_wrong_usage_is_a_sentence_and_a_hint(
-    argv: list[str], sentence: str, hint: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], sentence: str, hint: str, cli: Cli
 ) -> None:
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
+    out, err = cli(*argv, status=2)
     assert out == ""
     said, empty, step, end = err.split("\n")
     assert said.startswith("error: ")
@@ -174,11 +176,9 @@ NUMBERS = (
 
 @pytest.mark.parametrize("text", ["\u0663", "9" * 5000, "+3", "1_000"], ids=lambda text: text[:9])
 @pytest.mark.parametrize("option", NUMBERS, ids=" ".join)
-def test_a_number_is_a_few_of_the_digits_0_to_9(
-    option: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*option, f"prefix:{text}" if option[-1] == "--mask" else text]) == 2
-    sentence = capsys.readouterr().err.splitlines()[0]
+def test_a_number_is_a_few_of_the_digits_0_to_9(option: list[str], text: str, cli: Cli) -> None:
+    err = cli(*option, f"prefix:{text}" if option[-1] == "--mask" else text, status=2).err
+    sentence = err.splitlines()[0]
     assert re.match(r"error: .*(number|mask).*, got `", sentence)
     assert len(sentence) < 200
 
@@ -213,12 +213,12 @@ def test_an_alias_prints_what_its_subcommand_prints(
 
 
 def test_a_fleet_asks_for_torchrun_under_both_names(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     for argv in (["fleet"], ["doctor", "--fleet"]):
-        assert main(argv) == 2
-        assert capsys.readouterr().err == (
+        err = cli(*argv, status=2).err
+        assert err == (
             "error: a fleet must be started by torchrun, got no RANK\n\nhint: "
             "`torchrun --nproc-per-node=gpu -m flash_dist fleet`; with --nnodes for several "
             "machines\n"
@@ -242,18 +242,14 @@ def test_a_report_that_a_full_disk_cuts_is_named(tmp_path: Path) -> None:
     ids=["open files", "temporary files"],
 )
 def test_what_is_no_matter_of_the_output_is_not_blamed_on_it(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: OSError,
-    said: str,
+    monkeypatch: pytest.MonkeyPatch, cli: Cli, error: OSError, said: str
 ) -> None:
     def run(_: object) -> int:
         raise error
 
     monkeypatch.setattr("flash_dist.toolkit.cli._run", run)
     monkeypatch.setattr("flash_dist.toolkit.cli.discard", lambda _: None)
-    assert main([]) == 2
-    assert capsys.readouterr().err == f"error: cannot {said}\n"
+    assert cli(status=2).err == f"error: cannot {said}\n"
 
 
 def test_a_name_that_the_encoding_of_stdout_lacks_is_escaped(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flash_dist.toolkit.selftest.report import SelftestReport
+    from tests.unit.made.command import Cli
 
 DONE = ({"event": "case", "case": "odd"}, {"event": "case-done"}, {"event": "done"})
 
@@ -44,9 +45,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return put
 
 
-def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    status = main(["doctor", *arguments])
-    return status, capsys.readouterr().out
+def doctor(cli: Cli, *arguments: str) -> tuple[int, str]:
+    status, out, _ = cli.run("doctor", *arguments)
+    return status, out
 
 
 # build, GPUs, driver -> exit status and, per GPU, how
@@ -72,7 +73,7 @@ TABLE = [
 )
 def test_a_what_if_in_text_and_json(  # noqa: PLR0913, PLR0917 - a row of the table
     install: Callable[[str], None],
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     archs: str,
     gpus: str,
     driver: str,
@@ -80,11 +81,11 @@ def test_a_what_if_in_text_and_json(  # noqa: PLR0913, PLR0917 - a row of the ta
     hows: str,
 ) -> None:
     install(archs)
-    code, text = doctor(capsys, "--gpu", gpus, "--driver", driver)
+    code, text = doctor(cli, "--gpu", gpus, "--driver", driver)
     assert code == status
     assert re.findall(r"gpu \d+ +compute capability ([0-9.]+)", text) == gpus.split(",")
     assert (text.count("[fail]  gpu") == len(gpus.split(","))) == (status == 1)
-    code, text = doctor(capsys, "--gpu", gpus, "--driver", driver, "--json")
+    code, text = doctor(cli, "--gpu", gpus, "--driver", driver, "--json")
     data = json.loads(text)
     assert (code, data["exit_code"], data["version"]) == (status, status, 1)
     verdicts = [check["data"] for check in data["checks"] if check["name"].startswith("gpu")]
@@ -94,31 +95,27 @@ def test_a_what_if_in_text_and_json(  # noqa: PLR0913, PLR0917 - a row of the ta
         assert all("580" in verdict["reason"] for verdict in verdicts)
 
 
-def test_strict_turns_warnings_into_failures(
-    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_strict_turns_warnings_into_failures(install: Callable[[str], None], cli: Cli) -> None:
     install("7.5+PTX")
-    assert doctor(capsys, "--gpu", "8.6", "--strict")[0] == 1
-    code, text = doctor(capsys, "--gpu", "8.6", "--strict", "--json")
+    assert doctor(cli, "--gpu", "8.6", "--strict")[0] == 1
+    code, text = doctor(cli, "--gpu", "8.6", "--strict", "--json")
     assert (code, json.loads(text)["exit_code"]) == (1, 1)
     install(ALL)
-    assert doctor(capsys, "--gpu", "8.6", "--strict")[0] == 0
+    assert doctor(cli, "--gpu", "8.6", "--strict")[0] == 0
 
 
-def test_a_whole_machine_with_its_selftest(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_whole_machine_with_its_selftest(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     machine = make_environment(ALL, "8.6", "9.0")
     monkeypatch.setattr("flash_dist.toolkit.cli.doctor.gather_environment", lambda _: machine)
     monkeypatch.setattr("flash_dist.toolkit.doctor.proof.run_selftest", report_good)
-    code, text = doctor(capsys)
+    code, text = doctor(cli)
     assert code == 0
     assert "[ok]    selftest 1" in text
     assert text.endswith("11 ok: no failure (exit status 0)\n")
-    code, text = doctor(capsys, "--no-selftest", "--json")
+    code, text = doctor(cli, "--no-selftest", "--json")
     assert "selftest 0" not in [check["name"] for check in json.loads(text)["checks"]]
     monkeypatch.setattr("flash_dist.toolkit.doctor.proof.run_selftest", report_crash)
-    code, text = doctor(capsys)
+    code, text = doctor(cli)
     assert code == 1
     assert "SIGABRT (odd)" in text
 
@@ -136,53 +133,40 @@ def report_crash(device: str, *, runs: int, timeout: float = 1.0, **_: object) -
     ("report", "status"), [(report_good, 0), (report_crash, 1)], ids=["good", "crash"]
 )
 def test_selftest_of_all_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    report: object,
-    status: int,
+    monkeypatch: pytest.MonkeyPatch, cli: Cli, report: object, status: int
 ) -> None:
     machine = make_environment(ALL, "8.6", "9.0")
     monkeypatch.setattr("flash_dist.toolkit.cli.selftest.gather_gpus", lambda _: machine)
     monkeypatch.setattr("flash_dist.toolkit.cli.selftest.read_installed", lambda: machine.installed)
     monkeypatch.setattr("flash_dist.toolkit.doctor.proof.run_selftest", report)
-    assert main(["selftest"]) == status
-    text = capsys.readouterr().out
+    text = cli("selftest", status=status).out
     assert text.count("selftest 0") == text.count("selftest 1") == 1
-    assert main(["selftest", "--device", "1", "--json"]) == status
-    data = json.loads(capsys.readouterr().out)
+    data = json.loads(cli("selftest", "--device", "1", "--json", status=status).out)
     assert (data["version"], data["exit_code"], len(data["devices"])) == (1, status, 1)
-    assert main(["selftest", "--device", "2"]) == 2
-    assert "device must be 0, 1 or cpu, got 2" in capsys.readouterr().err
+    assert "device must be 0, 1 or cpu, got 2" in cli("selftest", "--device", "2", status=2).err
 
 
-def test_selftest_without_a_gpu_checks_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_selftest_without_a_gpu_checks_nothing(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     machine = replace(make_environment(ALL), cuda=Cuda("absent"))
     monkeypatch.setattr("flash_dist.toolkit.cli.selftest.gather_gpus", lambda _: machine)
-    assert main(["selftest"]) == 3
-    assert "[skip]" in capsys.readouterr().out
-    assert main(["selftest", "--json"]) == 3
-    assert json.loads(capsys.readouterr().out)["status"] == "skip"
-    assert main(["selftest", "--device", "0"]) == 2
-    assert re.search(r"device must be cpu\b.*, got 0", capsys.readouterr().err)
+    assert "[skip]" in cli("selftest", status=3).out
+    assert json.loads(cli("selftest", "--json", status=3).out)["status"] == "skip"
+    err = cli("selftest", "--device", "0", status=2).err
+    assert re.search(r"device must be cpu\b.*, got 0", err)
 
 
-def test_selftest_without_torch_fails_in_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_selftest_without_torch_fails_in_words(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     absent = Torch("absent", reason="torch is not installed")
     machine = replace(make_environment(ALL), torch=absent)
     monkeypatch.setattr("flash_dist.toolkit.cli.selftest.gather_gpus", lambda _: machine)
-    assert main(["selftest", "--device", "cpu"]) == 1
-    text = capsys.readouterr().out
+    text = cli("selftest", "--device", "cpu", status=1).out
     assert text == (
         "[fail]  selftest    not run: torch is not installed\n"
         "                    fix: `pip install 'torch>=2.10'` "
         "(more: `python -m flash_dist explain torch-absent`)\n"
     )
-    assert main(["selftest", "--device", "cpu", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["ids"] == ["torch-absent"]
+    out = cli("selftest", "--device", "cpu", "--json", status=1).out
+    assert json.loads(out)["ids"] == ["torch-absent"]
 
 
 RESULT = CheckResult(
@@ -239,16 +223,14 @@ def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
         assert max(map(len, text.splitlines())) <= 90
 
 
-def test_what_if_takes_variables(
-    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_if_takes_variables(install: Callable[[str], None], cli: Cli) -> None:
     install(ALL)
     arguments = ("--gpu", "9.0", "--driver", "580", "--env", "CUDA_FORCE_PTX_JIT=1")
-    status, out = doctor(capsys, *arguments)
+    status, out = doctor(cli, *arguments)
     assert status == 0
     assert "PTX through the JIT (compute_80)" in out
     install(HOPPER)
-    status, out = doctor(capsys, *arguments)
+    status, out = doctor(cli, *arguments)
     assert status == 1
     assert "CUDA_FORCE_PTX_JIT is set" in out
 
@@ -266,11 +248,8 @@ def test_what_if_takes_variables(
         "FLASH_DIST_WORKSPACE_MB=64",
     ],
 )
-def test_a_variable_that_is_not_judged_is_refused(
-    text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", "--gpu", "9.0", "--env", text]) == 2
-    assert f"got `{text}`" in capsys.readouterr().err
+def test_a_variable_that_is_not_judged_is_refused(text: str, cli: Cli) -> None:
+    assert f"got `{text}`" in cli("doctor", "--gpu", "9.0", "--env", text, status=2).err
 
 
 @pytest.mark.parametrize(
@@ -282,10 +261,9 @@ def test_a_variable_that_is_not_judged_is_refused(
     ],
 )
 def test_a_value_that_a_variable_cannot_have_is_wrong_usage(
-    text: str, sentence: str, capsys: pytest.CaptureFixture[str]
+    text: str, sentence: str, cli: Cli
 ) -> None:
-    assert main(["doctor", "--gpu", "9.0", "--env", text]) == 2
-    assert sentence in capsys.readouterr().err
+    assert sentence in cli("doctor", "--gpu", "9.0", "--env", text, status=2).err
 
 
 @pytest.mark.parametrize("place", [(), ("--wheel", "the wheel")], ids=["installed", "wheel"])
@@ -293,7 +271,7 @@ def test_no_variable_of_a_what_if_is_taken_without_a_word(
     place: tuple[str, ...],
     install: Callable[[str], None],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     install(HOPPER)
     wheel = str(write_whole_wheel(tmp_path))
@@ -308,7 +286,7 @@ def test_no_variable_of_a_what_if_is_taken_without_a_word(
         ("CUDA_FORCE_JIT", "1"),
         ("FLASH_DIST_SMEM_LIMIT", "1000"),
     ):
-        _, out = doctor(capsys, "--gpu", "9.0", "--env", f"{name}={value}", *given)
+        _, out = doctor(cli, "--gpu", "9.0", "--env", f"{name}={value}", *given)
         assert name in out, out
 
 
@@ -331,44 +309,41 @@ def test_no_variable_of_a_what_if_is_taken_without_a_word(
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(
-    arguments: list[str], values: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], values: str, cli: Cli
 ) -> None:
-    assert main(["doctor", *arguments]) == 2
-    assert re.match(f"error: .*{values}.*\n\nhint: ", capsys.readouterr().err)
+    assert re.match(f"error: .*{values}.*\n\nhint: ", cli("doctor", *arguments, status=2).err)
 
 
 def test_where_some_gpus_cannot_be_used_the_others_are_named(
-    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    install: Callable[[str], None], cli: Cli
 ) -> None:
     install(HOPPER)
-    status, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580")
+    status, out = doctor(cli, "--gpu", "8.6,9.0,9.0", "--driver", "580")
     assert status == 1
     assert "2 of 3 GPUs can use this build: GPU 1, GPU 2" in out
     assert "`export CUDA_VISIBLE_DEVICES=1,2` hides the others" in out
     assert re.search(r"arch set for all of them: all$", out, re.MULTILINE)
     assert "the arch set `all`" in out
     given = ("--env", "CUDA_VISIBLE_DEVICES=3,GPU-7,0")
-    _, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580", *given)
+    _, out = doctor(cli, "--gpu", "8.6,9.0,9.0", "--driver", "580", *given)
     assert "CUDA_VISIBLE_DEVICES=GPU-7,0" in out
-    _, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580", "--json")
+    _, out = doctor(cli, "--gpu", "8.6,9.0,9.0", "--driver", "580", "--json")
     data = json.loads(out)["checks"][-1]["data"]
     assert (data["usable"], data["cuda_visible_devices"]) == ([1, 2], "1,2")
     assert data["covering_set"]["name"] == "all"
-    status, out = doctor(capsys, "--gpu", "9.0,9.0", "--driver", "580")
+    status, out = doctor(cli, "--gpu", "9.0,9.0", "--driver", "580")
     assert status == 0
     assert "GPUs can use" not in out
 
 
-def test_a_fix_for_several_gpus_is_printed_once(
-    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fix_for_several_gpus_is_printed_once(install: Callable[[str], None], cli: Cli) -> None:
     install(HOPPER)
     what_if = ("--gpu", "8.6,6.1,8.6", "--driver", "580")
-    _, out = doctor(capsys, *what_if, "--json")
+    _, out = doctor(cli, *what_if, "--json")
     first, other, again = json.loads(out)["checks"][-3:]
     assert again["fix"] == first["fix"] != other["fix"]
     for verbose in ((), ("-v",)):
-        _, out = doctor(capsys, *what_if, *verbose)
+        _, out = doctor(cli, *what_if, *verbose)
         assert out.count(f"fix: {first['fix']} (more: ") == 1
         assert out.count(f"fix: {other['fix']} (more: ") == 1
         assert out.rstrip().splitlines()[-3].strip() == "fix: same as gpu 0"
@@ -386,39 +361,39 @@ def test_a_fix_that_was_printed_is_named_by_its_result() -> None:
 
 
 def test_the_set_for_the_others_does_not_hide_what_none_serves(
-    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    install: Callable[[str], None], cli: Cli
 ) -> None:
     install(HOPPER)
-    _, out = doctor(capsys, "--gpu", "7.0,8.6,9.0", "--driver", "580")
+    _, out = doctor(cli, "--gpu", "7.0,8.6,9.0", "--driver", "580")
     assert re.search(r"arch set for 8\.6, 9\.0: all; .* 7\.0$", out, re.MULTILINE)
 
 
 def test_no_other_set_is_named_where_the_build_serves_all_that_any_could(
-    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    install: Callable[[str], None], cli: Cli
 ) -> None:
     install(ALL)
-    _, out = doctor(capsys, "--gpu", "7.0,8.6,5.2", "--driver", "580")
+    _, out = doctor(cli, "--gpu", "7.0,8.6,5.2", "--driver", "580")
     assert "1 of 3 GPUs can use this build: GPU 1" in out
     assert "no build serves 5.2, 7.0" in out
     assert "arch set" not in out
 
 
 def test_a_warning_does_not_list_every_tile_before_it_is_asked(
-    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    install: Callable[[str], None], cli: Cli
 ) -> None:
     install(ALL)
     what_if = ("--gpu", "8.7", "--driver", "580", "--env", "CUDA_DISABLE_PTX_JIT=1")
-    _, out = doctor(capsys, *what_if)
+    _, out = doctor(cli, *what_if)
     assert "KB plan" not in out
-    _, out = doctor(capsys, *what_if, "-v")
+    _, out = doctor(cli, *what_if, "-v")
     assert "KB plan" in out
 
 
 def test_a_disabled_jit_is_to_be_enabled_not_another_wheel_to_be_installed(
-    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    install: Callable[[str], None], cli: Cli
 ) -> None:
     install(ALL)
-    _, out = doctor(capsys, "--gpu", "8.7", "--env", "CUDA_DISABLE_PTX_JIT=1")
+    _, out = doctor(cli, "--gpu", "8.7", "--env", "CUDA_DISABLE_PTX_JIT=1")
     assert "`unset CUDA_DISABLE_PTX_JIT`" in out
     assert re.search(r"8\.7 comes .*Arm machines, whose set is `arm`", out)
     assert "dist/all" not in out

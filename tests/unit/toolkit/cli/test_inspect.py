@@ -9,6 +9,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
@@ -21,6 +22,9 @@ from flash_dist.toolkit.gpucode.inspection import Choice, inspect_libraries
 from flash_dist.toolkit.gpucode.libraries import open_libraries
 from flash_dist.toolkit.targets.wording import count
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
+
+if TYPE_CHECKING:
+    from tests.unit.made.command import Cli
 
 ROOT = Path(__file__).parents[4]
 SCHEMA = json.loads((ROOT / "docs/schema/inspect.json").read_text())
@@ -49,9 +53,8 @@ def wheel(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_table_lists_targets_old_to_new(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(lib)]) == 0
-    out, err = capsys.readouterr()
+def test_the_table_lists_targets_old_to_new(lib: Path, cli: Cli) -> None:
+    out, err = cli("inspect", lib)
     assert f"{lib}: 3 images, " in out
     lines = [line.split() for line in out.splitlines()]
     assert [line[:4] for line in lines[2:5]] == [
@@ -63,16 +66,14 @@ def test_the_table_lists_targets_old_to_new(lib: Path, capsys: pytest.CaptureFix
     assert err == ""
 
 
-def test_kernels_are_listed_when_asked_for(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--level", "kernels", str(lib)]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+def test_kernels_are_listed_when_asked_for(lib: Path, cli: Cli) -> None:
+    rows = [line.split() for line in cli("inspect", "--level", "kernels", lib).out.splitlines()]
     assert ["alpha", "sm_80", "96", "1024", "0", "16", "352", "128", "128"] in rows
     assert ["alpha", "compute_80"] in rows
 
 
-def test_json_is_versioned_and_complete(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--json", "--level", "kernels", str(wheel)]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_json_is_versioned_and_complete(wheel: Path, cli: Cli) -> None:
+    document = json.loads(cli("inspect", "--json", "--level", "kernels", wheel).out)
     jsonschema.validate(document, SCHEMA)
     assert (document["version"], document["level"]) == (1, "kernels")
     kernels, plain = document["libraries"]
@@ -95,19 +96,15 @@ def test_json_is_versioned_and_complete(wheel: Path, capsys: pytest.CaptureFixtu
     assert (plain["entries"], plain["kernels"], plain["warnings"]) == ([], [], [])
 
 
-def test_json_without_kernels_does_not_unpack(
-    lib: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", "--json", str(lib)]) == 0
-    assert "kernels" not in json.loads(capsys.readouterr().out)["libraries"][0]
+def test_json_without_kernels_does_not_unpack(lib: Path, cli: Cli) -> None:
+    assert "kernels" not in json.loads(cli("inspect", "--json", lib).out)["libraries"][0]
 
 
 @pytest.mark.parametrize("level", ["targets", "kernels", "coverage", "sizes"])
 def test_the_json_of_every_level_is_that_of_the_schema(
-    level: str, wheel: Path, lib: Path, capsys: pytest.CaptureFixture[str]
+    level: str, wheel: Path, lib: Path, cli: Cli
 ) -> None:
-    assert main(["inspect", "--json", "--level", level, str(wheel), str(lib)]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(cli("inspect", "--json", "--level", level, wheel, lib).out)
     jsonschema.validate(document, SCHEMA)
     assert [library["path"] for library in document["libraries"]] == [
         "pkg/lib.so",
@@ -120,14 +117,12 @@ def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-def test_kernels_and_targets_are_chosen(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_and_targets_are_chosen(lib: Path, cli: Cli) -> None:
     argv = ["inspect", "--json", "--level", "kernels", str(lib)]
-    assert main([*argv, "--target", "sm_90a"]) == 0
-    (library_,) = json.loads(capsys.readouterr().out)["libraries"]
+    (library_,) = json.loads(cli(*argv, "--target", "sm_90a").out)["libraries"]
     assert [kernel["arch"] for kernel in library_["kernels"]] == ["sm_90a"]
     assert library_["archs"] == ["sm_90a"]
-    assert main([*argv, "--kernel", "beta"]) == 0
-    assert json.loads(capsys.readouterr().out)["libraries"][0]["kernels"] == []
+    assert json.loads(cli(*argv, "--kernel", "beta").out)["libraries"][0]["kernels"] == []
 
 
 @pytest.mark.parametrize("text", ["sm_", "sm_x", "compute_80b", "fast"])
@@ -137,31 +132,26 @@ def test_a_target_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixtu
     assert message in capsys.readouterr().err
 
 
-def test_nothing_to_inspect_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect"]) == 2
-    assert "must be given a PATH, --package or --pid" in capsys.readouterr().err
+def test_nothing_to_inspect_is_wrong_usage(cli: Cli) -> None:
+    assert "must be given a PATH, --package or --pid" in cli("inspect", status=2).err
 
 
-def test_sizes_name_the_kernels_with_the_most_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sizes_name_the_kernels_with_the_most_code(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "lib.so"
     kernels = cubin(Kernel("small", code=bytes(256)), Kernel("large", code=bytes(4096)))
     path.write_bytes(library(container(entry(SASS, 80, kernels))))
-    assert main(["inspect", "--level", "sizes", str(path)]) == 0
-    out = capsys.readouterr().out
+    out = cli("inspect", "--level", "sizes", path).out
     assert out.index("large") < out.index("small")
     assert "4.1 kB" in out
 
 
 def test_coverage_counts_verdicts_and_lists_what_is_not_real_everywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     path = tmp_path / "lib.so"
     both, one = cubin(Kernel("alpha"), Kernel("beta")), cubin(Kernel("alpha"))
     path.write_bytes(library(container(entry(SASS, 80, both), entry(SASS, 90, one))))
-    assert main(["inspect", "--level", "coverage", str(path)]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = [line.split() for line in cli("inspect", "--level", "coverage", path).out.splitlines()]
     assert ["target", "real", "missing"] in rows
     assert ["sm_80", "2"] in rows
     assert ["sm_90", "1", "1"] in rows
@@ -169,71 +159,52 @@ def test_coverage_counts_verdicts_and_lists_what_is_not_real_everywhere(
     assert not any(row[:1] == ["alpha"] for row in rows)
 
 
-def test_the_middle_of_a_long_name_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_middle_of_a_long_name_is_left_out(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "lib.so"
     name = "a" * 90 + "b" * 90 + "c" * 90
     path.write_bytes(library(container(entry(SASS, 80, cubin(Kernel(name))))))
-    assert main(["inspect", "--level", "kernels", str(path)]) == 0
-    assert f"{'a' * 90}...{'c' * 30}" in capsys.readouterr().out
+    assert f"{'a' * 90}...{'c' * 30}" in cli("inspect", "--level", "kernels", path).out
 
 
-def test_long_tables_are_cut_unless_asked_for_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_tables_are_cut_unless_asked_for_whole(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "lib.so"
     kernels = cubin(*(Kernel(f"kernel{i}") for i in range(250)))
     path.write_bytes(library(container(entry(SASS, 80, kernels))))
-    assert main(["inspect", "--level", "kernels", str(path)]) == 0
-    assert "50 kernels more: --kernel TEXT and --target T choose" in capsys.readouterr().out
-    assert main(["inspect", "--level", "kernels", "--all", str(path)]) == 0
-    assert capsys.readouterr().out.count("sm_80") == 251
+    out = cli("inspect", "--level", "kernels", path).out
+    assert "50 kernels more: --kernel TEXT and --target T choose" in out
+    assert cli("inspect", "--level", "kernels", "--all", path).out.count("sm_80") == 251
 
 
-def test_a_wheel_prints_each_library(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(wheel)]) == 0
-    out = capsys.readouterr().out
+def test_a_wheel_prints_each_library(wheel: Path, cli: Cli) -> None:
+    out = cli("inspect", wheel).out
     assert "pkg/lib.so: 3 images" in out
     assert "pkg/plain.so: no GPU code for NVIDIA" in out
 
 
-def test_a_wheel_without_libraries_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wheel_without_libraries_says_so(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "pure.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("pkg/__init__.py", "")
-    assert main(["inspect", str(path)]) == 0
-    assert "no library inside" in capsys.readouterr().out
+    assert "no library inside" in cli("inspect", path).out
 
 
-def test_damage_is_a_warning_and_a_failure_when_strict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_a_warning_and_a_failure_when_strict(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(library(IMAGES + b"junkjunk"))
-    assert main(["inspect", str(path)]) == 0
-    assert "warning: " in capsys.readouterr().err
+    assert "warning: " in cli("inspect", path).err
     assert main(["inspect", "--strict", str(path)]) == 1
 
 
-def test_what_cannot_be_read_is_an_error_on_stderr(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", str(tmp_path / "absent.so")]) == 2
-    out, err = capsys.readouterr()
+def test_what_cannot_be_read_is_an_error_on_stderr(tmp_path: Path, cli: Cli) -> None:
+    out, err = cli("inspect", tmp_path / "absent.so", status=2)
     assert out == ""
     assert err.startswith("error: cannot read `")
 
 
-def test_names_cannot_steer_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_cannot_steer_the_terminal(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(entry(SASS, 80, cubin(Kernel("a\x1b[31m[bold]b"))))))
-    assert main(["inspect", "--level", "kernels", str(path)]) == 0
-    out = capsys.readouterr().out
+    out = cli("inspect", "--level", "kernels", path).out
     assert "\x1b" not in out
     assert r"a\x1b[31m[bold]b" in out
 
@@ -273,36 +244,27 @@ def test_sizes_and_counts_are_written_for_people() -> None:
     assert printable("plain\nline\t\x07\u202e") == "plain\\nline\\t\\x07\\u202e"
 
 
-def test_a_path_that_cannot_be_read_does_not_end_the_rest(
-    lib: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_that_cannot_be_read_does_not_end_the_rest(lib: Path, cli: Cli) -> None:
     absent = lib.parent / "absent.so"
-    assert main(["inspect", str(absent), str(lib)]) == 2
-    out, err = capsys.readouterr()
+    out, err = cli("inspect", absent, lib, status=2)
     assert f"{lib}: 3 images" in out
     assert f"error: cannot read `{absent}`: No such file" in err
 
 
-def test_a_damaged_library_of_a_folder_does_not_end_the_rest(
-    lib: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_library_of_a_folder_does_not_end_the_rest(lib: Path, cli: Cli) -> None:
     broken = lib.parent / "a_broken.so"
     broken.write_bytes(library(container(entry(SASS, 80, b"noise" * 30))))
-    assert main(["inspect", "--level", "kernels", str(lib.parent)]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("inspect", "--level", "kernels", lib.parent)
     assert "alpha" in out
     assert f"warning: cannot read `{broken}`: sm_80 image at offset" in err
-    assert main(["inspect", "--level", "kernels", str(broken)]) == 2
-    assert f"error: cannot read `{broken}`: sm_80 image" in capsys.readouterr().err
+    err = cli("inspect", "--level", "kernels", broken, status=2).err
+    assert f"error: cannot read `{broken}`: sm_80 image" in err
 
 
-def test_where_no_kernel_can_be_read_none_is_called_real(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_no_kernel_can_be_read_none_is_called_real(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(entry(SASS, 80, b"noise" * 30))))
-    assert main(["inspect", "--level", "coverage", str(path)]) == 2
-    out, err = capsys.readouterr()
+    out, err = cli("inspect", "--level", "coverage", path, status=2)
     assert "is real" not in out
     assert f"error: {path}: none of its 1 image can be read" in err
 
@@ -318,18 +280,16 @@ def test_where_no_kernel_can_be_read_none_is_called_real(
         "bench --json",
     ],
 )
-def test_an_empty_path_is_no_folder(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_path_is_no_folder(command: str, cli: Cli) -> None:
     """As a script passes it, whose variable is not set."""
-    assert main([*command.split(), ""]) == 2
-    assert "a path must name a file or folder, got an empty one" in capsys.readouterr().err
+    err = cli(*command.split(), "", status=2).err
+    assert "a path must name a file or folder, got an empty one" in err
 
 
 @pytest.mark.parametrize("command", ["doctor --wheel", "select --index"])
-def test_an_empty_place_is_no_folder_either(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command.split(), ""]) == 2
-    assert "a place must be a path or an address, got an empty one" in capsys.readouterr().err
+def test_an_empty_place_is_no_folder_either(command: str, cli: Cli) -> None:
+    err = cli(*command.split(), "", status=2).err
+    assert "a place must be a path or an address, got an empty one" in err
 
 
 def test_a_gpu_as_target_takes_all_code_named_after_it(

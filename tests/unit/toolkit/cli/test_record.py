@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flash_dist.toolkit.checks.environment import Environment
+    from tests.unit.made.command import Cli
 
 
 @pytest.fixture
@@ -78,35 +79,27 @@ def test_loaded_elsewhere_it_says_and_ends_as_it_did_there(
 
 
 def test_a_failing_selftest_is_replayed_with_its_data(
-    be_at: Callable[[Environment], None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    be_at: Callable[[Environment], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
 ) -> None:
     be_at(make_environment(ALL, "8.6", "9.0"))
     monkeypatch.setattr("flash_dist.toolkit.doctor.proof.run_selftest", report_crash)
     place = str(tmp_path / "record.json")
-    assert main(["doctor", "--json", "--save", place]) == 1
-    there = json.loads(capsys.readouterr().out)["checks"]
-    assert main(["doctor", "--json", "--load", place]) == 1
-    here = json.loads(capsys.readouterr().out)["checks"]
+    there = json.loads(cli("doctor", "--json", "--save", place, status=1).out)["checks"]
+    here = json.loads(cli("doctor", "--json", "--load", place, status=1).out)["checks"]
     assert here == there
     assert [one["id"] for one in here if one["id"]] == ["selftest-crashed"] * 2
 
 
 def test_a_record_goes_through_a_pipe_alone(
-    be_at: Callable[[Environment], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    be_at: Callable[[Environment], None], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     be_at(SCENARIOS["driver 470"].environment)
-    assert main(["doctor", "--save", "-"]) == 1
-    out, err = capsys.readouterr()
+    out, err = cli("doctor", "--save", "-", status=1)
     assert err == ""
     jsonschema.validate(json.loads(out), SCHEMAS["record"], cls=jsonschema.Draft202012Validator)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(out.encode())))
-    assert main(["doctor", "--load", "-"]) == 1
-    assert "needs driver 580 or newer, not driver 470.82.01" in capsys.readouterr().out
+    out = cli("doctor", "--load", "-", status=1).out
+    assert "needs driver 580 or newer, not driver 470.82.01" in out
 
 
 def test_what_was_not_asked_for_there_is_not_judged_here(
@@ -126,12 +119,9 @@ def test_what_was_not_asked_for_there_is_not_judged_here(
     )
 
 
-def test_other_gpus_and_a_wheel_are_judged_on_a_recorded_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_gpus_and_a_wheel_are_judged_on_a_recorded_machine(tmp_path: Path, cli: Cli) -> None:
     place = str(PLACE / "driver-470.json")
-    assert main(["doctor", "--load", place, "--gpu", "9.0,6.1", "--driver", "580"]) == 1
-    out = capsys.readouterr().out
+    out = cli("doctor", "--load", place, "--gpu", "9.0,6.1", "--driver", "580", status=1).out
     assert out.startswith(
         "recorded elsewhere on 2026-11-22 12:00 UTC by flash_dist 0.1.0+cu130.test"
     )
@@ -140,12 +130,11 @@ def test_other_gpus_and_a_wheel_are_judged_on_a_recorded_machine(
     assert "[fail]  gpu 1" in out
     lib = tmp_path / "lib.so"
     lib.write_bytes(library(container(entry(SASS, 80, cubin(Kernel("alpha"))))))
-    assert main(["doctor", "--load", place, "--wheel", str(lib)]) == 0
-    out = capsys.readouterr().out
+    out = cli("doctor", "--load", place, "--wheel", lib).out
     assert "NVIDIA GeForce RTX 3090 (compute capability 8.6)" in out
     assert "[ok]    driver      driver 470.82.01 (CUDA 11.4)" in out
-    assert main(["doctor", "--load", place, "--devices", "1"]) == 2
-    assert "devices must be among 0, got 1" in capsys.readouterr().err
+    err = cli("doctor", "--load", place, "--devices", "1", status=2).err
+    assert "devices must be among 0, got 1" in err
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PLACE.iterdir()))
@@ -184,13 +173,12 @@ def test_a_wheel_on_a_recorded_machine_is_fine_only_where_a_gpu_was_judged(
 def test_what_cannot_be_done_is_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     options: tuple[str, ...],
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["doctor", *options]) == 2
-    out, err = capsys.readouterr()
+    out, err = cli("doctor", *options, status=2)
     assert out == ""
     assert re.search(message, err.splitlines()[0])
     assert "\n\nhint: " in err
@@ -204,13 +192,10 @@ def test_a_page_of_a_record_says_that_it_is_one(tmp_path: Path) -> None:
     assert "of a machine recorded elsewhere on 2026-11-22 12:00 UTC" in page.read_text()
 
 
-def test_a_damaged_record_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_record_is_one_sentence(tmp_path: Path, cli: Cli) -> None:
     place = tmp_path / "re\x1bcord.json"
     place.write_text('{"command": "doctor --save", "version": 1, "a": ')
-    assert main(["doctor", "--load", str(place)]) == 2
-    out, err = capsys.readouterr()
+    out, err = cli("doctor", "--load", place, status=2)
     assert (out, err.count("\n")) == ("", 3)
     assert "re\\x1bcord.json` is not a valid record of doctor: Expecting value" in err
 

@@ -6,12 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.cli import SUBCOMMANDS, main
+from flash_dist.toolkit.cli import SUBCOMMANDS
 from flash_dist.toolkit.cli.requirements import explain_import
 from flash_dist.toolkit.make.project import ROOT
+
+if TYPE_CHECKING:
+    from tests.unit.made.command import Cli
 
 REQUIRED = ["packaging", "rich"]
 ZSTD = [] if sys.version_info >= (3, 14) else ["backports.zstd"]
@@ -74,11 +78,10 @@ def test_a_folder_of_that_name_is_told_from_one_that_is_not_installed(tmp_path: 
 
 
 def test_a_module_of_our_own_that_is_gone_is_a_damaged_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setitem(sys.modules, "flash_dist.toolkit.cli.select", None)
-    assert main(["select"]) == 2
-    said = capsys.readouterr().err
+    said = cli("select", status=2).err
     assert re.match(
         r"error: flash_dist in \S+ is incomplete: .*flash_dist\.toolkit\.cli\.select", said
     )

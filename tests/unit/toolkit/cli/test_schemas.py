@@ -29,6 +29,7 @@ from tests.unit.toolkit.selftest.test_fleet import RIGHT, member
 if TYPE_CHECKING:
     from flash_dist.toolkit.checks.environment import Environment
     from flash_dist.toolkit.selftest.report import SelftestReport
+    from tests.unit.made.command import Cli
 
 FOLDER = Path(__file__).parents[4] / "docs" / "schema"
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
@@ -128,20 +129,16 @@ def report_findings(device: str, *, runs: int, timeout: float, **_: object) -> S
     return judge_outcome(device, runs, Outcome("signal", "SIGABRT", events, ("FATAL",), timeout))
 
 
-def test_a_selftest_is_as_the_schema_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_selftest_is_as_the_schema_says(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     machine = MACHINES["healthy"]
     monkeypatch.setattr("flash_dist.toolkit.cli.selftest.gather_gpus", lambda _: machine)
     monkeypatch.setattr("flash_dist.toolkit.cli.selftest.read_installed", lambda: machine.installed)
     monkeypatch.setattr("flash_dist.toolkit.doctor.proof.run_selftest", report_findings)
-    assert main(["selftest", "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(cli("selftest", "--json", status=1).out)
     assert len(document["devices"][0]["findings"]) == 2
     check("selftest", document)
     machine = replace(machine, cuda=Cuda("absent"))
-    assert main(["selftest", "--json"]) == 3
-    check("selftest", json.loads(capsys.readouterr().out))
+    check("selftest", json.loads(cli("selftest", "--json", status=3).out))
 
 
 def test_an_audit_is_as_the_schema_says(

@@ -12,26 +12,25 @@ import pytest
 
 from ci.trials.clients import serve
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.machine.libcuda import Cuda
 from tests.unit.made.builds import ALL, make_environment
 from tests.unit.made.wheels import write_dist, write_simple_index
 
 if TYPE_CHECKING:
     from flash_dist.toolkit.checks.environment import Environment
+    from tests.unit.made.command import Cli
 
 ROOT = Path(__file__).parents[4]
 SCHEMA = json.loads((ROOT / "docs/schema/select.json").read_text())
 
 
-def select(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = main(["select", *arguments])
-    out, err = capsys.readouterr()
+def select(cli: Cli, *arguments: str) -> tuple[int, str, str]:
+    status, out, err = cli.run("select", *arguments)
     return status, out, err
 
 
-def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    status, out, _ = select(capsys, "--json", *arguments)
+def as_json(cli: Cli, *arguments: str) -> dict[str, Any]:
+    status, out, _ = select(cli, "--json", *arguments)
     data: dict[str, Any] = json.loads(out)
     jsonschema.validate(data, SCHEMA)
     assert data["exit_code"] == status
@@ -45,19 +44,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Environment:
     return made
 
 
-def test_a_choice_for_gpus_elsewhere_names_its_python(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_choice_for_gpus_elsewhere_names_its_python(tmp_path: Path, cli: Cli) -> None:
     words = ("--gpu", "9.0", "--driver", "580", "--index", str(write_dist(tmp_path)))
-    status, out, _ = select(capsys, *words)
+    status, out, _ = select(cli, *words)
     assert status == 0
     assert f"for Python {platform.python_version()}, as here: `--python` names another" in out
-    assert "as here" not in select(capsys, *words, "--python", "3.12")[1]
-    assert as_json(capsys, *words, "--python", "3.12")["python"] == "3.12"
-    status, out, err = select(capsys, *words, "--python", "3.9")
+    assert "as here" not in select(cli, *words, "--python", "3.12")[1]
+    assert as_json(cli, *words, "--python", "3.12")["python"] == "3.12"
+    status, out, err = select(cli, *words, "--python", "3.9")
     assert (status, out.count("pip install")) == (1, 0)
     assert "5 of 6 wheels are not for Python 3.9" in err
-    assert as_json(capsys, "--gpu", "9.0")["python"] is None
+    assert as_json(cli, "--gpu", "9.0")["python"] is None
 
 
 @pytest.mark.parametrize(
@@ -69,9 +66,9 @@ def test_a_choice_for_gpus_elsewhere_names_its_python(
     ],
 )
 def test_a_python_that_says_nothing_is_refused(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+    cli: Cli, words: tuple[str, ...], message: str
 ) -> None:
-    status, _, err = select(capsys, "--gpu", "9.0", *words)
+    status, _, err = select(cli, "--gpu", "9.0", *words)
     assert status == 2
     assert message in err
 
@@ -80,8 +77,8 @@ def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-def test_the_set_its_reasons_and_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text, err = select(capsys, "--gpu", "8.6,9.0,9.0,12.0", "--driver", "580")
+def test_the_set_its_reasons_and_the_commands(cli: Cli) -> None:
+    status, text, err = select(cli, "--gpu", "8.6,9.0,9.0,12.0", "--driver", "580")
     assert (status, err) == (0, "")
     weight = {one.name: one.wheel_bytes or 0 for one in published_sets()}
     size = {name: f"{number / 1e6:.1f} MB" for name, number in weight.items()}
@@ -107,47 +104,43 @@ def test_the_set_its_reasons_and_the_commands(capsys: pytest.CaptureFixture[str]
         "pip     pip install dist/all/*.whl\n"
         "uv      uv pip install dist/all/*.whl\n"
     )
-    assert select(capsys, "-q", "--gpu", "8.6,9.0,12.0")[1] == text.partition("\n\n")[2]
-    _, text, _ = select(capsys, "-v", "--gpu", "9.0")
+    assert select(cli, "-q", "--gpu", "8.6,9.0,12.0")[1] == text.partition("\n\n")[2]
+    _, text, _ = select(cli, "-v", "--gpu", "9.0")
     assert "other sets:" in text
     assert f"PTX compute_80, {size['all']}: serves them as well" in text
 
 
-def test_parts_of_arm_machines_are_told_with_the_command_for_those(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    _, text, _ = select(capsys, "--gpu", "8.7,9.0")
+def test_parts_of_arm_machines_are_told_with_the_command_for_those(cli: Cli) -> None:
+    _, text, _ = select(cli, "--gpu", "8.7,9.0")
     assert (
         "8.7 comes only in Arm machines, whose set is `arm`: "
         "`python -m flash_dist select --gpu 8.7 --machine aarch64`\n"
     ) in text
-    status, text, _ = select(capsys, "--gpu", "8.7", "--machine", "aarch64")
+    status, text, _ = select(cli, "--gpu", "8.7", "--machine", "aarch64")
     assert (status, text.split(":")[0]) == (0, "arm")
     assert "Arm machines" not in text
 
 
-def test_the_gpus_of_the_machine(machine: Environment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gpus_of_the_machine(machine: Environment, cli: Cli) -> None:
     assert machine.cuda.gpus
-    status, text, _ = select(capsys)
+    status, text, _ = select(cli)
     assert status == 0
     assert "GPU A (compute capability 8.6), 24 GiB, 82 SMs: code of the same major" in text
-    data = as_json(capsys)
+    data = as_json(cli)
     assert data["chosen"]["name"] == "cuda12"  # as natively as `all`, and smaller
     assert data["what_if"] is False
-    assert as_json(capsys, "--driver", "535")["chosen"]["name"] == "cuda12"
-    assert as_json(capsys, "--driver", "470")["chosen"] is None
+    assert as_json(cli, "--driver", "535")["chosen"]["name"] == "cuda12"
+    assert as_json(cli, "--driver", "470")["chosen"] is None
 
 
-def test_no_gpu_is_nothing_to_choose_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_gpu_is_nothing_to_choose_for(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     absent = Cuda("absent", reason="libcuda.so.1 was not found")
     monkeypatch.setattr("flash_dist.toolkit.cli.select.read_cuda", lambda: absent)
-    status, out, err = select(capsys)
+    status, out, err = select(cli)
     assert (status, out) == (3, "")
     assert "no GPU here to choose for (libcuda.so.1 was not found)" in err
     assert "hint: `python -m flash_dist select --gpu 8.6,9.0`" in err
-    assert as_json(capsys)["chosen"] is None
+    assert as_json(cli)["chosen"] is None
 
 
 @pytest.mark.parametrize(
@@ -160,57 +153,53 @@ def test_no_gpu_is_nothing_to_choose_for(
     ],
 )
 def test_where_none_serves_there_is_the_reason(
-    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], words: str, cli: Cli
 ) -> None:
-    status, text, _ = select(capsys, *arguments)
+    status, text, _ = select(cli, *arguments)
     assert status == 1
     assert words in text
-    assert as_json(capsys, *arguments)["exit_code"] == 1
+    assert as_json(cli, *arguments)["exit_code"] == 1
 
 
-def test_the_driver_that_is_advised_works_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text, _ = select(capsys, "--gpu", "8.6,10.7", "--driver", "580")
+def test_the_driver_that_is_advised_works_the_gpu(cli: Cli) -> None:
+    status, text, _ = select(cli, "--gpu", "8.6,10.7", "--driver", "580")
     assert status == 1
     assert "10.7 needs driver 615 or newer, not driver 580" in text
     assert "fix: install NVIDIA driver 615 or newer" in text
 
 
-def test_an_index_without_a_set_for_all_says_what_each_lacks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_index_without_a_set_for_all_says_what_each_lacks(tmp_path: Path, cli: Cli) -> None:
     write_dist(tmp_path)
     for path in (tmp_path / "all").iterdir():
         path.unlink()
-    status, text, _ = select(capsys, "--gpu", "9.0,12.0", "--index", str(tmp_path / "hopper"))
+    status, text, _ = select(cli, "--gpu", "9.0,12.0", "--index", str(tmp_path / "hopper"))
     assert status == 1
     assert f"no wheel in `{tmp_path}/hopper` serves all of 9.0, 12.0" in text
     assert "fix: `nox -s build_wheels -- all` builds the arch set `all`" in text
     assert "no code for 12.0" in text
 
 
-def test_a_folder_and_an_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_and_an_index(tmp_path: Path, cli: Cli) -> None:
     dist = write_dist(tmp_path / "dist")
     write_dist(tmp_path / "dist" / "old", "0.0.9")
-    data = as_json(capsys, "--gpu", "9.0", "--index", str(dist))
+    data = as_json(cli, "--gpu", "9.0", "--index", str(dist))
     assert data["chosen"]["version"] == "0.1.0+cu130.hopper"
     assert data["commands"][0]["line"].startswith(f"pip install {dist}/hopper/flash_dist-0.1.0")
     write_simple_index(tmp_path / "site", dist)
     with serve(tmp_path / "site") as url:
-        data = as_json(capsys, "--gpu", "9.0", "--index", f"{url}simple/")
+        data = as_json(cli, "--gpu", "9.0", "--index", f"{url}simple/")
     assert data["chosen"]["version"] == "0.1.0+cu130.hopper"
     assert data["chosen"]["wheel"]["index"] == f"{url}simple/"
 
 
-def test_a_place_without_wheels_is_wrong_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out, err = select(capsys, "--gpu", "9.0", "--index", str(tmp_path))
+def test_a_place_without_wheels_is_wrong_usage(tmp_path: Path, cli: Cli) -> None:
+    status, out, err = select(cli, "--gpu", "9.0", "--index", str(tmp_path))
     assert (status, out) == (2, "")
     assert f"there is no wheel of flash_dist in `{tmp_path}`" in err
 
 
-def test_a_set_for_arm_is_built_by_a_session_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    data = as_json(capsys, "--gpu", "12.1", "--driver", "580", "--machine", "aarch64")
+def test_a_set_for_arm_is_built_by_a_session_of_its_own(cli: Cli) -> None:
+    data = as_json(cli, "--gpu", "12.1", "--driver", "580", "--machine", "aarch64")
     assert (data["chosen"]["name"], data["commands"][0]["line"]) == (
         "arm",
         "nox -s build_arm -- arm",

@@ -20,6 +20,8 @@ from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.unit.made.command import Cli
+
 ROOT = Path(__file__).parents[4]
 
 
@@ -45,22 +47,19 @@ def test_every_subcommand_takes_them_and_has_two_examples(
     )
 
 
-def test_quiet_leaves_out_tables(lib: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "-q", lib]) == 0
-    assert capsys.readouterr().out.count("\n") == 1
-    assert main(["audit", "-q", lib, lib]) == 0
-    assert capsys.readouterr().out == "2 of 2 releases passed\n"
-    assert main(["audit", "-q", lib, "--require", "9.0"]) == 1
-    problem, end = capsys.readouterr().out.splitlines()
+def test_quiet_leaves_out_tables(lib: str, cli: Cli) -> None:
+    assert cli("inspect", "-q", lib).out.count("\n") == 1
+    assert cli("audit", "-q", lib, lib).out == "2 of 2 releases passed\n"
+    problem, end = cli("audit", "-q", lib, "--require", "9.0", status=1).out.splitlines()
     assert problem.startswith(f"[fail]  {lib}: ")
     assert end == "0 of 1 release passed"
 
 
-def test_verbose_shows_the_log_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["select", "-v", "--gpu", "9.0", "--index", "http://127.0.0.1:1/"]) == 2
-    assert "debug: GET http://127.0.0.1:1/" in capsys.readouterr().err
-    assert main(["select", "--gpu", "9.0", "--index", "http://127.0.0.1:1/"]) == 2
-    assert "debug" not in capsys.readouterr().err
+def test_verbose_shows_the_log_on_stderr(cli: Cli) -> None:
+    err = cli("select", "-v", "--gpu", "9.0", "--index", "http://127.0.0.1:1/", status=2).err
+    assert "debug: GET http://127.0.0.1:1/" in err
+    err = cli("select", "--gpu", "9.0", "--index", "http://127.0.0.1:1/", status=2).err
+    assert "debug" not in err
 
 
 WAITING = """

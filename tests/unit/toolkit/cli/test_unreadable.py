@@ -9,19 +9,19 @@ import pytest
 
 from flash_dist.toolkit.builds.contents import BINDING, KERNELS, MANIFEST
 from flash_dist.toolkit.builds.manifest import FILE_NAME
-from flash_dist.toolkit.cli import main
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.unit.made.command import Cli
+
 LIBRARY = library(container(entry(SASS, 80, cubin(Kernel("alpha")))), wrappers=1)
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
+def complaint(cli: Cli, *argv: str) -> tuple[str, str]:
     """Run a subcommand that fails; return its sentence and its hint."""
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
+    out, err = cli(*argv, status=2)
     assert out == ""
     said, empty, hint, end = err.split("\n")
     assert said.startswith("error: ")
@@ -33,14 +33,14 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]
 @pytest.mark.parametrize("suffix", [".so", ".whl"])
 @pytest.mark.parametrize("command", ["inspect", "audit"])
 def test_what_is_not_there_or_empty_is_named(
-    command: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, suffix: str, tmp_path: Path, cli: Cli
 ) -> None:
     path = tmp_path / f"one{suffix}"
-    said, hint = complaint(capsys, command, str(path))
+    said, hint = complaint(cli, command, str(path))
     assert said == f"cannot read `{path}`: No such file or directory"
     assert "`nox -s build_wheels`" in hint
     path.write_bytes(b"")
-    said, hint = complaint(capsys, command, str(path))
+    said, hint = complaint(cli, command, str(path))
     assert said == f"cannot read `{path}`: it is empty"
     assert hint == "build, copy or download it again"
 
@@ -56,57 +56,51 @@ def test_what_is_not_there_or_empty_is_named(
     ids=["text", "header", "cut", "32-bit"],
 )
 def test_what_is_no_library_is_named_with_its_wheel(
-    data: bytes, reason: str, step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: bytes, reason: str, step: str, tmp_path: Path, cli: Cli
 ) -> None:
     path = tmp_path / "bad.so"
     path.write_bytes(data)
-    said, hint = complaint(capsys, "inspect", str(path))
+    said, hint = complaint(cli, "inspect", str(path))
     assert said.startswith(f"cannot read `{path}`: ")
     assert reason in said
     assert step in hint
     wheel = tmp_path / "pkg.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("pkg/bad.so", data)
-    said, hint = complaint(capsys, "inspect", str(wheel))
+    said, hint = complaint(cli, "inspect", str(wheel))
     assert said.startswith(f"cannot read `pkg/bad.so` in `{wheel}`: ")
     assert reason in said
     assert step in hint
 
 
-def test_an_empty_library_in_a_wheel_is_called_empty(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_library_in_a_wheel_is_called_empty(tmp_path: Path, cli: Cli) -> None:
     wheel = tmp_path / "pkg.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("pkg/bad.so", b"")
-    said, _ = complaint(capsys, "inspect", str(wheel))
+    said, _ = complaint(cli, "inspect", str(wheel))
     assert said == f"cannot read `pkg/bad.so` in `{wheel}`: it is empty"
 
 
 @pytest.mark.parametrize("command", ["inspect", "audit"])
-def test_what_is_no_wheel_is_said(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_wheel_is_said(command: str, tmp_path: Path, cli: Cli) -> None:
     whole = tmp_path / "whole.whl"
     with zipfile.ZipFile(whole, "w") as archive:
         archive.writestr("pkg/lib.so", LIBRARY)
     cut = tmp_path / "cut.whl"
     cut.write_bytes(whole.read_bytes()[:-40])
-    said, hint = complaint(capsys, command, str(cut))
+    said, hint = complaint(cli, command, str(cut))
     assert said.startswith(f"cannot read `{cut}`: ")
     assert "not a wheel" in said
     assert hint == "build, copy or download it again"
 
 
 @pytest.mark.parametrize("manifest", [b"{", b"[]", b'{"version": 1}', b"\xff"], ids=repr)
-def test_a_bad_manifest_is_named_with_its_wheel(
-    manifest: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_manifest_is_named_with_its_wheel(manifest: bytes, tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "ours.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(MANIFEST, manifest)
         archive.writestr(KERNELS, LIBRARY)
         archive.writestr(BINDING, LIBRARY)
-    said, _ = complaint(capsys, "audit", str(path))
+    said, _ = complaint(cli, "audit", str(path))
     assert f"`{path}`" in said
     assert FILE_NAME in said

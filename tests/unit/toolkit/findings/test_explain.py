@@ -21,6 +21,8 @@ from flash_dist.toolkit.findings.explain import explain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.unit.made.command import Cli
+
 ROOT = Path(__file__).parents[4]
 XFORMERS = (
     "FATAL: kernel `fmha_cutlassF_f16_aligned_64x128_rf_sm80` is for sm80-sm100, but was built "
@@ -38,11 +40,8 @@ def read_from_stdin(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-def test_the_stub_of_xformers_is_explained_with_its_own_numbers(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["explain", XFORMERS]) == 0
-    out = capsys.readouterr().out
+def test_the_stub_of_xformers_is_explained_with_its_own_numbers(cli: Cli) -> None:
+    out = cli("explain", XFORMERS).out
     assert "fmha_cutlassF_f16_aligned_64x128_rf_sm80 was compiled for sm_75" in out
     assert "from sm_80 to below sm_100" in out
     assert f"\nfix: {FINDINGS['printf-stub'].remedy}\n" in out
@@ -63,17 +62,13 @@ def test_an_id_is_explained_by_its_entry_and_nothing_else(name: str) -> None:
         assert found.summary == found.entry.title
 
 
-def test_the_words_of_a_message_need_no_quotes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", *XFORMERS.split()]) == 0
-    assert "compiled for sm_75" in capsys.readouterr().out
+def test_the_words_of_a_message_need_no_quotes(cli: Cli) -> None:
+    assert "compiled for sm_75" in cli("explain", *XFORMERS.split()).out
 
 
-def test_a_log_on_stdin_tells_each_cause_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_on_stdin_tells_each_cause_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     read_from_stdin(LOG.encode("latin-1"), monkeypatch)
-    assert main(["explain", "-"]) == 0
-    out = capsys.readouterr().out
+    out = cli("explain", "-").out
     first, second = out.split("\n\n")
     missing, no_image = (FINDINGS[name] for name in ("library-missing", "no-kernel-image"))
     assert first.startswith(f"{missing.said.format(library='libcudart.so.12')}\n  ")
@@ -81,34 +76,28 @@ def test_a_log_on_stdin_tells_each_cause_once(
     assert out.count("\nfix: ") == 2
 
 
-def test_json_has_further_causes_in_the_first(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main(["explain", "--json", XFORMERS]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_json_has_further_causes_in_the_first(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = json.loads(cli("explain", "--json", XFORMERS).out)
     assert (document["version"], document["id"], document["also"]) == (1, "printf-stub", [])
     read_from_stdin(LOG.encode("latin-1"), monkeypatch)
-    assert main(["explain", "-", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(cli("explain", "-", "--json").out)
     assert document["id"] == "library-missing"
     assert [one["id"] for one in document["also"]] == ["no-kernel-image"]
 
 
-def test_what_is_not_known_is_said_with_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "xyzzy\x1b[31m"]) == 3
-    out, err = capsys.readouterr()
+def test_what_is_not_known_is_said_with_a_next_step(cli: Cli) -> None:
+    out, err = cli("explain", "xyzzy\x1b[31m", status=3)
     assert out == ""
     assert err == (
         "this message is not known: xyzzy\\x1b[31m\n\n"
         "hint: `python -m flash_dist doctor` looks for the cause on this machine\n"
     )
-    assert main(["explain", "no kernel imgae is availible"]) == 3
-    assert capsys.readouterr().err.endswith(
+    err = cli("explain", "no kernel imgae is availible", status=3).err
+    assert err.endswith(
         "\nhint: did you mean\n  `python -m flash_dist explain no-kernel-image`: "
         f"{FINDINGS['no-kernel-image'].title}\n"
     )
-    assert main(["explain", "--json", "x" * 100_000]) == 3
-    assert len(capsys.readouterr().err) < 500
+    assert len(cli("explain", "--json", "x" * 100_000, status=3).err) < 500
 
 
 def test_a_file_is_to_be_given_on_stdin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,11 +113,11 @@ def test_a_file_is_to_be_given_on_stdin(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("argv", [[""], [" ", "\n"], ["-"]], ids=["empty", "blank", "stdin"])
 def test_nothing_is_wrong_usage(
-    argv: Sequence[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    argv: Sequence[str], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_from_stdin(b" \n", monkeypatch)
-    assert main(["explain", *argv]) == 2
-    assert "TEXT must be a message, an id or a log, got nothing" in capsys.readouterr().err
+    err = cli("explain", *argv, status=2).err
+    assert "TEXT must be a message, an id or a log, got nothing" in err
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])

@@ -6,14 +6,14 @@ import json
 import re
 import sys
 from functools import cache
-from typing import get_args, get_type_hints
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import pytest
 
 from flash_dist.toolkit import findings
 from flash_dist.toolkit.checks.gpus import REFUSED
 from flash_dist.toolkit.checks.loading import FAILED
-from flash_dist.toolkit.cli import main, make_parser
+from flash_dist.toolkit.cli import make_parser
 from flash_dist.toolkit.cli.terminal.results import layout_result
 from flash_dist.toolkit.findings import FINDINGS, SUBJECTS, Entry, find
 from flash_dist.toolkit.findings.audits import AUDIT_LOST
@@ -25,6 +25,9 @@ from flash_dist.toolkit.findings.said.own import OWN_SENTENCE
 from flash_dist.toolkit.machine.torch_install import TORCH_PROBLEMS, Torch
 from flash_dist.toolkit.product import PRODUCT
 from flash_dist.toolkit.targets.verdict import Cause
+
+if TYPE_CHECKING:
+    from tests.unit.made.command import Cli
 
 ENTRIES = [pytest.param(name, id=name) for name in FINDINGS]
 SUBJECT_MODULES = f"{findings.__name__}."
@@ -104,20 +107,18 @@ def test_ids_that_an_entry_refers_to_exist(name: str) -> None:
         assert other in FINDINGS
 
 
-def test_an_id_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "install-damaged"]) == 0
-    out = capsys.readouterr().out
+def test_an_id_is_explained(cli: Cli) -> None:
+    out = cli("explain", "install-damaged").out
     entry = FINDINGS["install-damaged"]
     assert out == f"{entry.title}\n  {entry.meaning}\nfix: {entry.remedy}\n"
-    assert main(["explain", "--json", "install-damaged"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(cli("explain", "--json", "install-damaged").out)
     assert document["id"] == "install-damaged"
     assert document["docs"] == "findings.html#install-damaged"
 
 
-def test_a_misspelt_id_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "instal-damaged"]) == 3
-    assert "`python -m flash_dist explain install-damaged`" in capsys.readouterr().err
+def test_a_misspelt_id_is_recognised(cli: Cli) -> None:
+    err = cli("explain", "instal-damaged", status=3).err
+    assert "`python -m flash_dist explain install-damaged`" in err
 
 
 def test_a_result_names_its_page_once() -> None:

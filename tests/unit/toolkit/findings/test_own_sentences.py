@@ -12,7 +12,6 @@ import pytest
 
 import flash_dist
 from flash_dist.toolkit import product
-from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.findings.explain import explain
 from flash_dist.toolkit.findings.own_sources import read_sentences
 from flash_dist.toolkit.findings.said.own import OWN_SENTENCE
@@ -20,6 +19,8 @@ from tests.unit.made.sources import find_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.unit.made.command import Cli
 
 PACKAGE: Final = Path(flash_dist.__file__).parent
 FEWEST_WORDS: Final = 3
@@ -147,11 +148,8 @@ def test_parts_of_a_sentence_are_few() -> None:
 
 
 @pytest.mark.parametrize(("text", "hint"), HINTED.items(), ids=list(HINTED))
-def test_a_sentence_alone_is_known_and_its_hint_repeated(
-    text: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explain", f"error: \x1b[1m{text}\x1b[0m"]) == 0
-    out = capsys.readouterr().out
+def test_a_sentence_alone_is_known_and_its_hint_repeated(text: str, hint: str, cli: Cli) -> None:
+    out = cli("explain", f"error: \x1b[1m{text}\x1b[0m").out
     assert OWN_SENTENCE.title in out
     assert out.endswith(f"fix: {hint}\n")
 

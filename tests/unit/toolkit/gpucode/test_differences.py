@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
@@ -12,6 +12,9 @@ from flash_dist.toolkit.gpucode.differences import Change, Differences, find_dif
 from flash_dist.toolkit.gpucode.fatbin import open_fatbin
 from flash_dist.toolkit.gpucode.inspection import Choice, Inspection, inspect_library
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
+
+if TYPE_CHECKING:
+    from tests.unit.made.command import Cli
 
 SCHEMA = json.loads((Path(__file__).parents[4] / "docs/schema/inspect.json").read_text())
 ALPHA = Kernel("alpha", registers=96, smem=1024)
@@ -88,34 +91,26 @@ def pair(tmp_path: Path) -> tuple[str, str]:
     return str(before), str(after)
 
 
-def test_the_command_prints_what_changed(
-    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", "--diff", *pair]) == 0
-    out, err = capsys.readouterr()
+def test_the_command_prints_what_changed(pair: tuple[str, str], cli: Cli) -> None:
+    out, err = cli("inspect", "--diff", *pair)
     assert err == ""
     assert f"added: sm_120 in {pair[0]}" in out
     rows = [line.split() for line in out.splitlines()]
     assert ["alpha", "sm_80", "registers", "32", "200"] in rows
     assert ["alpha", "sm_120", "added"] in rows
     assert main(["inspect", "--strict", "--diff", *pair]) == 1
-    assert main(["inspect", "--strict", "--diff", pair[0], pair[0]]) == 0
-    assert "the same targets, kernels and resources" in capsys.readouterr().out
+    out = cli("inspect", "--strict", "--diff", pair[0], pair[0]).out
+    assert "the same targets, kernels and resources" in out
 
 
-def test_the_json_is_that_of_the_schema(
-    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", "--json", "--diff", *pair]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+def test_the_json_is_that_of_the_schema(pair: tuple[str, str], cli: Cli) -> None:
+    document: dict[str, Any] = json.loads(cli("inspect", "--json", "--diff", *pair).out)
     jsonschema.validate(document, SCHEMA)
     assert (document["before"], document["after"]) == pair
     first = Change("target", pair[0], "sm_120", before=None, after=1)
     assert first.to_json() in document["changes"]
 
 
-def test_other_inputs_beside_a_comparison_are_refused(
-    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", "--diff", *pair, "--package", "torch"]) == 2
-    assert "takes no --package, got torch" in capsys.readouterr().err
+def test_other_inputs_beside_a_comparison_are_refused(pair: tuple[str, str], cli: Cli) -> None:
+    err = cli("inspect", "--diff", *pair, "--package", "torch", status=2).err
+    assert "takes no --package, got torch" in err

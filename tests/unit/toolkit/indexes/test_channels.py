@@ -9,7 +9,6 @@ import pytest
 from packaging.version import Version
 
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.indexes.channels import READERS, CondaPackage, parse_conda, parse_package
 from flash_dist.toolkit.indexes.index import read_index
 from flash_dist.toolkit.indexes.pages import Link
@@ -17,6 +16,8 @@ from tests.unit.made.wheels import write_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.unit.made.command import Cli
 
 HOPPER = Version("0.1.0+cu130.hopper")
 
@@ -65,18 +66,16 @@ class Parcel:
 
 
 def test_a_new_channel_is_a_class_and_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     hopper = next(one for one in published_sets() if one.name == "hopper")
     write_wheel(tmp_path, hopper)
     for name in ("hopper.parcel", "all.parcel"):
         (tmp_path / name).touch()
     words = ["select", "--gpu", "9.0", "--driver", "580", "--index", str(tmp_path)]
-    assert main(words) == 0
-    assert "post" not in capsys.readouterr().out
+    assert "post" not in cli(*words).out
     assert parse_package(Link("https://example.org/hopper.parcel")) is None
     monkeypatch.setitem(READERS, ".parcel", lambda link: Parcel(link.file_name[:-7]))
     found = {one.line for one in read_index(str(tmp_path)).packages}
     assert found == {"post fetch hopper", "post fetch all"}
-    assert main(words) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "post    post fetch hopper"
+    assert cli(*words).out.splitlines()[-1] == "post    post fetch hopper"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.errors import FetchError
 from flash_dist.toolkit.indexes import credentials
 from flash_dist.toolkit.indexes.credentials import find_login, without_credentials
@@ -22,6 +21,8 @@ from flash_dist.toolkit.indexes.pages import parse_page
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.unit.made.command import Cli
 
 WHEEL = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
 PAGE = f'<a href="/files/{WHEEL}">x</a>'.encode()
@@ -167,12 +168,11 @@ def test_an_address_is_taken_apart(
      ("http://bob:s/%40cret@", 2), ("http://bob:s%40cret@[", 2), ("http://bob:s%40cret@none.", 2)],
 )  # fmt: skip
 def test_the_command_line_shows_no_password(
-    private: Private, before: str, code: int, capsys: pytest.CaptureFixture[str]
+    private: Private, before: str, code: int, cli: Cli
 ) -> None:
     given = ["--gpu", "9.0", "--driver", "580", "--index", f"{before}{private.host}/simple/"]
     for words in (["select", *given], ["select", *given, "--json"]):
-        assert main(words) == code
-        assert "cret" not in "".join(capsys.readouterr())
+        assert "cret" not in "".join(cli(*words, status=code))
 
 
 def test_a_page_of_a_server_names_no_files_of_this_machine() -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flash_dist.toolkit.checks.environment import Environment
+    from tests.unit.made.command import Cli
 
 HOSTILE = "</title></style><script>alert(1)</script><img src=x onerror='alert(2)'> & \x1b[2J \u202e"
 VOID = {"meta", "br"}
@@ -198,12 +199,11 @@ def test_the_json_in_the_page_is_the_whole_document_without_names() -> None:
 
 
 def test_doctor_writes_the_page_beside_what_it_prints(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
 ) -> None:
     monkeypatch.setattr("flash_dist.toolkit.cli.doctor.gather_environment", lambda _: failing())
     target = tmp_path / "report.html"
-    assert main(["doctor", "--no-selftest", "--json", "--report", str(target)]) == 1
-    out, err = capsys.readouterr()
+    out, err = cli("doctor", "--no-selftest", "--json", "--report", target, status=1)
     assert json.loads(out)["exit_code"] == 1
     assert err == f"report written to {target}\n"
     assert "4 checks failed" in Page(target.read_text()).text
@@ -226,11 +226,10 @@ def test_a_page_of_other_peoples_libraries(
 
 @pytest.mark.parametrize("name", ["report.txt", "absent/report.html", "folder.html"])
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, cli: Cli
 ) -> None:
     (tmp_path / "folder.html").mkdir()
-    assert main(["doctor", "--report", str(tmp_path / name)]) == 2
-    out, err = capsys.readouterr()
+    out, err = cli("doctor", "--report", tmp_path / name, status=2)
     assert out == ""
     assert f"got `{tmp_path / name}`" in err
     assert "hint: `--report report.html`" in err
