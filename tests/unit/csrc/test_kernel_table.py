@@ -151,7 +151,8 @@ def test_no_target_carries_a_plan_that_none_of_its_devices_would_take(target: Ar
 def test_the_target_of_the_test_machine_carries_every_plan() -> None:
     (target,) = ArchSet.parse("9.0a").archs
     rows = {(v.family.name, v.row) for v in TABLE.variants(target)}
-    assert rows == {(family.name, row) for family in TABLE.families for row in family.rows}
+    served = [family for family in TABLE.families if family.serves(target)]
+    assert rows == {(family.name, row) for family in served for row in family.rows}
 
 
 def test_every_family_for_all_targets_has_a_row_for_its_smallest_gpus() -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ...errors import FlashDistError
 from ..command import command
-from ..project import ROOT
+from ..project import ROOT, SOURCES, TOOLKIT
 from .client_settings import find_links, find_torch, index_url
 
 if sys.version_info >= (3, 11):
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LOCK = Path(__file__).resolve().with_name("torch_headers.toml")
-API = ROOT / "csrc" / "binding" / "api.cpp"
+BINDING = (SOURCES / "binding", TOOLKIT / "native" / "binding")  # all that includes torch headers
 PREFIX = "torch/include/"
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
@@ -64,7 +64,7 @@ class Lock:
 
     def __str__(self) -> str:
         lines = [
-            "# Written by `nox -s lock_headers`: the headers that csrc/binding/api.cpp reaches.",
+            "# Written by `nox -s lock_headers`: the headers that the binding reaches.",
             f'version = "{self.version}"',
             "",
             "[sha256]",
@@ -126,13 +126,17 @@ def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
 def _checked_lock() -> Lock:
     """Load the pins and make sure that they cover the binding as it is now."""
     lock = Lock.load()
-    missing = own_includes(API.read_text(encoding="utf-8")) - lock.sha256.keys()
+    missing = own_includes(_read_binding()) - lock.sha256.keys()
     if missing:
-        message = (
-            f"csrc/binding/api.cpp includes {', '.join(sorted(missing))}, not pinned in {LOCK.name}"
-        )
+        message = f"the binding includes {', '.join(sorted(missing))}, not pinned in {LOCK.name}"
         raise TorchHeadersError(message, hint="`nox -s lock_headers` pins it")
     return lock
+
+
+def _read_binding() -> str:
+    """Return the text of all files of the binding."""
+    files = sorted(path for folder in BINDING for path in folder.iterdir() if path.is_file())
+    return "".join(path.read_text(encoding="utf-8") for path in files)
 
 
 def extract(archive: Archive, lock: Lock, include: Path) -> int:
@@ -231,7 +235,7 @@ def own_includes(text: str) -> set[str]:
 
 
 def write_lock(version: str) -> Lock:
-    """Pin the headers that csrc/binding/api.cpp reaches."""
+    """Pin the headers that the binding reaches."""
     from remotezip import RemoteZip  # noqa: PLC0415  (only this path needs it)
 
     wheel = find_local_wheel(version)
@@ -246,7 +250,7 @@ def write_lock(version: str) -> Lock:
             contents[name] = archive.read(PREFIX + name)
             return contents[name].decode()
 
-        names = closure(_INCLUDE.findall(API.read_text(encoding="utf-8")), read)
+        names = closure(_INCLUDE.findall(_read_binding()), read)
     lock = Lock(version, {name: _sha256(contents[name]) for name in names})
     LOCK.write_text(str(lock), encoding="utf-8")
     return lock
