@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.kernels.budget import DEFAULT_BUDGET_MB
+from flash_dist.toolkit.make.project import TOOLKIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -213,7 +214,9 @@ def test_the_page_names_only_options_that_exist(run: Run) -> None:
         assert {a for a in shlex.split(block) if a.startswith("--")} <= known
     cmake = "".join(
         (folder / "CMakeLists.txt").read_text(encoding="utf-8")
-        for folder in (SOURCES, ROOT / "csrc")
+        for folder in (SOURCES, TOOLKIT / "native")
     )
-    options = set(re.findall(r"^ *(?:set|option)\((FLASH_DIST_\w+) .*$", cmake, re.MULTILINE))
-    assert set(re.findall(r"-D(FLASH_DIST_\w+)", page)) <= options
+    options = set(re.findall(r"^ *(?:set|option)\((\w+) .*$", cmake, re.MULTILINE))
+    named = set(re.findall(r"-D(\w+)=", page))
+    assert named
+    assert {name for name in named if not name.startswith("CMAKE_")} <= options
