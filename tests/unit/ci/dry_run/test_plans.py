@@ -11,7 +11,8 @@ import pytest
 
 from ci.dry_run.check import check, find_archs, find_changed, find_unrecorded
 from ci.dry_run.plans import H200, Recorded, run_dry
-from flash_dist.toolkit.make.project import SOURCES
+from csrc.headers import LAYOUT
+from flash_dist.toolkit.make.project import ROOT, SOURCES
 from flash_dist.toolkit.make.wheels.fingerprints import RECORDED
 from flash_dist.toolkit.selftest.fingerprints import hash_code, read_references
 from flash_dist.toolkit.selftest.plan import CasePlan
@@ -100,6 +101,9 @@ def test_a_planted_rule_changes_the_plans_of_its_own_cases_alone(
     name, old, new, concerns = fault
     csrc = tmp_path / "csrc"
     shutil.copytree(SOURCES, csrc)
+    layout = csrc.parent / LAYOUT.relative_to(ROOT)  # which csrc/headers.py reads
+    layout.parent.mkdir(parents=True)
+    shutil.copy(LAYOUT, layout)
     text = (csrc / name).read_text(encoding="utf-8")
     assert text.count(old) == 1
     (csrc / name).write_text(text.replace(old, new), encoding="utf-8")
