@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.kernels.generate import generate
 from flash_dist.toolkit.make.kernels.table import Table
-from flash_dist.toolkit.make.project import ROOT, SOURCES, TOOLKIT
+from flash_dist.toolkit.make.project import NATIVE, ROOT, SOURCES, TOOLKIT
 from flash_dist.toolkit.product import BINDING, KERNELS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ inline cudaError_t launch_nothing(const void*, const void*, cudaStream_t) { retu
 template <class Config>
 KernelEntry make_dry_entry(const KernelEntry* self, const char* (*refuses)(const void*)) {
   KernelEntry entry = make_entry<Config, int>(nullptr, &launch_nothing, refuses);
-  entry.kernel = self;  // csrc/dry_run/runtime.cpp asks it for its registers
+  entry.kernel = self;  // native/dry_run/runtime.cpp asks it for its registers
   return entry;
 }
 }  // namespace flash_dist
@@ -75,11 +75,10 @@ def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path =
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "flash_dist", package, ignore=ignored)
     entries = write_entries(generated, archs, csrc)
-    without_cuda = csrc / "dry_run"
-    native = TOOLKIT / "native"
-    host = [*native.glob("*.cpp"), *(csrc / "host").glob("*.cpp")]
+    without_cuda = NATIVE / "dry_run"
+    host = [*NATIVE.glob("*.cpp"), *(csrc / "host").glob("*.cpp")]
     host = [*sorted(host), without_cuda / "runtime.cpp", *entries]
-    binding = [*native.glob("binding/*.cpp"), *(csrc / "binding").glob("*.cpp")]
+    binding = [*NATIVE.glob("binding/*.cpp"), *(csrc / "binding").glob("*.cpp")]
     binding = [*sorted(binding), without_cuda / "torch.cpp"]
     include = [f"-I{path}" for path in (without_cuda, csrc, TOOLKIT, generated)]
     with_torch = [*include, "-isystem", str(torch / "include"), *AS_ON_GPU]

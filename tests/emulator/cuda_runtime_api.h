@@ -2,7 +2,7 @@
 // blocks of a grid one after the other, block.h.
 #pragma once
 
-#include "dry_run/cuda_types.h"
+#include "native/dry_run/cuda_types.h"
 
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
                              size_t smem, cudaStream_t stream);

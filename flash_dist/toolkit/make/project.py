@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 TOOLKIT = Path(__file__).resolve().parents[1]
 PACKAGE = TOOLKIT.parent  # the folder of the sources that wheels hold
 ROOT = PACKAGE.parent
-# What builds wheels, which no wheel has.
-NOT_INSTALLED = tuple((TOOLKIT / name).relative_to(ROOT) for name in ("make", "native"))
+NATIVE = TOOLKIT / "native"  # C++ of any kernel library
+# Folders that build wheels; no wheel has them.
+NOT_INSTALLED = tuple(path.relative_to(ROOT) for path in (TOOLKIT / "make", NATIVE))
 MAKE = str(__package__)  # this folder, as Python names it
 PYPROJECT = ROOT / "pyproject.toml"
 README = ROOT / "README.md"

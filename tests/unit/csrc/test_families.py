@@ -19,7 +19,7 @@ INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 # Folders of no kernel family: what families share, and the host's.
 SHARED: Final = ("ptx", "core")
-HOST: Final = ("host", "binding", "debug", "dry_run")
+HOST: Final = ("host", "binding", "debug")
 # Generated: they include no code of ours.
 COMMON: Final = ("plans.h", "decode_plans.h", "wgmma_shapes.h")
 

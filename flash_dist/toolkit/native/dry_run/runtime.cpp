@@ -41,7 +41,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
 
 // A kernel of a dry run is its entry; see build.py.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
-  *attributes = {static_cast<const flash_dist::KernelEntry*>(kernel)->registers, 0, 0};
+  *attributes = {static_cast<const KERNEL_NAMESPACE::KernelEntry*>(kernel)->registers, 0, 0};
   return cudaSuccess;
 }
 

@@ -1,4 +1,4 @@
-// The part of the driver's header that csrc/host/maps.cpp uses.
+// The part of the driver's header that host code uses for tensor maps.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The part of CUDA that csrc/ uses, for a C++ compiler without it. Host code compiles, and so do
+// The part of CUDA that host code and kernels use, for a C++ compiler without it. Host code compiles, and so do
 // kernels that nobody launches. runtime.cpp has the functions of the host.
 #pragma once
 
