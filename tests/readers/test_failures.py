@@ -24,7 +24,7 @@ from flash_dist.kernels.budget import (
 )
 from flash_dist.toolkit.make.kernels.generate import generate
 from flash_dist.toolkit.make.kernels.table import Table
-from flash_dist.toolkit.make.project import SOURCES, TOOLKIT
+from flash_dist.toolkit.make.project import NATIVE, SOURCES
 from flash_dist.toolkit.targets.archs import ArchSet
 from tests.readers.tools import include, needs, run
 
@@ -72,7 +72,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failures")
     table = Table.load().only([32, 64, 96, 128], ["bf16", "fp32", "ieee32"])
     generate(table, ArchSet.parse("9.0a;8.0+PTX").archs, [], folder)
-    folders = (SOURCES / "host", TOOLKIT / "native")
+    folders = (SOURCES / "host", NATIVE)
     host = sorted(path for one in folders for path in one.glob("*.cpp"))
     sources = [Path(__file__).with_name("failures.cpp"), *host]
     options = ["-std=c++17", "-O1", "-Xcompiler=-Wall,-Wextra,-Werror", "-cudart=none"]

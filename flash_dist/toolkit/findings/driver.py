@@ -105,7 +105,7 @@ SMEM_LIMIT_MALFORMED: Final = Entry(
     "Unset it, or set bytes without a unit.",
 )
 
-# What the package says of its own variables.
+# Findings of the package's own variables.
 OWN_VARIABLES: Final = tuple(Entry(**one.finding) for one in PRODUCT.variables)
 
 NO_GPU: Final = Entry(

@@ -251,7 +251,7 @@ def _count_directives(body: bytes) -> int:
 
 
 def _has(body: bytes, word: bytes, pattern: re.Pattern[bytes], budget: Budget) -> bool:
-    """Whether a pattern matches at any place of the word with which it begins."""
+    """Tell if a pattern matches at any place of the word with which it begins."""
     places = body.count(word)
     budget.spend("searched", places * STEP_COST)
     end = 0

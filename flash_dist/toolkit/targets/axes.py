@@ -58,7 +58,7 @@ class Word:
     """A value of an axis `equal`."""
 
     name: str
-    floor: str  # the first compute capability that has the instruction: 8.0
+    floor: Device  # the first compute capability that has the instruction
     part_of: str = ""  # another word, beside which it is not named
 
     @classmethod
@@ -72,8 +72,11 @@ class Word:
         if not _WORD.fullmatch(name):
             message = f"a word of an axis looks like `bf16`, got `{name:.60}`"
             raise AxesError(message)
-        floor = str(Device.parse(str(data["floor"])))
-        return cls(name, floor, str(data.get("part_of", "")))
+        return cls(name, Device.parse(str(data["floor"])), str(data.get("part_of", "")))
+
+    def to_json(self) -> dict[str, str]:
+        """Return plain data."""
+        return {"floor": str(self.floor), **({"part_of": self.part_of} if self.part_of else {})}
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,7 @@ class Axis:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        words = {
-            word.name: {"floor": word.floor, **({"part_of": word.part_of} if word.part_of else {})}
-            for word in self.words
-        }
+        words = {word.name: word.to_json() for word in self.words}
         told = {"symbol": self.symbol, "default": self.default, "words": words}
         given = {name: value for name, value in told.items() if value not in ("", "{}", {})}
         return {"name": self.name, "rule": self.rule, **given}
@@ -182,6 +182,11 @@ class Axes:
     def plan(self) -> str:
         """The name of the axis `fits`; empty if there is none."""
         return next((axis.name for axis in self.of("fits")), "")
+
+    @cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the axes of a tile: `holds`, then `fits`."""
+        return (*self.sizes, *(axis.name for axis in self.of("fits")))
 
     @cached_property
     def last(self) -> str:
@@ -265,7 +270,7 @@ class Axes:
             text = f"{before}(?P<{axis.name}>[0-9]{{1,4}}){after}"
             return f"(?:{text})?" if axis.default or axis.rule == "fits" else text
 
-        words = "".join(f"_(?P<{axis.name}>[a-z]+[0-9]+)" for axis in self.of("equal"))
+        words = "".join(f"_(?P<{axis.name}>{_WORD.pattern})" for axis in self.of("equal"))
         sizes = "".join(map(number, self.of("holds")))
         plan = "".join(map(number, self.of("fits")))
         between = "_" if sizes else ""
@@ -281,7 +286,7 @@ class Axes:
         return self._for_target.sub("", family)
 
     def comes_last(self, family: str) -> bool:
-        """Whether the kernels of a family have the axis `last`."""
+        """Tell if the kernels of a family have the axis `last`."""
         found = self._for_target.search(family)
         return found is not None and found[1] is not None
 
@@ -298,7 +303,7 @@ def name_kernel(key: KernelKey) -> str:
 def name_sizes(sizes: Iterable[int]) -> str:
     """Name the sizes that a kernel is compiled for: `128`, `192/128`."""
     texts = list(map(str, sizes))
-    return "/".join(texts[:1]) if len(set(texts)) == 1 else "/".join(texts)
+    return "/".join(texts[:1] if len(set(texts)) == 1 else texts)
 
 
 def smallest_size(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..product import VARIABLES
@@ -53,7 +53,7 @@ HOW_ORDER: tuple[KernelHow, ...] = (
 )  # fmt: skip
 
 # The first compute capability with the instructions that a word of an axis needs, such as a dtype.
-FLOORS: Final = {name: Device.parse(word.floor) for name, word in AXES.words.items()}
+FLOORS: Final = {name: word.floor for name, word in AXES.words.items()}
 FLOOR: Final = min(FLOORS.values(), default=Device(0, 0))
 
 NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
@@ -345,30 +345,28 @@ def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
 
 @lru_cache(maxsize=256)  # advice tries the same drivers for every GPU
 def _judge_device(build: Build, situation: Situation) -> DeviceVerdict:
+    make_verdict = partial(DeviceVerdict, situation, axes=build.axes)
     if not build.variants:
-        reason = f"{build.name} contains no kernel"
-        return DeviceVerdict(situation, (), "no-kernels", reason, axes=build.axes)
+        return make_verdict((), "no-kernels", f"{build.name} contains no kernel")
     judged = (judge_kernel(key, build, situation) for key in build.keys_for(situation.device))
     kernels = tuple(one for one in judged if one or one.key.role not in build.fallbacks.stand_ins)
     if not any(kernel.how != "not-on-this-hardware" for kernel in kernels):
         oldest = min(
             kernels, key=lambda one: max(floor_of(word, build.axes) for word in one.key.words)
         )
-        reason = oldest.reason
-        return DeviceVerdict(situation, kernels, "hardware-too-old", reason, axes=build.axes)
+        return make_verdict(kernels, "hardware-too-old", oldest.reason)
     refusal = _refuse_driver(build, situation)
     if refusal:
         kernels = tuple(
             KernelVerdict(key, "none", refusal) for key in build.keys_for(situation.device)
         )
-        return DeviceVerdict(situation, kernels, "driver-too-old", refusal, axes=build.axes)
+        return make_verdict(kernels, "driver-too-old", refusal)
     missing = _missing_words(build, situation)
     failed = next((kernel for kernel in kernels if not kernel), None)
     if failed is None:
-        return DeviceVerdict(situation, kernels, missing_words=missing, axes=build.axes)
+        return make_verdict(kernels, missing_words=missing)
     cause, reason = _find_cause(build, situation, failed.key)
-    reason = reason or failed.reason
-    return DeviceVerdict(situation, kernels, cause, reason, missing, build.axes)
+    return make_verdict(kernels, cause, reason or failed.reason, missing)
 
 
 def _refuse_driver(build: Build, situation: Situation) -> str:
@@ -393,12 +391,7 @@ def _missing_words(build: Build, situation: Situation) -> tuple[str, ...]:
 def floor_of(word: str, axes: Axes = AXES) -> Device:
     """Return the first compute capability with the instructions for a word, 0.0 if not known."""
     known = axes.words.get(word)
-    return _parse_floor(known.floor) if known else Device(0, 0)
-
-
-@lru_cache
-def _parse_floor(text: str) -> Device:
-    return Device.parse(text)
+    return known.floor if known else Device(0, 0)
 
 
 def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cause, str]:

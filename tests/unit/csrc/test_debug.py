@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.kernels.budget import DEFAULT_BUDGET_MB
-from flash_dist.toolkit.make.project import TOOLKIT
+from flash_dist.toolkit.make.project import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -213,8 +213,7 @@ def test_the_page_names_only_options_that_exist(run: Run) -> None:
     for block in re.findall(r"attention_debug \\?\n?([^`\n]*--[^`]*?)(?:`|\ndone|\n\n)", page):
         assert {a for a in shlex.split(block) if a.startswith("--")} <= known
     cmake = "".join(
-        (folder / "CMakeLists.txt").read_text(encoding="utf-8")
-        for folder in (SOURCES, TOOLKIT / "native")
+        (folder / "CMakeLists.txt").read_text(encoding="utf-8") for folder in (SOURCES, NATIVE)
     )
     options = set(re.findall(r"^ *(?:set|option)\((\w+) .*$", cmake, re.MULTILINE))
     named = set(re.findall(r"-D(\w+)=", page))

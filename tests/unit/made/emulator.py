@@ -15,7 +15,7 @@ import torch
 
 from flash_dist.toolkit.make.kernels.generate import generate
 from flash_dist.toolkit.make.kernels.table import Table
-from flash_dist.toolkit.make.project import INCLUDES, SOURCES, TOOLKIT
+from flash_dist.toolkit.make.project import INCLUDES, NATIVE, SOURCES
 from flash_dist.toolkit.targets.archs import ArchSet
 
 from .planner import require_compiler
@@ -98,7 +98,7 @@ def _library() -> ctypes.CDLL:
     generate(replace(table, families=tuple(families)), archs, (), folder)
     sources = [*(folder / "targets").rglob("*.cu"), *EMULATOR.glob("*.cpp")]
     sources += [SOURCES / "host" / name for name in ("decode.cpp", "recording.cpp")]
-    sources.append(TOOLKIT / "native" / "recording.cpp")
+    sources.append(NATIVE / "recording.cpp")
     library = folder / "emulated.so"
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
     flags.append("-Wno-psabi")  # notes of how maps are passed by value

@@ -77,7 +77,7 @@ def _runs_any(device: Device, sass: Iterable[Arch]) -> bool:
 
 
 def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]]) -> bool:
-    """Whether GPUs of a target take this plan of the kernel: the largest they have room for.
+    """Tell if GPUs of a target take this plan of the kernel: the largest they have room for.
 
     Args:
         symbol: The kernel.

@@ -26,7 +26,7 @@ from ...targets.devices import (
     toolkit_driver,
     toolkit_ptx_isa,
 )
-from ..project import ARCHSETS, PRODUCT_FILE, ROOT, SOURCES, TOOLKIT, load_project
+from ..project import ARCHSETS, NATIVE, PRODUCT_FILE, ROOT, SOURCES, TOOLKIT, load_project
 from ..toolchain.nvcc import glibc_version, gxx_version
 from .parts import find_parts
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from .native import NativeBuild, NativeOptions
 
 FLAGS = ("-O3", "-std=c++17")
-# What the libraries are compiled from.
-_COMPILED: Final = (SOURCES, TOOLKIT / "native", TOOLKIT / "make" / "kernels", PRODUCT_FILE)
+# Sources of the libraries.
+_COMPILED: Final = (SOURCES, NATIVE, TOOLKIT / "make" / "kernels", PRODUCT_FILE)
 _NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folders
 
 

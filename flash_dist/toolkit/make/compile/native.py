@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...builds.linkage import RUNTIME_PATH, has_shared_runtime
 from ...errors import FlashDistError
-from ...product import BINDING, KERNELS, NAME, SYMBOLS, VARIABLES
+from ...product import BINDING, KERNELS, NAME, VARIABLES
 from ...targets.archs import Arch
 from ...targets.axes import AXES
 from ...targets.fallbacks import Fallbacks
-from ..project import SOURCES, TOOLKIT, build_folder
-from ..toolchain.cross import TARGETS, ask_foreign
+from ..project import NATIVE, SOURCES, build_folder
+from ..toolchain.cross import ASKED, TARGETS, ask_foreign
 from .assemble import Assembler, assemble, is_taken, read_ptx, targets_of
 from .ptxas import KernelResources, load_exceptions, parse_ptxas
 from .symbols import check_symbols
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ..toolchain.nvcc import Toolchain
     from ..toolchain.torch_headers import TorchHeaders
 
-NATIVE: Final = TOOLKIT / "native"
 STATIC_STDCXX: Final = f"{VARIABLES}STATIC_STDCXX"
 OUT_OF_MEMORY = "where a compiler was `Killed`, memory ran out: `MAX_JOBS=1` needs the least"
 
@@ -221,7 +220,7 @@ def ask(path: Path, target: Target | None) -> list[dict[str, Any]]:
 def ask_library(path: Path) -> list[dict[str, Any]]:
     """Ask a library of this CPU."""
     library = ctypes.CDLL(str(path))
-    ask = getattr(library, f"{SYMBOLS}variants_json")
+    ask = getattr(library, ASKED)
     ask.argtypes, ask.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64
     size = ask(None, 0)
     buffer = ctypes.create_string_buffer(size + 1)

@@ -94,15 +94,13 @@ def _plan_structs(table: Table, header: str) -> Iterator[str]:
     for family in table.families:
         if family.plans != header:
             continue
-        axes = [*AXES.sizes, *([AXES.plan] if AXES.plan else [])]
-        parameters = ", ".join(f"int {name.upper()}" for name in axes)
+        parameters = ", ".join(f"int {name.upper()}" for name in AXES.numbers)
         yield from ("", f"template <{parameters}> struct {family.plan_struct};")
         for row in family.rows:
             body = " ".join(
                 f"static constexpr int {name.upper()} = {value};" for name, value in row.constants
             )
-            values = [*row.sizes, *([row.plan] if AXES.plan else [])]
-            name = f"{family.plan_struct}<{', '.join(map(str, values))}>"
+            name = f"{family.plan_struct}<{', '.join(map(str, row.numbers))}>"
             yield f"template <> struct {name} {{ {body} }};"
 
 

@@ -43,6 +43,11 @@ class Row:
     plan: int
     constants: tuple[tuple[str, int], ...]
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The values of `AXES.numbers`."""
+        return (*self.sizes, self.plan)[: len(AXES.numbers)]
+
     @classmethod
     def from_toml(cls, data: Mapping[str, int]) -> Row:
         """Take the axes out; everything else becomes a constant of the plan struct."""
@@ -109,7 +114,7 @@ class Family:
             raise FlashDistError(message)
 
     def serves(self, target: Arch) -> bool:
-        """Whether a target gets kernels of it."""
+        """Tell if a target gets its kernels."""
         return not self.targets or target in self.targets
 
     def rows_for(self, sizes: Sequence[int]) -> tuple[Row, ...]:
@@ -198,7 +203,7 @@ class Table:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What kernels are there for."""
+        """The purposes of kernels."""
         return tuple(dict.fromkeys(family.role for family in self.families))
 
     @property
@@ -240,7 +245,7 @@ class Table:
         ]
 
     def _outdone(self, family: Family, row: Row, room: int) -> bool:
-        """Whether a larger plan of the same kernel fits, too."""
+        """Tell if a larger plan of the same kernel fits, too."""
         return any(
             row.sizes == other.sizes
             and self.smem_plans[row.plan] < self.smem_plans[other.plan] <= room
@@ -277,8 +282,7 @@ class Variant:
     def config(self) -> str:
         """The C++ type that carries every compile-time choice of this kernel."""
         words = (word.capitalize() for word in self.words)
-        plan = [self.row.plan] if AXES.plan else []
-        arguments = (cpp_target(self.target), *words, *self.row.sizes, *plan)
+        arguments = (cpp_target(self.target), *words, *self.row.numbers)
         return f"{self.family.config}<{', '.join(map(str, arguments))}>"
 
     @property

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ...errors import FlashDistError
 from ..command import command
-from ..project import ROOT, SOURCES, TOOLKIT
+from ..project import NATIVE, ROOT, SOURCES
 from .client_settings import find_links, find_torch, index_url
 
 if sys.version_info >= (3, 11):
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LOCK = Path(__file__).resolve().with_name("torch_headers.toml")
-BINDING = (SOURCES / "binding", TOOLKIT / "native" / "binding")  # all that includes torch headers
+BINDING = (SOURCES / "binding", NATIVE / "binding")  # all that includes torch headers
 PREFIX = "torch/include/"
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
