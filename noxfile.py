@@ -18,11 +18,11 @@ from ci.trials.foreign import PYTHON
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.locks import BESIDE, lock_path
-from flash_dist.toolkit.make.project import ARCHSETS
+from flash_dist.toolkit.make.project import ARCHSETS, load_project
 from flash_dist.toolkit.make.release.channels import CHANNELS, Row, released
 from flash_dist.toolkit.make.sessions import (
+    GROUPS,
     NATIVE,
-    PYPROJECT,
     args_of,
     build_in_container,
     built_wheels,
@@ -126,7 +126,7 @@ def arm_test(session: nox.Session) -> None:
     beside = [BESIDE] if "--torch" in session.posargs else []
     session.install(*into, *words_of(session, "runtime", *beside))
     if beside:  # the oldest: its package for aarch64 is without CUDA
-        oldest = f"torch=={PYPROJECT['tool']['flash_dist']['torch_min']}.*"
+        oldest = f"torch=={load_project().torch_min}.*"
         session.install(*into, "--no-deps", oldest)
     session.run("python", "-m", "ci.trials.aarch64", "--site", str(site), *session.posargs)
 
@@ -230,7 +230,9 @@ def _run_own_tests(session: nox.Session, sdist: Path) -> None:
 
 def _upgrade(session: nox.Session, *words: str) -> None:
     """Upgrade packages and all that they need, but keep our torch."""
-    session.install("--upgrade", *words, *nox.project.dependency_groups(PYPROJECT, "torch"))
+    session.install(
+        "--upgrade", *words, *nox.project.dependency_groups({"dependency-groups": GROUPS}, "torch")
+    )
 
 
 @session_of(requires=["small_wheel"])

@@ -22,11 +22,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ci.places import read_table
 from flash_dist.proof.cases import Kernels, make_cases
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
-from flash_dist.toolkit.make.kernels.table import Table
 from flash_dist.toolkit.make.project import ROOT, find_installed, read_pyproject
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ COUNTS: Final = (
 
 def build_of(name: str) -> list[Variant]:
     """Return the kernels of a published set."""
-    table = Table.load()
+    table = read_table()
     archset = next(one for one in published_sets() if one.name == name)
     return [variant for arch in archset.archs for variant in table.variants(arch)]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from ci.places import read_table
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.kernels.table import Table, Variant
 from flash_dist.toolkit.make.project import README, replace_between, write_table
@@ -135,7 +136,7 @@ def write_sizes(sizes: Sequence[Size]) -> str:
 
 def load_table() -> str:
     """Make the table of the kernels of this tree, for every GPU that has any."""
-    return make_table(Table.load(), [one for one in KNOWN_DEVICES if one >= FLOOR])
+    return make_table(read_table(), [one for one in KNOWN_DEVICES if one >= FLOOR])
 
 
 @command

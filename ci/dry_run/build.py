@@ -13,10 +13,11 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from ci.places import SOURCES
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.kernels.generate import generate
 from flash_dist.toolkit.make.kernels.table import Table
-from flash_dist.toolkit.make.project import NATIVE, ROOT, SOURCES, TOOLKIT
+from flash_dist.toolkit.make.project import NATIVE, ROOT, TOOLKIT
 from flash_dist.toolkit.product import BINDING, KERNELS
 
 if TYPE_CHECKING:

@@ -1,21 +1,32 @@
 """What a package brings of its own: its name, operators, selftest cases, variables, subcommands.
 
-`product.json` says so, in the package that this toolkit is a folder of. What it names is imported
-when it is needed: the toolkit itself imports nothing of the package.
+`product.json` says so, in the package that this toolkit is a folder of. A toolkit that is installed
+by itself works for the project in the current folder, whose `pyproject.toml` has a table
+`[tool.kernels]`, and anywhere else for no package. What a product names is imported when it is
+needed: the toolkit itself imports nothing of the package.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+import re
+import sys
+from dataclasses import dataclass, field
 from importlib import import_module, resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE_NAME: Final = "product.json"
-IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]
+IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # empty: installed by itself
+FOLDER: Final = __package__ or ""  # the toolkit, as Python names it
+BINDING: Final = "_C.abi3.so"
+TABLE: Final = "kernels"  # of pyproject.toml, below `tool`
+
+_PACKAGE: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
 
 @dataclass(frozen=True)
@@ -35,28 +46,102 @@ class Product:
     library: str  # file of the kernels; a copy under another name has one of its own
     summary: str  # the first sentence of its README
     index: str  # address of the package index that has the releases
-    axes: tuple[Mapping[str, Any], ...]  # of its kernels, see `targets.axes`
-    main_role: str  # the role of kernels that reports name first
-    operators: str  # importing it registers the torch operators
-    cases: str  # returns what chooses the cases of the selftest, see `selftest.case.ChooseCases`
-    variables: tuple[Variable, ...]
-    torch_note: str  # says what `doctor -v` shows below torch, given GPUs and torch's version
-    subcommands: Mapping[str, str]  # by name: a module with `add_parser`
+    axes: tuple[Mapping[str, Any], ...] = ()  # of its kernels, see `targets.axes`
+    main_role: str = ""  # the role of kernels that reports name first
+    operators: str = ""  # importing it registers the torch operators; empty: loading the binding
+    cases: str = ""  # returns what chooses the cases of the selftest, see `selftest.case`
+    variables: tuple[Variable, ...] = ()
+    torch_note: str = ""  # says what `doctor -v` shows below torch, given GPUs and torch's version
+    subcommands: Mapping[str, str] = field(default_factory=dict)  # by name: a module
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Product:
         """Read plain data."""
-        variables = tuple(Variable(name, **one) for name, one in data["variables"].items())
-        return cls(**{**data, "axes": tuple(data["axes"]), "variables": variables})
+        variables = tuple(Variable(name, **one) for name, one in data.get("variables", {}).items())
+        return cls(**{**data, "axes": tuple(data.get("axes", ())), "variables": variables})
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The compiled files: kernels that a table lists are apart from the binding."""
+        return tuple(dict.fromkeys((self.library, BINDING)))
 
     def load(self, reference: str) -> Any:  # noqa: ANN401 - whatever it names
         """Import a part of the package."""
         module, _, name = reference.partition(":")
-        found = import_module(f"{IMPORTED_AS}.{module}")
+        found = import_module(f"{IMPORTED_AS or FOLDER}.{module}")
         return getattr(found, name) if name else found
 
 
+def package_of(project: str) -> str:
+    """Return the import package that a project of this name has unless it names another."""
+    return re.sub(r"[-_.]+", "_", project).lower()
+
+
+def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the product of a project as `product.json` has it.
+
+    Args:
+        data: Its `pyproject.toml`. What is malformed in it is left out: `make.declaration` says so.
+    """
+    project, own = _table(data, "project"), _table(_table(data, "tool"), TABLE)
+    dispatch, selftest = _table(own, "dispatch"), _table(own, "selftest")
+    told = str(own.get("package") or package_of(str(project.get("name", ""))))
+    name = told if _PACKAGE.fullmatch(told) else "package"
+    urls = _table(project, "urls")
+    return {
+        "name": name,
+        "library": f"lib{name}_kernels.so" if dispatch else BINDING,
+        "summary": str(project.get("description") or f"CUDA kernels of {name}."),
+        "index": str(own.get("index") or urls.get("Index") or f"https://example.org/{name}/"),
+        "axes": dispatch.get("axes", []),
+        "main_role": str(dispatch.get("main_role", "")),
+        "operators": str(own.get("operators", "")),
+        "cases": str(selftest.get("cases", "")),
+        "variables": {},
+        "torch_note": "",
+        "subcommands": {},
+    }
+
+
+def _by_itself() -> Product:
+    """Return the product of a toolkit that is installed by itself."""
+    subcommands = {"new": "make.scaffold"}
+    if PROJECT_FOLDER is None:
+        summary = "Build, inspect, audit and publish CUDA wheels."
+        index = f"https://example.org/{FOLDER}/"
+        return Product(FOLDER, "", summary, index, subcommands=subcommands)
+    told = describe_product(read_toml(PROJECT_FOLDER / "pyproject.toml"))
+    return Product.from_json({**told, "subcommands": subcommands})
+
+
+def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = data.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file; nothing where there is none, or none that can be read."""
+    try:
+        if sys.version_info >= (3, 11):
+            import tomllib  # noqa: PLC0415 - where it is needed, a Python 3.10 has tomli
+        else:
+            import tomli as tomllib  # noqa: PLC0415
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ImportError, OSError, ValueError):
+        return {}
+    return found
+
+
+def find_project(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder of the project that a toolkit which is installed by itself works for."""
+    folder = Path(environ.get(PROJECT_VARIABLE) or ".")
+    data = read_toml(folder / "pyproject.toml")
+    return folder.resolve() if TABLE in _table(data, "tool") else None
+
+
 def _read_product() -> Product:
+    if not IMPORTED_AS:
+        return _by_itself()
     try:
         text = resources.files(IMPORTED_AS).joinpath(FILE_NAME).read_text(encoding="utf-8")
     except OSError as error:
@@ -69,11 +154,14 @@ def _read_product() -> Product:
     return Product.from_json(json.loads(text))
 
 
+PROJECT_VARIABLE: Final = (
+    f"{FOLDER.upper()}_PROJECT"  # names the folder in place of the current one
+)
+PROJECT_FOLDER: Final = None if IMPORTED_AS else find_project()
 PRODUCT: Final = _read_product()
 NAME: Final = PRODUCT.name
-PROGRAM: Final = f"python -m {NAME}"
+PROGRAM: Final = f"python -m {NAME if IMPORTED_AS else FOLDER}"
 SCRIPT: Final = NAME.replace("_", "-")  # the console script; also how indexes spell the name
 VARIABLES: Final = f"{NAME.upper()}_"  # what the names of environment variables begin with
 SYMBOLS: Final = f"{NAME}_"  # what the names of kernels and of the C interface begin with
 KERNELS: Final = PRODUCT.library
-BINDING: Final = "_C.abi3.so"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
+from ci.places import SOURCES, read_table
 from flash_dist.kernels.budget import (
     BUDGET_NOW,
     BUDGET_VARIABLE,
@@ -23,8 +24,7 @@ from flash_dist.kernels.budget import (
     find_budget_problem,
 )
 from flash_dist.toolkit.make.kernels.generate import generate
-from flash_dist.toolkit.make.kernels.table import Table
-from flash_dist.toolkit.make.project import NATIVE, SOURCES
+from flash_dist.toolkit.make.project import NATIVE
 from flash_dist.toolkit.targets.archs import ArchSet
 from tests.readers.tools import include, needs, run
 
@@ -70,7 +70,7 @@ Pair = tuple[Attempt, Attempt]
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failures")
-    table = Table.load().only([32, 64, 96, 128], ["bf16", "fp32", "ieee32"])
+    table = read_table().only([32, 64, 96, 128], ["bf16", "fp32", "ieee32"])
     generate(table, ArchSet.parse("9.0a;8.0+PTX").archs, [], folder)
     folders = (SOURCES / "host", NATIVE)
     host = sorted(path for one in folders for path in one.glob("*.cpp"))

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 
+from ci.places import SOURCES
 from flash_dist.toolkit.make.kernels.render import render_product
-from flash_dist.toolkit.make.project import SOURCES
 from tests.readers.tools import include, needs, run
 
 pytestmark = needs("nvcc")

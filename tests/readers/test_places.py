@@ -12,9 +12,8 @@ from typing import Final
 
 import pytest
 
+from ci.places import SOURCES, read_table
 from flash_dist.toolkit.make.kernels.generate import generate
-from flash_dist.toolkit.make.kernels.table import Table
-from flash_dist.toolkit.make.project import SOURCES
 from flash_dist.toolkit.targets.archs import ArchSet
 from tests.readers.tools import include, needs, run
 
@@ -26,7 +25,7 @@ HERE: Final = Path(__file__).resolve().parent
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("generated")
-    generate(Table.load().only([64], ["bf16"]), ArchSet.parse("9.0a").archs, [], folder)
+    generate(read_table().only([64], ["bf16"]), ArchSet.parse("9.0a").archs, [], folder)
     return folder
 
 

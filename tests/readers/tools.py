@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
-from flash_dist.toolkit.make.project import INCLUDES
+from ci.places import INCLUDES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,11 +24,10 @@ from ..builds.conda_solver import (
     read_platform,
 )
 from ..builds.console_script import LINK, make_link
-from ..builds.contents import read_contents
+from ..builds.contents import read_contents, read_manifest
 from ..builds.metadata import read_metadata
 from ..builds.tar_headers import find_foreign_headers
 from ..builds.zip_layout import read_members
-from ..product import SCRIPT
 from .files import find_foreign_kinds
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     from ..builds.conda_package import CondaContents
 
-PROJECT: Final = SCRIPT
 LICENSES: Final = "info/licenses/"
 _ABOUT: Final = "info/about.json"
 _FORMAT: Final = {"conda_pkg_format_version": 2}
@@ -95,7 +93,7 @@ def _expect(package: CondaContents) -> dict[str, Any]:
     rank = number if isinstance(number, int) and number >= 0 else 0
     archs = {image.entry.arch for image in contents.images if image.entry.arch is not None}
     return {
-        "name": PROJECT,
+        "name": manifest.product.replace("_", "-"),
         "version": version.public,
         "build": name_build(manifest.arch_set.label, manifest.toolkit.cuda, rank),
         "build_number": rank,
@@ -118,8 +116,10 @@ def _judge_info(package: CondaContents) -> Iterator[str]:
     about = _parse(package.info.get(_ABOUT, b"{}"))
     if not isinstance(about, dict) or not set(about) <= _TEXTS:
         yield f"about.json says more than {', '.join(sorted(_TEXTS))}"
-    if _parse(package.info.get(LINK, b"")) != make_link():
-        yield f"link.json is not that of the script {SCRIPT}: {json.dumps(make_link())}"
+    scripts = read_manifest(package.wheel).scripts
+    wanted = make_link(scripts) if scripts else None
+    if _parse(package.info.get(LINK, b"")) != wanted:
+        yield f"link.json is not that of the scripts of its wheel: {json.dumps(wanted)}"
     yield from _judge_paths(_parse(package.info[PATHS]))
 
 

@@ -13,40 +13,39 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from ..builds.console_script import FILE_NAME as SCRIPTS
-from ..builds.contents import BINDING, KERNELS, MANIFEST
-from ..builds.sbom import FILE_NAME as BILL
-from ..product import NAME
+from ..builds.contents import Naming
+from ..builds.sbom import bill_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ..builds.manifest import Manifest
     from ..builds.zip_layout import Member
 
 # Lower case alone: no two of these are one file where case does not count.
 # Short and not deep: a name that a file system refuses breaks off an installation half way.
-_PACKAGE: Final = re.compile(rf"{NAME}/(?:[a-z0-9_]{{1,64}}/){{0,8}}[a-z0-9_]{{1,64}}\.(?:py|json)")
+_INSIDE: Final = re.compile(
+    r"(?:[a-z0-9_]{1,64}/){0,8}[a-z0-9_]{1,64}\.(?:pyi?|json|toml|txt)|py\.typed"
+)
 _MODULE: Final = re.compile(r"(.+)\.py")
-_TYPED: Final = f"{NAME}/py.typed"
-_BUILT: Final = frozenset({KERNELS, BINDING, MANIFEST})
-_INFO: Final = re.compile(rf"({NAME}-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")
-_REQUIRED: Final = ("METADATA", "RECORD", "WHEEL", SCRIPTS, "licenses/LICENSE")
-_SAID: Final = frozenset({*_REQUIRED, "top_level.txt", f"sboms/{BILL}"})
+_INFO: Final = re.compile(r"([a-z][a-z0-9_]*)(-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")
+_REQUIRED: Final = ("METADATA", "RECORD", "WHEEL")
 INSTALLER: Final = "INSTALLER"  # which conda packages have
 
 
 def find_foreign_names(
-    names: Iterable[str], listed: Iterable[str], *, more: Iterable[str] = ()
+    names: Iterable[str], manifest: Manifest, *, more: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Say in sentences which files a wheel of this package does not hold, and which it lacks.
+    """Say in sentences which files a wheel does not hold by its manifest, and which it lacks.
 
     Args:
         names: Of the files, or of folders, which end with a slash.
-        listed: The modules and data that the build's own record lists.
+        manifest: The build's own record.
         more: What is allowed in the dist-info beside what a wheel has there.
     """
     every = sorted(names)
     files = {name for name in every if not name.endswith("/")}
-    yield from _judge_files(files, {f"{NAME}/{name}" for name in listed}, _SAID | set(more))
+    yield from _judge_files(files, manifest, frozenset(more))
     folders = {f"{name[:place]}/" for name in files for place in _slashes(name)}
     for name in every:
         if name.endswith("/") and name not in folders:
@@ -57,24 +56,36 @@ def find_foreign_names(
             yield f"{name} is a module, and {module[1]}/ a folder of the same name"
 
 
-def _judge_files(files: set[str], listed: set[str], said: frozenset[str]) -> Iterator[str]:
+def _judge_files(files: set[str], manifest: Manifest, more: frozenset[str]) -> Iterator[str]:
     """Hold files against those that the build lists, and those that a dist-info has."""
+    name_of, naming = manifest.product, Naming(manifest.product)
+    listed = {f"{name_of}/{name}" for name in manifest.files}
+    built = {*naming.members(manifest), naming.manifest}
+    scripts = (SCRIPTS,) if manifest.scripts else ()
+    required = (*_REQUIRED, *scripts, *(f"licenses/{one}" for one in manifest.licenses))
+    said = {*required, "top_level.txt", f"sboms/{bill_name(name_of)}", *more}
     infos = set[str]()
     if not listed:
-        yield f"{MANIFEST} lists no modules, so it is unknown which belong to the package"
+        yield f"{naming.manifest} lists no modules, so it is unknown which belong to the package"
     for name in sorted(files):
         info = _INFO.fullmatch(name)
-        if info is not None and info[2] in said:
-            infos.add(info[1])
-        elif name not in {_TYPED, *_BUILT} and _PACKAGE.fullmatch(name) is None:
+        if info is not None and info[1] == name_of and info[3] in said:
+            infos.add(f"{info[1]}{info[2]}")
+        elif name not in built and not _is_inside(name, name_of):
             yield f"{name} is no file of this package"
-        elif listed and name not in listed | _BUILT:
-            yield f"{name} is not among the files that {MANIFEST} lists"
-    yield from (f"it lacks {name}" for name in sorted((listed | _BUILT) - files))
+        elif listed and name not in listed | built:
+            yield f"{name} is not among the files that {naming.manifest} lists"
+    yield from (f"it lacks {name}" for name in sorted((listed | built) - files))
     if len(infos) != 1:
-        yield f"it has {len(infos)} folders {NAME}-*.dist-info, not one"
+        yield f"it has {len(infos)} folders {name_of}-*.dist-info, not one"
     for folder in sorted(infos):
-        yield from (f"it lacks {folder}/{n}" for n in _REQUIRED if f"{folder}/{n}" not in files)
+        yield from (f"it lacks {folder}/{n}" for n in required if f"{folder}/{n}" not in files)
+
+
+def _is_inside(name: str, package: str) -> bool:
+    """Whether a file is named as modules and data of a package are."""
+    folder, _, rest = name.partition("/")
+    return folder == package and _INSIDE.fullmatch(rest) is not None
 
 
 def _slashes(name: str) -> Iterator[int]:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import parse_tag
 
-from ..builds.console_script import ENTRY_POINTS
 from ..builds.console_script import FILE_NAME as SCRIPTS
-from ..builds.contents import BINDING, KERNELS, read_manifest_in
+from ..builds.console_script import write_scripts
+from ..builds.contents import Naming, read_manifest_in
 from ..builds.linkage import requirements_of
 from ..builds.metadata import read_tags
-from ..product import NAME, SCRIPT
+from ..product import package_of
 from .glibc import find_glibc, read_floor
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..binaries.wheel import Wheel
     from ..builds.manifest import Manifest
 
-_NAME: Final = re.compile(rf"{NAME}-([^-]+)-(cp3([0-9]+)-abi3-[^-]+)\.whl")
+_NAME: Final = re.compile(r"([^-]+)-([^-]+)-(cp3([0-9]+)-abi3-[^-]+)\.whl")
 _SHOWN: Final = 100  # characters of a line
 _TAG: Final = re.compile(r"cp3[0-9]+-abi3-[a-z0-9_.]+")
 _INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
@@ -39,11 +39,17 @@ _HEADER: Final = re.compile(r"([A-Z][A-Za-z-]+): (?!.*=\?)[!-~](?:[ -~]*[!-~])?"
 _METADATA_HEADERS: Final = frozenset(
     {
         *_ONCE,
+        "Author",
+        "Author-email",
         "Classifier",
         "Description-Content-Type",
         "Dynamic",
+        "Keywords",
+        "License",
         "License-Expression",
         "License-File",
+        "Maintainer",
+        "Maintainer-email",
         "Project-URL",
         "Requires-Dist",
         "Summary",
@@ -53,7 +59,6 @@ _METADATA_HEADERS: Final = frozenset(
 _FIXED: Final = {
     "Metadata-Version": frozenset({"2.4"}),
     "Dynamic": frozenset({"license-file", "requires-dist"}),
-    "License-File": frozenset({"LICENSE"}),
 }
 _WHEEL_HEADERS: Final = frozenset({"Generator", "Root-Is-Purelib", "Tag", "Wheel-Version"})
 _WHEEL: Final = {"Wheel-Version": "1.0", "Root-Is-Purelib": "false"}
@@ -66,11 +71,12 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
         FlashDistError: A part of it cannot be read.
     """
     manifest = read_manifest_in(wheel)
+    naming, name = Naming(manifest.product), manifest.product
     named = _NAME.fullmatch(file_name)
-    if named is None:
-        yield f"{file_name} is not such a name: {NAME}-VERSION-cp3N-abi3-PLATFORM.whl"
+    if named is None or named[1] != name:
+        yield f"{file_name} is not such a name: {name}-VERSION-cp3N-abi3-PLATFORM.whl"
         return
-    version, tags, minor = named.groups()
+    _, version, tags, minor = named.groups()
     infos = [match[1] for name in wheel.names if (match := _INFO.fullmatch(name))]
     if len(infos) != 1:
         yield f"there are {len(infos)} files METADATA, not one"
@@ -78,7 +84,7 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     (info,) = infos
     told = {
         "the file name": version,
-        "dist-info": info.removeprefix(f"{NAME}-"),
+        "dist-info": info.removeprefix(f"{name}-"),
         "_build.json": manifest.package_version,
     }
     text = _read(wheel, info, "METADATA")
@@ -92,13 +98,15 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     yield from _judge_tags(_read(wheel, info, "WHEEL"), tags, manifest)
     if f"{info}.dist-info/top_level.txt" in wheel.names:
         top = _read(wheel, info, "top_level.txt").decode("utf-8", "backslashreplace").split()
-        if top != [NAME]:
-            yield f"top_level.txt names {', '.join(top) or 'nothing'}, not {NAME} alone"
+        if top != [name]:
+            yield f"top_level.txt names {', '.join(top) or 'nothing'}, not {name} alone"
     if f"{info}.dist-info/{SCRIPTS}" in wheel.names:
         scripts = _read(wheel, info, SCRIPTS).decode("utf-8", "backslashreplace")
-        if scripts != ENTRY_POINTS:
-            yield f"{SCRIPTS} does not name the script {SCRIPT} alone, as our builds do"
-    floor, needed = read_floor(file_name), max(find_glibc(wheel, (KERNELS, BINDING)), default=0)
+        if scripts != write_scripts(manifest.scripts):
+            listed = ", ".join(manifest.scripts) or "none"
+            yield f"{SCRIPTS} does not name the scripts of _build.json alone: {listed}"
+    members = naming.members(manifest)
+    floor, needed = read_floor(file_name), max(find_glibc(wheel, members), default=0)
     if floor is not None and needed > floor:
         yield f"the code needs glibc 2.{needed}, the file name promises 2.{floor}"
 
@@ -120,12 +128,13 @@ def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterat
         count = len(metadata.get_all(header, []))
         if count != 1:
             yield f"METADATA has {count} lines {header}, not one"
-    for header, allowed in _FIXED.items():
+    fixed = {**_FIXED, "License-File": frozenset(manifest.licenses)}
+    for header, allowed in fixed.items():
         for value in sorted({str(one) for one in metadata.get_all(header, [])} - allowed):
             ours = " or ".join(sorted(allowed))
             yield f"METADATA says {header}: {value[:_SHOWN]}, builds of this package write {ours}"
-    if metadata.get("Name") != NAME:
-        yield f"METADATA is of {metadata.get('Name')}, not of {NAME}"
+    if package_of(str(metadata.get("Name"))) != manifest.product:
+        yield f"METADATA is of {metadata.get('Name')}, not of {manifest.product}"
     python = str(metadata.get("Requires-Python", ""))
     if python != f">=3.{minor}":
         yield f"METADATA is for Python {python or 'of any version'}, the tag for >=3.{minor}"

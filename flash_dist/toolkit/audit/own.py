@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from ..builds.contents import BINDING, KERNELS, Image, WheelContents, read_contents
-from ..builds.linkage import BINDING_NEEDS, BINDING_PATH, expected_linkage
+from ..builds.contents import Image, WheelContents, read_contents
+from ..builds.linkage import expected_linkage
 from ..findings.audits import (
     AUDIT_EMBEDDED_DIFFERS,
     AUDIT_IMAGE_UNEXPECTED,
@@ -25,7 +25,8 @@ from ..findings.audits import (
     AUDIT_WHEEL_NAME,
 )
 from ..findings.result import Finding, label
-from ..product import SYMBOLS
+from ..product import BINDING
+from ..targets.axes import NOWHERE
 from ..targets.fallbacks import Fallbacks
 
 if TYPE_CHECKING:
@@ -136,8 +137,14 @@ def _name_problems(contents: WheelContents) -> Iterator[str]:
 
 def _declared_problems(manifest: Manifest) -> Iterator[str]:
     """The manifest agrees with itself: kernels for every target of the set and for no other."""
-    symbols = Counter(kernel.symbol for kernel in manifest.kernels)
-    yield from (f"{one} is declared {n} times" for one, n in sorted(symbols.items()) if n > 1)
+    symbols = Counter((kernel.symbol, kernel.target) for kernel in manifest.kernels)
+    yield from (
+        f"{one} is declared {n} times for {arch}"
+        for (one, arch), n in sorted(symbols.items())
+        if n > 1
+    )
+    tables = Counter(one.symbol for one in manifest.kernels if one.place != NOWHERE)
+    yield from (f"{one} is declared {n} times" for one, n in sorted(tables.items()) if n > 1)
     targets = {kernel.target for kernel in manifest.kernels}
     for arch in sorted(targets - set(manifest.arch_set.archs)):
         yield f"kernels are declared for {arch}, which the arch set does not list"
@@ -160,6 +167,8 @@ def _role_problems(manifest: Manifest) -> Iterator[str]:
     served |= {(_ANY, one.place.words, one.target) for one in general}
     for one in manifest.kernels:
         role = roles[one.family]
+        if one.place == NOWHERE:  # a plain file has no other to fall back on
+            continue
         if one.role not in {"", role}:
             yield f"{one.symbol} is declared for the role {one.role}, its family is for {role}"
         for needed in stand_ins.get(role, (role,)) or (_ANY,):
@@ -182,9 +191,9 @@ def _embedded_problems(contents: WheelContents) -> Iterator[str]:
 
 def _resource_problems(contents: WheelContents) -> Iterator[str]:
     """Registers, stack and threads are those that the manifest tells."""
-    declared = {kernel.symbol: kernel for kernel in contents.manifest.kernels}
+    declared = {(one.symbol, one.target): one for one in contents.manifest.kernels}
     for kernel in contents.kernels:
-        record = declared.get(kernel.name)
+        record = declared.get((kernel.name, kernel.arch)) if kernel.arch else None
         if record is not None:
             yield from _compare(kernel, record)
 
@@ -207,6 +216,7 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
     """Every image is of a kind we make: for a target of the set, packed, one kernel in PTX."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
+    plain = {one.symbol for one in contents.manifest.kernels if one.place == NOWHERE}
     for image in contents.images:
         entry = image.entry
         where = f"the image at {entry.payload_offset:#x} ({entry.kind}, {entry.arch})"
@@ -214,21 +224,25 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
             yield f"{where} is not of the arch set"
         elif entry.codec != codec:
             yield f"{where} is stored as {entry.codec}, expected {codec}"
-        elif entry.kind == "ptx" and len(image.kernels) != 1:
+        elif entry.kind == "ptx" and len(image.kernels) != 1 and not _is_plain(image, plain):
             yield f"{where} holds {len(image.kernels)} kernels, a PTX module holds one"
 
 
+def _is_plain(image: Image, plain: set[str]) -> bool:
+    """Whether an image is of a plain file, whose PTX has all of its kernels."""
+    return {kernel.name for kernel in image.kernels} <= plain
+
+
 def _linkage_problems(contents: WheelContents) -> Iterator[str]:
-    """Both libraries need what is designed, and nobody slipped another one in."""
-    for name in sorted(set(contents.libraries) - {KERNELS, BINDING}):
+    """The libraries need what is designed, and nobody slipped another one in."""
+    for name in sorted(set(contents.libraries) - contents.linkage.keys()):
         yield f"`{name}` is a library that is not declared"
-    expected = expected_linkage(contents.manifest)
+    manifest, expected = contents.manifest, expected_linkage(contents.manifest)
+    with_kernels = {image.library for image in contents.images}
     for name, dynamic in contents.linkage.items():
-        own, path = (
-            (BINDING_NEEDS, BINDING_PATH)
-            if name == BINDING
-            else (expected.kernels_need, expected.kernels_path)
-        )
+        file, kernels = Path(name).name, name in with_kernels
+        own = expected.needs(file, manifest, kernels=kernels)
+        path = expected.path(file, kernels=kernels)
         needed = set(dynamic.needed)
         for library in sorted(needed - expected.system - own):
             yield f"`{name}` needs {library}, which is not expected"
@@ -236,10 +250,10 @@ def _linkage_problems(contents: WheelContents) -> Iterator[str]:
             yield f"`{name}` does not need {library}"
         if dynamic.search_path != path:
             yield f"`{name}` searches {list(dynamic.search_path)}, expected {list(path)}"
-    exports = contents.linkage[KERNELS].exports
-    strangers = [one for one in exports if not one.startswith(SYMBOLS)]
-    if strangers or not exports:
-        yield f"`{KERNELS}` exports {strangers or 'nothing'}, expected {SYMBOLS}* only"
+        exports = dynamic.exports
+        strangers = [one for one in exports if not one.startswith(f"{manifest.product}_")]
+        if file != BINDING and (strangers or not exports):
+            yield f"`{name}` exports {strangers or 'nothing'}, expected {manifest.product}_* only"
 
 
 def _by_number(image: Image) -> tuple[int, str]:

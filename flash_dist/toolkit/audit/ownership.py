@@ -1,4 +1,4 @@
-"""Whose a wheel or conda package is: `verify` knows what this package is made of, and no other."""
+"""Whose a wheel or conda package is: `verify` judges what a toolkit like this one has built."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from packaging.utils import canonicalize_name
 
 from ..binaries.wheel import open_wheel
 from ..builds.conda_package import SITE, read_claims
+from ..builds.contents import find_naming
 from ..errors import FlashDistError
 from ..product import NAME
 
@@ -21,9 +22,10 @@ _FOLDERS: Final = (f"{NAME}/", f"{NAME}-")
 
 
 def name_other_project(path: Path) -> str:
-    """Return the project that a wheel or conda package is of, where nothing in it is of this one.
+    """Return the project of a wheel or conda package that has no record of its build.
 
-    Empty for one that claims to be of this package by any of its names, or cannot be read.
+    Empty for one that has, that claims to be of this package by any of its names, or that cannot be
+    read.
     """
     try:
         name = _name_conda(path) if path.suffix == ".conda" else _name_wheel(path)
@@ -34,7 +36,9 @@ def name_other_project(path: Path) -> str:
 
 
 def _is_ours(names: Iterable[str]) -> bool:
-    return any(name.lower().startswith(_FOLDERS) for name in names)
+    listed = list(names)
+    own = any(name.lower().startswith(_FOLDERS) for name in listed)
+    return own or find_naming(listed) is not None
 
 
 def _name_conda(path: Path) -> str:

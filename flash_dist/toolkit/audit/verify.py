@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from ..binaries.files import hash_file, open_file, unreadable
 from ..binaries.wheel import open_wheel
 from ..builds.conda_package import find_path_damage, open_conda
-from ..builds.contents import BINDING, KERNELS, read_contents, read_manifest_in
+from ..builds.contents import OWN, find_naming, read_contents, read_manifest_in
 from ..builds.declared import declare_build
 from ..builds.record import find_damage, hash_member
-from ..builds.sbom import FILE_NAME, find_differences
+from ..builds.sbom import bill_name, find_differences
 from ..builds.zip_layout import list_names, read_members
 from ..errors import FlashDistError, hint_to_build
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED, CheckResult
@@ -34,8 +34,8 @@ from ..findings.verifications import (
     VERIFY_SBOM_MISSING,
     VERIFY_UNREAD,
 )
-from ..product import NAME, PROGRAM
-from ..targets.wording import few_lines
+from ..product import PROGRAM
+from ..targets.wording import count, few_lines
 from .conda import find_foreign_claims, find_foreign_members
 from .files import INSTALLER, find_foreign_kinds, find_foreign_names
 from .identity import find_contradictions
@@ -121,7 +121,7 @@ def _skip_contents(path: Path) -> tuple[CheckResult, ...]:
 
 
 def _skip_other(project: str, path: Path) -> tuple[CheckResult, ...]:
-    summary = f"it is of {project:.60}, and verify checks only files of {NAME}"
+    summary = f"it is of {project:.60} and has no record of its build that it could be held against"
     fix = f"`{PROGRAM} audit {shlex.quote(str(path))}` judges the release of any project"
     return (CheckResult("skip", summary, fix=fix, name="contents"),)
 
@@ -228,13 +228,15 @@ def check_archive(path: Path) -> CheckResult:
 def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
     """Does it hold the files that its build lists, and a dist-info, alone?"""
     with open_wheel(path) as wheel, open_file(path) as file:
-        listed = read_manifest_in(wheel).files
+        manifest = read_manifest_in(wheel)
         names = {*wheel.names, *list_names(file)}  # zipfile leaves folders out and cuts at NUL
-        foreign = list(find_foreign_names(names, listed, more=more))
+        foreign = list(find_foreign_names(names, manifest, more=more))
     if foreign:
         summary = "the wheel holds files that are not of this package, or lacks some"
         return _fail(summary, foreign, VERIFY_FOREIGN_FILE)
-    summary = f"{len(listed)} modules and data that _build.json lists, two libraries, a dist-info"
+    libraries = count(len(manifest.libraries), "library", "libraries")
+    listed = f"{len(manifest.files)} modules and data that _build.json lists"
+    summary = f"{listed}, {libraries}, a dist-info"
     return CheckResult("ok", f"{summary}: no file more, none less")
 
 
@@ -271,10 +273,10 @@ def check_record(path: Path) -> CheckResult:
     """Are all files those that RECORD lists?"""
     with open_wheel(path) as wheel:
         damage = list(find_damage(wheel))
-        count = len(wheel.names)
+        files = len(wheel.names)
     if damage:
         return _fail("files of the wheel differ from its RECORD", damage, VERIFY_RECORD)
-    return CheckResult("ok", f"{count} files are those that RECORD lists")
+    return CheckResult("ok", f"{files} files are those that RECORD lists")
 
 
 def check_audit(path: Path) -> CheckResult:
@@ -299,13 +301,14 @@ def check_audit(path: Path) -> CheckResult:
 def check_sbom(path: Path) -> CheckResult:
     """Does it hold a bill of materials, and that of these libraries?"""
     with open_wheel(path) as wheel:
-        manifest = read_manifest_in(wheel)
-        bills = [name for name in wheel.names if name.endswith(f".dist-info/sboms/{FILE_NAME}")]
+        manifest, naming = read_manifest_in(wheel), find_naming(wheel.names) or OWN
+        bill = bill_name(naming.name)
+        bills = [name for name in wheel.names if name.endswith(f".dist-info/sboms/{bill}")]
         if len(bills) != 1:
-            summary = f"the wheel holds {len(bills)} bills of materials ({FILE_NAME}), not one"
+            summary = f"the wheel holds {len(bills)} bills of materials ({bill}), not one"
             return CheckResult("fail", summary, fix=_BUILD_AGAIN, entry=VERIFY_SBOM_MISSING)
         text = wheel.read(bills[0]).decode("utf-8", "backslashreplace")
-        libraries = {*wheel.libraries, KERNELS, BINDING}
+        libraries = {*wheel.libraries, *naming.members(manifest)}
         files = {name: hash_member(wheel, name) for name in sorted(libraries)}
     differences = list(find_differences(text, manifest, files))
     if differences:
@@ -313,4 +316,5 @@ def check_sbom(path: Path) -> CheckResult:
         details = few_lines(differences, _SHOWN)
         return CheckResult("fail", summary, details, _BUILD_AGAIN, VERIFY_SBOM_DIFFERS)
     parts = ", ".join(f"{one.name} {one.version}" for one in manifest.parts)
-    return CheckResult("ok", f"two libraries and what is in them: {parts}")
+    held = count(len(files), "library", "libraries")
+    return CheckResult("ok", f"{held} and what is in them: {parts}")

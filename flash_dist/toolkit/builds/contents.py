@@ -2,39 +2,76 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import product
 from ..binaries.files import DAMAGED_HINT, unreadable
 from ..binaries.symbols import SharedObject
 from ..binaries.wheel import Wheel, open_wheel
 from ..errors import AuditError, FatbinError, ManifestError
 from ..gpucode.fatbin import FatbinEntry, KernelInfo, open_fatbin
-from ..product import NAME, PROGRAM
+from ..product import BINDING as BINDING_FILE
+from ..product import NAME, PRODUCT, PROGRAM
 from .manifest import FILE_NAME, Manifest
 from .metadata import read_metadata
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Collection
 
-KERNELS = f"{NAME}/{product.KERNELS}"
-BINDING = f"{NAME}/{product.BINDING}"
-MANIFEST = f"{NAME}/{FILE_NAME}"
+
+@dataclass(frozen=True)
+class Naming:
+    """How the members of a wheel are named that a build of this toolkit made."""
+
+    name: str  # of the package
+
+    @property
+    def manifest(self) -> str:
+        """Where its record of the build is."""
+        return f"{self.name}/{FILE_NAME}"
+
+    @property
+    def binding(self) -> str:
+        """The library that registers torch operators."""
+        return f"{self.name}/{BINDING_FILE}"
+
+    def members(self, manifest: Manifest) -> tuple[str, ...]:
+        """Return its libraries, those of kernels first."""
+        return tuple(f"{self.name}/{one}" for one in manifest.libraries)
+
+
+OWN = Naming(NAME)
+MANIFEST = OWN.manifest
+LIBRARIES = tuple(f"{NAME}/{one}" for one in PRODUCT.libraries)
+_MANIFEST = re.compile(rf"([a-z][a-z0-9_]*)/{re.escape(FILE_NAME)}")
+
+
+def find_naming(names: Collection[str]) -> Naming | None:
+    """Return how the package of a wheel is named: this one, or another that the toolkit built.
+
+    None for a wheel that no toolkit made, or that has records of two builds.
+    """
+    if any(name.startswith(f"{NAME}/") for name in names):
+        return OWN
+    found = {match[1] for name in names if (match := _MANIFEST.fullmatch(name))}
+    return Naming(*found) if len(found) == 1 else None
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image of the fat binary and the kernels in it."""
+    """One image of a fat binary and the kernels in it."""
 
     entry: FatbinEntry
     kernels: tuple[KernelInfo, ...]
+    library: str = ""  # member of the wheel
 
 
 @dataclass(frozen=True)
 class Linked:
-    """What one of the two libraries asks of the dynamic linker, and what it offers."""
+    """What one of the libraries asks of the dynamic linker, and what it offers."""
 
     needed: tuple[str, ...]
     search_path: tuple[str, ...]  # the folders of RPATH and RUNPATH
@@ -47,6 +84,7 @@ class WheelContents:
 
     path: str
     size: int
+    naming: Naming
     libraries: tuple[str, ...]
     metadata_version: str
     manifest: Manifest
@@ -69,26 +107,35 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
     """Read everything that the audit judges.
 
     Raises:
-        FlashDistError: The file is no wheel of this package, or cannot be read.
+        FlashDistError: No toolkit made this wheel, or it cannot be read.
     """
     with open_wheel(path) as wheel:
-        for name in (MANIFEST, KERNELS, BINDING):
-            if name not in wheel.names:
-                message = f"`{path}` is no built wheel of this package: it holds no `{name}`"
-                hint = f"`{PROGRAM} inspect` reads any wheel"
-                raise AuditError(message, hint=hint)
+        naming = find_naming(wheel.names) or OWN
+        _require_member(wheel, naming.manifest)
         manifest = read_manifest_in(wheel)
-        images, warnings = _read_images(wheel)
+        members = naming.members(manifest)
+        for name in members:
+            _require_member(wheel, name)
+        read = [_read_images(wheel, name) for name in members]
+        images = tuple(image for found, _ in read for image in found)
+        warnings = tuple(warning for _, found in read for warning in found)
         return WheelContents(
             path=wheel.path,
             size=Path(wheel.path).stat().st_size,
+            naming=naming,
             libraries=tuple(name for name in wheel.names if ".so" in Path(name).name),
             metadata_version=read_metadata(wheel).version,
             manifest=manifest,
             images=images,
-            linkage={name: _read_linked(wheel, name) for name in (KERNELS, BINDING)},
+            linkage={name: _read_linked(wheel, name) for name in members},
             warnings=warnings,
         )
+
+
+def _require_member(wheel: Wheel, name: str) -> None:
+    if name not in wheel.names:
+        message = f"`{wheel.path}` is no built wheel of this package: it holds no `{name}`"
+        raise AuditError(message, hint=f"`{PROGRAM} inspect` reads any wheel")
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
@@ -103,21 +150,26 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 
 def read_manifest_in(wheel: Wheel) -> Manifest:
     """Read what an open wheel declares; raises as `read_manifest` does."""
-    text = wheel.read(MANIFEST).decode("utf-8", "backslashreplace")
+    naming = find_naming(wheel.names) or OWN
+    text = wheel.read(naming.manifest).decode("utf-8", "backslashreplace")
     try:
-        return Manifest.from_text(text, source=FILE_NAME)
+        manifest = Manifest.from_text(text, source=FILE_NAME)
     except ManifestError as error:
-        message = f"cannot read `{MANIFEST}` in `{wheel.path}`: {error.message}"
+        message = f"cannot read `{naming.manifest}` in `{wheel.path}`: {error.message}"
         raise ManifestError(message, hint=error.hint or DAMAGED_HINT) from error
+    if manifest.product != naming.name:
+        message = f"`{naming.manifest}` in `{wheel.path}` is of `{manifest.product:.60}`"
+        raise ManifestError(message, hint=DAMAGED_HINT)
+    return manifest
 
 
-def _read_images(wheel: Wheel) -> tuple[tuple[Image, ...], tuple[str, ...]]:
+def _read_images(wheel: Wheel, name: str) -> tuple[tuple[Image, ...], tuple[str, ...]]:
     with (
-        wheel.unpacked(KERNELS) as file,
-        open_fatbin(KERNELS, file, archive=wheel.path, budget=wheel.budget) as fatbin,
+        wheel.unpacked(name) as file,
+        open_fatbin(name, file, archive=wheel.path, budget=wheel.budget) as fatbin,
     ):
         entries = fatbin.report.entries
-        return tuple(Image(e, fatbin.kernels(e)) for e in entries), fatbin.report.warnings
+        return tuple(Image(e, fatbin.kernels(e), name) for e in entries), fatbin.report.warnings
 
 
 def read_linked(data: bytes) -> Linked:

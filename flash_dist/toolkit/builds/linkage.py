@@ -1,4 +1,4 @@
-"""What the two libraries of a wheel may ask of the dynamic linker, and how their images are packed.
+"""What the libraries of a wheel may ask of the dynamic linker, and how their images are packed.
 
 It depends on the CUDA toolkit and on the CPU. CUDA 13 is linked statically. The toolkit that is to
 be had for CUDA 12.4 has no static runtime: the library is loaded from the package
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ..product import KERNELS
+from ..product import BINDING
 from ..targets.devices import parse_version, toolkit_compression
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ SYSTEM_LIBRARIES: Final = frozenset({
     "libstdc++.so.6",
 })  # fmt: skip
 LOADERS: Final = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
-BINDING_NEEDS: Final = frozenset({KERNELS, "libtorch.so", "libtorch_cpu.so"})
+TORCH_LIBRARIES: Final = frozenset({"libtorch.so", "libtorch_cpu.so"})
 BINDING_PATH: Final = ("$ORIGIN",)
 # From the folder of the package: that of the package from PyPI, and that of a conda environment.
 RUNTIME_PATH: Final = ("$ORIGIN/../nvidia/cuda_runtime/lib", "$ORIGIN/../../..")
@@ -32,10 +32,22 @@ RUNTIME_PATH: Final = ("$ORIGIN/../nvidia/cuda_runtime/lib", "$ORIGIN/../../..")
 class Linkage:
     """What is expected of the wheels of one toolkit on one CPU."""
 
-    system: frozenset[str]  # may be needed by both
-    kernels_need: frozenset[str] = frozenset()
-    kernels_path: tuple[str, ...] = ()
+    system: frozenset[str]  # may be needed by all
+    runtime: frozenset[str] = frozenset()  # of CUDA; needed by what holds kernels
+    runtime_path: tuple[str, ...] = ()
     codec: str = "zstd"  # of every image
+
+    def needs(self, library: str, manifest: Manifest, *, kernels: bool) -> frozenset[str]:
+        """Return what a library needs beside the system's, by its file name."""
+        own = self.runtime if kernels else frozenset()
+        if library != BINDING:
+            return own
+        return own | TORCH_LIBRARIES | (frozenset(manifest.libraries) - {BINDING})
+
+    def path(self, library: str, *, kernels: bool) -> tuple[str, ...]:
+        """Return where a library looks for others."""
+        runtime = self.runtime_path if kernels else ()
+        return (*(BINDING_PATH if library == BINDING else ()), *runtime)
 
 
 def expected_linkage(manifest: Manifest) -> Linkage:
@@ -60,7 +72,7 @@ REQUIREMENTS: Final = ("packaging", "rich", "backports.zstd; python_version < '3
 def requirements_of(manifest: Manifest) -> tuple[str, ...]:
     """Return everything that METADATA of a wheel with this manifest requires."""
     runtime = runtime_requirements(manifest.toolkit.cuda)
-    return (f"torch>={manifest.torch_min}", *REQUIREMENTS, *runtime)
+    return (f"torch>={manifest.torch_min}", *REQUIREMENTS, *manifest.dependencies, *runtime)
 
 
 def runtime_requirements(cuda: str) -> tuple[str, ...]:

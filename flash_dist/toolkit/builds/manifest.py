@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..binaries.json_text import parse_json
 from ..errors import ManifestError, hint_to_build
-from ..product import NAME, PROGRAM
+from ..product import NAME, PRODUCT, PROGRAM, SCRIPT
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
 from ..targets.axes import AXES, Axes, Place
 from ..targets.fallbacks import Fallbacks
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION: Final = 1
+# Of a build that does not state its product.
+_OWN: Final = {
+    "name": NAME,
+    "axes": AXES.to_json(),
+    "libraries": list(PRODUCT.libraries),
+    "dependencies": [],
+    "scripts": [f"{SCRIPT} = {NAME}.__main__:run"],
+    "licenses": ["LICENSE"],
+}
 FILE_NAME: Final = "_build.json"
 
 T = TypeVar("T")
@@ -87,7 +96,7 @@ class KernelRecord:
     stack_bytes: int | None
     static_smem: int | None
     dynamic_smem: int
-    threads: int
+    threads: int | None  # at most; None: a plain kernel without launch bounds
     proof: str
     assembled_for: tuple[Assembled, ...] = ()
     source: str = ""  # the generated file; it was compiled for this target alone
@@ -115,6 +124,10 @@ class Manifest:
     fallbacks: Fallbacks | None = None  # None: of an earlier build
     product: str = NAME
     axes: Axes = AXES
+    libraries: tuple[str, ...] = PRODUCT.libraries  # files in the package
+    dependencies: tuple[str, ...] = ()  # beside torch and those of `linkage.REQUIREMENTS`
+    scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
+    licenses: tuple[str, ...] = ()  # files in the dist-info
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
@@ -127,7 +140,7 @@ class Manifest:
             message = f"the manifest must have version {VERSION}, got {version!r}"
             raise ManifestError(message)
         try:
-            product = data.get("product") or {"name": NAME, "axes": AXES.to_json()}
+            product = {**_OWN, **(data.get("product") or {})}
             axes = Axes.from_json(product["axes"])
             return cls(
                 package_version=str(data["package_version"]),
@@ -147,6 +160,10 @@ class Manifest:
                 fallbacks=Fallbacks.from_json(told) if (told := data.get("fallbacks")) else None,
                 product=str(product["name"]),
                 axes=axes,
+                libraries=_read_names(product["libraries"]),
+                dependencies=_read_names(product["dependencies"]),
+                scripts=_read_names(product["scripts"]),
+                licenses=_read_names(product["licenses"]),
             )
         except KeyError as error:
             message = f"the manifest lacks {error}"
@@ -169,7 +186,14 @@ class Manifest:
         """Return plain data, as it is written to the file."""
         return {
             "version": VERSION,
-            "product": {"name": self.product, "axes": self.axes.to_json()},
+            "product": {
+                "name": self.product,
+                "axes": self.axes.to_json(),
+                "libraries": list(self.libraries),
+                "dependencies": list(self.dependencies),
+                "scripts": list(self.scripts),
+                "licenses": list(self.licenses),
+            },
             "package_version": self.package_version,
             "arch_set": self.arch_set.to_json(),
             "archsets": [one.to_json() for one in self.archsets],
@@ -248,6 +272,13 @@ def _read_kernel(data: dict[str, Any], axes: Axes) -> KernelRecord:
     target = Arch.parse(str(data["target"]))
     given = {**data, "target": target, "place": axes.place(data), "assembled_for": assembled}
     return _read(KernelRecord, given)
+
+
+def _read_names(data: object) -> tuple[str, ...]:
+    if not isinstance(data, list) or not all(isinstance(one, str) for one in data):
+        message = f"a product has lists of names, got {data!r:.60}"
+        raise TypeError(message)
+    return tuple(data)
 
 
 def _read_archset(data: dict[str, Any]) -> ArchSet:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from .. import errors  # of the toolkit, which is a folder of the package
-from ..product import IMPORTED_AS
+from ..product import FOLDER, IMPORTED_AS
 
-PACKAGE: Final = Path(errors.__file__).resolve().parents[1]
-FOUND: Final = Path(errors.__file__).absolute().parents[1]  # by Python: links are not followed
-DATA: Final = resources.files(IMPORTED_AS)  # the same also inside of a zip file
+_DEPTH: Final = 1 if IMPORTED_AS else 0  # a toolkit that is installed by itself is all there is
+PACKAGE: Final = Path(errors.__file__).resolve().parents[_DEPTH]
+FOUND: Final = Path(errors.__file__).absolute().parents[_DEPTH]  # by Python: links are not followed
+DATA: Final = resources.files(IMPORTED_AS or FOLDER)  # the same also inside of a zip file

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -33,6 +34,8 @@ from .package import DATA
 if TYPE_CHECKING:
     from pathlib import Path
 
+    Source = Path | Mapping[str, Any]  # a file, or its content as another file states it
+
 Proof = Literal["native", "jit", "assembled"]
 
 FILE_NAME: Final = "archsets.json"
@@ -42,7 +45,7 @@ _LABEL = re.compile(r"[a-z0-9]{1,10}")
 _MEGA = 1_000_000
 
 
-def load_archsets(path: Path | None = None) -> dict[str, ArchSet]:
+def load_archsets(path: Source | None = None) -> dict[str, ArchSet]:
     """Read the sets by name, in the order of the file; by default of the package's own.
 
     Raises:
@@ -51,7 +54,7 @@ def load_archsets(path: Path | None = None) -> dict[str, ArchSet]:
     tables = _section(path, "set")
     archsets = {name: _read_set(name, table, path) for name, table in tables.items()}
     if not archsets:
-        message = f"`{path or FILE_NAME}` defines no arch set"
+        message = f"`{_name(path)}` defines no arch set"
         raise ArchError(message)
     return archsets
 
@@ -70,7 +73,7 @@ def known_sets() -> tuple[ArchSet, ...]:
         return ()
 
 
-def load_proofs(path: Path | None = None) -> dict[Arch, Proof]:
+def load_proofs(path: Source | None = None) -> dict[Arch, Proof]:
     """Read how far code of each target was proven on real hardware.
 
     `native` ran as it is, `jit` ran after the driver compiled it for a newer GPU. A target that
@@ -79,14 +82,14 @@ def load_proofs(path: Path | None = None) -> dict[Arch, Proof]:
     proofs: dict[Arch, Proof] = {}
     for target, proof in _section(path, "proof").items():
         if proof not in ("native", "jit", "assembled"):
-            where = path or FILE_NAME
+            where = _name(path)
             message = f"proof of `{target}` in `{where}` is native, jit or assembled, got `{proof}`"
             raise ArchError(message)
         proofs[Arch.parse(target)] = cast("Proof", proof)
     return proofs
 
 
-def load_picks(path: Path | None = None, machine: str = DEFAULT_MACHINE) -> dict[str, ArchSet]:
+def load_picks(path: Source | None = None, machine: str = DEFAULT_MACHINE) -> dict[str, ArchSet]:
     """Read which set each client gets from the default index or channel, by the client's name.
 
     Raises:
@@ -113,7 +116,13 @@ def _require_all_gpus(client: str, pick: ArchSet, archsets: dict[str, ArchSet]) 
             raise ArchError(message, hint="another set has it: every GPU needs a set")
 
 
-def _section(path: Path | None, name: str) -> dict[str, Any]:
+def _name(path: Source | None) -> object:
+    return "pyproject.toml" if isinstance(path, Mapping) else path or FILE_NAME
+
+
+def _section(path: Source | None, name: str) -> dict[str, Any]:
+    if isinstance(path, Mapping):
+        return dict(path.get(name, {}))
     source = path or DATA.joinpath(FILE_NAME)
     try:
         data = json.loads(source.read_text(encoding="utf-8"))
@@ -129,8 +138,8 @@ def _section(path: Path | None, name: str) -> dict[str, Any]:
     return section
 
 
-def _read_set(name: str, table: Any, path: Path | None) -> ArchSet:  # noqa: ANN401 - JSON
-    where = f"arch set `{name}` of `{path or FILE_NAME}`"
+def _read_set(name: str, table: Any, path: Source | None) -> ArchSet:  # noqa: ANN401 - JSON
+    where = f"arch set `{name}` of `{_name(path)}`"
     given = table if isinstance(table, dict) else {}
     missing = {"label", "archs", "who", "toolkit", "budget_mb"} - given.keys()
     if missing:

@@ -5,18 +5,19 @@ CycloneDX in `dist-info/sboms` (PEP 770).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..binaries.json_text import parse_json
-from ..product import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from .manifest import Manifest
 
-FILE_NAME: Final = f"{NAME}.cdx.json"
-PROPERTY: Final = f"{NAME}:"
+
+def bill_name(package: str) -> str:
+    """Return the file of the bill of a package."""
+    return f"{package}.cdx.json"
 
 
 def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) -> Iterator[str]:
@@ -28,7 +29,7 @@ def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) ->
         files: SHA-256 of the wheel's libraries, by name.
     """
     try:
-        bill = _Bill(parse_json(text))
+        bill = _Bill(parse_json(text), manifest.product)
     except (ValueError, RecursionError) as error:
         yield f"the bill of materials is not JSON: {error}"
         return
@@ -54,26 +55,31 @@ def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) ->
 class _Bill:
     """What is compared of a CycloneDX document."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: dict[str, Any], product: str) -> None:
         if data["bomFormat"] != "CycloneDX":
             message = f"bomFormat {data['bomFormat']!r}"
             raise TypeError(message)
         package = data["metadata"]["component"]
         self.version = str(package["version"])
-        self.targets = _property(package, "targets")
+        self.targets = _property(package, f"{product}:targets")
         self.files: dict[str, str] = {}
         self.parts: set[tuple[str, str, str, str]] = set()
         for one in data["components"]:
             if one["type"] == "file":
                 self.files[str(one["name"])] = _sha256(one)
             else:
-                part = (str(one["name"]), str(one["version"]), _property(one, "how"), _sha256(one))
+                part = (
+                    str(one["name"]),
+                    str(one["version"]),
+                    _property(one, f"{product}:how"),
+                    _sha256(one),
+                )
                 self.parts.add(part)
 
 
 def _property(component: dict[str, Any], name: str) -> str:
     told = {one["name"]: str(one["value"]) for one in component.get("properties", [])}
-    return told.get(f"{PROPERTY}{name}", "")
+    return told.get(name, "")
 
 
 def _sha256(component: dict[str, Any]) -> str:

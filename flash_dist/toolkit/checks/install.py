@@ -103,8 +103,9 @@ def check_torch(environment: Environment) -> CheckResult:
             entry=TORCH_NEWER_THAN_TESTED,
         )
     devices = [gpu.device for gpu in environment.cuda.gpus]
-    note = PRODUCT.load(PRODUCT.torch_note)
-    background = (note(devices, torch.version),) if devices else ()
+    background: tuple[str, ...] = ()
+    if devices and PRODUCT.torch_note:
+        background = (PRODUCT.load(PRODUCT.torch_note)(devices, torch.version),)
     return CheckResult("ok", summary, background=background)
 
 

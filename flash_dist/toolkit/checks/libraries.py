@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from ..builds.contents import read_manifest_in
+from ..builds.contents import find_naming, read_manifest_in
 from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
 from ..errors import AccessError, FlashDistError
@@ -29,8 +29,9 @@ from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
 from ..gpucode.images import ROCM_WARNING
 from ..machine.installed import Installed, combine, read_variants
-from ..product import KERNELS, PROGRAM
+from ..product import BINDING, KERNELS, PROGRAM
 from ..targets.advice import HOW_WORDS, describe_archs
+from ..targets.axes import NOWHERE
 from ..targets.wording import few_lines
 from .driver import check_driver, check_neutral
 from .environment import find_situation
@@ -110,15 +111,16 @@ def read_own(library: Library) -> Installed | None:
 
     None for the libraries of others: of theirs, no name tells which kernels replace each other.
     """
-    if not _is_kernels(library.name):
-        return None
     manifest, problem = None, ""
     try:
         manifest = _read_manifest(library)
     except FlashDistError as error:
         problem = error.message
+    if not (_is_kernels(library.name) or manifest):
+        return None
     try:
-        variants = read_variants(library.fatbin, manifest.toolkit.cuda if manifest else None)
+        toolkit = manifest.toolkit.cuda if manifest else None
+        variants = read_variants(library.fatbin, toolkit, manifest)
     except AccessError as error:  # this Python cannot unpack it: headers and the record remain
         if manifest is None:
             raise
@@ -137,11 +139,27 @@ def _declare(library: Library, manifest: Manifest, reason: str) -> Installed:
     return replace(found, library_problem=f"only its headers and _build.json: {reason}")
 
 
-def _read_manifest(library: Library) -> Manifest:
-    """Read the manifest that lies beside a library, in a wheel or a folder."""
+def _read_manifest(library: Library) -> Manifest | None:
+    """Read the manifest that lies beside a library, in a wheel or a folder.
+
+    Returns:
+        The manifest with the kernels of this library alone; None where it is not of this library.
+
+    Raises:
+        FlashDistError: There is none, or it cannot be read.
+    """
     if library.package:
-        return read_manifest_in(library.package)
-    return load_manifest(Path(library.name).parent)
+        naming = find_naming(library.package.names)
+        if naming is None or PurePosixPath(library.name).parent.name != naming.name:
+            return None
+        manifest = read_manifest_in(library.package)
+    else:
+        manifest = load_manifest(Path(library.name).parent)
+    file = PurePosixPath(library.name).name
+    if file not in manifest.libraries:
+        return None
+    held = tuple(one for one in manifest.kernels if (one.place == NOWHERE) == (file == BINDING))
+    return replace(manifest, kernels=held)
 
 
 def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResult:
@@ -182,7 +200,7 @@ def _doubt(library: Library) -> Iterator[CheckResult]:
 
 
 def _is_kernels(name: str) -> bool:
-    return PurePosixPath(name).name == KERNELS
+    return PurePosixPath(name).name == KERNELS != BINDING
 
 
 def _nothing(files: int) -> str:

@@ -10,8 +10,9 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..builds.package import PACKAGE
 from ..errors import FlashDistError
-from ..product import PRODUCT
+from ..product import BINDING, KERNELS, PRODUCT
 from .library import load_library
 from .process import end_with, write_event
 
@@ -31,11 +32,14 @@ def load_torch() -> None:
 
 def load_extension() -> None:
     """Load the torch operators."""
-    PRODUCT.load(PRODUCT.operators)
+    if PRODUCT.operators:
+        PRODUCT.load(PRODUCT.operators)
+    else:
+        importlib.import_module("torch").ops.load_library(str(PACKAGE / BINDING))
 
 
 STAGES: tuple[tuple[str, Callable[[], None]], ...] = (
-    ("kernels", load_kernels),
+    *((("kernels", load_kernels),) if KERNELS != BINDING else ()),
     ("torch", load_torch),
     ("extension", load_extension),
 )

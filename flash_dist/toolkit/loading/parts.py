@@ -110,11 +110,8 @@ def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
     """Return what is loaded one after the other, with the names of the stages."""
     extensions = host.torch_extensions()
     torch = extensions[0] if extensions else Path("torch")
-    return (
-        ("kernels", package / KERNELS),
-        ("torch", torch),
-        ("extension", package / BINDING),
-    )
+    kernels = (("kernels", package / KERNELS),) if KERNELS != BINDING else ()
+    return (*kernels, ("torch", torch), ("extension", package / BINDING))
 
 
 def try_loading() -> Loading:

@@ -14,9 +14,9 @@ from ..builds.package import PACKAGE
 from ..builds.published import known_sets
 from ..errors import AccessError, ExtensionError, FatbinError, ManifestError
 from ..gpucode.fatbin import open_fatbin
-from ..product import KERNELS, NAME, SYMBOLS
+from ..product import NAME, PRODUCT, SYMBOLS
 from ..targets.advice import explain_refusal
-from ..targets.axes import AXES
+from ..targets.axes import AXES, NOWHERE
 from ..targets.verdict import Build, Situation, Variant, judge_device
 from .libcuda import read_cuda
 
@@ -87,10 +87,13 @@ def read_installed(package: Path = PACKAGE) -> Installed:
     except ManifestError as error:
         manifest_problem = error.message
         access_fix = READ_HINT if isinstance(error.__cause__, PermissionError) else ""
-    library = package / KERNELS
+    libraries = [package / name for name in PRODUCT.libraries]
+    library = libraries[0]
     toolkit = manifest.toolkit.cuda if manifest else None
     try:
-        embedded = read_embedded(library, toolkit)
+        embedded = tuple(
+            one for path in libraries for one in read_embedded(path, toolkit, manifest)
+        )
     except FatbinError as error:
         library_problem = error.message
         access_fix = (error.hint if isinstance(error, AccessError) else None) or access_fix
@@ -132,34 +135,41 @@ def combine(
     )
 
 
-def read_embedded(library: Path, toolkit: str | None) -> tuple[Variant, ...]:
-    """Read every kernel of ours out of the library; the image's own target counts, not its name.
+def read_embedded(
+    library: Path, toolkit: str | None, manifest: Manifest | None = None
+) -> tuple[Variant, ...]:
+    """Read every kernel of ours out of a library; the image's own target counts, not its name.
+
+    Args:
+        library: The file.
+        toolkit: CUDA version that compiled it; None if that is not known.
+        manifest: It says of which files the plain kernels are.
 
     Raises:
         FatbinError: The library is absent or cannot be read.
     """
     with open_fatbin(library) as fatbin:
-        return read_variants(fatbin, toolkit)
+        return read_variants(fatbin, toolkit, manifest)
 
 
-def read_variants(fatbin: Fatbin, toolkit: str | None) -> tuple[Variant, ...]:
+def read_variants(
+    fatbin: Fatbin, toolkit: str | None, manifest: Manifest | None = None
+) -> tuple[Variant, ...]:
     """Do the same for a library that is open."""
+    records = manifest.kernels if manifest else ()
+    plain = {one.symbol: one.family for one in records if one.place == NOWHERE}
+    axes, symbols = (manifest.axes, f"{manifest.product}_") if manifest else (AXES, SYMBOLS)
     found: list[Variant] = []
     for entry in fatbin.report.select():
         if entry.arch is None:
             continue
         origin = replace(entry.origin, toolkit=toolkit or entry.origin.toolkit)
-        names = (kernel.name for kernel in fatbin.kernels(entry))
-        found.extend(_parse_symbols(names, entry.arch, origin))
-    return tuple(sorted(found, key=lambda variant: variant.symbol))
-
-
-def _parse_symbols(names: Iterable[str], arch: Arch, origin: Origin) -> list[Variant]:
-    return [
-        variant
-        for variant in (parse_symbol(name, arch, origin) for name in names)
-        if variant is not None
-    ]
+        for name in (kernel.name for kernel in fatbin.kernels(entry)):
+            placed = axes.read_symbol(name, symbols) if name not in plain else None
+            family, place = placed or (plain.get(name), NOWHERE)
+            if family is not None:
+                found.append(Variant.of(name, family, place, entry.arch, axes=axes, origin=origin))
+    return tuple(sorted(found, key=lambda variant: (variant.symbol, variant.arch)))
 
 
 def parse_symbol(symbol: str, arch: Arch, origin: Origin) -> Variant | None:
@@ -184,5 +194,8 @@ def find_differences(declared: Iterable[Variant], embedded: Iterable[Variant]) -
 
 
 def _add_proof(declared: tuple[Variant, ...], embedded: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    proofs = {variant.symbol: variant.proof for variant in declared}
-    return tuple(replace(variant, proof=proofs.get(variant.symbol, "")) for variant in embedded)
+    proofs = {(variant.symbol, variant.arch): variant.proof for variant in declared}
+    return tuple(
+        replace(variant, proof=proofs.get((variant.symbol, variant.arch), ""))
+        for variant in embedded
+    )

@@ -1,6 +1,6 @@
 """What sessions, workflows and images install from PyPI, by hash: `nox -s lock_requirements`.
 
-`<group>.txt` has every package that a dependency group of pyproject.toml needs, one version each,
+`<group>.txt` has every package that a dependency group of pyproject.toml, here or of the toolkit, needs, one version each,
 with the hashes of its wheels for the Pythons and CPUs below. An installer that is given such a file
 with `--require-hashes` takes no other package, and no other bytes of these. Where a version has no
 wheel, it is the hash of its sources. The files of groups that build and publish are in `locks/`
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import FlashDistError
 from .command import command
-from .project import PYPROJECT, ROOT, TEMPORARY, read_pyproject
+from .project import ROOT, TEMPORARY, load_groups, read_pyproject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ def constraints(*groups: str) -> str:
 
 
 def _show(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
 def _read_requirements(text: str) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _is_ours(wheel: str) -> bool:
 @command
 def main() -> int:
     """Command line."""
-    found = compile_locks(read_pyproject(PYPROJECT)["dependency-groups"])
+    found = compile_locks(load_groups())
     texts = {lock_path(name): text for name, text in found.items()}
     for folder in (LOCKS, OWN_LOCKS):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,8 @@
-"""What `pyproject.toml` says about the project itself, and where its tools write what."""
+"""Where the project is that is built, what it declares, and where its tools write what.
+
+The toolkit is a folder of the package that it builds, or is installed by itself and builds the
+project in the current folder.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,47 @@ import os
 import shutil
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import FlashDistError
-from ..product import FILE_NAME, NAME, VARIABLES
+from ..product import FILE_NAME, FOLDER, IMPORTED_AS, NAME, PROJECT_FOLDER, VARIABLES
+from .declaration import Project, read_declaration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-TOOLKIT = Path(__file__).resolve().parents[1]
-PACKAGE = TOOLKIT.parent  # the folder of the sources that wheels hold
-ROOT = PACKAGE.parent
-NATIVE = TOOLKIT / "native"  # C++ of any kernel library
-# Folders that build wheels; no wheel has them.
-NOT_INSTALLED = tuple(path.relative_to(ROOT) for path in (TOOLKIT / "make", NATIVE))
-MAKE = str(__package__)  # this folder, as Python names it
-PYPROJECT = ROOT / "pyproject.toml"
-README = ROOT / "README.md"
-ARCHSETS = PACKAGE / "archsets.json"
-PRODUCT_FILE = PACKAGE / FILE_NAME
-SOURCES = ROOT / "csrc"  # C++ and CUDA of the package
-TABLE = SOURCES / "kernels.toml"
-INCLUDES = (SOURCES, TOOLKIT)  # where #include looks, beside the folder of generated headers
-BUILD_FOLDER = f"{VARIABLES}BUILD_DIR"  # the variable that names where objects are kept
-TEMPORARY = f"{NAME}-"  # what the names of temporary folders begin with
+    from ..builds.published import Source
+
+TOOLKIT: Final = Path(__file__).resolve().parents[1]
+EMBEDDED: Final = bool(IMPORTED_AS)  # the toolkit is a folder of the package
+ROOT: Final = TOOLKIT.parents[1] if EMBEDDED else PROJECT_FOLDER or Path()
+
+
+def _find_package() -> Path:
+    """Return the folder of the sources that wheels hold."""
+    places = (ROOT / NAME, ROOT / "src" / NAME)
+    return TOOLKIT.parent if EMBEDDED else next(filter(Path.is_dir, places), places[0])
+
+
+PACKAGE: Final = _find_package()
+NATIVE: Final = TOOLKIT / "native"  # C++ of any kernel library
+MAKE: Final = str(__package__)  # this folder, as Python names it
+# What of the toolkit builds wheels, and is its own distribution; no wheel of a package has it.
+NOT_INSTALLED: Final = tuple(
+    TOOLKIT / name
+    for name in ("make", "native", "__main__.py", "backend.py", "sessions.py", "pyproject.toml")
+)
+PYPROJECT: Final = ROOT / "pyproject.toml"
+GROUPS: Final = TOOLKIT / "pyproject.toml"  # has the requirements of what builds and publishes
+README: Final = ROOT / "README.md"
+SETS_FILE: Final = (
+    PACKAGE / "archsets.json"
+)  # in every wheel; of a package with its own toolkit, a source
+PRODUCT_FILE: Final = PACKAGE / FILE_NAME
+BUILD_FOLDER: Final = f"{VARIABLES}BUILD_DIR"  # the variable that names where objects are kept
+TEMPORARY: Final = f"{NAME}-"  # what the names of temporary folders begin with
 
 
 def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -40,15 +59,40 @@ def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get(BUILD_FOLDER) or ROOT / "build")
 
 
-def find_installed(package: Path) -> list[Path]:
-    """Return the modules and data of the package that a wheel has: all but what builds it."""
-    left_out = {package / path.relative_to(TOOLKIT.parent.name) for path in NOT_INSTALLED}
+def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
+    """Return the modules and data of a folder that a wheel has: all but what builds it.
+
+    Args:
+        package: The folder.
+        toolkit: The toolkit in it; by default that of this package, where it has one.
+    """
+    toolkit = toolkit or package / TOOLKIT.name
+    left_out = {toolkit / path.name for path in NOT_INSTALLED}
     found = sorted(package.rglob("*"))
     return [
         path
         for path in found
-        if path.suffix in {".json", ".py", ".typed"} and not left_out & set(path.parents)
+        if path.suffix in {".json", ".py", ".typed"} and not left_out & {path, *path.parents}
     ]
+
+
+def stage_toolkit(folder: Path) -> Path:
+    """Copy a toolkit that is installed by itself to where the next build finds it again.
+
+    Python finds it there, too, without what is installed beside the original.
+
+    An isolated environment lies in another folder each time, and objects are those of one path.
+    Files that are equal keep their time: what was compiled from them stays.
+    """
+    staged = folder / "toolkit" / FOLDER
+    for path in sorted(TOOLKIT.rglob("*")):
+        copy = staged / path.relative_to(TOOLKIT)
+        if path.is_dir() or "__pycache__" in path.parts:
+            continue
+        if not copy.is_file() or copy.read_bytes() != path.read_bytes():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    return staged
 
 
 def made_mark(folder: Path) -> Path:
@@ -91,26 +135,6 @@ def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
     return f"{before}{begin}{new}{end}{rest.partition(end)[2]}"
 
 
-@dataclass(frozen=True)
-class Project:
-    """The table of the package below `[tool]`."""
-
-    version: str
-    torch_min: str
-    torch_tested_max: str
-    source_date_epoch: int
-    dependencies: list[str]  # of every wheel
-
-    def wheel_version(self, toolkit: str, label: str) -> str:
-        """Return the version of one wheel: 0.1.0+cu130.hopper."""
-        return f"{self.version}+cu{toolkit.replace('.', '')}.{label}"
-
-    @property
-    def epoch(self) -> str:
-        """SOURCE_DATE_EPOCH of a build: the environment's, or the one of this version."""
-        return os.environ.get("SOURCE_DATE_EPOCH", str(self.source_date_epoch))
-
-
 def read_pyproject(path: Path = PYPROJECT) -> dict[str, Any]:
     """Read a whole `pyproject.toml`."""
     if sys.version_info >= (3, 11):
@@ -121,12 +145,36 @@ def read_pyproject(path: Path = PYPROJECT) -> dict[str, Any]:
     return found
 
 
+def load_groups(*, own: bool = True) -> dict[str, Any]:
+    """Return the dependency groups of the toolkit, and `own` ones of the project."""
+    files = (GROUPS, PYPROJECT) if own else (GROUPS,)
+    found: dict[str, Any] = {}
+    for path in files:
+        found |= read_pyproject(path).get("dependency-groups", {})
+    return found
+
+
 def load_project(path: Path = PYPROJECT) -> Project:
-    """Read the project's own table."""
-    return Project(**read_pyproject(path)["tool"][NAME])
+    """Read what the project declares.
+
+    Raises:
+        FlashDistError: Nothing can be built from it.
+    """
+    return _load_project(path)
 
 
-def load_requirements(group: str, path: Path = PYPROJECT) -> list[str]:
+@cache
+def _load_project(path: Path) -> Project:
+    try:
+        data = read_pyproject(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read `{path}`: {reason}"
+        raise FlashDistError(message) from error
+    return read_declaration(data, path.parent)
+
+
+def load_requirements(group: str, path: Path = GROUPS) -> list[str]:
     """Read a dependency group that is a list of strings, one a line.
 
     TOML writes it as Python does, and Python 3.10 has no reader of TOML before one is installed.
@@ -146,3 +194,6 @@ def read_report(label: str, folder: Path | None = None) -> str:
     """Return what was left for a set, here or in the build folder of a container."""
     path = report_path(label) if folder is None else folder / "reports" / f"{label}.txt"
     return path.read_text(encoding="utf-8").strip()
+
+
+ARCHSETS: Final[Source] = SETS_FILE if EMBEDDED else load_project().sets  # of the project

@@ -17,8 +17,7 @@ from ..errors import FlashDistError, explain_os_error
 from .building.choose import choose_sets, same_major, toolkits_of
 from .container.engine import find_engine
 from .locks import BESIDE, NOT_COVERED, UNLOCKED, flatten, is_covered, locked
-from .project import ARCHSETS, ROOT, load_project
-from .project import PYPROJECT as PYPROJECT_PATH
+from .project import ARCHSETS, EMBEDDED, ROOT, load_groups, load_project
 from .release.channels import CHANNELS
 from .toolchain.install import install_toolkit
 from .toolchain.nvcc import home_variable, named_home, release_of, tool_version
@@ -32,8 +31,9 @@ if TYPE_CHECKING:
 
     Session = Callable[[nox.Session], None]
 
-PYPROJECT: Final = nox.project.load_toml(PYPROJECT_PATH)
+GROUPS: Final = load_groups()
 NATIVE: Final = "--native"
+_KEY: Final = "dependency-groups"
 # Plugins that lie beside a machine's torch (pytest-benchmark warns of xdist) are left out of tests.
 PLUGINS: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
 
@@ -66,18 +66,20 @@ def session_of(function: Session | None = None, /, **options: Any) -> Any:
 def install(session: nox.Session, *groups: str) -> None:
     """Install dependency groups of pyproject.toml, by hash; torch comes last and without."""
     distinct = dict.fromkeys(BESIDE if name == UNLOCKED else name for name in groups)
-    session.install(*words_of(session, *distinct))
-    if UNLOCKED in groups:
-        session.install(*nox.project.dependency_groups(PYPROJECT, UNLOCKED))
+    own = [] if EMBEDDED else [name for name in distinct if name not in load_groups(own=False)]
+    session.install(*words_of(session, *(name for name in distinct if name not in own)))
+    unlocked = [*own, *({UNLOCKED} & set(groups))]
+    if unlocked:
+        session.install(*nox.project.dependency_groups({_KEY: GROUPS}, *unlocked))
 
 
 def words_of(session: nox.Session, *groups: str) -> list[str]:
     """Return what the installer of this session is told for groups: files with hashes."""
     if not is_covered():
         session.log(f"{NOT_COVERED}: installed without hashes")
-        return list(nox.project.dependency_groups(PYPROJECT, *groups))
+        return list(nox.project.dependency_groups({_KEY: GROUPS}, *groups))
     try:
-        return locked({name: flatten(PYPROJECT["dependency-groups"], name) for name in groups})
+        return locked({name: flatten(GROUPS, name) for name in groups})
     except FlashDistError as error:
         session.error(str(error))
 

@@ -53,6 +53,9 @@ class Place(NamedTuple):
     plan: int  # KB of shared memory; 0 needs no opt-in
 
 
+NOWHERE: Final = Place((), (), 0)  # of a kernel that no table has: it has no axes
+
+
 @dataclass(frozen=True)
 class Word:
     """A value of an axis `equal`."""
@@ -196,7 +199,12 @@ class Axes:
     # --- plain data -----------------------------------------------------------------------------
 
     def describe(self, place: Place | KernelKey) -> dict[str, Value]:
-        """Return the values by the names of their axes, as they stand in JSON."""
+        """Return the values by the names of their axes, as they stand in JSON.
+
+        A kernel without axes has none.
+        """
+        if not (place.words or place.sizes):
+            return {}
         values: dict[str, Value] = dict(zip(self.key, (*place.words, *place.sizes), strict=True))
         return (
             {**values, self.plan: place.plan} if self.plan and isinstance(place, Place) else values
@@ -205,11 +213,15 @@ class Axes:
     def place(self, values: Mapping[str, Any]) -> Place:
         """Read values by the names of their axes; one that is absent has its default.
 
+        A kernel with none of them has no axes.
+
         Raises:
             KeyError: An axis without a default has no value.
             TypeError: A value is not of the axis.
         """
         found: dict[str, Any] = {}
+        if not any(axis.name in values for axis in self.every):
+            return NOWHERE
         for axis in self.every:
             if axis.rule == "last":
                 continue

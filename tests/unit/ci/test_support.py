@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ci.places import read_table
 from ci.support import MARKS, load_table, main, make_table
 from flash_dist.toolkit.make.kernels.table import Row, Table
 from flash_dist.toolkit.make.project import README, replace_between
@@ -14,7 +15,7 @@ from flash_dist.toolkit.targets.devices import Device
 if TYPE_CHECKING:
     from pathlib import Path
 
-TABLE = Table.load()
+TABLE = read_table()
 GPUS = [Device(7, 5), Device(8, 0), Device(9, 0), Device(12, 0)]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from flash_dist.toolkit.make.project import INCLUDES
+from ci.places import INCLUDES
 from tests.unit.made.planner import require_compiler
 
 if TYPE_CHECKING:

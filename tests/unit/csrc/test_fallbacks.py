@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from ci.places import TABLE, read_table
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.kernels.generate import generate
 from flash_dist.toolkit.make.kernels.table import Table
-from flash_dist.toolkit.make.project import TABLE
 from flash_dist.toolkit.targets.archs import ArchSet
 from flash_dist.toolkit.targets.axes import KernelKey
 from flash_dist.toolkit.targets.devices import Device
@@ -72,7 +72,7 @@ def roles_without_opt_in(table: Table) -> set[str]:
 
 
 def test_families_leave_half_filled_calls_by_their_key(plant: Plant) -> None:
-    real = Table.load()
+    real = read_table()
     planted = plant(*without_leaves("refuse_dq_gemm_sm90"))
     for head_dim, family in ((32, "bwd_dq_gemm"), (48, "bwd_dq_gemm_sm90")):
         assert family_for(real, "bwd_dq_gemm", head_dim) == family
@@ -80,7 +80,7 @@ def test_families_leave_half_filled_calls_by_their_key(plant: Plant) -> None:
 
 
 def test_roles_with_stand_ins_need_not_run(plant: Plant) -> None:
-    others = roles_without_opt_in(Table.load())
+    others = roles_without_opt_in(read_table())
     assert "bwd_fused" not in others
     assert "bwd_dq_gemm" in others
     planted = plant(STAND_INS, f'{STAND_INS}\nbwd_dq_gemm = ["bwd_dq_recompute"]')
@@ -110,7 +110,7 @@ def test_calls_are_left_to_general_families(plant: Plant, old: str, new: str, sa
 
 
 def test_cpp_and_the_manifest_get_the_same_facts(plant: Plant, tmp_path: Path) -> None:
-    for table in (Table.load(), plant(*without_leaves("refuse_fwd_sm90"))):
+    for table in (read_table(), plant(*without_leaves("refuse_fwd_sm90"))):
         generate(table.only([32], ["bf16"]), ArchSet.parse("9.0a").archs, [], tmp_path)
         data = json.loads((tmp_path / "fallbacks.json").read_text(encoding="utf-8"))
         assert Fallbacks.from_json(data) == table.fallbacks
@@ -127,7 +127,7 @@ def test_cpp_and_the_manifest_get_the_same_facts(plant: Plant, tmp_path: Path) -
 
 
 def test_builds_that_do_not_state_the_facts_are_judged_alike() -> None:
-    table = Table.load().only([32, 64, 128], ["bf16"])
+    table = read_table().only([32, 64, 128], ["bf16"])
     stated = make_table_build(table, "8.0;9.0a")
     silent = make_table_build(table, "8.0;9.0a", stated=False)
     assert silent.told_fallbacks is None
@@ -146,13 +146,13 @@ def test_the_planner_launches_the_stand_ins() -> None:
         blocks_per_sm=2,
     )  # fmt: skip
     launched = [step["role"] for step in made["steps"]]
-    assert launched == ["bwd_delta", *Table.load().fallbacks.stand_ins["bwd_fused"]]
+    assert launched == ["bwd_delta", *read_table().fallbacks.stand_ins["bwd_fused"]]
 
 
 def test_the_facts_round_trip() -> None:
-    facts = Table.load().fallbacks
+    facts = read_table().fallbacks
     assert Fallbacks.from_json(facts.to_json()) == facts
     assert (
-        Fallbacks.infer({one.name: one.role for one in Table.load().families}).leaves_half_filled
+        Fallbacks.infer({one.name: one.role for one in read_table().families}).leaves_half_filled
         == facts.leaves_half_filled
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from flash_dist.toolkit.make.project import INCLUDES
+from ci.places import INCLUDES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from ci.places import read_table
 from flash_dist.toolkit.builds.published import load_archsets
-from flash_dist.toolkit.make.kernels.table import Table
 from flash_dist.toolkit.targets.archs import OWN_TARGETS, TOOLKIT_ARCHS, ArchSet
 from flash_dist.toolkit.targets.compatibility import judge
 from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, Device, parse_version
@@ -37,7 +37,7 @@ NEWEST: Final = max(TOOLKIT_ARCHS, key=parse_version)
 COMPILABLE: Final = sorted(
     x for arch in TOOLKIT_ARCHS[NEWEST] for x in (arch, replace(arch, ptx=True))
 )
-TABLE: Final = Table.load()
+TABLE: Final = read_table()
 
 
 @cache

@@ -13,9 +13,9 @@ from typing import Final
 
 import torch
 
+from ci.places import INCLUDES, SOURCES, read_table
 from flash_dist.toolkit.make.kernels.generate import generate
-from flash_dist.toolkit.make.kernels.table import Table
-from flash_dist.toolkit.make.project import INCLUDES, NATIVE, SOURCES
+from flash_dist.toolkit.make.project import NATIVE
 from flash_dist.toolkit.targets.archs import ArchSet
 
 from .planner import require_compiler
@@ -86,7 +86,7 @@ def _library() -> ctypes.CDLL:
     require_compiler()
     folder = Path(_FOLDER.name)
     archs = ArchSet.parse("8.0;9.0a").archs
-    table = Table.load()
+    table = read_table()
     families = (
         replace(
             family,

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 import pytest
 
+from ci.places import INCLUDES, SOURCES, read_table
 from flash_dist.toolkit.make.kernels.render import render_product, render_roles
-from flash_dist.toolkit.make.kernels.table import Table
-from flash_dist.toolkit.make.project import INCLUDES, SOURCES
 
 MIB: Final = 1 << 20
 BAND: Final = 0  # of masks
@@ -84,7 +83,7 @@ def planner() -> Path:
     """Return the compiled planner, csrc/debug/plans.cpp."""
     require_compiler()
     folder = Path(_FOLDER.name)
-    for name, text in (("roles.h", render_roles(load_table())), ("product.h", render_product())):
+    for name, text in (("roles.h", render_roles(read_table())), ("product.h", render_product())):
         (folder / name).write_text(text, encoding="utf-8")
     program = folder / "plans"
     sources = [str(SOURCES / name) for name in ("debug/plans.cpp", "host/plan.cpp")]
@@ -96,12 +95,6 @@ def planner() -> Path:
 
 def _include(generated: Path) -> list[str]:
     return [f"-I{path}" for path in (*INCLUDES, generated)]
-
-
-@cache
-def load_table() -> Table:
-    """Read csrc/kernels.toml."""
-    return Table.load()
 
 
 def plan_backward(**request: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of Call and of Gpu
@@ -134,5 +127,5 @@ def _line_of(call: Call) -> str:
 
 @cache
 def _compiled_sizes(role: str) -> tuple[tuple[int, ...], ...]:
-    rows = (row for family in load_table().families if family.role == role for row in family.rows)
+    rows = (row for family in read_table().families if family.role == role for row in family.rows)
     return tuple(sorted({row.sizes for row in rows}))

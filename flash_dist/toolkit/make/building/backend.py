@@ -33,7 +33,6 @@ from .plan import make_plan, plan_this_build, run_preflight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import ModuleType
 
     Settings = Mapping[str, Any] | None
 
@@ -60,7 +59,7 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
 
 
 def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
-    """Say what setup.py imports."""
+    """Say what packs the sources."""
     del config_settings
     return load_requirements("backend")
 
@@ -81,9 +80,12 @@ def prepare_metadata_for_build_wheel(
     metadata_directory: str, config_settings: Settings = None
 ) -> str:
     """Write the wheel's metadata; nothing is compiled."""
+    from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
+
     del config_settings
-    name: str = _setuptools().prepare_metadata_for_build_wheel(metadata_directory)
-    return name
+    pack("dist_info", "--output-dir", metadata_directory)
+    (made,) = Path(metadata_directory).glob("*.dist-info")
+    return made.name
 
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
@@ -91,9 +93,9 @@ def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     from .sdist import normalise  # noqa: PLC0415 - what only this hook needs
 
     del config_settings
-    name: str = _setuptools().build_sdist(sdist_directory)
-    normalise(Path(sdist_directory) / name, int(load_project().epoch))
-    return name
+    made = _pack(Path(sdist_directory), "sdist", "--formats", "gztar")
+    normalise(made, int(load_project().epoch))
+    return made.name
 
 
 def build_wheel(
@@ -102,12 +104,22 @@ def build_wheel(
     metadata_directory: str | None = None,
 ) -> str:
     """Compile one wheel, give it its platform tag, and let it pass the audit."""
-    del metadata_directory  # setup.py writes the same again
+    del metadata_directory  # packing writes the same again
     if _unfinished(config_settings):
-        name: str = _setuptools().build_wheel(wheel_directory)
-        return name
+        return _pack(Path(wheel_directory), "bdist_wheel").name
     with told_in_a_sentence():
         return _build_finished(Path(wheel_directory)).name
+
+
+def _pack(target: Path, *words: str) -> Path:
+    """Let setuptools make one file, and move it to its folder when it is whole."""
+    from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
+
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=target) as folder:
+        pack(*words, "--dist-dir", folder)
+        (made,) = Path(folder).iterdir()
+        return made.replace(target / made.name)
 
 
 def _build_finished(target: Path) -> Path:
@@ -118,7 +130,7 @@ def _build_finished(target: Path) -> Path:
     plan = plan_this_build()
     print(plan, flush=True)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        raw = Path(folder) / _setuptools().build_wheel(folder)
+        raw = _pack(Path(folder) / "raw", "bdist_wheel")
         wheel = repair(raw, os.environ, Path(folder) / "repaired")
         audit(wheel, plan.archset)
         finished = Path(shutil.move(wheel, target / wheel.name))
@@ -149,9 +161,3 @@ def _require_gil() -> None:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         message = f"Python {sys.version.split()[0]} is a free-threaded build, which loads no abi3"
         raise BackendError(message, hint="use the ordinary build of Python 3.10 or newer")
-
-
-def _setuptools() -> ModuleType:
-    from setuptools import build_meta  # noqa: PLC0415 - absent until the requirements are there
-
-    return build_meta

@@ -18,7 +18,7 @@ from ...targets.advice import describe_device
 from ...targets.archs import describe_plain
 from ...targets.devices import driver_supports_toolkit, toolkit_driver
 from ...targets.needs import choose_target
-from ..project import ARCHSETS
+from ..project import ARCHSETS, load_project
 from ..toolchain.nvcc import installed_home, named_home, release_of, tool_version
 from ..toolchain.preflight import check, read_host
 from .choose import NAMED, NATIVE, SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
@@ -57,12 +57,14 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
     Raises:
         FlashDistError: They cannot be built here.
     """
-    return choose_targets(environ, find_release(environ), ask_driver)
+    plan = choose_targets(environ, find_release(environ), ask_driver)
+    load_project().require_targets(plan.archset)
+    return plan
 
 
 @cache
 def plan_this_build() -> BuildPlan:
-    """Make the plan of this process once: the backend shares it with setup.py, which it runs.
+    """Make the plan of this process once: the hooks of the backend share it.
 
     Raises:
         FlashDistError: As of `make_plan`.

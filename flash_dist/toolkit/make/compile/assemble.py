@@ -17,8 +17,8 @@ from ...errors import FlashDistError
 from ...gpucode.fatbin import open_fatbin
 from ...targets.compatibility import judge
 from ...targets.devices import KIB
-from ..project import ROOT
-from .ptxas import EXCEPTIONS, KernelResources, SpillException, parse_ptxas, refusals
+from ..declaration import SPILLS_PLACE
+from .ptxas import KernelResources, SpillException, parse_ptxas, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,11 +38,11 @@ class AssembleError(FlashDistError):
 
 @dataclass(frozen=True)
 class Ptx:
-    """The PTX of one object file: one kernel."""
+    """The PTX of one object file: of a table one kernel, of a plain file all of its kernels."""
 
     arch: Arch
     text: bytes
-    symbol: str
+    symbols: tuple[str, ...]
 
 
 def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
@@ -52,9 +52,9 @@ def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
         with open_fatbin(path) as fatbin:
             for entry in fatbin.report.entries:
                 if entry.kind == "ptx" and entry.arch is not None:
-                    (kernel,) = fatbin.kernels(entry)
+                    names = tuple(kernel.name for kernel in fatbin.kernels(entry))
                     text = fatbin.payload(entry).rstrip(b"\0")
-                    found.append(Ptx(entry.arch, text, kernel.name))
+                    found.append(Ptx(entry.arch, text, names))
     return found
 
 
@@ -82,8 +82,10 @@ def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]])
     Args:
         symbol: The kernel.
         target: For the GPUs.
-        places: Family and place of each kernel.
+        places: Family and place of each kernel of a table.
     """
+    if symbol not in places:
+        return True
     family, mine = places[symbol]
     fitting = [
         place.plan
@@ -137,7 +139,7 @@ def assemble(
         message = f"{len(refused)} PTX kernels are refused:\n" + "\n".join(refused)
         raise AssembleError(
             message,
-            hint=f"reduce the tile, or see {EXCEPTIONS.relative_to(ROOT)}",
+            hint=f"reduce the tile, or allow it in {SPILLS_PLACE}",
         )
     return [kernel for text in outputs for kernel in parse_ptxas(text)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from ...builds.declared import CODECS
@@ -18,28 +19,39 @@ from ...builds.manifest import (
 )
 from ...builds.published import load_proofs
 from ...errors import ManifestError
+from ...gpucode.fatbin import open_fatbin
+from ...product import PRODUCT
 from ...targets.archs import Arch
-from ...targets.axes import AXES
+from ...targets.axes import AXES, NOWHERE
 from ...targets.devices import (
     format_version,
     toolkit_compression,
     toolkit_driver,
     toolkit_ptx_isa,
 )
-from ..project import ARCHSETS, NATIVE, PRODUCT_FILE, ROOT, SOURCES, TOOLKIT, load_project
+from ..project import (
+    ARCHSETS,
+    EMBEDDED,
+    NATIVE,
+    PRODUCT_FILE,
+    PYPROJECT,
+    ROOT,
+    TOOLKIT,
+    load_project,
+)
 from ..toolchain.nvcc import glibc_version, gxx_version
 from .parts import find_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from ...gpucode.cubin import KernelInfo
+    from ..declaration import Plain
     from ..toolchain.nvcc import Toolchain
     from .native import NativeBuild, NativeOptions
 
 FLAGS = ("-O3", "-std=c++17")
-# Sources of the libraries.
-_COMPILED: Final = (SOURCES, NATIVE, TOOLKIT / "make" / "kernels", PRODUCT_FILE)
 _NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folders
 
 
@@ -68,6 +80,10 @@ def make_manifest(build: NativeBuild, options: NativeOptions, package: Path) -> 
         parts=find_parts(build.folder, options.toolchain, options.headers),
         files=tuple(sorted(list_files(package))),
         fallbacks=build.fallbacks,
+        libraries=PRODUCT.libraries,
+        dependencies=project.dependencies,
+        scripts=project.scripts,
+        licenses=project.licenses,
     )
 
 
@@ -88,14 +104,31 @@ def list_files(package: Path) -> Iterator[str]:
 def hash_sources(root: Path = ROOT) -> str:
     """Return one hash of the files that the libraries are compiled from, and of their names."""
     digest = hashlib.sha256()
-    places = [root / place.relative_to(ROOT) for place in _COMPILED]
-    found = {path for place in places for path in (place, *place.rglob("*")) if path.is_file()}
-    for path in sorted(found):
-        name = path.relative_to(root)
+    for name, path in sorted(_list_sources(root).items()):
         if not _NOT_COMPILED & set(name.parts):
             code = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{code} {name.as_posix()}\n".encode())
     return digest.hexdigest()
+
+
+def _list_sources(root: Path) -> dict[PurePosixPath, Path]:
+    """Return the sources of the libraries by name: those of the project, and of the toolkit."""
+    product = PRODUCT_FILE if EMBEDDED else PYPROJECT
+    places = [root / place.relative_to(ROOT) for place in (*load_project().compiled, product)]
+    own = (NATIVE, TOOLKIT / "make" / "kernels")
+    if EMBEDDED:
+        places += [root / place.relative_to(ROOT) for place in own]
+    found = {
+        PurePosixPath(path.relative_to(root)): path
+        for place in places
+        for path in (place, *place.rglob("*"))
+        if path.is_file()
+    }
+    for place in () if EMBEDDED else own:
+        for path in place.rglob("*"):
+            if path.is_file():
+                found["toolkit" / PurePosixPath(path.relative_to(TOOLKIT))] = path
+    return found
 
 
 def _compression(toolchain: Toolchain) -> str:
@@ -110,11 +143,59 @@ def proof_of(arch: Arch) -> str:
 
 
 def _kernel_records(build: NativeBuild) -> list[KernelRecord]:
-    compiled = {kernel.symbol: kernel for kernel in build.resources}
     assembled: defaultdict[str, list[Assembled]] = defaultdict(list)
     for kernel in build.assembled:
         result = Assembled(Arch.parse(kernel.target), kernel.registers, kernel.spill_bytes)
         assembled[kernel.symbol].append(result)
+    return [*_table_records(build, assembled), *_plain_records(build, assembled)]
+
+
+def _plain_records(
+    build: NativeBuild, assembled: Mapping[str, list[Assembled]]
+) -> Iterator[KernelRecord]:
+    """Yield a record for each kernel of a plain file and each of its targets.
+
+    Which of them are in an object, and what they cost, the object says: ptxas prints the names of
+    all, and templates are compiled where they are used.
+    """
+    spilled = {(one.symbol, one.target): one.spill_bytes for one in build.resources}
+    for file, compiled in build.plain:
+        with open_fatbin(compiled) as fatbin:
+            for entry in fatbin.report.entries:
+                for kernel in fatbin.kernels(entry) if entry.arch else ():
+                    yield _plain_record(file, kernel, spilled, assembled)
+
+
+def _plain_record(
+    file: Plain,
+    kernel: KernelInfo,
+    spilled: Mapping[tuple[str, str], int],
+    assembled: Mapping[str, list[Assembled]],
+) -> KernelRecord:
+    arch = kernel.arch or Arch(0, 0)
+    told = sorted(assembled.get(kernel.name, ()), key=lambda one: one.target)
+    return KernelRecord(
+        symbol=kernel.name,
+        family=file.family,
+        place=NOWHERE,
+        target=arch,
+        registers=kernel.registers,
+        spill_bytes=None if arch.ptx else spilled.get((kernel.name, str(arch)), 0),
+        stack_bytes=kernel.stack,
+        static_smem=kernel.static_smem,
+        dynamic_smem=0,
+        threads=kernel.max_threads,
+        proof=proof_of(arch),
+        assembled_for=tuple(told) if arch.ptx else (),
+        source=file.path.name,
+        role=file.role,
+    )
+
+
+def _table_records(
+    build: NativeBuild, assembled: Mapping[str, list[Assembled]]
+) -> list[KernelRecord]:
+    compiled = {kernel.symbol: kernel for kernel in build.resources}
     records = []
     for variant in build.variants:
         resources = compiled.get(variant["symbol"])
@@ -132,7 +213,9 @@ def _kernel_records(build: NativeBuild) -> list[KernelRecord]:
                 dynamic_smem=variant["dynamic_smem"],
                 threads=variant["threads"],
                 proof=proof_of(target),
-                assembled_for=tuple(sorted(assembled[variant["symbol"]], key=lambda a: a.target)),
+                assembled_for=tuple(
+                    sorted(assembled.get(variant["symbol"], ()), key=lambda a: a.target)
+                ),
                 source=variant["source"],
                 role=variant["role"],
             )

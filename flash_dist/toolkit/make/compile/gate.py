@@ -1,12 +1,13 @@
 """Compiler launcher: runs nvcc, keeps what ptxas says, fails when a kernel spills or worse.
 
 CMake puts it before every nvcc call:
-`python gate.py [--report-only] [ccache] nvcc ... -o OBJECT`.
+`python gate.py [--report-only] [--exceptions FILE] [ccache] nvcc ... -o OBJECT`.
 The text lies next to the object as OBJECT.ptxas.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +16,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-if not __package__:  # CMake names the file
-    __package__ = ".".join(Path(__file__).resolve().parts[-5:-1])
-    sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
-
-from .ptxas import EXCEPTIONS, load_exceptions, ptxas_lines, refusals
+if __package__:
+    from .ptxas import load_exceptions, ptxas_lines, refusals
+else:  # CMake names the file
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    from ptxas import (  # type: ignore[import-not-found, no-redef]
+        load_exceptions,
+        ptxas_lines,
+        refusals,
+    )
 
 
 def main(argv: list[str]) -> int:
     """Run the command and judge its ptxas output."""
-    report_only = argv[0] == "--report-only"
-    command = argv[1:] if report_only else argv
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--report-only", action="store_true")
+    parser.add_argument("--exceptions", type=Path)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    args = parser.parse_args(argv)
+    command, report_only = args.command, args.report_only
     done = subprocess.run(
         command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -35,11 +44,12 @@ def main(argv: list[str]) -> int:
     if done.returncode or "-o" not in command:
         return done.returncode
     target = Path(command[command.index("-o") + 1])
-    refused = refusals(done.stdout, load_exceptions())
+    refused = refusals(done.stdout, load_exceptions(args.exceptions))
     _say(f"{'warning' if report_only else 'error'}: {sentence}" for sentence in refused)
     if refused and not report_only:
         target.unlink(missing_ok=True)
-        _say(["", f"hint: reduce the tile, or see {EXCEPTIONS}"])
+        named = args.exceptions or "`spills` of [tool.kernels.gates]"
+        _say(["", f"hint: reduce the tile, or allow it in {named}"])
         return 1
     text = "".join(f"{line}\n" for line in from_ptxas)
     target.with_name(f"{target.name}.ptxas").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Compile the two libraries with CMake and judge every kernel. Called by setup.py.
+"""Compile the libraries of a package with CMake and judge every kernel.
 
 The build folder keeps the objects of every target it ever compiled, so that the next arch set
 compiles only what is new to it.
@@ -12,26 +12,29 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...builds.linkage import RUNTIME_PATH, has_shared_runtime
 from ...errors import FlashDistError
-from ...product import BINDING, KERNELS, NAME, VARIABLES
+from ...product import FOLDER, NAME, PRODUCT, VARIABLES
 from ...targets.archs import Arch
 from ...targets.axes import AXES
 from ...targets.fallbacks import Fallbacks
-from ..project import NATIVE, SOURCES, build_folder
+from ..kernels.generate import write_if_changed
+from ..project import EMBEDDED, NATIVE, ROOT, build_folder, load_project, stage_toolkit
 from ..toolchain.cross import ASKED, TARGETS, ask_foreign
 from .assemble import Assembler, assemble, is_taken, read_ptx, targets_of
+from .plain import Group, list_groups, write_groups
 from .ptxas import KernelResources, load_exceptions, parse_ptxas
 from .symbols import check_symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ...targets.archs import ArchSet
+    from ..declaration import Plain, Project
     from ..toolchain.cross import Target
     from ..toolchain.nvcc import Toolchain
     from ..toolchain.torch_headers import TorchHeaders
@@ -56,10 +59,12 @@ class NativeBuild:
     compiled: int
     reused: int
 
+    plain: tuple[tuple[Plain, Path], ...] = ()  # files and the objects that they became
+
     @property
-    def libraries(self) -> tuple[Path, Path]:
-        """The two libraries."""
-        return self.folder / KERNELS, self.folder / BINDING
+    def libraries(self) -> tuple[Path, ...]:
+        """The compiled files of the package."""
+        return tuple(self.folder / name for name in PRODUCT.libraries)
 
     def __str__(self) -> str:
         return f"{self.compiled} objects compiled, {self.reused} reused"
@@ -74,6 +79,12 @@ class NativeOptions:
     toolchain: Toolchain
     headers: TorchHeaders
     jobs: int
+    project: Project = field(default_factory=load_project)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """What plain files are compiled into."""
+        return list_groups(self.project.plain, self.archset.archs)
 
     @property
     def folder(self) -> Path:
@@ -93,11 +104,13 @@ def build_native(options: NativeOptions) -> NativeBuild:
     _configure(options, folder)
     before = _object_times(folder)
     _run(["cmake", "--build", str(folder), "--parallel", str(options.jobs)], hint=OUT_OF_MEMORY)
-    objects = _objects_of(options.archset, folder)
+    objects = _objects_of(options, folder)
     compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
     print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
-    _load_runtime(options.toolchain)
-    variants = tuple(_read_variants(folder, options.target))
+    variants: tuple[dict[str, Any], ...] = ()
+    if options.project.table:
+        _load_runtime(options.toolchain)
+        variants = tuple(_read_variants(folder, options.target))
     return NativeBuild(
         folder=folder,
         variants=variants,
@@ -106,15 +119,25 @@ def build_native(options: NativeOptions) -> NativeBuild:
         assembled=tuple(_assemble(options, objects, variants)),
         compiled=compiled,
         reused=len(objects) - compiled,
+        plain=tuple(_plain_objects(options, folder)),
     )
 
 
 def _configure(options: NativeOptions, folder: Path) -> None:
-    forget_moved(folder, options.toolchain.tool("nvcc"))
+    native = NATIVE if EMBEDDED else stage_toolkit(build_folder()) / "native"
+    forget_moved(folder, options.toolchain.tool("nvcc"), native)
     shared = has_shared_runtime(options.toolchain.cuda)
+    project = options.project
     definitions = {
         "PRODUCT": NAME,
-        "SOURCES": str(SOURCES),
+        "ROOT": str(ROOT),
+        "GENERATE": f"{FOLDER}.make.kernels.generate",
+        "TABLE": str(project.table or ""),
+        "INCLUDE": _list(project.include),
+        "HOST": _list(project.host),
+        "BINDING": _list(project.binding),
+        "PLAIN": str(write_groups(options.groups, folder)) if project.plain else "",
+        "EXCEPTIONS": str(_write_exceptions(project, folder) or ""),
         "ARCHS": str(options.archset),
         "TORCH_INCLUDE": str(options.headers.include),
         "CMAKE_CUDA_COMPILER": options.toolchain.tool("nvcc"),
@@ -130,8 +153,22 @@ def _configure(options: NativeOptions, folder: Path) -> None:
     if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
         definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
-    command = ["cmake", "-S", str(NATIVE), "-B", str(folder), "-G", "Ninja"]
+    command = ["cmake", "-S", str(native), "-B", str(folder), "-G", "Ninja"]
     _run([*command, *(f"-D{name}={value}" for name, value in definitions.items())])
+
+
+def _list(paths: Iterable[Path]) -> str:
+    """Write paths as a list of CMake."""
+    return ";".join(map(str, paths))
+
+
+def _write_exceptions(project: Project, folder: Path) -> Path | None:
+    """Return a file with the kernels that may spill; None if none may."""
+    if isinstance(project.spills, Path) or not project.spills:
+        return project.spills or None
+    path = folder / "spills.json"
+    write_if_changed(path, json.dumps({"exception": list(project.spills)}, indent=1))
+    return path
 
 
 def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
@@ -167,16 +204,29 @@ def _object_times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.o")}
 
 
-def _objects_of(archset: ArchSet, folder: Path) -> list[Path]:
+def _objects_of(options: NativeOptions, folder: Path) -> list[Path]:
     """Return what is linked: the objects of the set's targets and of the host code.
 
     Objects stay in the folder when their source goes: these are left out.
     """
     text = (folder / "compile_commands.json").read_text(encoding="utf-8")
     outputs = {folder / command["output"] for command in json.loads(text)}
-    names = (*map(str, archset.archs), f"{NAME}_kernels", f"{NAME}_torch")
+    archs = map(str, options.archset.archs)
+    plain = (one.name for one in options.groups)
+    names = (*archs, *plain, f"{NAME}_kernels", f"{NAME}_torch")
     folders = {_object_folder(folder, name) for name in names}
     return sorted(path for path in outputs if folders & set(path.parents))
+
+
+def _plain_objects(options: NativeOptions, folder: Path) -> Iterator[tuple[Plain, Path]]:
+    """Yield each plain file with its object for the targets of the set."""
+    text = (folder / "compile_commands.json").read_text(encoding="utf-8")
+    outputs = {(one["file"], folder / one["output"]) for one in json.loads(text)}
+    files = {str(one.path): one for one in options.project.plain}
+    folders = {_object_folder(folder, group.name) for group in options.groups}
+    for name, path in sorted(outputs):
+        if name in files and folders & set(path.parents):
+            yield files[name], path
 
 
 def _object_folder(folder: Path, name: str) -> Path:
@@ -197,7 +247,7 @@ def _read_generated(folder: Path, name: str) -> Any:  # noqa: ANN401 - JSON of t
 def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, Any]]:
     """Join what was asked for with the launch sizes, which only the library knows."""
     declared = _read_generated(folder, "variants.json")
-    built = {variant["symbol"]: variant for variant in ask(folder / KERNELS, target)}
+    built = {variant["symbol"]: variant for variant in ask(folder / PRODUCT.library, target)}
     for variant in declared:
         yield {**built[variant["symbol"]], **variant}
 
@@ -233,7 +283,9 @@ def _assemble(
     options: NativeOptions, objects: Iterable[Path], variants: Iterable[Mapping[str, Any]]
 ) -> list[KernelResources]:
     folder, toolchain = options.folder, options.toolchain
-    folders = {_object_folder(folder, str(arch)) for arch in options.archset.archs if arch.ptx}
+    names = [str(arch) for arch in options.archset.archs if arch.ptx]
+    names += [one.name for one in options.groups if any(arch.ptx for arch in one.archs)]
+    folders = {_object_folder(folder, name) for name in names}
     texts = read_ptx(path for path in objects if folders & set(path.parents))
     machine = options.archset.machine
     published = [one for one in options.published if one.machine == machine]
@@ -246,7 +298,9 @@ def _assemble(
         (ptx, target)
         for ptx in texts
         for target in targets_of(ptx.arch, published, options.archset.archs)
-        if target.number == ptx.arch.number or is_taken(ptx.symbol, target, places)
+        if target.number == ptx.arch.number
+        or any(is_taken(symbol, target, places) for symbol in ptx.symbols)
     ]
     assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")
-    return assemble(work, assembler, load_exceptions(), options.jobs)
+    exceptions = load_exceptions(_write_exceptions(options.project, folder))
+    return assemble(work, assembler, exceptions, options.jobs)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
-
-from ..project import SOURCES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -18,8 +17,6 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-EXCEPTIONS = SOURCES / "spill_exceptions.toml"
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -87,9 +84,12 @@ def refusals(text: str, exceptions: Sequence[SpillException]) -> list[str]:
     ]
 
 
-def load_exceptions(path: Path = EXCEPTIONS) -> list[SpillException]:
-    """Read the written exceptions."""
-    data = tomllib.loads(path.read_text(encoding="utf-8"))
+def load_exceptions(path: Path | None) -> list[SpillException]:
+    """Read the written exceptions, in TOML or JSON; without a file there are none."""
+    if path is None:
+        return []
+    text = path.read_text(encoding="utf-8")
+    data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     return [SpillException(**entry) for entry in data.get("exception", [])]
 
 

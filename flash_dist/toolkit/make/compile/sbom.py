@@ -1,6 +1,6 @@
 """The bill of materials inside a wheel: `dist-info/sboms/PACKAGE.cdx.json` (PEP 770).
 
-CycloneDX 1.6, made from `_build.json` and the bytes of the two libraries: no clock, no chance.
+CycloneDX 1.6, made from `_build.json` and the bytes of the libraries: no clock, no chance.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from ...builds.contents import BINDING, KERNELS
-from ...builds.sbom import FILE_NAME, PROPERTY
+from ...builds.contents import LIBRARIES
+from ...builds.sbom import bill_name
 from ...indexes.index import PROJECT
 from ...product import NAME
 from ..project import load_project
@@ -42,12 +42,10 @@ def write_sbom(dist_info: Path, manifest: Manifest) -> None:
         manifest: What the package declares.
     """
     root = dist_info.parent
-    files = {
-        name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in (KERNELS, BINDING)
-    }
+    files = {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in LIBRARIES}
     folder = dist_info / "sboms"
     folder.mkdir()
-    (folder / FILE_NAME).write_text(make_sbom(manifest, files), encoding="utf-8")
+    (folder / bill_name(NAME)).write_text(make_sbom(manifest, files), encoding="utf-8")
 
 
 def make_sbom(manifest: Manifest, files: Mapping[str, str]) -> str:
@@ -119,4 +117,4 @@ def _describe_file(name: str, sha256: str) -> Component:
 
 
 def _properties(told: Mapping[str, str]) -> list[Property]:
-    return [Property(name=f"{PROPERTY}{name}", value=value) for name, value in told.items()]
+    return [Property(name=f"{NAME}:{name}", value=value) for name, value in told.items()]

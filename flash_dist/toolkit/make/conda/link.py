@@ -21,27 +21,30 @@ else:
     from backports import zstd
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
-def add_link(path: Path) -> None:
-    """Let the clients that install a package write its console script."""
+def add_link(path: Path, scripts: Sequence[str]) -> None:
+    """Let the clients that install a package write its console scripts."""
+    if not scripts:
+        return
     with zipfile.ZipFile(path) as archive:
         members = [(one, archive.read(one)) for one in archive.infolist()]
     with zipfile.ZipFile(path, "w") as archive:
         for old, data in members:
             one = zipfile.ZipInfo(old.filename, old.date_time)  # no extra fields
             one.external_attr = old.external_attr
-            archive.writestr(one, _add_to_info(data) if _is_info(one) else data)
+            archive.writestr(one, _add_to_info(data, scripts) if _is_info(one) else data)
 
 
 def _is_info(one: zipfile.ZipInfo) -> bool:
     return one.filename.startswith("info-")
 
 
-def _add_to_info(packed: bytes) -> bytes:
+def _add_to_info(packed: bytes, scripts: Sequence[str]) -> bytes:
     """Return the archive with link.json behind its last member, with the times of that."""
-    text, out = json.dumps(make_link(), indent=2).encode(), io.BytesIO()
+    text, out = json.dumps(make_link(scripts), indent=2).encode(), io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(zstd.decompress(packed))) as old,
         tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as new,

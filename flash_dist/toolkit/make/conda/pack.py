@@ -98,7 +98,7 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
         except RattlerBuildError as error:
             message = f"rattler-build does not pack `{one.file_name}`: {error}"
             raise ArtefactError(message) from error
-    add_link(path)
+    add_link(path, one.manifest.scripts)
     return path
 
 

@@ -107,7 +107,7 @@ def main() -> None:
         "--known", nargs="*", default=[], metavar="TARGET", help="targets of earlier configurations"
     )
     parser.add_argument("--out", required=True, type=Path, help="folder to write to")
-    parser.add_argument("--table", required=True, type=Path, help="the table of kernels")
+    parser.add_argument("--table", type=Path, help="the table of kernels; without it there is none")
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="VALUE", help="words and first sizes to keep"
     )
@@ -115,7 +115,7 @@ def main() -> None:
     linked = ArchSet.parse(args.archs, name="--archs").archs
     others = sorted(set(map(Arch.parse, args.known)) - set(linked))
     try:
-        table = Table.load(args.table)
+        table = Table.load(args.table) if args.table else Table.none()
     except FlashDistError as error:
         parser.error(str(error))
     sizes = {str(row.sizes[0]) for family in table.families for row in family.rows if row.sizes}

@@ -19,7 +19,6 @@ from ...targets.compatibility import judge
 from ...targets.devices import KNOWN_DEVICES
 from ...targets.fallbacks import Fallbacks
 from ...targets.verdict import floor_of
-from ..project import TABLE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -166,7 +165,12 @@ class Table:
     own_headers: Path | None = None  # a module with `headers()`: texts by name
 
     @classmethod
-    def load(cls, path: Path = TABLE) -> Table:
+    def none(cls) -> Table:
+        """Return the table of a package whose kernels are all plain files."""
+        return cls({}, (), Fallbacks({}, frozenset()))
+
+    @classmethod
+    def load(cls, path: Path) -> Table:
         """Read the table."""
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         plans = {int(name): size for name, size in data["smem_plans"].items()}

@@ -1,4 +1,4 @@
-"""The torch headers that the binding includes: about 50 files, 0.4 of the 527 MB of a torch wheel.
+"""The headers of torch's stable ABI: about 150 files, 1 of the 527 MB of a torch wheel.
 
 `torch_headers.toml` pins the torch version and the SHA-256 of every header. They are taken from a
 wheel that pip can already see (find-links), else by range requests from the wheel on the package
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ...errors import FlashDistError
 from ..command import command
-from ..project import NATIVE, ROOT, SOURCES
+from ..project import NATIVE, ROOT, load_project
 from .client_settings import find_links, find_torch, index_url
 
 if sys.version_info >= (3, 11):
@@ -39,8 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LOCK = Path(__file__).resolve().with_name("torch_headers.toml")
-BINDING = (SOURCES / "binding", NATIVE / "binding")  # all that includes torch headers
 PREFIX = "torch/include/"
+# What bindings on the stable ABI may include.
+STABLE = tuple(
+    f"{PREFIX}torch/{folder}/"
+    for folder in ("csrc/stable", "headeronly", "csrc/inductor/aoti_torch/c")
+)
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
@@ -134,9 +138,13 @@ def _checked_lock() -> Lock:
 
 
 def _read_binding() -> str:
-    """Return the text of all files of the binding."""
-    files = sorted(path for folder in BINDING for path in folder.iterdir() if path.is_file())
-    return "".join(path.read_text(encoding="utf-8") for path in files)
+    """Return the text of all files that may include torch headers."""
+    project = load_project()
+    files = {*project.binding, *(one.path for one in project.plain)}
+    folders = {NATIVE / "binding", *(path.parent for path in project.binding)}
+    files |= {path for folder in folders for path in folder.iterdir() if path.is_file()}
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in sorted(files))
+    return "".join(texts)
 
 
 def extract(archive: Archive, lock: Lock, include: Path) -> int:
@@ -250,7 +258,8 @@ def write_lock(version: str) -> Lock:
             contents[name] = archive.read(PREFIX + name)
             return contents[name].decode()
 
-        names = closure(_INCLUDE.findall(_read_binding()), read)
+        stable = (name.removeprefix(PREFIX) for name in members if name.startswith(STABLE))
+        names = closure([*_INCLUDE.findall(_read_binding()), *stable], read)
     lock = Lock(version, {name: _sha256(contents[name]) for name in names})
     LOCK.write_text(str(lock), encoding="utf-8")
     return lock

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...binaries.wheel import open_wheel
-from ...builds.contents import KERNELS, read_manifest
+from ...builds.contents import LIBRARIES, read_manifest
 from ...gpucode.fatbin import open_fatbin
 from ...gpucode.kernel_code import hash_kernels
 from ...product import NAME
@@ -51,13 +51,14 @@ def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
     """Return the code of the kernels of all wheels: each toolkit makes its own."""
     kernels: defaultdict[str, set[str]] = defaultdict(set)
     for path in paths:
-        with (
-            open_wheel(path) as wheel,
-            wheel.unpacked(KERNELS) as file,
-            open_fatbin(KERNELS, file, archive=wheel.path) as fatbin,
-        ):
-            for name, code in hash_kernels(fatbin).items():
-                kernels[name].add(code)
+        with open_wheel(path) as wheel:
+            for member in LIBRARIES:
+                with (
+                    wheel.unpacked(member) as file,
+                    open_fatbin(member, file, archive=wheel.path) as fatbin,
+                ):
+                    for name, code in hash_kernels(fatbin).items():
+                        kernels[name].add(code)
     return dict(kernels)
 
 

@@ -23,7 +23,7 @@ from packaging.version import Version
 from ...audit.own import audit_wheel, describe_failure
 from ...audit.verify import verify_wheel
 from ...binaries.wheel import open_wheel
-from ...builds.contents import BINDING, KERNELS, MANIFEST
+from ...builds.contents import LIBRARIES, MANIFEST
 from ...builds.published import load_archsets
 from ...cli.audit import print_audit
 from ...cli.terminal.results import make_console, print_result
@@ -32,8 +32,9 @@ from ...product import NAME
 from ...targets.archs import ArchSet
 from ...targets.wording import list_few
 from ..command import command
+from ..building.run_time import run_time_files
 from ..compile.build_info import hash_sources
-from ..project import ARCHSETS, MAKE, ROOT, TEMPORARY, find_installed, load_project
+from ..project import ARCHSETS, MAKE, PACKAGE, ROOT, TEMPORARY, find_installed, load_project
 from .platform_tags import require_glibc, require_platform, require_same_tags
 
 if TYPE_CHECKING:
@@ -107,18 +108,19 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
 
 def require_package(wheel: Path, root: Path = ROOT) -> None:
     """Insist on the Python files and the data of the package, as they are in the sources."""
-    package = root / NAME
+    package = root / PACKAGE.relative_to(ROOT)
     files = find_installed(package)
-    sources = {path.relative_to(root).as_posix(): path for path in files}
+    sources = {f"{NAME}/{path.relative_to(package).as_posix()}": path.read_bytes() for path in files}
+    sources |= {f"{NAME}/{name}": data for name, data in run_time_files().items()}
     with open_wheel(wheel) as opened:
         packed = set(opened.names)
         missing = [name for name in sorted(sources) if name not in packed]
         other = [
             name
             for name in sorted(packed & sources.keys())
-            if opened.read(name) != sources[name].read_bytes()
+            if opened.read(name) != sources[name]
         ]
-    built = {MANIFEST, KERNELS, BINDING, *sources}
+    built = {MANIFEST, *LIBRARIES, *sources}
     strange = [name for name in sorted(packed - built) if name.startswith(f"{NAME}/")]
     wrong = [
         *(f"{name} is missing" for name in missing),

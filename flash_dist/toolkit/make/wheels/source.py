@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from ...binaries.wheel import open_wheel
 from ...builds.console_script import FILE_NAME as SCRIPTS
-from ...builds.contents import BINDING, KERNELS, MANIFEST
-from ...builds.sbom import FILE_NAME as BILL
+from ...builds.contents import LIBRARIES, MANIFEST
+from ...builds.sbom import bill_name
 from ...errors import FlashDistError
 from ...product import NAME
 from ..compile.build_info import hash_sources
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 BUILT_FROM: Final = (NAME, "csrc", "ci", "setup.py", "pyproject.toml", "README.md")
 _PACKED: Final = (NAME, "LICENSE", "README.md")  # as they are
-_BUILT: Final = frozenset({MANIFEST, KERNELS, BINDING})
+_BUILT: Final = frozenset({MANIFEST, *LIBRARIES})
 _INFO: Final = re.compile(rf"{NAME}-[^/]+\.dist-info/(.+)")
-_WRITTEN: Final = frozenset({"WHEEL", "RECORD", SCRIPTS, "top_level.txt", f"sboms/{BILL}"})
+_WRITTEN: Final = frozenset(
+    {"WHEEL", "RECORD", SCRIPTS, "top_level.txt", f"sboms/{bill_name(NAME)}"}
+)
 _LICENSE: Final = "licenses/LICENSE"
 
 
@@ -90,7 +92,7 @@ def read_source(root: Path = ROOT) -> Source:
     blobs = {}
     for line in ask_git(root, "ls-tree", "-r", "HEAD", *_PACKED).splitlines():
         told, _, name = line.partition("\t")
-        if not any((root / name).is_relative_to(root / path) for path in NOT_INSTALLED):
+        if not any((ROOT / name).is_relative_to(path) for path in NOT_INSTALLED):
             blobs[name] = told.split()[2]
     return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_sources(root))
 

@@ -11,8 +11,9 @@ import pytest
 
 from ci.dry_run.check import check, find_archs, find_changed, find_unrecorded
 from ci.dry_run.plans import H200, Recorded, run_dry
+from ci.places import SOURCES
 from csrc.headers import LAYOUT
-from flash_dist.toolkit.make.project import ROOT, SOURCES
+from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.make.wheels.fingerprints import RECORDED
 from flash_dist.toolkit.selftest.fingerprints import hash_code, read_references
 from flash_dist.toolkit.selftest.plan import CasePlan

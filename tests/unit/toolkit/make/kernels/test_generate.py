@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ci.places import read_table
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.kernels.generate import generate
 from flash_dist.toolkit.make.kernels.render import render_own_plans, render_plans
@@ -108,7 +109,7 @@ def test_a_target_gets_its_dtypes_and_the_plans_it_has_room_for(
 
 
 def test_every_variant_of_the_real_table_has_a_symbol_of_its_own() -> None:
-    real = Table.load()
+    real = read_table()
     archs = ArchSet.parse("7.5;8.0+PTX;9.0a;9.0;10.0f;12.0+PTX").archs
     symbols = [variant.symbol for arch in archs for variant in real.variants(arch)]
     assert len(symbols) == len(set(symbols))
@@ -198,7 +199,7 @@ def test_a_debug_build_keeps_one_head_dim_and_dtype(table: Table) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_debug_build_can_make_every_call_of_its_head_dim(head_dim: int) -> None:
     target = Arch.parse("sm_80")
-    kept = Table.load().only([head_dim], ["bf16"]).variants(target)
+    kept = read_table().only([head_dim], ["bf16"]).variants(target)
     roles = {v.family.role for v in kept}
     assert {"fwd", "bwd_dkdv", "decode", "decode_fold", "append"} <= roles
     sizes = {v.row.sizes[0] for v in kept if v.family.name not in {"decode_fold", "append"}}
@@ -318,7 +319,7 @@ def test_a_family_for_all_targets_has_no_row_with_scored(tmp_path: Path) -> None
 @pytest.mark.parametrize("smem", [232448, 166912, 101376, 65536])
 def test_families_of_bent_scores_are_not_what_is_known_to_serve_a_size(smem: int) -> None:
     # what is chosen without arguments is told by doctor, and its code kept with fingerprints
-    built = make_table_build(Table.load())
+    built = make_table_build(read_table())
     assert any(one.comes_last for one in built.variants)
     here = Situation(Device(9, 0), smem_limit=smem)
     chosen = [judge_kernel(key, built, here).variant for key in built.keys]

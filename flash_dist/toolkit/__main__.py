@@ -1,0 +1,18 @@
+"""`python -m` for a toolkit that is installed by itself, and its console script."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line and end the process."""
+    try:
+        from .cli import main as run  # noqa: PLC0415 - a table with an error is told in a sentence
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

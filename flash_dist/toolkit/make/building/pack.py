@@ -1,0 +1,188 @@
+"""Pack a wheel or the sources with setuptools: what a project declares, compiled and described.
+
+setuptools reads `[project]` and `[tool.setuptools]` of pyproject.toml as ever. This adds what
+depends on the arch set: version, dependencies, the libraries and the record of the build. A package
+that this toolkit is no folder of gets a copy of its run-time half, `_toolkit`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from setuptools import Distribution, Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+from ...builds.linkage import REQUIREMENTS, runtime_requirements
+from ...builds.manifest import FILE_NAME as MANIFEST
+from ...builds.manifest import load_manifest
+from ...builds.published import load_archsets
+from ...product import NAME
+from ..command import told_in_a_sentence
+from ..compile.build_info import make_manifest
+from ..compile.native import NativeOptions, build_native
+from ..compile.sbom import write_sbom
+from ..project import (
+    ARCHSETS,
+    EMBEDDED,
+    NOT_INSTALLED,
+    PACKAGE,
+    PYPROJECT,
+    ROOT,
+    TEMPORARY,
+    build_folder,
+    load_project,
+    read_pyproject,
+    report_path,
+)
+from ..toolchain.cross import target_machine
+from ..toolchain.nvcc import find_toolchain
+from ..toolchain.preflight import read_host
+from ..toolchain.torch_headers import find_headers
+from .plan import plan_this_build
+from .run_time import run_time_files
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+def choose_metadata(*, sources: bool) -> dict[str, Any]:
+    """Return version and dependencies of the wheel; the sources are of no arch set."""
+    project = load_project()
+    needed = [f"torch>={project.torch_min}", *REQUIREMENTS, *project.dependencies]
+    if sources:
+        return {"version": project.version, "install_requires": needed}
+    plan = plan_this_build()
+    return {
+        "version": project.wheel_version(plan.toolkit, plan.archset.label),
+        "install_requires": [*needed, *runtime_requirements(plan.toolkit)],
+    }
+
+
+class BuildNative(build_ext):
+    """Builds the libraries and the manifest in place of setuptools' one extension."""
+
+    def run(self) -> None:
+        """Compile, then copy into the package; what fails is told in a sentence."""
+        with told_in_a_sentence():
+            self.compile()
+
+    def compile(self) -> None:
+        """Call CMake and describe what came out."""
+        toolchain = find_toolchain()
+        headers = find_headers(build_folder() / "torch-headers")
+        print(headers, flush=True)
+        plan = plan_this_build()
+        jobs = read_host(os.environ).jobs
+        published = tuple(load_archsets(ARCHSETS).values())
+        options = NativeOptions(plan.archset, published, toolchain, headers, jobs)
+        build = build_native(options)
+        package = Path(self.build_lib) / NAME
+        package.mkdir(parents=True, exist_ok=True)
+        for library in build.libraries:
+            shutil.copy2(library, package)
+        for name, data in run_time_files().items():
+            path = package / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        manifest = make_manifest(build, options, package)  # the modules are there: build_py ran
+        (package / MANIFEST).write_text(manifest.to_text(), encoding="utf-8")
+        report = report_path(plan.archset.label)
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(f"{build}\n", encoding="utf-8")
+
+
+class BuildModules(build_py):
+    """Leaves out what of the toolkit builds wheels."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """List the modules of a folder: package, name and path."""
+        found = super().find_package_modules(package, package_dir)
+        left_out = set(NOT_INSTALLED)
+        return [
+            (*names, path)
+            for *names, path in found
+            if not left_out & {Path(path).resolve(), *Path(path).resolve().parents}
+        ]
+
+
+class WheelWithBill(bdist_wheel):
+    """Adds the bill of materials, so that RECORD lists it like every other file."""
+
+    def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:
+        """Write the bill where setuptools writes its last file before RECORD."""
+        super().write_wheelfile(wheelfile_base, *args)
+        dist_info = Path(wheelfile_base)
+        print(f"packing {dist_info.name.removesuffix('.dist-info')}", flush=True)
+        write_sbom(dist_info, load_manifest(dist_info.parent / NAME))
+
+
+class SdistWithSources(sdist):
+    """Adds what the libraries are compiled from, whatever MANIFEST.in says."""
+
+    def add_defaults(self) -> None:
+        """List the files that the table names, and the modules."""
+        super().add_defaults()
+        for place in () if EMBEDDED else load_project().compiled:
+            files = (one for one in (place, *place.rglob("*")) if one.is_file())
+            self.filelist.extend([one.relative_to(ROOT).as_posix() for one in files])
+
+
+def pack(*words: str) -> Distribution:
+    """Run setuptools with these words of a command line.
+
+    Everything temporary is in a staging folder of its own: no module deleted since the last build
+    comes back out of it, and nobody else who does the same at the same time touches it.
+    """
+    with told_in_a_sentence():
+        metadata = choose_metadata(sources="sdist" in words)
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as staging, warnings.catch_warnings():
+        # bdist_wheel itself does what this warns about
+        warnings.filterwarnings("ignore", "setup.py install is deprecated")
+        return setup(
+            **metadata,
+            **_find_modules(),
+            script_name="setup.py",
+            script_args=list(words),
+            verbose=False,  # warnings, but no line for each file, which `-v` shows
+            ext_modules=[Extension(f"{NAME}._C", sources=[], py_limited_api=True)],
+            cmdclass={
+                "build_py": BuildModules,
+                "build_ext": BuildNative,
+                "bdist_wheel": WheelWithBill,
+                "sdist": SdistWithSources,
+            },
+            options={
+                "bdist_wheel": {
+                    "py_limited_api": "cp310",
+                    "plat_name": f"linux_{target_machine()}",
+                },
+                "build": {"build_base": staging},
+            },
+        )
+
+
+def _find_modules() -> dict[str, Any]:
+    """Return the packages of a project that names none: its own, and nothing beside it."""
+    told = read_pyproject(PYPROJECT).get("tool", {}).get("setuptools", {})
+    if "packages" in told:
+        return {}
+    where = PACKAGE.parent.relative_to(ROOT).as_posix()
+    found: dict[str, Any] = {"packages": find_packages(where, include=[NAME, f"{NAME}.*"])}
+    if where != ".":
+        found["package_dir"] = {"": where}
+    if "package-data" not in told:
+        found["package_data"] = {"": ["*.json", "*.pyi", "py.typed"]}
+    return found
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run as `setup.py` does."""
+    pack(*(sys.argv[1:] if args is None else args))

@@ -1,0 +1,38 @@
+"""The run-time half of a toolkit that is installed by itself, as a package gets a copy of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ...builds.published import FILE_NAME as SETS
+from ...product import FILE_NAME, describe_product
+from ..project import ARCHSETS, EMBEDDED, TOOLKIT, find_installed, read_pyproject
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COPY: Final = "_toolkit"  # its folder in the package
+
+
+def run_time_files() -> dict[str, bytes]:
+    """Return what a wheel has in its package beside the project's own files, by name.
+
+    A package that has this toolkit as a part of its sources gets nothing.
+    """
+    if EMBEDDED:
+        return {}
+    found = {f"{COPY}/{_name(path)}": path.read_bytes() for path in find_installed(TOOLKIT, TOOLKIT)}
+    found[FILE_NAME] = _write(describe_product(read_pyproject()))
+    if isinstance(ARCHSETS, Mapping):
+        found[SETS] = _write(ARCHSETS)
+    return found
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(TOOLKIT).as_posix()
+
+
+def _write(data: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(data, indent=1)}\n".encode()

@@ -1,0 +1,91 @@
+"""Plain files of CUDA: each is compiled once, with the flags of all its targets.
+
+One object per target would be wrong for them: a kernel template that two objects instantiate has
+one weak stub in the host code of both, and the linker would keep one, with the kernels of its
+target alone. Kernels of a table carry their target in every name and may be compiled so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...targets.archs import Arch
+from ..kernels.generate import write_if_changed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ..declaration import Plain
+
+_KNOWN: Final = "plain.json"
+_DIGITS: Final = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files that are compiled with the same flags."""
+
+    archs: tuple[Arch, ...]
+    flags: tuple[str, ...]
+    sources: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its library of objects, which no other flags share."""
+        digest = hashlib.sha256(" ".join(self.flags).encode()).hexdigest()[:_DIGITS]
+        archs = "_".join(map(str, self.archs))
+        return f"plain-{archs}-{digest}" if self.flags else f"plain-{archs}"
+
+    def to_cmake(self) -> str:
+        """Write its variables."""
+        sources = "\n    ".join(f'"{path.as_posix()}"' for path in self.sources)
+        flags = " ".join(f'"{flag}"' for flag in (*(a.gencode for a in self.archs), *self.flags))
+        return f"set({self.name}_SOURCES\n    {sources})\nset({self.name}_FLAGS {flags})\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "archs": [str(arch) for arch in self.archs],
+            "flags": list(self.flags),
+            "sources": [str(path) for path in self.sources],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Group:
+        """Read plain data; files that are gone are left out."""
+        sources = tuple(path for path in map(Path, data["sources"]) if path.is_file())
+        return cls(tuple(map(Arch.parse, data["archs"])), tuple(data["flags"]), sources)
+
+
+def list_groups(files: Iterable[Plain], archs: Sequence[Arch]) -> tuple[Group, ...]:
+    """Return the groups of the files of a package for the targets of a set."""
+    found: defaultdict[tuple[tuple[Arch, ...], tuple[str, ...]], list[Path]] = defaultdict(list)
+    for one in files:
+        found[one.archs_in(archs), one.flags].append(one.path)
+    return tuple(Group(*key, tuple(paths)) for key, paths in found.items())
+
+
+def write_groups(groups: Sequence[Group], folder: Path) -> Path:
+    """Write the file that CMake includes, and return it.
+
+    Ninja deletes objects that its build file does not name: the groups of other sets that the
+    folder has compiled stay in it, so that the next set finds its objects.
+    """
+    known = {one.name: one for one in (*_read_known(folder / _KNOWN), *groups) if one.sources}
+    linked = " ".join(one.name for one in groups)
+    lines = [f"set(PLAIN_GROUPS {' '.join(known)})\n", f"set(LINKED_GROUPS {linked})\n"]
+    path = folder / "plain.cmake"
+    write_if_changed(path, "".join([*lines, *(one.to_cmake() for one in known.values())]))
+    write_if_changed(folder / _KNOWN, json.dumps([one.to_json() for one in known.values()]))
+    return path
+
+
+def _read_known(path: Path) -> list[Group]:
+    if not path.is_file():
+        return []
+    return [Group.from_json(one) for one in json.loads(path.read_text(encoding="utf-8"))]
