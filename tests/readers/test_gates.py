@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.builds.contents import BINDING, KERNELS, read_manifest
+from flash_dist.toolkit.builds.contents import read_manifest
 from flash_dist.toolkit.builds.linkage import BINDING_NEEDS
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.builds.sbom import FILE_NAME
@@ -21,6 +21,7 @@ from flash_dist.toolkit.make.compile.sbom import make_sbom
 from flash_dist.toolkit.make.project import ARCHSETS
 from tests.readers.test_wheels import DIST
 from tests.unit.made.library_builder import Lab, needs_gcc
+from tests.unit.made.names import BINDING, KERNELS
 from tests.unit.made.whole_wheel import make_record
 
 if TYPE_CHECKING:

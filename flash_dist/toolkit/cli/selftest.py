@@ -62,9 +62,9 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "selftest",
         summary="run the kernels: check bits, values and crashes",
-        description="Run forward and backward on every GPU, with poisoned memory and on two "
-        "streams at once. out, lse, dq, dk and dv must have the same bits in all runs and agree "
-        "with a float64 reference.",
+        description="Run the cases of the package on every GPU, with poisoned memory and on two "
+        "streams at once. The results must have the same bits in all runs and agree with a float64 "
+        "reference.",
         epilog=EPILOG,
     )
     add_runs(parser, DEFAULT_RUNS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +94,16 @@ class SelftestReport:
             tail = f"; {more} more finding{'s' if more > 1 else ''}" if more else ""
             return f"{first.summary}{where}{tail}"
         return (
-            f"{self.cases} cases, {self.runs} runs each: out, lse, dq, dk, dv bit-equal and "
+            f"{self.cases} cases, {self.runs} runs each: {self.tensors} bit-equal and "
             f"values right ({self.seconds:.0f} s)"
         )
+
+    @property
+    def tensors(self) -> str:
+        """What the cases compute; those that few of them do are not named."""
+        counts = Counter(name for one in self.digests for name in one.digests)
+        common = [name for name, count in counts.items() if 2 * count >= len(self.digests)]
+        return ", ".join(common) or "results"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""

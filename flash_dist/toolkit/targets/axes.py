@@ -279,7 +279,7 @@ class Axes:
     def _pattern(self) -> str:
         def number(axis: Axis) -> str:
             before, after = map(re.escape, axis.symbol.split("{}"))
-            text = f"{before}(?P<{axis.name}>[0-9]{{1,4}}){after}"
+            text = f"{before}(?P<{axis.name}>[0-9]{{1,6}}){after}"
             return f"(?:{text})?" if axis.default or axis.rule == "fits" else text
 
         words = "".join(f"_(?P<{axis.name}>{_WORD.pattern})" for axis in self.of("equal"))

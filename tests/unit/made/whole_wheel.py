@@ -7,8 +7,7 @@ import hashlib
 import zipfile
 from typing import TYPE_CHECKING
 
-from flash_dist.toolkit.builds.console_script import ENTRY_POINTS
-from flash_dist.toolkit.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.toolkit.builds.contents import MANIFEST
 from flash_dist.toolkit.builds.linkage import BINDING_NEEDS, requirements_of
 from flash_dist.toolkit.builds.manifest import Part as OthersPart
 from flash_dist.toolkit.make.compile.sbom import make_sbom
@@ -22,6 +21,7 @@ from tests.unit.made.fatbin_builder import (
     cubin,
     entry,
 )
+from tests.unit.made.names import BINDING, ENTRY_POINTS, KERNELS
 from tests.unit.toolkit.builds.test_manifest import make_kernel, make_manifest
 
 if TYPE_CHECKING:

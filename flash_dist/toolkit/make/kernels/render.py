@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...product import NAME, PROGRAM, SYMBOLS
+from ...product import NAME, SYMBOLS
 from ...targets.axes import AXES
 from ...targets.devices import INTEGRATED
 from ...targets.verdict import SMEM_VARIABLE
@@ -56,7 +56,7 @@ def render_names() -> str:
 
 #define KERNEL_C(name) {SYMBOLS}##name  // a function of the C interface
 #define PRODUCT_NAME "{NAME}"
-#define PRODUCT_PROGRAM "{PROGRAM}"
+#define PRODUCT_PROGRAM "python -m {NAME}"
 #define SMEM_LIMIT_VARIABLE "{SMEM_VARIABLE}"
 """
 

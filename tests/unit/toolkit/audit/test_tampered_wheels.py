@@ -16,11 +16,12 @@ from packaging.requirements import Requirement
 
 from flash_dist.toolkit.audit import identity
 from flash_dist.toolkit.audit.verify import verify_wheel
-from flash_dist.toolkit.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.toolkit.builds.contents import MANIFEST
 from flash_dist.toolkit.builds.linkage import requirements_of
 from flash_dist.toolkit.make.project import load_project
 from tests.unit.made.dynamic_builder import make_linked
 from tests.unit.made.hostile import HOSTILE, places, put
+from tests.unit.made.names import BINDING, KERNELS
 from tests.unit.made.whole_wheel import (
     INFO,
     LICENSE,

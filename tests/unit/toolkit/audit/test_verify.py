@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.toolkit.audit.verify import verify_wheel
-from flash_dist.toolkit.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.toolkit.builds.contents import MANIFEST
 from flash_dist.toolkit.builds.declared import declare_build
 from flash_dist.toolkit.builds.listing import read_listing
 from flash_dist.toolkit.checks.install import check_build
 from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.errors import ManifestError
 from tests.unit.made.builds import HOPPER, make_environment
+from tests.unit.made.names import BINDING, KERNELS
 from tests.unit.made.whole_wheel import (
     INFO,
     NAME,

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.__main__ import run
-from flash_dist.toolkit.builds.console_script import ENTRY_POINTS
 from flash_dist.toolkit.cli import expand_alias, main, make_parser
 from flash_dist.toolkit.cli.terminal.results import make_console
 from flash_dist.toolkit.make.project import README, read_pyproject
 from flash_dist.toolkit.product import PRODUCT
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+from tests.unit.made.names import ENTRY_POINTS
 
 if TYPE_CHECKING:
     from tests.unit.made.command import Cli

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.toolkit.builds.contents import MANIFEST
 from flash_dist.toolkit.builds.manifest import FILE_NAME
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+from tests.unit.made.names import BINDING, KERNELS
 
 if TYPE_CHECKING:
     from pathlib import Path

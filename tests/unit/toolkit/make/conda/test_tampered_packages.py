@@ -14,6 +14,7 @@ import pytest
 
 from flash_dist.toolkit.audit.verify import verify_wheel
 from flash_dist.toolkit.builds.console_script import make_link
+from flash_dist.toolkit.make.project import load_project
 from tests.unit.made.fatbin_builder import zstd
 from tests.unit.made.hostile import HOSTILE, places, put
 from tests.unit.made.whole_wheel import INFO
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 
 SITE = "site-packages/"
 INIT = f"{SITE}flash_dist/__init__.py"
-EVIL_LINK = json.dumps(make_link()).replace("flash_dist.__main__:run", "evil:main").encode()
+EVIL_LINK = (
+    json.dumps(make_link(load_project().scripts))
+    .replace("flash_dist.__main__:run", "evil:main")
+    .encode()
+)
 
 
 @dataclass

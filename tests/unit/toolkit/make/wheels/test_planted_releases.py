@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist.toolkit.builds.contents import KERNELS
 from flash_dist.toolkit.builds.manifest import TargetInfo
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.compile.build_info import hash_sources
 from flash_dist.toolkit.make.project import ROOT, find_installed, load_project
 from flash_dist.toolkit.make.wheels import gates
 from flash_dist.toolkit.targets.archs import ArchSet
+from tests.unit.made.names import KERNELS
 from tests.unit.made.whole_wheel import (
     INFO,
     NAME,

@@ -1,0 +1,10 @@
+"""Names in the wheels of this package."""
+
+from __future__ import annotations
+
+from flash_dist.toolkit.builds.console_script import write_scripts
+from flash_dist.toolkit.builds.contents import LIBRARIES
+from flash_dist.toolkit.make.project import load_project
+
+KERNELS, BINDING = LIBRARIES
+ENTRY_POINTS = write_scripts(load_project().scripts)
