@@ -18,7 +18,7 @@ from ci.trials.foreign import PYTHON
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.locks import BESIDE, lock_path
-from flash_dist.toolkit.make.project import ARCHSETS, load_project
+from flash_dist.toolkit.make.project import ARCHSETS, TOOLKIT, load_project
 from flash_dist.toolkit.make.release.channels import CHANNELS, Row, released
 from flash_dist.toolkit.make.sessions import (
     GROUPS,
@@ -61,6 +61,7 @@ CHOICES = {
 # The newest versions, for `nox -s newest_nvcc`; all others are locked.
 NEWEST_TOOLKIT = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-tileiras", "cuda-cccl")
 SMALL_SET = "hopper"  # one target: what tests build
+OWN_SET = "all"  # of examples/own_kernels
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones do not import beside its newest version
@@ -188,6 +189,43 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
     install(session, "runtime", *groups, "torch")
     install_wheel(session, wheel)
     session.chdir(session.create_tmp())
+
+
+@session_of
+def toolkit(session: nox.Session) -> None:
+    """Build the toolkit by itself, for anybody's kernels: dist/toolkit/fatwheel-*.whl, .tar.gz."""
+    install(session, "build")
+    out = ROOT / "dist" / "toolkit"
+    shutil.rmtree(out, ignore_errors=True)
+    tree = str(_copy_toolkit(session))
+    session.run("python", "-m", "build", "--no-isolation", "--outdir", str(out), tree)
+
+
+@session_of
+def own_kernels(session: nox.Session) -> None:
+    """Build, judge and test examples/own_kernels as a stranger does, without a GPU."""
+    session.install(str(_copy_toolkit(session)), "nox", "uv")
+    tree = ROOT / "build" / "own_kernels"
+    shutil.copytree(ROOT / "examples" / "own_kernels", tree, dirs_exist_ok=True)
+    command = ["python", "-m", "nox", "-f", str(tree / "noxfile.py"), "-s"]
+    session.run(*command, "build_wheels", "--", "--native", OWN_SET)
+    wheel = next((tree / "dist" / OWN_SET).glob("*.whl"))
+    install(session, "runtime", "gpu", "torch")
+    install_wheel(session, wheel)
+    session.chdir(session.create_tmp())
+    program = ["python", "-m", "own_kernels"]
+    session.run(*program, "doctor", "--gpu", "7.5,8.6,9.0,12.0", "--driver", "580")
+    session.run(*program, "verify", str(wheel))
+    session.run(*program, "audit", "--require", "7.5;8.0+PTX;9.0a", str(wheel))
+    session.run(*program, "selftest", "--device", "cpu")
+    session.run("python", "-m", "pytest", "--import-mode=importlib", str(tree / "tests"))
+
+
+def _copy_toolkit(session: nox.Session) -> Path:
+    """Copy the toolkit, so that building it leaves nothing among the sources."""
+    tree = Path(session.create_tmp()) / "toolkit"
+    shutil.rmtree(tree, ignore_errors=True)
+    return Path(shutil.copytree(TOOLKIT, tree, ignore=shutil.ignore_patterns("__pycache__")))
 
 
 @session_of(requires=["small_wheel"])

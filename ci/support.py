@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from ci.places import read_table
 from flash_dist.toolkit.make.command import command
-from flash_dist.toolkit.make.kernels.table import Table, Variant
 from flash_dist.toolkit.make.project import README, replace_between, write_table
 from flash_dist.toolkit.targets.archs import Arch
 from flash_dist.toolkit.targets.axes import name_sizes, smallest_size
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from flash_dist.toolkit.make.kernels.table import Table, Variant
     from flash_dist.toolkit.targets.devices import Device
 
     Size = tuple[int, ...]  # head_dim of q and k, and of v

@@ -24,7 +24,7 @@ from ci.trials.clients import Environment, call_openly, runs_here
 from flash_dist.toolkit.builds.linkage import runtime_requirements
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.command import command
-from flash_dist.toolkit.make.project import ARCHSETS, README, ROOT, replace_between
+from flash_dist.toolkit.make.project import README, ROOT, SETS_FILE, replace_between
 from flash_dist.toolkit.make.wheels.artefacts import find_artefacts, newest_first
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def choose(artefacts: Iterable[Artefact]) -> list[Artefact]:
     return [by_set[name] for name in names]
 
 
-def write(rows: Sequence[Row], table: str, readme: Path = README, data: Path = ARCHSETS) -> None:
+def write(rows: Sequence[Row], table: str, readme: Path = README, data: Path = SETS_FILE) -> None:
     """Put the table between the marks of the README, and the sizes into archsets.json."""
     text = replace_between(MARKS, readme.read_text(encoding="utf-8"), table)
     readme.write_text(text, encoding="utf-8")

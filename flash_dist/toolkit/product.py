@@ -8,11 +8,12 @@ needed: the toolkit itself imports nothing of the package.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ FILE_NAME: Final = "product.json"
 IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # empty: installed by itself
 FOLDER: Final = __package__ or ""  # the toolkit, as Python names it
 BINDING: Final = "_C.abi3.so"
+PLACEHOLDER: Final = "https://INDEX/"  # for the address of an index that a project does not name
 TABLE: Final = "kernels"  # of pyproject.toml, below `tool`
 
 _PACKAGE: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
@@ -52,7 +54,9 @@ class Product:
     cases: str = ""  # returns what chooses the cases of the selftest, see `selftest.case`
     variables: tuple[Variable, ...] = ()
     torch_note: str = ""  # says what `doctor -v` shows below torch, given GPUs and torch's version
-    subcommands: Mapping[str, str] = field(default_factory=dict)  # by name: a module
+    subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by name: a module
+    # What compiling its PTX takes, measured: with CUDA_MODULE_LOADING `lazy` and `eager`.
+    jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Product:
@@ -88,11 +92,12 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
     told = str(own.get("package") or package_of(str(project.get("name", ""))))
     name = told if _PACKAGE.fullmatch(told) else "package"
     urls = _table(project, "urls")
+    index = str(own.get("index") or urls.get("Index") or f"{PLACEHOLDER}{name}/")
     return {
         "name": name,
         "library": f"lib{name}_kernels.so" if dispatch else BINDING,
         "summary": str(project.get("description") or f"CUDA kernels of {name}."),
-        "index": str(own.get("index") or urls.get("Index") or f"https://example.org/{name}/"),
+        "index": f"{index.rstrip('/')}/",
         "axes": dispatch.get("axes", []),
         "main_role": str(dispatch.get("main_role", "")),
         "operators": str(own.get("operators", "")),
@@ -108,8 +113,7 @@ def _by_itself() -> Product:
     subcommands = {"new": "make.scaffold"}
     if PROJECT_FOLDER is None:
         summary = "Build, inspect, audit and publish CUDA wheels."
-        index = f"https://example.org/{FOLDER}/"
-        return Product(FOLDER, "", summary, index, subcommands=subcommands)
+        return Product(FOLDER, "", summary, PLACEHOLDER, subcommands=subcommands)
     told = describe_product(read_toml(PROJECT_FOLDER / "pyproject.toml"))
     return Product.from_json({**told, "subcommands": subcommands})
 
@@ -165,3 +169,4 @@ SCRIPT: Final = NAME.replace("_", "-")  # the console script; also how indexes s
 VARIABLES: Final = f"{NAME.upper()}_"  # what the names of environment variables begin with
 SYMBOLS: Final = f"{NAME}_"  # what the names of kernels and of the C interface begin with
 KERNELS: Final = PRODUCT.library
+HAS_DISPATCHER: Final = KERNELS != BINDING  # a table lists kernels, in a library of their own

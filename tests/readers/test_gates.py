@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.builds.contents import read_manifest
-from flash_dist.toolkit.builds.linkage import BINDING_NEEDS
 from flash_dist.toolkit.builds.published import load_archsets
-from flash_dist.toolkit.builds.sbom import FILE_NAME
+from flash_dist.toolkit.builds.sbom import bill_name
 from flash_dist.toolkit.make.compile.sbom import make_sbom
 from flash_dist.toolkit.make.project import ARCHSETS
 from tests.readers.test_wheels import DIST
 from tests.unit.made.library_builder import Lab, needs_gcc
-from tests.unit.made.names import BINDING, KERNELS
+from tests.unit.made.names import BINDING, BINDING_NEEDS, KERNELS
 from tests.unit.made.whole_wheel import make_record
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def rewrite(wheel: Path, folder: Path, changes: Mapping[str, bytes], name: str =
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if name[-1] != "/"}
     record = next(name for name in files if name.endswith(".dist-info/RECORD"))
-    bill = next(name for name in files if name.endswith(f"/sboms/{FILE_NAME}"))
+    bill = next(name for name in files if name.endswith(f"/sboms/{bill_name('flash_dist')}"))
     files = {**files, **changes}
     hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in (KERNELS, BINDING)}
     files[bill] = make_sbom(read_manifest(wheel), hashes).encode()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.wheel import open_wheel
-from ..builds.contents import MANIFEST
+from ..builds.contents import find_naming
 from ..findings.audits import AUDIT_EMBEDDED_DIFFERS, AUDIT_LOST
 from ..findings.result import Finding, label, within
 from ..gpucode.images import ROCM_WARNING, UNITS, UNREGISTERED
@@ -155,10 +155,13 @@ def describe_renamed(inspection: Inspection) -> Iterator[str]:
 
 
 def is_own_wheel(path: Path) -> bool:
-    """Whether a path is a wheel of this package, by its name or by its manifest."""
+    """Whether a path is a wheel that a toolkit like this one made, by its manifest.
+
+    What has the name of this package counts as one, whatever is in it.
+    """
     if path.suffix != ".whl" or not path.is_file():
         return False
     if path.name.startswith(f"{NAME}-"):
         return True
     with open_wheel(path) as wheel:
-        return MANIFEST in wheel.names
+        return find_naming(wheel.names) is not None

@@ -158,7 +158,8 @@ def read_manifest_in(wheel: Wheel) -> Manifest:
         message = f"cannot read `{naming.manifest}` in `{wheel.path}`: {error.message}"
         raise ManifestError(message, hint=error.hint or DAMAGED_HINT) from error
     if manifest.product != naming.name:
-        message = f"`{naming.manifest}` in `{wheel.path}` is of `{manifest.product:.60}`"
+        named = f"`{naming.manifest}` in `{wheel.path}`"
+        message = f"{named} is of another package, `{manifest.product:.60}`"
         raise ManifestError(message, hint=DAMAGED_HINT)
     return manifest
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 # Of a build that does not state its product.
-_OWN: Final = {
+_OWN: Final[dict[str, Any]] = {
     "name": NAME,
     "axes": AXES.to_json(),
     "libraries": list(PRODUCT.libraries),
@@ -140,7 +140,7 @@ class Manifest:
             message = f"the manifest must have version {VERSION}, got {version!r}"
             raise ManifestError(message)
         try:
-            product = {**_OWN, **(data.get("product") or {})}
+            product = data.get("product") or _OWN
             axes = Axes.from_json(product["axes"])
             return cls(
                 package_version=str(data["package_version"]),
@@ -160,10 +160,10 @@ class Manifest:
                 fallbacks=Fallbacks.from_json(told) if (told := data.get("fallbacks")) else None,
                 product=str(product["name"]),
                 axes=axes,
-                libraries=_read_names(product["libraries"]),
-                dependencies=_read_names(product["dependencies"]),
-                scripts=_read_names(product["scripts"]),
-                licenses=_read_names(product["licenses"]),
+                libraries=_read_names(product.get("libraries", _OWN["libraries"])),
+                dependencies=_read_names(product.get("dependencies", _OWN["dependencies"])),
+                scripts=_read_names(product.get("scripts", _OWN["scripts"])),
+                licenses=_read_names(product.get("licenses", _OWN["licenses"])),
             )
         except KeyError as error:
             message = f"the manifest lacks {error}"

@@ -11,7 +11,7 @@ set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of
 proof   how far code of a target was proven on real hardware: `native` (it ran there), `jit` (its
         PTX ran on a newer GPU); a target not listed was assembled only
 picks   which set a client gets that asks for none, by machine: it must serve every GPU that any
-        set for this machine serves
+        set for this machine serves; `*` stands for every other client
 
 Builds and the installed package read the same file. It is JSON, which every Python reads.
 """
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Proof = Literal["native", "jit", "assembled"]
 
 FILE_NAME: Final = "archsets.json"
+ANYBODY: Final = "*"  # in the place of a client: every one that is not named
 MACHINES: Final = ("x86_64", "aarch64")
 
 _LABEL = re.compile(r"[a-z0-9]{1,10}")
@@ -106,6 +107,20 @@ def load_picks(path: Source | None = None, machine: str = DEFAULT_MACHINE) -> di
         picks[client] = archsets[name]
         _require_all_gpus(client, picks[client], archsets)
     return picks
+
+
+def pick_for(client: str, path: Source | None = None, machine: str = DEFAULT_MACHINE) -> ArchSet:
+    """Return the set that a client gets which asks for none.
+
+    Raises:
+        ArchError: As of `load_picks`; or no set is for this machine.
+    """
+    picks = load_picks(path, machine)
+    found = picks.get(client) or picks.get(ANYBODY)
+    if found is None:
+        message = f"`{_name(path)}` names no arch set for `{client}` on {machine}"
+        raise ArchError(message)
+    return found
 
 
 def _require_all_gpus(client: str, pick: ArchSet, archsets: dict[str, ArchSet]) -> None:

@@ -1,14 +1,12 @@
-"""The driver's JIT, where some kernel gets to a GPU through it: what it costs, and its cache.
-
-Measured on an H200 with a cold cache and the PTX of the set `all` (compute_80).
-"""
+"""The driver's JIT, where some kernel gets to a GPU through it: what it costs, and its cache."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ..findings.result import CheckResult
 from ..machine.jit_cache import find_cache_problem
+from ..product import PRODUCT
 from .environment import judge_gpu
 
 if TYPE_CHECKING:
@@ -16,10 +14,6 @@ if TYPE_CHECKING:
 
     from ..targets.verdict import DeviceVerdict
     from .environment import Environment
-
-FIRST_FORWARD: Final = "0.3 to 0.4 s"  # of one head_dim and dtype
-FIRST_BACKWARD: Final = "0.6 to 0.7 s"  # of one head_dim and dtype
-EAGER: Final = "27 s"  # all PTX at once, under CUDA_MODULE_LOADING=EAGER
 
 
 def uses_jit(verdict: DeviceVerdict) -> bool:
@@ -38,17 +32,17 @@ def describe_first_start(verdict: DeviceVerdict, environment: Environment) -> tu
         if problem
         else "the driver compiles the PTX at the first start and caches it for later ones"
     )
-    return (f"{when}: {describe_cost(environment.variables)}",)
+    cost = describe_cost(environment.variables)
+    return (f"{when}: {cost}" if cost else when,)
 
 
 def describe_cost(variables: Mapping[str, str]) -> str:
-    """Say what compiling costs."""
+    """Say what compiling costs, where the package has measured it; else nothing."""
     if variables.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
-        return f"all of it at once, as CUDA_MODULE_LOADING=EAGER asks ({EAGER} on an H200)"
-    return (
-        f"for each head_dim and dtype, {FIRST_FORWARD} in the first forward and {FIRST_BACKWARD} "
-        "in the first backward (on an H200)"
-    )
+        measured = PRODUCT.jit_cost.get("eager")
+        told = f" ({measured})" if measured else ""
+        return f"all of it at once, as CUDA_MODULE_LOADING=EAGER asks{told}"
+    return PRODUCT.jit_cost.get("lazy", "")
 
 
 def check_jit(environment: Environment) -> CheckResult | None:
@@ -62,7 +56,7 @@ def check_jit(environment: Environment) -> CheckResult | None:
     return CheckResult(
         "warn",
         f"{problem.summary}: the driver compiles the PTX again at every start",
-        (describe_cost(environment.variables),),
+        tuple(filter(None, [describe_cost(environment.variables)])),
         problem.fix,
         problem.entry,
     )

@@ -29,7 +29,7 @@ from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
 from ..gpucode.images import ROCM_WARNING
 from ..machine.installed import Installed, combine, read_variants
-from ..product import BINDING, KERNELS, PROGRAM
+from ..product import BINDING, HAS_DISPATCHER, KERNELS, PROGRAM
 from ..targets.advice import HOW_WORDS, describe_archs
 from ..targets.axes import NOWHERE
 from ..targets.wording import few_lines
@@ -111,6 +111,8 @@ def read_own(library: Library) -> Installed | None:
 
     None for the libraries of others: of theirs, no name tells which kernels replace each other.
     """
+    if not (library.fatbin.report.entries or _is_kernels(library.name)):
+        return None
     manifest, problem = None, ""
     try:
         manifest = _read_manifest(library)
@@ -200,7 +202,7 @@ def _doubt(library: Library) -> Iterator[CheckResult]:
 
 
 def _is_kernels(name: str) -> bool:
-    return PurePosixPath(name).name == KERNELS != BINDING
+    return HAS_DISPATCHER and PurePosixPath(name).name == KERNELS
 
 
 def _nothing(files: int) -> str:

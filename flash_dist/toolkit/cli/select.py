@@ -132,10 +132,24 @@ def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
     with working(f"reading {args.index}"):
         index = read_index(args.index)
         if not index.wheels:
-            message = f"there is no wheel of {NAME} in `{args.index}`"
-            raise UsageError(message, hint="name the folder or the index that holds the wheels")
+            index = _read_other(args.index)
         here = not (args.gpu or args.python)
         return index, read_offer(index, machine=_machine(args), python=_python(args), here=here)
+
+
+def _read_other(place: str) -> Index:
+    """Read the wheels of the one other project that a place has.
+
+    Raises:
+        UsageError: There is none, or there are several.
+    """
+    index = read_index(place, None)
+    projects = sorted({wheel.project for wheel in index.wheels})
+    if len(projects) == 1:
+        return index
+    found = f", but of {', '.join(projects[:5])}" if projects else ""
+    message = f"there is no wheel of {NAME} in `{place}`{found}"
+    raise UsageError(message, hint="name the folder or the index that holds the wheels")
 
 
 def _python(args: argparse.Namespace) -> str:

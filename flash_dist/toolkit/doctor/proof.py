@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checks.environment import find_situation, judge_gpu
@@ -13,7 +14,7 @@ from ..findings.loading import LOAD_PREDICTION_DIFFERS
 from ..findings.proofs import FINGERPRINT_DIFFERS, GPUS_DIFFER, SELFTEST_CRASHED, SELFTEST_ERROR
 from ..findings.result import CheckResult
 from ..gpucode.kernel_code import read_code_hashes
-from ..product import PROGRAM
+from ..product import PRODUCT, PROGRAM
 from ..selftest.fingerprints import (
     Agreement,
     Fingerprint,
@@ -28,7 +29,7 @@ from ..selftest.fingerprints import (
 from ..selftest.run import CHILD, check_selftest, find_surprises, make_command, run_selftest
 from ..selftest.side_by_side import SideBySide
 from ..targets.archs import DEFAULT_TOOLKIT
-from ..targets.axes import name_kernel
+from ..targets.axes import is_plain, name_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,7 +104,7 @@ class Proof:
         predicted = {
             name_kernel(kernel.key): kernel.variant.symbol
             for kernel in judge_gpu(self._environment, gpu).kernels
-            if kernel.variant
+            if kernel.variant and not is_plain(kernel.key)
         }
         result = check_selftest(report, find_surprises(predicted, report))
         result = compare_selftest(self._environment.loading, report, result)
@@ -120,7 +121,7 @@ class Proof:
         )
         own = make_fingerprints(report, self.kernels, driver)
         self.proven.append((gpu, setting, own))
-        self._launched.update(*(one.plan.kernels for one in report.digests))
+        self._launched.update(*(one.plan.kernels or self.kernels for one in report.digests))
         return compare_with(self.references, setting, own)
 
     def record(self, date: str) -> tuple[Reference, ...]:
@@ -164,13 +165,19 @@ class Proof:
 
 
 def read_kernels(library: str) -> Mapping[str, str]:
-    """Hash the kernels of a library; what cannot be read matches nothing that was recorded."""
-    if not library:
-        return {}
+    """Hash the kernels of a package; what cannot be read matches nothing that was recorded.
+
+    Args:
+        library: Its first library; the others are beside it.
+    """
+    found: dict[str, str] = {}
     try:
-        return read_code_hashes(library)
+        for name in PRODUCT.libraries if library else ():
+            path = Path(library) if name == PRODUCT.library else Path(library).with_name(name)
+            found |= read_code_hashes(path)
     except FlashDistError:
         return {}
+    return found
 
 
 def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:

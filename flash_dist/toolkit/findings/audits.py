@@ -142,7 +142,7 @@ AUDIT_IMAGE_UNEXPECTED: Final = Entry(
 AUDIT_LINKAGE: Final = Entry(
     "audit-linkage",
     "A library has unexpected dependencies, search paths or exports",
-    "The two libraries of this package need only libraries of the system and of torch, search "
+    "The libraries of this package need only libraries of the system and of torch, search "
     f"only their own folder, and export only names with `{NAME}_`. So they load anywhere and "
     "do not clash with other libraries.",
     "`readelf -d FILE` and `nm -D FILE` show it. Link the new dependency statically, or hide "

@@ -30,7 +30,7 @@ PYTHON_FREE_THREADED: Final = Entry(
 TORCH_ABSENT: Final = Entry(
     "torch-absent",
     "torch is not installed",
-    "The attention functions are operators of torch and need it. inspect, audit, and doctor's "
+    "The functions of this package are operators of torch. inspect, audit and doctor's "
     "judgement of GPUs work without it. A package that pip builds may not see the installed torch.",
     f"Install a torch that has CUDA in the same environment as {NAME}. If you expected it to "
     "be installed, compare `python -m pip --version` with the Python that runs this. To build a "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from ..errors import FatbinError
@@ -13,7 +14,7 @@ from .sass import ptx_texts
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from .fatbin import Fatbin
 
@@ -24,6 +25,7 @@ def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
     """Return the SHA-256 of each kernel's code in a library, by its name.
 
     Of SASS: its instructions and constants. Of PTX: version, target and its text, without comments.
+    The name of a kernel with code for several targets has the target behind it: `f sm_80`.
 
     Raises:
         FatbinError: The library cannot be read, or holds one kernel twice with different code.
@@ -34,21 +36,27 @@ def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
 
 def hash_kernels(fatbin: Fatbin) -> dict[str, str]:
     """Do the same for a library that is open."""
-    found: dict[str, str] = {}
-    for name, code in _walk(fatbin):
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for target, name, code in _walk(fatbin):
         hashed = hashlib.sha256(code).hexdigest()
-        if found.setdefault(name, hashed) != hashed:
+        if found[name].setdefault(target, hashed) != hashed:
             message = f"`{fatbin.report.path}` holds kernel `{name}` twice, with different code"
             raise FatbinError(message)
-    return found
+    return {
+        f"{name} {target}" if len(codes) > 1 else name: code
+        for name, codes in found.items()
+        for target, code in codes.items()
+    }
 
 
-def _walk(fatbin: Fatbin) -> Iterator[tuple[str, bytes]]:
+def _walk(fatbin: Fatbin) -> Iterator[tuple[str, str, bytes]]:
     for entry in fatbin.report.select():
+        kernels: Iterable[tuple[str, bytes]] = ()
         if entry.kind == "sass":
-            yield from _walk_cubin(Cubin(fatbin.payload(entry)))
+            kernels = _walk_cubin(Cubin(fatbin.payload(entry)))
         elif entry.kind == "ptx":
-            yield from _walk_ptx(fatbin.payload(entry))
+            kernels = _walk_ptx(fatbin.payload(entry))
+        yield from ((str(entry.arch), name, code) for name, code in kernels)
 
 
 def _walk_cubin(cubin: Cubin) -> Iterator[tuple[str, bytes]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .. import errors
 from ..builds.linkage import has_shared_runtime
 from ..builds.published import published_sets
-from ..product import NAME, VARIABLES
+from ..product import VARIABLES
 from ..targets.advice import pip_install, sources
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.index_address import index_of_set
@@ -101,7 +101,7 @@ def _uv_from_index(wheel: IndexedWheel) -> Command:
 
 
 def _pin(wheel: IndexedWheel) -> str:
-    return f"{NAME}=={wheel.version}"
+    return f"{wheel.project.replace('-', '_')}=={wheel.version}"
 
 
 def _other_commands(wheel: IndexedWheel, packages: Iterable[Package]) -> Iterator[Command]:

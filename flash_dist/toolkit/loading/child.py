@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..builds.package import PACKAGE
 from ..errors import FlashDistError
-from ..product import BINDING, KERNELS, PRODUCT
+from ..product import BINDING, HAS_DISPATCHER, PRODUCT
 from .library import load_library
 from .process import end_with, write_event
 
@@ -39,7 +39,7 @@ def load_extension() -> None:
 
 
 STAGES: tuple[tuple[str, Callable[[], None]], ...] = (
-    *((("kernels", load_kernels),) if KERNELS != BINDING else ()),
+    *((("kernels", load_kernels),) if HAS_DISPATCHER else ()),
     ("torch", load_torch),
     ("extension", load_extension),
 )

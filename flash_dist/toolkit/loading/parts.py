@@ -16,7 +16,7 @@ from ..binaries.view import MORE_FILES_HINT
 from ..builds.package import PACKAGE
 from ..errors import AccessError, FatbinError
 from ..machine.torch_install import TORCH_PROBLEMS
-from ..product import BINDING, KERNELS
+from ..product import BINDING, HAS_DISPATCHER, KERNELS
 from .host import read_host
 from .prediction import predict_loading
 from .process import Outcome, python_command, run_child
@@ -110,7 +110,7 @@ def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
     """Return what is loaded one after the other, with the names of the stages."""
     extensions = host.torch_extensions()
     torch = extensions[0] if extensions else Path("torch")
-    kernels = (("kernels", package / KERNELS),) if KERNELS != BINDING else ()
+    kernels = (("kernels", package / KERNELS),) if HAS_DISPATCHER else ()
     return (*kernels, ("torch", torch), ("extension", package / BINDING))
 
 

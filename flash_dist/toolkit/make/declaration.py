@@ -32,6 +32,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..builds.linkage import REQUIREMENTS
+from ..builds.published import ANYBODY
 from ..errors import FlashDistError
 from ..product import TABLE, package_of
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, Arch, ArchSet
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
 PLACE: Final = f"[tool.{TABLE}]"
 SPILLS_PLACE: Final = f"`spills` of [tool.{TABLE}.gates]"
 EPOCH: Final = 1767225600  # 2026-01-01: of wheels whose table names no time
-CLIENTS: Final = ("pip", "conda")
 DISTRIBUTION: Final = "fatwheel"  # of the toolkit by itself
 
 _VERSION: Final = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.(post|dev)[0-9]+)*")
@@ -166,6 +167,11 @@ class Project:
         return os.environ.get("SOURCE_DATE_EPOCH", str(self.source_date_epoch))
 
     @property
+    def requirements(self) -> tuple[str, ...]:
+        """What every wheel requires; those of a CUDA that is not linked statically require it too."""
+        return (f"torch>={self.torch_min}", *REQUIREMENTS, *self.dependencies)
+
+    @property
     def compiled(self) -> tuple[Path, ...]:
         """The files and folders that the libraries are compiled from."""
         sources = (one.path for one in self.plain)
@@ -185,7 +191,7 @@ class Project:
                     f"`{one.path.relative_to(self.root)}` is for {told}, and arch set "
                     f"`{archset.name}` is `{archset}`"
                 )
-                hint = f"add a target of the file to the set, or one of the set to `targets` in {PLACE}"
+                hint = "add a target of the file to the set, or one of the set to its `targets`"
                 raise DeclarationError(message, hint=hint)
 
 
@@ -251,7 +257,8 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
 def _require_dynamic(project: Mapping[str, Any]) -> None:
     for key in ("version", "dependencies"):
         if key in project:
-            message = f"`{key}` of [project] must be dynamic, got `{project[key]!s:.60}`: it differs by wheel"
+            got = f"`{project[key]!s:.60}`"
+            message = f"`{key}` of [project] must be dynamic, as it differs by wheel, got {got}"
             hint = f'put `dynamic = ["version", "dependencies"]` there, and `{key}` into {PLACE}'
             raise DeclarationError(message, hint=hint)
 
@@ -415,7 +422,7 @@ def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str
 
     for machine in dict.fromkeys(machines.values()):
         best = max((name for name in tables if machines[name] == machine), key=served)
-        yield machine, dict.fromkeys(CLIENTS, best)
+        yield machine, {ANYBODY: best}
 
 
 def _require_content(project: Project) -> None:

@@ -1,11 +1,11 @@
 """What sessions, workflows and images install from PyPI, by hash: `nox -s lock_requirements`.
 
-`<group>.txt` has every package that a dependency group of pyproject.toml, here or of the toolkit, needs, one version each,
-with the hashes of its wheels for the Pythons and CPUs below. An installer that is given such a file
-with `--require-hashes` takes no other package, and no other bytes of these. Where a version has no
-wheel, it is the hash of its sources. The files of groups that build and publish are in `locks/`
-beside this module, those of the package's own sessions in `ci/locks/`. A group that is locked for
-the first time is taken for one of these.
+`<group>.txt` has every package that a group of pyproject.toml, or of the toolkit's, needs, one
+version each, with the hashes of its wheels for the Pythons and CPUs below. An installer that is
+given such a file with `--require-hashes` takes no other package, and no other bytes of these. Where
+a version has no wheel, it is the hash of its sources. The files of groups that build and publish
+are in `locks/` beside this module, those of the package's own sessions in `ci/locks/`. A group that
+is locked for the first time is taken for one of these.
 
 torch is in none: builds of it that are kept locally have other hashes, and need other packages. So
 it comes after what every build of it needs, `beside_torch`.

@@ -399,7 +399,8 @@ void check_words(const Values& values) {
     separator = "; ";
   }
   if (refused.empty()) list_sizes(text, key);
-  text << "\n\nhint: `" PRODUCT_PROGRAM " doctor` names the arch set to install";
+  text << "\n\nhint: `" PRODUCT_PROGRAM " doctor` says what this build has for the GPU, and "
+          "which arch set has more";
   throw Error(text.str());
 }
 
@@ -445,7 +446,7 @@ void launch(int device, const Loaded& kernel, const void* params, cudaStream_t s
   if (status == cudaErrorInvalidConfiguration) {  // of launch_1d()
     cudaGetLastError();
     fail(variant.symbol, " failed with ", error_text(status), ": it would need more than ",
-         INT32_MAX, " blocks\n\nhint: pass fewer batch entries at a time");
+         INT32_MAX, " blocks\n\nhint: pass less at a time, such as fewer batch entries");
   }
   check_cuda(status, variant.symbol);
   registry().remember(device, kernel);

@@ -20,7 +20,7 @@ from ..errors import ExtensionError, FlashDistError
 from ..findings.proofs import SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER
 from ..loading.library import last_variant, select
 from ..loading.process import end_with, write_event
-from ..product import PRODUCT
+from ..product import HAS_DISPATCHER, PRODUCT
 from .comparison import (
     Difference,
     Tensors,
@@ -170,6 +170,7 @@ def run_device(name: str, runs: int, emit: Emit, exact: ExactValues = ALONE) -> 
     selected: list[dict[str, Any]] = []
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if device.type == "cuda" and HAS_DISPATCHER:
         selected = select(device.index)
         emit({"event": "selected", "kernels": selected})
     run_cases(choose_cases(device, selected), device, runs, emit, exact)
@@ -196,7 +197,7 @@ def run_cases(
         started = time.monotonic()
         run_case(case, device, runs, emit, exact)
         emit({"event": "case-done", "case": case.name, "seconds": time.monotonic() - started})
-        if device.type == "cuda":
+        if device.type == "cuda" and HAS_DISPATCHER:
             emit({"event": "loaded", "variants": last_variant()})
     emit({"event": "done"})
 

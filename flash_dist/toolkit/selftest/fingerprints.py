@@ -146,6 +146,8 @@ def make_fingerprints(
 ) -> tuple[Fingerprint, ...]:
     """Join what the selftest computed with the code of the kernels that it launched.
 
+    Of a case that launched none which a dispatcher knows, any code of the package may decide.
+
     Args:
         report: The selftest's.
         kernels: The hash of each kernel's code, by its symbol.
@@ -155,7 +157,7 @@ def make_fingerprints(
         Fingerprint(
             one.case,
             one.plan.digest,
-            hash_code(one.plan.kernels, kernels),
+            hash_code(one.plan.kernels or sorted(kernels), kernels),
             driver if is_compiled_by_driver(one.plan.kernels) else "",
             one.digests,
         )
@@ -164,8 +166,9 @@ def make_fingerprints(
 
 
 def is_compiled_by_driver(symbols: Iterable[str]) -> bool:
-    """Whether the code of some kernel is PTX, by its symbol."""
-    return any("_compute" in symbol for symbol in symbols)
+    """Whether the code of some kernel is PTX, by its symbol; without symbols it may be."""
+    names = list(symbols)
+    return not names or any("_compute" in symbol for symbol in names)
 
 
 def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:

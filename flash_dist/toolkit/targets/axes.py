@@ -307,6 +307,11 @@ class Axes:
         return re.compile(rf"(_{self.last or '(?!)'})?_sm[0-9]+$")
 
 
+def is_plain(key: KernelKey) -> bool:
+    """Whether a kernel is of a plain file, whose name is its role: no dispatcher knows it."""
+    return not (key.words or key.sizes)
+
+
 def name_kernel(key: KernelKey) -> str:
     """Name a kernel in a line of text: `fwd bf16 192/128`."""
     return " ".join(filter(None, [key.role, *key.words, name_sizes(key.sizes)]))

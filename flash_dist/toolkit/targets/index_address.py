@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..product import PRODUCT
+from ..product import PLACEHOLDER, PRODUCT
 
 INDEX: Final = PRODUCT.index
-_RESERVED: Final = "//example.org/"
+_RESERVED: Final = ("//example.org/", PLACEHOLDER)
 
 
 def index_of_set(name: str, index: str = INDEX) -> str:
@@ -22,6 +22,6 @@ def index_of_set(name: str, index: str = INDEX) -> str:
 
 def explain_placeholder(index: str = INDEX) -> str:
     """Say what a placeholder stands for; an empty text for an address that is real."""
-    if _RESERVED not in index:
+    if not any(one in index for one in _RESERVED):
         return ""
     return f"{index} is a placeholder for the address of an index that has this release"

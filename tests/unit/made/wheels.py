@@ -16,6 +16,7 @@ from flash_dist.toolkit.builds.manifest import (
     ToolkitInfo,
 )
 from flash_dist.toolkit.builds.published import published_sets
+from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.targets.axes import Place
 from flash_dist.toolkit.targets.devices import (
     format_version,
@@ -80,6 +81,8 @@ def make_manifest(archset: ArchSet, version: str) -> Manifest:
         torch_tested_max="2.15",
         targets=tuple(TargetInfo(arch, "native") for arch in archset.archs),
         kernels=kernels,
+        scripts=load_project().scripts,
+        licenses=load_project().licenses,
     )
 
 

@@ -8,9 +8,10 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from flash_dist.toolkit.builds.contents import MANIFEST
-from flash_dist.toolkit.builds.linkage import BINDING_NEEDS, requirements_of
+from flash_dist.toolkit.builds.linkage import requirements_of
 from flash_dist.toolkit.builds.manifest import Part as OthersPart
 from flash_dist.toolkit.make.compile.sbom import make_sbom
+from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.targets.archs import Arch
 from tests.unit.made.dynamic_builder import make_linked
 from tests.unit.made.fatbin_builder import (
@@ -21,7 +22,7 @@ from tests.unit.made.fatbin_builder import (
     cubin,
     entry,
 )
-from tests.unit.made.names import BINDING, ENTRY_POINTS, KERNELS
+from tests.unit.made.names import BINDING, BINDING_NEEDS, ENTRY_POINTS, KERNELS
 from tests.unit.toolkit.builds.test_manifest import make_kernel, make_manifest
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def make_declared() -> Manifest:
     """Return what the wheel declares: one kernel for one target."""
     kernel = make_kernel("sm_90a", source="targets/sm_90a/fwd_d64.cu")
     flags = ("-O3", "--compress-mode=size", "-gencode=arch=compute_90a,code=sm_90a")
-    return make_manifest("9.0a", kernels=(kernel,), parts=PARTS, flags=flags, files=FILES)
+    project = load_project()
+    told = {"scripts": project.scripts, "licenses": project.licenses}
+    return make_manifest("9.0a", kernels=(kernel,), parts=PARTS, flags=flags, files=FILES, **told)
 
 
 def make_files(

@@ -69,7 +69,15 @@ def _make_raw_wheel(
     archset: ArchSet, environ: Mapping[str, str], folder: Path, *, published: bool
 ) -> Path:
     chosen = arch_environ(archset, published=published)
-    options = ["--wheel", "--no-isolation", "--skip-dependency-check", "-C", f"{UNFINISHED}=true", "--outdir", str(folder)]
+    options = [
+        "--wheel",
+        "--no-isolation",
+        "--skip-dependency-check",
+        "-C",
+        f"{UNFINISHED}=true",
+        "--outdir",
+        str(folder),
+    ]
     run([sys.executable, "-m", "build", *options, str(ROOT)], {**environ, **chosen}, apart=True)
     return next(folder.glob("*.whl"))
 

@@ -21,7 +21,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-from ...builds.linkage import REQUIREMENTS, runtime_requirements
+from ...builds.linkage import runtime_requirements
 from ...builds.manifest import FILE_NAME as MANIFEST
 from ...builds.manifest import load_manifest
 from ...builds.published import load_archsets
@@ -47,16 +47,17 @@ from ..toolchain.cross import target_machine
 from ..toolchain.nvcc import find_toolchain
 from ..toolchain.preflight import read_host
 from ..toolchain.torch_headers import find_headers
+from ..wheels.run_time import run_time_files
 from .plan import plan_this_build
-from .run_time import run_time_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
 def choose_metadata(*, sources: bool) -> dict[str, Any]:
     """Return version and dependencies of the wheel; the sources are of no arch set."""
     project = load_project()
-    needed = [f"torch>={project.torch_min}", *REQUIREMENTS, *project.dependencies]
+    needed = list(project.requirements)
     if sources:
         return {"version": project.version, "install_requires": needed}
     plan = plan_this_build()
@@ -104,12 +105,14 @@ class BuildModules(build_py):
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """List the modules of a folder: package, name and path."""
-        found = super().find_package_modules(package, package_dir)
+        found: list[tuple[str, str, str]] = super().find_package_modules(  # type: ignore[no-untyped-call]
+            package, package_dir
+        )
         left_out = set(NOT_INSTALLED)
         return [
-            (*names, path)
-            for *names, path in found
-            if not left_out & {Path(path).resolve(), *Path(path).resolve().parents}
+            one
+            for one in found
+            if not left_out & {Path(one[2]).resolve(), *Path(one[2]).resolve().parents}
         ]
 
 
@@ -146,7 +149,7 @@ def pack(*words: str) -> Distribution:
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as staging, warnings.catch_warnings():
         # bdist_wheel itself does what this warns about
         warnings.filterwarnings("ignore", "setup.py install is deprecated")
-        return setup(
+        made: Distribution = setup(
             **metadata,
             **_find_modules(),
             script_name="setup.py",
@@ -167,6 +170,7 @@ def pack(*words: str) -> Distribution:
                 "build": {"build_base": staging},
             },
         )
+        return made
 
 
 def _find_modules() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from ...builds.published import load_archsets, load_picks
+from ...builds.published import load_archsets, pick_for
 from ...errors import ArchError
 from ...machine.libcuda import Cuda, Gpu, read_cuda
 from ...targets.advice import describe_device
@@ -125,7 +125,7 @@ def _choose_for_gpus(cuda: Cuda, toolkit: str, published: Mapping[str, ArchSet])
     notes = tuple(_refusal(gpu, toolkit) for gpu, arch in chosen.items() if arch is None)
     archs = sorted({arch for arch in chosen.values() if arch is not None})
     if not archs:
-        pick = load_picks(ARCHSETS)["pip"]
+        pick = pick_for("pip", ARCHSETS)
         able = _choose([pick.name], {}, published, toolkit)
         why = f"every GPU, as {_absence(cuda)} ({OTHERS})"
         return BuildPlan(toolkit, able, why, notes)

@@ -1,1 +1,1 @@
-"""From csrc/ to two libraries, each kernel judged."""
+"""From sources to libraries, each kernel judged."""

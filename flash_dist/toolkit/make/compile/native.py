@@ -164,8 +164,10 @@ def _list(paths: Iterable[Path]) -> str:
 
 def _write_exceptions(project: Project, folder: Path) -> Path | None:
     """Return a file with the kernels that may spill; None if none may."""
-    if isinstance(project.spills, Path) or not project.spills:
-        return project.spills or None
+    if isinstance(project.spills, Path):
+        return project.spills
+    if not project.spills:
+        return None
     path = folder / "spills.json"
     write_if_changed(path, json.dumps({"exception": list(project.spills)}, indent=1))
     return path

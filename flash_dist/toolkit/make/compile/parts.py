@@ -1,4 +1,4 @@
-"""What of others is in the two libraries: linked statically, or compiled in from headers.
+"""What of others is in the libraries: linked statically, or compiled in from headers.
 
 The rest, libstdc++.so and torch among it, is loaded from the user's machine and not shipped.
 """

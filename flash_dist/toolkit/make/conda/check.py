@@ -14,7 +14,7 @@ from ...builds.conda_package import (
     PackedFile,
     open_conda,
 )
-from ...builds.published import load_archsets, load_picks
+from ...builds.published import load_archsets, pick_for
 from ...gpucode.inspection import Choice, inspect_libraries
 from ...gpucode.libraries import open_libraries
 from ..project import ARCHSETS
@@ -36,7 +36,7 @@ def recipe_of(one: Artefact) -> Recipe:
     """Describe a wheel by the table of arch sets."""
     machine = one.manifest.arch_set.machine
     sets = {k: own for k, own in load_archsets(ARCHSETS).items() if own.machine == machine}
-    return make_recipe(one, sets, load_picks(ARCHSETS, machine)[PICK])
+    return make_recipe(one, sets, pick_for(PICK, ARCHSETS, machine))
 
 
 def find_packages(dist: Path, artefacts: Sequence[Artefact]) -> dict[Path, Artefact]:

@@ -32,10 +32,10 @@ from ...product import NAME
 from ...targets.archs import ArchSet
 from ...targets.wording import list_few
 from ..command import command
-from ..building.run_time import run_time_files
 from ..compile.build_info import hash_sources
 from ..project import ARCHSETS, MAKE, PACKAGE, ROOT, TEMPORARY, find_installed, load_project
 from .platform_tags import require_glibc, require_platform, require_same_tags
+from .run_time import run_time_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,15 +110,15 @@ def require_package(wheel: Path, root: Path = ROOT) -> None:
     """Insist on the Python files and the data of the package, as they are in the sources."""
     package = root / PACKAGE.relative_to(ROOT)
     files = find_installed(package)
-    sources = {f"{NAME}/{path.relative_to(package).as_posix()}": path.read_bytes() for path in files}
+    sources = {
+        f"{NAME}/{path.relative_to(package).as_posix()}": path.read_bytes() for path in files
+    }
     sources |= {f"{NAME}/{name}": data for name, data in run_time_files().items()}
     with open_wheel(wheel) as opened:
         packed = set(opened.names)
         missing = [name for name in sorted(sources) if name not in packed]
         other = [
-            name
-            for name in sorted(packed & sources.keys())
-            if opened.read(name) != sources[name]
+            name for name in sorted(packed & sources.keys()) if opened.read(name) != sources[name]
         ]
     built = {MANIFEST, *LIBRARIES, *sources}
     strange = [name for name in sorted(packed - built) if name.startswith(f"{NAME}/")]

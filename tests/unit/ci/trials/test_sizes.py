@@ -11,7 +11,7 @@ from ci.trials.cells import InstallError
 from ci.trials.sizes import MARKS, Row, choose, write
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.errors import FlashDistError
-from flash_dist.toolkit.make.project import ARCHSETS, README
+from flash_dist.toolkit.make.project import README, SETS_FILE
 from flash_dist.toolkit.make.wheels.artefacts import find_artefacts
 from tests.unit.made.wheels import write_dist
 
@@ -48,7 +48,7 @@ def test_a_set_without_a_wheel_stops_it(tmp_path: Path) -> None:
 def test_the_table_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None:
     readme, data = tmp_path / "README.md", tmp_path / "archsets.json"
     readme.write_text(f"before\n{BEGIN}old\n{END}after\n", encoding="utf-8")
-    data.write_text(ARCHSETS.read_text(encoding="utf-8"), encoding="utf-8")
+    data.write_text(SETS_FILE.read_text(encoding="utf-8"), encoding="utf-8")
     measured = rows(tmp_path / "dist")
     write(measured, "new\n", readme, data)
     assert readme.read_text(encoding="utf-8") == f"before\n{BEGIN}new\n{END}after\n"
@@ -56,7 +56,7 @@ def test_the_table_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None
     for row in measured:
         written = after["set"][row.artefact.set_name].pop("wheel_mb")
         assert written == round(row.artefact.size / 1e6, 1)
-    before = json.loads(ARCHSETS.read_text(encoding="utf-8"))
+    before = json.loads(SETS_FILE.read_text(encoding="utf-8"))
     for one in before["set"].values():
         one.pop("wheel_mb", None)
     assert after == before

@@ -9,15 +9,14 @@ import pytest
 
 from flash_dist.toolkit.audit.own import audit_contents, audit_wheel, describe_failure
 from flash_dist.toolkit.builds.contents import (
-    BINDING,
-    KERNELS,
     MANIFEST,
+    OWN,
     Image,
     Linked,
     WheelContents,
     read_linked,
 )
-from flash_dist.toolkit.builds.linkage import BINDING_NEEDS, RUNTIME_PATH
+from flash_dist.toolkit.builds.linkage import RUNTIME_PATH
 from flash_dist.toolkit.builds.manifest import ToolkitInfo
 from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.errors import AuditError, FatbinError
@@ -26,6 +25,7 @@ from flash_dist.toolkit.gpucode.fatbin import FatbinEntry
 from flash_dist.toolkit.targets.archs import Arch
 from flash_dist.toolkit.targets.fallbacks import Fallbacks
 from tests.unit.made.dynamic_builder import make_linked
+from tests.unit.made.names import BINDING, BINDING_NEEDS, KERNELS
 from tests.unit.toolkit.builds.test_manifest import make_kernel, make_manifest
 
 if TYPE_CHECKING:
@@ -60,13 +60,14 @@ def make_image(target: str, **changes: Any) -> Image:  # noqa: ANN401
     record = make_kernel(target)
     numbers = (None, None, None, None, None) if arch.ptx else (168, 0, 0, 4096, 128)
     kernel = KernelInfo(record.symbol, arch, *numbers)
-    return Image(replace(entry, **changes), (kernel,))
+    return Image(replace(entry, **changes), (kernel,), KERNELS)
 
 
 def make_contents(**changes: Any) -> WheelContents:  # noqa: ANN401
     values: dict[str, Any] = {
         "path": f"dist/{NAME}",
         "size": 1000,
+        "naming": OWN,
         "libraries": (KERNELS, BINDING),
         "metadata_version": "0.1.0+cu130.hopper",
         "manifest": make_manifest(),
@@ -88,7 +89,7 @@ def _without(target: str) -> tuple[Image, ...]:
 
 def _kernel(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     image = make_image("sm_90a")
-    changed = Image(image.entry, (replace(image.kernels[0], **changes),))
+    changed = Image(image.entry, (replace(image.kernels[0], **changes),), KERNELS)
     return {"images": (*_without("sm_90a"), changed)}
 
 

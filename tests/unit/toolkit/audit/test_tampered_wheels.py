@@ -371,7 +371,7 @@ def test_the_wheel_that_they_were_made_of_passes(tmp_path: Path) -> None:
 
 def test_what_wheels_require_is_what_the_project_does() -> None:
     wanted = {str(Requirement(one)) for one in requirements_of(make_declared())}
-    assert wanted == {str(Requirement(one)) for one in load_project().dependencies}
+    assert wanted == {str(Requirement(one)) for one in load_project().requirements}
 
 
 def test_a_floor_of_glibc_is_read_of_the_libraries(

@@ -54,4 +54,11 @@ def test_comments_of_ptx_do_not_count_and_its_target_does(tmp_path: Path) -> Non
 def test_one_kernel_with_two_codes_is_refused(tmp_path: Path) -> None:
     changed = Kernel("one", code=b"3" * 128)
     with pytest.raises(FatbinError, match="holds kernel `one` twice, with different code"):
-        hashes(tmp_path, entry(SASS, 90, cubin(ONE)), entry(SASS, 80, cubin(changed)))
+        hashes(tmp_path, entry(SASS, 90, cubin(ONE)), entry(SASS, 90, cubin(changed)))
+
+
+def test_code_for_several_targets_is_told_apart_by_them(tmp_path: Path) -> None:
+    changed = Kernel("one", code=b"3" * 128)
+    both = hashes(tmp_path, entry(SASS, 90, cubin(ONE)), entry(SASS, 80, cubin(changed)))
+    assert set(both) == {"one sm_80", "one sm_90"}
+    assert both["one sm_90"] == hashes(tmp_path, entry(SASS, 90, cubin(ONE)))["one"]

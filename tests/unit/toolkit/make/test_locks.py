@@ -24,7 +24,7 @@ from flash_dist.toolkit.make.locks import (
     lock_path,
     locked,
 )
-from flash_dist.toolkit.make.project import PYPROJECT, ROOT, read_pyproject
+from flash_dist.toolkit.make.project import PYPROJECT, ROOT, load_groups, read_pyproject
 from flash_dist.toolkit.make.release.channels import CHANNELS
 from flash_dist.toolkit.targets.archs import DEFAULT_TOOLKIT
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-GROUPS = read_pyproject(PYPROJECT)["dependency-groups"]
+GROUPS = load_groups()
 FILES = sorted([*locks.LOCKS.glob("*.txt"), *locks.OWN_LOCKS.glob("*.txt")])
 CLIENTS = {
     "pip": ("pip", "install", "--quiet", "--no-index", "--no-cache-dir"),
@@ -246,7 +246,7 @@ def lock_of(name: str) -> str:
 
 
 def test_a_session_of_a_changed_group_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "PYPROJECT", {"dependency-groups": {"docs": ["another"]}})
+    monkeypatch.setattr(sessions, "GROUPS", {"docs": ["another"]})
     recorder: Any = Recorder()
     with pytest.raises(nox.command.CommandFailed, match=r"`another` is not in ci/locks/docs\.txt"):
         sessions.install(recorder, "docs")

@@ -29,7 +29,7 @@ class Case:
 
     def make_inputs(self, device: torch.device) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.count)
-        return torch.randn(self.count, generator=generator).to(device)
+        return torch.randn(self.count, generator=generator, device="cpu").to(device)
 
     def describe_inputs(self, inputs: torch.Tensor) -> dict[str, Any]:
         return {}

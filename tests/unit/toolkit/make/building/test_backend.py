@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.make.building import backend
-from flash_dist.toolkit.make.project import PYPROJECT, load_requirements
+from flash_dist.toolkit.make.project import PYPROJECT, load_groups, load_project, load_requirements
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -47,7 +47,7 @@ def test_what_the_frontend_installs_before_the_preflight_is_nothing() -> None:
 
 
 def test_every_tool_of_a_build_by_pip_is_one_of_a_build_by_nox() -> None:
-    assert DATA["dependency-groups"]["build"][0] == {"include-group": "backend"}
+    assert load_groups()["build"][0] == {"include-group": "backend"}
 
 
 def test_the_preflight_needs_no_package_that_a_fresh_environment_lacks() -> None:
@@ -57,11 +57,11 @@ def test_the_preflight_needs_no_package_that_a_fresh_environment_lacks() -> None
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], check=True, capture_output=True, text=True
     )
-    assert done.stdout.endswith(f"\n{len(DATA['dependency-groups']['backend']) + 1}\n")
+    assert done.stdout.endswith(f"\n{len(load_groups()['backend']) + 1}\n")
 
 
 def test_the_tools_are_read_from_pyproject_without_a_reader_of_toml() -> None:
-    assert load_requirements("backend") == DATA["dependency-groups"]["backend"]
+    assert load_requirements("backend") == load_groups()["backend"]
 
 
 def test_cibuildwheel_repairs_and_audits_by_itself() -> None:
@@ -130,6 +130,6 @@ def test_the_environment_of_a_build_depends_on_nothing_that_changes(
     monkeypatch.setenv("CUDA_HOME", str(home))
     monkeypatch.setattr(os, "environ", dict(os.environ))
     backend.settle_environment()
-    assert os.environ["SOURCE_DATE_EPOCH"] == str(DATA["tool"]["flash_dist"]["source_date_epoch"])
+    assert os.environ["SOURCE_DATE_EPOCH"] == str(load_project().source_date_epoch)
     assert os.environ["FLASH_DIST_BUILD_DIR"] == str(PYPROJECT.parent / "build" / "pip")
     assert os.environ["CUDA_HOME"] == str(home)

@@ -63,7 +63,9 @@ def pack_modules(folder: Path, *options: str) -> list[str]:
 
 
 def test_packing_says_nothing_but_warnings(tmp_path: Path) -> None:
-    assert pack_modules(tmp_path) == ["warning: build_py: byte-compiling is disabled, skipping."]
+    assert pack_modules(tmp_path) == [
+        "warning: BuildModules: byte-compiling is disabled, skipping."
+    ]
 
 
 def test_every_file_is_told_when_asked(tmp_path: Path) -> None:

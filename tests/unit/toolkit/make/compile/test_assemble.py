@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SETS = [ArchSet.parse("7.5;8.0;8.6;8.9+PTX", name="a"), ArchSet.parse("9.0a;12.0", name="b")]
-PTX_120 = Ptx(Arch.parse("compute_120"), b".version 9.0", "k")
+PTX_120 = Ptx(Arch.parse("compute_120"), b".version 9.0", ("k",))
 SPILL = "4 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
 
 
@@ -83,7 +83,7 @@ def test_a_gpu_takes_the_largest_plan_that_it_has_room_for(target: str, taken: s
 
 def test_registers_are_told_per_target(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
-    ptx = Ptx(Arch.parse("compute_89"), b".version 9.0", "k")
+    ptx = Ptx(Arch.parse("compute_89"), b".version 9.0", ("k",))
     work = [(ptx, target) for target in targets_of(ptx.arch, SETS)]
     found = assemble(work, assembler, [], jobs=2)
     assert [(one.target, one.registers) for one in found] == [
@@ -95,7 +95,7 @@ def test_registers_are_told_per_target(tmp_path: Path) -> None:
 
 def test_the_same_text_is_assembled_once(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
-    ptx = Ptx(Arch.parse("compute_120"), b".version 9.0", "k")
+    ptx = Ptx(Arch.parse("compute_120"), b".version 9.0", ("k",))
     assert assembler.run(ptx, Arch.parse("sm_120")) == assembler.run(ptx, Arch.parse("sm_120"))
     assert (tmp_path / "runs").read_text().count("run") == 1
 
@@ -109,7 +109,7 @@ def test_a_spill_is_refused(tmp_path: Path) -> None:
 def test_ptx_that_does_not_assemble_is_an_error(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
     with pytest.raises(AssembleError, match="does not assemble for sm_120: ptxas fatal"):
-        assembler.run(Ptx(Arch.parse("compute_120"), b"broken", "k"), Arch.parse("sm_120"))
+        assembler.run(Ptx(Arch.parse("compute_120"), b"broken", ("k",)), Arch.parse("sm_120"))
 
 
 def test_ptx_is_taken_out_of_an_object_file(tmp_path: Path) -> None:
@@ -117,4 +117,4 @@ def test_ptx_is_taken_out_of_an_object_file(tmp_path: Path) -> None:
     path = tmp_path / "k.o"
     entry = build.entry(build.PTX, 80, text, codec="zstd")
     path.write_bytes(build.library(build.container(entry)))
-    assert read_ptx([path]) == [Ptx(Arch.parse("compute_80"), text.rstrip(b"\0"), "k")]
+    assert read_ptx([path]) == [Ptx(Arch.parse("compute_80"), text.rstrip(b"\0"), ("k",))]

@@ -23,7 +23,9 @@ def run_time_files() -> dict[str, bytes]:
     """
     if EMBEDDED:
         return {}
-    found = {f"{COPY}/{_name(path)}": path.read_bytes() for path in find_installed(TOOLKIT, TOOLKIT)}
+    found = {
+        f"{COPY}/{_name(path)}": path.read_bytes() for path in find_installed(TOOLKIT, TOOLKIT)
+    }
     found[FILE_NAME] = _write(describe_product(read_pyproject()))
     if isinstance(ARCHSETS, Mapping):
         found[SETS] = _write(ARCHSETS)
