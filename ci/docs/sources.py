@@ -40,6 +40,7 @@ docs/decoding
 docs/doctor
 docs/inspect
 docs/building
+docs/from-pybind
 docs/channels
 docs/recipes
 docs/torch
