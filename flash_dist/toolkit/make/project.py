@@ -12,6 +12,7 @@ import shutil
 import sys
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,6 +134,11 @@ def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
         raise FlashDistError(message)
     before, _, rest = text.partition(begin)
     return f"{before}{begin}{new}{end}{rest.partition(end)[2]}"
+
+
+def can_read_toml() -> bool:
+    """Whether this Python has a reader of TOML: 3.10 gets one with the requirements of a build."""
+    return sys.version_info >= (3, 11) or find_spec("tomli") is not None
 
 
 def read_pyproject(path: Path = PYPROJECT) -> dict[str, Any]:

@@ -24,12 +24,13 @@ from ..project import (
     ROOT,
     TEMPORARY,
     build_folder,
+    can_read_toml,
     load_project,
     load_requirements,
     read_report,
 )
 from ..toolchain.nvcc import find_toolchain, keep_toolkit, named_home
-from .plan import make_plan, plan_this_build, run_preflight
+from .plan import check_sources, make_plan, plan_this_build, run_preflight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +53,8 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
         _require_gil()
         print(run_preflight(os.environ))
         plan = make_plan(os.environ)
+        if can_read_toml():
+            plan = check_sources(plan)
         print(plan, flush=True)
         if named_home(os.environ) is None:
             needed.append(f"cuda-toolkit[nvcc,cccl]=={plan.toolkit}.*")

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from ...cli.terminal.text import printable
 from ...errors import FlashDistError
-from ...targets.index_address import INDEX
 from ...targets.wording import list_few
+from ..declaration import DISTRIBUTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-PAGE: Final = f"{INDEX}docs/from-pybind.html"
+PAGE: Final = f"docs/from-pybind.md in the sources of {DISTRIBUTION}"
 STABLE: Final = ("torch/csrc/stable", "torch/headeronly", "torch/csrc/inductor/aoti_torch/c")
 
 _ALLOWED: Final = (*STABLE, "torch/csrc/inductor/aoti_torch/generated")
@@ -150,7 +150,7 @@ def require_stable(paths: Iterable[Path], include: Sequence[Path] = ()) -> str:
             f"the sources are not on torch's stable ABI: {shown}; of torch they may include "
             f"{', '.join(most)} and {last} alone"
         )
-        raise BindingError(message, hint=f"{PAGE} says what to write instead")
+        raise BindingError(message, hint=f"`{PAGE}` says what to write instead")
     if registers or not sources:
         return ""
     names = list_few([printable(f"{path}") for path in sources], _MOST_SHOWN)

@@ -7,7 +7,7 @@ for the GPUs that are visible here, and for every GPU where there is none.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,7 @@ from ...targets.needs import choose_target
 from ..project import ARCHSETS, load_project
 from ..toolchain.nvcc import installed_home, named_home, release_of, tool_version
 from ..toolchain.preflight import check, read_host
+from .binding import require_stable
 from .choose import NAMED, NATIVE, SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
 
 if TYPE_CHECKING:
@@ -57,9 +58,20 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
     Raises:
         FlashDistError: They cannot be built here.
     """
-    plan = choose_targets(environ, find_release(environ), ask_driver)
-    load_project().require_targets(plan.archset)
-    return plan
+    return choose_targets(environ, find_release(environ), ask_driver)
+
+
+def check_sources(plan: BuildPlan) -> BuildPlan:
+    """Judge the sources before anything is compiled, and return the plan with what was noticed.
+
+    Raises:
+        FlashDistError: A file has no target of the set, or is not on torch's stable ABI.
+    """
+    project = load_project()
+    project.require_targets(plan.archset)
+    sources = (*project.binding, *(one.path for one in project.plain))
+    note = require_stable(sources, project.include)
+    return replace(plan, notes=(*plan.notes, f"warning: {note}")) if note else plan
 
 
 @cache
@@ -69,7 +81,7 @@ def plan_this_build() -> BuildPlan:
     Raises:
         FlashDistError: As of `make_plan`.
     """
-    return make_plan(os.environ)
+    return check_sources(make_plan(os.environ))
 
 
 def find_release(environ: Mapping[str, str]) -> str:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ci.places import INCLUDES, SOURCES
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.building.binding import PAGE, BindingError, read_code, require_stable
-from flash_dist.toolkit.make.project import INCLUDES, NATIVE, ROOT, SOURCES
+from flash_dist.toolkit.make.project import NATIVE, ROOT
 from flash_dist.toolkit.targets.index_address import INDEX
 
 if TYPE_CHECKING:
