@@ -168,7 +168,7 @@ class Project:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """What every wheel requires; those of a CUDA that is not linked statically require it too."""
+        """What every wheel requires, beside a CUDA runtime that is not linked statically."""
         return (f"torch>={self.torch_min}", *REQUIREMENTS, *self.dependencies)
 
     @property

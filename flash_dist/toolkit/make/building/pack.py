@@ -49,9 +49,10 @@ from ..toolchain.preflight import read_host
 from ..toolchain.torch_headers import find_headers
 from ..wheels.run_time import run_time_files
 from .plan import plan_this_build
+from .sdist import ADDED, tracked_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 def choose_metadata(*, sources: bool) -> dict[str, Any]:
@@ -128,14 +129,27 @@ class WheelWithBill(bdist_wheel):
 
 
 class SdistWithSources(sdist):
-    """Adds what the libraries are compiled from, whatever MANIFEST.in says."""
+    """Adds what the libraries are compiled from and what git knows, without a MANIFEST.in."""
 
-    def add_defaults(self) -> None:
-        """List the files that the table names, and the modules."""
-        super().add_defaults()
-        for place in () if EMBEDDED else load_project().compiled:
-            files = (one for one in (place, *place.rglob("*")) if one.is_file())
-            self.filelist.extend([one.relative_to(ROOT).as_posix() for one in files])
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        """Put the files that are packed into a folder."""
+        super().make_release_tree(base_dir, sorted({*files, *_list_sources()}))
+        if not (EMBEDDED or (ROOT / "setup.cfg").is_file()):
+            # setuptools writes one: packed from the sources again, it would be listed once more
+            (Path(base_dir) / "setup.cfg").unlink(missing_ok=True)
+
+
+def _list_sources() -> Iterator[str]:
+    """Yield the files that the table names, and those of a clone or of unpacked sources."""
+    if EMBEDDED:  # its MANIFEST.in lists all
+        return
+    unpacked = [ROOT] if (ROOT / "PKG-INFO").is_file() else []
+    known = [ROOT / name for name in tracked_files() or ()]
+    for place in (*load_project().compiled, *known, *unpacked):
+        for path in (place, *place.rglob("*")):
+            inside = path.relative_to(ROOT).as_posix()
+            if path.is_file() and not f"/{inside}".count("/.") and not inside.startswith(ADDED):
+                yield inside
 
 
 def pack(*words: str) -> Distribution:

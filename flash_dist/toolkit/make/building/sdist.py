@@ -23,7 +23,7 @@ from ...errors import FlashDistError
 from ...product import NAME
 from ..command import command
 from ..locks import constraints
-from ..project import ROOT, TEMPORARY, load_project
+from ..project import EMBEDDED, ROOT, TEMPORARY, load_project
 from ..wheels.channel import Published, no_commands
 from ..wheels.gates import run
 from .plan import make_plan
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from ..wheels.artefacts import Artefact
 
+# Of `python -m build`: with the toolkit that runs, which its own requirements do not name.
+BY_ITSELF = ("--no-isolation", "--skip-dependency-check")
 # What setuptools adds to the sources.
 ADDED = ("PKG-INFO", "setup.cfg", f"{NAME}.egg-info/")
 
@@ -70,7 +72,7 @@ def _neutral(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
 def make_sdist(tree: Path, folder: Path) -> Path:
     """Pack a tree of sources."""
     folder.mkdir(parents=True, exist_ok=True)
-    options = ["--quiet", "--sdist", "--no-isolation", "--outdir", str(folder)]
+    options = ["--quiet", "--sdist", *BY_ITSELF, "--outdir", str(folder)]
     run([sys.executable, "-m", "build", *options, str(tree)], os.environ, tree)
     return folder / _file_name()
 
@@ -124,10 +126,14 @@ def tracked_files(root: Path = ROOT) -> list[str] | None:
 
 
 def require_metadata(tree: Path) -> str:
-    """Let an isolated environment make a wheel's metadata, and return the wheel's version."""
+    """Make a wheel's metadata as a user would meet them, and return the wheel's version.
+
+    The environment is an isolated one, unless the toolkit is no part of these sources.
+    """
     plan = make_plan(os.environ)
     wanted = load_project().wheel_version(plan.toolkit, plan.archset.label)
-    command = [sys.executable, "-m", "build", "--metadata", "--installer", "uv", str(tree)]
+    options = ["--installer", "uv"] if EMBEDDED else BY_ITSELF
+    command = [sys.executable, "-m", "build", "--metadata", *options, str(tree)]
     environ = {**os.environ, "UV_CONSTRAINT": constraints("backend", "nvcc")}
     done = subprocess.run(
         command, check=False, stdout=subprocess.PIPE, text=True, cwd=tree, env=environ

@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 from simple_repository.model import File, Meta, ProjectDetail, ProjectList, ProjectListElement
 from simple_repository.serializer import SerializerHtmlV1, SerializerJsonV1
 
-from ...builds.published import load_picks
+from ...builds.published import pick_for
 from ...errors import UsageError
 from ...indexes.index import PROJECT
 from ...targets.archs import SESSIONS
@@ -98,8 +98,7 @@ def write_index(
 
 def pick_name(machine: str) -> str:
     """Return the set of the default index for a kind of CPU: pip and uv read the same one."""
-    picks = load_picks(ARCHSETS, machine)
-    names = {picks[client].name for client in ("pip", "uv")}
+    names = {pick_for(client, ARCHSETS, machine).name for client in ("pip", "uv")}
     if len(names) != 1:
         message = f"pip and uv read one index, and `picks` gives them {sorted(names)}"
         raise ArtefactError(message)

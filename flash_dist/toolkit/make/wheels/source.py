@@ -20,7 +20,8 @@ from ...builds.sbom import bill_name
 from ...errors import FlashDistError
 from ...product import NAME
 from ..compile.build_info import hash_sources
-from ..project import NOT_INSTALLED, ROOT
+from ..project import EMBEDDED, NOT_INSTALLED, PACKAGE, ROOT
+from .run_time import run_time_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +29,13 @@ if TYPE_CHECKING:
 
     from .artefacts import Artefact
 
-BUILT_FROM: Final = (NAME, "csrc", "ci", "setup.py", "pyproject.toml", "README.md")
-_PACKED: Final = (NAME, "LICENSE", "README.md")  # as they are
+# Of a package that has no toolkit among its sources, anything may be a source.
+BUILT_FROM: Final = (
+    (NAME, "csrc", "ci", "setup.py", "pyproject.toml", "README.md") if EMBEDDED else (".",)
+)
+_FOLDER: Final = PACKAGE.relative_to(ROOT).as_posix()  # of the package
+_TEXTS: Final = ("LICENSE", "README.md") if EMBEDDED else ()
+_PACKED: Final = (_FOLDER, *_TEXTS)  # as they are
 _BUILT: Final = frozenset({MANIFEST, *LIBRARIES})
 _INFO: Final = re.compile(rf"{NAME}-[^/]+\.dist-info/(.+)")
 _WRITTEN: Final = frozenset(
@@ -65,10 +71,11 @@ def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
 
     What no build makes has no such name, and so differs from every commit.
     """
+    added = {f"{NAME}/{name}" for name in run_time_files()}
     with open_wheel(path) as wheel:
         for name in wheel.names:
             info = _INFO.fullmatch(name)
-            if name in _BUILT or (info and info[1] in _WRITTEN):
+            if name in _BUILT | added or (info and (info[1] in _WRITTEN or not _TEXTS)):
                 continue
             data = wheel.read(name)
             if info and info[1] == "METADATA":
@@ -76,7 +83,8 @@ def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
                 if description:
                     yield "README.md", _hash_blob(description)
             else:
-                yield ("LICENSE" if info and info[1] == _LICENSE else name), _hash_blob(data)
+                inside = name.replace(f"{NAME}/", f"{_FOLDER}/", 1)
+                yield ("LICENSE" if info and info[1] == _LICENSE else inside), _hash_blob(data)
 
 
 def read_source(root: Path = ROOT) -> Source:
