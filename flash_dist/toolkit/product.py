@@ -28,7 +28,7 @@ BINDING: Final = "_C.abi3.so"
 PLACEHOLDER: Final = "https://INDEX/"  # for the address of an index that a project does not name
 TABLE: Final = "kernels"  # of pyproject.toml, below `tool`
 
-_PACKAGE: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+PACKAGE_NAME: Final = re.compile("(?=.{1,41}$)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
     project, own = _table(data, "project"), _table(_table(data, "tool"), TABLE)
     dispatch, selftest = _table(own, "dispatch"), _table(own, "selftest")
     told = str(own.get("package") or package_of(str(project.get("name", ""))))
-    name = told if _PACKAGE.fullmatch(told) else "package"
+    name = told if PACKAGE_NAME.fullmatch(told) else "package"
     urls = _table(project, "urls")
     index = str(own.get("index") or urls.get("Index") or f"{PLACEHOLDER}{name}/")
     return {

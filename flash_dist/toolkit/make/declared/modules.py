@@ -1,0 +1,73 @@
+"""The modules of a package that its table names."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from ...product import TABLE
+from .keys import PLACE, DeclarationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def find_package(name: str, root: Path) -> Path:
+    """Return the folder of an import package.
+
+    Raises:
+        DeclarationError: There is none, or no module in it.
+    """
+    places = (root / name, root / "src" / name)
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        message = f"there is no folder `{name}` or `src/{name}` with the modules of the package"
+        raise DeclarationError(message, hint=f"`package` of {PLACE} names another one")
+    if not (found / "__init__.py").is_file():
+        message = f"`{found.relative_to(root).as_posix()}` has no `__init__.py`"
+        raise DeclarationError(message, hint="an empty one will do: without it no module is packed")
+    return found
+
+
+def require_modules(own: Mapping[str, Any], package: Path) -> None:
+    """Insist on the modules and functions of a package that its table names.
+
+    Raises:
+        DeclarationError: There is no such module, or no such function in it.
+    """
+    _require(own.get("operators", ""), f"`operators` of {PLACE}", package)
+    _require(
+        own.get("selftest", {}).get("cases", ""), f"`cases` of [tool.{TABLE}.selftest]", package
+    )
+
+
+def _require(reference: str, where: str, package: Path) -> None:
+    module, _, name = reference.partition(":")
+    if not module:
+        return
+    place = package.joinpath(*module.split("."))
+    found = [one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file()]
+    if not found:
+        message = f"{where} is `{reference:.60}`, and `{package.name}` has no such module"
+        raise DeclarationError(message, hint=f"modules are named without `{package.name}.`")
+    if name and not _may_define(found[0], name):
+        message = f"{where} is `{reference:.60}`, and `{found[0].name}` defines no `{name:.60}`"
+        raise DeclarationError(message, hint=f"for example `def {name:.60}():`")
+
+
+def _may_define(path: Path, name: str) -> bool:
+    """Tell if a module has a name, as far as its text says."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):  # whoever imports it says so
+        return True
+    return any(_binds(node, name) for node in ast.walk(tree))
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return node.name in {name, "__getattr__"}
+    if isinstance(node, ast.alias):
+        return node.name == "*" or name in {node.name, node.asname}
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
