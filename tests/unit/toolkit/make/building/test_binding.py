@@ -9,7 +9,6 @@ from ci.places import INCLUDES, SOURCES
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.building.binding import PAGE, BindingError, read_code, require_stable
 from flash_dist.toolkit.make.project import NATIVE, ROOT
-from flash_dist.toolkit.targets.index_address import INDEX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -235,7 +234,7 @@ def test_several_findings_are_told_in_one_sentence_with_a_hint(tmp_path: Path) -
         f"includes `torch/extension.h`, {other}:1 includes `ATen/ATen.h` and 1 more; of torch they "
         "may include torch/csrc/stable, torch/headeronly and torch/csrc/inductor/aoti_torch/c alone"
     )
-    assert caught.value.hint == f"{INDEX}docs/from-pybind.html says what to write instead"
+    assert caught.value.hint == f"`{PAGE}` says what to write instead"
 
 
 def test_the_hint_leads_to_a_page_of_the_documentation() -> None:

@@ -158,7 +158,7 @@ def test_no_set_has_the_name_of_another_folder() -> None:
         ('{"set": {"all": {SET, "budget_mb": Infinity}}}', "cannot read arch sets"),
         ('{"set": {"all": {SET, "budget_mb": NaN}}}', "cannot read arch sets"),
         ('{"set": {"all": {SET, "budget_mb": 0}}}', "is a number of MB, got `0`"),
-        ('{"set": {"all": {SET, "budget_mb": 9}}}', "lacks pip and conda for x86_64"),
+        ('{"set": {"all": {SET, "budget_mb": 9}}}', "lacks pip for x86_64"),
         ('{"set": {"all": {SET, "budget_mb": 9}}, "picks": 3}', "is not an object"),
         ('{"set": {"all": {SET, "budget_mb": 9}}, "picks": {"x86_64": 3}}', "must be objects"),
         (
