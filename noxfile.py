@@ -208,7 +208,7 @@ def own_kernels(session: nox.Session) -> None:
     tree = ROOT / "build" / "own_kernels"
     shutil.copytree(ROOT / "examples" / "own_kernels", tree, dirs_exist_ok=True)
     command = ["python", "-m", "nox", "-f", str(tree / "noxfile.py"), "-s"]
-    session.run(*command, "build_wheels", "--", "--native", OWN_SET)
+    session.run(*command, "build_wheels", "--", OWN_SET)
     wheel = next((tree / "dist" / OWN_SET).glob("*.whl"))
     install(session, "runtime", "gpu", "torch")
     install_wheel(session, wheel)

@@ -16,13 +16,11 @@ try:
     from .make.project import ROOT, build_folder, stage_toolkit
     from .make.release.channels import CHANNELS
     from .make.sessions import (
-        build_in_container,
         built_wheels,
         copy_tree,
         install,
         install_toolchain,
         install_wheel,
-        is_native,
         require_wheels,
         run_session,
         session_of,
@@ -53,14 +51,11 @@ def _use_toolkit(session: nox.Session) -> None:
 
 @session_of
 def build_wheels(session: nox.Session) -> None:
-    """Build and audit wheels in dist/<set>/: `-- [--native] SET ...`; by default every set.
+    """Build and audit wheels in dist/<set>/: `-- SET ...`; by default every set.
 
-    Builds in a manylinux_2_28 container if podman or docker answers, else with this machine's g++.
+    This machine's g++ compiles: the wheels are for its glibc and newer ones.
     """
     _use_toolkit(session)
-    if not is_native(session):
-        build_in_container(session)
-        return
     names = set_names(session)
     install_toolchain(session, *names)
     session.run("python", "-m", f"{_MODULE}.make.building.build_wheels", *names)

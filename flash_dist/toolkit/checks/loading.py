@@ -30,7 +30,7 @@ from ..findings.said.linking import (
     STATIC_TLS,
 )
 from ..loading.linker import LOADER_VARIABLES
-from ..product import NAME, PROGRAM
+from ..product import FOLDER, HAS_DISPATCHER, PROGRAM
 from .install import reinstall_fix
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _OUTER = {  # of the system, not of the install
 # What the errors of kernels/library.py and kernels/operators.py begin with.
 _SAID = " does not load: "
 _SHOW = (
-    f"`python -m {NAME}.toolkit.loading.child --report /dev/stdout` shows what happens; its "
+    f"`python -m {FOLDER}.loading.child --report /dev/stdout` shows what happens; its "
     "report goes to a folder that TMPDIR names"
 )
 _REPORT = f"report this with the file that `{PROGRAM} doctor --save FILE` writes"
@@ -76,7 +76,8 @@ def check_loading(environment: Environment) -> CheckResult:
         return CheckResult("skip", "there is nothing to load", entry=EXTENSION_ABSENT)
     if loading.stage == "torch" and environment.torch.status == "absent":
         verb = "should load" if loading.source == "predicted" else "loads"
-        summary = f"the kernel library {verb}; the torch extension needs torch"
+        kernels = f"the kernel library {verb}; " if HAS_DISPATCHER else ""
+        summary = f"{kernels}the torch extension needs torch"
         return CheckResult("skip", summary, entry=EXTENSION_NEEDS_TORCH)
     if loading.source == "predicted":
         return _describe_prediction(loading)
@@ -89,7 +90,8 @@ def check_loading(environment: Environment) -> CheckResult:
 
 def _describe_prediction(loading: Loading) -> CheckResult:
     if loading.status == "ok":
-        summary = "kernels and torch extension should load (predicted from symbol tables)"
+        parts = "kernels and torch extension" if HAS_DISPATCHER else "the torch extension"
+        summary = f"{parts} should load (predicted from symbol tables)"
         return CheckResult("ok", summary)
     if loading.status == "unknown":
         summary = f"loading cannot be predicted: {loading.reason}"
@@ -107,7 +109,8 @@ def _describe_prediction(loading: Loading) -> CheckResult:
 def _describe_trial(environment: Environment) -> CheckResult:
     loading = environment.loading
     if loading.status == "ok":
-        summary = "the kernel library and the torch extension load"
+        both = "the kernel library and the torch extension load"
+        summary = both if HAS_DISPATCHER else "the torch extension loads"
         return CheckResult("ok", summary)
     if not loading.stage:
         summary = f"the process that loads the libraries reported nothing: {loading.reason}"

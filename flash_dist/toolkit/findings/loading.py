@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..product import KERNELS, NAME, PROGRAM
+from ..product import FOLDER, KERNELS, PROGRAM
 from .entry import Entry
 
 EXTENSION_ABSENT: Final = Entry(
@@ -274,6 +274,6 @@ CHILD_CRASHED: Final = Entry(
     "doctor starts a second Python to load the libraries, where a crash does no harm. It ended "
     "before it reported anything: out of memory, a full folder of temporary files, a limit on "
     "processes, or a Python that does not start.",
-    f"`python -m {NAME}.toolkit.loading.child --report /dev/stdout` shows what happens. Set "
+    f"`python -m {FOLDER}.loading.child --report /dev/stdout` shows what happens. Set "
     "TMPDIR to use another folder for temporary files.",
 )
