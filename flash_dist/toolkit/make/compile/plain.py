@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,14 +39,19 @@ class Group:
     @property
     def name(self) -> str:
         """The name of its library of objects, which no other flags share."""
-        digest = hashlib.sha256(" ".join(self.flags).encode()).hexdigest()[:_DIGITS]
+        digest = hashlib.sha256("\0".join(self.flags).encode()).hexdigest()[:_DIGITS]
         archs = "_".join(map(str, self.archs))
         return f"plain-{archs}-{digest}" if self.flags else f"plain-{archs}"
 
     def to_cmake(self) -> str:
-        """Write its variables."""
-        sources = "\n    ".join(f'"{path.as_posix()}"' for path in self.sources)
-        flags = " ".join(f'"{flag}"' for flag in (*(a.gencode for a in self.archs), *self.flags))
+        """Write its variables.
+
+        NOTE: CMake drops an option that it has seen, such as the second `-Xptxas` of two. The flags
+        of a file are one option to it, which it splits as a shell does.
+        """
+        sources = "\n    ".join(_quote(path.as_posix()) for path in self.sources)
+        own = [f"SHELL:{shlex.join(self.flags)}"] if self.flags else []
+        flags = " ".join(map(_quote, [*(arch.gencode for arch in self.archs), *own]))
         return f"set({self.name}_SOURCES\n    {sources})\nset({self.name}_FLAGS {flags})\n"
 
     def to_json(self) -> dict[str, Any]:
@@ -60,6 +67,11 @@ class Group:
         """Read plain data; files that are gone are left out."""
         sources = tuple(path for path in map(Path, data["sources"]) if path.is_file())
         return cls(tuple(map(Arch.parse, data["archs"])), tuple(data["flags"]), sources)
+
+
+def _quote(text: str) -> str:
+    """Write an argument of CMake."""
+    return '"{}"'.format(re.sub(r'([\\"$])', r"\\\1", text))
 
 
 def list_groups(files: Iterable[Plain], archs: Sequence[Arch]) -> tuple[Group, ...]:
@@ -86,6 +98,10 @@ def write_groups(groups: Sequence[Group], folder: Path) -> Path:
 
 
 def _read_known(path: Path) -> list[Group]:
+    """Return the groups of earlier sets; none of a file that a build left unfinished."""
     if not path.is_file():
         return []
-    return [Group.from_json(one) for one in json.loads(path.read_text(encoding="utf-8"))]
+    try:
+        return [Group.from_json(one) for one in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, KeyError, TypeError):
+        return []

@@ -21,7 +21,7 @@ _INSIDE: Final = "files must lie in the folder of pyproject.toml: the sources ar
 _WRITTEN: Final = frozenset({"build", "dist"})  # by builds, at the top of a project
 _NO_SOURCES: Final = frozenset({"__pycache__", "node_modules"})
 _VENV: Final = "pyvenv.cfg"
-_REFUSED: Final = re.compile(r'[\x00-\x1f\x7f;\\"$]')  # by CMake, in lists and strings
+_REFUSED: Final = re.compile(r'[\x00-\x1f\x7f;,\\"$`]')  # by CMake in lists, or by nvcc
 _WILD: Final = re.compile(r"[*?\[]")
 _MOST_NAMES: Final = 2000  # that are compared with a wrong one
 
@@ -131,7 +131,9 @@ def _require_fit(path: Path, root: Path, where: str, suffixes: tuple[str, ...]) 
     name = path.relative_to(root).as_posix()
     refused = _REFUSED.search(str(path))
     if refused:
-        message = f"{where} names {spell(str(path))}, and CMake takes no {spell(refused[0])} in it"
+        message = (
+            f"{where} names {spell(str(path))}, and CMake and nvcc take no {spell(refused[0])}"
+        )
         raise DeclarationError(message, hint="rename the file, or the folder of the project")
     if suffixes == FOLDERS:
         _require_folder(path, root, where)
