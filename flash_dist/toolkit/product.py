@@ -88,20 +88,19 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
         data: Its `pyproject.toml`. What is malformed in it is left out: `make.declaration` says so.
     """
     project, own = _table(data, "project"), _table(_table(data, "tool"), TABLE)
-    dispatch, selftest = _table(own, "dispatch"), _table(own, "selftest")
-    told = str(own.get("package") or package_of(str(project.get("name", ""))))
+    dispatch, urls = _table(own, "dispatch"), _table(project, "urls")
+    told = _text(own, "package") or package_of(_text(project, "name"))
     name = told if PACKAGE_NAME.fullmatch(told) else "package"
-    urls = _table(project, "urls")
-    index = str(own.get("index") or urls.get("Index") or f"{PLACEHOLDER}{name}/")
+    index = _text(own, "index") or _text(urls, "Index") or f"{PLACEHOLDER}{name}"
     return {
         "name": name,
         "library": f"lib{name}_kernels.so" if dispatch else BINDING,
-        "summary": str(project.get("description") or f"CUDA kernels of {name}."),
-        "index": f"{index.rstrip('/')}/",
-        "axes": dispatch.get("axes", []),
-        "main_role": str(dispatch.get("main_role", "")),
-        "operators": str(own.get("operators", "")),
-        "cases": str(selftest.get("cases", "")),
+        "summary": _text(project, "description") or f"CUDA kernels of {name}.",
+        "index": f"{index.rstrip('/')}/",  # names of sets follow
+        "axes": _axes(dispatch),
+        "main_role": _text(dispatch, "main_role"),
+        "operators": _text(own, "operators"),
+        "cases": _text(_table(own, "selftest"), "cases"),
         "variables": {},
         "torch_note": "",
         "subcommands": {},
@@ -109,18 +108,47 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_itself() -> Product:
-    """Return the product of a toolkit that is installed by itself."""
+    """Return the product of a toolkit that is installed by itself.
+
+    It has no module of the project's package, whose wheel has its own toolkit.
+    """
     subcommands = {"new": "make.scaffold"}
     if PROJECT_FOLDER is None:
         summary = "Build, inspect, audit and publish CUDA wheels."
         return Product(FOLDER, "", summary, PLACEHOLDER, subcommands=subcommands)
     told = describe_product(read_toml(PROJECT_FOLDER / "pyproject.toml"))
-    return Product.from_json({**told, "subcommands": subcommands})
+    return Product.from_json({**told, "operators": "", "cases": "", "subcommands": subcommands})
 
 
 def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = data.get(name)
     return found if isinstance(found, dict) else {}
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    """Return a line of text; an empty one of what is none."""
+    found = data.get(name)
+    return " ".join(found.split()) if isinstance(found, str) else ""
+
+
+def _axes(dispatch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return axes of the types that `targets.axes` reads; none if one is of others."""
+    told = dispatch.get("axes")
+    axes = told if isinstance(told, list) else []
+    return axes if all(map(_is_axis, axes)) else []
+
+
+def _is_axis(one: object) -> bool:
+    if not isinstance(one, dict) or not one.keys() >= {"name", "rule"}:
+        return False
+    words = one.get("words", {})
+    tables = [one, *words.values()] if isinstance(words, dict) else [None]
+    return all(
+        isinstance(table, dict)
+        and (table is one or "floor" in table)
+        and all(isinstance(value, str) for key, value in table.items() if key != "words")
+        for table in tables
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -131,16 +159,29 @@ def read_toml(path: Path) -> dict[str, Any]:
         else:
             import tomli as tomllib  # noqa: PLC0415
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ImportError, OSError, ValueError):
+    except (ImportError, OSError, ValueError, RecursionError):
         return {}
     return found
 
 
 def find_project(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of the project that a toolkit which is installed by itself works for."""
-    folder = Path(environ.get(PROJECT_VARIABLE) or ".")
+    """Return the folder of the project that a toolkit which is installed by itself works for.
+
+    Raises:
+        ValueError: A variable names a folder that no project is in.
+    """
+    named = environ.get(PROJECT_VARIABLE, "")
+    folder = Path(named or ".")
     data = read_toml(folder / "pyproject.toml")
-    return folder.resolve() if TABLE in _table(data, "tool") else None
+    if TABLE in _table(data, "tool"):
+        return folder.resolve()
+    if named:
+        message = (
+            f"{PROJECT_VARIABLE} names `{named:.200}`, and no `pyproject.toml` with a table "
+            f"[tool.{TABLE}] can be read there\n\nhint: unset it, or name the folder of a project"
+        )
+        raise ValueError(message)
+    return None
 
 
 def _read_product() -> Product:
@@ -169,4 +210,5 @@ SCRIPT: Final = NAME.replace("_", "-")  # the console script; also how indexes s
 VARIABLES: Final = f"{NAME.upper()}_"  # what the names of environment variables begin with
 SYMBOLS: Final = f"{NAME}_"  # what the names of kernels and of the C interface begin with
 KERNELS: Final = PRODUCT.library
+NO_CASES: Final = f"{NAME} declares no selftest"  # where PRODUCT.cases is empty
 HAS_DISPATCHER: Final = KERNELS != BINDING  # a table lists kernels, in a library of their own

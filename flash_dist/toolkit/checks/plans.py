@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..product import PRODUCT
 from ..targets.axes import name_sizes
 
 if TYPE_CHECKING:
@@ -75,5 +76,6 @@ def describe_proof(verdict: DeviceVerdict) -> tuple[str, ...]:
     lines = []
     for target, proof in unproven.items():
         so_far = "was only assembled" if proof == "assembled" else "ran only as PTX on newer GPUs"
-        lines.append(f"{target} {so_far} by its builder: {_FIRST_PROOF}")
+        first = f": {_FIRST_PROOF}" if PRODUCT.cases else ""
+        lines.append(f"{target} {so_far} by its builder{first}")
     return tuple(lines)

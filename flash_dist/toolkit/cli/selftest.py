@@ -16,7 +16,7 @@ from ..errors import FlashDistError, UsageError
 from ..findings.driver import NO_GPU
 from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
-from ..product import PROGRAM
+from ..product import NO_CASES, PRODUCT, PROGRAM
 from ..selftest.fingerprints import merge_references, read_references, write_references
 from ..selftest.report import RanVariant
 from ..selftest.run import (
@@ -119,6 +119,9 @@ def parse_timeout(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Test each device, print each result as it comes, and return the exit code."""
+    if not PRODUCT.cases:
+        hint = "its authors name one by `cases` of [tool.kernels.selftest]"
+        raise UsageError(NO_CASES, hint=hint)
     environment = gather_gpus(read_installed())
     cuda, torch = environment.cuda, environment.torch
     references = read_references(args.reference) if args.reference else None

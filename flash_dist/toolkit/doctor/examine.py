@@ -26,7 +26,7 @@ from ..errors import UsageError
 from ..findings.libraries import NO_GPU_CODE
 from ..findings.proofs import SELFTEST_NOT_RUN
 from ..findings.result import CheckResult, exit_code, worst_status
-from ..product import PROGRAM
+from ..product import NO_CASES, PRODUCT, PROGRAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -152,6 +152,8 @@ def examine(
     if environment.what_if or selftest is None or "selftest" not in choice:
         return
     unfit = {result.gpu for result in judged if not result.is_usable}
+    if not PRODUCT.cases:
+        unfit.update(gpu.index for gpu in wanted.cuda.gpus)  # no child starts
     with selftest.side_by_side(gpu for gpu in wanted.cuda.gpus if gpu.index not in unfit):
         for gpu in wanted.cuda.gpus:
             fit = gpu.index not in unfit
@@ -189,7 +191,8 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
 
 def will_run(environment: Environment) -> bool:
     """Whether the selftest would run on a GPU here, and with it load everything for real."""
-    return environment.loading.status == "ok" and any(
+    loads = bool(PRODUCT.cases) and environment.loading.status == "ok"
+    return loads and any(
         guard("", partial(check_gpu, environment, gpu)).is_usable for gpu in environment.cuda.gpus
     )
 
@@ -197,6 +200,8 @@ def will_run(environment: Environment) -> bool:
 def _run_selftest(
     environment: Environment, gpu: Gpu, selftest: GpuCheck, *, fit: bool
 ) -> CheckResult:
+    if not PRODUCT.cases:
+        return CheckResult("skip", f"not run: {NO_CASES}", entry=SELFTEST_NOT_RUN)
     loads = environment.loading.status in {"ok", "skipped"}
     if fit and loads and environment.torch.status != "ok":  # nobody looked whether it loads
         return require_torch(environment.torch, environment.installed.torch_min)

@@ -51,7 +51,7 @@ from .declared.keys import (
     require_keys,
     spell,
 )
-from .declared.modules import find_package, require_modules
+from .declared.modules import find_package, require_modules, require_room
 from .declared.names import DISTRIBUTION, read_name
 from .declared.project_table import find_licenses, read_project
 from .declared.requirements import read_dependencies, require_releases
@@ -167,6 +167,11 @@ class Project:
                 )
                 hint = "add a target of the file to the set, or one of the set to its `targets`"
                 raise DeclarationError(message, hint=hint)
+        for arch in () if self.table else archset.archs:
+            if not any(one.archs_in([arch]) for one in self.plain):
+                message = f"arch set `{archset.name}` is `{archset}`, and no file is for {arch}"
+                hint = "leave it out of the set, or add it to `targets` of a file"
+                raise DeclarationError(message, hint=hint)
 
 
 def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
@@ -187,7 +192,7 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
     require_releases(own)
     axes = read_axes(_find_axes(own, root))
     sets = read_sets(own, root)
-    _require_package(name, own, data, root)
+    _require_package(name, own, data, root, sets)
     place = f"of [tool.{TABLE}.dispatch]"
     found = Project(
         root=root,
@@ -240,13 +245,16 @@ def _read_own(data: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
 
 
 def _require_package(
-    name: str, own: Mapping[str, Any], data: Mapping[str, Any], root: Path
+    name: str, own: Mapping[str, Any], data: Mapping[str, Any], root: Path, sets: object
 ) -> None:
     """Insist on the package and its modules, unless setuptools is told where they are."""
     setuptools = data["tool"].get("setuptools", {})
-    elsewhere = isinstance(setuptools, dict) and {"packages", "package-dir"} & setuptools.keys()
-    if not elsewhere:
-        require_modules(own, find_package(name, root))
+    if isinstance(setuptools, dict) and {"packages", "package-dir"} & setuptools.keys():
+        return
+    package = find_package(name, root)
+    require_modules(own, package)
+    if not IMPORTED_AS:
+        require_room(package, sets)
 
 
 def _read_sources(tables: Iterable[Mapping[str, Any]], root: Path) -> Iterator[Plain]:

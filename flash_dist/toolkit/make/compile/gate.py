@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     _say(f"{'warning' if report_only else 'error'}: {sentence}" for sentence in refused)
     if refused and not report_only:
         target.unlink(missing_ok=True)
-        named = args.exceptions or "`spills` of [tool.kernels.gates]"
+        named = "`spills` of [tool.kernels.gates], whose `symbol` is a pattern such as `*name*`"
         _say(["", f"hint: reduce the tile, or allow it in {named}"])
         return 1
     text = "".join(f"{line}\n" for line in from_ptxas)

@@ -133,7 +133,7 @@ KEYS: Final[dict[str, dict[str, Kind]]] = {
         "operators": _text("a module of the package such as `ops`", '"ops"', _MODULE),
         "index": _text(
             "an address that starts with https://, http:// or file://",
-            '"https://example.org/my_norms/"',
+            '"https://wheels.my-norms.dev/"',
             _ADDRESS,
         ),
         "source_date_epoch": _number(

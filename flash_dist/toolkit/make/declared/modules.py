@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from ...product import TABLE
+from ...builds.manifest import FILE_NAME as MANIFEST
+from ...builds.published import FILE_NAME as SETS
+from ...product import BINDING, FILE_NAME, TABLE
 from .keys import PLACE, DeclarationError
+from .names import COPY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +31,22 @@ def find_package(name: str, root: Path) -> Path:
         message = f"`{found.relative_to(root).as_posix()}` has no `__init__.py`"
         raise DeclarationError(message, hint="an empty one will do: without it no module is packed")
     return found
+
+
+def require_room(package: Path, sets: object) -> None:
+    """Insist on a package without what a build puts into it.
+
+    Args:
+        package: Its folder.
+        sets: The file of its arch sets, if there is one.
+
+    Raises:
+        DeclarationError: Something is there.
+    """
+    for name in (COPY, FILE_NAME, MANIFEST, SETS, BINDING):
+        if (package / name).exists() and package / name != sets:
+            message = f"`{package.name}` has `{name}`, which is what builds put into wheels"
+            raise DeclarationError(message, hint="remove it, or give it another name")
 
 
 def require_modules(own: Mapping[str, Any], package: Path) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ...builds.published import FILE_NAME as SETS
 from ...product import FILE_NAME, describe_product
+from ..declared.names import COPY
 from ..project import ARCHSETS, EMBEDDED, TOOLKIT, find_installed, read_pyproject
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-COPY: Final = "_toolkit"  # its folder in the package
 
 
 def run_time_files() -> dict[str, bytes]:
@@ -27,8 +26,7 @@ def run_time_files() -> dict[str, bytes]:
         f"{COPY}/{_name(path)}": path.read_bytes() for path in find_installed(TOOLKIT, TOOLKIT)
     }
     found[FILE_NAME] = _write(describe_product(read_pyproject()))
-    if isinstance(ARCHSETS, Mapping):
-        found[SETS] = _write(ARCHSETS)
+    found[SETS] = _write(ARCHSETS) if isinstance(ARCHSETS, Mapping) else ARCHSETS.read_bytes()
     return found
 
 

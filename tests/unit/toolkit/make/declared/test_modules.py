@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.toolkit.make import declaration
 from flash_dist.toolkit.make.declaration import read_declaration
 from tests.unit.made.projects import make_project, put, refuse, write
 
@@ -75,6 +77,29 @@ def test_a_package_without_an_init_is_refused(tmp_path: Path) -> None:
     data = make_project(tmp_path)
     (tmp_path / "my_norms/__init__.py").unlink()
     assert "`my_norms` has no `__init__.py`" in refuse(data, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["_toolkit/cli.py", "product.json", "_build.json", "archsets.json", "_C.abi3.so"]
+)
+def test_a_package_that_has_what_builds_put_into_it_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_project(tmp_path, **{f"my_norms/{name}": ""})
+    read_declaration(data, tmp_path)  # of a package with the toolkit as a folder
+    monkeypatch.setattr(declaration, "IMPORTED_AS", "")
+    assert f"`my_norms` has `{name.partition('/')[0]}`" in refuse(data, tmp_path)
+
+
+def test_a_package_may_have_its_file_of_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"label": "all", "archs": "9.0a", "who": "H100", "toolkit": "13.0", "budget_mb": 9}
+    sets = {"set": {"all": told}, "picks": {"x86_64": {"pip": "all", "conda": "all"}}}
+    data = make_project(tmp_path, **{"my_norms/archsets.json": json.dumps(sets)})
+    put(data, "sets", "my_norms/archsets.json")
+    monkeypatch.setattr(declaration, "IMPORTED_AS", "")
+    read_declaration(data, tmp_path)
 
 
 def test_setuptools_may_be_told_where_the_package_is(tmp_path: Path) -> None:
