@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from ..cli.options import add_subcommand
 from ..errors import UsageError
-from ..product import FOLDER, package_of
+from ..product import FOLDER, PACKAGE_NAME, package_of
+from .declared.names import find_neighbours, find_owner, is_importable
 
 if TYPE_CHECKING:
     import argparse
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 TEMPLATE: Final = Path(__file__).resolve().with_name("template")
 _PLACEHOLDER: Final = "my_kernels"
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,40}")
+_NAME: Final = re.compile("[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _RENAMED: Final = {"gitignore": ".gitignore"}  # names that tools of this repository would act upon
+_CHOOSE: Final = "choose another name, such as `my_norms`"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -39,11 +41,63 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the project, and print what comes next."""
     folder = Path(args.name)
+    require_name(args.name)
+    require_free(folder)
+    require_new(args.name)
     for path in write_project(args.name, folder):
         print(path)
     steps = f"cd {folder} && pip install . && python -m pytest tests"
     print(f"\nnext: {steps}", file=sys.stderr)
     return 0
+
+
+def require_name(name: str) -> None:
+    """Insist on a name that a package may have.
+
+    Raises:
+        UsageError: It may not.
+    """
+    package = package_of(name)
+    owner = find_owner(package)
+    if owner:
+        message = f"NAME must be that of a new package, got `{name:.60}`, which is {owner}"
+        raise UsageError(message, hint=_CHOOSE)
+    if not (_NAME.fullmatch(name) and PACKAGE_NAME.fullmatch(package)):
+        message = (
+            "NAME must begin with a letter and have at most 41 letters, digits, `-`, `_` or `.`, "
+            f"got `{name:.60}`"
+        )
+        raise UsageError(message, hint=_CHOOSE)
+
+
+def require_free(folder: Path) -> None:
+    """Insist on a folder that is not there.
+
+    Raises:
+        UsageError: It is.
+    """
+    if folder.exists() or folder.is_symlink():
+        message = f"NAME must be that of a new folder, got `{folder}`, which is there already"
+        raise UsageError(message, hint="choose another name, or remove it")
+
+
+def require_new(name: str) -> None:
+    """Insist on a package that nothing installed here is, or is mistaken for.
+
+    Raises:
+        UsageError: Something is.
+    """
+    package = package_of(name)
+    if is_importable(package):
+        message = f"NAME must be that of a new package, got `{name:.60}`, which Python imports here"
+        raise UsageError(message, hint=_CHOOSE)
+    for other in find_neighbours(package):
+        message = (
+            f"NAME must not begin as that of another package, got `{name:.60}`, and `{other}` is "
+            "installed"
+        )
+        hint = f"the names of symbols and variables of both would begin alike: {_CHOOSE}"
+        raise UsageError(message, hint=hint)
 
 
 def write_project(name: str, folder: Path) -> list[Path]:
@@ -52,22 +106,21 @@ def write_project(name: str, folder: Path) -> list[Path]:
     Raises:
         UsageError: The name is none, or the folder is there already.
     """
+    require_name(name)
+    require_free(folder)
     package = package_of(name)
-    if not _NAME.fullmatch(name) or package in sys.stdlib_module_names:
-        message = f"NAME must be that of a new Python package, such as `my_norms`, got `{name:.60}`"
-        raise UsageError(message)
-    if folder.exists():
-        message = f"the folder `{folder}` is there already"
-        raise UsageError(message, hint="choose another name, or remove it")
-    written = []
-    for path in sorted(TEMPLATE.rglob("*")):
-        inside = path.relative_to(TEMPLATE)
-        if path.is_dir() or "__pycache__" in inside.parts:
-            continue
-        own = inside.with_name(_RENAMED.get(inside.name, inside.name)).as_posix()
-        target = folder / own.replace(_PLACEHOLDER, package)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8")
-        target.write_text(text.replace(_PLACEHOLDER, package), encoding="utf-8")
-        written.append(target)
-    return written
+    return [_write(path, folder, package) for path in sorted(TEMPLATE.rglob("*")) if _belongs(path)]
+
+
+def _belongs(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts
+
+
+def _write(path: Path, folder: Path, package: str) -> Path:
+    inside = path.relative_to(TEMPLATE)
+    own = inside.with_name(_RENAMED.get(inside.name, inside.name)).as_posix()
+    target = folder / own.replace(_PLACEHOLDER, package)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = path.read_text(encoding="utf-8").replace(_PLACEHOLDER, package)
+    target.write_text(text, encoding="utf-8")
+    return target
