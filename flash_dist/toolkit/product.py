@@ -104,6 +104,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
         "variables": {},
         "torch_note": "",
         "subcommands": {},
+        "jit_cost": {},
     }
 
 

@@ -92,7 +92,7 @@ def test_what_is_not_told_has_a_default() -> None:
         name="my_norms",
         library="_C.abi3.so",  # there is no table of kernels
         summary="CUDA kernels of my_norms.",
-        index="https://example.org/my_norms/",
+        index="https://INDEX/my_norms/",
     )
 
 

@@ -61,6 +61,8 @@ def test_what_has_a_default_may_be_left_out(place: str, tmp_path: Path) -> None:
     put(data, place, ...)
     if place == "include":
         put(data, "dispatch", ...)  # whose headers it has
+    if place in {"include", "dispatch"}:
+        put(data, "sets", {"all": "9.0a"})  # the targets of its plain files
     read_declaration(data, tmp_path)
 
 

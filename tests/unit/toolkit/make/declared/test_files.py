@@ -61,7 +61,9 @@ def test_a_folder_is_found_by_its_name_or_a_pattern(root: Path) -> None:
     assert find(root, "csrc/d*", suffixes=FOLDERS) == ["csrc/deep"]
 
 
-@pytest.mark.parametrize("name", ["with a blank.cu", "a[1].cu", "a(1).cu", "été.cu", "a=b#c@d.cu", "it's.cu"])
+@pytest.mark.parametrize(
+    "name", ["with a blank.cu", "a[1].cu", "a(1).cu", "été.cu", "a=b#c@d.cu", "it's.cu"]
+)
 def test_a_name_may_have_other_characters(name: str, root: Path) -> None:
     write(root / "csrc" / name)
     assert find(root, f"csrc/{name}") == [f"csrc/{name}"]

@@ -288,7 +288,8 @@ def test_words_are_those_of_the_code() -> None:
 
 
 def test_no_other_module_names_conda() -> None:
-    modules = find_modules()
+    # sets of a table may not have the names of folders in dist/, of every channel
+    modules = [path for path in find_modules() if path.parts[-2:] != ("declared", "sets.py")]
     assert len(modules) > 50
     named = [
         f"{path.relative_to(ROOT)}: {word}"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.builds.published import load_archsets
-from flash_dist.toolkit.make.building import run_time
-from flash_dist.toolkit.make.building.run_time import run_time_files
 from flash_dist.toolkit.make.declaration import read_declaration
+from flash_dist.toolkit.make.wheels import run_time
+from flash_dist.toolkit.make.wheels.run_time import run_time_files
 from flash_dist.toolkit.product import Product, describe_product
 from tests.unit.made.projects import PYPROJECT, make_project, write
 
