@@ -48,7 +48,8 @@ def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
     told = own.get("sets", {})
     if isinstance(told, str):
         path = find_path(told, root, f"`sets` of {PLACE}", (".json",))
-        load_sets(path)
+        for one in load_sets(path):
+            _require_name(one.name)
         _require_picks(path)
         return path
     if not told:
@@ -135,12 +136,16 @@ def _require_toolkit(one: ArchSet) -> None:
         raise DeclarationError(message, hint=f"for example `toolkit = {spell(DEFAULT_TOOLKIT)}`")
 
 
-def _complete(name: str, told: object, own: Mapping[str, Any]) -> dict[str, Any]:
-    where = f"[tool.{TABLE}.sets.{name}]"
+def _require_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name in RESERVED:
         taken = f", which {', '.join(RESERVED)} are not" if name in RESERVED else ""
         message = f"an arch set has a name such as `hopper`{taken}, got {spell(name)}"
         raise DeclarationError(message, hint="a folder has the name: use a-z, 0-9, `-` and `_`")
+
+
+def _complete(name: str, told: object, own: Mapping[str, Any]) -> dict[str, Any]:
+    where = f"[tool.{TABLE}.sets.{name}]"
+    _require_name(name)
     given = {"archs": told} if isinstance(told, str) else told
     table = require_keys(given, "set", where, needed=("archs",))
     return {

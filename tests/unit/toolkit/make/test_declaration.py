@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,11 @@ from flash_dist.toolkit.make.declared.keys import KEYS, DeclarationError
 from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from tests.unit.made.projects import PYPROJECT, make_project, put, refuse, require_sentence, write
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -441,7 +447,6 @@ def test_an_example_is_accepted(kind: str, key: str) -> None:
     declared = KEYS[kind][key]
     if declared.example.startswith("[["):
         return
-    tomllib = pytest.importorskip("tomllib")
     value = tomllib.loads(f"key = {declared.example}")["key"]
     assert declared.find_fault(value) == ""
 

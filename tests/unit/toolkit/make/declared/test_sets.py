@@ -155,6 +155,7 @@ def test_no_set_has_the_name_of_another_folder() -> None:
         ('{"set": {}}', "defines no arch set"),
         ('{"set": {"all": {"archs": "9.0a"}}}', "lacks budget_mb, label, toolkit, who"),
         ('{"set": {"all": 3}}', "lacks archs, budget_mb, label, toolkit, who"),
+        ('{"set": {"../all": {SET, "budget_mb": 9}}}', "an arch set has a name such as `hopper`"),
         ('{"set": {"all": {SET, "budget_mb": Infinity}}}', "cannot read arch sets"),
         ('{"set": {"all": {SET, "budget_mb": NaN}}}', "cannot read arch sets"),
         ('{"set": {"all": {SET, "budget_mb": 0}}}', "is a number of MB, got `0`"),
