@@ -198,7 +198,6 @@ UNREADABLE = {
 ENTRIES = {
     "the backend": ("-c", f"import {BACKEND}"),
     "the sessions": ("-c", f"import {DISTRIBUTION}.sessions"),
-    "nox": ("-m", "nox", "-l"),
     "the commands": ("-m", DISTRIBUTION, "--version"),
 }
 
@@ -237,6 +236,14 @@ def test_a_table_that_cannot_be_read_is_told_in_a_sentence(
     require_sentence(stranger.run(*ENTRIES[entry], cwd=broken), entry, "cannot read `")
 
 
+def test_nox_ends_with_the_sentence_as_well(stranger: Stranger, tmp_path: Path) -> None:
+    done = stranger.run("-m", "nox", "-l", cwd=break_project(stranger, tmp_path, b""))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "error: `" in done.stderr
+    assert "has no table [tool.kernels]" in done.stderr
+
+
 def require_sentence(done: subprocess.CompletedProcess[str], entry: str, said: str) -> None:
     assert "Traceback" not in done.stderr, done.stderr
     if entry == "the commands" and done.returncode == 0:
@@ -247,8 +254,7 @@ def require_sentence(done: subprocess.CompletedProcess[str], entry: str, said: s
     lines = [line for line in done.stderr.splitlines() if line]
     errors = [line for line in lines if line.startswith("error: ")]
     assert len(errors) == 1, done.stderr
-    if entry != "nox":  # which says something of its own
-        assert all(line.startswith(("error: ", "hint: ")) for line in lines), done.stderr
+    assert all(line.startswith(("error: ", "hint: ")) for line in lines), done.stderr
 
 
 @pytest.mark.parametrize(
