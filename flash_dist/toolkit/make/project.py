@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import FlashDistError
 from ..product import FILE_NAME, FOLDER, IMPORTED_AS, NAME, PROJECT_FOLDER, VARIABLES
 from .declaration import Project, read_declaration
+from .declared.keys import read_toml_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -171,13 +172,7 @@ def load_project(path: Path = PYPROJECT) -> Project:
 
 @cache
 def _load_project(path: Path) -> Project:
-    try:
-        data = read_pyproject(path)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        message = f"cannot read `{path}`: {reason}"
-        raise FlashDistError(message) from error
-    return read_declaration(data, path.parent)
+    return read_declaration(read_toml_file(path, str(path)), path.parent)
 
 
 def load_requirements(group: str, path: Path = GROUPS) -> list[str]:

@@ -96,8 +96,10 @@ def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     from .sdist import normalise  # noqa: PLC0415 - what only this hook needs
 
     del config_settings
-    made = _pack(Path(sdist_directory), "sdist", "--formats", "gztar")
-    normalise(made, int(load_project().epoch))
+    with told_in_a_sentence():
+        epoch = int(load_project().epoch)
+        made = _pack(Path(sdist_directory), "sdist", "--formats", "gztar")
+        normalise(made, epoch)
     return made.name
 
 
