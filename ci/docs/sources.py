@@ -25,6 +25,7 @@ TEXTS: Final = (
     "SECURITY.md",
     "benchmarks/README.md",
     "examples/README.md",
+    "examples/own_kernels/README.md",
 )
 _LINK: Final = re.compile(r"\]\(([^)\s:]+)\)")  # of Markdown, to a file beside it
 
@@ -42,11 +43,13 @@ docs/inspect
 docs/building
 docs/from-pybind
 docs/channels
+docs/own-kernels
 docs/recipes
 docs/torch
 docs/transformers
 docs/frameworks
 Examples <examples/README>
+A package to copy <examples/own_kernels/README>
 ```
 
 ```{toctree}
