@@ -39,7 +39,7 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["build_wheels", "tests"]
 if os.environ.get("PIP_FIND_LINKS"):  # uv does not read pip's settings
-    os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+    os.environ.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
 
 _MODULE = __package__ or ""
 

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     require_new(args.name)
     for path in write_project(args.name, folder):
         print(path)
-    steps = f"cd {folder} && pip install . && python -m pytest tests"
+    steps = f"cd {folder} && pip install . pytest && pytest"
     print(f"\nnext: {steps}", file=sys.stderr)
     return 0
 

@@ -119,7 +119,8 @@ def stage_wheel(one: Artefact, stage: Path) -> list[Path]:
     licenses = [site / name for name in files if name.startswith(f"{info}/licenses/")]
     if not licenses:
         message = f"`{one.file_name}` holds no licence to put into a conda package"
-        raise ArtefactError(message)
+        hint = "put a file `LICENSE` beside pyproject.toml, and build the wheel again"
+        raise ArtefactError(message, hint=hint)
     return licenses
 
 

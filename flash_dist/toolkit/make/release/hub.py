@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ...binaries.wheel import open_wheel
-from ...product import BINDING, FILE_NAME, KERNELS, NAME, SCRIPT
+from ...product import BINDING, FILE_NAME, KERNELS, NAME, PRODUCT, SCRIPT
 from ..command import command
-from ..project import ROOT
+from ..project import EMBEDDED, ROOT
 from ..wheels.artefacts import ArtefactError, find_artefacts
 from ..wheels.channel import Published, no_commands
 
@@ -70,6 +70,25 @@ print(kernel.check().to_json())  # whether the GPUs here are served
 `attn_implementation="flash_attention_2"`.
 """
 
+_PLAIN_CARD: Final = """---
+{licence}library_name: kernels
+tags:
+  - kernels
+---
+
+# {name} {version}
+
+{summary}. Code for {archs}; torch {torch} and newer.
+
+```python
+from pathlib import Path
+
+from kernels import get_local_kernel
+
+kernel = get_local_kernel(Path("FOLDER OF THIS FILE"))
+```
+"""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -97,14 +116,17 @@ class Variant:
             "name": SCRIPT,
             "id": self.id,
             "version": VERSION,
-            "license": "BSD-3-Clause",
+            "license": self.artefact.metadata.license,
             "python-depends": [],
             "backend": {"type": "cuda", "archs": self.archs},
             "digest": {"algorithm": "sha256", "files": digests},
         }
         made[METADATA] = (json.dumps(metadata, indent=2) + "\n").encode()
-        card = _CARD.format(
+        licence = self.artefact.metadata.license
+        card = (_CARD if EMBEDDED else _PLAIN_CARD).format(
             name=NAME,
+            licence=f"license: {licence.lower()}\n" if licence else "",
+            summary=PRODUCT.summary.rstrip("."),
             version=self.artefact.version,
             archs=", ".join(self.archs),
             torch=self.artefact.manifest.torch_min,
@@ -128,7 +150,8 @@ class Variant:
     def _rename(self, name: str, data: bytes) -> bytes:
         """Return a file with the names of this copy in it."""
         if name in {KERNELS, BINDING}:
-            names = [KERNELS] if name == KERNELS else [KERNELS, NAME]
+            names = [KERNELS] if KERNELS != BINDING else []  # a library apart from the binding
+            names += [NAME] if name == BINDING else []
             return _replace_strings(data, {x: self._own(x) for x in names}, name)
         if name == FILE_NAME:
             return data.replace(KERNELS.encode(), self._own(KERNELS).encode())

@@ -16,7 +16,7 @@ from ...indexes.index import PROJECT, parse_wheel
 from ...indexes.install_commands import Command, find_commands
 from ...indexes.pages import Link
 from ...indexes.selection import Candidate, select
-from ...product import NAME, PROGRAM
+from ...product import NAME, PRODUCT
 from ...report_page.markup import (
     Markup,
     element,
@@ -95,13 +95,13 @@ def make_page(
         element(
             "main",
             element("h1", title),
-            prose(f"Attention kernels for torch on NVIDIA GPUs. {_needs(newest)}"),
+            prose(f"{PRODUCT.summary.rstrip('.')}. {_needs(newest)}"),
             *_install(newest, indexes.get(default, ()), url, default, offers),
             element("h2", "Which file for which GPU"),
             *_gpu_tables(newest),
             element(
                 "p",
-                prose(f"For the GPUs of a machine: `{PROGRAM} select --index {url}`"),
+                prose(f"For the GPUs of a machine: `python -m {NAME} select --index {url}`"),
                 _class="legend",
             ),
             element("h2", "Sets"),
@@ -124,12 +124,17 @@ def _needs(artefacts: Iterable[Artefact]) -> str:
     newest = max(drivers, key=int)
     older = "".join(f" ({k} for {v})" for k, v in sorted(drivers.items()) if k != newest)
     pythons = {one.requires_python for one in artefacts}
-    torches = {f"{one.manifest.torch_min} to {one.manifest.torch_tested_max}" for one in artefacts}
+    torches = {_torch_range(one) for one in artefacts}
     systems = {tag.rpartition("-")[2] for one in artefacts for tag in one.tags}
     return (
         f"Driver {newest} or newer{older}, torch {', '.join(sorted(torches))}, "
         f"Python {', '.join(sorted(pythons))}, {', '.join(sorted(systems))}."
     )
+
+
+def _torch_range(one: Artefact) -> str:
+    oldest, newest = one.manifest.torch_min, one.manifest.torch_tested_max
+    return f"{oldest} to {newest}" if newest else f"{oldest} or newer"
 
 
 def _install(
@@ -219,7 +224,12 @@ def _describe_older(one: Artefact) -> Markup:
 
 
 def _for_whom(one: Artefact) -> str:
-    return one.manifest.arch_set.who or f"GPUs that run {', '.join(map(str, one.embedded))}"
+    told = one.manifest.arch_set.who
+    return told if told not in {"", one.set_name} else f"GPUs that run {_targets(one)}"
+
+
+def _targets(one: Artefact) -> str:
+    return ", ".join(map(str, one.embedded))
 
 
 def _candidate(one: Artefact, url: str, index: str) -> Candidate:

@@ -19,9 +19,11 @@ from ...binaries.wheel import open_wheel
 from ...builds.published import FILE_NAME
 from ...product import NAME
 from ..command import command
-from ..project import PACKAGE, ROOT, find_installed, load_project
+from ..declared.names import COPY
+from ..project import EMBEDDED, PACKAGE, ROOT, find_installed, load_project
 from ..wheels.artefacts import ArtefactError
 from ..wheels.channel import Published, no_commands
+from ..wheels.run_time import run_time_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 
 FILE: Final = f"{NAME}.pyz"
 
+# Of a project with a copy of this toolkit, the copy's program: its own may not be here.
+_RUN: Final = (
+    f"from {NAME}.__main__ import run\n\nrun()"
+    if EMBEDDED
+    else f"from {NAME}.{COPY}.cli import main\n\nsys.exit(main())"
+)
 SHEBANG: Final = b"#!/usr/bin/env python3\n"
 # NOTE: an older Python must get as far as the sentence, so nothing newer is in this.
 MAIN: Final = f"""import sys
@@ -42,9 +50,7 @@ if sys.version_info < (3, 10):
     )
     sys.exit(2)
 
-from {NAME}.__main__ import run
-
-run()
+{_RUN}
 """
 METADATA: Final = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays, licences are in it
@@ -79,7 +85,9 @@ def _collect_package() -> Iterator[tuple[str, bytes]]:
     data = {PACKAGE / FILE_NAME, PACKAGE / product.FILE_NAME}
     files = (path for path in find_installed(PACKAGE) if path.suffix == ".py" or path in data)
     for path in files:
-        yield path.relative_to(ROOT).as_posix(), path.read_bytes()
+        yield f"{NAME}/{path.relative_to(PACKAGE).as_posix()}", path.read_bytes()
+    for name, content in run_time_files().items():
+        yield f"{NAME}/{name}", content
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:

@@ -180,7 +180,7 @@ def test_the_command_prints_what_it_wrote_and_what_comes_next(
     assert run(Namespace(name="my-norms")) == 0
     said = capsys.readouterr()
     assert {line.removeprefix("my-norms/") for line in said.out.splitlines()} == FILES
-    assert said.err == "\nnext: cd my-norms && pip install . && python -m pytest tests\n"
+    assert said.err == "\nnext: cd my-norms && pip install . pytest && pytest\n"
     with pytest.raises(UsageError, match="is there already"):
         run(Namespace(name="my-norms"))
 

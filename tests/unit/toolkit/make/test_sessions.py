@@ -89,6 +89,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "dist" / name / "flash_dist-0.1.0-py3-none-any.whl").touch()
     for name in ("tests", "csrc"):
         (folder / name).mkdir()
+    (folder / "examples" / "own_kernels").mkdir(parents=True)
+    own = folder / "build" / "own_kernels" / "dist" / "all"  # what the session itself builds
+    own.mkdir(parents=True)
+    (own / "own_kernels-0.1.0-py3-none-any.whl").touch()
     (folder / "pyproject.toml").touch()
     return folder
 
