@@ -19,10 +19,11 @@ from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.locks import BESIDE, lock_path
 from flash_dist.toolkit.make.project import ARCHSETS, TOOLKIT, load_project
-from flash_dist.toolkit.make.release.channels import CHANNELS, Row, released
+from flash_dist.toolkit.make.release.channels import CHANNELS, released
 from flash_dist.toolkit.make.sessions import (
     GROUPS,
     NATIVE,
+    add_channels,
     args_of,
     build_in_container,
     built_wheels,
@@ -39,8 +40,8 @@ from flash_dist.toolkit.make.sessions import (
     run_session,
     session_of,
     set_names,
+    share_links,
     words_of,
-    write_channel,
 )
 from flash_dist.toolkit.make.toolchain.cross import TARGETS, require_tools
 from flash_dist.toolkit.targets.archs import SESSIONS
@@ -74,9 +75,7 @@ gpu_session = session_of(**BESIDE_SYSTEM)
 # After the wheels, in order.
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
-# uv does not read pip's settings; both look for local wheels in the same folders.
-if os.environ.get("PIP_FIND_LINKS"):
-    os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+share_links()
 
 
 @session_of
@@ -459,18 +458,7 @@ def audit(session: nox.Session) -> None:
     session.run("python", "-m", "flash_dist", "audit", *(session.posargs or built_wheels()))
 
 
-def add_channel(row: Row) -> None:
-    """Add the session of a channel, such as `sdist` or `index`, which writes into dist/."""
-
-    def write(session: nox.Session) -> None:
-        write_channel(session, row)
-
-    write.__doc__ = row.summary
-    session_of(name=row.name)(write)
-
-
-for one in CHANNELS.values():
-    add_channel(one)
+add_channels(lambda _: None)
 
 
 @session_of

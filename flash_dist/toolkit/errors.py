@@ -10,6 +10,8 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .product import VARIABLES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -105,8 +107,6 @@ def explain_os_error(error: OSError) -> FlashDistError:
         name = f"`{error.filename}`" if error.filename else "a file or stream"
         message = f"cannot use {name}: {error.strerror or f'{error:.200}'}"
         no_room = error.errno in _NO_ROOM
-    from .product import VARIABLES  # noqa: PLC0415 - a malformed product is told with these errors
-
     hint = (
         f"free some space, or set folders on another disk: {VARIABLES}BUILD_DIR for builds, "
         "TMPDIR for everything else"

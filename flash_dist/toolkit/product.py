@@ -152,17 +152,27 @@ def _is_axis(one: object) -> bool:
     )
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse a text.
+
+    Raises:
+        ValueError: It is no TOML.
+        ImportError: This Python 3.10 has no reader of it yet.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415 - no wheel needs it
+    else:
+        import tomli as tomllib  # noqa: PLC0415 - absent while the build backend judges the machine
+    found: dict[str, Any] = tomllib.loads(text)
+    return found
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a file; nothing where there is none, or none that can be read."""
     try:
-        if sys.version_info >= (3, 11):
-            import tomllib  # noqa: PLC0415 - where it is needed, a Python 3.10 has tomli
-        else:
-            import tomli as tomllib  # noqa: PLC0415
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except (ImportError, OSError, ValueError, RecursionError):
         return {}
-    return found
 
 
 def find_project(environ: Mapping[str, str] = os.environ) -> Path | None:

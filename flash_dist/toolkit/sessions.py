@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import nox
 
 try:
     from .make.project import ROOT, build_folder, stage_toolkit
-    from .make.release.channels import CHANNELS
     from .make.sessions import (
+        add_channels,
         built_wheels,
         copy_tree,
         install,
@@ -25,21 +23,17 @@ try:
         run_session,
         session_of,
         set_names,
-        write_channel,
+        share_links,
     )
 except ValueError as error:  # a table with an error
     sys.exit(f"error: {error}")
-
-if TYPE_CHECKING:
-    from .make.release.channels import Row
 
 __all__ = ["audit", "build_wheels", "manifest", "repro", "tests"]
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["build_wheels", "tests"]
-if os.environ.get("PIP_FIND_LINKS"):  # uv does not read pip's settings
-    os.environ.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
+share_links()
 
 _MODULE = __package__ or ""
 
@@ -107,16 +101,4 @@ def manifest(session: nox.Session) -> None:
     session.run("python", "-m", f"{_MODULE}.make.release.manifest", *session.posargs)
 
 
-def _add_channel(row: Row) -> None:
-    """Add the session of a channel, such as `sdist` or `index`, which writes into dist/."""
-
-    def write(session: nox.Session) -> None:
-        _use_toolkit(session)
-        write_channel(session, row)
-
-    write.__doc__ = row.summary
-    session_of(name=row.name)(write)
-
-
-for _row in CHANNELS.values():
-    _add_channel(_row)
+add_channels(_use_toolkit)

@@ -83,7 +83,7 @@ def _judge_files(files: set[str], manifest: Manifest, more: frozenset[str]) -> I
 
 
 def _is_inside(name: str, package: str) -> bool:
-    """Whether a file is named as modules and data of a package are."""
+    """Tell if a file is named as modules and data of a package are."""
     folder, _, rest = name.partition("/")
     return folder == package and _INSIDE.fullmatch(rest) is not None
 

@@ -26,7 +26,6 @@ from ..findings.audits import (
 )
 from ..findings.result import Finding, label
 from ..product import BINDING
-from ..targets.axes import NOWHERE
 from ..targets.fallbacks import Fallbacks
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def _declared_problems(manifest: Manifest) -> Iterator[str]:
         for (one, arch), n in sorted(symbols.items())
         if n > 1
     )
-    tables = Counter(one.symbol for one in manifest.kernels if one.place != NOWHERE)
+    tables = Counter(one.symbol for one in manifest.kernels if not one.is_plain)
     yield from (f"{one} is declared {n} times" for one, n in sorted(tables.items()) if n > 1)
     targets = {kernel.target for kernel in manifest.kernels}
     for arch in sorted(targets - set(manifest.arch_set.archs)):
@@ -167,7 +166,7 @@ def _role_problems(manifest: Manifest) -> Iterator[str]:
     served |= {(_ANY, one.place.words, one.target) for one in general}
     for one in manifest.kernels:
         role = roles[one.family]
-        if one.place == NOWHERE:  # a plain file has no other to fall back on
+        if one.is_plain:  # a plain file has no other to fall back on
             continue
         if one.role not in {"", role}:
             yield f"{one.symbol} is declared for the role {one.role}, its family is for {role}"
@@ -216,7 +215,7 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
     """Every image is of a kind we make: for a target of the set, packed, one kernel in PTX."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
-    plain = {one.symbol for one in contents.manifest.kernels if one.place == NOWHERE}
+    plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}
     for image in contents.images:
         entry = image.entry
         where = f"the image at {entry.payload_offset:#x} ({entry.kind}, {entry.arch})"
@@ -229,7 +228,7 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _is_plain(image: Image, plain: set[str]) -> bool:
-    """Whether an image is of a plain file, whose PTX has all of its kernels."""
+    """Tell if an image is of a plain file, whose PTX has all of its kernels."""
     return {kernel.name for kernel in image.kernels} <= plain
 
 

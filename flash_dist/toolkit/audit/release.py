@@ -155,7 +155,7 @@ def describe_renamed(inspection: Inspection) -> Iterator[str]:
 
 
 def is_own_wheel(path: Path) -> bool:
-    """Whether a path is a wheel that a toolkit like this one made, by its manifest.
+    """Tell by its manifest if a path is a wheel that a toolkit like this one made.
 
     What has the name of this package counts as one, whatever is in it.
     """

@@ -12,7 +12,6 @@ from ..binaries.symbols import SharedObject
 from ..binaries.wheel import Wheel, open_wheel
 from ..errors import AuditError, FatbinError, ManifestError
 from ..gpucode.fatbin import FatbinEntry, KernelInfo, open_fatbin
-from ..product import BINDING as BINDING_FILE
 from ..product import NAME, PRODUCT, PROGRAM
 from .manifest import FILE_NAME, Manifest
 from .metadata import read_metadata
@@ -32,11 +31,6 @@ class Naming:
     def manifest(self) -> str:
         """Where its record of the build is."""
         return f"{self.name}/{FILE_NAME}"
-
-    @property
-    def binding(self) -> str:
-        """The library that registers torch operators."""
-        return f"{self.name}/{BINDING_FILE}"
 
     def members(self, manifest: Manifest) -> tuple[str, ...]:
         """Return its libraries, those of kernels first."""
@@ -71,7 +65,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Linked:
-    """What one of the libraries asks of the dynamic linker, and what it offers."""
+    """Needs and exports of one of the libraries, as the dynamic linker reads them."""
 
     needed: tuple[str, ...]
     search_path: tuple[str, ...]  # the folders of RPATH and RUNPATH
@@ -84,7 +78,6 @@ class WheelContents:
 
     path: str
     size: int
-    naming: Naming
     libraries: tuple[str, ...]
     metadata_version: str
     manifest: Manifest
@@ -122,7 +115,6 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
         return WheelContents(
             path=wheel.path,
             size=Path(wheel.path).stat().st_size,
-            naming=naming,
             libraries=tuple(name for name in wheel.names if ".so" in Path(name).name),
             metadata_version=read_metadata(wheel).version,
             manifest=manifest,

@@ -13,7 +13,7 @@ from ..binaries.json_text import parse_json
 from ..errors import ManifestError, hint_to_build
 from ..product import NAME, PRODUCT, PROGRAM, SCRIPT
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
-from ..targets.axes import AXES, Axes, Place
+from ..targets.axes import AXES, NOWHERE, Axes, Place
 from ..targets.fallbacks import Fallbacks
 from .package import PACKAGE
 
@@ -101,6 +101,11 @@ class KernelRecord:
     assembled_for: tuple[Assembled, ...] = ()
     source: str = ""  # the generated file; it was compiled for this target alone
     role: str = ""  # what it is for; several families may serve a role
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell if it is of a plain file: no table lists it, and no axis tells it apart."""
+        return self.place == NOWHERE
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from ..gpucode.images import ROCM_WARNING
 from ..machine.installed import Installed, combine, read_variants
 from ..product import BINDING, HAS_DISPATCHER, KERNELS, PROGRAM
 from ..targets.advice import HOW_WORDS, describe_archs
-from ..targets.axes import NOWHERE
 from ..targets.wording import few_lines
 from .driver import check_driver, check_neutral
 from .environment import find_situation
@@ -160,7 +159,7 @@ def _read_manifest(library: Library) -> Manifest | None:
     file = PurePosixPath(library.name).name
     if file not in manifest.libraries:
         return None
-    held = tuple(one for one in manifest.kernels if (one.place == NOWHERE) == (file == BINDING))
+    held = tuple(one for one in manifest.kernels if one.is_plain == (file == BINDING))
     return replace(manifest, kernels=held)
 
 

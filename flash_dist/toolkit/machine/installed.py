@@ -157,7 +157,7 @@ def read_variants(
 ) -> tuple[Variant, ...]:
     """Do the same for a library that is open."""
     records = manifest.kernels if manifest else ()
-    plain = {one.symbol: one.family for one in records if one.place == NOWHERE}
+    plain = {one.symbol: one.family for one in records if one.is_plain}
     axes, symbols = (manifest.axes, f"{manifest.product}_") if manifest else (AXES, SYMBOLS)
     found: list[Variant] = []
     for entry in fatbin.report.select():

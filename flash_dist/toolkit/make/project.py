@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import FlashDistError
-from ..product import FILE_NAME, FOLDER, IMPORTED_AS, NAME, PROJECT_FOLDER, VARIABLES
+from ..product import FILE_NAME, FOLDER, IMPORTED_AS, NAME, PROJECT_FOLDER, VARIABLES, parse_toml
 from .declaration import Project, read_declaration
 from .declared.keys import read_toml_file
 
@@ -76,6 +76,12 @@ def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
         for path in found
         if path.suffix in {".json", ".py", ".typed"} and not left_out & {path, *path.parents}
     ]
+
+
+def list_below(*places: Path) -> Iterator[Path]:
+    """Yield the files that places are, or that are below them."""
+    for place in places:
+        yield from (path for path in (place, *place.rglob("*")) if path.is_file())
 
 
 def stage_toolkit(folder: Path) -> Path:
@@ -144,12 +150,7 @@ def can_read_toml() -> bool:
 
 def read_pyproject(path: Path = PYPROJECT) -> dict[str, Any]:
     """Read a whole `pyproject.toml`."""
-    if sys.version_info >= (3, 11):
-        import tomllib  # noqa: PLC0415
-    else:
-        import tomli as tomllib  # noqa: PLC0415 - absent while the build backend judges the machine
-    found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return found
+    return parse_toml(path.read_text(encoding="utf-8"))
 
 
 def load_groups(*, own: bool = True) -> dict[str, Any]:

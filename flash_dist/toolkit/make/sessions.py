@@ -259,6 +259,32 @@ def args_of(name: str, args: list[str]) -> list[str]:
     return [word for place in places for word in args[place : place + 2]]
 
 
+def add_channels(prepare: Session) -> None:
+    """Add the session of each channel, such as `sdist` or `index`, which writes into dist/.
+
+    Args:
+        prepare: Called first in each of them.
+    """
+    for row in CHANNELS.values():
+        _add_channel(row, prepare)
+
+
+def _add_channel(row: Row, prepare: Session) -> None:
+    def write(session: nox.Session) -> None:
+        prepare(session)
+        write_channel(session, row)
+
+    write.__doc__ = row.summary
+    session_of(name=row.name)(write)
+
+
+def share_links() -> None:
+    """Let uv look for local wheels where pip does: it does not read pip's settings."""
+    links = os.environ.get("PIP_FIND_LINKS", "").split()
+    if links:
+        os.environ.setdefault("UV_FIND_LINKS", ",".join(links))
+
+
 def write_channel(session: nox.Session, row: Row) -> None:
     """Write a channel into dist/; what is packed into it is installed into a folder of its own."""
     install(session, *row.groups)

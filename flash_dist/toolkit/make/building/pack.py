@@ -39,6 +39,7 @@ from ..project import (
     ROOT,
     TEMPORARY,
     build_folder,
+    list_below,
     load_project,
     read_pyproject,
     report_path,
@@ -145,11 +146,10 @@ def _list_sources() -> Iterator[str]:
         return
     unpacked = [ROOT] if (ROOT / "PKG-INFO").is_file() else []
     known = [ROOT / name for name in tracked_files() or ()]
-    for place in (*load_project().compiled, *known, *unpacked):
-        for path in (place, *place.rglob("*")):
-            inside = path.relative_to(ROOT).as_posix()
-            if path.is_file() and not f"/{inside}".count("/.") and not inside.startswith(ADDED):
-                yield inside
+    for path in list_below(*load_project().compiled, *known, *unpacked):
+        inside = path.relative_to(ROOT).as_posix()
+        if "/." not in f"/{inside}" and not inside.startswith(ADDED):
+            yield inside
 
 
 def pack(*words: str) -> Distribution:

@@ -37,6 +37,7 @@ from ..project import (
     PYPROJECT,
     ROOT,
     TOOLKIT,
+    list_below,
     load_project,
 )
 from ..toolchain.nvcc import glibc_version, gxx_version
@@ -118,16 +119,9 @@ def _list_sources(root: Path) -> dict[PurePosixPath, Path]:
     own = (NATIVE, TOOLKIT / "make" / "kernels")
     if EMBEDDED:
         places += [root / place.relative_to(ROOT) for place in own]
-    found = {
-        PurePosixPath(path.relative_to(root)): path
-        for place in places
-        for path in (place, *place.rglob("*"))
-        if path.is_file()
-    }
-    for place in () if EMBEDDED else own:
-        for path in place.rglob("*"):
-            if path.is_file():
-                found["toolkit" / PurePosixPath(path.relative_to(TOOLKIT))] = path
+    found = {PurePosixPath(path.relative_to(root)): path for path in list_below(*places)}
+    for path in list_below(*(() if EMBEDDED else own)):
+        found["toolkit" / PurePosixPath(path.relative_to(TOOLKIT))] = path
     return found
 
 

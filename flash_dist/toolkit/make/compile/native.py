@@ -206,13 +206,18 @@ def _object_times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.o")}
 
 
+def _read_commands(folder: Path) -> set[tuple[str, Path]]:
+    """Return each source with its object, of every target that the folder is configured for."""
+    text = (folder / "compile_commands.json").read_text(encoding="utf-8")
+    return {(one["file"], folder / one["output"]) for one in json.loads(text)}
+
+
 def _objects_of(options: NativeOptions, folder: Path) -> list[Path]:
     """Return what is linked: the objects of the set's targets and of the host code.
 
     Objects stay in the folder when their source goes: these are left out.
     """
-    text = (folder / "compile_commands.json").read_text(encoding="utf-8")
-    outputs = {folder / command["output"] for command in json.loads(text)}
+    outputs = {path for _, path in _read_commands(folder)}
     archs = map(str, options.archset.archs)
     plain = (one.name for one in options.groups)
     names = (*archs, *plain, f"{NAME}_kernels", f"{NAME}_torch")
@@ -222,11 +227,9 @@ def _objects_of(options: NativeOptions, folder: Path) -> list[Path]:
 
 def _plain_objects(options: NativeOptions, folder: Path) -> Iterator[tuple[Plain, Path]]:
     """Yield each plain file with its object for the targets of the set."""
-    text = (folder / "compile_commands.json").read_text(encoding="utf-8")
-    outputs = {(one["file"], folder / one["output"]) for one in json.loads(text)}
     files = {str(one.path): one for one in options.project.plain}
     folders = {_object_folder(folder, group.name) for group in options.groups}
-    for name, path in sorted(outputs):
+    for name, path in sorted(_read_commands(folder)):
         if name in files and folders & set(path.parents):
             yield files[name], path
 

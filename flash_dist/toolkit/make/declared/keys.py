@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FlashDistError, show
-from ...product import PACKAGE_NAME, TABLE
+from ...product import PACKAGE_NAME, TABLE, parse_toml
 from ...targets.axes import RULES
 
 if TYPE_CHECKING:
@@ -59,16 +58,22 @@ def _fits(value: object, pattern: re.Pattern[str]) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
-def _texts(
-    told: str, example: str, pattern: re.Pattern[str] = _LINE, *, may_be_empty: bool = False
+def _list(
+    told: str, example: str, fits: Callable[[object], bool], *, may_be_empty: bool = False
 ) -> Kind:
     def find_fault(value: object) -> str:
         if not isinstance(value, list) or not (value or may_be_empty):
             return spell(value)
-        wrong = [one for one in value if not _fits(one, pattern)]
+        wrong = [one for one in value if not fits(one)]
         return f"{spell(wrong[0])} in it" if wrong else ""
 
     return Kind(told, example, find_fault)
+
+
+def _texts(
+    told: str, example: str, pattern: re.Pattern[str] = _LINE, *, may_be_empty: bool = False
+) -> Kind:
+    return _list(told, example, lambda one: _fits(one, pattern), may_be_empty=may_be_empty)
 
 
 def _number(told: str, example: str, least: float, most: float, *, whole: bool = True) -> Kind:
@@ -84,13 +89,7 @@ def _table(told: str, example: str) -> Kind:
 
 
 def _tables(told: str, example: str, *, may_be_empty: bool = False) -> Kind:
-    def find_fault(value: object) -> str:
-        if not isinstance(value, list) or not (value or may_be_empty):
-            return spell(value)
-        wrong = [one for one in value if not isinstance(one, dict)]
-        return f"{spell(wrong[0])} in it" if wrong else ""
-
-    return Kind(told, example, find_fault)
+    return _list(told, example, lambda one: isinstance(one, dict), may_be_empty=may_be_empty)
 
 
 def _or_path(kind: Kind) -> Kind:
@@ -289,13 +288,8 @@ def read_toml_file(path: Path, name: str) -> dict[str, Any]:
     Raises:
         DeclarationError: It is absent, no UTF-8 or no TOML.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib  # noqa: PLC0415
-    else:
-        import tomli as tomllib  # noqa: PLC0415 - absent while the build backend judges the machine
     try:
-        text = path.read_bytes().decode("utf-8")
-        found: dict[str, Any] = tomllib.loads(text)
+        return parse_toml(path.read_bytes().decode("utf-8"))
     except OSError as error:
         message = f"cannot read `{name}`: {error.strerror or error}"
         raise DeclarationError(message, hint="check the path, and who may read the file") from error
@@ -308,7 +302,6 @@ def read_toml_file(path: Path, name: str) -> dict[str, Any]:
         hint = "save the file as UTF-8 without BOM" if marked else "TOML is described on toml.io"
         message = f"cannot read `{name}`: {reason:.200}"
         raise DeclarationError(message, hint=hint) from error
-    return found
 
 
 def read_json_file(path: Path, name: str) -> dict[str, Any]:

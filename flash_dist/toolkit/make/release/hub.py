@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ...binaries.wheel import open_wheel
-from ...product import BINDING, FILE_NAME, KERNELS, NAME, PRODUCT, SCRIPT
+from ...product import BINDING, FILE_NAME, HAS_DISPATCHER, KERNELS, NAME, PRODUCT, SCRIPT
 from ..command import command
 from ..project import EMBEDDED, ROOT
 from ..wheels.artefacts import ArtefactError, find_artefacts
@@ -150,7 +150,7 @@ class Variant:
     def _rename(self, name: str, data: bytes) -> bytes:
         """Return a file with the names of this copy in it."""
         if name in {KERNELS, BINDING}:
-            names = [KERNELS] if KERNELS != BINDING else []  # a library apart from the binding
+            names = [KERNELS] if HAS_DISPATCHER else []
             names += [NAME] if name == BINDING else []
             return _replace_strings(data, {x: self._own(x) for x in names}, name)
         if name == FILE_NAME:

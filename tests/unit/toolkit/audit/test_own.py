@@ -10,7 +10,6 @@ import pytest
 from flash_dist.toolkit.audit.own import audit_contents, audit_wheel, describe_failure
 from flash_dist.toolkit.builds.contents import (
     MANIFEST,
-    OWN,
     Image,
     Linked,
     WheelContents,
@@ -67,7 +66,6 @@ def make_contents(**changes: Any) -> WheelContents:  # noqa: ANN401
     values: dict[str, Any] = {
         "path": f"dist/{NAME}",
         "size": 1000,
-        "naming": OWN,
         "libraries": (KERNELS, BINDING),
         "metadata_version": "0.1.0+cu130.hopper",
         "manifest": make_manifest(),

@@ -93,7 +93,7 @@ def test_the_library_is_read_by_the_files_of_the_manifest(tmp_path: Path) -> Non
 
 def test_one_kernel_that_is_declared_twice_for_a_target_is_a_finding() -> None:
     twice = replace(PLAIN, kernels=(*PLAIN.kernels, PLAIN.kernels[0]))
-    contents = replace(make_contents(), manifest=twice, naming=Naming("my_norms"))
+    contents = replace(make_contents(), manifest=twice)
     assert f"{SCALE} is declared 2 times for sm_80" in map(str, audit_contents(contents).problems)
 
 
