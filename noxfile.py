@@ -396,10 +396,11 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports", "--no-cache", "--no-logo")
     session.run("python", "-m", "ci.own_names")
     session.run("python", "-m", "ci.commits")
-    suffixes = {".cpp", ".h", ".cuh", ".cu"}
-    sources = [p for folder in ("csrc", "flash_dist", "tests") for p in (ROOT / folder).rglob("*")]
-    named = sorted(str(p) for p in sources if p.suffix in suffixes)
-    session.run("clang-format", "--dry-run", "--Werror", *named)
+    patterns = ("*.cpp", "*.h", "*.cuh", "*.cu")
+    listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns)
+    sources = Path(session.create_tmp()) / "sources.txt"
+    sources.write_text(str(session.run(*listed, external=True, silent=True)))
+    session.run("clang-format", "--dry-run", "--Werror", f"--files={sources}")
 
 
 @session_of

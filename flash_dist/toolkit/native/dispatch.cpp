@@ -399,7 +399,8 @@ void check_words(const Values& values) {
     separator = "; ";
   }
   if (refused.empty()) list_sizes(text, key);
-  text << "\n\nhint: `" PRODUCT_PROGRAM " doctor` says what this build has for the GPU, and "
+  text << "\n\nhint: `" PRODUCT_PROGRAM
+          " doctor` says what this build has for the GPU, and "
           "which arch set has more";
   throw Error(text.str());
 }
