@@ -65,12 +65,13 @@ Sizes read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
   s.num_heads_kv = to_int(k.size(head), "num_heads_kv");
   if (q.dim() == head + 3) {
     s.group = to_int(q.size(head + 1), "heads per kv head");
-    STD_TORCH_CHECK(q.size(head) == s.num_heads_kv, "q must have ", s.num_heads_kv,
-                    " kv heads, as k, got ", q.size(head));
+    STD_TORCH_CHECK(q.size(head) == s.num_heads_kv, "dimension ", head,
+                    " of q must be num_heads_kv of k, ", s.num_heads_kv, ", got ", q.size(head));
   } else {
     const int64_t heads = q.size(head);
-    STD_TORCH_CHECK(s.num_heads_kv > 0 && heads % s.num_heads_kv == 0, "num_heads_kv, ",
-                    s.num_heads_kv, ", must divide num_heads_q, ", heads);
+    STD_TORCH_CHECK(s.num_heads_kv > 0 && heads % s.num_heads_kv == 0,
+                    "num_heads_kv must divide num_heads_q, got ", s.num_heads_kv, " (k) and ",
+                    heads, " (q)");
     s.group = to_int(heads / s.num_heads_kv, "heads per kv head");
   }
   s.head_dim = to_int(q.size(q.dim() - 1), "head_dim");
@@ -95,9 +96,7 @@ Sizes read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
 // That t has these sizes, rows as the packed or batched axes.
 void check_shape(const Tensor& t, const Tensor& q, const Sizes& s, bool queries, int columns,
                  const char* name) {
-  STD_TORCH_CHECK(torch_dtype(t) == torch_dtype(q) && t.is_cuda() &&
-                      t.get_device_index() == q.get_device_index(),
-                  name, " must have the dtype and device of q");
+  check_kind(t, q, name);
   const bool split = queries && q.dim() == (s.packed ? 4 : 5);
   const int64_t heads = queries ? s.num_heads_q() : s.num_heads_kv;
   int64_t sizes[5];
@@ -110,17 +109,17 @@ void check_shape(const Tensor& t, const Tensor& q, const Sizes& s, bool queries,
   const auto shape = t.sizes();
   STD_TORCH_CHECK(
       static_cast<int>(shape.size()) == n && std::equal(shape.begin(), shape.end(), sizes), name,
-      " does not have the shape that follows from q, k and v");
+      " must have shape ", show_numbers(Ints(sizes, n)), ", got ", show_shape(t));
   const int64_t step = elements_at_once(t);
-  STD_TORCH_CHECK(columns % step == 0, name, " must have a multiple of ", step, " columns, got ",
-                  columns);
+  STD_TORCH_CHECK(columns % step == 0, "the last dimension of ", name, " must be a multiple of ",
+                  step, ", got ", columns);
 }
 
 void check_rows(const Tensor& t, const Tensor& q, const Sizes& s, const char* name) {
   const int64_t count = s.num_heads_q() * (s.packed ? s.total_q : int64_t{s.batch} * s.seqlen_q);
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.is_cuda() &&
-                      t.get_device_index() == q.get_device_index() && t.numel() == count,
-                  name, " must be float32 on q's device, one number for each query");
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_near(t, q) && t.numel() == count, name,
+                  " must be float32 on ", show_device(q), " with ", count,
+                  " numbers, one for each query and head, got ", show(t));
 }
 
 // True if each row of t has memory of its own. Rows that are one memory (an expanded tensor, the
@@ -166,17 +165,18 @@ flash_dist::View view(const Tensor& t, const Sizes& s, int group) {
 }
 
 const int* cu_seqlens(const Tensor& t, const Tensor& q, const Sizes& s, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.is_cuda() &&
-                      t.get_device_index() == q.get_device_index() && t.dim() == 1 &&
-                      t.is_contiguous() && t.numel() == int64_t{s.batch} + 1,
-                  name, " must be a contiguous int32 tensor of batch + 1 numbers on q's device");
+  const int64_t count = int64_t{s.batch} + 1;
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && is_near(t, q) && t.dim() == 1 &&
+                      t.is_contiguous() && t.numel() == count,
+                  name, " must be contiguous int32 [batch + 1], [", count, "], on ", show_device(q),
+                  ", got ", show(t));
   return static_cast<const int*>(t.data_ptr());
 }
 
 Packing read_packing(const Tensor& q, const Sizes& s, const MaybeTensor& cu_seqlens_q,
                      const MaybeTensor& cu_seqlens_k) {
-  STD_TORCH_CHECK(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(),
-                  "cu_seqlens_q and cu_seqlens_k must be given together");
+  check_together(cu_seqlens_q.has_value(), cu_seqlens_k.has_value(), "cu_seqlens_q",
+                 "cu_seqlens_k");
   if (!s.packed) return {};
   return {cu_seqlens(*cu_seqlens_q, q, s, "cu_seqlens_q"),
           cu_seqlens(*cu_seqlens_k, q, s, "cu_seqlens_k")};
@@ -185,9 +185,11 @@ Packing read_packing(const Tensor& q, const Sizes& s, const MaybeTensor& cu_seql
 // --- Masks ------------------------------------------------------------------------------------
 
 MaskParams read_band(Ints ints, const Sizes& s) {
-  STD_TORCH_CHECK(ints.size() == flash_dist::BAND_INTS && ints[flash_dist::BAND_LEFT] >= -1 &&
-                      ints[flash_dist::BAND_RIGHT] >= -1,
-                  "a band must be [0, left, right, bottom_right] with left, right >= -1");
+  STD_TORCH_CHECK(
+      ints.size() == flash_dist::BAND_INTS && ints[flash_dist::BAND_LEFT] >= -1 &&
+          ints[flash_dist::BAND_RIGHT] >= -1,
+      "mask must be [0, left, right, bottom_right] with left and right at least -1, got ",
+      show_numbers(ints));
   const flash_dist::MaskBand band =
       flash_dist::make_band(ints[flash_dist::BAND_LEFT], ints[flash_dist::BAND_RIGHT],
                             ints[flash_dist::BAND_BOTTOM_RIGHT] != 0, s.seqlen_q, s.seqlen_k);
@@ -212,15 +214,18 @@ class MaskReader {
     const char* name = flash_dist::MASK_ARRAY_NAMES[which];
     const int64_t offset = ints_.at(flash_dist::MASK_SIZES + which);
     STD_TORCH_CHECK(flash_dist::MASK_ARRAY_WIDTHS[which] == WIDTH, "array ", name,
-                    " of the mask is read ", WIDTH, " numbers at a time");
-    STD_TORCH_CHECK(offset >= 0 || (offset == flash_dist::MASK_ABSENT && !required),
-                    "mask lacks array ", name);
+                    " of the mask must be read ", flash_dist::MASK_ARRAY_WIDTHS[which],
+                    " numbers at a time, got ", WIDTH);
+    STD_TORCH_CHECK(offset >= 0 || (offset == flash_dist::MASK_ABSENT && !required), "array ", name,
+                    " of the mask must have an offset of at least 0",
+                    required ? "" : ", or -1 where it is absent", ", got ", offset);
     if (offset < 0) return nullptr;
     const int64_t size = count * WIDTH;
     STD_TORCH_CHECK(offset % flash_dist::MASK_ALIGNMENT == 0 && size <= data_.numel() &&
                         offset <= data_.numel() - size,
-                    "array ", name, " of the mask, ", size, " numbers at ", offset,
-                    ", does not fit mask_data, which has ", data_.numel());
+                    "array ", name, " of the mask must begin at a multiple of ",
+                    flash_dist::MASK_ALIGNMENT, " and end within the ", data_.numel(),
+                    " numbers of mask_data, got ", size, " numbers from ", offset, " on");
     return reinterpret_cast<const T*>(static_cast<const int*>(data_.data_ptr()) + offset);
   }
 
@@ -237,13 +242,18 @@ class MaskReader {
 };
 
 MaskParams read_arrays(Ints ints, const Tensor& data, const Tensor& q, const Sizes& s) {
-  STD_TORCH_CHECK(!s.packed, "packed tensors must have a band as mask");
+  STD_TORCH_CHECK(!s.packed,
+                  "mask must be of kind 0 (causal, a window or full) with cu_seqlens, got ",
+                  "kind ", ints[flash_dist::MASK_KIND]);
   constexpr size_t INTS = flash_dist::MASK_SIZES + flash_dist::MASK_ARRAYS;
   STD_TORCH_CHECK(ints.size() == INTS, "mask must have ", INTS, " numbers, got ", ints.size());
-  STD_TORCH_CHECK(data.scalar_type() == ScalarType::Int && data.is_cuda() && data.dim() == 1 &&
-                      data.get_device_index() == q.get_device_index() && data.is_contiguous() &&
-                      reinterpret_cast<uintptr_t>(data.data_ptr()) % ALIGNMENT == 0,
-                  "mask_data must be a contiguous, aligned int32 tensor on q's device");
+  STD_TORCH_CHECK(data.scalar_type() == ScalarType::Int && is_near(data, q) && data.dim() == 1 &&
+                      data.is_contiguous(),
+                  "mask_data must be contiguous int32 of one dimension on ", show_device(q),
+                  ", got ", show(data));
+  const int64_t past = reinterpret_cast<uintptr_t>(data.data_ptr()) % ALIGNMENT;
+  STD_TORCH_CHECK(past == 0, "mask_data must begin at a multiple of ", ALIGNMENT, " bytes, got ",
+                  past, " bytes past one");
   const int64_t batches = ints[flash_dist::MASK_BATCHES];
   const int64_t heads = ints[flash_dist::MASK_HEADS];
   STD_TORCH_CHECK((batches == 1 || batches == s.batch) && (heads == 1 || heads == s.num_heads_q()),
@@ -288,9 +298,10 @@ MaskParams read_arrays(Ints ints, const Tensor& data, const Tensor& q, const Siz
 
 MaskParams read_mask(Ints ints, const MaybeTensor& data, const Tensor& q, const Sizes& s) {
   STD_TORCH_CHECK(!ints.empty() && 0 <= ints[0] && ints[0] <= 2,
-                  "mask must begin with its kind, 0, 1 or 2");
+                  "mask must begin with its kind, 0, 1 or 2, got ", show_numbers(ints));
   if (ints[0] == static_cast<int>(MaskKind::BAND)) return read_band(ints, s);
-  STD_TORCH_CHECK(data.has_value(), "a mask of kind ", ints[0], " must have mask_data");
+  STD_TORCH_CHECK(data.has_value(), "mask_data must be a tensor for a mask of kind ", ints[0],
+                  ", got None");
   return read_arrays(ints, *data, q, s);
 }
 
@@ -299,8 +310,8 @@ const int* read_slots(const MaybeTensor& slots, const MaskParams& mask) {
   if (!slots || mask.kind == MaskKind::BAND) return nullptr;
   STD_TORCH_CHECK(slots->is_cpu() && slots->scalar_type() == ScalarType::Int &&
                       slots->is_contiguous() && slots->numel() == int64_t{mask.key_tiles} + 1,
-                  "mask_slots must be a contiguous int32 tensor of ", mask.key_tiles + 1,
-                  " numbers on the CPU");
+                  "mask_slots must be contiguous int32 with ", mask.key_tiles + 1,
+                  " numbers on cpu, got ", show(*slots));
   return static_cast<const int*>(slots->data_ptr());
 }
 
@@ -314,9 +325,8 @@ struct Scores {
 };
 
 const float* read_floats(const Tensor& t, const Tensor& q, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.is_cuda() &&
-                      t.get_device_index() == q.get_device_index() && t.is_contiguous(),
-                  name, " must be contiguous and float32 on q's device");
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_near(t, q) && t.is_contiguous(), name,
+                  " must be contiguous float32 on ", show_device(q), ", got ", show(t));
   return static_cast<const float*>(t.data_ptr());
 }
 
@@ -329,7 +339,8 @@ flash_dist::ScoreParams read_scores(const Scores& scores, const Tensor& q, const
   const bool shared = slopes.dim() == 1;
   STD_TORCH_CHECK(slopes.numel() == (shared ? heads : heads * s.batch) &&
                       slopes.size(slopes.dim() - 1) == heads,
-                  "alibi_slopes must be [", heads, "] or [", s.batch, ", ", heads, "]");
+                  "alibi_slopes must have shape [", heads, "] or [", s.batch, ", ", heads,
+                  "], got ", show_shape(slopes));
   p.alibi = read_floats(slopes, q, "alibi_slopes");
   p.alibi_batch = shared ? 0 : static_cast<int>(heads);
   return p;
@@ -338,7 +349,7 @@ flash_dist::ScoreParams read_scores(const Scores& scores, const Tensor& q, const
 const float* read_sinks(const Scores& scores, const Tensor& q, const Sizes& s) {
   if (!scores.sinks) return nullptr;
   STD_TORCH_CHECK(scores.sinks->dim() == 1 && scores.sinks->numel() == s.num_heads_q(),
-                  "sinks must be [", s.num_heads_q(), "]");
+                  "sinks must have shape [", s.num_heads_q(), "], got ", show_shape(*scores.sinks));
   return read_floats(*scores.sinks, q, "sinks");
 }
 
@@ -499,7 +510,7 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(
 Ints read_numbers(const Tensor& mask) {
   STD_TORCH_CHECK(mask.is_cpu() && mask.scalar_type() == ScalarType::Long && mask.dim() == 1 &&
                       mask.is_contiguous(),
-                  "mask must be a contiguous int64 tensor of one dimension on the CPU");
+                  "mask must be contiguous int64 of one dimension on cpu, got ", show(mask));
   return {static_cast<const int64_t*>(mask.data_ptr()), static_cast<size_t>(mask.numel())};
 }
 

@@ -30,42 +30,37 @@ constexpr int64_t STEP = 8;  // elements of 16 bits that are loaded at once
 flash_dist::Call make_half_call(const Tensor& q) {
   const ScalarType dtype = q.scalar_type();
   STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
-                  "q must be float16 or bfloat16");
+                  "q must be float16 or bfloat16, got ", show_dtype(q));
   return make_call(q, false);
-}
-
-bool is_near(const Tensor& t, const Tensor& q) {
-  return t.is_cuda() && t.get_device_index() == q.get_device_index();
 }
 
 // [batch, seqlen, heads, columns], packed without batch.
 void check_tensor(const Tensor& t, const Tensor& q, const char* name, int axes = 4) {
-  STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_near(t, q), name,
-                  " must have the dtype and device of q");
-  STD_TORCH_CHECK(t.dim() == axes, name, " must have ", axes, " dimensions, got ", t.dim());
+  check_kind(t, q, name);
+  STD_TORCH_CHECK(t.dim() == axes, name, " must have ", axes, " dimensions, got shape ",
+                  show_shape(t));
   const int64_t columns = t.size(axes - 1);
-  STD_TORCH_CHECK(columns > 0 && columns % STEP == 0, name, " must have a multiple of ", STEP,
-                  " columns, got ", columns);
+  STD_TORCH_CHECK(columns > 0 && columns % STEP == 0, "the last dimension of ", name,
+                  " must be a multiple of ", STEP, ", at least ", STEP, ", got ", columns);
 }
 
 // Caches are read and written in place: a copy would double the largest tensors that a model has.
 void check_cache(const Tensor& t, const Tensor& q, const char* name) {
   check_tensor(t, q, name);
-  STD_TORCH_CHECK(
-      is_loadable(t), name,
-      " must be contiguous in its last dimension, and have an address and strides that "
-      "are multiples of ",
-      ALIGNMENT, " bytes, got an address ", reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT,
-      " bytes past one, strides ", t.stride(0), ", ", t.stride(1), ", ", t.stride(2), ", ",
-      t.stride(3),
-      "\n\nhint: allocate the cache by itself, or cut it from a larger one at a multiple "
-      "of ",
-      STEP, " elements");
+  STD_TORCH_CHECK(is_loadable(t), name,
+                  " must be contiguous in its last dimension, its other strides multiples of ",
+                  STEP, " elements and its address of ", ALIGNMENT, " bytes, got strides ",
+                  show_numbers(t.strides()), " and an address ",
+                  reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT,
+                  " bytes past a multiple\n\nhint: allocate the cache by itself, or cut it from a "
+                  "larger one at "
+                  "a multiple of ",
+                  STEP, " elements");
 }
 
 void check_size(const Tensor& t, int axis, int64_t size, const char* name) {
-  STD_TORCH_CHECK(t.size(axis) == size, name, " must have size ", size, " in dimension ", axis,
-                  ", got ", t.size(axis));
+  STD_TORCH_CHECK(t.size(axis) == size, "dimension ", axis, " of ", name, " must be ", size,
+                  ", got shape ", show_shape(t));
 }
 
 flash_dist::View view(const Tensor& t, int group) {
@@ -79,15 +74,16 @@ const int* numbers(const MaybeTensor& t, const Tensor& q, int64_t count, const c
   if (!t) return nullptr;
   STD_TORCH_CHECK(t->scalar_type() == ScalarType::Int && is_near(*t, q) && t->dim() == 1 &&
                       t->is_contiguous() && t->numel() == count,
-                  name, " must be a contiguous int32 tensor of ", count, " numbers on q's device");
+                  name, " must be contiguous int32 [", count, "] on ", show_device(q), ", got ",
+                  show(*t));
   return static_cast<const int*>(t->data_ptr());
 }
 
 const float* floats(const Tensor& t, const Tensor& q, int64_t count, const char* name) {
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_near(t, q) && t.is_contiguous() &&
                       t.numel() == count,
-                  name, " must be a contiguous float32 tensor of ", count,
-                  " numbers on q's device");
+                  name, " must be contiguous float32 with ", count, " numbers on ", show_device(q),
+                  ", got ", show(t));
   return static_cast<const float*>(t.data_ptr());
 }
 
@@ -104,29 +100,35 @@ flash_dist::CacheParams read_cache(const Tensor& q, const Tensor& k_cache, const
   c.v = view(v_cache, 1);
   c.entries = to_int(k_cache.size(0), "entries of the cache");
   c.page = to_int(k_cache.size(1), "keys of an entry of the cache");
-  STD_TORCH_CHECK(c.entries > 0 && c.page > 0, "the cache must not be empty");
+  STD_TORCH_CHECK(c.entries > 0 && c.page > 0,
+                  "k_cache must have at least one entry with one key, got shape ",
+                  show_shape(k_cache));
   c.capacity = c.page;
   c.cache_seqlens = numbers(cache_seqlens, q, batch, "cache_seqlens");
   c.cache_batch_idx = numbers(cache_batch_idx, q, batch, "cache_batch_idx");
   c.cache_leftpad = numbers(cache_leftpad, q, batch, "cache_leftpad");
   c.seqlen_new = to_int(seqlen_new, "seqlen_new");
-  STD_TORCH_CHECK(cache_seqlens || seqlen_new == 0, "new keys need cache_seqlens");
+  STD_TORCH_CHECK(cache_seqlens || seqlen_new == 0,
+                  "cache_seqlens must be a tensor where seqlen_new is more than 0, got None and ",
+                  "seqlen_new ", seqlen_new);
   if (block_table) {
     const Tensor& table = *block_table;
-    STD_TORCH_CHECK(
-        table.scalar_type() == ScalarType::Int && is_near(table, q) && table.dim() == 2 &&
-            table.size(0) == batch && table.size(1) > 0 &&
-            (table.stride(1) == 1 || table.size(1) == 1),
-        "block_table must be int32 [batch, pages] on q's device, contiguous in its last "
-        "dimension");
-    STD_TORCH_CHECK(c.page % flash_dist::PAGE_STEP == 0 && !cache_leftpad && !cache_batch_idx,
-                    "pages must have a multiple of ", flash_dist::PAGE_STEP,
-                    " keys, without cache_leftpad and cache_batch_idx");
+    STD_TORCH_CHECK(table.scalar_type() == ScalarType::Int && is_near(table, q) &&
+                        table.dim() == 2 && table.size(0) == batch && table.size(1) > 0 &&
+                        (table.stride(1) == 1 || table.size(1) == 1),
+                    "block_table must be int32 [batch, pages] on ", show_device(q), ", batch ",
+                    batch, " and pages at least 1, contiguous in its last dimension, got ",
+                    show(table));
+    STD_TORCH_CHECK(c.page % flash_dist::PAGE_STEP == 0, "page_size must be a multiple of ",
+                    flash_dist::PAGE_STEP, ", got ", c.page);
+    STD_TORCH_CHECK(!cache_leftpad && !cache_batch_idx,
+                    cache_leftpad ? "cache_leftpad" : "cache_batch_idx",
+                    " must be None with block_table, got a tensor");
     c.block_table = static_cast<const int*>(table.data_ptr());
     c.table_row = table.stride(0);
     c.capacity = to_int(table.size(1) * c.page, "keys of a row of block_table");
   } else if (!cache_batch_idx) {
-    STD_TORCH_CHECK(c.entries >= batch, "the cache must have an entry for each of ", batch,
+    STD_TORCH_CHECK(c.entries >= batch, "k_cache must have an entry for each of ", batch,
                     " batch entries, got ", c.entries);
   }
   return c;
@@ -139,8 +141,9 @@ int side(int64_t width) {
 // Heads of q, whose dimension is `axis`, and of the cache.
 void set_heads(flash_dist::DecodeParams& p, const Tensor& q, const Tensor& k_cache, int axis) {
   const int64_t heads_q = q.size(axis), heads_kv = k_cache.size(2);
-  STD_TORCH_CHECK(heads_kv > 0 && heads_q % heads_kv == 0, "num_heads_kv, ", heads_kv,
-                  ", must divide num_heads_q, ", heads_q);
+  STD_TORCH_CHECK(heads_kv > 0 && heads_q % heads_kv == 0,
+                  "num_heads_kv must divide num_heads_q, got ", heads_kv, " (k_cache) and ",
+                  heads_q, " (q)");
   p.num_heads_kv = to_int(heads_kv, "num_heads_kv");
   p.group = to_int(heads_q / heads_kv, "heads per kv head");
 }
@@ -288,9 +291,9 @@ std::tuple<Tensor, Tensor> decode_mla(Tensor q, Tensor k_cache, int64_t head_dim
 Tensor read_angles(const Tensor& t, const Tensor& q, const char* name) {
   STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_near(t, q) && t.dim() == 2 &&
                       t.size(0) > 0 && t.size(1) % STEP == 0 && 2 * t.size(1) <= q.size(3),
-                  name,
-                  " must be [positions, rotary_dim / 2] of q's dtype and device, rotary_dim a "
-                  "multiple of 16 up to head_dim");
+                  name, " must be ", show_dtype(q), " [positions, rotary_dim / 2] on ",
+                  show_device(q), ", positions at least 1 and rotary_dim a multiple of ", 2 * STEP,
+                  " up to head_dim, ", q.size(3), ", got ", show(t));
   return t.is_contiguous() && is_loadable(t) ? t : copy(t);
 }
 
@@ -322,8 +325,7 @@ Tensor append(Tensor given_q, Tensor k_cache, Tensor v_cache, Tensor given_k, Te
   p.head_dim_v = to_int(v.size(3), "head_dim_v");
   p.interleaved = interleaved;
   p.advances = advances;
-  STD_TORCH_CHECK(rotates == rotary_sin.has_value(),
-                  "rotary_cos and rotary_sin must be given together");
+  check_together(rotates, rotary_sin.has_value(), "rotary_cos", "rotary_sin");
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_half_call(q);
   const std::vector<int64_t> shape{rotates ? q.size(0) : 0, q.size(1), q.size(2), q.size(3)};

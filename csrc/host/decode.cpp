@@ -37,12 +37,13 @@ void check_latent(const DecodeParams& p) {
   const bool same = k.data == v.data && k.batch == v.batch && k.row == v.row &&
                     k.head_kv == v.head_kv && p.head_dim_v <= p.head_dim;
   if (!same) {
-    fail("values must be the first columns of the keys where head_dim is more than ", MAX_HEAD_DIM,
-         ", got others and head_dim ", p.head_dim);
+    fail("values must be the first columns of the keys for head_dim above ", MAX_HEAD_DIM,
+         ", got another tensor and head_dim ", p.head_dim);
   }
   if (p.scores.softcap != 0.0f || p.scores.alibi != nullptr) {
-    fail("softcap and alibi_slopes must be none where head_dim is more than ", MAX_HEAD_DIM,
-         ", got head_dim ", p.head_dim);
+    fail("softcap must be 0 and alibi_slopes None for head_dim above ", MAX_HEAD_DIM,
+         ", got softcap ", p.scores.softcap, p.scores.alibi != nullptr ? " with" : " without",
+         " alibi_slopes and head_dim ", p.head_dim);
   }
 }
 
@@ -143,9 +144,9 @@ int64_t Decode::most_units() const {
 void Decode::check_units() const {
   const int64_t units = longest_units() * p_.batch;
   if (units <= MAX_UNITS / tasks()) return;  // their product may be past 2^63
-  fail("units of ", UNIT_KEYS, " keys, times tiles of ", p_.task_rows,
-       " queries of a group, must be at most ", MAX_UNITS, ", got ", units, " * ", tasks(),
-       "\n\nhint: fewer queries in a call give the same bits");
+  fail("blocks of ", UNIT_KEYS, " keys * tiles of ", p_.task_rows,
+       " queries of a group must be at most ", MAX_UNITS, ", got ", units, " * ", tasks(),
+       "\n\nhint: pass fewer queries in a call, which gives the same bits");
 }
 
 // As many records as full caches need, or as the budget holds. Where a block has no registers for what it

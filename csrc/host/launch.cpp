@@ -295,7 +295,8 @@ class Backward {
       case Role::BWD_REDUCE:
         return run_reduce(step);
       default:
-        fail("the backward has no step ", role_name(step.role));
+        fail("a step of the backward must run a kernel of the backward, got ",
+             role_name(step.role));
     }
   }
 

@@ -18,7 +18,7 @@ inline void* require_workspace(const Call& call, int64_t bytes, Allocate allocat
   void* workspace = allocate(context, bytes);
   if (workspace == nullptr) {
     fail("CUDA out of memory. flash_dist could not allocate ", bytes, " bytes of workspace on GPU ",
-         call.device, "\n\nhint: FLASH_DIST_WORKSPACE_MB sets a smaller budget");
+         call.device, "\n\nhint: free memory, or set FLASH_DIST_WORKSPACE_MB to a lower limit");
   }
   return workspace;
 }

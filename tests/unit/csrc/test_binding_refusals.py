@@ -1,0 +1,128 @@
+"""What the binding says of tensors that it refuses: the values got and those allowed.
+
+A dry run compiles it; tensors of the CPU pass for those of a GPU, whose number is then -1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from ci.dry_run.build import build_package
+from ci.dry_run.plans import find_torch
+from flash_dist.toolkit.make.project import ROOT
+from tests.unit.made.planner import require_compiler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+CALLS: Final = """
+import json, torch
+from ci.dry_run import child
+kept = child.use_kernels_of_gpus()
+ops = torch.ops.flash_dist
+
+def half(*shape):
+    return torch.ones(shape, dtype=torch.float16)
+
+def int32(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+Q, K, CACHE, BAND = half(2, 3, 4, 16), half(2, 6, 2, 16), half(4, 32, 2, 16), [0, -1, -1, 1]
+
+def fwd(q=Q, k=K, v=K, mask=BAND, packed=(None, None, 0, 0), data=None):
+    return ops.fwd(q, k, v, data, mask, *packed, 0.25, False)
+
+def scored(slopes=None, sinks=None):
+    packed = None, None, 0, 0
+    return ops.scored_fwd(Q, K, K, None, BAND, *packed, 0.25, False, 0.0, slopes, sinks)
+
+def decode(q=Q, k=CACHE, lengths=int32(3, 4), table=None, left=None, new=0):
+    how = 0.25, -1, 0, 0
+    return ops.decode(q, k, CACHE, lengths, None, left, table, None, 0, new, *how)
+
+def append(cos=None, sin=None):
+    lengths = int32(3, 4)
+    return ops.append(Q, CACHE, CACHE, K, K, lengths, None, None, cos, sin, False, False)
+
+said = {}
+for name in NAMES:
+    try:
+        eval(name)
+    except RuntimeError as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+
+REFUSED: Final = {
+    "fwd(q=Q[0])": "q must have 4 or 5 dimensions, got 3",
+    "fwd(q=Q[:, :, :3])": "num_heads_kv must divide num_heads_q, got 2 (k) and 3 (q)",
+    "fwd(k=K.float())": (
+        "k must be float16 on cuda:-1, as q, got float32 [2, 6, 2, 16] on cuda:-1"
+    ),
+    "fwd(Q.int(), K.int(), K.int())": "q must be float16, bfloat16 or float32, got int32",
+    "fwd(v=K[:, :5])": "v must have shape [2, 6, 2, 16], got [2, 5, 2, 16]",
+    "fwd(mask=[0, -2, 3, 1])": (
+        "mask must be [0, left, right, bottom_right] with left and right at least -1, "
+        "got [0, -2, 3, 1]"
+    ),
+    "fwd(mask=[7])": "mask must begin with its kind, 0, 1 or 2, got [7]",
+    "fwd(mask=[1])": "mask_data must be a tensor for a mask of kind 1, got None",
+    "fwd(mask=[1], data=int32(0))": "mask must have 23 numbers, got 1",
+    "fwd(Q[0], K[0], K[0], packed=(int32(0, 3), None, 3, 6))": (
+        "cu_seqlens_q and cu_seqlens_k must be given together, got only cu_seqlens_q"
+    ),
+    "fwd(Q[0], K[0], K[0], packed=(int32(0, 3), int32(0), 3, 6))": (
+        "cu_seqlens_k must be contiguous int32 [batch + 1], [2], on cuda:-1, "
+        "got int32 [1] on cuda:-1"
+    ),
+    "scored(slopes=torch.ones(3))": "alibi_slopes must have shape [4] or [2, 4], got [3]",
+    "scored(sinks=torch.ones(8)[::2])": (
+        "sinks must be contiguous float32 on cuda:-1, got float32 [4] on cuda:-1, not contiguous"
+    ),
+    "decode(q=Q[..., :12])": "the last dimension of q must be a multiple of 8, at least 8, got 12",
+    "decode(lengths=None, new=2)": (
+        "cache_seqlens must be a tensor where seqlen_new is more than 0, got None and seqlen_new 2"
+    ),
+    "decode(lengths=int32(3))": (
+        "cache_seqlens must be contiguous int32 [2] on cuda:-1, got int32 [1] on cuda:-1"
+    ),
+    "decode(table=int32((0,), (1,)), left=int32(0, 0))": (
+        "cache_leftpad must be None with block_table, got a tensor"
+    ),
+    "decode(k=CACHE[:, :16])": "dimension 1 of v_cache must be 16, got shape [4, 32, 2, 16]",
+    "append(cos=half(9, 8))": (
+        "rotary_cos and rotary_sin must be given together, got only rotary_cos"
+    ),
+    "append(half(9, 12), half(9, 12))": (
+        "rotary_cos must be float16 [positions, rotary_dim / 2] on cuda:-1, positions at least 1 "
+        "and rotary_dim a multiple of 16 up to head_dim, 16, got float16 [9, 12] on cuda:-1"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the message of each call."""
+    require_compiler()
+    folder: Path = build_package(tmp_path_factory.mktemp("binding"), (), find_torch())
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CALLS.replace("NAMES", repr(list(REFUSED)))],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTHONSAFEPATH": "1"},
+    )
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_refusal_has_the_value_and_those_allowed(said: dict[str, str], call: str) -> None:
+    assert said[call].endswith(f", {REFUSED[call]}"), said[call]
