@@ -152,6 +152,13 @@ class Project:
         tables = (self.table,) if self.table else ()
         return (*self.include, *self.binding, *self.host, *sources, *tables)
 
+    @property
+    def spills_place(self) -> str:
+        """Where the kernels stand that may spill, as messages name it."""
+        if isinstance(self.spills, tuple):
+            return SPILLS_PLACE
+        return f"`{self.spills.relative_to(self.root).as_posix()}`"
+
     def require_targets(self, archset: ArchSet) -> None:
         """Insist that each file has a target of a set.
 

@@ -17,8 +17,6 @@ from ...errors import FlashDistError
 from ...gpucode.fatbin import open_fatbin
 from ...targets.compatibility import judge
 from ...targets.devices import KIB
-from ..declaration import SPILLS_PLACE
-from .ptxas import KernelResources, SpillException, parse_ptxas, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +31,7 @@ _FLAGS = ("-O3", "-v")
 
 
 class AssembleError(FlashDistError):
-    """PTX that does not assemble, or assembles into something that is not shipped."""
+    """PTX that does not assemble."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,17 @@ class Assembler:
         self._version = version
         self._cache = cache
 
+    def recall(self, ptx: Ptx, target: Arch) -> str | None:
+        """Return what it said before; None if it never saw this text for this target."""
+        kept = self._kept(ptx, target)
+        return kept.read_text(encoding="utf-8") if kept.is_file() else None
+
     def run(self, ptx: Ptx, target: Arch) -> str:
         """Return what `ptxas -v` says."""
-        key = hashlib.sha256(b"\0".join([self._version.encode(), str(target).encode(), ptx.text]))
-        kept = self._cache / f"{key.hexdigest()}.txt"
-        if kept.is_file():
-            return kept.read_text(encoding="utf-8")
+        known = self.recall(ptx, target)
+        if known is not None:
+            return known
+        kept = self._kept(ptx, target)
         command = [self._ptxas, *_FLAGS, f"-arch={target}", "-o", "/dev/null", "-"]
         done = subprocess.run(
             command, input=ptx.text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
@@ -124,28 +127,17 @@ class Assembler:
         part.replace(kept)
         return text
 
+    def _kept(self, ptx: Ptx, target: Arch) -> Path:
+        key = hashlib.sha256(b"\0".join([self._version.encode(), str(target).encode(), ptx.text]))
+        return self._cache / f"{key.hexdigest()}.txt"
 
-def assemble(
-    work: Sequence[tuple[Ptx, Arch]],
-    assembler: Assembler,
-    exceptions: Sequence[SpillException],
-    jobs: int,
-) -> list[KernelResources]:
-    """Assemble each PTX for its target; raise when a kernel breaks the rules."""
+
+def assemble(work: Sequence[tuple[Ptx, Arch]], assembler: Assembler, jobs: int) -> list[str]:
+    """Assemble each PTX for its target, and return what `ptxas -v` says of each."""
+    new = [job for job in work if assembler.recall(*job) is None]
     with ThreadPoolExecutor(jobs) as pool:
-        outputs = list(_with_progress(pool.map(lambda job: assembler.run(*job), work), len(work)))
-    refused = [sentence for text in outputs for sentence in refusals(text, exceptions)]
-    if refused:
-        message = f"{len(refused)} PTX kernels are refused:\n" + "\n".join(refused)
-        raise AssembleError(
-            message,
-            hint=f"reduce the tile, or allow it in {SPILLS_PLACE}",
-        )
-    return [kernel for text in outputs for kernel in parse_ptxas(text)]
-
-
-def _with_progress(outputs: Iterable[str], total: int) -> Iterable[str]:
-    for count, text in enumerate(outputs, 1):
-        if count == total or count % 25 == 0:
-            print(f"[{count}/{total}] Assembling PTX offline", flush=True)
-        yield text
+        done = pool.map(lambda job: assembler.run(*job), new)
+        for number, _ in enumerate(done, 1):
+            if number == len(new) or number % 25 == 0:
+                print(f"[{number}/{len(new)}] Assembling PTX offline", flush=True)
+    return [assembler.run(*job) for job in work]

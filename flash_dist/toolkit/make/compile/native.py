@@ -7,6 +7,7 @@ compiles only what is new to it.
 from __future__ import annotations
 
 import ctypes
+import fnmatch
 import json
 import os
 import shutil
@@ -22,12 +23,13 @@ from ...product import FOLDER, NAME, PRODUCT, VARIABLES
 from ...targets.archs import Arch
 from ...targets.axes import AXES
 from ...targets.fallbacks import Fallbacks
-from ..kernels.generate import write_if_changed
+from ..kernels.table import Table
 from ..project import EMBEDDED, NATIVE, ROOT, build_folder, load_project, stage_toolkit
 from ..toolchain.cross import ASKED, TARGETS, ask_foreign
 from .assemble import Assembler, assemble, is_taken, read_ptx, targets_of
 from .plain import Group, list_groups, write_groups
-from .ptxas import KernelResources, load_exceptions, parse_ptxas
+from .ptxas import KernelResources, parse_ptxas
+from .spills import judge_spills, load_exceptions
 from .symbols import check_symbols
 
 if TYPE_CHECKING:
@@ -111,12 +113,14 @@ def build_native(options: NativeOptions) -> NativeBuild:
     if options.project.table:
         _load_runtime(options.toolchain)
         variants = tuple(_read_variants(folder, options.target))
+    said, assembled = list(_read_said(objects)), _assemble(options, objects, variants)
+    require_no_spills([*said, *assembled], options)
     return NativeBuild(
         folder=folder,
         variants=variants,
         fallbacks=Fallbacks.from_json(_read_generated(folder, "fallbacks.json")),
-        resources=tuple(_read_resources(objects)),
-        assembled=tuple(_assemble(options, objects, variants)),
+        resources=tuple(kernel for text in said for kernel in parse_ptxas(text)),
+        assembled=tuple(kernel for text in assembled for kernel in parse_ptxas(text)),
         compiled=compiled,
         reused=len(objects) - compiled,
         plain=tuple(_plain_objects(options, folder)),
@@ -137,7 +141,6 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         "HOST": _list(project.host),
         "BINDING": _list(project.binding),
         "PLAIN": str(write_groups(options.groups, folder)) if project.plain else "",
-        "EXCEPTIONS": str(_write_exceptions(project, folder) or ""),
         "ARCHS": str(options.archset),
         "TORCH_INCLUDE": str(options.headers.include),
         "CMAKE_CUDA_COMPILER": options.toolchain.tool("nvcc"),
@@ -160,17 +163,6 @@ def _configure(options: NativeOptions, folder: Path) -> None:
 def _list(paths: Iterable[Path]) -> str:
     """Write paths as a list of CMake."""
     return ";".join(map(str, paths))
-
-
-def _write_exceptions(project: Project, folder: Path) -> Path | None:
-    """Return a file with the kernels that may spill; None if none may."""
-    if isinstance(project.spills, Path):
-        return project.spills
-    if not project.spills:
-        return None
-    path = folder / "spills.json"
-    write_if_changed(path, json.dumps({"exception": list(project.spills)}, indent=1))
-    return path
 
 
 def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
@@ -238,11 +230,50 @@ def _object_folder(folder: Path, name: str) -> Path:
     return folder / "CMakeFiles" / f"{name}.dir"
 
 
-def _read_resources(objects: Iterable[Path]) -> Iterable[KernelResources]:
+def _read_said(objects: Iterable[Path]) -> Iterator[str]:
+    """Yield what ptxas said of each object: the launcher keeps it."""
     for path in objects:
         said = path.with_name(path.name + ".ptxas")
         if said.is_file():
-            yield from parse_ptxas(said.read_text(encoding="utf-8"))
+            yield said.read_text(encoding="utf-8")
+
+
+def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
+    """Tell every kernel that spills, and every permission that is for no kernel.
+
+    Args:
+        texts: What ptxas said.
+        options: Of the build.
+
+    Raises:
+        NativeBuildError: A kernel spills that may not.
+    """
+    project = options.project
+    verdict = judge_spills(texts, load_exceptions(project.spills))
+    for pattern in _without_kernel(verdict.unused, options):
+        warning = f"{project.spills_place} names `{pattern}`, and no kernel has that name"
+        print(f"warning: {warning}", flush=True)
+    if verdict:
+        return
+    print(*verdict.lines, sep="\n", flush=True)
+    row = f'symbol = "{verdict.worst}", spill_bytes = {verdict.most}, reason = "..."'
+    hint = f"reduce the tile, or allow it by a row of {project.spills_place}: `{row}`"
+    message = f"{verdict.summary}; all of it is listed above"
+    raise NativeBuildError(message, hint=hint if verdict.worst else None)
+
+
+def _without_kernel(unused: Iterable[str], options: NativeOptions) -> list[str]:
+    """Return the patterns that match no kernel of another set either, as far as that is known."""
+    project, archset = options.project, options.archset
+    if not all(one.archs_in(archset.archs) for one in project.plain):
+        return []
+    left = list(unused)
+    if left and project.table:
+        table = Table.load(project.table)
+        every = {arch for one in options.published for arch in one.archs}
+        symbols = [variant.symbol for arch in every for variant in table.variants(arch)]
+        left = [pattern for pattern in left if not fnmatch.filter(symbols, pattern)]
+    return left
 
 
 def _read_generated(folder: Path, name: str) -> Any:  # noqa: ANN401 - JSON of the generator
@@ -286,7 +317,7 @@ def ask_library(path: Path) -> list[dict[str, Any]]:
 
 def _assemble(
     options: NativeOptions, objects: Iterable[Path], variants: Iterable[Mapping[str, Any]]
-) -> list[KernelResources]:
+) -> list[str]:
     folder, toolchain = options.folder, options.toolchain
     names = [str(arch) for arch in options.archset.archs if arch.ptx]
     names += [one.name for one in options.groups if any(arch.ptx for arch in one.archs)]
@@ -307,5 +338,4 @@ def _assemble(
         or any(is_taken(symbol, target, places) for symbol in ptx.symbols)
     ]
     assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")
-    exceptions = load_exceptions(_write_exceptions(options.project, folder))
-    return assemble(work, assembler, exceptions, options.jobs)
+    return assemble(work, assembler, options.jobs)

@@ -1,22 +1,9 @@
-"""What `ptxas -v` says about each kernel, and the rule that lets a kernel into a wheel."""
+"""What `ptxas -v` says about each kernel."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatch
-from typing import TYPE_CHECKING
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -43,19 +30,6 @@ class KernelResources:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class SpillException:
-    """A written permission for some kernels to spill."""
-
-    symbol: str  # a pattern such as *_bwd_*_sm75
-    spill_bytes: int
-    reason: str
-
-    def covers(self, kernel: KernelResources) -> bool:
-        """Whether this kernel may spill as much as it does."""
-        return fnmatch(kernel.symbol, self.symbol) and kernel.spill_bytes <= self.spill_bytes
-
-
 def parse_ptxas(text: str) -> list[KernelResources]:
     """Read the kernels out of the text of one ptxas run."""
     kernels: list[KernelResources] = []
@@ -74,23 +48,9 @@ def parse_ptxas(text: str) -> list[KernelResources]:
     return kernels
 
 
-def refusals(text: str, exceptions: Sequence[SpillException]) -> list[str]:
-    """Return one sentence per reason not to ship what this ptxas run made."""
-    found = [f"ptxas warns {line.strip()}" for line in text.splitlines() if _REFUSED.search(line)]
-    return found + [
-        f"{kernel.symbol} spills {kernel.spill_bytes} bytes for {kernel.target}, allowed are 0"
-        for kernel in parse_ptxas(text)
-        if kernel.spill_bytes and not any(e.covers(kernel) for e in exceptions)
-    ]
-
-
-def load_exceptions(path: Path | None) -> list[SpillException]:
-    """Read the written exceptions, in TOML or JSON; without a file there are none."""
-    if path is None:
-        return []
-    text = path.read_text(encoding="utf-8")
-    data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    return [SpillException(**entry) for entry in data.get("exception", [])]
+def find_warnings(text: str) -> list[str]:
+    """Return the warnings of a loss of performance that no kernel may have."""
+    return [line for line in text.splitlines() if _REFUSED.search(line)]
 
 
 def ptxas_lines(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from flash_dist.toolkit.make.compile.assemble import (
     read_ptx,
     targets_of,
 )
+from flash_dist.toolkit.make.compile.ptxas import parse_ptxas
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from flash_dist.toolkit.targets.axes import Place
 from tests.unit.made import fatbin_builder as build
@@ -22,12 +23,9 @@ if TYPE_CHECKING:
 
 SETS = [ArchSet.parse("7.5;8.0;8.6;8.9+PTX", name="a"), ArchSet.parse("9.0a;12.0", name="b")]
 PTX_120 = Ptx(Arch.parse("compute_120"), b".version 9.0", ("k",))
-SPILL = "4 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
 
 
-def fake_ptxas(
-    folder: Path, frame: str = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
-) -> str:
+def fake_ptxas(folder: Path) -> str:
     path = folder / "ptxas"
     path.write_text(
         "#!/bin/sh\n"
@@ -35,7 +33,6 @@ def fake_ptxas(
         "for arg; do case $arg in -arch=*) arch=${arg#-arch=};; esac; done\n"
         "grep -q broken && { echo 'ptxas fatal'; exit 1; }\n"
         "echo \"ptxas info    : Compiling entry function 'k' for '$arch'\"\n"
-        f"echo '    {frame}'\n"
         "echo 'ptxas info    : Used 64 registers'\n"
     )
     path.chmod(0o755)
@@ -85,7 +82,8 @@ def test_registers_are_told_per_target(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
     ptx = Ptx(Arch.parse("compute_89"), b".version 9.0", ("k",))
     work = [(ptx, target) for target in targets_of(ptx.arch, SETS)]
-    found = assemble(work, assembler, [], jobs=2)
+    texts = assemble(work, assembler, jobs=2)
+    found = [kernel for text in texts for kernel in parse_ptxas(text)]
     assert [(one.target, one.registers) for one in found] == [
         ("sm_89", 64),
         ("sm_90a", 64),
@@ -100,10 +98,16 @@ def test_the_same_text_is_assembled_once(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text().count("run") == 1
 
 
-def test_a_spill_is_refused(tmp_path: Path) -> None:
-    assembler = Assembler(fake_ptxas(tmp_path, SPILL), "13.0.88", tmp_path / "cache")
-    with pytest.raises(AssembleError, match="k spills 4 bytes for sm_120"):
-        assemble([(PTX_120, Arch.parse("sm_120"))], assembler, [], jobs=1)
+def test_only_new_text_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
+    work = [(PTX_120, Arch.parse(target)) for target in ("sm_120", "sm_121")]
+    assert len(assemble(work[:1], assembler, jobs=1)) == 1
+    assert capsys.readouterr().out == "[1/1] Assembling PTX offline\n"
+    for text, target in zip(assemble(work, assembler, jobs=2), ("sm_120", "sm_121"), strict=True):
+        assert f"for '{target}'" in text
+    assert capsys.readouterr().out == "[1/1] Assembling PTX offline\n"
+    assemble(work, assembler, jobs=1)
+    assert capsys.readouterr().out == ""
 
 
 def test_ptx_that_does_not_assemble_is_an_error(tmp_path: Path) -> None:

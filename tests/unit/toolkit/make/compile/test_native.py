@@ -1,13 +1,23 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from flash_dist.toolkit.make.compile.native import forget_moved
+from flash_dist.toolkit.make.compile.native import (
+    NativeBuildError,
+    NativeOptions,
+    forget_moved,
+    require_no_spills,
+)
+from flash_dist.toolkit.make.declaration import Plain, Project
+from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.targets.archs import Arch, ArchSet
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from flash_dist.toolkit.make.toolchain.nvcc import Toolchain
+    from flash_dist.toolkit.make.toolchain.torch_headers import TorchHeaders
 
 CACHE = """\
 CMAKE_CUDA_COMPILER:STRING=/cuda/bin/nvcc
@@ -33,3 +43,70 @@ def test_objects_are_kept_for_the_same_nvcc_and_the_same_tree(
     forget_moved(folder, nvcc, tmp_path / tree)
     assert folder.is_dir() is kept
     forget_moved(folder, nvcc, tmp_path / tree)  # a folder that is not there is no reason to fail
+
+
+def options_of(archs: str, *patterns: str, **project: Any) -> NativeOptions:  # noqa: ANN401
+    """Return those of a build, with permissions to spill."""
+    rows = tuple({"symbol": one, "spill_bytes": 8, "reason": "measured"} for one in patterns)
+    own = Project(ROOT, "my_norms", "0.1.0", "2.10", **{"spills": rows, **project})
+    archset = ArchSet.parse(archs, name="chosen")
+    published = (archset, ArchSet.parse("8.0", name="other"))
+    toolchain, headers = cast("Toolchain", None), cast("TorchHeaders", None)
+    return NativeOptions(archset, published, toolchain, headers, 1, own)
+
+
+SPILLING = """\
+ptxas info    : Compiling entry function 'scale_kernel' for 'sm_90a'
+    16 bytes stack frame, 16 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 32 registers
+"""
+
+
+def test_a_spill_fails_the_build_with_a_row_that_allows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(NativeBuildError) as caught:
+        require_no_spills([SPILLING], options_of("9.0a", "*scale*"))
+    assert capsys.readouterr().out == "scale_kernel spills 16 bytes for sm_90a, allowed are 8\n"
+    assert str(caught.value) == (
+        "1 kernel spills registers and may not; all of it is listed above\n\n"
+        "hint: reduce the tile, or allow it by a row of `spills` of [tool.kernels.gates]: "
+        '`symbol = "*scale_kernel*", spill_bytes = 16, reason = "..."`'
+    )
+
+
+def test_a_file_of_permissions_is_named() -> None:
+    path = ROOT / "csrc/spill_exceptions.toml"
+    with pytest.raises(
+        NativeBuildError, match=r"by a row of `csrc/spill_exceptions\.toml`: `symbol"
+    ):
+        require_no_spills([SPILLING], options_of("9.0a", spills=path))
+
+
+def test_a_warning_that_no_row_allows_comes_without_that_hint() -> None:
+    with pytest.raises(NativeBuildError) as caught:
+        require_no_spills(["ptxas info : (C7510) Potential Performance Loss"], options_of("9.0a"))
+    assert caught.value.hint is None
+
+
+def test_a_row_for_no_kernel_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    text = SPILLING.replace("16 bytes spill stores, 12", "8 bytes spill stores, 8")
+    require_no_spills([text], options_of("9.0a", "*scale*", "*sclae*"))
+    assert capsys.readouterr().out == (
+        "warning: `spills` of [tool.kernels.gates] names `*sclae*`, and no kernel has that name\n"
+    )
+
+
+def test_a_row_may_be_for_a_file_that_the_set_leaves_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = (Plain(Path("/p/other.cu"), (Arch(8, 0),)),)
+    require_no_spills([], options_of("9.0a", "*other*", plain=other))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_row_may_be_for_a_target_of_another_set(capsys: pytest.CaptureFixture[str]) -> None:
+    table = ROOT / "csrc/kernels.toml"
+    require_no_spills([], options_of("9.0a", "*_fwd_*_sm80", "*_fwd_*_sm75", table=table))
+    said = capsys.readouterr().out
+    assert (said.count("warning"), "`*_fwd_*_sm75`" in said) == (1, True)

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import pytest
-
 from flash_dist.toolkit.make.compile.gate import main as compile_gate
 from flash_dist.toolkit.make.compile.ptxas import (
     KernelResources,
-    SpillException,
     parse_ptxas,
     ptxas_lines,
-    refusals,
 )
 
 CLEAN = """\
@@ -23,10 +19,6 @@ ptxas info    : Function properties for flash_dist_b_sm80
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 32 registers, used 0 barriers
 """
-SPILLED = CLEAN.replace(
-    "16 bytes stack frame, 0 bytes spill stores, 0",
-    "16 bytes stack frame, 8 bytes spill stores, 12",
-)
 
 
 def test_registers_stack_and_shared_memory_are_read_per_kernel() -> None:
@@ -34,35 +26,6 @@ def test_registers_stack_and_shared_memory_are_read_per_kernel() -> None:
         KernelResources("flash_dist_a_sm80", "sm_80", 168, 0, 16, 1024),
         KernelResources("flash_dist_b_sm80", "sm_80", 32, 0, 0, 0),
     ]
-
-
-def test_a_clean_kernel_is_not_refused() -> None:
-    assert refusals(CLEAN, []) == []
-
-
-def test_a_spill_is_refused_with_its_size() -> None:
-    assert refusals(SPILLED, []) == ["flash_dist_a_sm80 spills 12 bytes for sm_80, allowed are 0"]
-
-
-@pytest.mark.parametrize(
-    ("exception", "refused"),
-    [
-        (SpillException("flash_dist_a_*", 12, "measured"), False),
-        (SpillException("flash_dist_a_*", 8, "measured"), True),
-        (SpillException("flash_dist_b_*", 99, "measured"), True),
-    ],
-    ids=["covers", "too small", "another kernel"],
-)
-def test_a_written_exception_allows_its_kernel_its_bytes(
-    exception: SpillException, *, refused: bool
-) -> None:
-    assert bool(refusals(SPILLED, [exception])) is refused
-
-
-@pytest.mark.parametrize("code", ["C7510", "C7512", "C7518", "C7520"])
-def test_a_performance_warning_of_ptxas_is_refused(code: str) -> None:
-    text = f"ptxas info    : ({code}) Potential Performance Loss: wgmma is serialized\n"
-    assert refusals(text, [])
 
 
 def test_lines_of_other_programs_are_told_apart() -> None:
@@ -79,19 +42,6 @@ def test_the_launcher_keeps_what_ptxas_says(tmp_path: object) -> None:
     assert compile_gate(_nvcc(tmp_path, CLEAN)) == 0
     with open(f"{tmp_path}/a.o.ptxas", encoding="utf-8") as kept:  # noqa: PTH123
         assert kept.read() == CLEAN
-
-
-def test_the_launcher_removes_an_object_that_spills(
-    tmp_path: object, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert compile_gate(_nvcc(tmp_path, SPILLED)) == 1
-    assert "spills 12 bytes" in capfd.readouterr().err
-    with pytest.raises(FileNotFoundError):
-        open(f"{tmp_path}/a.o", encoding="utf-8")  # noqa: PTH123, SIM115
-
-
-def test_the_launcher_only_warns_when_told_so(tmp_path: object) -> None:
-    assert compile_gate(["--report-only", *_nvcc(tmp_path, SPILLED)]) == 0
 
 
 def test_the_launcher_passes_a_failure_on() -> None:

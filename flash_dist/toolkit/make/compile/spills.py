@@ -1,0 +1,126 @@
+"""Which kernels of a build spill registers, and whether the project allows it.
+
+All of them are told at once, by the names that the source has, when everything is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...binaries.demangle import demangle, short_name
+from ...product import parse_toml
+from ...targets.wording import count
+from .ptxas import find_warnings, parse_ptxas
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_MANGLED: Final = re.compile(r"_Z[\w$.]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class SpillException:
+    """A written permission for some kernels to spill."""
+
+    symbol: str  # a pattern such as *_bwd_*_sm75
+    spill_bytes: int
+    reason: str
+
+    def names(self, kernel: str) -> bool:
+        """Whether it is about a kernel: by its symbol, or by its name as the source has it."""
+        readable = demangle(kernel)
+        spellings = (kernel, readable, short_name(readable))
+        return any(fnmatchcase(one, self.symbol) for one in spellings)
+
+
+@dataclass(frozen=True)
+class SpillVerdict:
+    """Whether the kernels of a build may be shipped."""
+
+    lines: tuple[str, ...]  # what is refused, each with its targets
+    spilling: int  # kernels of these
+    unused: tuple[str, ...]  # patterns that match no kernel
+    worst: str = ""  # a pattern for the kernel that spills most
+    most: int = 0  # its bytes
+
+    def __bool__(self) -> bool:
+        return not self.lines
+
+    @property
+    def summary(self) -> str:
+        """Say in a sentence what is refused."""
+        spills = "spills" if self.spilling == 1 else "spill"
+        warnings = count(len(self.lines) - self.spilling, "warning")
+        told = [
+            f"{count(self.spilling, 'kernel')} {spills} registers and may not"
+            if self.spilling
+            else "",
+            f"ptxas gives {warnings} of C7510 to C7520, which no kernel may have"
+            if len(self.lines) > self.spilling
+            else "",
+        ]
+        return ", and ".join(filter(None, told))
+
+
+def judge_spills(texts: Iterable[str], allowed: Sequence[SpillException]) -> SpillVerdict:
+    """Judge everything that `ptxas -v` said during a build.
+
+    Args:
+        texts: Of each run.
+        allowed: Kernels that may spill.
+    """
+    spills: defaultdict[str, dict[str, int]] = defaultdict(dict)  # bytes by kernel and target
+    warnings: dict[str, None] = {}
+    for text in texts:
+        warnings |= dict.fromkeys(map(_read, find_warnings(text)))
+        for kernel in parse_ptxas(text):
+            known = spills[kernel.symbol].get(kernel.target, 0)
+            spills[kernel.symbol][kernel.target] = max(known, kernel.spill_bytes)
+    refused: dict[str, str] = {}
+    for symbol, by_target in spills.items():
+        most = max(by_target.values())
+        may = max((e.spill_bytes for e in allowed if e.names(symbol)), default=0) if most else 0
+        if most > may:
+            over = {target: size for target, size in by_target.items() if size > may}
+            refused[symbol] = _describe(symbol, over, may)
+    worst = max(refused, key=lambda one: max(spills[one].values()), default="")
+    unused = [one.symbol for one in allowed if not any(map(one.names, spills))]
+    return SpillVerdict(
+        lines=(*refused.values(), *warnings),
+        spilling=len(refused),
+        unused=tuple(dict.fromkeys(unused)),
+        worst=f"*{_name(worst).partition('<')[0]}*" if worst else "",
+        most=max(spills[worst].values()) if worst else 0,
+    )
+
+
+def _name(symbol: str) -> str:
+    return short_name(demangle(symbol))
+
+
+def _describe(symbol: str, spills: Mapping[str, int], may: int) -> str:
+    told = " and ".join(f"{size} bytes for {target}" for target, size in sorted(spills.items()))
+    return f"{_name(symbol)} spills {told}{f', allowed are {may}' if may else ''}"
+
+
+def _read(line: str) -> str:
+    """Write the names of kernels in a line as the source has them."""
+    return _MANGLED.sub(lambda found: _name(found[0]), line.strip())
+
+
+def load_exceptions(told: Path | Iterable[Mapping[str, Any]]) -> list[SpillException]:
+    """Read the written exceptions: rows, or those of a file in TOML or JSON."""
+    rows: Iterable[Mapping[str, Any]]
+    if isinstance(told, Path):
+        text = told.read_text(encoding="utf-8")
+        data = json.loads(text) if told.suffix == ".json" else parse_toml(text)
+        rows = data.get("exception", ())
+    else:
+        rows = told
+    return [SpillException(**row) for row in rows]
