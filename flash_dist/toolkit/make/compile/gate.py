@@ -1,15 +1,17 @@
-"""Compiler launcher: runs nvcc and keeps what ptxas says, for what judges the whole build.
+"""Compiler launcher: runs a compiler and keeps what ptxas says, for what judges the whole build.
 
-CMake puts it before every nvcc call: `python gate.py [ccache] nvcc ... -o OBJECT`.
-The text lies next to the object as OBJECT.ptxas.
+CMake puts it before every compiler: `python gate.py [ccache] nvcc ... -o OBJECT`.
+The text of nvcc lies next to the object as OBJECT.ptxas.
 """
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +22,14 @@ else:  # CMake names the file
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     from ptxas import ptxas_lines  # type: ignore[import-not-found, no-redef]
 
+# A compiler that the system stopped, or that got no memory: a shell, g++ and nvcc say so.
+_NO_MEMORY: Final = re.compile(
+    r"^(?:.*: *(?:\d+ +)?)?Killed(?: {2,}.*)?$"
+    r"|Killed signal terminated program|died due to signal 9\b"
+    r"|out of memory allocating|virtual memory exhausted|LLVM ERROR: out of memory",
+    re.MULTILINE,
+)
+
 
 def main(command: list[str]) -> int:
     """Run the command, and pass on what others than ptxas say and its warnings."""
@@ -29,11 +39,17 @@ def main(command: list[str]) -> int:
     from_ptxas = ptxas_lines(done.stdout)
     _say(line for line in done.stdout.splitlines() if line not in set(from_ptxas))
     _say(line for line in from_ptxas if "warning" in line or "error" in line)
-    if done.returncode == 0 and "-o" in command:
+    if done.returncode:
+        killed = done.returncode == -signal.SIGKILL or _NO_MEMORY.search(done.stdout)
+        _say(["", "hint: memory ran out: `MAX_JOBS=1` needs the least"] if killed else [])
+    elif "-o" in command:
         target = Path(command[command.index("-o") + 1])
-        text = "".join(f"{line}\n" for line in from_ptxas)
-        target.with_name(f"{target.name}.ptxas").write_text(text, encoding="utf-8")
-    return done.returncode
+        kept = target.with_name(f"{target.name}.ptxas")
+        if from_ptxas:
+            kept.write_text("".join(f"{line}\n" for line in from_ptxas), encoding="utf-8")
+        else:
+            kept.unlink(missing_ok=True)
+    return max(done.returncode, 0) or int(done.returncode < 0)
 
 
 def _say(lines: Iterable[str]) -> None:

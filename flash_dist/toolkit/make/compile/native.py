@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ..toolchain.torch_headers import TorchHeaders
 
 STATIC_STDCXX: Final = f"{VARIABLES}STATIC_STDCXX"
-OUT_OF_MEMORY = "where a compiler was `Killed`, memory ran out: `MAX_JOBS=1` needs the least"
 
 
 class NativeBuildError(FlashDistError):
@@ -105,7 +104,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
     folder = options.folder
     _configure(options, folder)
     before = _object_times(folder)
-    _run(["cmake", "--build", str(folder), "--parallel", str(options.jobs)], hint=OUT_OF_MEMORY)
+    _run(["cmake", "--build", str(folder), "--parallel", str(options.jobs)])
     objects = _objects_of(options, folder)
     compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
     print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
@@ -176,14 +175,14 @@ def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
         shutil.rmtree(folder)
 
 
-def _run(command: list[str], *, hint: str | None = None) -> None:
+def _run(command: list[str]) -> None:
     # NOTE: an isolated build of pip has its programs on PATH, and others beside the Python it runs.
     path = f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
     environ = {**os.environ, "PATH": path, "NINJA_STATUS": progress_line(path)}
     done = subprocess.run(command, check=False, env=environ)
     if done.returncode:
         message = f"`{' '.join(command[:3])}` failed with exit code {done.returncode}, see above"
-        raise NativeBuildError(message, hint=hint)
+        raise NativeBuildError(message)
 
 
 def progress_line(path: str) -> str:

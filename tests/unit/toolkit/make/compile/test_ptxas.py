@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
+
 from flash_dist.toolkit.make.compile.gate import main as compile_gate
 from flash_dist.toolkit.make.compile.ptxas import (
     KernelResources,
     parse_ptxas,
     ptxas_lines,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CLEAN = """\
 ptxas info    : 0 bytes gmem
@@ -44,5 +51,61 @@ def test_the_launcher_keeps_what_ptxas_says(tmp_path: object) -> None:
         assert kept.read() == CLEAN
 
 
+def test_the_launcher_forgets_what_ptxas_said_of_a_file_that_has_no_kernel_left(
+    tmp_path: Path,
+) -> None:
+    kept = tmp_path / "a.o.ptxas"
+    compile_gate(_nvcc(tmp_path, CLEAN))
+    assert kept.is_file()
+    compile_gate(_nvcc(tmp_path, "a.cu(1): warning"))
+    assert not kept.is_file()
+
+
 def test_the_launcher_passes_a_failure_on() -> None:
     assert compile_gate(["python3", "-c", "raise SystemExit(3)"]) == 3
+
+
+KILLED = [
+    "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+    "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.",
+    "Killed",
+    "sh: line 1:  4711 Killed                  nvcc a.cu",
+    "cc1plus: out of memory allocating 65536 bytes after a total of 9 bytes",
+    "LLVM ERROR: out of memory",
+]
+
+
+def _fail(text: str) -> list[str]:
+    return ["python3", "-c", f"import sys; sys.stderr.write({text!r}); sys.exit(2)", "-o", "a.o"]
+
+
+@pytest.mark.parametrize("text", KILLED)
+def test_the_launcher_says_where_memory_ran_out(
+    text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert compile_gate(_fail(text)) == 2
+    said = capfd.readouterr().err
+    assert said.endswith("\n\nhint: memory ran out: `MAX_JOBS=1` needs the least\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a.cu(3): error: expected a ;",
+        'a.cu(3): error: class "State" has no member "Killed"',
+        "nvcc error   : 'ptxas' died due to signal 11 (Invalid memory reference)",
+        "a.cu(3): error: process.Killed is no member",
+    ],
+)
+def test_the_launcher_says_nothing_of_memory_for_another_failure(
+    text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert compile_gate(_fail(text)) == 2
+    assert "memory ran out" not in capfd.readouterr().err
+
+
+def test_the_launcher_knows_a_compiler_that_was_killed_itself(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert compile_gate(["python3", "-c", "import os; os.kill(os.getpid(), 9)"]) == 1
+    assert "memory ran out" in capfd.readouterr().err
