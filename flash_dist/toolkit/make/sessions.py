@@ -22,6 +22,7 @@ from .release.channels import CHANNELS
 from .toolchain.install import install_toolkit
 from .toolchain.nvcc import home_variable, named_home, release_of, tool_version
 from .toolchain.preflight import Preflight, check, read_host
+from .wheels.source import ask_git
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -226,10 +227,13 @@ def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:
 
 
 def copy_tree(session: nox.Session, tree: Path) -> None:
-    """Copy the files of this tree to a new one, as a commit that is the same each time."""
+    """Copy the files of this tree to a new one, as a commit that is the same each time.
+
+    Raises:
+        FlashDistError: This tree is in no git repository, or git is not installed.
+    """
     shutil.rmtree(tree, ignore_errors=True)
-    command = ["git", "ls-files", "-co", "--exclude-standard"]
-    for name in str(session.run(*command, silent=True, external=True)).splitlines():
+    for name in ask_git(ROOT, "ls-files", "-co", "--exclude-standard").splitlines():
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)

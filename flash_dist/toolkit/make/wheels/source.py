@@ -8,6 +8,7 @@ two builds of the same commit can be compared (`nox -s repro`).
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ _WRITTEN: Final = frozenset(
     {"WHEEL", "RECORD", SCRIPTS, "top_level.txt", f"sboms/{bill_name(NAME)}"}
 )
 _LICENSE: Final = "licenses/LICENSE"
+_HOW_TO_CLONE: Final = (
+    "work in a clone of the repository"
+    if EMBEDDED
+    else "`git init && git add . && git commit` makes one"
+)
 
 
 class SourceError(FlashDistError):
@@ -111,16 +117,19 @@ def ask_git(root: Path, *words: str) -> str:
     Raises:
         SourceError: It is none, or git is not installed.
     """
+    command = ["git", "-C", str(root), *words]
+    english = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=english)
     except FileNotFoundError as error:
         message = "git is not installed, which knows what is committed"
         raise SourceError(message) from error
+    if "not a git repository" in done.stderr:
+        message = f"`{root}` is not in a git repository"
+        raise SourceError(message, hint=_HOW_TO_CLONE)
     if done.returncode:
         message = f"git does not know `{root}`: {done.stderr.strip()}"
-        raise SourceError(message, hint="a release is made in a clone of the repository")
+        raise SourceError(message, hint=_HOW_TO_CLONE)
     return done.stdout.rstrip()
 
 

@@ -17,6 +17,7 @@ from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.make import sessions as helpers
 from flash_dist.toolkit.make.project import ARCHSETS, PYPROJECT, ROOT, read_pyproject
 from flash_dist.toolkit.make.release.channels import CHANNELS
+from flash_dist.toolkit.make.wheels.source import SourceError
 from tests.unit.toolkit.make.release.test_channels import load_noxfile
 
 if TYPE_CHECKING:
@@ -331,3 +332,13 @@ def test_a_session_on_a_full_disk_ends_with_a_sentence(tmp_path: Path) -> None:
     assert "cannot use `/data/build`: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     assert "nox.session" not in (ROOT / "noxfile.py").read_text()
+
+
+def test_a_tree_outside_git_is_not_copied_and_git_is_not_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helpers, "ROOT", tmp_path)
+    with pytest.raises(SourceError) as caught:
+        helpers.copy_tree(Environment(tmp_path).session, tmp_path / "copy")
+    assert caught.value.message == f"`{tmp_path}` is not in a git repository"
+    assert caught.value.hint == "work in a clone of the repository"

@@ -169,7 +169,7 @@ def test_a_wheel_is_of_the_commit_or_not(tmp_path: Path) -> None:
 
 
 def test_a_tree_with_changes_is_no_commit(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="git does not know"):
+    with pytest.raises(SourceError, match="is not in a git repository"):
         read_source(tmp_path)
     _git(tmp_path, "init", "--quiet")
     file = tmp_path / "flash_dist" / "__init__.py"

@@ -160,7 +160,7 @@ def test_a_version_that_is_tagged_elsewhere_is_refused(
 
 
 def test_what_is_no_clone_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="git does not know"):
+    with pytest.raises(SourceError, match="is not in a git repository"):
         require_tree(tmp_path, "0.1.0")
 
 
