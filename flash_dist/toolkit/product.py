@@ -57,6 +57,9 @@ class Product:
     subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by name: a module
     # What compiling its PTX takes, measured: with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    built_with: str = (
+        ""  # the toolkit, if it is no folder of the sources: see `make.wheels.run_time`
+    )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Product:
@@ -105,6 +108,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
         "torch_note": "",
         "subcommands": {},
         "jit_cost": {},
+        "built_with": "",
     }
 
 

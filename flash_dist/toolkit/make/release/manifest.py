@@ -23,7 +23,8 @@ from ...product import NAME
 from ..command import command
 from ..project import ROOT, load_project
 from ..wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_sound
-from ..wheels.source import Source, read_source
+from ..wheels.run_time import name_toolkit
+from ..wheels.source import Source, find_other_toolkit, read_source
 from .channels import Row, find_published, released
 from .statement import Subject, state_file, state_wheel
 
@@ -75,13 +76,17 @@ def _subject(path: Path) -> Subject:
 
 def require_source(one: Artefact, source: Source) -> None:
     """Raise unless a wheel was built from the commit."""
+    hint = "build it again; `nox -s manifest -- --no-commit` leaves the commit out, for a trial"
+    other = find_other_toolkit(one)
+    if other:
+        message = f"`{one.file_name}` was built with {other}, and this is {name_toolkit()}"
+        raise ArtefactError(message, hint=hint)
     different = list(source.differences(one))
     if different:
         message = (
             f"`{one.file_name}` was not built from commit {source.commit[:12]}: "
             f"{', '.join(different[:3])} differ ({len(different)} in all)"
         )
-        hint = "build it again; `nox -s manifest -- --no-commit` leaves the commit out, for a trial"
         raise ArtefactError(message, hint=hint)
 
 

@@ -14,15 +14,17 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ...binaries.json_text import parse_json
 from ...binaries.wheel import open_wheel
 from ...builds.console_script import FILE_NAME as SCRIPTS
 from ...builds.contents import LIBRARIES, MANIFEST
 from ...builds.sbom import bill_name
 from ...errors import FlashDistError
+from ...product import FILE_NAME as PRODUCT
 from ...product import NAME
 from ..compile.build_info import hash_sources
 from ..project import EMBEDDED, NOT_INSTALLED, PACKAGE, ROOT
-from .run_time import run_time_files
+from .run_time import name_toolkit, run_time_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +45,7 @@ _WRITTEN: Final = frozenset(
     {"WHEEL", "RECORD", SCRIPTS, "top_level.txt", f"sboms/{bill_name(NAME)}"}
 )
 _LICENSE: Final = "licenses/LICENSE"
+_COMPILED: Final = "the C++ and CUDA files" if EMBEDDED else "pyproject.toml, C++ or CUDA files"
 _HOW_TO_CLONE: Final = (
     "work in a clone of the repository"
     if EMBEDDED
@@ -65,7 +68,7 @@ class Source:
     def differences(self, one: Artefact) -> Iterator[str]:
         """Say what of a wheel is not of this commit."""
         if one.manifest.sources != self.sources:
-            yield "the C++ and CUDA files"
+            yield _COMPILED
         packed = dict(_read_sources(one.path))
         for name in sorted(packed.keys() | self.blobs.keys()):
             if packed.get(name) != self.blobs.get(name):
@@ -91,6 +94,21 @@ def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
             else:
                 inside = name.replace(f"{NAME}/", f"{_FOLDER}/", 1)
                 yield ("LICENSE" if info and info[1] == _LICENSE else inside), _hash_blob(data)
+
+
+def find_other_toolkit(one: Artefact) -> str:
+    """Name the toolkit that built a wheel if this is another one; else return an empty text.
+
+    A commit has nothing of a toolkit that is installed by itself: a wheel can be compared with
+    the commit only by the toolkit that built it.
+    """
+    if EMBEDDED:
+        return ""
+    with open_wheel(one.path) as wheel:
+        name = f"{NAME}/{PRODUCT}"
+        told = parse_json(wheel.read(name)) if name in wheel.names else {}
+    built_with = str(told.get("built_with") or "an unknown toolkit")
+    return "" if built_with == name_toolkit() else built_with
 
 
 def read_source(root: Path = ROOT) -> Source:

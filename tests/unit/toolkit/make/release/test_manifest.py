@@ -18,6 +18,7 @@ from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.make.release.manifest import require_source, write_release
 from flash_dist.toolkit.make.toolchain.nvcc import Toolchain, ToolchainError
 from flash_dist.toolkit.make.toolchain.torch_headers import TorchHeaders
+from flash_dist.toolkit.make.wheels import source as source_module
 from flash_dist.toolkit.make.wheels.artefacts import ArtefactError, find_artefacts
 from flash_dist.toolkit.make.wheels.source import Source, SourceError, read_source
 from tests.unit.made.whole_wheel import (
@@ -166,6 +167,23 @@ def test_a_wheel_is_of_the_commit_or_not(tmp_path: Path) -> None:
     ):
         with pytest.raises(ArtefactError, match="was not built from commit cccccccccccc"):
             require_source(one, other)
+
+
+def test_a_wheel_of_another_toolkit_is_not_blamed_on_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = {"flash_dist/product.json": b'{"built_with": "fatwheel 0.0.9 (SHA-256 aa)"}'}
+    write_whole_wheel(tmp_path / "hopper", {**make_files(), **product})
+    (one,) = find_artefacts(tmp_path)
+    monkeypatch.setattr(source_module, "EMBEDDED", False)
+    with pytest.raises(ArtefactError) as caught:
+        require_source(one, Source("c" * 40, {}, "other kernels"))
+    told = f"`{one.file_name}` was built with fatwheel 0.0.9 (SHA-256 aa), and this is fatwheel"
+    assert caught.value.message.startswith(told)
+    assert str(caught.value.hint).startswith("build it again; ")
+    monkeypatch.setattr(source_module, "name_toolkit", lambda: "fatwheel 0.0.9 (SHA-256 aa)")
+    with pytest.raises(ArtefactError, match="was not built from commit cccccccccccc"):
+        require_source(one, Source("c" * 40, {}, "other kernels"))
 
 
 def test_a_tree_with_changes_is_no_commit(tmp_path: Path) -> None:

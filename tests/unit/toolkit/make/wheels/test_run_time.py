@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.make.declaration import read_declaration
+from flash_dist.toolkit.make.project import TOOLKIT
 from flash_dist.toolkit.make.wheels import run_time
 from flash_dist.toolkit.make.wheels.run_time import run_time_files
 from flash_dist.toolkit.product import Product, describe_product
@@ -60,7 +63,8 @@ def test_a_wheel_reads_the_product_and_the_sets_of_its_project(
 ) -> None:
     files = run_time_files()
     described = Product.from_json(json.loads(files["product.json"]))
-    assert described == Product.from_json(describe_product(PYPROJECT))
+    expected = {**describe_product(PYPROJECT), "built_with": run_time.name_toolkit()}
+    assert described == Product.from_json(expected)
     path = tmp_path / "archsets.json"
     path.write_bytes(files["archsets.json"])
     assert load_archsets(path) == load_archsets(by_itself)
@@ -80,3 +84,17 @@ def test_a_file_of_sets_is_in_the_wheel_wherever_it_lies(
 def test_two_builds_get_the_same_bytes() -> None:
     first, second = run_time_files(), run_time_files()
     assert list(first.items()) == list(second.items())
+
+
+def test_the_toolkit_is_named_by_its_version_and_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = run_time.name_toolkit()
+    assert re.fullmatch(r"fatwheel [0-9.]+ \(SHA-256 [0-9a-f]{12}\)", told)
+    copy = tmp_path / "toolkit"
+    shutil.copytree(TOOLKIT, copy)
+    monkeypatch.setattr(run_time, "TOOLKIT", copy)
+    assert run_time.name_toolkit() == told
+    write(copy / "native" / "entry.h", "// another")
+    assert run_time.name_toolkit() != told
+    assert run_time.name_toolkit().partition(" (")[0] == told.partition(" (")[0]
