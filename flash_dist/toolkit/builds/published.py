@@ -25,8 +25,15 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from ..errors import ArchError
-from ..product import PROGRAM
+from ..errors import ArchError, FlashDistError
+from ..product import (
+    IMPORTED_AS,
+    PRODUCT,
+    PROGRAM,
+    PROJECT_FOLDER,
+    PROJECT_VARIABLE,
+    TABLE,
+)
 from ..targets.archs import DEFAULT_MACHINE, Arch, ArchSet, require_supported
 from ..targets.compatibility import judge
 from .package import DATA
@@ -132,13 +139,28 @@ def _require_all_gpus(client: str, pick: ArchSet, archsets: dict[str, ArchSet]) 
 
 
 def _name(path: Source | None) -> object:
-    return "pyproject.toml" if isinstance(path, Mapping) else path or FILE_NAME
+    in_table = isinstance(path, Mapping) or (path is None and not IMPORTED_AS)
+    return "pyproject.toml" if in_table else path or FILE_NAME
+
+
+def _find_own() -> Any:  # noqa: ANN401 - a Source, or a file inside of a zip file
+    """Return the sets of the package, or of the project that a toolkit by itself works for."""
+    if IMPORTED_AS:
+        return DATA.joinpath(FILE_NAME)
+    if PROJECT_FOLDER is None:
+        message = f"the current folder has no `pyproject.toml` with a table [tool.{TABLE}.sets]"
+        hint = f"run it in the folder of a project, or let {PROJECT_VARIABLE} name one"
+        raise ArchError(message, hint=hint)
+    try:
+        return PRODUCT.load("make.project:ARCHSETS")
+    except FlashDistError as error:
+        raise ArchError(error.message, hint=error.hint) from error
 
 
 def _section(path: Source | None, name: str) -> dict[str, Any]:
-    if isinstance(path, Mapping):
-        return dict(path.get(name, {}))
-    source = path or DATA.joinpath(FILE_NAME)
+    source = _find_own() if path is None else path
+    if isinstance(source, Mapping):
+        return dict(source.get(name, {}))
     try:
         data = json.loads(source.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

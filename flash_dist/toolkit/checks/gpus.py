@@ -19,7 +19,8 @@ from ..findings.gpus import (
 )
 from ..findings.result import CheckResult
 from ..findings.said.gpu_code import JIT_COMPILER_ABSENT
-from ..product import NAME, PROGRAM
+from ..indexes.selection import candidates_of
+from ..product import IMPORTED_AS, NAME, PROGRAM
 from ..targets.advice import (
     arm_note,
     code_fix,
@@ -37,7 +38,7 @@ from ..targets.verdict import (
     DeviceVerdict,
     judge_device,
 )
-from .environment import _build, judge_gpu
+from .environment import _build, find_situation, judge_gpu
 from .jit import describe_first_start
 from .plans import describe_lacking, describe_plans, describe_proof
 
@@ -66,11 +67,7 @@ REFUSED: dict[Cause, Entry] = {
 def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
     """Say which variant each kernel will use on this GPU, or what to do where there is none."""
     if environment.installed.build is None:
-        return CheckResult(
-            "skip",
-            f"{describe_gpu(gpu)}: not judged, there is no build to judge it against",
-            entry=NOT_JUDGED,
-        )
+        return _judge_sets(environment, gpu)
     verdict = judge_gpu(environment, gpu)
     if not verdict:
         return _refuse(environment, gpu, verdict)
@@ -101,6 +98,30 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         summary = f"{result.summary}; no such GPU is known"
         return replace(result, status="warn", summary=summary, entry=UNKNOWN_GPU)
     return result
+
+
+def _judge_sets(environment: Environment, gpu: Gpu) -> CheckResult:
+    """Say which arch sets of a project would serve this GPU, where nothing is built to judge."""
+    sets = () if IMPORTED_AS else candidates_of(known_sets(), environment.machine)
+    if not sets:
+        return CheckResult(
+            "skip",
+            f"{describe_gpu(gpu)}: not judged, there is no build to judge it against",
+            entry=NOT_JUDGED,
+        )
+    situation = find_situation(environment, gpu)
+    verdicts = {one.name: judge_device(one.build, situation) for one in sets}
+    serving = [f"`{name}`" for name, verdict in verdicts.items() if verdict]
+    told = tuple(
+        f"{name}: {describe_how(verdict) if verdict else verdict.reason}"
+        for name, verdict in verdicts.items()
+    )
+    if not serving:
+        fix = f"add `{gpu.device}` to a set, if its kernels are for such a GPU"
+        summary = f"{describe_gpu(gpu)}: no arch set of the project serves it"
+        cause = next(iter(verdicts.values())).cause
+        return CheckResult("fail", summary, told, fix, REFUSED[cause])
+    return CheckResult("ok", f"{describe_gpu(gpu)}: served by {' and '.join(serving)}", told)
 
 
 def _better(environment: Environment) -> str:

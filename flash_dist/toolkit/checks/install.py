@@ -26,7 +26,7 @@ from ..findings.install import (
 )
 from ..findings.result import CheckResult
 from ..machine.torch_install import TORCH_PROBLEMS
-from ..product import NAME, PRODUCT, PROGRAM
+from ..product import IMPORTED_AS, NAME, PRODUCT, PROGRAM, PROJECT_FOLDER
 from ..targets.advice import GET_GLIBC, describe_archs, torch_fix
 from ..targets.wording import count, few_lines, list_few
 
@@ -70,6 +70,8 @@ def check_torch(environment: Environment) -> CheckResult:
     """Torch is there, not too old, a CUDA build where there are GPUs, and tested."""
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
+        if torch.status == "absent" and not IMPORTED_AS:  # there are no operators
+            return CheckResult("skip", torch.reason)
         fix = torch.advise(installed.torch_min)
         return CheckResult("fail", torch.reason, fix=fix, entry=TORCH_PROBLEMS[torch.status])
     kind = f"CUDA {torch.cuda}" if torch.cuda else "CPU build"
@@ -197,6 +199,9 @@ def check_build(environment: Environment) -> CheckResult:
     """The build manifest and the code really embedded are there and agree."""
     installed = environment.installed
     build = installed.build
+    if build is None and not IMPORTED_AS:
+        summary = "this is the toolkit by itself, which has no kernels to judge"
+        return CheckResult("skip", summary, fix=_name_builds())
     if build is None:
         problems = (installed.manifest_problem, installed.library_problem)
         return CheckResult(
@@ -223,6 +228,13 @@ def check_build(environment: Environment) -> CheckResult:
             EMBEDDED_DIFFERS,
         )
     return CheckResult("ok", summary)
+
+
+def _name_builds() -> str:
+    """Return the steps that judge a build, for a toolkit that is installed by itself."""
+    name = NAME if PROJECT_FOLDER else "PACKAGE"
+    installed = f"`python -m {name} doctor` judges the installed package"
+    return f"{installed}, `{PROGRAM} doctor --wheel WHEEL` a wheel before it is installed"
 
 
 def _leave(environment: Environment) -> str:

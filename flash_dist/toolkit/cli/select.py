@@ -7,7 +7,7 @@ import platform
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..builds.published import MACHINES, published_sets
+from ..builds.published import MACHINES, known_sets, published_sets
 from ..checks.gpus import describe_gpu
 from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
@@ -187,7 +187,7 @@ def describe(
     """Say which set, how it serves each GPU, what smaller sets lack, and how to install it."""
     if selection.chosen is None:
         machine = _machine(args)
-        sets = tuple(one for one in published_sets() if one.machine == machine)
+        sets = tuple(one for one in known_sets() if one.machine == machine)
         yield from _describe_failure(selection, args.index, sets)
     elif not args.quiet:
         yield from _describe_choice(selection.chosen, cuda)
@@ -195,7 +195,7 @@ def describe(
         yield from _describe_others(others, selection, "other" if args.verbose else "smaller")
         if args.index and args.gpu and not args.python:
             yield f"for Python {platform.python_version()}, as here: `--python` names another"
-        if args.gpu and (note := arm_note(selection.devices, _machine(args), published_sets())):
+        if args.gpu and (note := arm_note(selection.devices, _machine(args), known_sets())):
             yield note
         named = args.index is None and any(INDEX in command.line for command in commands)
         if named and (note := explain_placeholder()):

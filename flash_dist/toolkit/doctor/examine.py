@@ -26,7 +26,7 @@ from ..errors import UsageError
 from ..findings.libraries import NO_GPU_CODE
 from ..findings.proofs import SELFTEST_NOT_RUN
 from ..findings.result import CheckResult, exit_code, worst_status
-from ..product import NO_CASES, PRODUCT, PROGRAM
+from ..product import IMPORTED_AS, NO_CASES, PRODUCT, PROGRAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -150,6 +150,8 @@ def examine(
         claim = partial(check_torch_claim, environment, gpu)
         yield from _guard_rare(f"torch {gpu.index}", claim, gpu=gpu.index)
     if environment.what_if or selftest is None or "selftest" not in choice:
+        return
+    if not (IMPORTED_AS or environment.installed.build):  # the toolkit by itself has no kernels
         return
     unfit = {result.gpu for result in judged if not result.is_usable}
     if not PRODUCT.cases:

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from ..builds.contents import read_manifest
 from ..builds.declared import declare_build
-from ..builds.published import published_sets
+from ..builds.published import known_sets
 from ..errors import ArchError, FlashDistError
 from ..product import NAME
 from ..targets.archs import Arch
@@ -89,7 +89,7 @@ def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...]]:
     if not label or not wheel.toolkit:
         message = f"a version tells the arch set as `+cu130.hopper` does, got `{wheel.version}`"
         raise ArchError(message)
-    for archset in published_sets():
+    for archset in known_sets():
         if archset.label == label:
             return archset.name, archset.archs
     try:

@@ -104,6 +104,35 @@ def test_a_variable_names_the_project(stranger: Stranger) -> None:
     assert done.stderr.startswith(f"error: {DISTRIBUTION.upper()}_PROJECT names `nowhere`, and no")
 
 
+IMAGINED = ("--gpu", "9.0,7.0", "--driver", "580")
+
+
+def test_select_chooses_among_the_sets_of_the_project(stranger: Stranger) -> None:
+    words = ("-m", DISTRIBUTION, "select", "--gpu", "9.0", "--driver", "580")
+    done = stranger.run(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("hopper: SASS sm_90a; no PTX\n")
+    done = stranger.run(*words, cwd=stranger.folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = "error: the current folder has no `pyproject.toml` with a table [tool.kernels.sets]\n"
+    assert done.stderr.startswith(said)
+    assert "hint: run it in the folder of a project, or let FATWHEEL_PROJECT name" in done.stderr
+
+
+def test_doctor_judges_the_sets_of_the_project(stranger: Stranger) -> None:
+    done = stranger.run("-m", DISTRIBUTION, "doctor", *IMAGINED)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "this is the toolkit by itself, which has no kernels to judge" in done.stdout
+    assert "`python -m my_norms doctor` judges the installed package" in done.stdout
+    assert "compute capability 9.0: served by `all` and `hopper`" in done.stdout
+    assert "compute capability 7.0: no arch set of the project serves it" in done.stdout
+    assert "install a wheel" not in done.stdout
+    done = stranger.run("-m", DISTRIBUTION, "doctor", *IMAGINED, cwd=stranger.folder)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert "`python -m PACKAGE doctor` judges the installed package" in done.stdout
+    assert "not judged, there is no build to judge it against" in done.stdout
+
+
 def test_the_backend_asks_for_its_tools_and_a_cuda_toolkit(stranger: Stranger) -> None:
     told = stranger.hook("get_requires_for_build_wheel()")
     assert told == repr([*load_requirements("backend"), "cuda-toolkit[nvcc,cccl]==13.0.*"])
