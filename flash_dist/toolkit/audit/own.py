@@ -126,8 +126,9 @@ def _name_problems(contents: WheelContents) -> Iterator[str]:
     told = {str(version), contents.metadata_version, manifest.package_version}
     if len(told) != 1:
         yield f"file name, METADATA and manifest have different versions: {sorted(told)}"
-    label = manifest.package_version.partition("+")[2].partition(".")[2]
-    if label != manifest.arch_set.label:
+    local = manifest.package_version.partition("+")[2]  # none: built from packed sources
+    label = local.partition(".")[2]
+    if local and label != manifest.arch_set.label:
         yield f"the version's label is `{label}`, the arch set's is `{manifest.arch_set.label}`"
     for tag in tags:
         if (tag.interpreter, tag.abi) != ("cp310", "abi3") or "manylinux_2_" not in tag.platform:

@@ -85,8 +85,8 @@ def prepare_metadata_for_build_wheel(
     """Write the wheel's metadata; nothing is compiled."""
     from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
 
-    del config_settings
-    pack("dist_info", "--output-dir", metadata_directory)
+    labelled = _is_labelled(config_settings)
+    pack("dist_info", "--output-dir", metadata_directory, labelled=labelled)
     (made,) = Path(metadata_directory).glob("*.dist-info")
     return made.name
 
@@ -113,21 +113,29 @@ def build_wheel(
     if _unfinished(config_settings):
         return _pack(Path(wheel_directory), "bdist_wheel").name
     with told_in_a_sentence():
-        return _build_finished(Path(wheel_directory)).name
+        return _build_finished(Path(wheel_directory), labelled=_is_labelled(config_settings)).name
 
 
-def _pack(target: Path, *words: str) -> Path:
+def _is_labelled(config_settings: Settings) -> bool:
+    """Tell if the version of a wheel has the label of its arch set.
+
+    A wheel of packed sources has their version: pip and `uv build` accept no other.
+    """
+    return _unfinished(config_settings) or not (ROOT / "PKG-INFO").is_file()
+
+
+def _pack(target: Path, *words: str, labelled: bool = True) -> Path:
     """Let setuptools make one file, and move it to its folder when it is whole."""
     from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
 
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target) as folder:
-        pack(*words, "--dist-dir", folder)
+        pack(*words, "--dist-dir", folder, labelled=labelled)
         (made,) = Path(folder).iterdir()
         return made.replace(target / made.name)
 
 
-def _build_finished(target: Path) -> Path:
+def _build_finished(target: Path, *, labelled: bool) -> Path:
     from ..wheels.gates import audit, repair  # noqa: PLC0415 - the requirements are there by now
 
     start = time.monotonic()
@@ -135,7 +143,7 @@ def _build_finished(target: Path) -> Path:
     plan = plan_this_build()
     print(plan, flush=True)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        raw = _pack(Path(folder) / "raw", "bdist_wheel")
+        raw = _pack(Path(folder) / "raw", "bdist_wheel", labelled=labelled)
         wheel = repair(raw, os.environ, Path(folder) / "repaired")
         audit(wheel, plan.archset)
         finished = Path(shutil.move(wheel, target / wheel.name))

@@ -56,15 +56,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-def choose_metadata(*, sources: bool) -> dict[str, Any]:
-    """Return version and dependencies of the wheel; the sources are of no arch set."""
+def choose_metadata(*, sources: bool, labelled: bool = True) -> dict[str, Any]:
+    """Return version and dependencies of the wheel; the sources are of no arch set.
+
+    Args:
+        sources: Pack the sources.
+        labelled: Add the label of the arch set to the version of a wheel.
+    """
     project = load_project()
     needed = list(project.requirements)
     if sources:
         return {"version": project.version, "install_requires": needed}
     plan = plan_this_build()
+    version = project.wheel_version(plan.toolkit, plan.archset.label)
     return {
-        "version": project.wheel_version(plan.toolkit, plan.archset.label),
+        "version": version if labelled else project.version,
         "install_requires": [*needed, *runtime_requirements(plan.toolkit)],
     }
 
@@ -95,7 +101,8 @@ class BuildNative(build_ext):
             path = package / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        manifest = make_manifest(build, options, package)  # the modules are there: build_py ran
+        version = str(self.distribution.get_version())
+        manifest = make_manifest(build, options, package, version)  # build_py has put modules there
         (package / MANIFEST).write_text(manifest.to_text(), encoding="utf-8")
         report = report_path(plan.archset.label)
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -152,14 +159,18 @@ def _list_sources() -> Iterator[str]:
             yield inside
 
 
-def pack(*words: str) -> Distribution:
+def pack(*words: str, labelled: bool = True) -> Distribution:
     """Run setuptools with these words of a command line.
+
+    Args:
+        words: Of the command line.
+        labelled: Add the label of the arch set to the version of a wheel.
 
     Everything temporary is in a staging folder of its own: no module deleted since the last build
     comes back out of it, and nobody else who does the same at the same time touches it.
     """
     with told_in_a_sentence():
-        metadata = choose_metadata(sources="sdist" in words)
+        metadata = choose_metadata(sources="sdist" in words, labelled=labelled)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as staging, warnings.catch_warnings():
         # bdist_wheel itself does what this warns about
         warnings.filterwarnings("ignore", "setup.py install is deprecated")

@@ -26,7 +26,6 @@ from ..locks import constraints
 from ..project import EMBEDDED, ROOT, TEMPORARY, load_project
 from ..wheels.channel import Published, no_commands
 from ..wheels.gates import run
-from .plan import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -130,8 +129,7 @@ def require_metadata(tree: Path) -> str:
 
     The environment is an isolated one, unless the toolkit is no part of these sources.
     """
-    plan = make_plan(os.environ)
-    wanted = load_project().wheel_version(plan.toolkit, plan.archset.label)
+    wanted = load_project().version
     options = ["--installer", "uv"] if EMBEDDED else BY_ITSELF
     command = [sys.executable, "-m", "build", "--metadata", *options, str(tree)]
     environ = {**os.environ, "UV_CONSTRAINT": constraints("backend", "nvcc")}
@@ -143,7 +141,7 @@ def require_metadata(tree: Path) -> str:
         raise SdistError(message, hint="its output is above")
     found = str(json.loads(done.stdout[done.stdout.index("{") :])["version"])
     if found != wanted:
-        message = f"a wheel built from the archive would be {found}, it must be {wanted}"
+        message = f"a wheel built from the archive has the version {found}, it must be {wanted}"
         raise SdistError(message)
     return found
 
@@ -174,7 +172,7 @@ def pack_and_check() -> str:
     digest = hashlib.sha256(kept.read_bytes()).hexdigest()
     size, count = kept.stat().st_size / 1e6, len(list_files(kept))
     made = f"{kept.relative_to(ROOT)}: {count} files, {size:.2f} MB, byte-identical from itself"
-    return f"{digest}  {made}; a wheel from it here would be {version}"
+    return f"{digest}  {made}; a wheel from it has the version {version}"
 
 
 @command

@@ -56,17 +56,20 @@ FLAGS = ("-O3", "-std=c++17")
 _NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folders
 
 
-def make_manifest(build: NativeBuild, options: NativeOptions, package: Path) -> Manifest:
+def make_manifest(
+    build: NativeBuild, options: NativeOptions, package: Path, version: str
+) -> Manifest:
     """Join everything that is known about a build.
 
     Args:
         build: What was compiled.
         options: What was asked for.
         package: The folder that is packed, with its Python files and data.
+        version: Of the wheel.
     """
     project = load_project()
     return Manifest(
-        package_version=project.wheel_version(options.toolchain.cuda, options.archset.label),
+        package_version=version,
         arch_set=options.archset,
         archsets=options.published,
         toolkit=_toolkit_info(options.toolchain),

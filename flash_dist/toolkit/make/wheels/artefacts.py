@@ -95,6 +95,9 @@ def read_artefact(path: Path) -> Artefact:
     if str(version) != manifest.package_version:
         message = f"`{path.name}` says in _build.json that it is {manifest.package_version}"
         raise ArtefactError(message, hint="build it again; wheels are not to be renamed")
+    if not version.local:  # built from packed sources: the wheels of all sets would have one name
+        message = f"the version of `{path.name}` does not name its arch set"
+        raise ArtefactError(message, hint="`nox -s build_wheels` makes wheels to publish")
     with open_wheel(path) as wheel:
         metadata = read_metadata(wheel)
         installed = sum(map(wheel.size, wheel.names))

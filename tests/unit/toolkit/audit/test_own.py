@@ -213,6 +213,17 @@ def test_a_fault_is_found(changes: dict[str, Any], sentence: str) -> None:
     assert sentence in describe_failure(result)
 
 
+def test_a_wheel_of_packed_sources_has_their_version() -> None:
+    result = audit_contents(
+        make_contents(
+            manifest=make_manifest(package_version="0.1.0"),
+            metadata_version="0.1.0",
+            path=NAME.replace("+cu130.hopper", ""),
+        )
+    )
+    assert result, describe_failure(result)
+
+
 FUSED = (make_kernel("sm_90a", family="bwd_fused_sm90"), make_kernel("sm_90a"))
 
 

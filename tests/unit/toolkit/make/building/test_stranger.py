@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.toolkit.make.building.backend import UNFINISHED
 from flash_dist.toolkit.make.declared.names import DISTRIBUTION
 from flash_dist.toolkit.make.project import TOOLKIT, load_requirements
 
@@ -167,6 +168,19 @@ def test_the_sources_are_packed_twice_with_the_same_bytes(
     assert {"csrc/scale.cu", "csrc/scale.h", "csrc/binding.cpp", "my_norms/ops.py"} <= names
     assert {"pyproject.toml", "PKG-INFO"} <= names
     assert packed[0] == packed[1]
+
+
+def test_a_wheel_of_packed_sources_has_their_version(stranger: Stranger, tmp_path: Path) -> None:
+    project = copy_project(stranger, tmp_path)
+    made = stranger.hook(f"build_sdist({str(tmp_path)!r})", cwd=project).strip("'")
+    with tarfile.open(tmp_path / made) as archive:
+        archive.extractall(tmp_path)  # noqa: S202 - made by us a moment ago
+    unpacked = tmp_path / "my_norms-0.1.0"
+    unfinished = f", {{{UNFINISHED!r}: 'true'}}"
+    for settings, version in (("", "0.1.0"), (unfinished, "0.1.0+cu130.sm90a")):
+        call = f"prepare_metadata_for_build_wheel({str(tmp_path)!r}{settings})"
+        assert stranger.hook(call, cwd=unpacked) == repr(f"my_norms-{version}.dist-info")
+        shutil.rmtree(tmp_path / f"my_norms-{version}.dist-info")
 
 
 def test_the_sessions_are_listed(stranger: Stranger) -> None:

@@ -155,6 +155,16 @@ def test_a_renamed_wheel_is_not_published(tmp_path: Path) -> None:
         find_artefacts(tmp_path)
 
 
+def test_a_wheel_of_packed_sources_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.unit.made.wheels.tell_version", lambda _, version: version)
+    path = write_wheel(tmp_path / "hopper", published_sets()[1])
+    assert path.name.startswith("flash_dist-0.1.0-")
+    with pytest.raises(ArtefactError, match=r"the version of `.*` does not name its arch set"):
+        find_artefacts(tmp_path)
+
+
 def test_no_wheels_and_twins_are_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match="there is no wheel"):
         find_artefacts(tmp_path)
