@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     Settings = Mapping[str, Any] | None
 
 UNFINISHED: Final = "unfinished"  # `-C unfinished=true`: who calls repairs and audits the wheel
+BY_PIP: Final = "PIP_BUILD_TRACKER"  # a variable that pip sets for its builds
 
 
 class BackendError(FlashDistError):
@@ -68,15 +69,23 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    """Say what describes an editable wheel, which `uv lock` asks for; refuse it to pip at once."""
+    if BY_PIP in os.environ:  # pip would download what the package depends on first, torch with it
+        build_editable("", config_settings)
+    return load_requirements("backend")
+
+
+def build_editable(
+    wheel_directory: str,
+    config_settings: Settings = None,
+    metadata_directory: str | None = None,
+) -> str:
     """Refuse: the libraries would have to lie among the sources."""
-    del config_settings
+    del wheel_directory, config_settings, metadata_directory
     with told_in_a_sentence():
         message = f"{NAME} is not installed in editable mode: its libraries are compiled"
-        hint = "`pip install .` keeps the objects in build/, so that the next one takes less time"
+        hint = "`pip install .` or `uv sync --no-editable` installs a copy; build/ keeps objects"
         raise BackendError(message, hint=hint)
-
-
-build_editable = prepare_metadata_for_build_editable = get_requires_for_build_editable
 
 
 def prepare_metadata_for_build_wheel(
@@ -89,6 +98,9 @@ def prepare_metadata_for_build_wheel(
     pack("dist_info", "--output-dir", metadata_directory, labelled=labelled)
     (made,) = Path(metadata_directory).glob("*.dist-info")
     return made.name
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:

@@ -139,7 +139,7 @@ def _choose_for_gpus(cuda: Cuda, toolkit: str, published: Mapping[str, ArchSet])
     if not archs:
         pick = pick_for("pip", ARCHSETS)
         able = _choose([pick.name], {}, published, toolkit)
-        why = f"every GPU, as {_absence(cuda)} ({OTHERS})"
+        why = f"arch set `{able.name}`, as {_absence(cuda)} ({OTHERS})"
         return BuildPlan(toolkit, able, why, notes)
     able = _choose([], {VARIABLE: " ".join(map(str, archs))}, published, toolkit)
     devices = sorted({gpu.device for gpu, arch in chosen.items() if arch is not None})

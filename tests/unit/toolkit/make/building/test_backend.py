@@ -115,9 +115,20 @@ def test_a_free_threaded_python_is_refused_before_the_build(
         backend.get_requires_for_build_wheel()
 
 
-def test_an_editable_install_ends_in_a_sentence() -> None:
+def test_an_editable_install_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="not installed in editable mode"):
+        backend.build_editable("dist")
+    monkeypatch.setenv("PIP_BUILD_TRACKER", "folder")
     with pytest.raises(SystemExit, match="not installed in editable mode"):
         backend.get_requires_for_build_editable()
+
+
+def test_uv_locks_a_project_by_the_metadata_of_an_editable_wheel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PIP_BUILD_TRACKER", raising=False)
+    assert backend.get_requires_for_build_editable() == load_requirements("backend")
+    assert backend.prepare_metadata_for_build_editable is backend.prepare_metadata_for_build_wheel
 
 
 def test_the_environment_of_a_build_depends_on_nothing_that_changes(

@@ -70,7 +70,9 @@ def test_a_gpu_that_nothing_can_be_compiled_for_is_left_out_and_named() -> None:
 def test_without_a_gpu_to_build_for_it_is_the_set_that_pip_gets(cuda: Cuda, why: str) -> None:
     plan = choose_targets({}, "13.0", lambda: cuda)
     assert plan.archset == load_picks(ARCHSETS)["pip"]
-    assert f"every GPU, as {why} (TORCH_CUDA_ARCH_LIST chooses others)" in str(plan)
+    assert f"building for arch set `all`, as {why} (TORCH_CUDA_ARCH_LIST chooses others)" in str(
+        plan
+    )
 
 
 def test_the_list_wins_over_the_gpus_and_the_named_set_over_the_list() -> None:

@@ -300,7 +300,8 @@ def require_sentence(done: subprocess.CompletedProcess[str], entry: str, said: s
     [
         ("get_requires_for_build_wheel()", {"MY_NORMS_ARCH_SET": "hoper"}),
         ("get_requires_for_build_wheel()", {"TORCH_CUDA_ARCH_LIST": "9.5"}),
-        ("get_requires_for_build_editable()", {}),
+        ("get_requires_for_build_editable()", {"PIP_BUILD_TRACKER": "folder"}),
+        ("build_editable('.')", {}),
         ("build_sdist('.')", {"SOURCE_DATE_EPOCH": "banana"}),
     ],
     ids=str,
