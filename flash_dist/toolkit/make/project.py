@@ -43,7 +43,15 @@ MAKE: Final = str(__package__)  # this folder, as Python names it
 # What of the toolkit builds wheels, and is its own distribution; no wheel of a package has it.
 NOT_INSTALLED: Final = tuple(
     TOOLKIT / name
-    for name in ("make", "native", "__main__.py", "backend.py", "sessions.py", "pyproject.toml")
+    for name in (
+        "make",
+        "native",
+        "__main__.py",
+        "backend.py",
+        "sessions.py",
+        "pyproject.toml",
+        "build",  # which `pip install ./toolkit` leaves there
+    )
 )
 PYPROJECT: Final = ROOT / "pyproject.toml"
 GROUPS: Final = TOOLKIT / "pyproject.toml"  # has the requirements of what builds and publishes

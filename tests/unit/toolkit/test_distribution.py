@@ -21,7 +21,10 @@ TEMPLATE = "make/template/"  # whose modules are those of another package
 def list_files() -> list[str]:
     paths = (path for path in TOOLKIT.rglob("*") if path.is_file())
     names = (path.relative_to(TOOLKIT).as_posix() for path in paths)
-    return sorted(name for name in names if "__pycache__" not in name)
+    built = ("build/", f"{DISTRIBUTION}.egg-info/")  # which `pip install ./toolkit` leaves there
+    return sorted(
+        name for name in names if "__pycache__" not in name and not name.startswith(built)
+    )
 
 
 def test_every_folder_of_modules_is_a_package_of_it() -> None:

@@ -34,8 +34,13 @@ OURS = re.compile(r"flash[_-]dist", re.IGNORECASE)
 
 def find_files() -> dict[str, Path]:
     """Return modules and data of the toolkit, by their paths in it."""
-    paths = (path for path in sorted(TOOLKIT.rglob("*")) if "__pycache__" not in path.parts)
-    return {path.relative_to(TOOLKIT).as_posix(): path for path in paths if path.is_file()}
+    built = {"__pycache__", "build", "fatwheel.egg-info"}  # `pip install ./toolkit` leaves two
+    paths = {path.relative_to(TOOLKIT): path for path in sorted(TOOLKIT.rglob("*"))}
+    return {
+        name.as_posix(): path
+        for name, path in paths.items()
+        if path.is_file() and not built & set(name.parts)
+    }
 
 
 @pytest.mark.parametrize("name", find_files())

@@ -50,3 +50,14 @@ def test_a_wheel_has_all_of_the_package_but_what_builds_it() -> None:
     names = {path.relative_to(package).as_posix() for path in find_installed(package)}
     assert {"__init__.py", "product.json", "py.typed", "toolkit/cli/doctor.py"} <= names
     assert not any(name.startswith("toolkit/make/") for name in names)
+
+
+def test_a_toolkit_that_was_built_in_its_place_changes_no_wheel(tmp_path: Path) -> None:
+    modules = ("__init__.py", "toolkit/version.py", "toolkit/build/lib/fatwheel/version.py")
+    for name in modules:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = [path.relative_to(tmp_path).as_posix() for path in find_installed(tmp_path)]
+    assert found == ["__init__.py", "toolkit/version.py"]
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert {"/flash_dist/toolkit/build/", "*.egg-info/"} <= set(ignored)
