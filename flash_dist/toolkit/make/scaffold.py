@@ -122,5 +122,6 @@ def _write(path: Path, folder: Path, package: str) -> Path:
     target = folder / own.replace(_PLACEHOLDER, package)
     target.parent.mkdir(parents=True, exist_ok=True)
     text = path.read_text(encoding="utf-8").replace(_PLACEHOLDER, package)
+    text = text.replace(_PLACEHOLDER.upper(), package.upper())
     target.write_text(text, encoding="utf-8")
     return target

@@ -102,6 +102,15 @@ def test_the_table_is_accepted(folder: Path) -> None:
     assert (product.operators, product.cases) == ("ops", "selftest:load_cases")
 
 
+def test_uv_builds_again_when_a_source_has_changed(folder: Path) -> None:
+    package = NAMES[folder.name]
+    keys = tomllib.loads(read(folder / "pyproject.toml"))["tool"]["uv"]["cache-keys"]
+    patterns = {one["file"] for one in keys if "file" in one}
+    assert patterns == {"pyproject.toml", "csrc/**", f"{package}/**"}
+    variables = {one["env"] for one in keys if "env" in one}
+    assert {f"{package.upper()}_ARCH_SET", "TORCH_CUDA_ARCH_LIST"} <= variables
+
+
 def test_the_binding_registers_what_the_modules_call(folder: Path) -> None:
     package = NAMES[folder.name]
     binding, ops = read(folder / "csrc/binding.cpp"), read(folder / package / "ops.py")
