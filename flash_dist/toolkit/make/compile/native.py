@@ -22,11 +22,13 @@ from ...errors import FlashDistError
 from ...product import FOLDER, NAME, PRODUCT, VARIABLES
 from ...targets.archs import Arch
 from ...targets.axes import AXES
+from ...targets.devices import parse_version
 from ...targets.fallbacks import Fallbacks
 from ..kernels.table import Table
 from ..project import EMBEDDED, NATIVE, ROOT, build_folder, load_project, stage_toolkit
 from ..toolchain.cross import ASKED, TARGETS, ask_foreign
 from .assemble import Assembler, assemble, is_taken, read_ptx, targets_of
+from .jobserver import NINJA, NVCC, serve_jobs
 from .plain import Group, list_groups, write_groups
 from .ptxas import KernelResources, parse_ptxas
 from .spills import judge_spills, load_exceptions
@@ -104,7 +106,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
     folder = options.folder
     _configure(options, folder)
     before = _object_times(folder)
-    _run(["cmake", "--build", str(folder), "--parallel", str(options.jobs)])
+    _compile(options, folder)
     objects = _objects_of(options, folder)
     compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
     print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
@@ -149,6 +151,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         "SHARED_CUDART": "ON" if shared else "OFF",
         "CUDART_PATH": ":".join(RUNTIME_PATH) if shared else "",
         "STATIC_STDCXX": os.environ.get(STATIC_STDCXX) or "OFF",
+        "JOBSERVER": "ON" if shares_jobs(options, ninja_version()) else "OFF",
     }
     if options.target:
         definitions |= options.target.definitions()
@@ -157,6 +160,26 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
     command = ["cmake", "-S", str(native), "-B", str(folder), "-G", "Ninja"]
     _run([*command, *(f"-D{name}={value}" for name, value in definitions.items())])
+
+
+def _compile(options: NativeOptions, folder: Path) -> None:
+    command = ["cmake", "--build", str(folder)]
+    if shares_jobs(options, ninja_version()):
+        with serve_jobs(options.jobs) as environ:
+            _run(command, environ)
+    else:
+        _run([*command, "--parallel", str(options.jobs)])
+
+
+def shares_jobs(options: NativeOptions, ninja: tuple[int, ...]) -> bool:
+    """Whether nvcc compiles the targets of a file side by side where there are cores left.
+
+    Args:
+        options: Of the build.
+        ninja: Its version.
+    """
+    able = parse_version(options.toolchain.cuda) >= NVCC and ninja >= NINJA
+    return able and bool(options.project.plain)
 
 
 def _list(paths: Iterable[Path]) -> str:
@@ -175,22 +198,33 @@ def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
         shutil.rmtree(folder)
 
 
-def _run(command: list[str]) -> None:
-    # NOTE: an isolated build of pip has its programs on PATH, and others beside the Python it runs.
-    path = f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
-    environ = {**os.environ, "PATH": path, "NINJA_STATUS": progress_line(path)}
+def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> None:
+    status = progress_line(ninja_version())
+    environ = {**environ, "PATH": _search_path(), "NINJA_STATUS": status}
     done = subprocess.run(command, check=False, env=environ)
     if done.returncode:
         message = f"`{' '.join(command[:3])}` failed with exit code {done.returncode}, see above"
         raise NativeBuildError(message)
 
 
-def progress_line(path: str) -> str:
-    """Return Ninja's format of progress: with the time left where Ninja (1.12) can tell it."""
-    ninja = shutil.which("ninja", path=path) or "false"  # says nothing
+def _search_path() -> str:
+    """Return where programs are looked for.
+
+    NOTE: an isolated build of pip has its programs on PATH, and others beside the Python it runs.
+    """
+    return f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
+
+
+def ninja_version() -> tuple[int, ...]:
+    """Ask Ninja for the first two numbers of its version; none where it says nothing."""
+    ninja = shutil.which("ninja", path=_search_path()) or "false"
     done = subprocess.run([ninja, "--version"], check=False, capture_output=True, text=True)
-    version = [int(word) for word in done.stdout.split(".")[:2] if word.isdigit()]
-    return "[%f/%t, %w, %W left] " if version >= [1, 12] else "[%f/%t, %e s] "
+    return tuple(int(word) for word in done.stdout.split(".")[:2] if word.isdigit())
+
+
+def progress_line(ninja: tuple[int, ...]) -> str:
+    """Return Ninja's format of progress: with the time left where Ninja (1.12) can tell it."""
+    return "[%f/%t, %w, %W left] " if ninja >= (1, 12) else "[%f/%t, %e s] "
 
 
 def _object_times(folder: Path) -> dict[Path, int]:

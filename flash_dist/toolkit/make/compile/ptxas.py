@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict, deque
 from dataclasses import asdict, dataclass, replace
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
+_PROPERTIES = re.compile(r"Function properties for (\S+)")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
@@ -31,20 +33,31 @@ class KernelResources:
 
 
 def parse_ptxas(text: str) -> list[KernelResources]:
-    """Read the kernels out of the text of one ptxas run."""
+    """Read the kernels out of the text of one ptxas run, or of several that ran at once.
+
+    Their lines may be mixed: a frame goes to the first kernel of its name that still lacks one.
+    Functions that were not inlined have frames of their own.
+    """
     kernels: list[KernelResources] = []
+    no_frame: defaultdict[str, deque[int]] = defaultdict(deque)
+    no_registers: deque[int] = deque()
+    frame_of = ""
     for line in text.splitlines():
         if match := _ENTRY.search(line):
+            no_frame[match[1]].append(len(kernels))
             kernels.append(KernelResources(match[1], match[2]))
-        elif kernels and (match := _FRAME.search(line)):
+        elif match := _PROPERTIES.search(line):
+            frame_of = match[1]
+        elif (match := _FRAME.search(line)) and no_frame[frame_of]:
+            place = no_frame[frame_of].popleft()
+            no_registers.append(place)
             spilled = max(int(match[2]), int(match[3]))
-            # Functions that were not inlined have frames of their own: the kernel's comes first.
-            if not kernels[-1].registers:
-                kernels[-1] = replace(kernels[-1], stack_bytes=int(match[1]), spill_bytes=spilled)
-        elif kernels and (match := _USED.search(line)):
+            kernels[place] = replace(kernels[place], stack_bytes=int(match[1]), spill_bytes=spilled)
+        elif (match := _USED.search(line)) and no_registers:
+            place = no_registers.popleft()
             smem = _SMEM.search(line)
             found = int(smem[1]) if smem else 0
-            kernels[-1] = replace(kernels[-1], registers=int(match[1]), static_smem=found)
+            kernels[place] = replace(kernels[place], registers=int(match[1]), static_smem=found)
     return kernels
 
 

@@ -20,7 +20,6 @@ from flash_dist.toolkit.make.building.build_many import (
     report,
 )
 from flash_dist.toolkit.make.building.choose import choose_sets
-from flash_dist.toolkit.make.compile.native import progress_line
 from flash_dist.toolkit.make.project import ARCHSETS, ROOT
 from flash_dist.toolkit.make.wheels.gates import WheelBuildError
 from flash_dist.toolkit.targets.archs import ArchSet
@@ -102,28 +101,6 @@ def test_a_target_that_was_compiled_for_an_earlier_set_costs_nothing_more(
 ) -> None:
     """Of 2, 3 and 1 parts; 10 minutes have gone."""
     assert estimate_left(SETS, done, 600) == left
-
-
-@pytest.mark.parametrize(
-    ("version", "line"),
-    [
-        ("1.13.2.git.kitware", "[%f/%t, %w, %W left] "),
-        ("1.12.0", "[%f/%t, %w, %W left] "),
-        ("1.11.1", "[%f/%t, %e s] "),
-        ("1.9.0", "[%f/%t, %e s] "),
-    ],
-)
-def test_an_older_ninja_is_not_asked_for_the_time_left(
-    tmp_path: Path, version: str, line: str
-) -> None:
-    ninja = tmp_path / "ninja"
-    ninja.write_text(f"#!/bin/sh\necho {version}\n")
-    ninja.chmod(0o755)
-    assert progress_line(str(tmp_path)) == line
-
-
-def test_without_ninja_cmake_is_left_to_say_so(tmp_path: Path) -> None:
-    assert progress_line(str(tmp_path)) == "[%f/%t, %e s] "
 
 
 def test_a_wheel_that_has_no_room_leaves_the_older_one(

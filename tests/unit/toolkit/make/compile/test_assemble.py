@@ -33,6 +33,8 @@ def fake_ptxas(folder: Path) -> str:
         "for arg; do case $arg in -arch=*) arch=${arg#-arch=};; esac; done\n"
         "grep -q broken && { echo 'ptxas fatal'; exit 1; }\n"
         "echo \"ptxas info    : Compiling entry function 'k' for '$arch'\"\n"
+        "echo 'ptxas info    : Function properties for k'\n"
+        "echo '    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads'\n"
         "echo 'ptxas info    : Used 64 registers'\n"
     )
     path.chmod(0o755)

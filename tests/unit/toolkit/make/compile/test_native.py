@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -9,7 +11,10 @@ from flash_dist.toolkit.make.compile.native import (
     NativeBuildError,
     NativeOptions,
     forget_moved,
+    ninja_version,
+    progress_line,
     require_no_spills,
+    shares_jobs,
 )
 from flash_dist.toolkit.make.declaration import Plain, Project
 from flash_dist.toolkit.make.project import ROOT
@@ -45,6 +50,29 @@ def test_objects_are_kept_for_the_same_nvcc_and_the_same_tree(
     forget_moved(folder, nvcc, tmp_path / tree)  # a folder that is not there is no reason to fail
 
 
+@pytest.mark.parametrize(
+    ("version", "line"),
+    [
+        ("1.13.2.git.kitware", "[%f/%t, %w, %W left] "),
+        ("1.12.0", "[%f/%t, %w, %W left] "),
+        ("1.11.1", "[%f/%t, %e s] "),
+        ("1.9.0", "[%f/%t, %e s] "),
+    ],
+)
+def test_an_older_ninja_is_not_asked_for_the_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, line: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    ninja = tmp_path / "ninja"
+    ninja.write_text(f"#!/bin/sh\necho {version}\n")
+    ninja.chmod(0o755)
+    assert progress_line(ninja_version()) == line
+
+
+def test_without_ninja_cmake_is_left_to_say_so() -> None:
+    assert progress_line(()) == "[%f/%t, %e s] "
+
+
 def options_of(archs: str, *patterns: str, **project: Any) -> NativeOptions:  # noqa: ANN401
     """Return those of a build, with permissions to spill."""
     rows = tuple({"symbol": one, "spill_bytes": 8, "reason": "measured"} for one in patterns)
@@ -57,6 +85,7 @@ def options_of(archs: str, *patterns: str, **project: Any) -> NativeOptions:  # 
 
 SPILLING = """\
 ptxas info    : Compiling entry function 'scale_kernel' for 'sm_90a'
+ptxas info    : Function properties for scale_kernel
     16 bytes stack frame, 16 bytes spill stores, 12 bytes spill loads
 ptxas info    : Used 32 registers
 """
@@ -110,3 +139,24 @@ def test_a_row_may_be_for_a_target_of_another_set(capsys: pytest.CaptureFixture[
     require_no_spills([], options_of("9.0a", "*_fwd_*_sm80", "*_fwd_*_sm75", table=table))
     said = capsys.readouterr().out
     assert (said.count("warning"), "`*_fwd_*_sm75`" in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "ninja", "plain", "shares"),
+    [
+        ("13.0", (1, 13), True, True),
+        ("13.5", (1, 20), True, True),
+        ("12.9", (1, 13), True, False),
+        ("13.0", (1, 12), True, False),
+        ("13.0", (), True, False),
+        ("13.0", (1, 13), False, False),
+    ],
+    ids=["both", "newer", "older nvcc", "older ninja", "no ninja", "a table alone"],
+)
+def test_nvcc_shares_the_jobs_of_ninja_where_both_can(
+    cuda: str, ninja: tuple[int, ...], *, plain: bool, shares: bool
+) -> None:
+    files = (Plain(Path("/p/a.cu")),) if plain else ()
+    toolchain = cast("Toolchain", SimpleNamespace(cuda=cuda))
+    options = replace(options_of("8.0;9.0a", plain=files), toolchain=toolchain)
+    assert shares_jobs(options, ninja) is shares

@@ -35,6 +35,29 @@ def test_registers_stack_and_shared_memory_are_read_per_kernel() -> None:
     ]
 
 
+def test_a_frame_of_a_function_that_was_not_inlined_is_not_the_kernels() -> None:
+    inner = (
+        "ptxas info    : Function properties for helper\n"
+        "    64 bytes stack frame, 40 bytes spill stores, 40 bytes spill loads\n"
+    )
+    first, rest = CLEAN.split("ptxas info    : Used 168", 1)
+    assert parse_ptxas(f"{first}{inner}ptxas info    : Used 168{rest}") == parse_ptxas(CLEAN)
+
+
+def test_runs_for_several_targets_may_print_at_once() -> None:
+    other = CLEAN.replace("sm_80", "sm_90a").replace("0 bytes spill", "4 bytes spill")
+    lines, others = CLEAN.splitlines(), other.splitlines()
+    mixed = [lines[:4], others[:4], lines[4:9], others[4:7], lines[9:], others[7:]]
+    found = parse_ptxas("\n".join(line for part in mixed for line in part))
+    spills = {(one.symbol, one.target): one.spill_bytes for one in found}
+    assert spills == {
+        ("flash_dist_a_sm80", "sm_80"): 0,
+        ("flash_dist_b_sm80", "sm_80"): 0,
+        ("flash_dist_a_sm80", "sm_90a"): 4,
+        ("flash_dist_b_sm80", "sm_90a"): 4,
+    }
+
+
 def test_lines_of_other_programs_are_told_apart() -> None:
     text = f"{CLEAN}a.cu(1): warning #177-D: unused variable\n"
     assert "".join(f"{line}\n" for line in ptxas_lines(text)) == CLEAN

@@ -20,6 +20,7 @@ def say(symbol: str, *, spills: int = 0, target: str = "sm_80") -> str:
     """Write what `ptxas -v` says of a kernel."""
     return (
         f"ptxas info    : Compiling entry function '{symbol}' for '{target}'\n"
+        f"ptxas info    : Function properties for {symbol}\n"
         f"    16 bytes stack frame, {spills} bytes spill stores, {spills} bytes spill loads\n"
         "ptxas info    : Used 32 registers\n"
     )
