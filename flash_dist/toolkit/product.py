@@ -117,7 +117,7 @@ def _by_itself() -> Product:
 
     It has no module of the project's package, whose wheel has its own toolkit.
     """
-    subcommands = {"new": "make.scaffold"}
+    subcommands = {"new": "make.scaffold", "requirements": "make.requirements"}
     if PROJECT_FOLDER is None:
         summary = "Build, inspect, audit and publish CUDA wheels."
         return Product(FOLDER, "", summary, PLACEHOLDER, subcommands=subcommands)

@@ -29,7 +29,7 @@ from ..project import (
     load_requirements,
     read_report,
 )
-from ..toolchain.nvcc import find_toolchain, keep_toolkit, named_home
+from ..toolchain.nvcc import find_toolchain, keep_toolkit, named_home, wheels_of_toolkit
 from .plan import check_sources, make_plan, plan_this_build, run_preflight
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
         plan = make_plan(os.environ)
         if can_read_toml():
             plan = check_sources(plan)
+            needed += _list_headers()
         print(plan, flush=True)
         if named_home(os.environ) is None:
-            needed.append(f"cuda-toolkit[nvcc,cccl]=={plan.toolkit}.*")
+            needed.append(wheels_of_toolkit(plan.toolkit))
     return needed
 
 
@@ -172,10 +173,21 @@ def settle_environment() -> None:
     those of one nvcc, which is why it is kept beside them.
     """
     os.environ["SOURCE_DATE_EPOCH"] = load_project().epoch
-    if not os.environ.get(BUILD_FOLDER):
-        os.environ[BUILD_FOLDER] = str(ROOT / "build" / "pip")
+    os.environ[BUILD_FOLDER] = str(_objects_folder())
     if named_home(os.environ) is None:
         os.environ["CUDA_HOME"] = str(keep_toolkit(find_toolchain().home, build_folder()))
+
+
+def _list_headers() -> list[str]:
+    """Return what the headers of torch need."""
+    from ..toolchain.torch_headers import FOLDER, list_needed  # noqa: PLC0415 - it reads TOML
+
+    return list_needed(_objects_folder() / FOLDER)
+
+
+def _objects_folder() -> Path:
+    """Return where a frontend's build keeps objects."""
+    return Path(os.environ.get(BUILD_FOLDER) or ROOT / "build" / "pip")
 
 
 def _unfinished(config_settings: Settings) -> bool:

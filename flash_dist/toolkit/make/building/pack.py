@@ -47,6 +47,7 @@ from ..project import (
 from ..toolchain.cross import target_machine
 from ..toolchain.nvcc import find_toolchain
 from ..toolchain.preflight import read_host
+from ..toolchain.torch_headers import FOLDER as HEADERS
 from ..toolchain.torch_headers import find_headers
 from ..wheels.run_time import run_time_files
 from .plan import plan_this_build
@@ -86,7 +87,7 @@ class BuildNative(build_ext):
     def compile(self) -> None:
         """Call CMake and describe what came out."""
         toolchain = find_toolchain()
-        headers = find_headers(build_folder() / "torch-headers")
+        headers = find_headers(build_folder() / HEADERS)
         print(headers, flush=True)
         plan = plan_this_build()
         jobs = read_host(os.environ).jobs

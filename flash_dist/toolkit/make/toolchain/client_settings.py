@@ -6,9 +6,11 @@ are asked for in a process of its own.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PYPI = "https://pypi.org/simple"
+OFFLINE = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")  # variables that forbid an index
 
 _FIND_TORCH = """
 import importlib.metadata, importlib.util
@@ -38,6 +41,12 @@ def index_url(environ: Mapping[str, str] = os.environ) -> str:
     return (named or read_setting("index-url") or PYPI).rstrip("/")
 
 
+def find_offline(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the variable that forbids pip or uv to ask an index; empty if none does."""
+    no = {"", "0", "false", "no", "off"}
+    return next((name for name in OFFLINE if environ.get(name, "").lower() not in no), "")
+
+
 def read_setting(name: str) -> str:
     """Read one of pip's settings from its files; empty without pip, or without the setting."""
     return _ask_python(["-m", "pip", "config", "get", f"global.{name}"]).strip()
@@ -47,6 +56,14 @@ def find_torch() -> tuple[str, Path] | None:
     """Return version and folder of the torch that pip will install beside; it is not imported."""
     version, _, folder = _ask_python(["-c", _FIND_TORCH]).strip().partition(" ")
     return (version, Path(folder)) if folder else None
+
+
+def find_own_torch() -> tuple[str, Path] | None:
+    """Return version and folder of a torch that this Python sees, in an isolated build as well."""
+    found = find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        return None
+    return importlib.metadata.version("torch"), Path(found.submodule_search_locations[0])
 
 
 def _ask_python(words: list[str]) -> str:

@@ -57,6 +57,11 @@ def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
     return Toolchain(home, tool_version(home, "nvcc"), tool_version(home, "ptxas"))
 
 
+def wheels_of_toolkit(cuda: str) -> str:
+    """Return the requirement of PyPI's wheels of a toolkit, which hold nvcc."""
+    return f"cuda-toolkit[nvcc,cccl]=={cuda}.*"
+
+
 def installed_home() -> Path | None:
     """Return the toolkit from PyPI that this Python sees.
 

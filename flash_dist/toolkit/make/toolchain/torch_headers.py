@@ -2,7 +2,8 @@
 
 `torch_headers.toml` pins the torch version and the SHA-256 of every header. They are taken from a
 wheel that pip can already see (find-links), else by range requests from the wheel on the package
-index. TORCH_ROOT, or an installed torch where there is no network, serve as they are.
+index. TORCH_ROOT, or an installed torch where there is no index, serve as they are. Where nothing
+has them, a build asks its frontend for torch: pip may have it in a folder that only pip was told.
 
     python -m PACKAGE.toolkit.make.toolchain.torch_headers           fetch the pinned headers
     python -m PACKAGE.toolkit.make.toolchain.torch_headers --lock    pin those of the binding
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 from ...errors import FlashDistError
 from ..command import command
 from ..project import NATIVE, ROOT, load_project
-from .client_settings import find_links, find_torch, index_url
+from .client_settings import find_links, find_offline, find_own_torch, find_torch, index_url
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LOCK = Path(__file__).resolve().with_name("torch_headers.toml")
+FOLDER = "torch-headers"  # in that of a build: where they are kept
 PREFIX = "torch/include/"
 # What bindings on the stable ABI may include.
 STABLE = tuple(
@@ -112,7 +114,7 @@ def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named:
         return _from_folder(Path(named), "named by TORCH_ROOT")
-    include = cache / f"torch-{lock.version}"
+    include = _cached(cache, lock)
     if lock.holds(include):
         return TorchHeaders(include, lock.version, "cached")
     wheel = find_local_wheel(lock.version)
@@ -125,6 +127,26 @@ def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
     except (OSError, urllib.error.URLError, TorchHeadersError) as error:
         return _from_installed(error)
     return TorchHeaders(include, lock.version, f"{size / 1e6:.1f} MB by range requests")
+
+
+def list_needed(cache: Path, lock: Lock | None = None) -> list[str]:
+    """Return what a build requires to have the headers: torch where nothing else has them."""
+    lock = lock or Lock.load()
+    named = os.environ.get("TORCH_ROOT", "").strip()
+    if named or lock.holds(_cached(cache, lock)) or find_local_wheel(lock.version):
+        return []
+    try:
+        wheel_url(lock.version)
+    except (OSError, TorchHeadersError) as error:
+        if find_own_torch() or find_torch():
+            return []
+        print(f"torch headers: those of a whole torch, as no index has them: {error}", flush=True)
+        return [f"torch>={load_project().torch_min}"]
+    return []
+
+
+def _cached(cache: Path, lock: Lock) -> Path:
+    return cache / f"torch-{lock.version}"
 
 
 def _checked_lock() -> Lock:
@@ -175,6 +197,10 @@ def fetch_remote(lock: Lock, include: Path) -> int:
 
 def wheel_url(version: str) -> str:
     """Find the wheel's address on the package index."""
+    offline = find_offline()
+    if offline:
+        message = f"{offline} forbids it"
+        raise TorchHeadersError(message)
     index = f"{index_url()}/torch/"
     request = urllib.request.Request(index, headers={"Accept": "text/html"})  # noqa: S310
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
@@ -212,10 +238,10 @@ def _from_folder(root: Path, origin: str) -> TorchHeaders:
 
 def _from_installed(error: Exception) -> TorchHeaders:
     """Fall back on the torch of this Python, without importing it."""
-    found = find_torch()
+    found = find_own_torch() or find_torch()
     if found is None:
         message = f"the torch headers cannot be fetched from {index_url()}: {error}"
-        hint = "set TORCH_ROOT to the folder of an installed torch"
+        hint = "set TORCH_ROOT to the folder of an installed torch, or PIP_FIND_LINKS to its wheel"
         raise TorchHeadersError(message, hint=hint) from error
     version, folder = found
     headers = _from_folder(folder, "of the installed torch")
@@ -279,7 +305,7 @@ def main() -> int:
         lock = write_lock(args.lock)
         print(f"pinned {len(lock.sha256)} headers of torch {lock.version}")
     else:
-        print(find_headers(ROOT / "build" / "torch-headers"))
+        print(find_headers(ROOT / "build" / FOLDER))
     return 0
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from flash_dist.toolkit.make.building import backend
 from flash_dist.toolkit.make.project import PYPROJECT, load_groups, load_project, load_requirements
+from flash_dist.toolkit.make.toolchain import torch_headers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +33,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gxx.chmod(gxx.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(gxx))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
+    monkeypatch.setenv("TORCH_ROOT", str(tmp_path))  # no index is asked for headers
     monkeypatch.setattr(
         "flash_dist.toolkit.make.toolchain.nvcc.importlib.metadata.distribution", _none_installed
     )
@@ -76,6 +78,17 @@ def test_nvcc_comes_from_pypi_where_cuda_home_names_none(
     told = capsys.readouterr().out
     assert "preflight: CUDA 13.0, g++ 12.2" in told
     assert "building for what TORCH_CUDA_ARCH_LIST says: sm_90a" in told
+
+
+def test_torch_comes_with_the_tools_where_nothing_else_has_its_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_ROOT")
+    monkeypatch.setenv("FLASH_DIST_BUILD_DIR", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    for name in ("find_local_wheel", "find_own_torch", "find_torch"):
+        monkeypatch.setattr(torch_headers, name, lambda *_: None)
+    assert f"torch>={load_project().torch_min}" in backend.get_requires_for_build_wheel()
 
 
 def test_a_caller_that_finishes_the_wheel_itself_is_asked_for_the_tools_alone(

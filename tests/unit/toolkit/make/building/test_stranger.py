@@ -46,6 +46,7 @@ class Stranger:
             "PYTHONDONTWRITEBYTECODE": "1",
             "TORCH_CUDA_ARCH_LIST": "9.0a",
             "CXX": str(gxx),
+            "TORCH_ROOT": str(folder),  # no index is asked for headers
         }
 
     def run(
@@ -138,6 +139,26 @@ def test_the_backend_asks_for_its_tools_and_a_cuda_toolkit(stranger: Stranger) -
     told = stranger.hook("get_requires_for_build_wheel()")
     assert told == repr([*load_requirements("backend"), "cuda-toolkit[nvcc,cccl]==13.0.*"])
     assert stranger.hook("get_requires_for_build_sdist()") == repr(load_requirements("backend"))
+
+
+def test_what_a_build_installs_is_listed_for_a_machine_without_a_network(
+    stranger: Stranger,
+) -> None:
+    info = stranger.folder / "site" / f"{DISTRIBUTION}-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: {DISTRIBUTION}\nVersion: 0.1.0\n", encoding="utf-8")
+    done = stranger.run("-m", DISTRIBUTION, "requirements")
+    shutil.rmtree(info)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"{DISTRIBUTION}==0.1.0",
+        *load_requirements("backend"),
+        "cuda-toolkit[nvcc,cccl]==13.0.*",
+        "torch==2.13.0",
+    ]
+    done = stranger.run("-m", DISTRIBUTION, "requirements", cwd=stranger.folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: cannot read `pyproject.toml`: No such file")
 
 
 def test_a_wheel_is_described_before_it_is_built(stranger: Stranger, tmp_path: Path) -> None:

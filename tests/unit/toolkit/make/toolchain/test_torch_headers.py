@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.make.toolchain import torch_headers
+from flash_dist.toolkit.make.toolchain.client_settings import OFFLINE
 from flash_dist.toolkit.make.toolchain.torch_headers import (
     Lock,
     TorchHeadersError,
     closure,
     find_headers,
     find_local_wheel,
+    list_needed,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +45,8 @@ def wheel(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCH_ROOT", "PIP_FIND_LINKS", "UV_FIND_LINKS", "PIP_INDEX_URL"):
+    variables = ("TORCH_ROOT", "PIP_FIND_LINKS", "UV_FIND_LINKS", "PIP_INDEX_URL", *OFFLINE)
+    for name in variables:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
         "flash_dist.toolkit.make.toolchain.client_settings.read_setting", lambda _: ""
@@ -123,9 +127,51 @@ def test_without_network_and_torch_the_way_out_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "nothing").as_uri())
-    monkeypatch.setattr(torch_headers, "find_torch", lambda: None)
+    for name in ("find_own_torch", "find_torch"):
+        monkeypatch.setattr(torch_headers, name, lambda: None)
     with pytest.raises(TorchHeadersError, match=r"from file:///\S+/nothing[\s\S]*set TORCH_ROOT"):
         find_headers(tmp_path / "cache", LOCK)
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_an_index_that_is_forbidden_is_not_asked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PIP_INDEX_URL", "ftp://nobody.asks")
+    for find in ("find_own_torch", "find_torch"):
+        monkeypatch.setattr(torch_headers, find, lambda: None)
+    with pytest.raises(TorchHeadersError, match=f"{name} forbids it"):
+        find_headers(tmp_path / "cache", LOCK)
+
+
+def test_torch_is_asked_for_where_nothing_else_has_the_headers(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    found: list[tuple[str, Path]] = []
+    for find in ("find_own_torch", "find_torch"):
+        monkeypatch.setattr(torch_headers, find, lambda: next(iter(found), None))
+    assert list_needed(tmp_path, LOCK) == [f"torch>={load_project().torch_min}"]
+    found.append(("2.12.0", tmp_path))
+    assert list_needed(tmp_path, LOCK) == []
+    found.clear()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    assert list_needed(tmp_path, LOCK) == []
+    find_headers(tmp_path, LOCK)
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    assert list_needed(tmp_path, LOCK) == []  # they are kept
+
+
+def test_the_torch_of_an_isolated_build_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_OFFLINE", "true")
+    folder = tmp_path / "torch"
+    (folder / "include/torch/csrc/stable").mkdir(parents=True)
+    monkeypatch.setattr(torch_headers, "find_own_torch", lambda: ("2.12.1", folder))
+    headers = find_headers(tmp_path / "cache", LOCK)
+    assert (headers.version, headers.include) == ("2.12.1", folder / "include")
 
 
 def test_the_lock_round_trips(tmp_path: Path) -> None:
