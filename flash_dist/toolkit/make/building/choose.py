@@ -107,6 +107,10 @@ def _choose(
         ad_hoc = ArchSet(parsed.label, parsed.label, parsed.archs, who, machine=machine)
         return Choice((ad_hoc,), f"{VARIABLE} = `{listed}`, no set named on the command line")
     every = tuple(one for one in published.values() if one.machine == machine)
+    if not every:
+        named = ", ".join(f"`{one.name}` ({one.machine})" for one in published.values())
+        message = f"no arch set is for {machine}, published are {named}"
+        raise ArchError(message, hint=f'a set with `machine = "{machine}"` is built for it')
     reason = f"no set named, {VARIABLE} not set: all published for {machine}"
     return Choice(every, reason)
 

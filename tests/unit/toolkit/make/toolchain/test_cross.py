@@ -154,6 +154,17 @@ def test_a_set_for_another_cpu_names_the_session_that_builds_it(
     assert session in str(caught.value)
 
 
+def test_a_cpu_that_no_set_is_for_is_told_with_the_sets_that_there_are() -> None:
+    hopper = {"hopper": SETS["hopper"]}
+    with pytest.raises(
+        ArchError, match=r"is for aarch64, published are `hopper` \(x86_64\)"
+    ) as told:
+        choose_sets([], ARM.environ(), hopper, "13.0")
+    assert told.value.hint == 'a set with `machine = "aarch64"` is built for it'
+    with pytest.raises(ArchError, match="no arch set is for aarch64"):
+        toolkits_of([], ARM.environ(), hopper)
+
+
 def test_a_list_of_ones_own_is_for_the_cpu_of_the_build() -> None:
     environ = {"TORCH_CUDA_ARCH_LIST": "9.0a", **ARM.environ()}
     (one,) = choose_sets([], environ, SETS, "13.0").sets
