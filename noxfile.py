@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -16,34 +15,34 @@ sys.path.insert(0, str(ROOT))
 from ci.outputs import FOREIGN
 from ci.trials.foreign import PYTHON
 from flash_dist.toolkit.builds.published import load_archsets
-from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.locks import BESIDE, lock_path
 from flash_dist.toolkit.make.project import ARCHSETS, TOOLKIT, load_project
 from flash_dist.toolkit.make.release.channels import CHANNELS, released
 from flash_dist.toolkit.make.sessions import (
     GROUPS,
     NATIVE,
-    add_channels,
     args_of,
-    build_in_container,
     built_wheels,
     copy_tree,
     foreign_options,
     install,
     install_beside_torch,
-    install_nvcc,
     install_toolchain,
     install_wheel,
-    is_native,
     require_wheels,
-    run_preflight,
     run_session,
     session_of,
     set_names,
-    share_links,
     words_of,
 )
-from flash_dist.toolkit.make.toolchain.cross import TARGETS, require_tools
+from flash_dist.toolkit.make.shared_sessions import (  # noqa: F401 - nox lists them
+    audit,
+    build_arm,
+    build_wheels,
+    image,
+    manifest,
+)
+from flash_dist.toolkit.make.toolchain.cross import TARGETS
 from flash_dist.toolkit.targets.archs import SESSIONS
 
 nox.needs_version = ">=2025.10"
@@ -75,46 +74,6 @@ gpu_session = session_of(**BESIDE_SYSTEM)
 # After the wheels, in order.
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
-share_links()
-
-
-@session_of
-def build_wheels(session: nox.Session) -> None:
-    """Build and audit wheels in dist/<set>/: `-- [--native] SET ...`; by default every x86_64 set.
-
-    Builds in a manylinux_2_28 container if podman or docker answers, else with this machine's g++.
-    """
-    if is_native(session):
-        names = set_names(session)
-        install_toolchain(session, *names)
-        session.run("python", "-m", "flash_dist.toolkit.make.building.build_wheels", *names)
-    else:
-        build_in_container(session)
-
-
-@session_of
-def build_arm(session: nox.Session) -> None:
-    """Cross-compile and audit the aarch64 wheels in dist/<set>/: `-- [--native] SET ...`.
-
-    Builds in the container of `nox -s image`, else with this machine's cross compiler.
-    """
-    target = TARGETS["aarch64"]
-    session.env.update(target.environ())
-    if not is_native(session):
-        build_in_container(session)
-        return
-    try:
-        require_tools(target)
-    except FlashDistError as error:
-        session.error(str(error))
-    names = set_names(session)
-    environ = {**os.environ, **target.environ(), "CUDA_HOME": ""}  # its libraries are x86_64
-    cuda = run_preflight(session, *names, environ=environ)[0].toolkit
-    install(session, "build", "audit")
-    folder = Path(session.virtualenv.location).parent / f"cuda-{cuda}"
-    session.env["CUDA_HOME"] = str(install_nvcc(session, cuda, folder, target))
-    session.run("python", "-m", "flash_dist.toolkit.make.building.build_wheels", *names)
-
 
 @session_of
 def arm_test(session: nox.Session) -> None:
@@ -136,12 +95,6 @@ def build_cost(session: nox.Session) -> None:
     """Print the compile minutes of the last builds by target and kernel family: `-- LOG ...`."""
     install(session, "runtime")
     session.run("python", "-m", "flash_dist.toolkit.make.compile.cost", *session.posargs)
-
-
-@session_of(venv_backend="none", default=False)
-def image(session: nox.Session) -> None:
-    """Build a manylinux_2_28 image without a registry; needs Debian or Ubuntu, root, 6 minutes."""
-    session.run(sys.executable, "-m", "flash_dist.toolkit.make.container.image", external=True)
 
 
 @session_of
@@ -207,7 +160,7 @@ def own_kernels(session: nox.Session) -> None:
     tree = ROOT / "build" / "own_kernels"
     shutil.copytree(ROOT / "examples" / "own_kernels", tree, dirs_exist_ok=True)
     command = ["python", "-m", "nox", "-f", str(tree / "noxfile.py"), "-s"]
-    session.run(*command, "build_wheels", "--", OWN_SET)
+    session.run(*command, "build_wheels", "--", NATIVE, OWN_SET)
     wheel = next((tree / "dist" / OWN_SET).glob("*.whl"))
     install(session, "runtime", "gpu", "torch")
     install_wheel(session, wheel)
@@ -448,25 +401,6 @@ def repro(session: nox.Session) -> None:
         session.install("--no-build-isolation", *words_of(session, "diffoscope"))
         session.run("diffoscope", "--exclude-directory-metadata=yes", *dists)
         raise
-
-
-@session_of
-def audit(session: nox.Session) -> None:
-    """Audit the wheels in dist/, or others: `-- WHEEL ...`."""
-    if not session.posargs:
-        require_wheels(session)
-    install(session, "runtime")
-    session.run("python", "-m", "flash_dist", "audit", *(session.posargs or built_wheels()))
-
-
-add_channels(lambda _: None)
-
-
-@session_of
-def manifest(session: nox.Session) -> None:
-    """Verify the wheels in dist/, and write manifest.json, SHA256SUMS and provenance/ there."""
-    install(session, "runtime", "index")
-    session.run("python", "-m", "flash_dist.toolkit.make.release.manifest", *session.posargs)
 
 
 @session_of

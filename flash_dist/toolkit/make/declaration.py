@@ -16,7 +16,9 @@
     [dispatch]         `table` of kernels, `host` code of the kernels library, `axes`, `main_role`
     [sets]             TORCH_CUDA_ARCH_LISTs by name, or tables with archs, who, toolkit, machine,
                        label, budget_mb
-    [gates]            `wheel_mb` of the largest wheel, `spills` that are allowed
+    [gates]            `wheel_mb` of the largest wheel, `spills` that are allowed, `tests` that need
+                       no GPU: programs, and folders for pytest; by default the folder `tests`, if
+                       there is a dependency group `test`
     [selftest]         `cases`: a function that returns what chooses the cases
 
 Paths are relative to pyproject.toml and lie below it. In a pattern, `*` stands for any name and
@@ -38,7 +40,7 @@ from ..errors import FlashDistError
 from ..product import IMPORTED_AS, NAME, TABLE
 from ..targets.axes import AXES, Axes
 from .declared.dispatch import read_axes, read_table, require_main_role
-from .declared.files import CUDA, CXX, FOLDERS, find_path, find_paths
+from .declared.files import CUDA, CXX, FOLDERS, PYTHON, find_path, find_paths
 from .declared.kernel_names import find_c_kernels
 from .declared.keys import (
     FIRST_SECOND,
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
 __all__ = ["DISTRIBUTION", "PLACE", "DeclarationError", "Plain", "Project", "read_declaration"]
 
 SPILLS_PLACE: Final = f"`spills` of [tool.{TABLE}.gates]"
+TESTS_PLACE: Final = f"`tests` of [tool.{TABLE}.gates]"
 SOURCES_PLACE: Final = f"[[tool.{TABLE}.sources]]"
 EPOCH: Final = 1767225600  # 2026-01-01: of wheels whose table names no time
 
@@ -118,6 +121,7 @@ class Project:
     table: Path | None = None
     host: tuple[Path, ...] = ()
     spills: Path | tuple[Mapping[str, Any], ...] = ()
+    tests: tuple[Path, ...] = ()  # of a wheel, without a GPU: programs, and folders for pytest
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
     licenses: tuple[str, ...] = ()
 
@@ -218,6 +222,7 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
         else None,
         host=find_paths(dispatch.get("host", ()), root, f"`host` {place}", CXX),
         spills=_read_spills(gates.get("spills", []), root),
+        tests=tuple(_find_tests(gates.get("tests"), data, root)),
         scripts=tuple(f"{key} = {value}" for key, value in project.get("scripts", {}).items()),
         licenses=tuple(find_licenses(project, root)),
     )
@@ -302,6 +307,15 @@ def _read_spills(told: str | list[Any], root: Path) -> Path | tuple[Mapping[str,
             require_keys(one, "spill", f"an [[exception]] of `{name}`", needed)
         return path
     return tuple(require_keys(one, "spill", f"a table of {SPILLS_PLACE}", needed) for one in told)
+
+
+def _find_tests(told: list[str] | None, data: Mapping[str, Any], root: Path) -> Iterator[Path]:
+    """Yield the tests that are named; by default a folder, where a group says what it needs."""
+    if told is None and "test" in data.get("dependency-groups", {}):
+        yield from (path for path in [root / "tests"] if path.is_dir())
+    for name in told or ():
+        kinds = FOLDERS if (root / name).is_dir() else PYTHON
+        yield from find_paths([name], root, TESTS_PLACE, kinds)
 
 
 def _find_axes(own: Mapping[str, Any], root: Path) -> list[Any]:

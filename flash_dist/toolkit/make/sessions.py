@@ -1,4 +1,4 @@
-"""What several sessions of noxfile.py do."""
+"""Steps that several sessions of nox take."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from ..builds.published import load_archsets
 from ..errors import FlashDistError, explain_os_error
 from .building.choose import choose_sets, same_major, toolkits_of
 from .container.engine import find_engine
+from .container.tree import copy_project
 from .locks import BESIDE, NOT_COVERED, UNLOCKED, flatten, is_covered, locked
 from .project import ARCHSETS, EMBEDDED, ROOT, load_groups, load_project
 from .release.channels import CHANNELS
+from .toolchain.cross import require_tools
 from .toolchain.install import install_toolkit
 from .toolchain.nvcc import home_variable, named_home, release_of, tool_version
 from .toolchain.preflight import Preflight, check, read_host
-from .wheels.source import ask_git
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from .release.channels import Row
     from .toolchain.cross import Target
@@ -151,10 +152,41 @@ def is_native(session: nox.Session) -> bool:
     return engine is None
 
 
+def build(session: nox.Session) -> None:
+    """Build the sets that were named, in a container or with this machine's compiler."""
+    if not is_native(session):
+        build_in_container(session)
+        return
+    names = set_names(session)
+    install_toolchain(session, *names)
+    build_natively(session, names)
+
+
+def build_for(session: nox.Session, target: Target) -> None:
+    """Build likewise for another CPU, with a cross compiler."""
+    session.env.update(target.environ())
+    if not is_native(session):
+        build_in_container(session)
+        return
+    require_tools(target)
+    names = set_names(session)
+    environ = {**os.environ, **target.environ(), "CUDA_HOME": ""}  # its libraries are x86_64
+    cuda = run_preflight(session, *names, environ=environ)[0].toolkit
+    install(session, "build", "audit")
+    folder = Path(session.virtualenv.location).parent / f"cuda-{cuda}"
+    session.env["CUDA_HOME"] = str(install_nvcc(session, cuda, folder, target))
+    build_natively(session, names)
+
+
 def build_in_container(session: nox.Session) -> None:
     """Let cibuildwheel build the sets that were named."""
     install(session, "runtime", "audit", "container")
     session.run("python", "-m", f"{__package__}.container.portable", *set_names(session))
+
+
+def build_natively(session: nox.Session, names: Sequence[str]) -> None:
+    """Build sets with what is installed in the environment of the session."""
+    session.run("python", "-m", f"{__package__}.building.build_wheels", *names)
 
 
 def run_preflight(
@@ -227,16 +259,9 @@ def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:
 
 
 def copy_tree(session: nox.Session, tree: Path) -> None:
-    """Copy the files of this tree to a new one, as a commit that is the same each time.
-
-    Raises:
-        FlashDistError: This tree is in no git repository, or git is not installed.
-    """
+    """Copy the files of the project to a new tree, as a commit that is the same each time."""
     shutil.rmtree(tree, ignore_errors=True)
-    for name in ask_git(ROOT, "ls-files", "-co", "--exclude-standard").splitlines():
-        if (ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+    copy_project(tree)
     day = f"@{load_project().source_date_epoch} +0000"
     who = {"GIT_AUTHOR_NAME": "repro", "GIT_AUTHOR_EMAIL": "", "GIT_AUTHOR_DATE": day}
     who |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in who.items()}

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import FlashDistError
-from ...product import NAME
 from ..command import command
+from ..declared.names import DISTRIBUTION
 from ..locks import lock_path
 from ..project import TEMPORARY
 from ..toolchain.cross import TARGETS
@@ -27,12 +27,12 @@ from .engine import inspect_image
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-IMAGE = f"localhost/{NAME}-manylinux_2_28:1"
-BASE = f"localhost/{NAME}-bullseye:1"
+IMAGE = f"localhost/{DISTRIBUTION}-manylinux_2_28:1"
+BASE = f"localhost/{DISTRIBUTION}-bullseye:1"
 CONTAINERFILE = Path(__file__).resolve().with_name("Containerfile")
 INSTALLED = tuple(map(lock_path, ("image", "image_oldest")))  # from PyPI
 CONTAINERS_CONF = Path(__file__).resolve().with_name("containers.conf")
-LABEL = f"{NAME}.recipe"
+LABEL = f"{DISTRIBUTION}.recipe"
 
 MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"

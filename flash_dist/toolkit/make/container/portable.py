@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 import tempfile
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...builds.published import load_archsets
-from ...product import NAME, VARIABLES
+from ...product import NAME
 from ...targets.archs import DEFAULT_MACHINE
 from ..building.build_many import Builds, BuiltWheel, build_each, report
 from ..building.build_wheels import arch_environ, dist_folder, put_into_dist
@@ -38,6 +37,8 @@ from .engine import VARIABLE as ENGINE
 from .engine import EngineError, find_engine, identify_image
 from .image import IMAGE as LOCAL_IMAGE
 from .image import engine_environ, is_current
+from .settings import TESTED_TORCH, cibuildwheel_settings
+from .tree import add_toolkit, copy_project
 from .unchanged import digest_inputs, find_unchanged, note_wheel
 
 if TYPE_CHECKING:
@@ -48,34 +49,22 @@ if TYPE_CHECKING:
 IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
 HOST = "/host"  # where cibuildwheel shows the whole machine to the container
 CACHE = ROOT / "build" / "container"
-TESTED_TORCH = f"{VARIABLES}TEST_TORCH"
 UNCHANGED = "unchanged, so not built again"
 HINT = (
     "its output is above; where no registry can be reached, `nox -s image` makes an image, "
     "and `-- --native` builds without one"
 )
-# What a build reads. Whatever else lies in the tree (environments, objects, wheels) stays outside.
-SOURCES = ("ci", "csrc", NAME)
-FILES = ("LICENSE", "MANIFEST.in", "README.md", "noxfile.py", "pyproject.toml", "setup.py")
-
-
-def copy_sources(tree: Path, root: Path = ROOT) -> None:
-    """Copy what a build reads, with its times: they tell Ninja what is new."""
-    ignored = shutil.ignore_patterns("__pycache__", "*.py[cod]", "*.so")
-    for name in SOURCES:
-        shutil.copytree(root / name, tree / name, ignore=ignored)
-    for name in FILES:
-        shutil.copy2(root / name, tree)
 
 
 def cibuildwheel_environ(
     archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
 ) -> dict[str, str]:
-    """Return the environment of one run; pyproject.toml says what of it enters the container."""
+    """Return the environment of one run; `settings.PASSED` says what enters the container."""
     project = load_project()
     image = image_of(environ)
     chosen = {
         ENGINE: engine,
+        **cibuildwheel_settings(),
         **environ,
         **arch_environ(archset, published=published),
         IMAGE: image,
@@ -86,7 +75,7 @@ def cibuildwheel_environ(
         "UV_CACHE_DIR": f"{HOST}{CACHE}/uv",
         "UV_LINK_MODE": "copy",
         TESTED_TORCH: environ.get(TESTED_TORCH)
-        or f"{project.torch_min} {project.torch_tested_max}",
+        or f"{project.torch_min} {project.torch_tested_max}".strip(),
     }
     links = environ.get("PIP_FIND_LINKS", "").split()
     if links:
@@ -129,8 +118,8 @@ def build_wheel(
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
         tree, output = Path(name) / NAME, Path(name) / "wheels"
-        tree.mkdir()
-        copy_sources(tree)
+        copy_project(tree)
+        add_toolkit(tree)
         chosen = cibuildwheel_environ(archset, environ, engine, published=published)
         inputs = digest_inputs(tree, identify_image(engine, chosen[IMAGE], chosen), chosen)
         note = CACHE / "wheels" / f"{archset.name}.json"

@@ -1,12 +1,14 @@
 """Try a wheel in the container, where glibc is old: cibuildwheel's test step.
 
-Under each torch that the variable TESTED names, it runs a program that needs no GPU, and asks
-doctor about GPUs that are not here: those the wheel was built for, and one that it is not for.
-Standard library only, and of the source tree the program, the package's name and the hashes of what
-torch needs.
+Under each torch that a variable names, the operators are loaded and doctor is asked about GPUs that
+are not here: those the wheel was built for, and one that it is not for. Then the project's tests
+run: pytest for a folder, Python for a file.
 
-    python trial.py PROGRAM         tries the wheel
-    python trial.py --prepare       installs the first torch
+Standard library only: it runs beside the wheel, and reads nothing of the sources but the tests and
+the hashes of the packages that torch needs.
+
+    python trial.py PACKAGE --prepare              installs the first torch
+    python trial.py PACKAGE TOOLKIT [TEST ...]     tries the wheel; TOOLKIT is a module of it
 """
 
 from __future__ import annotations
@@ -17,16 +19,26 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[3]
-NAME = json.loads((PACKAGE / "product.json").read_text(encoding="utf-8"))["name"]
-TESTED = f"{NAME.upper()}_TEST_TORCH"
-TARGETS = f"""
+PREPARE = "--prepare"
+TARGETS = """
 import json
-from {NAME}.toolkit.builds.manifest import load_manifest
+from {toolkit}.builds.manifest import load_manifest
 print(json.dumps([[a.number, a.ptx] for a in load_manifest().arch_set.archs]))
+"""
+OPERATORS = """
+import sys
+from {toolkit}.loading.child import load_extension
+load_extension()
+import torch
+print("torch", torch.__version__ + ", Python", sys.version.split()[0] + ": the operators load")
 """
 BESIDE = str(Path(__file__).resolve().parents[1] / "locks" / "beside_torch.txt")
 FIRST = 75  # the oldest GPU that CUDA 13 knows
+
+
+def name_variable(package: str) -> str:
+    """Return the variable that names releases of torch."""
+    return f"{package.upper()}_TEST_TORCH"
 
 
 def install(version: str) -> None:
@@ -43,40 +55,60 @@ def ask(code: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def expected() -> dict[str, bool]:
+def expected(toolkit: str) -> dict[str, bool]:
     """Return compute capabilities, and whether doctor must find code for them."""
-    targets = json.loads(ask(TARGETS))
+    targets = json.loads(ask(TARGETS.format(toolkit=toolkit)))
     served = {f"{number // 10}.{number % 10}": True for number, _ in targets}
     oldest = min(number for number, _ in targets)
     return served if oldest == FIRST else {**served, "7.5": False}
 
 
-def ask_doctor(capability: str, *, served: bool) -> None:
+def ask_doctor(toolkit: str, capability: str, *, served: bool) -> None:
     """Insist on doctor's answer for a GPU that is not here."""
-    command = [sys.executable, "-m", NAME, "doctor", "--gpu", capability]
+    code = f"from {toolkit}.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", code, "doctor", "--gpu", capability]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != int(not served):
         sys.exit(
             f"doctor --gpu {capability} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         )
-    print(f"doctor --gpu {capability}: {'served' if served else 'not served, as it should be'}")
+    said = "served" if served else "not served, as it should be"
+    print(f"doctor --gpu {capability}: {said}", flush=True)
+
+
+def judge(toolkit: str) -> None:
+    """Load the operators, and ask doctor about every target."""
+    print(ask(OPERATORS.format(toolkit=toolkit)).strip(), flush=True)
+    for capability, served in expected(toolkit).items():
+        ask_doctor(toolkit, capability, served=served)
+
+
+def run_test(path: Path) -> None:
+    """Run the tests of a folder, or the text of a program: none sees the sources beside it."""
+    if path.is_dir():
+        words = ["-m", "pytest", "--import-mode=importlib", "-p", "no:cacheprovider", str(path)]
+    else:
+        words = ["-c", path.read_text(encoding="utf-8")]
+    status = subprocess.run([sys.executable, *words], check=False).returncode
+    if status:
+        sys.exit(f"`{path.name}` ended with {status}")
 
 
 def main() -> None:
     """Command line."""
-    versions = os.environ.get(TESTED, "").split()
+    package, toolkit, *tests = sys.argv[1:]
+    variable = name_variable(package)
+    versions = os.environ.get(variable, "").split()
     if not versions:
-        sys.exit(f"{TESTED} names no torch, such as `2.10 2.15`")
-    (argument,) = sys.argv[1:]
-    if argument == "--prepare":
+        sys.exit(f"{variable} names no torch, such as `2.10 2.15`")
+    if toolkit == PREPARE:
         install(versions[0])
         return
-    program = Path(argument).read_text(encoding="utf-8")
     for version in versions:
         install(version)
-        print(ask(program).strip(), flush=True)
-        for capability, served in expected().items():
-            ask_doctor(capability, served=served)
+        judge(toolkit)
+        for test in tests:
+            run_test(Path(test))
 
 
 if __name__ == "__main__":

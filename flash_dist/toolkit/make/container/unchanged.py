@@ -11,8 +11,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from ..project import read_pyproject
 from ..wheels.repro import digest_file, digest_files
+from .settings import PASSED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,9 +36,8 @@ def digest_inputs(tree: Path, image: str, environ: Mapping[str, str]) -> str:
         image: What identifies the image.
         environ: That of cibuildwheel; what of it is for the build is taken.
     """
-    passed = set(read_pyproject()["tool"]["cibuildwheel"]["environment-pass"])
     settings = {
-        name: value for name, value in environ.items() if name in passed or name.startswith("CIBW_")
+        name: value for name, value in environ.items() if name in PASSED or name.startswith("CIBW_")
     }
     text = json.dumps([image, settings, digest_files(tree)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CUDA: Final = (".cu",)
 CXX: Final = (".cpp", ".cc", ".cxx")
+PYTHON: Final = (".py",)
 FOLDERS: Final = ()  # in place of suffixes
 
 _INSIDE: Final = "files must lie in the folder of pyproject.toml: the sources are packed from it"
@@ -104,6 +105,15 @@ def _is_environment(folder: Path) -> bool:
         return (folder / _VENV).is_file()
     except OSError:  # it may not be read
         return False
+
+
+def list_files(root: Path) -> Iterator[Path]:
+    """Yield the files of a project, without those that patterns leave out."""
+    for place, folders, files in os.walk(root):
+        here = Path(place)
+        folders[:] = sorted(one for one in folders if not _leave_out(here / one, root))
+        paths = (here / one for one in sorted(files))
+        yield from (path for path in paths if not _leave_out(path, root))
 
 
 def _near(pattern: str, root: Path) -> str:

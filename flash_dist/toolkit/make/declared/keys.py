@@ -168,6 +168,7 @@ KEYS: Final[dict[str, dict[str, Kind]]] = {
     "gates": {
         "wheel_mb": _number("a number of MB above 0", "10", 1e-6, 1e6, whole=False),
         "spills": _or_path(_tables("a list of tables", "[]", may_be_empty=True)),
+        "tests": _texts("a list of paths", '["tests"]', may_be_empty=True),
     },
     "selftest": {
         "cases": _text(

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from flash_dist.toolkit.make import locks, sessions
 from flash_dist.toolkit.make.container import trial
 from flash_dist.toolkit.make.container.image import CONTAINERFILE
+from flash_dist.toolkit.make.container.settings import cibuildwheel_settings
 from flash_dist.toolkit.make.locks import (
     LockError,
     compile_locks,
@@ -24,7 +25,7 @@ from flash_dist.toolkit.make.locks import (
     lock_path,
     locked,
 )
-from flash_dist.toolkit.make.project import PYPROJECT, ROOT, load_groups, read_pyproject
+from flash_dist.toolkit.make.project import ROOT, load_groups
 from flash_dist.toolkit.make.release.channels import CHANNELS
 from flash_dist.toolkit.targets.archs import DEFAULT_TOOLKIT
 
@@ -198,7 +199,7 @@ def test_what_channels_and_the_container_install_is_data_of_the_toolkit() -> Non
     groups = {name for row in CHANNELS.values() for name in (*row.groups, *row.packed)}
     assert {lock_path(name).parent for name in groups} == {locks.OWN_LOCKS}
     assert str(lock_path("beside_torch")) == trial.BESIDE
-    before_build = read_pyproject(PYPROJECT)["tool"]["cibuildwheel"]["before-build"]
+    before_build = cibuildwheel_settings()["CIBW_BEFORE_BUILD"]
     assert before_build.endswith(f" {{project}}/{lock_path('build').relative_to(ROOT)}")
 
 
@@ -269,13 +270,13 @@ def test_a_python_that_is_not_locked_installs_without_hashes_and_says_so(
 
 
 def test_what_starts_a_check_a_workflow_and_an_image_is_installed_by_hash() -> None:
-    places = [CONTAINERFILE, PYPROJECT]
+    places = [CONTAINERFILE]
     if (ROOT / ".github").is_dir():  # the sources in an archive are without it
         places += [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / ".ci" / "run"]
-    for path in places:
-        text = path.read_text(encoding="utf-8")
+    texts = {path.name: path.read_text(encoding="utf-8") for path in places}
+    for name, text in {**texts, "settings": cibuildwheel_settings()["CIBW_BEFORE_BUILD"]}.items():
         installs = re.findall(r'pip"? install [^&\n]*', text)
-        assert installs or path.name == "release.yml", path
+        assert installs or name == "release.yml", name
         for words in installs:
             files = re.findall(r"-r \S*?(\w+)\.txt", words)
             assert "--require-hashes" in words, words

@@ -15,9 +15,9 @@ import pytest
 
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.make import sessions as helpers
-from flash_dist.toolkit.make.project import ARCHSETS, PYPROJECT, ROOT, read_pyproject
+from flash_dist.toolkit.make.container.settings import cibuildwheel_settings
+from flash_dist.toolkit.make.project import ARCHSETS, ROOT
 from flash_dist.toolkit.make.release.channels import CHANNELS
-from flash_dist.toolkit.make.wheels.source import SourceError
 from tests.unit.toolkit.make.release.test_channels import load_noxfile
 
 if TYPE_CHECKING:
@@ -142,9 +142,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Iterator[tuple[str, ..
     yield ("the noxfile", "nox", "noxfile")
     yield ("pip install .", "", "flash_dist.toolkit.make.building.backend")
     yield ("the matrix of build.yml", "", "flash_dist.toolkit.make.building.matrix")
-    steps = read_pyproject(PYPROJECT)["tool"]["cibuildwheel"]["linux"]
-    yield ("before-all", "", steps["before-all"].split(" -m ")[1])
-    yield ("repair-wheel-command", "build", steps["repair-wheel-command"].split()[2])
+    steps = cibuildwheel_settings()
+    yield ("before-all", "", steps["CIBW_BEFORE_ALL"].split(" -m ")[1])
+    yield ("repair-wheel-command", "build", steps["CIBW_REPAIR_WHEEL_COMMAND"].split()[2])
     yield ("audit-command", "runtime,audit,container", "flash_dist.toolkit.make.wheels.gates")
 
 
@@ -332,13 +332,3 @@ def test_a_session_on_a_full_disk_ends_with_a_sentence(tmp_path: Path) -> None:
     assert "cannot use `/data/build`: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     assert "nox.session" not in (ROOT / "noxfile.py").read_text()
-
-
-def test_a_tree_outside_git_is_not_copied_and_git_is_not_quoted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(helpers, "ROOT", tmp_path)
-    with pytest.raises(SourceError) as caught:
-        helpers.copy_tree(Environment(tmp_path).session, tmp_path / "copy")
-    assert caught.value.message == f"`{tmp_path}` is not in a git repository"
-    assert caught.value.hint == "work in a clone of the repository"

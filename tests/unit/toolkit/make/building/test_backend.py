@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.make.building import backend
+from flash_dist.toolkit.make.container.settings import cibuildwheel_settings
 from flash_dist.toolkit.make.project import PYPROJECT, load_groups, load_project, load_requirements
 from flash_dist.toolkit.make.toolchain import torch_headers
 
@@ -67,7 +68,8 @@ def test_the_tools_are_read_from_pyproject_without_a_reader_of_toml() -> None:
 
 
 def test_cibuildwheel_repairs_and_audits_by_itself() -> None:
-    assert DATA["tool"]["cibuildwheel"]["config-settings"] == {backend.UNFINISHED: "true"}
+    assert cibuildwheel_settings()["CIBW_CONFIG_SETTINGS"] == f"{backend.UNFINISHED}=true"
+    assert "cibuildwheel" not in DATA["tool"]
 
 
 def test_nvcc_comes_from_pypi_where_cuda_home_names_none(

@@ -1,34 +1,25 @@
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.container.image import CONTAINERS_CONF
 from flash_dist.toolkit.make.container.portable import (
-    FILES,
     IMAGE,
-    SOURCES,
     audit_command,
     build_all,
     cibuildwheel_environ,
-    copy_sources,
 )
-from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.make.container.settings import PASSED
 from flash_dist.toolkit.make.toolchain.cross import TARGETS
 from flash_dist.toolkit.make.wheels.gates import read_arguments
 from flash_dist.toolkit.make.wheels.platform_tags import MANYLINUX
 from flash_dist.toolkit.targets.archs import ArchSet
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,13 +27,7 @@ if TYPE_CHECKING:
 
 ARM = replace(ArchSet.parse("9.0a"), machine="aarch64")
 HOPPER = replace(ArchSet.parse("9.0a", name="hopper", label="hopper"), budget_bytes=3_400_000)
-LOCAL = "localhost/flash_dist-manylinux_2_28:1"
-
-
-def settings() -> dict[str, Any]:
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    found: dict[str, Any] = data["tool"]["cibuildwheel"]
-    return found
+LOCAL = "localhost/fatwheel-manylinux_2_28:1"
 
 
 def environ_of(environ: Mapping[str, str] = {}, archset: ArchSet = HOPPER) -> dict[str, str]:
@@ -61,7 +46,7 @@ def test_what_a_build_reads_enters_the_container() -> None:
         environ = {"PIP_FIND_LINKS": "/wheels", **TARGETS["aarch64"].environ()}
         chosen = environ_of(environ, archset).keys() - {IMAGE, "CONTAINERS_CONF"}
         set_here = {name for name in chosen if not name.startswith("CIBW_")}
-        assert set_here <= set(settings()["environment-pass"])
+        assert set_here <= set(PASSED)
 
 
 def test_the_compiler_of_this_machine_stays_out_and_a_cross_compiler_enters() -> None:
@@ -88,12 +73,6 @@ def test_an_image_of_an_older_recipe_is_told_before_anything_is_built(tmp_path: 
         build_all(["hopper"], environ)
 
 
-def test_the_container_asks_for_the_tag_that_is_released() -> None:
-    words = shlex.split(settings()["linux"]["repair-wheel-command"])
-    assert words[:3] == ["python", "-m", "flash_dist.toolkit.make.wheels.repair"]
-    assert words[words.index("--plat") + 1] == MANYLINUX
-
-
 def test_the_image_is_the_public_one_unless_another_is_named() -> None:
     assert environ_of()[IMAGE] == MANYLINUX
     assert environ_of({IMAGE: ""})[IMAGE] == MANYLINUX
@@ -105,6 +84,11 @@ def test_podman_reads_our_settings_for_the_local_image_alone() -> None:
     assert environ_of({IMAGE: LOCAL})["CONTAINERS_CONF"] == str(CONTAINERS_CONF)
     own = environ_of({IMAGE: LOCAL, "CONTAINERS_CONF": "/mine.conf"})
     assert own["CONTAINERS_CONF"] == "/mine.conf"
+
+
+def test_a_setting_of_the_user_takes_the_place_of_ours() -> None:
+    assert environ_of({"CIBW_BEFORE_ALL": "true"})["CIBW_BEFORE_ALL"] == "true"
+    assert environ_of()["CIBW_BEFORE_ALL"].endswith("-m flash_dist.toolkit.make.container.setup")
 
 
 def test_arguments_for_the_engine_are_the_users() -> None:
@@ -126,27 +110,6 @@ def test_the_audit_step_knows_what_was_asked_for_outside() -> None:
     args = read_arguments(command[3:])
     assert (args.archs, args.budget, args.platform) == ("9.0a", 3_400_000, "manylinux_2_28_x86_64")
     assert str(args.wheel) == "/x/some.whl"
-
-
-def test_sources_are_copied_with_their_times_and_nothing_else(tmp_path: Path) -> None:
-    root, tree = tmp_path / "root", tmp_path / "tree"
-    for name in (*(f"{folder}/a.py" for folder in SOURCES), *FILES, "build/big.o", ".nox/x/y"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-        os.utime(root / name, (1000, 1000))
-    (root / "ci" / "__pycache__").mkdir()
-    tree.mkdir()
-    copy_sources(tree, root)
-    found = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
-    assert found == {*(f"{folder}/a.py" for folder in SOURCES), *FILES}
-    assert not (tree / "ci" / "__pycache__").exists()
-    assert {path.stat().st_mtime for path in tree.rglob("*.py")} == {1000}
-
-
-def test_the_files_that_a_build_reads_are_all_there(tmp_path: Path) -> None:
-    copy_sources(tmp_path)
-    assert (tmp_path / "flash_dist" / "toolkit" / "native" / "CMakeLists.txt").is_file()
-    assert (tmp_path / "csrc" / "kernels.toml").is_file()
 
 
 def test_without_an_engine_the_way_out_is_named(tmp_path: Path) -> None:

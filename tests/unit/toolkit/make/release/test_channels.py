@@ -16,6 +16,7 @@ import pytest
 from ci.trials.cells import Cell
 from ci.trials.install import PHASES, Stage, try_channel
 from flash_dist.toolkit.indexes.install_commands import Command
+from flash_dist.toolkit.make import shared_sessions
 from flash_dist.toolkit.make.building import sdist
 from flash_dist.toolkit.make.conda import channel as conda
 from flash_dist.toolkit.make.project import ROOT, load_project
@@ -207,6 +208,7 @@ def load_noxfile(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[str, Any]]:
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     sessions: OrderedDict[str, Any] = OrderedDict()
     monkeypatch.setattr(nox.registry, "_REGISTRY", sessions)
+    monkeypatch.delitem(sys.modules, shared_sessions.__name__, raising=False)  # registers anew
     spec = importlib.util.spec_from_file_location("noxfile_of_this_test", ROOT / "noxfile.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,0 +1,75 @@
+"""The files that a build elsewhere gets: those of the project, and a toolkit beside it.
+
+A clone gives what git tracks and what is new and not ignored. Any other folder gives all files but
+hidden ones, `build/`, `dist/` and virtual environments.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from ...product import FOLDER
+from ..declared.files import list_files
+from ..project import (
+    EMBEDDED,
+    PACKAGE,
+    PYPROJECT,
+    ROOT,
+    TOOLKIT,
+    find_installed,
+    list_below,
+    load_project,
+)
+
+# Where a tree has the toolkit: a package may have it as a folder.
+PLACE: Final = TOOLKIT.relative_to(ROOT) if EMBEDDED else Path("build") / "toolkit" / FOLDER
+_COMPILED: Final = (".so", ".pyc", ".pyo")
+
+
+def copy_project(tree: Path) -> None:
+    """Copy the files of the project with their times, which tell Ninja what is new."""
+    for path in list_project():
+        target = tree / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # a link to a folder stays one; that to a file may lead out of the project
+        shutil.copy2(path, target, follow_symlinks=path.is_file())
+
+
+def add_toolkit(tree: Path) -> None:
+    """Put the toolkit that runs into a tree, unless it is a folder of the package."""
+    if not EMBEDDED:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(TOOLKIT, tree / PLACE, ignore=ignored, dirs_exist_ok=True)
+
+
+def list_project() -> list[Path]:
+    """Return the files of the project: also what its table names and git ignores."""
+    project = load_project()
+    known = list_known(ROOT)
+    files = list_files(ROOT) if known is None else known
+    named = list_below(*project.compiled, *project.tests)
+    found = {*files, *named, *find_installed(PACKAGE)}
+    return sorted(path for path in found if _is_source(path))
+
+
+def list_known(root: Path) -> list[Path] | None:
+    """Return the files of a clone; None where git does not know the project."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True)
+    except OSError:  # git is not installed
+        return None
+    names = [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    if done.returncode or PYPROJECT.name not in names:
+        return None
+    return [root / name for name in names]
+
+
+def _is_source(path: Path) -> bool:
+    """Whether a path is a file, or a link, that no build has written."""
+    there = path.is_file() or (path.is_symlink() and path.exists())
+    return there and path.suffix not in _COMPILED and "__pycache__" not in path.parts
