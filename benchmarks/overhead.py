@@ -28,7 +28,8 @@ from flash_dist.attention.arguments import choose_mask, choose_scale, prepare_in
 from flash_dist.attention.autograd import attend
 from flash_dist.kernels.budget import workspace_budget
 from flash_dist.kernels.cpu import shape_of
-from flash_dist.kernels.operators import NOT_PACKED, fwd_alone
+from flash_dist.kernels.operators import attend_no_grad
+from flash_dist.kernels.problem import NOT_PACKED, Problem
 from flash_dist.masks import Band, registry
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def list_steps() -> dict[str, Step]:
     product = q_leaf * 2
     operands = torch.tensor(band.ints), None, SCALE, False
     ops = torch.ops.flash_dist
+    problem = Problem(band, SCALE)
     more = None, band.ints, *NOT_PACKED, SCALE, False
 
     def differentiate(result: torch.Tensor, *inputs: torch.Tensor) -> object:
@@ -80,13 +82,13 @@ def list_steps() -> dict[str, Step]:
         ),
         "budget": workspace_budget,
         "arrays of a BlockMask": lambda: registry.resident(mask.handle, q.device, shape),
-        "operator on no queries: dispatcher, binding, outputs": lambda: ops.fwd_alone(
+        "operator on no queries: dispatcher, binding, outputs": lambda: ops.attention_no_grad(
             none, k, v, *operands
         ),
-        "operator": lambda: ops.fwd_alone(q, k, v, *operands),
-        "operator with a formula": lambda: ops.fwd(q, k, v, *more),
-        "fwd_alone": lambda: fwd_alone(q, k, v, band, None, SCALE, False),  # noqa: FBT003
-        "attend": lambda: attend(q, k, v, mask=band, softmax_scale=SCALE),
+        "operator": lambda: ops.attention_no_grad(q, k, v, *operands),
+        "operator with a formula": lambda: ops.attention(q, k, v, *more),
+        "attend_no_grad": lambda: attend_no_grad(q, k, v, problem),
+        "attend": lambda: attend(q, k, v, Problem.of(q, band, SCALE)),
         "flash_attn_func": lambda: flash_attn_func(q, k, v),
         "flash_attn_func, BlockMask": lambda: flash_attn_func(q, k, v, mask=mask),
         "flash_attn_func, gradients": lambda: flash_attn_func(q_leaf, k_leaf, v_leaf),

@@ -83,10 +83,11 @@ class Problem:
 
     def operator_call(self, tensors: Tensors) -> tuple[Any, tuple[Any, ...]]:
         """Return the operator and what it is called with."""
-        numbers = self.scale, self.causal, DEFAULT_BUDGET_MB << 20
-        where = self.head_dim_v, tensors.seqlens, tensors.table
-        operator = torch.ops.flash_dist.decode_mla.default
-        return operator, (tensors.q, tensors.k_cache, *where, *numbers)
+        band = -1, 0 if self.causal else -1
+        numbers = 0, self.scale, *band, DEFAULT_BUDGET_MB << 20, 0.0, None, None, self.head_dim_v
+        where = tensors.seqlens, None, None, tensors.table, None, 0
+        operator = torch.ops.flash_dist.decode.default
+        return operator, (tensors.q, tensors.k_cache, tensors.k_cache, *where, *numbers)
 
     def solve(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return out and lse in float64 on the CPU, one row after the other."""

@@ -13,7 +13,6 @@ from typing import Any, Final
 import torch
 
 from flash_dist.kernels import cache  # noqa: F401 - registers its operators
-from flash_dist.kernels.scoring import scored  # noqa: F401 - likewise
 from flash_dist.masks import registry
 from flash_dist.proof import inputs
 from flash_dist.proof.cases import make_cases

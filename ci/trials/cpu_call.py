@@ -8,7 +8,7 @@ import sys
 import torch
 
 import flash_dist
-from flash_dist.kernels import operators
+from flash_dist.kernels import operators, problem  # noqa: F401 - the first registers them
 
 q, k, v = (torch.randn(2, 33, 4, 64).half() for _ in range(3))
 out = flash_dist.flash_attn_func(q, k, v, causal=True)
@@ -16,8 +16,8 @@ if out.shape != q.shape or out.dtype != q.dtype or not out.isfinite().all():
     sys.exit(f"the CPU operator returned {out}")
 cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # noqa: SLF001
 try:  # the operator for GPUs refuses these tensors with a C++ exception
-    mask, packing = [0, -1, 0, 1], operators.NOT_PACKED
-    torch.ops.flash_dist.fwd.default.redispatch(cuda, q, k, v, None, mask, *packing, 0.25)
+    mask, packing = [0, -1, 0, 1], problem.NOT_PACKED
+    torch.ops.flash_dist.attention.default.redispatch(cuda, q, k, v, None, mask, *packing, 0.25)
 except RuntimeError as error:
     if "dtype and device of q" not in str(error):
         raise

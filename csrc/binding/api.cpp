@@ -506,69 +506,27 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(
   return {dq, dk, dv};
 }
 
-// The numbers of a mask in host memory.
-Ints read_numbers(const Tensor& mask) {
+// The integers of a mask in host memory.
+Ints read_integers(const Tensor& mask) {
   STD_TORCH_CHECK(mask.is_cpu() && mask.scalar_type() == ScalarType::Long && mask.dim() == 1 &&
                       mask.is_contiguous(),
                   "mask must be contiguous int64 of one dimension on cpu, got ", show(mask));
   return {static_cast<const int64_t*>(mask.data_ptr()), static_cast<size_t>(mask.numel())};
 }
 
-std::tuple<Tensor, Tensor> fwd(const Tensor& q, const Tensor& k, const Tensor& v,
-                               const MaybeTensor& mask_data, const std::vector<int64_t>& mask,
-                               const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
-                               int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
-                               bool ieee) {
-  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
-  return run_fwd(q, k, v, mask, mask_data, documents, softmax_scale, ieee);
-}
-
-std::tuple<Tensor, Tensor> fwd_alone(const Tensor& q, const Tensor& k, const Tensor& v,
-                                     const Tensor& mask, const MaybeTensor& mask_data,
-                                     double softmax_scale, bool ieee,
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const MaybeTensor& mask_data, const std::vector<int64_t>& mask,
                                      const MaybeTensor& cu_seqlens_q,
                                      const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
-                                     int64_t max_seqlen_k) {
-  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
-  return run_fwd(q, k, v, read_numbers(mask), mask_data, documents, softmax_scale, ieee);
-}
-
-std::tuple<Tensor, Tensor, Tensor> bwd(
-    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-    const Tensor& lse, const MaybeTensor& dlse, const MaybeTensor& mask_data,
-    const MaybeTensor& mask_slots, const std::vector<int64_t>& mask,
-    const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
-    int64_t max_seqlen_k, double softmax_scale, int64_t budget, bool batch_invariant, bool ieee) {
-  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
-  return run_bwd({dout, q, k, v, out, lse, dlse}, mask, mask_data, mask_slots, documents,
-                 softmax_scale, budget, batch_invariant, ieee);
-}
-
-std::tuple<Tensor, Tensor, Tensor> bwd_alone(
-    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-    const Tensor& lse, const MaybeTensor& dlse, const Tensor& mask, const MaybeTensor& mask_data,
-    const MaybeTensor& mask_slots, double softmax_scale, int64_t budget, bool batch_invariant,
-    bool ieee, const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
-    int64_t max_seqlen_q, int64_t max_seqlen_k) {
-  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
-  return run_bwd({dout, q, k, v, out, lse, dlse}, read_numbers(mask), mask_data, mask_slots,
-                 documents, softmax_scale, budget, batch_invariant, ieee);
-}
-
-std::tuple<Tensor, Tensor> scored_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
-                                      const MaybeTensor& mask_data,
-                                      const std::vector<int64_t>& mask,
-                                      const MaybeTensor& cu_seqlens_q,
-                                      const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
-                                      int64_t max_seqlen_k, double softmax_scale, bool ieee,
-                                      double softcap, const MaybeTensor& alibi_slopes,
-                                      const MaybeTensor& sinks) {
+                                     int64_t max_seqlen_k, double softmax_scale, bool ieee,
+                                     double softcap, const MaybeTensor& alibi_slopes,
+                                     const MaybeTensor& sinks) {
   const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
   return run_fwd(q, k, v, mask, mask_data, documents, softmax_scale, ieee,
                  {softcap, alibi_slopes, sinks});
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> scored_bwd(
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
     const Tensor& lse, const MaybeTensor& dlse, const MaybeTensor& mask_data,
     const MaybeTensor& mask_slots, const std::vector<int64_t>& mask,
@@ -585,48 +543,60 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> scored_bwd(
   return {dq, dk, dv, dsinks};
 }
 
+std::tuple<Tensor, Tensor> attention_no_grad(const Tensor& q, const Tensor& k, const Tensor& v,
+                                             const Tensor& mask, const MaybeTensor& mask_data,
+                                             double softmax_scale, bool ieee,
+                                             const MaybeTensor& cu_seqlens_q,
+                                             const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
+                                             int64_t max_seqlen_k) {
+  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
+  return run_fwd(q, k, v, read_integers(mask), mask_data, documents, softmax_scale, ieee);
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_backward_no_grad(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+    const Tensor& lse, const MaybeTensor& dlse, const Tensor& mask, const MaybeTensor& mask_data,
+    const MaybeTensor& mask_slots, double softmax_scale, int64_t budget, bool batch_invariant,
+    bool ieee, const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
+    int64_t max_seqlen_q, int64_t max_seqlen_k) {
+  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
+  return run_bwd({dout, q, k, v, out, lse, dlse}, read_integers(mask), mask_data, mask_slots,
+                 documents, softmax_scale, budget, batch_invariant, ieee);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(flash_dist, m) {
   m.def(
-      "fwd(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? cu_seqlens_q, "
-      "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, "
-      "bool ieee=False) -> (Tensor out, Tensor lse)");
-  m.def(
-      "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-      "Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, Tensor? "
-      "cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int budget, "
-      "bool batch_invariant, bool ieee=False) -> (Tensor dq, Tensor dk, Tensor dv)");
-  // For eager calls that nobody differentiates: nothing registers a formula in front of them, and a
-  // mask's numbers are a tensor of the CPU, which passes torch as one argument.
-  m.def(
-      "fwd_alone(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
-      "softmax_scale, "
-      "bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int max_seqlen_q=0, "
-      "int max_seqlen_k=0) -> (Tensor out, Tensor lse)");
-  m.def(
-      "bwd_alone(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-      "Tensor mask, Tensor? mask_data, Tensor? mask_slots, float softmax_scale, int budget, bool "
-      "batch_invariant, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "
-      "max_seqlen_q=0, int max_seqlen_k=0) -> (Tensor dq, Tensor dk, Tensor dv)");
-  m.def(
-      "scored_fwd(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? "
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? "
       "cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
-      "softmax_scale, bool ieee, float softcap, Tensor? alibi_slopes, Tensor? sinks) -> (Tensor "
-      "out, Tensor lse)");
+      "softmax_scale, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "
+      "sinks=None) -> (Tensor out, Tensor lse)");
+  // dsinks has no elements without sinks.
   m.def(
-      "scored_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-      "Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, Tensor? "
-      "cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int budget, "
-      "bool batch_invariant, bool ieee, float softcap, Tensor? alibi_slopes, Tensor? sinks) -> "
-      "(Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
+      "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+      "Tensor? dlse, Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, "
+      "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int "
+      "budget, bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? "
+      "alibi_slopes=None, Tensor? sinks=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
+  // For eager calls that nobody differentiates and that leave scores as they are: no autograd
+  // formula is registered in front of these, and the integers of a mask are a CPU tensor, which
+  // passes torch as one argument.
+  m.def(
+      "attention_no_grad(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
+      "softmax_scale, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "
+      "max_seqlen_q=0, int max_seqlen_k=0) -> (Tensor out, Tensor lse)");
+  m.def(
+      "attention_backward_no_grad(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor "
+      "lse, Tensor? dlse, Tensor mask, Tensor? mask_data, Tensor? mask_slots, float "
+      "softmax_scale, int budget, bool batch_invariant, bool ieee=False, Tensor? "
+      "cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0) -> "
+      "(Tensor dq, Tensor dk, Tensor dv)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
-  m.impl("fwd", TORCH_BOX(&fwd));
-  m.impl("bwd", TORCH_BOX(&bwd));
-  m.impl("fwd_alone", TORCH_BOX(&fwd_alone));
-  m.impl("bwd_alone", TORCH_BOX(&bwd_alone));
-  m.impl("scored_fwd", TORCH_BOX(&scored_fwd));
-  m.impl("scored_bwd", TORCH_BOX(&scored_bwd));
+  m.impl("attention", TORCH_BOX(&attention));
+  m.impl("attention_backward", TORCH_BOX(&attention_backward));
+  m.impl("attention_no_grad", TORCH_BOX(&attention_no_grad));
+  m.impl("attention_backward_no_grad", TORCH_BOX(&attention_backward_no_grad));
 }

@@ -187,7 +187,7 @@ std::tuple<Tensor, Tensor> attend(const Tensor& q, flash_dist::DecodeParams p, i
 }
 
 // out alone: lse, which kernels write in any case, is not worth a tensor.
-Tensor attend_alone(const Tensor& q, flash_dist::DecodeParams p, int64_t budget) {
+Tensor attend_no_lse(const Tensor& q, flash_dist::DecodeParams p, int64_t budget) {
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_half_call(q);
   Workspace lse;
@@ -206,7 +206,7 @@ flash_dist::DecodeParams read_params(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const MaybeTensor& cache_seqlens,
     const MaybeTensor& cache_batch_idx, const MaybeTensor& cache_leftpad,
     const MaybeTensor& block_table, const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q,
-    int64_t seqlen_new, double softmax_scale, int64_t left, int64_t right) {
+    int64_t seqlen_new, double softmax_scale, int64_t left, int64_t right, int64_t head_dim_v) {
   const bool packed = cu_seqlens_q.has_value();
   const int row = packed ? 0 : 1;
   check_tensor(q, q, "q", row + 3);
@@ -223,7 +223,10 @@ flash_dist::DecodeParams read_params(
     p.seqlen_q = std::min(to_int(max_seqlen_q, "max_seqlen_q"), p.total_q);
   }
   p.head_dim = to_int(q.size(row + 2), "head_dim");
-  p.head_dim_v = to_int(v_cache.size(3), "head_dim_v");
+  p.head_dim_v = to_int(head_dim_v != 0 ? head_dim_v : v_cache.size(3), "head_dim_v");
+  STD_TORCH_CHECK(0 < p.head_dim_v && p.head_dim_v <= v_cache.size(3) && p.head_dim_v % STEP == 0,
+                  "head_dim_v must be 0 or a multiple of ", STEP, " up to the columns of v_cache, ",
+                  v_cache.size(3), ", got ", head_dim_v);
   p.left = side(left);
   p.right = side(right);
   p.bottom_right = true;
@@ -231,17 +234,15 @@ flash_dist::DecodeParams read_params(
   return p;
 }
 
-std::tuple<Tensor, Tensor> decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-                                  const MaybeTensor& cache_seqlens,
-                                  const MaybeTensor& cache_batch_idx,
-                                  const MaybeTensor& cache_leftpad, const MaybeTensor& block_table,
-                                  const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q,
-                                  int64_t seqlen_new, double softmax_scale, int64_t left,
-                                  int64_t right, int64_t budget, double softcap,
-                                  const MaybeTensor& alibi_slopes, const MaybeTensor& sinks) {
+std::tuple<Tensor, Tensor> decode(
+    const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const MaybeTensor& cache_seqlens,
+    const MaybeTensor& cache_batch_idx, const MaybeTensor& cache_leftpad,
+    const MaybeTensor& block_table, const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q,
+    int64_t seqlen_new, double softmax_scale, int64_t left, int64_t right, int64_t budget,
+    double softcap, const MaybeTensor& alibi_slopes, const MaybeTensor& sinks, int64_t head_dim_v) {
   flash_dist::DecodeParams p =
       read_params(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
-                  cu_seqlens_q, max_seqlen_q, seqlen_new, softmax_scale, left, right);
+                  cu_seqlens_q, max_seqlen_q, seqlen_new, softmax_scale, left, right, head_dim_v);
   const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
   p.scores.softcap = static_cast<float>(softcap);
   if (alibi_slopes) {
@@ -254,38 +255,15 @@ std::tuple<Tensor, Tensor> decode(const Tensor& q, const Tensor& k_cache, const 
 }
 
 // Of queries with a batch axis, and without what most calls lack.
-Tensor decode_alone(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-                    const MaybeTensor& cache_seqlens, const MaybeTensor& block_table,
-                    double softmax_scale, int64_t left, int64_t right, int64_t seqlen_new,
-                    int64_t budget) {
-  return attend_alone(
+Tensor decode_no_lse(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                     const MaybeTensor& cache_seqlens, const MaybeTensor& block_table,
+                     double softmax_scale, int64_t left, int64_t right, int64_t seqlen_new,
+                     int64_t budget) {
+  return attend_no_lse(
       q,
       read_params(q, k_cache, v_cache, cache_seqlens, std::nullopt, std::nullopt, block_table,
-                  std::nullopt, 0, seqlen_new, softmax_scale, left, right),
+                  std::nullopt, 0, seqlen_new, softmax_scale, left, right, 0),
       budget);
-}
-
-std::tuple<Tensor, Tensor> decode_mla(Tensor q, Tensor k_cache, int64_t head_dim_v,
-                                      MaybeTensor cache_seqlens, MaybeTensor block_table,
-                                      double softmax_scale, bool causal, int64_t budget) {
-  check_tensor(q, q, "q");
-  flash_dist::DecodeParams p{};
-  p.batch = to_int(q.size(0), "batch");
-  p.cache = read_cache(q, k_cache, k_cache, cache_seqlens, std::nullopt, std::nullopt, block_table,
-                       p.batch, 0);
-  check_size(k_cache, 3, q.size(3), "k_cache");
-  STD_TORCH_CHECK(0 < head_dim_v && head_dim_v <= q.size(3) && head_dim_v % STEP == 0,
-                  "head_dim_v must be a multiple of ", STEP, " up to head_dim, ", q.size(3),
-                  ", got ", head_dim_v);
-  set_heads(p, q, k_cache, 2);
-  p.seqlen_q = to_int(q.size(1), "seqlen_q");
-  p.head_dim = to_int(q.size(3), "head_dim");
-  p.head_dim_v = to_int(head_dim_v, "head_dim_v");
-  p.left = UNBOUNDED;
-  p.right = causal ? 0 : UNBOUNDED;
-  p.bottom_right = true;
-  p.softmax_scale = static_cast<float>(softmax_scale);
-  return attend(q, p, budget);
 }
 
 Tensor read_angles(const Tensor& t, const Tensor& q, const char* name) {
@@ -349,21 +327,20 @@ Tensor append(Tensor given_q, Tensor k_cache, Tensor v_cache, Tensor given_k, Te
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
+  // head_dim_v: values are so many of the first columns of v_cache, which is k_cache itself where
+  // keys are latent (MLA); 0: all columns.
   m.def(
       "decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
       "cache_batch_idx, Tensor? cache_leftpad, Tensor? block_table, Tensor? cu_seqlens_q, SymInt "
       "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int "
-      "budget, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None) -> (Tensor out, "
-      "Tensor lse)");
+      "budget, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, SymInt "
+      "head_dim_v=0) -> (Tensor out, Tensor lse)");
   // For eager calls that want no lse, and nothing that most calls lack: torch takes time for each.
   m.def(
-      "decode_alone(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
+      "decode_no_lse(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
       "block_table, float softmax_scale, int left, int right, int seqlen_new, int budget) -> "
       "Tensor "
       "out");
-  m.def(
-      "decode_mla(Tensor q, Tensor k_cache, SymInt head_dim_v, Tensor? cache_seqlens, Tensor? "
-      "block_table, float softmax_scale, bool causal, int budget) -> (Tensor out, Tensor lse)");
   m.def(
       "append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor "
       "cache_seqlens, Tensor? cache_batch_idx, Tensor? block_table, Tensor? rotary_cos, Tensor? "
@@ -372,7 +349,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
   m.impl("decode", TORCH_BOX(&decode));
-  m.impl("decode_alone", TORCH_BOX(&decode_alone));
-  m.impl("decode_mla", TORCH_BOX(&decode_mla));
+  m.impl("decode_no_lse", TORCH_BOX(&decode_no_lse));
   m.impl("append", TORCH_BOX(&append));
 }

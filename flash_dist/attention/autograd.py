@@ -9,12 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from ..kernels import operators
-from ..kernels.budget import BUDGET_NOW, workspace_budget
-from ..kernels.intervals import attend_intervals
-from ..kernels.operators import Packing
-from ..kernels.precision import is_ieee
+from ..kernels.problem import Problem
 from ..masks.intervals import IntervalMask
 from ..masks.registry import is_traced
+from ..toolkit.errors import FlashDistError
 from . import transforms
 from .arguments import is_transformed
 from .support import require_kernels
@@ -22,90 +20,86 @@ from .support import require_kernels
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..kernels.precision import Precision
-    from ..masks import Band, BlockMask
-
-    # mask, softmax_scale, budget, batch_invariant, ieee
-    Call = tuple[Band | BlockMask, float, int, bool, bool]
-
 Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
 
 
-def attend(  # noqa: PLR0913 - one attention problem
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Band | BlockMask | IntervalMask,
-    softmax_scale: float,
-    packing: Packing | None = None,
-    batch_invariant: bool = False,
-    float32_precision: Precision | None = None,
-    wants_lse: bool = True,
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool = True
 ) -> tuple[Tensor, Any]:
     """Return out and lse of checked tensors; k and v are without heads_per_kv.
 
     Who does not want lse may get None for it.
     """
-    ieee = is_ieee(float32_precision) and q.dtype == torch.float32
+    mask, sinks = problem.mask, problem.sinks
+    compiling = torch.compiler.is_compiling()
+    transformed = is_transformed()
+    if transformed and problem.scores is not None:
+        _refuse_transform()
     if isinstance(mask, IntervalMask):
-        if is_transformed():
+        if transformed:
             transforms.refuse_intervals()
-        transforms.require_no_tangents(q, k, v)
+        transforms.require_no_tangents(q, k, v, sinks)
         mask.require(q, k)
-        invariant = bool(batch_invariant)
-        return attend_intervals(
-            q, k, v, mask=mask, softmax_scale=softmax_scale, batch_invariant=invariant, ieee=ieee
-        )
-    if torch.compiler.is_compiling():
-        traced = mask, softmax_scale, BUDGET_NOW, bool(batch_invariant), ieee
-        return _attend_traced(q, k, v, packing, traced)
-    if ieee and q.is_cuda and not isinstance(q, FakeTensor):
+        return operators.attend(q, k, v, problem)
+    if compiling:
+        return _attend_traced(q, k, v, problem)
+    if problem.ieee and q.is_cuda and not isinstance(q, FakeTensor):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
-    call = mask, softmax_scale, workspace_budget(), bool(batch_invariant), ieee
-    if is_transformed():
-        packed = packing or operators.NOT_PACKED
-        out, lse = transforms.Attention.apply(q, k, v, *packed, *call)  # type: ignore[no-untyped-call]
-    elif concerns_autograd(q, k, v):
-        if is_traced():  # which writes down operators, and calls of Python by address
-            return operators.fwd(
-                q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
-            )
-        results = _apply(q, k, v, (call, packing, wants_lse))
-        out, lse = results if wants_lse else (results, None)
+    if transformed:
+        tensors, others = problem.flatten()
+        out, lse = transforms.Attention.apply(q, k, v, *tensors, *others)  # type: ignore[no-untyped-call]
+        return out, lse
+    if not concerns_autograd(q, k, v, sinks):
+        return operators.attend_no_grad(q, k, v, problem)
+    if is_traced():  # which writes down operators, and calls of Python by address
+        return operators.attend(q, k, v, problem)
+    if sinks is None:
+        results = _apply(q, k, v, problem, wants_lse)
     else:
-        out, lse = operators.fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
-    return out, lse
+        results = _apply(q, k, v, problem, wants_lse, sinks)
+    return results if wants_lse else (results, None)
 
 
-def concerns_autograd(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> bool:
     """Whether a call is to have gradients, or is in forward mode, which refuses it.
 
     An autograd.Function finds out itself, which takes longer than all else of a small call.
     """
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (sinks is not None and sinks.requires_grad)
+    ):
         return True
     return forward_ad._current_level >= 0  # noqa: SLF001 - nothing public says it
 
 
-def _attend_traced(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing | None, call: Call
-) -> tuple[Tensor, Tensor]:
+def _refuse_transform() -> NoReturn:
+    if torch.compiler.is_compiling():
+        transforms.refuse_compilation()
+    message = (
+        "softcap, alibi_slopes and sinks must be used outside of torch.func, got one within it"
+    )
+    raise FlashDistError(
+        message, hint="`torch.autograd.grad` has their gradients, and a batch needs no vmap"
+    )
+
+
+def _attend_traced(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     """Return out and lse of a call that torch.compile or torch.export traces."""
     if operators.is_exporting():  # an autograd.Function would be a call without gradients there
-        mask, softmax_scale, _, _, ieee = call
-        return operators.fwd(
-            q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
-        )
+        return operators.attend(q, k, v, problem)
     if is_transformed():
         transforms.refuse_compilation()
-    cu_seqlens_q, cu_seqlens_k, *max_seqlens = packing or operators.NOT_PACKED
-    tensors = distinct(q, k, v, cu_seqlens_q, cu_seqlens_k)
-    out, lse = _TracedAttention.apply(*tensors, *max_seqlens, *call)  # type: ignore[no-untyped-call]
+    tensors, others = problem.flatten()
+    distinct = _make_distinct(q, k, v, *tensors)
+    out, lse = _TracedAttention.apply(*distinct, *others)  # type: ignore[no-untyped-call]
     return out, lse
 
 
-def distinct(*tensors: Tensor | None) -> list[Tensor | None]:
+def _make_distinct(*tensors: Tensor | None) -> list[Tensor | None]:
     """Make views of tensors that were seen before: dynamo wants each argument to be another."""
     made: list[Tensor | None] = []
     for x in tensors:
@@ -114,7 +108,7 @@ def distinct(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 class _TracedAttention(torch.autograd.Function):
-    """With numbers as arguments of their own, which a graph may have as symbols."""
+    """With each part of a Problem as an argument of its own, which a graph may have as a symbol."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
@@ -124,49 +118,25 @@ class _TracedAttention(torch.autograd.Function):
         v: Tensor,
         cu_seqlens_q: Tensor | None,
         cu_seqlens_k: Tensor | None,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        mask: Band | BlockMask,
-        softmax_scale: float,
-        budget: int,
-        batch_invariant: bool,  # noqa: FBT001
-        ieee: bool,  # noqa: FBT001
-    ) -> tuple[Tensor, Tensor]:
-        packing = Packing.of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        out, lse = operators.fwd(
-            q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
-        )
-        ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
-        ctx.max_seqlens = max_seqlen_q, max_seqlen_k
-        ctx.mask = mask
-        ctx.softmax_scale = softmax_scale
-        ctx.budget = budget
-        ctx.batch_invariant = batch_invariant
-        ctx.ieee = ieee
+        alibi_slopes: Tensor | None,
+        sinks: Tensor | None,
+        *others: Any,  # noqa: ANN401
+    ) -> Pair:
+        tensors = cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks
+        out, lse = operators.attend(q, k, v, Problem.unflatten(tensors, others))
+        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        ctx.others = others
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         if dout is None and dlse is None:
-            return (None,) * 12
-        q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
-        dq, dk, dv = operators.differentiate(
-            dout,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            dlse,
-            mask=ctx.mask,
-            packing=Packing.of(cu_seqlens_q, cu_seqlens_k, *ctx.max_seqlens),
-            softmax_scale=ctx.softmax_scale,
-            budget=ctx.budget,
-            batch_invariant=ctx.batch_invariant,
-            ieee=ctx.ieee,
-        )
-        return dq, dk, dv, *(None,) * 9
+            return (None,) * 15
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        problem = Problem.unflatten(tensors, ctx.others)
+        dq, dk, dv, dsinks = operators.differentiate(dout, (q, k, v, out, lse), dlse, problem)
+        return dq, dk, dv, None, None, None, dsinks, *(None,) * 8
 
 
 class _EagerAttention(torch.autograd.Function):
@@ -176,23 +146,23 @@ class _EagerAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
         ctx: Any,  # noqa: ANN401
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        problem: tuple[Call, Packing | None, bool],
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        call, packing, wants_lse = problem
-        mask, softmax_scale, _, _, ieee = call
-        out, lse = operators.fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
-        ctx.call = call
-        if packing is None:
-            ctx.longest = None
+        problem: Problem,
+        wants_lse: bool,  # noqa: FBT001
+        sinks: Tensor | None = None,
+    ) -> Tensor | Pair:
+        out, lse = operators.attend_no_grad(q, k, v, problem)
+        ctx.plain = problem.packing is None and problem.scores is None
+        if ctx.plain:
             ctx.save_for_backward(q, k, v, out, lse)
+            ctx.kept = problem
         else:
-            ctx.longest = packing[2:]
-            ctx.save_for_backward(q, k, v, out, lse, *packing[:2])
+            tensors, ctx.kept = problem.flatten()
+            ctx.save_for_backward(q, k, v, out, lse, *tensors[:3], sinks)
         ctx.set_materialize_grads(False)
         return (out, lse) if wants_lse else out
 
@@ -203,33 +173,21 @@ class _EagerAttention(torch.autograd.Function):
         dlse: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
-            return (None,) * 4
-        q, k, v, out, lse, *ends = ctx.saved_tensors
-        saved, longest = (q, k, v, out, lse), ctx.longest
-        packing = None if longest is None else Packing(*ends, *longest)
+            return (None,) * len(ctx.needs_input_grad)
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        saved = q, k, v, out, lse
+        problem = ctx.kept if ctx.plain else Problem.unflatten(tensors, ctx.kept)
         if is_transformed():  # is_grads_batched: gradients of many losses at once
-            packed = packing or operators.NOT_PACKED
-            dq, dk, dv = transforms.Backward.apply(dout, dlse, *saved, *packed, *ctx.call)  # type: ignore[no-untyped-call]
-            return dq, dk, dv, None
-        mask, *plan = ctx.call
-        keys = k.shape[1] if longest is None else min(k.shape[0], longest[1])
-        traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
-        if dout is not None and keys != 1 and not traced:  # what `differentiate` comes to
-            dq, dk, dv = operators.bwd_alone((dout, *saved, dlse), mask, packing, plan)
-            return dq, dk, dv, None
-        softmax_scale, budget, batch_invariant, ieee = plan
-        dq, dk, dv = operators.differentiate(
-            dout,
-            *saved,
-            dlse,
-            mask=mask,
-            packing=packing,
-            softmax_scale=softmax_scale,
-            budget=budget,
-            batch_invariant=batch_invariant,
-            ieee=ieee,
-        )
-        return dq, dk, dv, None
+            if problem.scores is not None:
+                _refuse_transform()
+            tensors, others = problem.flatten()
+            dq, dk, dv = transforms.Backward.apply(dout, dlse, *saved, *tensors, *others)  # type: ignore[no-untyped-call]
+            return dq, dk, dv, None, None
+        if ctx.plain and dout is not None and k.shape[1] != 1:  # what `differentiate` comes to
+            dq, dk, dv, _ = operators.backward(dout, saved, dlse, problem)
+            return dq, dk, dv, None, None
+        *gradients, dsinks = operators.differentiate(dout, saved, dlse, problem)
+        return *gradients, *(None, None, dsinks)[: len(ctx.needs_input_grad) - 3]
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:

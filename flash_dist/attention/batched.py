@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
+from ..kernels.problem import Problem
 from ..masks.inputs import require_bools
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
 from .layouts import DENSE
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
-from .scoring.scored import attend_scored
-from .scoring.scores import choose_scores
+from .scores import choose_scores
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -212,26 +212,13 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         )
     mask_or_band = choose_mask(mask, window_size, causal=causal)
     softmax_scale = choose_scale(softmax_scale, q.shape[-1])
-    if scores is None:
-        out, lse = attend(
-            q,
-            k,
-            v,
-            mask=mask_or_band,
-            softmax_scale=softmax_scale,
-            batch_invariant=batch_invariant,
-            float32_precision=float32_precision,
-            wants_lse=return_lse or return_attn_probs,
-        )
-    else:
-        out, lse = attend_scored(
-            q,
-            k,
-            v,
-            mask=mask_or_band,
-            softmax_scale=softmax_scale,
-            scores=scores,
-            batch_invariant=batch_invariant,
-            float32_precision=float32_precision,
-        )
+    problem = Problem.of(
+        q,
+        mask_or_band,
+        softmax_scale,
+        scores=scores,
+        batch_invariant=batch_invariant,
+        float32_precision=float32_precision,
+    )
+    out, lse = attend(q, k, v, problem, wants_lse=return_lse or return_attn_probs)
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..kernels.problem import Problem
 from ..masks.inputs import require_bool
 from .arguments import choose_scale, prepare_inputs, require_tensor
 from .autograd import attend
@@ -47,7 +48,7 @@ def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     q, k, v = prepare_inputs(q, k, v, DENSE, TORCH)
     softmax_scale = choose_scale(scale, q.shape[-1], "scale")
-    out, lse = attend(q, k, v, mask=mask, softmax_scale=softmax_scale)
+    out, lse = attend(q, k, v, Problem.of(q, mask, softmax_scale))
     return out.transpose(1, 2), lse
 
 

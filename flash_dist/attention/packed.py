@@ -8,7 +8,7 @@ import torch
 
 from ..kernels.boundaries import check_boundaries
 from ..kernels.cache import Packed
-from ..kernels.operators import Packing
+from ..kernels.problem import Packing, Problem
 from ..masks.inputs import MAX_SEQLEN, require_bools
 from ..toolkit.errors import show
 from .arguments import (
@@ -29,8 +29,7 @@ from .decoding.varlen import attend_to_cache, check_packed
 from .layouts import NAMES, PACKED, Names
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
-from .scoring.scored import attend_scored
-from .scoring.scores import choose_scores
+from .scores import choose_scores
 from .transforms import find_differentiated
 
 if TYPE_CHECKING:
@@ -269,30 +268,16 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         packing, scores = split(packing, seqused_k, k), repeat(scores)
     band = choose_band(window_size, causal=causal)
     softmax_scale = choose_scale(softmax_scale, q.shape[-1])
-    if scores is None:
-        out, lse = attend(
-            q,
-            k,
-            v,
-            mask=band,
-            softmax_scale=softmax_scale,
-            packing=packing,
-            batch_invariant=batch_invariant,
-            float32_precision=float32_precision,
-            wants_lse=return_lse or return_attn_probs,
-        )
-    else:
-        out, lse = attend_scored(
-            q,
-            k,
-            v,
-            mask=band,
-            softmax_scale=softmax_scale,
-            scores=scores,
-            packing=packing,
-            batch_invariant=batch_invariant,
-            float32_precision=float32_precision,
-        )
+    problem = Problem.of(
+        q,
+        band,
+        softmax_scale,
+        packing=packing,
+        scores=scores,
+        batch_invariant=batch_invariant,
+        float32_precision=float32_precision,
+    )
+    out, lse = attend(q, k, v, problem, wants_lse=return_lse or return_attn_probs)
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
 
 

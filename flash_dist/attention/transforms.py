@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ..kernels import operators
 from ..kernels.derivatives import refuse_second
-from ..kernels.operators import Packing
+from ..kernels.problem import Problem
 from ..masks import BlockMask
 from ..toolkit.errors import FlashDistError
 from .arguments import is_transformed
@@ -121,31 +121,27 @@ def refuse_intervals() -> NoReturn:
 
 
 class Attention(torch.autograd.Function):
-    """out and lse; the arguments are those of autograd.py's function."""
+    """out and lse of q, k, v and a Problem taken apart, without scores."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Pair:  # noqa: ANN401
         """Return out and lse."""
-        *packed, mask, softmax_scale, _, _, ieee = call
-        packing = Packing.of(*packed)
-        return operators.fwd(
-            q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
-        )
+        return operators.attend(q, k, v, Problem.unflatten(call[:4], call[4:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN401
         """Save what the backward needs."""
-        q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.call = inputs
-        ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k)
+        tensors, ctx.others = inputs[:7], inputs[7:]
+        ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Return the gradients of q, k and v."""
         if dout is None and dlse is None:
-            return (None,) * 12
-        dq, dk, dv = Backward.apply(dout, dlse, *ctx.saved_tensors, *ctx.call)  # type: ignore[no-untyped-call]
-        return dq, dk, dv, *(None,) * 9
+            return (None,) * 15
+        dq, dk, dv = Backward.apply(dout, dlse, *ctx.saved_tensors, *ctx.others)  # type: ignore[no-untyped-call]
+        return dq, dk, dv, *(None,) * 12
 
     @staticmethod
     def vmap(
@@ -170,27 +166,13 @@ class Attention(torch.autograd.Function):
 
 
 class Backward(torch.autograd.Function):
-    """dq, dk and dv of dout, dlse, the saved tensors and the call."""
+    """dq, dk and dv of dout, dlse, the saved tensors and a Problem taken apart."""
 
     @staticmethod
     def forward(dout: Tensor | None, dlse: Tensor | None, *inputs: Any) -> Gradients:  # noqa: ANN401
         """Return dq, dk, dv."""
-        q, k, v, out, lse, *packed, mask, softmax_scale, budget, batch_invariant, ieee = inputs
-        return operators.differentiate(
-            dout,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            dlse,
-            mask=mask,
-            packing=Packing.of(*packed),
-            softmax_scale=softmax_scale,
-            budget=budget,
-            batch_invariant=batch_invariant,
-            ieee=ieee,
-        )
+        problem = Problem.unflatten(inputs[5:9], inputs[9:])
+        return operators.differentiate(dout, inputs[:5], dlse, problem)[:3]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:  # noqa: ANN401
@@ -244,8 +226,8 @@ def _require_same_for_all(
     size: int,
     cu_seqlens_q: Tensor | None,
     _cu_seqlens_k: Tensor | None,
-    _max_seqlen_q: int,
-    _max_seqlen_k: int,
+    _alibi_slopes: None,
+    _sinks: None,
     mask: Band | BlockMask,
     *_: object,
 ) -> None:

@@ -77,7 +77,7 @@ def _wait(device: torch.device) -> None:
 def make_pairs(problem: Problem) -> dict[str, Pair]:
     """Return every kind of call; the names are those of LIMITS, and two more."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - its errors belong to the run
-    from ..kernels.operators import NOT_PACKED  # noqa: PLC0415
+    from ..kernels.problem import NOT_PACKED  # noqa: PLC0415
     from ..masks import Band, BlockMask  # noqa: PLC0415
 
     leaves = problem.inputs
@@ -100,9 +100,12 @@ def make_pairs(problem: Problem) -> dict[str, Pair]:
 
     backward = peer.differentiate(peer.train())
     return {
-        "operator": (lambda: operators.fwd_alone(q, k, v, numbers, None, scale), peer.infer),
+        "operator": (
+            lambda: operators.attention_no_grad(q, k, v, numbers, None, scale),
+            peer.infer,
+        ),
         "operator with a formula": (
-            lambda: operators.fwd(q, k, v, None, band.ints, *NOT_PACKED, scale),
+            lambda: operators.attention(q, k, v, None, band.ints, *NOT_PACKED, scale),
             peer.infer,
         ),
         "function": (lambda: flash_attn_func(q, k, v), peer.infer),

@@ -26,6 +26,7 @@ from ..kernels import operators
 from ..kernels.boundaries import is_checking
 from ..kernels.budget import workspace_budget
 from ..kernels.precision import IEEE, TF32X3, is_ieee
+from ..kernels.problem import Problem
 from ..masks.band import Band
 from ..masks.inputs import require_bools
 from ..toolkit.errors import FlashDistError
@@ -197,21 +198,21 @@ class _RingAttention(torch.autograd.Function):
         batch_invariant: bool,  # noqa: FBT001
         ieee: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor]:
-        options: dict[str, Any] = {"packing": None, "softmax_scale": softmax_scale, "ieee": ieee}
+        how: dict[str, Any] = {"batch_invariant": batch_invariant, "ieee": ieee}
+        problem = Problem(Band(), softmax_scale, budget=workspace_budget(), **how)
         parts = _walk(ring, k, v, causal=causal)
         part, one_k, one_v = next(parts)  # of this rank itself: all its rows see some
-        out, lse = operators.fwd(q, one_k, one_v, mask=part.band, **options)
+        out, lse = operators.attend(q, one_k, one_v, problem._replace(mask=part.band))
         out = out.to(lse.dtype)
         for part, one_k, one_v in parts:
             rows = part.rows
-            one = operators.fwd(q[:, rows], one_k, one_v, mask=part.band, **options)
+            one = operators.attend(q[:, rows], one_k, one_v, problem._replace(mask=part.band))
             del one_k, one_v  # before others take their place
             merged = merge_attention(out[:, rows], lse[..., rows], *one)
             out[:, rows], lse[..., rows] = merged
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.ring, ctx.causal = ring, causal
-        ctx.options = options | {"budget": workspace_budget(), "batch_invariant": batch_invariant}
+        ctx.ring, ctx.causal, ctx.problem = ring, causal, problem
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -228,16 +229,12 @@ class _RingAttention(torch.autograd.Function):
         for part, one_k, one_v in _walk(ctx.ring, k, v, causal=ctx.causal):
             rows = part.rows
             # Not `differentiate`: what it knows of a single key is not so of one among others.
-            one, *others = operators.bwd(
+            results = out[:, rows].contiguous(), lse[..., rows].contiguous()
+            one, *others, _ = operators.backward(
                 dout[:, rows],
-                q[:, rows],
-                one_k,
-                one_v,
-                out[:, rows].contiguous(),
-                lse[..., rows].contiguous(),
+                (q[:, rows], one_k, one_v, *results),
                 None if dlse is None else dlse[..., rows],
-                mask=part.band,
-                **ctx.options,
+                ctx.problem._replace(mask=part.band),
             )
             del one_k, one_v  # before others take their place
             dq[:, rows] += one

@@ -1,7 +1,7 @@
-"""The operators on a cache of keys and values: `decode`, `decode_mla` and `append`.
+"""The operators on a cache of keys and values: `decode` and `append`.
 
 csrc/binding/decode.cpp declares them and has their CUDA kernels; cache_cpu.py has the CPU's. They
-have no autograd formula: whoever calls them here is without gradients. `decode_alone` is `decode`
+have no autograd formula: whoever calls them here is without gradients. `decode_no_lse` is `decode`
 with few arguments and without lse, for calls in eager mode, which cost less so.
 """
 
@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 
 from . import cache_cpu, operators  # noqa: F401 - the second loads the extension
 from .memory import raise_out_of_memory, warn_of_copies
+from .scores import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,11 +26,10 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 _decode: Final[Any] = torch.ops.flash_dist.decode.default
-_decode_alone: Final[Any] = torch.ops.flash_dist.decode_alone.default
-_decode_mla: Final[Any] = torch.ops.flash_dist.decode_mla.default
+_decode_no_lse: Final[Any] = torch.ops.flash_dist.decode_no_lse.default
 _append: Final[Any] = torch.ops.flash_dist.append.default
 
-for _name in ("decode", "decode_alone", "decode_mla", "append"):
+for _name in ("decode", "decode_no_lse", "append"):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cache_cpu, _name))
 
 
@@ -58,6 +58,7 @@ def decode(  # noqa: PLR0913 - one attention problem
     budget: int,
     packed: Packed | None = None,
     scores: Scores | None = None,
+    head_dim_v: int = 0,
     wants_lse: bool = True,
 ) -> tuple[Tensor, Any]:
     """Return out and lse of queries to the keys of a cache.
@@ -71,45 +72,24 @@ def decode(  # noqa: PLR0913 - one attention problem
         budget: Bytes of workspace, or BUDGET_NOW.
         packed: Where the queries of each sequence are, if they are packed.
         scores: What becomes of a score before the mask, and the sinks; None: nothing, and none.
+        head_dim_v: Values are so many of the first columns of cache.v, which is cache.k itself if
+            head_dim is above 256 (latent keys); 0: all columns.
         wants_lse: Who does not want lse may get None for it.
 
     Returns:
         out: Like q with head_dim_v, contiguous.
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
     """
-    bare = packed is None and scores is None and cache.batch_idx is None and cache.leftpad is None
+    bare = packed is None and scores is None and not head_dim_v
+    bare = bare and cache.batch_idx is None and cache.leftpad is None
     if bare and not wants_lse and not _is_watched():
         numbers = softmax_scale, band.left, band.right, seqlen_new, budget
         few = q, cache.k, cache.v, cache.seqlens, cache.block_table, *numbers
-        return _call_eagerly(_decode_alone, few), None
+        return _call_eagerly(_decode_no_lse, few), None
     all_numbers = seqlen_new, softmax_scale, band.left, band.right, budget
-    arguments = q, *cache, *(packed or (None, 0)), *all_numbers, *(scores or ())
+    last = (*(scores or PLAIN), head_dim_v) if head_dim_v else scores or ()
+    arguments = q, *cache, *(packed or (None, 0)), *all_numbers, *last
     out, lse = _call(_decode, arguments)
-    return out, lse
-
-
-def decode_mla(  # noqa: PLR0913 - one attention problem
-    q: Tensor,
-    cache: Cache,
-    *,
-    head_dim_v: int,
-    causal: bool,
-    softmax_scale: float,
-    budget: int,
-) -> tuple[Tensor, Tensor]:
-    """Return out and lse of queries to latent keys, whose first columns are the values.
-
-    Args:
-        q: [batch, seqlen_q, num_heads_q, head_dim].
-        cache: Without values of its own, entries or left padding.
-        head_dim_v: How many columns they are.
-        causal: Aligned to the bottom right.
-        softmax_scale: Factor on the scores.
-        budget: Bytes of workspace, or BUDGET_NOW.
-    """
-    numbers = softmax_scale, causal, budget
-    arguments = q, cache.k, head_dim_v, cache.seqlens, cache.block_table, *numbers
-    out, lse = _call(_decode_mla, arguments)
     return out, lse
 
 
@@ -209,33 +189,17 @@ def _decode_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     softcap: float = 0.0,  # noqa: ARG001
     alibi_slopes: Tensor | None = None,  # noqa: ARG001
     sinks: Tensor | None = None,  # noqa: ARG001
+    head_dim_v: int = 0,
 ) -> tuple[Tensor, Tensor]:
     *batch, tokens, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty((*batch, tokens, heads, v_cache.shape[-1]))
+    out = q.new_empty((*batch, tokens, heads, head_dim_v or v_cache.shape[-1]))
     return out, q.new_empty((*batch, heads, tokens), dtype=lse_dtype)
 
 
-@torch.library.register_fake("flash_dist::decode_alone")
-def _decode_alone_fake(q: Tensor, _k_cache: Tensor, v_cache: Tensor, *_: object) -> Tensor:
+@torch.library.register_fake("flash_dist::decode_no_lse")
+def _decode_no_lse_fake(q: Tensor, _k_cache: Tensor, v_cache: Tensor, *_: object) -> Tensor:
     return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
-
-
-@torch.library.register_fake("flash_dist::decode_mla")
-def _decode_mla_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k_cache: Tensor,
-    head_dim_v: int,
-    cache_seqlens: Tensor | None,
-    block_table: Tensor | None,
-    softmax_scale: float,
-    causal: bool,  # noqa: ARG001, FBT001
-    budget: int,
-) -> tuple[Tensor, Tensor]:
-    v_cache = k_cache[..., :head_dim_v]
-    where = cache_seqlens, None, None, block_table, None, 0
-    out, lse = _decode_fake(q, k_cache, v_cache, *where, 0, softmax_scale, -1, -1, budget)
-    return out, lse
 
 
 @torch.library.register_fake("flash_dist::append")

@@ -41,8 +41,11 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    head_dim_v: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries to the keys of a cache."""
+    if head_dim_v:
+        v_cache = v_cache[..., :head_dim_v]
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     cache.check_values(seqlen_new)
     if cu_seqlens_q is not None:
@@ -73,7 +76,7 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     return out, lse
 
 
-def decode_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
+def decode_no_lse(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -90,23 +93,6 @@ def decode_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
     numbers = seqlen_new, softmax_scale, left, right, budget
     out: Tensor = decode(q, k_cache, v_cache, *where, *numbers)[0]
     return out
-
-
-def decode_mla(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k_cache: Tensor,
-    head_dim_v: int,
-    cache_seqlens: Tensor | None,
-    block_table: Tensor | None,
-    softmax_scale: float,
-    causal: bool,  # noqa: FBT001
-    budget: int,
-) -> tuple[Tensor, Tensor]:
-    """Return out and lse of queries to latent keys, whose first columns are the values."""
-    v_cache = k_cache[..., :head_dim_v]
-    where = cache_seqlens, None, None, block_table, None, 0
-    band = Band(right=0) if causal else Band()
-    return decode(q, k_cache, v_cache, *where, 0, softmax_scale, band.left, band.right, budget)
 
 
 def _lse_dtype(q: Tensor) -> torch.dtype:

@@ -1,7 +1,7 @@
 """The operators on the CPU, by the formulas of reference.py.
 
-The signatures are the operators' own, see csrc/binding/api.cpp and operators.py. Those of
-scoring/scored.py end in the fields of Scores, and are served here as well.
+The signatures are those of the schemas, see csrc/binding/api.cpp and operators.py; they end in the
+fields of Scores.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import torch
 from ..masks import registry
 from ..masks.band import Band
 from ..masks.inputs import Shape, complain
+from ..masks.intervals import IntervalMask
 from ..masks.layout import BAND
 from .boundaries import check_boundaries
-from .reference import reference_backward, reference_forward
+from .problem import NOT_PACKED
+from .reference import reference_backward, reference_forward, sink_gradients
 from .scores import Scores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from .reference import Gradients
+    Pair = tuple[Tensor, Tensor]
+    Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # dq, dk, dv, dsinks
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -45,7 +48,7 @@ def without_autocast(kernel: Callable[Arguments, Result]) -> Callable[Arguments,
 
 
 @without_autocast
-def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -58,7 +61,7 @@ def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - it always is
     *scores: Any,  # noqa: ANN401
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """Return out and lse for a band; what packs documents is checked, which costs nothing here."""
     check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
@@ -74,128 +77,88 @@ def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     )
 
 
+def attention_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
+    """Return dq, dk, dv, dsinks for a band. Nothing is spilled here, so that no budget counts."""
+    _, _, mask, cu_seqlens_q, cu_seqlens_k, _, _, softmax_scale, _, _, *how = call[7:]
+    where = {
+        "softmax_scale": softmax_scale,
+        "band": parse_band(mask),
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+    }
+    return _differentiate(call[:7], Scores(*how[1:]), **where)
+
+
 @without_autocast
-def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
-    dout: Tensor,
+def _differentiate(
+    saved: Sequence[Any],
+    scores: Scores,
+    **where: Any,  # noqa: ANN401
+) -> Gradients:
+    """Return the gradients; dsinks has no elements without sinks."""
+    dout, q, k, v, out, lse, dlse = saved
+    dsinks = lse.new_empty(0)
+    if scores.sinks is not None:
+        dsinks = sink_gradients(dout, out, lse, dlse, scores.sinks)
+    dout = dout.contiguous()  # matrix products sum in another order where strides are others
+    dq, dk, dv = reference_backward(dout, q, k, v, out, lse, dlse, scores=scores, **where)
+    return dq, dk, dv, dsinks
+
+
+def attention_no_grad(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    mask_data: Tensor | None,  # noqa: ARG001
-    mask_slots: Tensor | None,  # noqa: ARG001
-    mask: list[int],
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,  # noqa: ARG001
-    max_seqlen_k: int,  # noqa: ARG001
+    mask: Tensor,
+    mask_data: Tensor | None,
     softmax_scale: float,
-    budget: int,  # noqa: ARG001 - nothing is spilled here
+    ieee: bool = False,  # noqa: FBT001, FBT002
+    *packed: Any,  # noqa: ANN401
+) -> Pair:
+    """Return what `attention` returns; the integers of a mask are a tensor."""
+    packed += NOT_PACKED[len(packed) :]
+    return attention(q, k, v, mask_data, mask.tolist(), *packed, softmax_scale, ieee)
+
+
+def attention_backward_no_grad(*call: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401 - likewise
+    """Return dq, dk, dv, likewise."""
+    mask, data, slots, softmax_scale, budget, batch_invariant, *rest = call[7:]
+    ieee, *packed = rest or [False]
+    packed += NOT_PACKED[len(packed) :]
+    how = softmax_scale, budget, batch_invariant, ieee
+    return attention_backward(*call[:7], data, slots, mask.tolist(), *packed, *how)[:3]
+
+
+@without_autocast
+def attention_masked(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Tensor | None,
+    handle: int,
+    batches: int,
+    heads: int,
+    causal: bool,  # noqa: FBT001
+    softmax_scale: float,
+    keep: bool,  # noqa: FBT001
     batch_invariant: bool,  # noqa: ARG001, FBT001 - it always is
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - likewise
     *scores: Any,  # noqa: ANN401
-) -> Gradients:
-    """Return dq, dk, dv for a band."""
-    dout = dout.contiguous()  # matrix products sum in another order where strides are others
-    saved = dout, q, k, v, out, lse, dlse
-    return reference_backward(
-        *saved,
-        softmax_scale=softmax_scale,
-        band=parse_band(mask),
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        scores=Scores(*scores),
-    )
-
-
-def fwd_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    mask_data: Tensor | None,
-    softmax_scale: float,
-    ieee: bool = False,  # noqa: FBT001, FBT002
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Return what `fwd` returns; a mask's numbers are a tensor."""
-    packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    return fwd(q, k, v, mask_data, mask.tolist(), *packed, softmax_scale, ieee)
-
-
-def bwd_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    mask: Tensor,
-    mask_data: Tensor | None,
-    mask_slots: Tensor | None,
-    softmax_scale: float,
-    budget: int,
-    batch_invariant: bool,  # noqa: FBT001
-    ieee: bool = False,  # noqa: FBT001, FBT002
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-) -> Gradients:
-    """Return what `bwd` returns, likewise."""
-    saved = dout, q, k, v, out, lse, dlse
-    packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    how = softmax_scale, budget, batch_invariant, ieee
-    return bwd(*saved, mask_data, mask_slots, mask.tolist(), *packed, *how)
-
-
-@without_autocast
-def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    handle: int,
-    softmax_scale: float,
-    keep: bool,  # noqa: FBT001
-    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
-    *scores: Any,  # noqa: ANN401
-) -> tuple[Tensor, Tensor]:
-    """Return out and lse for a BlockMask."""
-    if keep:
+) -> Pair:
+    """Return out and lse for a BlockMask or an IntervalMask."""
+    if keep and plan is None:
         registry.keep(handle)
-    seen = visible(handle, shape_of(q, k))
+    seen = visible(q, k, plan, handle, batches, heads, causal)
     return reference_forward(
         q, k, v, softmax_scale=softmax_scale, visible=seen, scores=Scores(*scores)
     )
 
 
-@without_autocast
-def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    handle: int,
-    softmax_scale: float,
-    budget: int,  # noqa: ARG001
-    batch_invariant: bool,  # noqa: ARG001, FBT001
-    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
-    *scores: Any,  # noqa: ANN401
-) -> Gradients:
-    """Return dq, dk, dv for a BlockMask."""
-    seen = visible(handle, shape_of(q, k))
-    saved = dout.contiguous(), q, k, v, out, lse, dlse
-    return reference_backward(
-        *saved, softmax_scale=softmax_scale, visible=seen, scores=Scores(*scores)
-    )
+def attention_masked_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
+    """Return dq, dk, dv, dsinks for a BlockMask or an IntervalMask."""
+    softmax_scale, _, _, *how = call[12:]
+    seen = visible(*call[1:3], *call[7:12])
+    return _differentiate(call[:7], Scores(*how[1:]), softmax_scale=softmax_scale, visible=seen)
 
 
 def shape_of(q: Tensor, k: Tensor) -> Shape:
@@ -212,8 +175,23 @@ def is_empty(handle: int, shape: Shape) -> bool:
     return True
 
 
-def visible(handle: int, shape: Shape) -> Tensor | None:
-    """Return the booleans of a mask, None for a call that has no query or no key."""
+def intervals_of(q: Tensor, k: Tensor, plan: Tensor, *sizes: Any) -> IntervalMask:  # noqa: ANN401
+    """Return the IntervalMask of a plan and the operator's batches, heads and causal."""
+    batches, heads, causal = sizes
+    return IntervalMask(plan, batches, heads, q.shape[1], k.shape[1], causal)
+
+
+def visible(
+    q: Tensor,
+    k: Tensor,
+    plan: Tensor | None,
+    handle: int,
+    *sizes: Any,  # noqa: ANN401
+) -> Tensor | None:
+    """Return the booleans of a mask, None for a BlockMask and no query or no key."""
+    if plan is not None:
+        return intervals_of(q, k, plan, *sizes).visible()
+    shape = shape_of(q, k)
     return None if is_empty(handle, shape) else registry.find(handle).visible(*shape)
 
 
@@ -230,7 +208,7 @@ def parse_band(mask: list[int]) -> Band:
         raise complain(
             ValueError,
             f"mask must be a band on the CPU, got one of kind {kind}",
-            "`flash_dist::masked_fwd` takes a BlockMask on any device",
+            "`flash_dist::attention_masked` takes a BlockMask on any device",
         )
     left, right, bottom_right = numbers
     return Band(left, right, bool(bottom_right))

@@ -2,8 +2,8 @@
 
 That is an exported program, an AOTInductor package, or a hand-written call. Our own functions have
 an autograd.Function, attention/autograd.py, which costs less and knows more: a forward operator has
-no argument for budget and batch_invariant, so that these formulas take the budget of the moment and
-are not batch invariant. Both come to `differentiate`.
+no argument for the budget, and `attention` none for batch_invariant, so that these formulas take
+the budget of the moment. Both come to `differentiate`.
 """
 
 from __future__ import annotations
@@ -20,38 +20,51 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Tensor = torch.Tensor
-Gradients = tuple[Tensor, Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor, "Tensor | None"]  # dq, dk, dv, dsinks
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, out, lse
 
 
-def differentiate(
-    bwd: Callable[..., Gradients],
+def differentiate(  # noqa: PLR0913 - what autograd has
+    backward: Callable[[Tensor, Tensor | None], Gradients],
     saved: Saved,
     dout: Tensor | None,
     dlse: Tensor | None,
     *,
+    sinks: Tensor | None,
     max_seqlen_k: int | None = None,
 ) -> Gradients:
-    """Return dq, dk, dv of one call of a forward operator.
+    """Return dq, dk, dv and the gradient of the sinks of one call of a forward operator.
 
     Args:
-        bwd: Its backward, of dout, q, k, v, out, lse and dlse.
+        backward: Its backward of dout and dlse, with dsinks of each query.
         saved: Its inputs and what it returned for them.
         dout: What autograd has for out, in whatever layout; None: nothing depends on out.
         dlse: Likewise for lse.
+        sinks: Those of the call.
         max_seqlen_k: Keys of the longest sequence or more, if packed.
+
+    Returns:
+        dq, dk, dv: Like q, k, v.
+        dsinks: [num_heads_q]; None without sinks. It is torch's sum, whose order follows from the
+            shape and the device.
     """
     q, k, _, out, _ = saved
     dout = torch.zeros_like(out) if dout is None else dout
+    if sinks is not None:
+        dq, dk, dv, dsinks = backward(dout, dlse)
+        if dsinks is not None:
+            dsinks = dsinks.sum(-1) if dsinks.dim() == 2 else dsinks.sum((0, 2))  # noqa: PLR2004
+        return dq, dk, dv, dsinks
     if not (_is_one(k.shape[1]) if max_seqlen_k is None else _is_one(k.shape[0], max_seqlen_k)):
-        return bwd(dout, *saved, dlse)
+        dq, dk, dv, _ = backward(dout, dlse)
+        return dq, dk, dv, None
     # With one key the weights are 1 or 0 whatever the score: only lse depends on q and k. The
     # kernels would find dP - delta, which is 0 only up to rounding.
-    dv = bwd(dout, *saved, None)[2]
+    dv = backward(dout, None)[2]
     if dlse is None:
-        return q.new_zeros(q.shape), k.new_zeros(k.shape), dv
-    dq, dk, _ = bwd(torch.zeros_like(out), *saved, dlse)
-    return dq, dk, dv
+        return q.new_zeros(q.shape), k.new_zeros(k.shape), dv, None
+    dq, dk, _, _ = backward(torch.zeros_like(out), dlse)
+    return dq, dk, dv, None
 
 
 def _is_one(*numbers: int) -> bool:
@@ -73,16 +86,16 @@ def refuse_second(*_: object) -> NoReturn:
 
 
 def register(library: torch.library.Library) -> None:
-    """Give all four operators their formulas, within the library that declares two of them."""
-    for name, backward, save in (
-        ("fwd", _backward, _save),
-        ("bwd", refuse_second, None),
-        ("masked_fwd", _masked_backward, _masked_save),
-        ("masked_bwd", refuse_second, None),
+    """Give the operators their formulas, within the library that declares two of them."""
+    in_front: Any = _Shortcut(library)
+    for name, formula, save, place in (
+        ("attention", _differentiate, _save, in_front),
+        ("attention_backward", refuse_second, None, in_front),
+        ("attention_masked", _differentiate_masked, _save_masked, library),
+        ("attention_masked_backward", refuse_second, None, library),
     ):
-        in_front: Any = _Shortcut(library) if name in {"fwd", "bwd"} else library
         operator = f"flash_dist::{name}"
-        torch.library.register_autograd(operator, backward, setup_context=save, lib=in_front)
+        torch.library.register_autograd(operator, formula, setup_context=save, lib=place)
 
 
 class _Shortcut:
@@ -110,58 +123,57 @@ class _Shortcut:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-    q, k, v, mask_data, mask, cu_seqlens_q, cu_seqlens_k, *ctx.numbers = inputs
-    ctx.save_for_backward(q, k, v, *output, mask_data, cu_seqlens_q, cu_seqlens_k)
-    ctx.mask = mask
+    q, k, v, mask_data, ctx.mask, cu_seqlens_q, cu_seqlens_k, *numbers = inputs
+    *ctx.numbers, ctx.softcap, alibi_slopes, sinks = numbers
+    kept = mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks
+    ctx.save_for_backward(q, k, v, *output, *kept)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     if dout is None and dlse is None:
-        return (None,) * 11
-    *saved, mask_data, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+        return (None,) * 14
+    *saved, mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks = ctx.saved_tensors
     max_seqlen_q, max_seqlen_k, softmax_scale, ieee = ctx.numbers
+    mask = mask_data, None, ctx.mask  # without mask_slots dS is not stored
+    packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    how = softmax_scale, BUDGET_NOW, False, ieee, ctx.softcap, alibi_slopes, sinks
 
-    def bwd(*tensors: Tensor | None) -> Gradients:
-        dq, dk, dv = torch.ops.flash_dist.bwd(
-            *tensors,
-            mask_data,
-            None,  # mask_slots: without them dS is not stored
-            ctx.mask,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            softmax_scale,
-            BUDGET_NOW,
-            False,  # noqa: FBT003 - the operator's schema
-            ieee,
-        )
-        return dq, dk, dv
+    def backward(one_dout: Tensor, one_dlse: Tensor | None) -> Gradients:
+        operator = torch.ops.flash_dist.attention_backward
+        return operator(one_dout, *saved, one_dlse, *mask, *packed, *how)  # type: ignore[no-any-return]
 
     longest = None if cu_seqlens_q is None else max_seqlen_k
-    gradients = differentiate(bwd, tuple(saved), dout, dlse, max_seqlen_k=longest)
-    return *gradients, *(None,) * 8
+    dq, dk, dv, dsinks = differentiate(
+        backward, tuple(saved), dout, dlse, sinks=sinks, max_seqlen_k=longest
+    )
+    return dq, dk, dv, *(None,) * 10, dsinks
 
 
-def _masked_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-    q, k, v, ctx.handle, ctx.softmax_scale, _, ctx.ieee = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.mask = registry.find(ctx.handle) if isinstance(ctx.handle, int) else None  # it lives on
+def _save_masked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+    q, k, v, plan, *numbers, alibi_slopes, sinks = inputs
+    *ctx.mask, ctx.softmax_scale, _, invariant, ieee, softcap = numbers
+    ctx.numbers = invariant, ieee, softcap
+    ctx.save_for_backward(q, k, v, *output, plan, alibi_slopes, sinks)
+    if plan is None and isinstance(ctx.mask[0], int):
+        ctx.alive = registry.find(ctx.mask[0])  # the mask lives until the backward
     ctx.set_materialize_grads(False)
 
 
-def _masked_backward(
+def _differentiate_masked(
     ctx: Any,  # noqa: ANN401
     dout: Tensor | None,
     dlse: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     if dout is None and dlse is None:
-        return (None,) * 7
+        return (None,) * 15
+    *saved, plan, alibi_slopes, sinks = ctx.saved_tensors
+    mask = plan, *ctx.mask, ctx.softmax_scale, BUDGET_NOW
+    how = *ctx.numbers, alibi_slopes, sinks
 
-    def bwd(*tensors: Tensor | None) -> Gradients:
-        plan = ctx.handle, ctx.softmax_scale, BUDGET_NOW, False, ctx.ieee
-        dq, dk, dv = torch.ops.flash_dist.masked_bwd(*tensors, *plan)
-        return dq, dk, dv
+    def backward(one_dout: Tensor, one_dlse: Tensor | None) -> Gradients:
+        operator = torch.ops.flash_dist.attention_masked_backward
+        return operator(one_dout, *saved, one_dlse, *mask, *how)  # type: ignore[no-any-return]
 
-    return *differentiate(bwd, ctx.saved_tensors, dout, dlse), *(None,) * 4
+    dq, dk, dv, dsinks = differentiate(backward, tuple(saved), dout, dlse, sinks=sinks)
+    return dq, dk, dv, *(None,) * 11, dsinks

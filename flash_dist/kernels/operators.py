@@ -1,38 +1,43 @@
-"""The registered operators: the only module that knows `torch.ops.flash_dist`.
+"""The registered operators of attention: the only module that knows `torch.ops.flash_dist`.
 
-Importing it loads the extension, which declares `fwd` and `bwd` and has their CUDA kernels. These
-take a mask as numbers, and its arrays as a tensor on the device of q. `masked_fwd` and `masked_bwd`
-take the handle of a BlockMask instead and find the arrays for the device, out of the sight of
-torch.compile. They are declared here, as are the fake kernels of all (shapes only, for
-torch.compile); cpu.py has the CPU's, derivatives.py the autograd formulas of these four. The
-signatures are the operators' own, flags among the positional arguments included.
+Importing it loads the extension, which declares `attention` and `attention_backward` and has their
+CUDA kernels. These take a mask as integers, and its arrays as a tensor on the device of q.
+`attention_masked` and `attention_masked_backward` are declared here: they take the handle of a
+BlockMask or the tensor of an IntervalMask, and find the arrays where torch.compile does not look.
+Fake kernels (shapes alone, for torch.compile) are here as well; cpu.py has the CPU kernels,
+derivatives.py the autograd formulas. The signatures are those of the schemas, flags among the
+positional arguments included.
 
-`fwd_alone` and `bwd_alone`, the extension's, too, have no formula, and a mask's numbers as a tensor
-of the CPU: calls in eager mode take them, which cost less there.
+`attention_no_grad` and `attention_backward_no_grad`, the extension's as well, have no formula, and
+take the integers of a mask as a CPU tensor: calls in eager mode take them, which cost less there.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ..masks import registry
 from ..masks.band import Band
 from ..masks.inputs import complain
+from ..masks.intervals import IntervalMask, list_key_slots
 from ..masks.spec import BlockMask
 from ..toolkit.builds.package import PACKAGE
 from ..toolkit.errors import ExtensionError
 from ..toolkit.product import BINDING
-from . import cpu, derivatives
+from . import cpu, derivatives, earlier, flops
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
 from .memory import raise_out_of_memory
+from .problem import NOT_PACKED, Problem
+from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from .derivatives import Gradients, Saved
 
 EXTENSION: Final = PACKAGE / BINDING
 
@@ -45,136 +50,102 @@ except OSError as error:
     raise ExtensionError(_MESSAGE, hint="`python -m flash_dist doctor` finds the cause") from error
 
 Tensor = torch.Tensor
-Gradients = tuple[Tensor, Tensor, Tensor]
-# dout, q, k, v, out, lse, dlse
-Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
+Pair = tuple[Tensor, Tensor]
 
 _operators: Final[Any] = torch.ops.flash_dist
 # What calling an operator comes to but for a function in Python.
-_fwd_alone: Final = _operators.fwd_alone.default._op  # noqa: SLF001
-_bwd_alone: Final = _operators.bwd_alone.default._op  # noqa: SLF001
+_attention_no_grad: Final = _operators.attention_no_grad.default._op  # noqa: SLF001
+_attention_backward_no_grad: Final = _operators.attention_backward_no_grad.default._op  # noqa: SLF001
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
-_library.define(
-    "masked_fwd(Tensor q, Tensor k, Tensor v, SymInt handle, float softmax_scale, bool keep, "
-    "bool ieee=False) -> (Tensor out, Tensor lse)"
+# The mask is a BlockMask with this handle, or an IntervalMask of the other four.
+_MASK: Final = "Tensor? plan, SymInt handle, SymInt batches, SymInt heads, bool causal"
+_LAST: Final = (
+    "bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, "
+    "Tensor? sinks=None"
 )
 _library.define(
-    "masked_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-    "SymInt handle, float softmax_scale, int budget, bool batch_invariant, bool ieee=False) -> "
-    "(Tensor dq, Tensor dk, Tensor dv)"
+    f"attention_masked(Tensor q, Tensor k, Tensor v, {_MASK}, float softmax_scale, bool keep, "
+    f"{_LAST}) -> (Tensor out, Tensor lse)"
+)
+_library.define(
+    "attention_masked_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"Tensor? dlse, {_MASK}, float softmax_scale, int budget, {_LAST}) -> "
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)"
 )
 
-for _name in ("fwd", "bwd", "fwd_alone", "bwd_alone", "masked_fwd", "masked_bwd"):
+for _name in (
+    "attention",
+    "attention_backward",
+    "attention_no_grad",
+    "attention_backward_no_grad",
+    "attention_masked",
+    "attention_masked_backward",
+):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cpu, _name))
 derivatives.register(_library)
 
 
-class Packing(NamedTuple):
-    """Documents packed one behind the other: where each begins, and how long one may be."""
-
-    cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
-    max_seqlen_q: int
-    max_seqlen_k: int
-
-    @classmethod
-    def of(
-        cls,
-        cu_seqlens_q: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-    ) -> Packing | None:
-        """Return how documents are packed, None where they are not."""
-        if cu_seqlens_q is None or cu_seqlens_k is None:
-            return None
-        return cls(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+# --- Calls ----------------------------------------------------------------------------------------
 
 
-NOT_PACKED: Final = (None, None, 0, 0)
-
-
-def fwd(  # noqa: PLR0913 - one attention problem
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Band | BlockMask,
-    packing: Packing | None,
-    softmax_scale: float,
-    ieee: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return out and lse.
+def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
+    """Return out and lse; differentiable by the operators' formulas.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or [batch, seqlen_q, num_heads_kv, group,
             head_dim]; packed, without the batch axis.
         k: [batch, seqlen_k, num_heads_kv, head_dim]; packed, without the batch axis.
         v: Like k, with head_dim_v.
-        mask: A band if packed.
-        packing: None for tensors with a batch axis.
-        softmax_scale: Factor on the scores.
-        ieee: Whether products of float32 are FFMA, see precision.py.
+        problem: All else.
 
     Returns:
         out: Like q with head_dim_v, contiguous.
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
     """
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
-        return fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
+        return attend_no_grad(q, k, v, problem)
     try:
-        return _fwd_by_name(q, k, v, mask, packing, softmax_scale, ieee)
+        return _call_forward(q, k, v, problem)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
 
 
-def fwd_alone(  # noqa: PLR0913, PLR0917 - one attention problem
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Band | BlockMask,
-    packing: Packing | None,
-    softmax_scale: float,
-    ieee: bool,  # noqa: FBT001
-) -> tuple[Tensor, Tensor]:
-    """Return out and lse as `fwd` does, in eager mode, where nobody wants gradients of this call.
+def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
+    """Return out and lse as `attend` does, in eager mode, for a call that needs no gradients.
 
-    In an autograd.Function that is so. On a GPU the call takes an operator of its own, which has no
-    autograd formula in front: that is written in Python, and to find that nobody wants it takes
-    longer than all else of a small call.
+    In an autograd.Function that is so. The autograd formula in front of the other operators is
+    written in Python: to find that nobody wants it takes as long as all else of a small call.
     """
     try:
-        if _is_watched(q, k, v):
+        mask, softmax_scale, packing, scores, _, _, ieee = problem
+        if scores is not None or isinstance(mask, IntervalMask) or _is_watched(q, k, v):
             with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
-                return _fwd_by_name(q, k, v, mask, packing, softmax_scale, ieee)
-        numbers, found = _find_numbers(mask, q, k)
+                return _call_forward(q, k, v, problem)
+        integers, found = _find_integers(mask, q, k)
         data = None if found is None else found.data
-        packed = () if packing is None else packing
-        out, lse = _fwd_alone(q, k, v, numbers, data, softmax_scale, ieee, *packed)
+        out, lse = _attention_no_grad(
+            q, k, v, integers, data, softmax_scale, ieee, *(packing or ())
+        )
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
     return out, lse
 
 
-def _fwd_by_name(  # noqa: PLR0913, PLR0917 - one attention problem
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Band | BlockMask,
-    packing: Packing | None,
-    softmax_scale: float,
-    ieee: bool,  # noqa: FBT001
-) -> tuple[Tensor, Tensor]:
-    """Call `fwd` or `masked_fwd`, which a graph may hold and whoever watches operators knows."""
+def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
+    """Call the operator that a graph may hold and a mode of torch.dispatch knows."""
+    mask, softmax_scale, packing, scores, _, batch_invariant, ieee = problem
+    how = ieee, *(scores or ())
     known = band_or_handle(mask)
     if isinstance(known, Band):
         packed = packing or NOT_PACKED
-        out, lse = _operators.fwd(q, k, v, None, known.ints, *packed, softmax_scale, ieee)
+        out, lse = _operators.attention(q, k, v, None, known.ints, *packed, softmax_scale, *how)
     else:
         keep = torch.compiler.is_compiling()
-        out, lse = _operators.masked_fwd(q, k, v, known, softmax_scale, keep, ieee)
+        out, lse = _operators.attention_masked(
+            q, k, v, *known, softmax_scale, keep, batch_invariant, *how
+        )
     return out, lse
 
 
@@ -190,10 +161,11 @@ def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return registry.is_traced()
 
 
-def _find_numbers(
-    mask: Band | BlockMask, q: Tensor, k: Tensor
+def _find_integers(
+    mask: Band | BlockMask | IntervalMask, q: Tensor, k: Tensor
 ) -> tuple[Tensor, registry.Resident | None]:
-    """Return a mask's numbers, and its plan with the arrays on the GPU of q, where it has such."""
+    """Return a mask's integers, and its plan with the arrays on the GPU of q, where it has such."""
+    band: Any = mask
     if isinstance(mask, BlockMask):
         band = mask.band
         if band is None:
@@ -201,108 +173,85 @@ def _find_numbers(
             if found is not None:
                 return found.plan.numbers, found
             band = Band()  # of nothing
-        mask = band
-    return _numbers_of(mask), None
+    return _integers_of(band), None
 
 
 @lru_cache(maxsize=256)
-def _numbers_of(band: Band) -> Tensor:
-    """Return the operators' numbers of a band, which nobody writes to."""
+def _integers_of(band: Band) -> Tensor:
+    """Return the operators' integers of a band, which nobody writes to."""
     return torch.tensor(band.ints, dtype=torch.int64, device="cpu")
 
 
-def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    *,
-    mask: Band | BlockMask,
-    packing: Packing | None,
-    softmax_scale: float,
-    budget: int,
-    batch_invariant: bool,
-    ieee: bool = False,
-) -> Gradients:
-    """Return dq, dk, dv, each like its tensor and contiguous; budget in bytes, or BUDGET_NOW."""
-    saved: Saved = dout, q, k, v, out, lse, dlse
-    plan = softmax_scale, budget, batch_invariant, ieee
-    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
-        return bwd_alone(saved, mask, packing, plan)
-    try:
-        return _bwd_by_name(saved, mask, packing, plan)
-    except RuntimeError as error:
-        raise_out_of_memory(error)
-        raise
-
-
-def bwd_alone(
-    saved: Saved,
-    mask: Band | BlockMask,
-    packing: Packing | None,
-    plan: Sequence[Any],
-) -> Gradients:
-    """Return dq, dk, dv in eager mode, where they are not to be differentiated; see `fwd_alone`.
+def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
+    """Return dq, dk, dv and dsinks of a call; see `differentiate` for more.
 
     Args:
-        saved: dout and what the forward had and returned, then dlse or None.
-        mask: As in `bwd`.
-        packing: Likewise.
-        plan: softmax_scale, budget, batch_invariant and ieee, likewise.
+        dout: Gradient of out.
+        saved: q, k, v, out and lse.
+        dlse: Gradient of lse; None: nothing depends on it.
+        problem: That of the forward.
+
+    Returns:
+        dq, dk, dv: Like their tensors, contiguous.
+        dsinks: Like lse, what each query adds to the gradient of its head's sink, in float32
+            (float64 for float64 inputs). Without sinks None or a tensor of no elements.
     """
-    _, q, k, v, *_ = saved
-    softmax_scale, budget, batch_invariant, ieee = plan
+    graph = torch.is_grad_enabled() or torch.compiler.is_compiling()  # the formula in front
+    below = nullcontext() if graph else torch._C._AutoDispatchBelowAutograd()  # noqa: SLF001
     try:
-        if _is_watched(q, k, v):
-            with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
-                return _bwd_by_name(saved, mask, packing, plan)
-        numbers, found = _find_numbers(mask, q, k)
-        arrays = (None, None) if found is None else (found.data, found.plan.key_slots)
-        packed = () if packing is None else packing
-        dq, dk, dv = _bwd_alone(
-            *saved, numbers, *arrays, softmax_scale, budget, batch_invariant, ieee, *packed
-        )
+        if not (graph or problem.scores is not None or _is_watched(*saved[:3])):
+            return _backward_no_grad(dout, saved, dlse, problem)
+        with below:
+            return _call_backward(dout, saved, dlse, problem)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
-    return dq, dk, dv
 
 
-def _bwd_by_name(
-    saved: Saved, mask: Band | BlockMask, packing: Packing | None, plan: Sequence[Any]
+def _backward_no_grad(
+    dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
-    """Call `bwd` or `masked_bwd`, as `_fwd_by_name` does."""
+    """Call the operator of eager mode, as `attend_no_grad` does."""
+    mask, softmax_scale, packing, _, *how = problem
+    integers, found = _find_integers(mask, *saved[:2])
+    arrays = (None, None) if found is None else (found.data, found.plan.key_slots)
+    dq, dk, dv = _attention_backward_no_grad(
+        dout, *saved, dlse, integers, *arrays, softmax_scale, *how, *(packing or ())
+    )
+    return dq, dk, dv, None
+
+
+def _call_backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
+    """Call the operator that belongs to that of `_call_forward`."""
+    mask, softmax_scale, packing, scores, *how = problem
+    numbers = softmax_scale, *how, *(scores or PLAIN)
     known = band_or_handle(mask)
     if isinstance(known, Band):
-        packed = packing or NOT_PACKED
-        dq, dk, dv = _operators.bwd(*saved, None, None, known.ints, *packed, *plan)
+        arrays = None, None, known.ints, *(packing or NOT_PACKED)
+        dq, dk, dv, dsinks = _operators.attention_backward(dout, *saved, dlse, *arrays, *numbers)
     else:
-        dq, dk, dv = _operators.masked_bwd(*saved, known, *plan)
-    return dq, dk, dv
+        operator = _operators.attention_masked_backward
+        dq, dk, dv, dsinks = operator(dout, *saved, dlse, *known, *numbers)
+    return dq, dk, dv, dsinks
 
 
-def differentiate(  # noqa: PLR0913, PLR0917 - one attention problem
-    dout: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    *,
-    packing: Packing | None,
-    **options: Any,  # noqa: ANN401 - of bwd
-) -> Gradients:
-    """Return dq, dk, dv of a call of `fwd` for what autograd has of out and lse; see `bwd`."""
+def differentiate(
+    dout: Tensor | None, saved: Saved, dlse: Tensor | None, problem: Problem
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return dq, dk, dv and the gradient of the sinks for what autograd has of out and lse.
+
+    Args:
+        dout: In whatever layout; None: nothing depends on out.
+        saved: q, k, v, out and lse.
+        dlse: Likewise for lse.
+        problem: That of the forward.
+    """
+
+    def call(one_dout: Tensor, one_dlse: Tensor | None) -> Gradients:
+        return backward(one_dout, saved, one_dlse, problem)
+
     return derivatives.differentiate(
-        partial(bwd, packing=packing, **options),
-        (q, k, v, out, lse),
-        dout,
-        dlse,
-        max_seqlen_k=None if packing is None else packing.max_seqlen_k,
+        call, saved, dout, dlse, sinks=problem.sinks, max_seqlen_k=problem.max_seqlen_k
     )
 
 
@@ -314,8 +263,15 @@ def is_exporting() -> bool:
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
-def band_or_handle(mask: Band | BlockMask) -> Band | int:
-    """Return what the operators know a mask by: a handle is of this process alone."""
+def band_or_handle(
+    mask: Band | BlockMask | IntervalMask,
+) -> Band | tuple[Tensor | None, int, int, int, bool]:
+    """Return a band, or the arguments of the masked operators from `plan` to `causal`.
+
+    The handle of a BlockMask is of this process alone.
+    """
+    if isinstance(mask, IntervalMask):
+        return mask.plan, 0, mask.batches, mask.heads, mask.causal
     if not isinstance(mask, BlockMask):
         return mask
     if mask.band is not None:
@@ -328,7 +284,10 @@ def band_or_handle(mask: Band | BlockMask) -> Band | int:
             "not find it",
             registry.RECORDED,
         )
-    return mask.handle
+    return None, mask.handle, 1, 1, False
+
+
+# --- Masked operators on a GPU --------------------------------------------------------------------
 
 
 def find_resident(handle: int, q: Tensor, k: Tensor) -> registry.Resident | None:
@@ -344,58 +303,66 @@ def find_resident(handle: int, q: Tensor, k: Tensor) -> registry.Resident | None
     return found
 
 
-def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+def _find_arrays(
+    q: Tensor,
+    k: Tensor,
+    plan: Tensor | None,
+    handle: int,
+    *sizes: Any,  # noqa: ANN401
+) -> tuple[Tensor | None, Tensor | None, list[int]]:
+    """Return mask_data, mask_slots and mask as the extension's operators take them.
+
+    What an IntervalMask shows is known on its device alone: a backward is planned for dS of every
+    tile.
+    """
+    if plan is None:
+        found = find_resident(handle, q, k)
+        if found is not None:
+            return found.data, found.plan.key_slots, found.plan.layout
+    elif 0 not in (q.shape[0], q.shape[1], k.shape[1]):  # with an address
+        intervals = cpu.intervals_of(q, k, plan, *sizes)
+        slots = list_key_slots(q.shape[1], k.shape[1], causal=intervals.causal)
+        return plan, slots, intervals.layout
+    return None, None, Band().ints
+
+
+def _masked_on_gpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    plan: Tensor | None,
     handle: int,
+    batches: int,
+    heads: int,
+    causal: bool,  # noqa: FBT001
     softmax_scale: float,
     keep: bool,  # noqa: FBT001
-    ieee: bool = False,  # noqa: FBT001, FBT002
-    *scores: Any,  # noqa: ANN401
-) -> tuple[Tensor, Tensor]:
-    """Return out and lse for a BlockMask on a GPU, where there are scores by scoring/scored.py."""
-    if keep:
+    batch_invariant: bool,  # noqa: ARG001, FBT001 - of the backward
+    *how: Any,  # noqa: ANN401
+) -> Pair:
+    if keep and plan is None:
         registry.keep(handle)
-    found = find_resident(handle, q, k)
-    mask = (None, Band().ints) if found is None else (found.data, found.plan.layout)
-    operator = _operators.scored_fwd if scores else _operators.fwd
-    out, lse = operator(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee, *scores)
+    data, _, integers = _find_arrays(q, k, plan, handle, batches, heads, causal)
+    out, lse = _operators.attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, *how)
     return out, lse
 
 
-def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    handle: int,
-    softmax_scale: float,
-    budget: int,
-    batch_invariant: bool,  # noqa: FBT001
-    ieee: bool = False,  # noqa: FBT001, FBT002
-    *scores: Any,  # noqa: ANN401
-) -> tuple[Tensor, ...]:
-    """Return dq, dk, dv for a BlockMask on a GPU; likewise, then dsinks as well."""
-    found = find_resident(handle, q, k)
-    saved = dout, q, k, v, out, lse, dlse
-    mask: tuple[Tensor | None, Tensor | None, list[int]] = None, None, Band().ints
-    if found is not None:
-        mask = found.data, found.plan.key_slots, found.plan.layout
-    plan = softmax_scale, budget, batch_invariant, ieee
-    operator = _operators.scored_bwd if scores else _operators.bwd
-    return tuple(operator(*saved, *mask, *NOT_PACKED, *plan, *scores))
+def _masked_backward_on_gpu(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
+    arrays = _find_arrays(*call[1:3], *call[7:12])
+    packed = NOT_PACKED
+    dq, dk, dv, dsinks = _operators.attention_backward(*call[:7], *arrays, *packed, *call[12:])
+    return dq, dk, dv, dsinks
 
 
-torch.library.impl("flash_dist::masked_fwd", "CUDA", masked_fwd)
-torch.library.impl("flash_dist::masked_bwd", "CUDA", masked_bwd)
+torch.library.impl("flash_dist::attention_masked", "CUDA", _masked_on_gpu)
+torch.library.impl("flash_dist::attention_masked_backward", "CUDA", _masked_backward_on_gpu)
 
 
-def outputs_like(q: Tensor, v: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]:
-    """Return out and lse, of no values yet."""
+# --- Shapes, for torch.compile --------------------------------------------------------------------
+
+
+def outputs_like(q: Tensor, v: Tensor, *, packed: bool) -> Pair:
+    """Return out and lse, uninitialized."""
     tokens = 1 if packed else 2  # axes before the heads
     *batch, seqlen_q = q.shape[:tokens]
     heads = math.prod(q.shape[tokens:-1])
@@ -404,10 +371,7 @@ def outputs_like(q: Tensor, v: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]
     return out, q.new_empty((*batch, heads, seqlen_q), dtype=lse_dtype)
 
 
-# --- Shapes, for torch.compile; scoring/scored.py has the same of its own -------------------------
-
-
-def fwd_fake(
+def _attention_fake(
     q: Tensor,
     _k: Tensor,
     v: Tensor,
@@ -415,25 +379,19 @@ def fwd_fake(
     _mask: list[int],
     cu_seqlens_q: Tensor | None,
     *_: object,
-) -> tuple[Tensor, Tensor]:
-    """Return what `fwd` would, of no values; warn where what packs documents cannot be checked."""
+) -> Pair:
+    """Return the outputs; warn where the ends of packed sequences cannot be checked."""
     packed = cu_seqlens_q is not None
     if packed and q.device.type == "cuda" and is_checking():
         warn_unchecked("a compiled graph")
     return outputs_like(q, v, packed=packed)
 
 
-def masked_fwd_fake(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    """Return what `masked_fwd` would, of no values."""
+def _attention_masked_fake(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> Pair:
     return outputs_like(q, v, packed=False)
 
 
-def bwd_fake(_dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> Gradients:
-    """Return what any backward would, of no values."""
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _fwd_alone_fake(
+def _attention_no_grad_fake(
     q: Tensor,
     _k: Tensor,
     v: Tensor,
@@ -443,16 +401,36 @@ def _fwd_alone_fake(
     _ieee: bool = False,  # noqa: FBT001, FBT002
     cu_seqlens_q: Tensor | None = None,
     *_: object,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     return outputs_like(q, v, packed=cu_seqlens_q is not None)
 
 
+def _gradients_fake(
+    _dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _attention_backward_fake(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
+    return *_gradients_fake(*call), _dsinks_like(call[5], *call[18:])
+
+
+def _attention_masked_backward_fake(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
+    return *_gradients_fake(*call), _dsinks_like(call[5], *call[16:])
+
+
+def _dsinks_like(lse: Tensor, *scores: Any) -> Tensor:  # noqa: ANN401
+    return lse.new_empty(0 if Scores(*scores).sinks is None else lse.shape)
+
+
 for _name, _fake in (
-    ("fwd", fwd_fake),
-    ("fwd_alone", _fwd_alone_fake),
-    ("masked_fwd", masked_fwd_fake),
-    ("bwd", bwd_fake),
-    ("bwd_alone", bwd_fake),
-    ("masked_bwd", bwd_fake),
+    ("attention", _attention_fake),
+    ("attention_no_grad", _attention_no_grad_fake),
+    ("attention_masked", _attention_masked_fake),
+    ("attention_backward", _attention_backward_fake),
+    ("attention_backward_no_grad", _gradients_fake),
+    ("attention_masked_backward", _attention_masked_backward_fake),
 ):
     torch.library.register_fake(f"flash_dist::{_name}", _fake)
+earlier.register(_library)
+flops.register()

@@ -104,28 +104,21 @@ class Inputs:
     def _attend_within(self, budget: int, case: Case) -> Tensors:
         """Call the operators themselves, which take the workspace budget."""
         from ..kernels import operators  # noqa: PLC0415 - absent on a broken install
-        from ..kernels.scoring import scored  # noqa: PLC0415
+        from ..kernels.problem import Problem  # noqa: PLC0415
         from ..masks import Band  # noqa: PLC0415
 
-        q, k, v = self.q, self.k, self.v
-        scale, ieee = case.head_dim**-0.5, case.dtype == IEEE32
-        where: dict[str, Any] = {"mask": Band(right=0) if case.causal else Band(), "packing": None}
-        how: dict[str, Any] = {"softmax_scale": scale, "ieee": ieee}
+        problem = Problem(
+            Band(right=0) if case.causal else Band(),
+            case.head_dim**-0.5,
+            scores=self.scores if case.scores else None,
+            budget=budget,
+            ieee=case.dtype == IEEE32,
+        )
+        out, lse = operators.attend(self.q, self.k, self.v, problem)
+        saved = self.q, self.k, self.v, out, lse
         if case.scores:
-            out, lse = scored.fwd(q, k, v, **where, **how, scores=self.scores)
-            back = scored.differentiate(
-                (q, k, v, out, lse),
-                self.dout,
-                None,
-                **where,
-                plan=(scale, budget, False, ieee),
-                scores=self.scores,
-            )
-            return name_results(out, lse, *back)
-        out, lse = operators.fwd(q, k, v, **where, **how)
-        how |= {"budget": budget, "batch_invariant": False}
-        gradients = operators.bwd(self.dout, q, k, v, out, lse, None, **where, **how)
-        return name_results(out, lse, *gradients)
+            return name_results(out, lse, *operators.differentiate(self.dout, saved, None, problem))
+        return name_results(out, lse, *operators.backward(self.dout, saved, None, problem)[:3])
 
     def _attend_to_cache(self, case: Case) -> Tensors:
         """Call the function that reads a cache, in which pages lie in another order."""

@@ -208,11 +208,11 @@ def test_operators_without_a_row_to_compute_fill_everything(
     ends = torch.arange(documents + 1, dtype=torch.int32, device=q.device)
     band, ops = [0, -1, -1, 0], torch.ops.flash_dist
     with fences(packed):
-        out, lse = ops.fwd(q, k, v, None, band, ends, ends, 0, 0, 0.1)
+        out, lse = ops.attention(q, k, v, None, band, ends, ends, 0, 0, 0.1)
     with fences(packed):
         plan = 0.1, 1 << 30, False
         saved = dout, q, k, v, out, lse, None, None, None
-        grads = ops.bwd(*saved, band, ends, ends, 0, 0, *plan)
+        grads = ops.attention_backward(*saved, band, ends, ends, 0, 0, *plan)
     assert (lse == -torch.inf).all()
     for x in (out, *grads):
         assert (x == 0).all()

@@ -199,12 +199,12 @@ def check_operators(
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     for inputs in ((q, k, v), leaves):
         torch.library.opcheck(
-            torch.ops.flash_dist.fwd.default,
+            torch.ops.flash_dist.attention.default,
             (*inputs, data, ints, *packing, problem.scale),
         )
     for batch_invariant in (False, True):
         torch.library.opcheck(
-            torch.ops.flash_dist.bwd.default,
+            torch.ops.flash_dist.attention_backward.default,
             (
                 *(dout, q, k, v, result["out"], result["lse"], None),
                 *(data, slots, ints, *packing, problem.scale, 1 << 30, batch_invariant),
@@ -243,16 +243,16 @@ def test_opcheck_accepts_the_operators_that_find_a_mask(name: str, half: torch.d
     problem = masked_problem(name, **SHAPE, dtype=half)
     result = attend(problem)
     q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
-    call = problem.options["mask"].handle, problem.scale
+    call = None, problem.options["mask"].handle, 1, 1, False, problem.scale
     operators = torch.ops.flash_dist
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     for keep in (False, True):
-        torch.library.opcheck(operators.masked_fwd.default, (q, k, v, *call, keep))
-        torch.library.opcheck(operators.masked_fwd.default, (*leaves, *call, keep))
+        torch.library.opcheck(operators.attention_masked.default, (q, k, v, *call, keep, False))
+        torch.library.opcheck(operators.attention_masked.default, (*leaves, *call, keep, False))
     saved = dout, q, k, v, result["out"], result["lse"], None
     for batch_invariant in (False, True):
         arguments = (*saved, *call, 1 << 30, batch_invariant)
-        torch.library.opcheck(operators.masked_bwd.default, arguments)
+        torch.library.opcheck(operators.attention_masked_backward.default, arguments)
 
 
 def test_the_workspace_limit_of_a_compiled_function_is_that_of_the_moment(

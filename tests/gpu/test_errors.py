@@ -123,10 +123,10 @@ def test_lengths_that_32_bits_do_not_hold_are_refused(
     name = "seqlen_q" if seqlen_q > 2**30 - 128 else "seqlen_k"
     text = rf"{name} must be at most 1073741696, got \d+"
     with pytest.raises(RuntimeError, match=text):
-        ops.fwd(q, k, k, None, band, *packing, 1.0)
+        ops.attention(q, k, k, None, band, *packing, 1.0)
     lse = torch.zeros(1, device="cuda")
     with pytest.raises(RuntimeError, match=text):
-        ops.bwd(q, q, k, k, q, lse, None, None, None, band, *packing, 1.0, 0, False)  # noqa: FBT003
+        ops.attention_backward(q, q, k, k, q, lse, None, None, None, band, *packing, 1.0, 0, False)  # noqa: FBT003
     assert torch.cuda.max_memory_allocated() <= held + (64 << 20)
 
 
@@ -136,7 +136,7 @@ def test_a_longest_sequence_that_is_said_too_long_is_cut_to_the_tokens(
     q = torch.randn(128, 2, 64, device="cuda").to(any_half)
     ends = torch.tensor([0, 60, 128], device="cuda", dtype=torch.int32)
     results = [
-        torch.ops.flash_dist.fwd(q, q, q, None, [0, -1, -1, 1], ends, ends, most, most, 0.125)
+        torch.ops.flash_dist.attention(q, q, q, None, [0, -1, -1, 1], ends, ends, most, most, 0.125)
         for most in (68, MOST)
     ]
     assert all(map(torch.equal, *results))

@@ -226,7 +226,7 @@ def test_an_operator_called_by_hand_takes_it_and_so_does_its_gradient(single: to
     want = attend(problem, batch_invariant=True, **IEEE)
     leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
     call = (*leaves, None, [0, -1, 0, 1], None, None, 0, 0, problem.scale, True)
-    out, lse = torch.ops.flash_dist.fwd(*call)
+    out, lse = torch.ops.flash_dist.attention(*call)
     assert_same_bits(
         {name: want[name] for name in ("out", "lse")},
         {"out": out.detach(), "lse": lse.detach()},
@@ -235,7 +235,7 @@ def test_an_operator_called_by_hand_takes_it_and_so_does_its_gradient(single: to
     torch.autograd.grad(out, leaves, problem.dout)
     ran = kernels()
     assert {role: ran[role] for role in MULTIPLYING} == dict.fromkeys(MULTIPLYING, "ieee32")
-    torch.library.opcheck(torch.ops.flash_dist.fwd.default, call)
+    torch.library.opcheck(torch.ops.flash_dist.attention.default, call)
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan], ids=["inf", "-inf", "nan"])

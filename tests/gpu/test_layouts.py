@@ -231,7 +231,7 @@ def test_autograd_may_hand_over_gradients_in_any_layout(
 
     def by_hand(given: Problem) -> dict[str, Tensor]:
         q, k, v = (x.detach().requires_grad_() for x in (given.q, given.k, given.v))
-        outputs = torch.ops.flash_dist.fwd(
+        outputs = torch.ops.flash_dist.attention(
             q, k, v, None, [0, -1, 0, 1], None, None, 0, 0, given.scale
         )
         grads = torch.autograd.grad(outputs, (q, k, v), (given.dout, given.dlse))

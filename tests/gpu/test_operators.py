@@ -75,7 +75,9 @@ def test_a_call_that_nobody_looks_at_takes_operators_without_a_formula(kind: str
         call(*inputs)
         train(call, inputs)
     names = sorted(x.name for x in profile.events() if x.name.startswith("flash_dist::"))
-    assert names == [f"flash_dist::{name}" for name in ("bwd_alone", "fwd_alone", "fwd_alone")]
+    assert names == [
+        f"flash_dist::{name}" for name in ("attention_backward_no_grad", *["attention_no_grad"] * 2)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,8 +87,8 @@ def test_a_mode_sees_the_operators_that_graphs_hold(kind: str) -> None:
     with Names() as names:
         out = call(*inputs)
         got = train(call, inputs)
-    prefix = "masked_" if kind == "mask" else ""
-    assert names.seen == [f"{prefix}{name}.default" for name in ("fwd", "fwd", "bwd")]
+    name = "attention_masked" if kind == "mask" else "attention"
+    assert names.seen == [f"{one}.default" for one in (name, name, f"{name}_backward")]
     assert all(map(torch.equal, (out, *got), (want[0], *want)))
 
 
@@ -95,14 +97,14 @@ def test_a_traced_call_holds_the_operator_with_a_formula() -> None:
     call, inputs = make_call("band")
     want = train(call, inputs)
     traced = torch.jit.trace(call, inputs, check_trace=False)
-    assert "flash_dist::fwd(" in str(traced.graph)
+    assert "flash_dist::attention(" in str(traced.graph)
     assert all(map(torch.equal, train(traced, inputs), want))
 
 
 def test_a_band_first_used_in_inference_mode_serves_training() -> None:
     call, inputs = make_call("band")
     want = train(call, inputs)
-    operators._numbers_of.cache_clear()
+    operators._integers_of.cache_clear()
     with torch.inference_mode():
         out = call(*inputs)
     assert all(map(torch.equal, (out, *train(call, inputs)), (want[0], *want)))

@@ -351,7 +351,7 @@ def test_a_compiled_function_reads_the_workspace_limit_when_its_backward_runs(
     budgets: list[int] = []
 
     def keep(module: torch.fx.GraphModule, _: object) -> Any:  # noqa: ANN401 - of functorch
-        called = (node for node in module.graph.nodes if "bwd" in str(node.target))
+        called = (node for node in module.graph.nodes if "backward" in str(node.target))
         budgets.extend(node.args[-2] for node in called)
         return make_boxed_func(module.forward)
 

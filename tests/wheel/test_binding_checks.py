@@ -77,13 +77,15 @@ CHECKS: Final[dict[str, Callable[[Tensor], bool]]] = {
 }
 
 
-IN_PYTHON: Final = ("masked_", "interval_", "plan_")  # operators that call the binding's
+IN_PYTHON: Final = ("attention_masked", "plan_")  # operators that call the binding's
 
 
 def find_bound() -> dict[str, Any]:
     """Return the schemas of the operators that the binding has kernels for, by their names."""
     names = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
     own = {name for space, _, name in names if space == "flash_dist"}
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    own = {name for name in own if has_kernel(f"flash_dist::{name}", "CUDA")}
     own = {name for name in own if not name.startswith(IN_PYTHON)}
     return {name: torch._C._get_schema(f"flash_dist::{name}", "") for name in own}
 
@@ -212,8 +214,16 @@ CALLS: Final[dict[str, Call]] = {
     ),
 }
 # Operators that only others than these calls take: eager ones of plain tensors, and backwards.
-OTHERS: Final = {"fwd_alone", "decode_alone", "bwd", "bwd_alone", "scored_bwd"}
-TWINS: Final = {"fwd_alone": "fwd", "decode_alone": "decode"}  # have the arguments, checked alike
+OTHERS: Final = {
+    "attention_no_grad",
+    "attention_backward",
+    "attention_backward_no_grad",
+    "decode_no_lse",
+}
+TWINS: Final = {
+    "attention_no_grad": "attention",
+    "decode_no_lse": "decode",
+}  # have the arguments, checked alike
 
 
 def shift(x: Tensor) -> Tensor:

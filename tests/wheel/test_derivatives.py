@@ -18,7 +18,7 @@ from flash_dist import (
     flex_attention,
     scaled_dot_product_attention,
 )
-from flash_dist.kernels.operators import NOT_PACKED
+from flash_dist.kernels.problem import NOT_PACKED
 from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def assert_same(got: tuple[Tensor | None, ...], want: tuple[Tensor | None, ...])
 def test_an_operator_called_by_hand_has_gradients(seqlen_k: int) -> None:
     inputs = draw(2, 5, 4, 16), draw(2, seqlen_k, 2, 16), draw(2, seqlen_k, 2, 8)
     pairs = (
-        torch.ops.flash_dist.fwd(*inputs, None, CAUSAL, *NOT_PACKED, SCALE),
+        torch.ops.flash_dist.attention(*inputs, None, CAUSAL, *NOT_PACKED, SCALE),
         flash_attn_func(*inputs, causal=True, softmax_scale=SCALE, return_lse=True),
     )
     assert_same(*(gradients(pair, inputs) for pair in pairs))
@@ -64,7 +64,8 @@ def test_an_operator_called_by_hand_has_gradients(seqlen_k: int) -> None:
 def test_an_operator_with_a_mask_called_by_hand_has_gradients() -> None:
     inputs = draw(2, 5, 4, 16), draw(2, 5, 2, 16), draw(2, 5, 2, 8)
     mask = BlockMask.documents([0, 0, 1, 1, 1])
-    got = torch.ops.flash_dist.masked_fwd(*inputs, mask.handle, SCALE, False)  # noqa: FBT003
+    where = None, mask.handle, 1, 1, False, SCALE, False, False
+    got = torch.ops.flash_dist.attention_masked(*inputs, *where)
     want = flash_attn_func(*inputs, mask=mask, softmax_scale=SCALE, return_lse=True)
     del mask  # the graph keeps it
     assert_same(gradients(got, inputs), gradients(want, inputs))
@@ -76,7 +77,7 @@ def test_a_packed_operator_called_by_hand_has_gradients(lengths: tuple[int, ...]
     total = sum(lengths)
     inputs = draw(total, 4, 16), draw(total, 2, 16), draw(total, 2, 8)
     packing = ends, ends, max(lengths), max(lengths)
-    got = torch.ops.flash_dist.fwd(*inputs, None, CAUSAL, *packing, SCALE)
+    got = torch.ops.flash_dist.attention(*inputs, None, CAUSAL, *packing, SCALE)
     q, k, v = inputs
     longest = max(lengths)
     want = flash_attn_varlen_func(
@@ -89,7 +90,7 @@ def test_a_packed_operator_called_by_hand_has_gradients(lengths: tuple[int, ...]
 
 def test_an_operators_second_derivative_is_refused_rather_than_wrong() -> None:
     inputs = draw(1, 5, 2, 8), draw(1, 5, 2, 8), draw(1, 5, 2, 8)
-    out, _ = torch.ops.flash_dist.fwd(*inputs, None, CAUSAL, *NOT_PACKED, SCALE)
+    out, _ = torch.ops.flash_dist.attention(*inputs, None, CAUSAL, *NOT_PACKED, SCALE)
     (dq,) = torch.autograd.grad(out.square().sum(), inputs[:1], create_graph=True)
     with pytest.raises(FlashDistError, match="has first derivatives only"):
         dq.sum().backward()
@@ -98,9 +99,9 @@ def test_an_operators_second_derivative_is_refused_rather_than_wrong() -> None:
 def test_autocast_leaves_the_formulas_of_an_operator_alone() -> None:
     q, k, v = (draw(1, 5, 2, 8).detach().float() for _ in range(3))
     call = None, CAUSAL, *NOT_PACKED, SCALE
-    want = torch.ops.flash_dist.fwd(q, k, v, *call)
+    want = torch.ops.flash_dist.attention(q, k, v, *call)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = torch.ops.flash_dist.fwd(q, k, v, *call)
+        got = torch.ops.flash_dist.attention(q, k, v, *call)
     assert_same(got, want)
 
 
@@ -171,7 +172,7 @@ def test_a_package_of_aotinductor_holds_the_operator(tmp_path: Path) -> None:
         command = [sys.executable, "-c", f"import torch; {first}{load}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
-        assert ("flash_dist::fwd" in done.stderr) == (status == 1), done.stderr
+        assert ("flash_dist::attention" in done.stderr) == (status == 1), done.stderr
 
 
 CU_SEQLENS = torch.tensor([0, 3, 8], dtype=torch.int32)

@@ -17,7 +17,7 @@ from flash_dist import (
     flex_attention,
     scaled_dot_product_attention,
 )
-from flash_dist.kernels.operators import NOT_PACKED
+from flash_dist.kernels.problem import NOT_PACKED
 from flash_dist.masks import Band
 
 if TYPE_CHECKING:
@@ -125,14 +125,17 @@ def test_the_operators_take_empty_calls_and_pass_opcheck(shape: tuple[int, int, 
     q, k, v = draw(batch, seqlen_q, 4, 8), draw(batch, seqlen_k, 2, 8), draw(batch, seqlen_k, 2, 8)
     operators, mask = torch.ops.flash_dist, BlockMask.padding([2])
     plan = 0.5, 1 << 20, False
+    masked = None, mask.handle, 1, 1, False, 0.5
     call = None, Band(right=0).ints, *NOT_PACKED, 0.5
-    out, lse = operators.fwd(q, k, v, *call)
-    torch.library.opcheck(operators.fwd.default, (q, k, v, *call))
-    torch.library.opcheck(operators.masked_fwd.default, (q, k, v, mask.handle, 0.5, False))
+    out, lse = operators.attention(q, k, v, *call)
+    torch.library.opcheck(operators.attention.default, (q, k, v, *call))
+    torch.library.opcheck(operators.attention_masked.default, (q, k, v, *masked, False, False))
     saved = [x.detach() for x in (out, q, k, v, out, lse)]
     rest = None, None, None, Band(right=0).ints, *NOT_PACKED, *plan
-    torch.library.opcheck(operators.bwd.default, (*saved, *rest))
-    torch.library.opcheck(operators.masked_bwd.default, (*saved, None, mask.handle, *plan))
+    torch.library.opcheck(operators.attention_backward.default, (*saved, *rest))
+    torch.library.opcheck(
+        operators.attention_masked_backward.default, (*saved, None, *masked, *plan[1:])
+    )
 
 
 def one_key(function: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor) -> list[Tensor]:

@@ -97,9 +97,9 @@ def test_operators_keep_what_torch_demands_of_them() -> None:
     lo = torch.zeros(2, 1, 20, dtype=torch.int64)
     torch.library.opcheck(torch.ops.flash_dist.plan_intervals, (lo, lo + 7, 30, True))
     mask = IntervalMask.of(lo, lo + 7, seqlen_k=30)
-    plan = mask.plan, mask.batches, mask.heads, mask.causal
+    plan = mask.plan, 0, mask.batches, mask.heads, mask.causal
     arguments = (q, k, v, *plan, 0.25, False, False)
-    torch.library.opcheck(torch.ops.flash_dist.interval_fwd, arguments)
+    torch.library.opcheck(torch.ops.flash_dist.attention_masked, arguments)
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=["plain", "scored"])

@@ -494,7 +494,7 @@ def test_out_alone_has_the_same_bits(name: str) -> None:
     names = {x.name for x in profile.events() if x.name.startswith("flash_dist::decode")}
     few = others.batch_idx is others.leftpad is others.slopes is others.sinks is None
     few = few and problem.softcap == 0
-    assert names == {"flash_dist::decode_alone" if few else "flash_dist::decode"}
+    assert names == {"flash_dist::decode_no_lse" if few else "flash_dist::decode"}
     arguments = problem.arguments(third) | {"return_softmax_lse": False}
     with Names() as watch:
         watched = flash_dist.flash_attn_with_kvcache(**arguments)
@@ -509,7 +509,7 @@ def test_the_operator_of_out_alone_is_what_torch_expects_of_operators() -> None:
     caches = tensors.k_cache, tensors.v_cache
     where = tensors.seqlens, tensors.table
     numbers = problem.head_dim**-0.5, -1, 0, problem.seqlen_new, 1 << 20
-    operator = torch.ops.flash_dist.decode_alone
+    operator = torch.ops.flash_dist.decode_no_lse
     torch.library.opcheck(operator, (tensors.q, *caches, *where, *numbers))
 
 

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flash_dist.attention.autograd import attend
 from flash_dist.attention.flex import flex_attention
+from flash_dist.kernels.problem import Problem
 from flash_dist.masks import BlockMask, registry
 from flash_dist.masks.inputs import Shape
 from flash_dist.masks.upload import upload
@@ -57,7 +58,7 @@ def draw(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
-    out, _ = attend(q, k, v, mask=mask, softmax_scale=0.5)
+    out, _ = attend(q, k, v, Problem(mask, 0.5))
     return out
 
 

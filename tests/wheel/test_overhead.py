@@ -19,7 +19,7 @@ from flash_dist.attention import arguments, autograd
 from flash_dist.attention.layouts import check_layouts
 from flash_dist.bench import overhead
 from flash_dist.bench.calls import LIMITS, SHAPES
-from flash_dist.kernels.operators import NOT_PACKED
+from flash_dist.kernels.problem import NOT_PACKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     def fwd(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         return q.detach().clone(), torch.zeros(1, 2, 8)
 
-    monkeypatch.setattr(torch.ops.flash_dist, "fwd", fwd)
+    monkeypatch.setattr(torch.ops.flash_dist, "attention", fwd)
     return fwd
 
 
@@ -79,7 +79,7 @@ def test_a_step_of_decoding_enters_few_functions_of_python() -> None:
     latent = torch.zeros(1, 16, 1, 16)
     steps: dict[str, Callable[[], object]] = {
         "decode": lambda: flash_attn_with_kvcache(q[:, :1], k, v, cache_seqlens=lengths),
-        "decode_mla": lambda: flash_mla_with_kvcache(q, latent, table, lengths, 16),
+        "latent": lambda: flash_mla_with_kvcache(q, latent, table, lengths, 16),
     }
     for name, step in steps.items():
         names = entered(step)
@@ -89,7 +89,7 @@ def test_a_step_of_decoding_enters_few_functions_of_python() -> None:
 
 def test_an_operator_that_nobody_differentiates_enters_one_function_before_its_kernel() -> None:
     q, k, v = draw(1, 8, 2, 16)
-    names = entered(lambda: torch.ops.flash_dist.fwd(q, k, v, *CALL))
+    names = entered(lambda: torch.ops.flash_dist.attention(q, k, v, *CALL))
     own = names.index("run")  # of the CPU's kernel
     assert names[:own] == ["<lambda>", "__call__", "kernel", "redispatch"], names
 
@@ -179,8 +179,8 @@ def test_scores_are_bent_without_a_formula_where_nobody_wants_it(options: dict[s
     plain = entered(lambda: flash_attn_func(q, k, v, **options))
     trained = entered(lambda: flash_attn_func(leaf, k, v, **options))
     assert "autograd_impl" not in plain + trained, trained  # torch's, in front of a formula
-    assert "apply" not in plain
-    assert "apply" in trained  # of an autograd.Function
+    assert "forward" not in plain
+    assert "forward" in trained  # of an autograd.Function
     out = flash_attn_func(leaf, k, v, **options).sum()
     backward = entered(lambda: torch.autograd.grad(out, leaf, retain_graph=True))
     assert "autograd_impl" not in backward
@@ -191,7 +191,7 @@ def test_scores_are_bent_without_a_formula_where_nobody_wants_it(options: dict[s
 def test_a_formula_of_bent_scores_is_there_for_whoever_calls_the_operator() -> None:
     q, k, v = draw(1, 8, 2, 16)
     call = *CALL, False, 5.0, None, None
-    names = entered(lambda: torch.ops.flash_dist.scored_fwd(q.requires_grad_(), k, v, *call))
+    names = entered(lambda: torch.ops.flash_dist.attention(q.requires_grad_(), k, v, *call))
     assert "autograd_impl" in names
 
 
@@ -235,12 +235,13 @@ def test_a_formula_is_there_for_whoever_wants_it(*, masked: bool) -> None:
     leaf = q.clone().requires_grad_()
     mask = BlockMask.documents([0] * 3 + [1] * 5)
     operators = torch.ops.flash_dist
+    where = None, mask.handle, 1, 1, False, 0.25, False, False
 
     def attend(x: Tensor) -> Tensor:
         if masked:
-            out: Tensor = operators.masked_fwd(x, k, v, mask.handle, 0.25, False)[0]  # noqa: FBT003
+            out: Tensor = operators.attention_masked(x, k, v, *where)[0]
         else:
-            out = operators.fwd(x, k, v, *CALL)[0]
+            out = operators.attention(x, k, v, *CALL)[0]
         return out
 
     assert not attend(q).requires_grad

@@ -22,7 +22,7 @@ from flash_dist import (
     float32_precision,
     scaled_dot_product_attention,
 )
-from flash_dist.kernels.operators import NOT_PACKED
+from flash_dist.kernels.problem import NOT_PACKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 SCALE = 0.25
-YES, NO = (True,), (False,)  # at the end of an operator's arguments
+YES, NO = (True,), (False,)  # flags of an operator
+FORWARD, BACKWARD = "attention", "attention_backward"
 BUDGET = 1 << 20
 
 
 def is_ieee(operator: Any, args: Sequence[Any]) -> bool:  # noqa: ANN401 - torch.ops.X.Y
-    schema = operator._schema.arguments
-    assert schema[-1].name == "ieee"
-    return len(args) == len(schema) and bool(args[-1])  # defaults are left out
+    place = [argument.name for argument in operator._schema.arguments].index("ieee")
+    return len(args) > place and bool(args[place])  # defaults are left out
 
 
 class Calls(TorchDispatchMode):
-    """Which of our operators ran, each with its last argument: whether products are FFMA."""
+    """Which of our operators ran, each with whether products are FFMA."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -107,7 +107,7 @@ def test_an_argument_reaches_forward_and_backward(function: Callable[..., Any]) 
         function(float32_precision="ieee").sum().backward()
         with float32_precision("ieee"):
             function(float32_precision="tf32x3").sum().backward()
-    assert calls.seen == [("fwd", True), ("bwd", True), ("fwd", False), ("bwd", False)]
+    assert calls.seen == [(FORWARD, True), (BACKWARD, True), (FORWARD, False), (BACKWARD, False)]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_block_goes_for_every_function(function: Callable[..., Any]) -> None:
         with float32_precision("ieee"):
             function()
         function()
-    assert calls.seen == [("fwd", True), ("fwd", False)]
+    assert calls.seen == [(FORWARD, True), (FORWARD, False)]
 
 
 def test_a_backward_computes_as_its_forward_did() -> None:
@@ -129,7 +129,7 @@ def test_a_backward_computes_as_its_forward_did() -> None:
         inside.sum().backward()
         with float32_precision("ieee"):
             outside.sum().backward()
-    assert calls.seen == [("fwd", True), ("fwd", False), ("bwd", True), ("bwd", False)]
+    assert calls.seen == [(FORWARD, True), (FORWARD, False), (BACKWARD, True), (BACKWARD, False)]
 
 
 def test_a_call_with_a_mask_takes_it_along() -> None:
@@ -137,7 +137,7 @@ def test_a_call_with_a_mask_takes_it_along() -> None:
     mask = BlockMask.documents([0, 0, 1])
     with Calls() as calls:
         flash_attn_func(q, q, q, mask=mask, float32_precision="ieee").sum().backward()
-    assert calls.seen == [("masked_fwd", True), ("masked_bwd", True)]
+    assert calls.seen == [("attention_masked", True), ("attention_masked_backward", True)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -145,7 +145,7 @@ def test_other_dtypes_have_one_way(dtype: torch.dtype) -> None:
     q = draw(1, 3, 2, 16, dtype=dtype)
     with Calls() as calls:
         flash_attn_func(q, q, q, float32_precision="ieee").sum().backward()
-    assert calls.seen == [("fwd", False), ("bwd", False)]
+    assert calls.seen == [(FORWARD, False), (BACKWARD, False)]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
@@ -161,14 +161,15 @@ def test_transforms_take_it_along() -> None:
         torch.func.grad(lambda x: flash_attn_func(x, q, q, float32_precision="ieee").sum())(q)
         x = q.unsqueeze(0)
         torch.func.vmap(lambda x: flash_attn_func(x, x, x, float32_precision="ieee"))(x)
-    assert calls.seen == [("fwd", True), ("bwd", True), ("fwd", True)]
+    assert calls.seen == [(FORWARD, True), (BACKWARD, True), (FORWARD, True)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["band", "mask"])
 def test_a_graph_holds_what_was_chosen_and_another_choice_compiles_another(*, masked: bool) -> None:
     mask = BlockMask.documents([0, 0, 1]) if masked else None
-    names = ("masked_fwd", "masked_bwd") if masked else ("fwd", "bwd")
+    name = "attention_masked" if masked else "attention"
+    names = name, f"{name}_backward"
     seen: set[tuple[str, bool]] = set()
 
     def note(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
@@ -200,16 +201,18 @@ def test_an_operator_called_by_hand_takes_it_last_and_may_do_without() -> None:
     call = (q, q, q, None, [0, -1, 0, 1], *NOT_PACKED, SCALE)
     with Calls() as calls:
         for out, _ in (
-            torch.ops.flash_dist.fwd(*call),
-            torch.ops.flash_dist.fwd(*call, *YES),
-            torch.ops.flash_dist.fwd(*call, ieee=True),
+            torch.ops.flash_dist.attention(*call),
+            torch.ops.flash_dist.attention(*call, *YES),
+            torch.ops.flash_dist.attention(*call, ieee=True),
         ):
             out.sum().backward()
     assert [ieee for _, ieee in calls.seen] == [False, True, True, False, True, True]
     mask = BlockMask.documents([0, 0, 1, 1, 1])
     with Calls() as calls:
         for rest in ((), YES):
-            out, _ = torch.ops.flash_dist.masked_fwd(q, q, q, mask.handle, SCALE, *NO, *rest)
+            out, _ = torch.ops.flash_dist.attention_masked(
+                q, q, q, None, mask.handle, 1, 1, *NO, SCALE, *NO, *NO, *rest
+            )
             out.sum().backward()
     assert [ieee for _, ieee in calls.seen] == [False, False, True, True]
 
@@ -220,14 +223,17 @@ def test_the_operators_pass_opcheck_with_it() -> None:
     call = (None, [0, -1, 0, 1], *NOT_PACKED, SCALE)
     mask = BlockMask.documents([0, 0, 1, 1, 1])
     ops = torch.ops.flash_dist
-    torch.library.opcheck(ops.fwd.default, (q, q, q, *call, True))
-    torch.library.opcheck(ops.masked_fwd.default, (q, q, q, mask.handle, SCALE, False, True))
+    torch.library.opcheck(ops.attention.default, (q, q, q, *call, True))
+    masked = None, mask.handle, 1, 1, False, SCALE
+    torch.library.opcheck(ops.attention_masked.default, (q, q, q, *masked, False, False, True))
     with torch.no_grad():
-        out, lse = ops.fwd(q, q, q, *call)
+        out, lse = ops.attention(q, q, q, *call)
         saved = torch.ones_like(out), q.detach(), q.detach(), q.detach(), out, lse, None
-    torch.library.opcheck(ops.bwd.default, (*saved, None, *call, BUDGET, False, True))
-    masked = (mask.handle, SCALE, BUDGET, False, True)
-    torch.library.opcheck(ops.masked_bwd.default, (*saved, *masked))
+    torch.library.opcheck(
+        ops.attention_backward.default, (*saved, None, *call, BUDGET, False, True)
+    )
+    backward = ops.attention_masked_backward.default
+    torch.library.opcheck(backward, (*saved, *masked, BUDGET, False, True))
 
 
 class Layer(torch.nn.Module):
@@ -246,4 +252,4 @@ def test_an_exported_program_keeps_what_was_chosen() -> None:
         exported = torch.export.export(Layer(), (x,)).module()
     with Calls() as calls:
         exported(x).sum().backward()
-    assert calls.seen == [("fwd", True), ("bwd", True)]
+    assert calls.seen == [(FORWARD, True), (BACKWARD, True)]

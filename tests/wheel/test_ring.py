@@ -152,17 +152,17 @@ def attend_in_ieee() -> None:
     seen: list[tuple[str, bool]] = []
 
     def told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*tensors: object, **options: Any) -> object:  # noqa: ANN401 - an operator's
-            seen.append((name, options["ieee"]))
-            return call(*tensors, **options)
+        def run(*arguments: Any) -> object:  # noqa: ANN401 - an operator's
+            seen.append((name, arguments[-1].ieee))
+            return call(*arguments)
 
         return run
 
     q, k, v, *_ = draw(dtype=torch.float32)
     parts = [ring_shard(x).requires_grad_() for x in (q, k, v)]
     with (
-        patch.object(operators, "fwd", told("fwd", operators.fwd)),
-        patch.object(operators, "bwd", told("bwd", operators.bwd)),
+        patch.object(operators, "attend", told("fwd", operators.attend)),
+        patch.object(operators, "backward", told("bwd", operators.backward)),
     ):
         with float32_precision("ieee"):
             chosen = ring_attention(*parts)

@@ -151,21 +151,22 @@ def test_operators_pass_opcheck() -> None:
     band = None, [0, -1, 0, 1], None, None, 0, 0
     plan = 0.5, 0, False, False
     numbers = 0.5, *plan[-1:]
-    torch.library.opcheck(ops.scored_fwd, (q, k, v, *band, *numbers, *scores))
-    handle = MASKS["mask"]["mask"].handle
-    masked = q, k, v, handle, *plan[:1], False, False
-    torch.library.opcheck(ops.masked_scored_fwd, (*masked, *scores))
     intervals = MASKS["intervals"]["mask"]
-    plan_of_it = intervals.plan, intervals.batches, intervals.heads, intervals.causal
-    how = 0.5, *plan[2:]
-    torch.library.opcheck(ops.interval_scored_fwd, (q, k, v, *plan_of_it, *how, *scores))
+    masks = (
+        (None, MASKS["mask"]["mask"].handle, 1, 1, False),
+        (intervals.plan, 0, intervals.batches, intervals.heads, intervals.causal),
+    )
+    torch.library.opcheck(ops.attention, (q, k, v, *band, *numbers, *scores))
+    for mask in masks:
+        masked = q, k, v, *mask, 0.5, False, False, False
+        torch.library.opcheck(ops.attention_masked, (*masked, *scores))
     q, k, v, sinks = (x.detach() for x in (q, k, v, sinks))
     scores = 1.5, SLOPES, sinks
-    out, lse = ops.scored_fwd(q, k, v, *band, *numbers, *scores)
+    out, lse = ops.attention(q, k, v, *band, *numbers, *scores)
     saved = torch.ones_like(out), q, k, v, out, lse, None
-    torch.library.opcheck(ops.scored_bwd, (*saved, None, None, *band[1:], *plan, *scores))
-    torch.library.opcheck(ops.masked_scored_bwd, (*saved, handle, *plan, *scores))
-    torch.library.opcheck(ops.interval_scored_bwd, (*saved, *plan_of_it, *how, *scores))
+    torch.library.opcheck(ops.attention_backward, (*saved, None, None, *band[1:], *plan, *scores))
+    for mask in masks:
+        torch.library.opcheck(ops.attention_masked_backward, (*saved, *mask, *plan, *scores))
 
 
 def test_an_exported_program_has_gradients_of_sinks() -> None:

@@ -120,7 +120,7 @@ def call_own(q: Tensor, _k: Tensor, _v: Tensor, ends: Tensor, *_: Tensor) -> Ten
 
 def call_alone(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **_: Any) -> Tensor:  # noqa: ANN401
     band = [0, -1, -1, 1]
-    out: Tensor = torch.ops.flash_dist.fwd(q, k, v, None, band, *ends, 9, 9, 0.1)[0]
+    out: Tensor = torch.ops.flash_dist.attention(q, k, v, None, band, *ends, 9, 9, 0.1)[0]
     return out
 
 

@@ -26,7 +26,7 @@ from ..arguments import (
 )
 from ..layouts import DENSE
 from ..neutral import are_defaults, require_neutral_others
-from ..scoring.scores import choose_scores
+from ..scores import choose_scores
 from ..transforms import require_no_gradients
 from .casts import cast_call
 from .given import check_given

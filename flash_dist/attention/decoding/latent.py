@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ...kernels.budget import BUDGET_NOW, workspace_budget
-from ...kernels.cache import decode_mla
+from ...kernels.cache import decode
 from ...kernels.cache_values import Cache
+from ...masks.band import Band
 from ...masks.inputs import require_bools
 from ..arguments import (
     are_aligned,
@@ -122,13 +123,14 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
             cache.check_values(0)
     q = suit(q, as_it_lies=suits)
     budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()
-    return decode_mla(
+    return decode(
         q,
         cache,
-        head_dim_v=columns,
-        causal=bool(causal),
+        band=Band(right=0) if causal else Band(),
         softmax_scale=scale,
+        seqlen_new=0,
         budget=budget,
+        head_dim_v=columns,
     )
 
 

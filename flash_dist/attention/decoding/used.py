@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...kernels.operators import Packing
+from ...kernels.problem import Packing
 from ..layouts import Layout
 from .layouts import check_numbers
 

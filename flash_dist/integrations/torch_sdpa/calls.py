@@ -16,7 +16,7 @@ from ...kernels import operators
 from ...kernels.boundaries import BoundariesError, check_boundaries
 from ...kernels.budget import workspace_budget
 from ...kernels.cache import Packed
-from ...kernels.operators import Packing
+from ...kernels.problem import Packing, Problem
 from ...masks import Band
 from ...masks.inputs import MAX_SEQLEN
 from .reasons import tell
@@ -42,24 +42,17 @@ class Call(NamedTuple):
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return out, contiguous, and lse [batch, num_heads_q, seqlen_q] or [.., total_q]."""
-        return operators.fwd(
-            *self[:3], mask=self.band, packing=self.packing, softmax_scale=self.scale
-        )
+        return operators.attend(*self[:3], self._problem)
 
     def backward(self, dout: Tensor, out: Tensor, lse: Tensor) -> Triple:
         """Return dq, dk, dv, contiguous."""
-        return operators.differentiate(
-            dout,
-            *self[:3],
-            out,
-            lse,
-            None,
-            mask=self.band,
-            packing=self.packing,
-            softmax_scale=self.scale,
-            budget=workspace_budget(),
-            batch_invariant=False,
-        )
+        saved = *self[:3], out, lse
+        dq, dk, dv, _ = operators.differentiate(dout, saved, None, self._problem)
+        return dq, dk, dv
+
+    @property
+    def _problem(self) -> Problem:
+        return Problem(self.band, self.scale, self.packing, budget=workspace_budget())
 
 
 def find_call(  # noqa: PLR0913 - one call

@@ -19,6 +19,7 @@ from ...attention.autograd import attend
 from ...attention.layouts import DENSE, TORCH
 from ...attention.support import require_kernels
 from ...kernels.precision import is_ieee
+from ...kernels.problem import Problem
 from ...masks import Band, BlockMask, IntervalMask
 from ..additive import HIDDEN
 from .masks import is_unread, read_mask
@@ -122,9 +123,8 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
         own = (*_found, _OUTSIDE)[0]
         result: Tensor = own(*tensors, attn_mask, dropout_p, is_causal, **options)
         return result
-    out, _ = attend(
-        call.q, call.k, call.v, mask=call.mask, softmax_scale=call.scale, wants_lse=False
-    )
+    problem = Problem.of(call.q, call.mask, call.scale)
+    out, _ = attend(call.q, call.k, call.v, problem, wants_lse=False)
     out = out.transpose(1, 2)
     return out.squeeze(0) if query.dim() == 3 else out  # noqa: PLR2004
 

@@ -47,7 +47,7 @@ else:
     want = flash_dist.flash_attn_func(q, q, q, causal=True)
     assert torch.equal(out, want)
     assert torch.equal(dq, torch.autograd.grad(want.sum(), q)[0])
-    assert torch.ops.flash_dist.fwd is not getattr(torch.ops, kernel.__name__).fwd
+    assert torch.ops.flash_dist.attention is not getattr(torch.ops, kernel.__name__).fwd
 maps = Path("/proc/self/maps").read_text().splitlines()
 loaded = {line.split()[-1] for line in maps if line.endswith("_kernels.so")}
 assert len(loaded) == (1 if order == "alone" else 2), loaded

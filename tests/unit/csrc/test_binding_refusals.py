@@ -38,11 +38,11 @@ def int32(*numbers):
 Q, K, CACHE, BAND = half(2, 3, 4, 16), half(2, 6, 2, 16), half(4, 32, 2, 16), [0, -1, -1, 1]
 
 def fwd(q=Q, k=K, v=K, mask=BAND, packed=(None, None, 0, 0), data=None):
-    return ops.fwd(q, k, v, data, mask, *packed, 0.25, False)
+    return ops.attention(q, k, v, data, mask, *packed, 0.25, False)
 
 def scored(slopes=None, sinks=None):
     packed = None, None, 0, 0
-    return ops.scored_fwd(Q, K, K, None, BAND, *packed, 0.25, False, 0.0, slopes, sinks)
+    return ops.attention(Q, K, K, None, BAND, *packed, 0.25, False, 0.0, slopes, sinks)
 
 def decode(q=Q, k=CACHE, lengths=int32(3, 4), table=None, left=None, new=0):
     how = 0.25, -1, 0, 0

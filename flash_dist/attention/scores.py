@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ...kernels.scores import Scores
-from ...toolkit.errors import show
-from ..arguments import require_tensor, to_float
-from ..layouts import dtype_name
+from ..kernels.scores import Scores
+from ..toolkit.errors import show
+from .arguments import require_tensor, to_float
+from .layouts import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

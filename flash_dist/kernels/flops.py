@@ -1,0 +1,92 @@
+"""How many floating-point operations torch.utils.flop_counter counts for a call.
+
+As for torch's own attention: two for each multiplication and addition of the matrix products, of
+all pairs of a query and a key, those that a mask hides included.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils.flop_counter import register_flop_formula
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Tensor = torch.Tensor
+
+
+def _count_forward(q: Tensor, k: Tensor, v: Tensor, *call: Any, **_: object) -> int:  # noqa: ANN401
+    """S = Q @ K.T and O = P @ V of `attention`."""
+    return 2 * _count_pairs(q, k, call[2:6]) * (q.shape[-1] + v.shape[-1])
+
+
+def _count_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
+    """S again, dP = dO @ V.T, dV = P.T @ dO, dQ = dS @ K and dK = dS.T @ Q."""
+    _, q, k, v = call[:4]
+    return 2 * _count_pairs(q, k, call[10:14]) * (3 * q.shape[-1] + 2 * v.shape[-1])
+
+
+def _count_masked(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> int:
+    return _count_forward(q, k, v)
+
+
+def _count_masked_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
+    return _count_backward(*call[:4])
+
+
+def _count_decode(q: Tensor, k: Tensor, v: Tensor, *call: Any, **_: object) -> int:  # noqa: ANN401
+    """Those of `decode`: of the keys that the cache has, as far as the host may know."""
+    seqlens, _, _, table, cu_seqlens_q, longest, seqlen_new = call[:7]
+    capacity = k.shape[1] * (1 if table is None else table.shape[1])
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    keys = [capacity] * batch
+    if seqlens is not None and _is_real(seqlens):
+        keys = [n + seqlen_new for n in seqlens.tolist()]
+    queries = [q.shape[1]] * batch
+    if cu_seqlens_q is not None:
+        queries = _lengths(cu_seqlens_q, longest)
+    head_dim_v = call[14] if len(call) > 14 and call[14] else v.shape[-1]  # noqa: PLR2004
+    return 2 * _sum_pairs(q.shape[-2], queries, keys) * (q.shape[-1] + head_dim_v)
+
+
+def _count_pairs(q: Tensor, k: Tensor, packed: Sequence[Any] = ()) -> int:
+    cu_seqlens_q, cu_seqlens_k, *longest = packed or (None, None)
+    if cu_seqlens_q is None:
+        heads = math.prod(q.shape[2:-1])
+        return _sum_pairs(heads, [q.shape[1]] * q.shape[0], [k.shape[1]] * q.shape[0])
+    ends = zip((cu_seqlens_q, cu_seqlens_k), longest, strict=True)
+    return _sum_pairs(math.prod(q.shape[1:-1]), *(_lengths(*one) for one in ends))
+
+
+def _sum_pairs(heads: int, queries: Sequence[int], keys: Sequence[int]) -> int:
+    return heads * sum(a * b for a, b in zip(queries, keys, strict=True))
+
+
+def _lengths(cu_seqlens: Tensor, longest: int) -> list[int]:
+    """Return how long each sequence is; where no numbers are known, as long as it may be."""
+    if not _is_real(cu_seqlens):
+        return [longest] * (cu_seqlens.shape[0] - 1)
+    lengths: list[int] = cu_seqlens.diff().tolist()
+    return lengths
+
+
+def _is_real(x: Tensor) -> bool:
+    return not isinstance(x, (FakeTensor, FunctionalTensor)) and not x.is_meta
+
+
+def register() -> None:
+    """Give the operators of attention their formulas."""
+    formulas: dict[str, Callable[..., int]] = {
+        "attention": _count_forward,
+        "attention_backward": _count_backward,
+        "attention_masked": _count_masked,
+        "attention_masked_backward": _count_masked_backward,
+        "decode": _count_decode,
+    }
+    for name, formula in formulas.items():
+        register_flop_formula(getattr(torch.ops.flash_dist, name), get_raw=True)(formula)

@@ -1,0 +1,101 @@
+"""One call of attention as one value, from the public functions to the operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from .budget import BUDGET_NOW, workspace_budget
+from .precision import is_ieee
+from .scores import Scores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..masks import Band, BlockMask
+    from ..masks.intervals import IntervalMask
+    from .precision import Precision
+
+Tensor = torch.Tensor
+
+
+class Packing(NamedTuple):
+    """Sequences packed one after the other: where each begins, and how long one may be."""
+
+    cu_seqlens_q: Tensor  # [batch + 1], int32
+    cu_seqlens_k: Tensor  # [batch + 1], int32
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments in place of a Packing
+
+
+class Problem(NamedTuple):
+    """Attention of some q, k and v: all arguments but these three.
+
+    mask: Which keys each query sees; a band if packed.
+    softmax_scale: Factor on the scores.
+    packing: None for tensors with a batch axis.
+    scores: Soft cap, ALiBi slopes and sinks; None: nothing of these.
+    budget: Bytes of workspace for the backward, or BUDGET_NOW.
+    batch_invariant: Whether the gradients of a sequence must not depend on the rest of the batch.
+    ieee: Whether products of float32 are FFMA, see precision.py.
+    """
+
+    mask: Band | BlockMask | IntervalMask
+    softmax_scale: float
+    packing: Packing | None = None
+    scores: Scores | None = None
+    budget: int = BUDGET_NOW
+    batch_invariant: bool = False
+    ieee: bool = False
+
+    @classmethod
+    def of(  # noqa: PLR0913 - the options of a public function
+        cls,
+        q: Tensor,
+        mask: Band | BlockMask | IntervalMask,
+        softmax_scale: float,
+        *,
+        packing: Packing | None = None,
+        scores: Scores | None = None,
+        batch_invariant: bool = False,
+        float32_precision: Precision | None = None,
+    ) -> Problem:
+        """Return the problem of a call with queries q, with the budget that is set now."""
+        budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
+        ieee = is_ieee(float32_precision) and q.dtype == torch.float32
+        invariant = bool(batch_invariant)
+        return cls(mask, softmax_scale, packing, scores, budget, invariant, ieee)
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """The sinks, None without."""
+        return None if self.scores is None else self.scores.sinks
+
+    @property
+    def max_seqlen_k(self) -> int | None:
+        """Keys of the longest sequence or more; None if not packed."""
+        return None if self.packing is None else self.packing.max_seqlen_k
+
+    def flatten(self) -> tuple[list[Tensor | None], tuple[Any, ...]]:
+        """Return the tensors, and all else: an autograd.Function takes each as an argument."""
+        cu_seqlens_q, cu_seqlens_k, *longest = self.packing or NOT_PACKED
+        softcap, *of_heads = self.scores or Scores()
+        tensors = [cu_seqlens_q, cu_seqlens_k, *of_heads]
+        how = self.budget, self.batch_invariant, self.ieee
+        return tensors, (self.mask, self.softmax_scale, *longest, softcap, *how)
+
+    @classmethod
+    def unflatten(cls, tensors: Sequence[Tensor | None], others: Sequence[Any]) -> Problem:
+        """Return the problem that `flatten` took apart."""
+        cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks = tensors
+        mask, softmax_scale, max_seqlen_q, max_seqlen_k, softcap, *how = others
+        packing = scores = None
+        if cu_seqlens_q is not None and cu_seqlens_k is not None:
+            packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        if alibi_slopes is not None or sinks is not None or softcap != 0:
+            scores = Scores(softcap, alibi_slopes, sinks)
+        return cls(mask, softmax_scale, packing, scores, *how)

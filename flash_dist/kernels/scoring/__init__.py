@@ -1,1 +1,0 @@
-"""The operators of calls that bend their scores or have sinks."""

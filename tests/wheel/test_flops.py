@@ -1,0 +1,74 @@
+"""What torch's FlopCounterMode counts for calls of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from flash_dist import (
+    BlockMask,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensor = torch.Tensor
+LEAVES = (2, 8, 4, 16), (2, 8, 2, 16), (2, 8, 2, 16)
+
+
+def count(call: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+def train(out: Tensor) -> None:
+    out.sum().backward()
+
+
+def draw() -> list[Tensor]:
+    return [torch.randn(shape).requires_grad_() for shape in LEAVES]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["band", "mask"])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_forward_and_backward_count_what_torchs_attention_counts(
+    softcap: float, *, masked: bool
+) -> None:
+    mask = BlockMask.documents([0] * 3 + [1] * 5) if masked else None
+    ours = count(lambda: train(flash_attn_func(*draw(), mask=mask, softcap=softcap)))
+    operators = torch.ops.aten
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, 4, 8, 16, device="cuda", dtype=torch.float16) for _ in range(3))
+        fwd = operators._scaled_dot_product_flash_attention
+        theirs = count(lambda: fwd(q, k, v))
+        lse, ends = torch.empty(2, 4, 8, device="cuda"), (None, None, 8, 8, 0.0, False)
+        seed = torch.empty((), dtype=torch.int64)
+        bwd = operators._scaled_dot_product_flash_attention_backward
+        theirs += count(lambda: bwd(q, q, k, v, q, lse, *ends, seed, seed))
+    assert ours == theirs > 0
+
+
+def test_packed_sequences_count_the_pairs_of_each() -> None:
+    ends = torch.tensor([0, 3, 8], dtype=torch.int32)
+    q = torch.randn(8, 2, 16)
+    got = count(lambda: flash_attn_varlen_func(q, q, q, ends, ends, 5, 5))
+    assert got == 2 * 2 * (3 * 3 + 5 * 5) * 32
+
+
+def test_a_cache_counts_the_keys_that_it_has() -> None:
+    q, k = torch.randn(2, 1, 4, 16), torch.randn(2, 32, 2, 16)
+    lengths = torch.tensor([5, 9], dtype=torch.int32)
+    got = count(lambda: flash_attn_with_kvcache(q, k, k, cache_seqlens=lengths))
+    assert got == 2 * 4 * (5 + 9) * 32
+    latent = torch.randn(2, 32, 1, 16)
+    got = count(lambda: flash_mla_with_kvcache(q, latent, None, lengths, 8))
+    assert got == 2 * 4 * (5 + 9) * 24
