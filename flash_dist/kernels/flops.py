@@ -22,7 +22,8 @@ Tensor = torch.Tensor
 
 def _count_forward(q: Tensor, k: Tensor, v: Tensor, *call: Any, **_: object) -> int:  # noqa: ANN401
     """S = Q @ K.T and O = P @ V of `attention`."""
-    return 2 * _count_pairs(q, k, call[2:6]) * (q.shape[-1] + v.shape[-1])
+    columns: int = q.shape[-1] + v.shape[-1]
+    return 2 * _count_pairs(q, k, call[2:6]) * columns
 
 
 def _count_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
