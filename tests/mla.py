@@ -87,7 +87,7 @@ class Problem:
         numbers = 0, self.scale, *band, DEFAULT_BUDGET_MB << 20, 0.0, None, None, self.head_dim_v
         where = tensors.seqlens, None, None, tensors.table, None, 0
         operator = torch.ops.flash_dist.decode.default
-        return operator, (tensors.q, tensors.k_cache, tensors.k_cache, *where, *numbers)
+        return operator, (tensors.q, tensors.k_cache, None, *where, *numbers)
 
     def solve(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return out and lse in float64 on the CPU, one row after the other."""

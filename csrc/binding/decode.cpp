@@ -223,10 +223,11 @@ flash_dist::DecodeParams read_params(
     p.seqlen_q = std::min(to_int(max_seqlen_q, "max_seqlen_q"), p.total_q);
   }
   p.head_dim = to_int(q.size(row + 2), "head_dim");
-  p.head_dim_v = to_int(head_dim_v != 0 ? head_dim_v : v_cache.size(3), "head_dim_v");
-  STD_TORCH_CHECK(0 < p.head_dim_v && p.head_dim_v <= v_cache.size(3) && p.head_dim_v % STEP == 0,
-                  "head_dim_v must be 0 or a multiple of ", STEP, " up to the columns of v_cache, ",
-                  v_cache.size(3), ", got ", head_dim_v);
+  const int64_t columns = head_dim_v != 0 ? head_dim_v : v_cache.size(3);
+  STD_TORCH_CHECK(0 < columns && columns <= v_cache.size(3) && columns % STEP == 0,
+                  "head_dim_v must be a multiple of ", STEP, " up to head_dim, ", v_cache.size(3),
+                  ", got ", columns);
+  p.head_dim_v = to_int(columns, "head_dim_v");
   p.left = side(left);
   p.right = side(right);
   p.bottom_right = true;
@@ -234,12 +235,20 @@ flash_dist::DecodeParams read_params(
   return p;
 }
 
-std::tuple<Tensor, Tensor> decode(
-    const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const MaybeTensor& cache_seqlens,
-    const MaybeTensor& cache_batch_idx, const MaybeTensor& cache_leftpad,
-    const MaybeTensor& block_table, const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q,
-    int64_t seqlen_new, double softmax_scale, int64_t left, int64_t right, int64_t budget,
-    double softcap, const MaybeTensor& alibi_slopes, const MaybeTensor& sinks, int64_t head_dim_v) {
+std::tuple<Tensor, Tensor> decode(const Tensor& q, const Tensor& k_cache,
+                                  const MaybeTensor& given_v, const MaybeTensor& cache_seqlens,
+                                  const MaybeTensor& cache_batch_idx,
+                                  const MaybeTensor& cache_leftpad, const MaybeTensor& block_table,
+                                  const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q,
+                                  int64_t seqlen_new, double softmax_scale, int64_t left,
+                                  int64_t right, int64_t budget, double softcap,
+                                  const MaybeTensor& alibi_slopes, const MaybeTensor& sinks,
+                                  int64_t head_dim_v) {
+  STD_TORCH_CHECK(given_v.has_value() == (head_dim_v == 0),
+                  "v_cache must be given, or head_dim_v for values that are the first columns of "
+                  "k_cache, got ",
+                  given_v ? "both" : "neither");
+  const Tensor& v_cache = given_v ? *given_v : k_cache;
   flash_dist::DecodeParams p =
       read_params(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
                   cu_seqlens_q, max_seqlen_q, seqlen_new, softmax_scale, left, right, head_dim_v);
@@ -327,10 +336,9 @@ Tensor append(Tensor given_q, Tensor k_cache, Tensor v_cache, Tensor given_k, Te
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
-  // head_dim_v: values are so many of the first columns of v_cache, which is k_cache itself where
-  // keys are latent (MLA); 0: all columns.
+  // Without v_cache values are the first head_dim_v columns of k_cache (latent keys, MLA).
   m.def(
-      "decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
+      "decode(Tensor q, Tensor k_cache, Tensor? v_cache, Tensor? cache_seqlens, Tensor? "
       "cache_batch_idx, Tensor? cache_leftpad, Tensor? block_table, Tensor? cu_seqlens_q, SymInt "
       "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int "
       "budget, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, SymInt "

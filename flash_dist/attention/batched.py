@@ -11,8 +11,14 @@ from ..masks.inputs import require_bools
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
 from .layouts import DENSE
-from .neutral import are_defaults, require_neutral, require_neutral_others
-from .results import Pair, Result, choose_result
+from .neutral import (
+    Pair,
+    Result,
+    are_defaults,
+    choose_result,
+    require_neutral,
+    require_neutral_others,
+)
 from .scores import choose_scores
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
-"""What other attention functions take and ours do not serve: each is there at neutral values alone.
+"""What functions in the terms of flash-attention and torch take and return.
 
-Names are those of the functions that users come from: flash-attention 2, 3 and 4, torch.
+Arguments that ours do not serve are there at neutral values alone. Names are those of the functions
+that users come from: flash-attention 2, 3 and 4, torch.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import torch
 
@@ -16,6 +17,11 @@ from ..toolkit.errors import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
+
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
+Result = Tensor | Any  # Any: a tuple, where what is asked for is no literal, or several tensors
 
 
 class Others(TypedDict, total=False):
@@ -176,3 +182,12 @@ def require_known(
 def describe(value: object) -> str:
     """Name what was given for what is not served."""
     return type(value).__name__ if isinstance(value, torch.Tensor) else show(value)
+
+
+def choose_result(
+    out: Tensor, lse: Tensor | None, *, return_lse: bool, return_attn_probs: bool
+) -> Result:
+    """Return out, (out, lse), or what flash-attention returns without dropout."""
+    if return_attn_probs:
+        return out, lse, None  # the place of the probabilities, which are never stored
+    return (out, lse) if return_lse else out

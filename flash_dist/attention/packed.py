@@ -27,8 +27,14 @@ from .autograd import attend
 from .decoding.used import check_used, repeat, split
 from .decoding.varlen import attend_to_cache, check_packed
 from .layouts import NAMES, PACKED, Names
-from .neutral import are_defaults, require_neutral, require_neutral_others
-from .results import Pair, Result, choose_result
+from .neutral import (
+    Pair,
+    Result,
+    are_defaults,
+    choose_result,
+    require_neutral,
+    require_neutral_others,
+)
 from .scores import choose_scores
 from .transforms import find_differentiated
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ..kernels.precision import Precision
     from ..masks import BlockMask
     from .arguments import Window
-    from .neutral import Others
-    from .results import Result
+    from .neutral import Others, Result
 
 Tensor = torch.Tensor
 

@@ -20,7 +20,7 @@ from ..attention.arguments import (
 )
 from ..attention.layouts import dtype_name
 from ..attention.merge import merge_attention
-from ..attention.results import choose_result
+from ..attention.neutral import choose_result
 from ..attention.support import require_kernels
 from ..kernels import operators
 from ..kernels.boundaries import is_checking
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ..attention.results import Result
+    from ..attention.neutral import Result
     from ..kernels.precision import Precision
     from .exchange import Tensors
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from ..toolkit.errors import FlashDistError
-from .variables import is_unset
+from .budget import is_unset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

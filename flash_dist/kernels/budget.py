@@ -6,7 +6,6 @@ import os
 from typing import Final
 
 from ..toolkit.errors import FlashDistError
-from .variables import is_unset
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
@@ -15,6 +14,12 @@ BUDGET_NOW: Final = -1
 _KEY: Final = os.fsencode(BUDGET_VARIABLE)
 _DEFAULT_BUDGET: Final = DEFAULT_BUDGET_MB << 20
 MAX_BUDGET_MB: Final = (2**63 - 1) >> 20  # the operators take bytes as int64
+
+
+def is_unset(name: bytes) -> bool:
+    """Whether a variable is known not to be set; os.environ raises twice inside to say so."""
+    known = getattr(os.environ, "_data", None)
+    return known is not None and name not in known
 
 
 def workspace_budget() -> int:

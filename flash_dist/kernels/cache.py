@@ -72,8 +72,8 @@ def decode(  # noqa: PLR0913 - one attention problem
         budget: Bytes of workspace, or BUDGET_NOW.
         packed: Where the queries of each sequence are, if they are packed.
         scores: What becomes of a score before the mask, and the sinks; None: nothing, and none.
-        head_dim_v: Values are so many of the first columns of cache.v, which is cache.k itself if
-            head_dim is above 256 (latent keys); 0: all columns.
+        head_dim_v: Values are so many of the first columns of the keys (latent keys); 0: cache.v
+            has them.
         wants_lse: Who does not want lse may get None for it.
 
     Returns:
@@ -87,8 +87,11 @@ def decode(  # noqa: PLR0913 - one attention problem
         few = q, cache.k, cache.v, cache.seqlens, cache.block_table, *numbers
         return _call_eagerly(_decode_no_lse, few), None
     all_numbers = seqlen_new, softmax_scale, band.left, band.right, budget
-    last = (*(scores or PLAIN), head_dim_v) if head_dim_v else scores or ()
-    arguments = q, *cache, *(packed or (None, 0)), *all_numbers, *last
+    last: tuple[Any, ...] = scores or ()
+    values = cache.v if head_dim_v == 0 else None
+    if values is None:
+        last = *(scores or PLAIN), head_dim_v
+    arguments = q, cache.k, values, *cache[2:], *(packed or (None, 0)), *all_numbers, *last
     out, lse = _call(_decode, arguments)
     return out, lse
 
@@ -174,7 +177,7 @@ def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: A
 def _decode_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k_cache: Tensor,  # noqa: ARG001
-    v_cache: Tensor,
+    v_cache: Tensor | None,
     cache_seqlens: Tensor | None,  # noqa: ARG001
     cache_batch_idx: Tensor | None,  # noqa: ARG001
     cache_leftpad: Tensor | None,  # noqa: ARG001
@@ -193,7 +196,7 @@ def _decode_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> tuple[Tensor, Tensor]:
     *batch, tokens, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty((*batch, tokens, heads, head_dim_v or v_cache.shape[-1]))
+    out = q.new_empty((*batch, tokens, heads, head_dim_v if v_cache is None else v_cache.shape[-1]))
     return out, q.new_empty((*batch, heads, tokens), dtype=lse_dtype)
 
 

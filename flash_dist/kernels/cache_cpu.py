@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k_cache: Tensor,
-    v_cache: Tensor,
+    v_cache: Tensor | None,
     cache_seqlens: Tensor | None,
     cache_batch_idx: Tensor | None,
     cache_leftpad: Tensor | None,
@@ -44,8 +44,7 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     head_dim_v: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries to the keys of a cache."""
-    if head_dim_v:
-        v_cache = v_cache[..., :head_dim_v]
+    v_cache = k_cache[..., :head_dim_v] if v_cache is None else v_cache
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     cache.check_values(seqlen_new)
     if cu_seqlens_q is not None:

@@ -95,7 +95,7 @@ def _decode_mla(q: Tensor, k_cache: Tensor, head_dim_v: int, *call: Any) -> Any:
     where = cache_seqlens, None, None, block_table, None, 0, 0
     band = -1, 0 if causal else -1
     numbers = softmax_scale, *band, budget, *Scores(), head_dim_v
-    return _now("decode")(q, k_cache, k_cache, *where, *numbers)
+    return _now("decode")(q, k_cache, None, *where, *numbers)
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {

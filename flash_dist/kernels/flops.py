@@ -22,14 +22,14 @@ Tensor = torch.Tensor
 
 def _count_forward(q: Tensor, k: Tensor, v: Tensor, *call: Any, **_: object) -> int:  # noqa: ANN401
     """S = Q @ K.T and O = P @ V of `attention`."""
-    columns: int = q.shape[-1] + v.shape[-1]
-    return 2 * _count_pairs(q, k, call[2:6]) * columns
+    count: int = 2 * _count_pairs(q, k, call[2:6]) * (q.shape[-1] + v.shape[-1])
+    return count
 
 
 def _count_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
     """S again, dP = dO @ V.T, dV = P.T @ dO, dQ = dS @ K and dK = dS.T @ Q."""
     _, q, k, v = call[:4]
-    return 2 * _count_pairs(q, k, call[10:14]) * (3 * q.shape[-1] + 2 * v.shape[-1])
+    return int(2 * _count_pairs(q, k, call[10:14]) * (3 * q.shape[-1] + 2 * v.shape[-1]))
 
 
 def _count_masked(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> int:
@@ -40,7 +40,7 @@ def _count_masked_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
     return _count_backward(*call[:4])
 
 
-def _count_decode(q: Tensor, k: Tensor, v: Tensor, *call: Any, **_: object) -> int:  # noqa: ANN401
+def _count_decode(q: Tensor, k: Tensor, v: Tensor | None, *call: Any, **_: object) -> int:  # noqa: ANN401
     """Those of `decode`: of the keys that the cache has, as far as the host may know."""
     seqlens, _, _, table, cu_seqlens_q, longest, seqlen_new = call[:7]
     capacity = k.shape[1] * (1 if table is None else table.shape[1])
@@ -51,7 +51,7 @@ def _count_decode(q: Tensor, k: Tensor, v: Tensor, *call: Any, **_: object) -> i
     queries = [q.shape[1]] * batch
     if cu_seqlens_q is not None:
         queries = _lengths(cu_seqlens_q, longest)
-    head_dim_v = call[14] if len(call) > 14 and call[14] else v.shape[-1]  # noqa: PLR2004
+    head_dim_v = call[14] if v is None else v.shape[-1]
     return 2 * _sum_pairs(q.shape[-2], queries, keys) * (q.shape[-1] + head_dim_v)
 
 

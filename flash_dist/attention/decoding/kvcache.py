@@ -33,7 +33,7 @@ from .given import check_given
 
 if TYPE_CHECKING:
     from ..arguments import Window
-    from ..results import Pair, Result
+    from ..neutral import Pair, Result
     from .given import Suits
 
 Tensor = torch.Tensor

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from flash_dist.kernels.variables import is_unset
+from flash_dist.kernels.budget import is_unset
 
 NAME = "FLASH_DIST_TEST_VARIABLE"
 KEY = os.fsencode(NAME)
