@@ -36,6 +36,7 @@ _EXAMPLE: Final = (
     'a set has "label", "archs", "who", "toolkit" and "budget_mb", as in "hopper": {"label": '
     '"hopper", "archs": "9.0a", "who": "H100", "toolkit": "13.0", "budget_mb": 10}'
 )
+_TOOLKIT_EXAMPLE: Final = f'for example `toolkit = "{DEFAULT_TOOLKIT}"`'
 _RAISE: Final = "raise `toolkit`, or leave the target out"
 
 
@@ -127,13 +128,13 @@ def _require_toolkit(one: ArchSet) -> None:
     where = f"arch set `{one.name}`"
     if toolkit_driver(one.toolkit) is None:
         message = f"{where} names CUDA {one.toolkit}, which is newer than any that is known"
-        raise DeclarationError(message, hint=f"for example `toolkit = {spell(DEFAULT_TOOLKIT)}`")
+        raise DeclarationError(message, hint=_TOOLKIT_EXAMPLE)
     if one.machine != DEFAULT_MACHINE and major < _CROSS_CUDA:
         message = (
             f"{where} is for {one.machine} and CUDA {one.toolkit}; for {one.machine} it must be "
             f"CUDA {_CROSS_CUDA}.0 or newer"
         )
-        raise DeclarationError(message, hint=f"for example `toolkit = {spell(DEFAULT_TOOLKIT)}`")
+        raise DeclarationError(message, hint=_TOOLKIT_EXAMPLE)
 
 
 def _require_name(name: str) -> None:

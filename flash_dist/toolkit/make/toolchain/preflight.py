@@ -148,6 +148,11 @@ def check(host: Host, *, cuda_home_version: str | None = None, wanted: str = "13
         notes = _judge_own(cuda_home_version, wanted, gcc, glibc)
         return Preflight(host, cuda_home_version, notes, is_own=True)
     candidates = [t for t in TOOLKITS if _can_replace(t.cuda, wanted)]
+    if not candidates:
+        known = ", ".join(toolkit.cuda for toolkit in TOOLKITS)
+        message = f"CUDA {wanted} cannot be downloaded, available are {known}"
+        hint = "name one of them in `toolkit`; a native build also takes the one of CUDA_HOME"
+        raise PreflightError(message, hint=hint)
     refusals = {toolkit.cuda: toolkit.refusal(gcc, glibc) for toolkit in candidates}
     fit = next((cuda for cuda, refusal in refusals.items() if refusal is None), None)
     if fit is None:
@@ -158,7 +163,9 @@ def check(host: Host, *, cuda_home_version: str | None = None, wanted: str = "13
         raise PreflightError(message, hint=hint if gcc[0] > newest.max_gcc else IN_A_CONTAINER)
     if fit == wanted:
         return Preflight(host, fit)
-    note = f"CUDA {wanted} does not compile with {refusals[wanted]}; {_driver_note(fit)}"
+    refusal = refusals.get(wanted)
+    reason = f"does not compile with {refusal}" if refusal else "cannot be downloaded"
+    note = f"CUDA {wanted} {reason}, CUDA {fit} is taken; {_driver_note(fit)}"
     return Preflight(host, fit, (note,))
 
 

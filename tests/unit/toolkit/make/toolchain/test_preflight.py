@@ -55,6 +55,17 @@ def test_a_newer_toolkit_says_which_driver_its_ptx_needs() -> None:
     assert "PTX of CUDA 13.2 needs driver 595 or newer" in found
 
 
+def test_a_toolkit_that_cannot_be_downloaded_is_told_with_those_that_can() -> None:
+    with pytest.raises(
+        PreflightError, match=r"CUDA 12\.8 cannot be downloaded, available are 12\.4"
+    ):
+        check(BOOKWORM, wanted="12.8")
+    assert check(BOOKWORM, wanted="12.8", cuda_home_version="12.9").is_own
+    found = check(BOOKWORM, wanted="12.0")
+    assert found.toolkit == "12.4"
+    assert "CUDA 12.0 cannot be downloaded, CUDA 12.4 is taken; PTX of CUDA 12.4" in str(found)
+
+
 def test_the_usual_machine_gets_one_line() -> None:
     assert str(check(BOOKWORM)) == (
         "preflight: CUDA 13.0, g++ 12.2, glibc 2.36, "
