@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import json
 import os
 import shutil
 import stat
@@ -207,7 +208,9 @@ def test_a_wheel_of_packed_sources_has_their_version(stranger: Stranger, tmp_pat
 def test_the_sessions_are_listed(stranger: Stranger) -> None:
     done = stranger.run("-m", "nox", "-l")
     assert done.returncode == 0, done.stderr
-    assert {"build_wheels", "tests", "audit", "repro"} <= set(done.stdout.replace("*", "-").split())
+    assert {"build_wheels", "build_arm", "image", "tests", "audit", "repro"} <= set(
+        done.stdout.replace("*", "-").split()
+    )
 
 
 def test_what_setuptools_installs_is_the_whole_toolkit(stranger: Stranger, tmp_path: Path) -> None:
@@ -228,6 +231,11 @@ def list_files(folder: Path) -> list[str]:
 # A table as `new` writes it, with one thing changed: text, what takes its place, and what is said.
 # The commands do not need what some of them name, and work without it.
 BROKEN = {
+    "a test that is not there": (
+        "wheel_mb = 5",
+        'wheel_mb = 5\ntests = ["test"]',
+        '`tests` of [tool.kernels.gates] names `"test"`, and there is no such',
+    ),
     "an unknown key": ("torch_min", "torch_mni", 'unknown key `"torch_mni"`'),
     "a number for a text": ('version = "0.1.0"', "version = 1", "must be a version such as"),
     "a file that is not there": ('"csrc/*.cu"', '"src/*.cu"', "there is no such file"),
@@ -335,3 +343,80 @@ def test_a_hook_that_cannot_do_what_is_asked_ends_in_a_sentence(
     assert done.returncode == 1, (call, done.stdout)
     assert "Traceback" not in done.stderr, done.stderr
     assert "error: " in done.stderr
+
+
+def tell(stranger: Stranger, code: str, cwd: Path | None = None, **environ: str) -> str:
+    """Return what a program prints that sees the toolkit of the stranger."""
+    done = stranger.run("-c", code, cwd=cwd, environ=environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SETTINGS = f"""
+import json
+from {DISTRIBUTION}.make.container.settings import cibuildwheel_settings
+print(json.dumps(cibuildwheel_settings()))
+"""
+
+
+def test_the_settings_of_a_container_bear_the_name_of_the_project(stranger: Stranger) -> None:
+    found = json.loads(tell(stranger, SETTINGS))
+    assert found["CIBW_ENVIRONMENT"].split() == [
+        "CUDA_HOME=/opt/cuda",
+        "MY_NORMS_STATIC_STDCXX=ON",
+        "PYTHONPATH=/project/build/toolkit",
+    ]
+    assert "MY_NORMS_ARCH_SET" in found["CIBW_ENVIRONMENT_PASS"].split()
+    assert found["CIBW_BEFORE_ALL"].endswith(f"python -m {DISTRIBUTION}.make.container.setup")
+    toolkit = f"{{project}}/build/toolkit/{DISTRIBUTION}"
+    assert found["CIBW_TEST_COMMAND"] == (
+        f"python {toolkit}/make/container/trial.py my_norms my_norms._toolkit {{project}}/tests"
+    )
+    assert (found["CIBW_TEST_GROUPS"], found["CIBW_TEST_REQUIRES"]) == ("test", "pytest")
+    assert "FLASH_DIST" not in str(found)
+
+
+TREE = f"""
+from pathlib import Path
+from {DISTRIBUTION}.make.container.tree import add_toolkit, copy_project
+copy_project(Path("../tree")), add_toolkit(Path("../tree"))
+"""
+
+
+def test_a_container_gets_the_project_and_the_toolkit_and_reads_both(
+    stranger: Stranger, tmp_path: Path
+) -> None:
+    project = copy_project(stranger, tmp_path)
+    (project / "dist").mkdir()
+    (project / "dist" / "old.whl").touch()
+    tell(stranger, TREE, cwd=project)
+    tree = tmp_path / "tree"
+    toolkit = tree / "build" / "toolkit" / DISTRIBUTION
+    assert list_files(toolkit) == list_files(stranger.folder / "site" / DISTRIBUTION)
+    copied = {name for name in list_files(tree) if not name.startswith("build/")}
+    hidden = {".gitignore"}
+    assert copied == {name for name in list_files(stranger.project) if name not in hidden}
+    code = "from fatwheel.make.container.setup import wanted_toolkit; print(wanted_toolkit())"
+    asked = {"MY_NORMS_ARCH_SET": "hopper", "PYTHONPATH": str(toolkit.parent)}
+    assert tell(stranger, code, cwd=tree, **asked) == "13.0\n"
+
+
+def test_tests_of_a_wheel_are_named_or_left_out(stranger: Stranger, tmp_path: Path) -> None:
+    project = copy_project(stranger, tmp_path)
+    pyproject = project / "pyproject.toml"
+    text = pyproject.read_text(encoding="utf-8")
+    for told, words in (('["my_norms/ops.py"]', ["{project}/my_norms/ops.py"]), ("[]", [])):
+        changed = text.replace("wheel_mb = 5", f"wheel_mb = 5\ntests = {told}")
+        pyproject.write_text(changed, encoding="utf-8")
+        found = json.loads(tell(stranger, SETTINGS, cwd=project))
+        assert found["CIBW_TEST_COMMAND"].split()[4:] == words
+        assert "CIBW_TEST_REQUIRES" not in found
+
+
+def test_an_engine_that_does_not_answer_is_told_with_the_way_out(
+    stranger: Stranger, tmp_path: Path
+) -> None:
+    code = f"from {DISTRIBUTION}.make.container.portable import build_all; build_all([])"
+    done = stranger.run("-c", code, environ={"PATH": str(tmp_path)})
+    assert "no container engine answers: neither `podman info` nor `docker info`" in done.stderr
+    assert "build natively: `-- --native`" in done.stderr
