@@ -156,7 +156,7 @@ def _absence(cuda: Cuda) -> str:
     if cuda.gpus:
         return "nothing can be compiled for the GPUs here"
     broken = cuda.status == "broken"
-    return f"the driver does not answer: {cuda.reason}" if broken else "none is here"
+    return f"the driver does not answer: {cuda.reason}" if broken else "no GPU is here"
 
 
 def _driver_notes(cuda: Cuda, toolkit: str) -> tuple[str, ...]:

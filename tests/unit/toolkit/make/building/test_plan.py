@@ -60,8 +60,8 @@ def test_a_gpu_that_nothing_can_be_compiled_for_is_left_out_and_named() -> None:
 @pytest.mark.parametrize(
     ("cuda", "why"),
     [
-        (no_driver(), "none is here"),
-        (gpus(), "none is here"),
+        (no_driver(), "no GPU is here"),
+        (gpus(), "no GPU is here"),
         (gpus("6.1"), "nothing can be compiled for the GPUs here"),
         (Cuda("broken", reason="cuInit failed"), "the driver does not answer: cuInit failed"),
     ],
