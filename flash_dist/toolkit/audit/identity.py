@@ -55,6 +55,10 @@ _METADATA_HEADERS: Final = frozenset(
         "Summary",
     }
 )
+# Text for people, in any letters: no installer acts upon it.
+_TEXTS: Final = frozenset(
+    {"Author", "Author-email", "Keywords", "Maintainer", "Maintainer-email", "Summary"}
+)
 # A field may be given by the build; to an installer of a wheel Dynamic means nothing.
 _FIXED: Final = {
     "Metadata-Version": frozenset({"2.4"}),
@@ -117,10 +121,18 @@ def _read(wheel: Wheel, info: str, name: str) -> bytes:
 
 def _find_odd_lines(name: str, text: bytes, allowed: frozenset[str]) -> Iterator[str]:
     """Say which lines of headers no build of ours writes."""
-    for line in text.rstrip(b"\n").decode("latin-1").split("\n"):
-        match = _HEADER.fullmatch(line)
-        if match is None or match[1] not in allowed:
-            yield f"{name} has a line that no build of this package writes: {line[:_SHOWN]}"
+    for line in text.rstrip(b"\n").split(b"\n"):
+        match = _HEADER.fullmatch(line.decode("latin-1"))
+        known = match[1] in allowed if match else _is_text(line)
+        if not known:
+            shown = line.decode("utf-8", "backslashreplace")[:_SHOWN]
+            yield f"{name} has a line that no build of this package writes: {shown}"
+
+
+def _is_text(line: bytes) -> bool:
+    """Tell if a line is text for people, without an encoding in it or what no terminal shows."""
+    name, _, value = line.decode("utf-8", "surrogateescape").partition(": ")
+    return name in _TEXTS and "=?" not in value and value.isprintable() and value == value.strip()
 
 
 def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterator[str]:

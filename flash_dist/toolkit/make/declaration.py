@@ -53,7 +53,7 @@ from .declared.keys import (
     require_keys,
     spell,
 )
-from .declared.modules import find_package, require_modules, require_room
+from .declared.modules import find_package, require_commands, require_modules, require_room
 from .declared.names import DISTRIBUTION, read_name
 from .declared.project_table import find_licenses, read_project
 from .declared.requirements import read_dependencies, require_releases
@@ -265,6 +265,7 @@ def _require_package(
         return
     package = find_package(name, root)
     require_modules(own, package)
+    require_commands(package)
     if not IMPORTED_AS:
         require_room(package, sets)
 

@@ -40,6 +40,7 @@ rows = [{ hidden = 256, plan = 0, warps = 4 }, { hidden = 1024, plan = 99, warps
 
 FILES = {
     "my_norms/__init__.py": "",
+    "my_norms/__main__.py": "from ._toolkit.cli import main\n",
     "my_norms/ops.py": "",
     "my_norms/selftest.py": "def load_cases():\n    return None\n",
     "csrc/binding.cpp": "",
@@ -51,7 +52,11 @@ FILES = {
 }
 
 PYPROJECT: dict[str, Any] = {
-    "project": {"name": "my-norms", "dynamic": ["version", "dependencies"]},
+    "project": {
+        "name": "my-norms",
+        "requires-python": ">=3.10",
+        "dynamic": ["version", "dependencies"],
+    },
     "tool": {
         "kernels": {
             "version": "0.1.0",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...builds.manifest import FILE_NAME as MANIFEST
 from ...builds.published import FILE_NAME as SETS
 from ...product import BINDING, FILE_NAME, TABLE
+from .imports import find_import
 from .keys import PLACE, DeclarationError
 from .names import COPY
 
@@ -31,6 +32,27 @@ def find_package(name: str, root: Path) -> Path:
         message = f"`{found.relative_to(root).as_posix()}` has no `__init__.py`"
         raise DeclarationError(message, hint="an empty one will do: without it no module is packed")
     return found
+
+
+def require_commands(package: Path) -> None:
+    """Insist on a package whose commands run, also where torch is absent or broken.
+
+    Raises:
+        DeclarationError: It has no commands, or importing it imports torch.
+    """
+    name = package.name
+    if not (package / "__main__.py").is_file():
+        message = f"`{name}` has no `__main__.py`, which `python -m {name} doctor` runs"
+        hint = f"write `from .{COPY}.cli import main` and `raise SystemExit(main())` into it"
+        raise DeclarationError(message, hint=hint)
+    for module in ("__init__", "__main__"):
+        place = find_import("torch", package, module)
+        if place is not None:
+            where = f"line {place.line} of `{place.path.relative_to(package.parent).as_posix()}`"
+            message = f"`{name}/{module}.py` imports torch, in {where}: `doctor` is for machines "
+            message += "where torch is broken, too"
+            hint = "import it in a function, as `__getattr__` of a new project does"
+            raise DeclarationError(message, hint=hint)
 
 
 def require_room(package: Path, sets: object) -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DYNAMIC: Final = ("version", "dependencies")
+PYTHON: Final = ">=3.10"  # of the tag of every wheel: cp310-abi3
+_ADDED: Final = ("optional-dependencies", "entry-points", "gui-scripts")
 _LICENSES: Final = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 
 
@@ -33,11 +35,26 @@ def read_project(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(dynamic, list) or not set(_DYNAMIC) <= {str(one) for one in dynamic}:
         message = f"`dynamic` of [project] must have {' and '.join(_DYNAMIC)}, got {spell(dynamic)}"
         raise DeclarationError(message, hint=hint)
+    _require_python(project)
+    for key in _ADDED:
+        if project.get(key):
+            got = spell(project[key])
+            message = f"`{key}` of [project] must be left out, got {got}: no wheel has them"
+            raise DeclarationError(message, hint="`scripts` of [project] names functions to run")
     scripts = project.get("scripts", {})
     if not isinstance(scripts, dict) or not all(map(_is_text, scripts.values())):
         message = f"`scripts` of [project] must be a table of functions, got {spell(scripts)}"
         raise DeclarationError(message, hint='for example `my-norms = "my_norms.__main__:run"`')
     return project
+
+
+def _require_python(project: Mapping[str, Any]) -> None:
+    told = project.get("requires-python")
+    if not isinstance(told, str) or "".join(told.split()) != PYTHON:
+        got = f"got {spell(told)}" if "requires-python" in project else "which it lacks"
+        message = f"`requires-python` of [project] must be `{PYTHON}`, {got}"
+        hint = f'write `requires-python = "{PYTHON}"`: one wheel is for all of them'
+        raise DeclarationError(message, hint=hint)
 
 
 def _is_text(value: object) -> bool:

@@ -348,6 +348,14 @@ TAMPERED: dict[str, Tampered] = {
         both(add("flash_dist/evil.py"), edit(MANIFEST, TYPED, TYPED + b', "evil.py"')),
     ),
     "changed data": Tampered(set(), add("flash_dist/archsets.json", b"{}")),
+    "letters of another language": Tampered(
+        set(), told("Author-email: José Ñandú <jose@example.org>\nSummary: Kernels 快".encode())
+    ),
+    "letters that no terminal shows": Tampered(
+        {"metadata"}, told("Author: x\u202eexe.evil".encode())
+    ),
+    "letters that are not UTF-8": Tampered({"metadata"}, told(b"Author: Jos\xe9")),
+    "other letters in a licence": Tampered({"metadata"}, told("License: größe".encode())),
     "another homepage": Tampered(set(), told(b"Project-URL: Homepage, https://evil.example/")),
     "changed description": Tampered(
         set(), lambda files: {**files, METADATA: files[METADATA] + b"\nGo to evil.example\n"}

@@ -91,6 +91,7 @@ def test_what_has_a_default_may_be_left_out(place: str, tmp_path: Path) -> None:
         ("dispatch.axes.0.words.fp16.floor", "lacks `floor`, a compute capability"),
         ("/project.name", "`name` of [project] must be a name such as `my-norms`, which it lacks"),
         ("/project.dynamic", "`dynamic` of [project] must have version and dependencies, got `[]`"),
+        ("/project.requires-python", "of [project] must be `>=3.10`, which it lacks"),
         ("/project", "pyproject.toml has no table [project]"),
         ("/tool.kernels", "has no table [tool.kernels]"),
         ("/tool", "has no table [tool.kernels]"),
@@ -180,7 +181,10 @@ PLACES = [
     "/tool",
     "/tool.kernels",
     "/project",
-    *(f"/project.{key}" for key in ("name", "dynamic", "scripts", "license-files")),
+    *(
+        f"/project.{key}"
+        for key in ("name", "requires-python", "dynamic", "scripts", "license-files")
+    ),
 ]
 # What is no error: nothing to add, and values of the kind.
 FINE = {
@@ -271,6 +275,11 @@ def test_a_value_of_another_type_is_refused_in_a_sentence(place: str, folder: Pa
         ("/project.version", "0.1.0", '`version` of [project] must be dynamic, got `"0.1.0"`'),
         ("/project.dependencies", [], "`dependencies` of [project] must be dynamic, got `[]`"),
         ("/project.dynamic", ["version"], 'must have version and dependencies, got `["version"]`'),
+        ("/project.requires-python", ">=3.9", 'must be `>=3.10`, got `">=3.9"`'),
+        ("/project.requires-python", 3.11, "must be `>=3.10`, got `3.11`"),
+        ("/project.optional-dependencies", {"x": ["numpy"]}, "must be left out, got `{"),
+        ("/project.entry-points", {"x.y": {"a": "my_norms:a"}}, "must be left out, got `{"),
+        ("/project.gui-scripts", {"a": "my_norms:a"}, "must be left out, got `{"),
         ("/project.scripts", {"run": 3}, "must be a table of functions"),
         ("/project.license-files", ["/etc/passwd"], 'cannot name `"/etc/passwd"`'),
     ],

@@ -114,3 +114,67 @@ def test_a_table_of_setuptools_that_is_none_is_no_reason_to_crash(tmp_path: Path
     put(data, "/tool.setuptools", 3)
     read_declaration(data, tmp_path)
     write(tmp_path / "my_norms/ops.py", "import torch")
+
+
+def test_a_package_without_commands_is_refused(tmp_path: Path) -> None:
+    data = make_project(tmp_path)
+    (tmp_path / "my_norms/__main__.py").unlink()
+    said = refuse(data, tmp_path)
+    assert "`my_norms` has no `__main__.py`, which `python -m my_norms doctor` runs" in said
+    assert "`from ._toolkit.cli import main`" in said
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        ({"__init__": "import torch"}, "line 1 of `my_norms/__init__.py`"),
+        ({"__init__": "\nimport os, torch.nn as nn"}, "line 2 of `my_norms/__init__.py`"),
+        ({"__init__": "from torch import nn"}, "line 1 of `my_norms/__init__.py`"),
+        ({"__init__": "if 1:\n  import torch"}, "line 2 of `my_norms/__init__.py`"),
+        ({"__init__": "class A:\n  import torch"}, "line 2 of `my_norms/__init__.py`"),
+        ({"__init__": "with a:\n  import torch"}, "line 2 of `my_norms/__init__.py`"),
+        ({"__init__": "from .ops import *", "ops": "import torch"}, "line 1 of `my_norms/ops.py`"),
+        ({"__init__": "from . import ops", "ops": "import torch"}, "line 1 of `my_norms/ops.py`"),
+        ({"__init__": "import my_norms.ops", "ops": "import torch"}, "line 1 of `my_norms/ops.py`"),
+        (
+            {"__init__": "from .a import b", "a/__init__": "", "a/b": "from ..ops import f",
+             "ops": "# loads\nimport torch"},
+            "line 2 of `my_norms/ops.py`",
+        ),
+        (
+            {"__init__": "try:\n  import torch\nexcept OSError:\n  pass"},
+            "line 2 of `my_norms/__init__.py`",
+        ),
+        ({"__main__": "import torch"}, "line 1 of `my_norms/__main__.py`"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_package_that_imports_torch_is_refused(
+    files: dict[str, str], place: str, tmp_path: Path
+) -> None:
+    made = {f"my_norms/{name}.py": text for name, text in files.items()}
+    said = refuse(make_project(tmp_path, **made), tmp_path)
+    assert f"{next(iter(files))}.py` imports torch, in {place}:" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torchvision",
+        "def f():\n  import torch",
+        "async def f():\n  import torch",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import torch",
+        "import typing\nif typing.TYPE_CHECKING:\n  from .ops import f",
+        "try:\n  import torch\nexcept ImportError:\n  pass",
+        "try:\n  import torch\nexcept (OSError, ImportError):\n  pass",
+        "try:\n  import torch\nexcept:\n  pass",
+        "from .nothing import torch",
+        "from . import __version__",
+        "from ... import torch",
+        "this is a syntax of later Pythons",
+        "\0",
+    ],
+)
+def test_a_package_that_imports_torch_later_is_accepted(text: str, tmp_path: Path) -> None:
+    made = {"my_norms/__init__.py": text, "my_norms/ops.py": "import torch\nfrom . import ops"}
+    read_declaration(make_project(tmp_path, **made), tmp_path)
