@@ -146,6 +146,20 @@ def test_a_group_has_the_files_of_the_newest_declaration(
     assert told["plain-sm_90a_SOURCES"] == [str(files[0].path)]
 
 
+def test_other_flags_of_one_row_change_no_word_for_the_files_of_another(
+    files: list[Plain], tmp_path: Path
+) -> None:
+    kept, changed = files
+    write_set([kept, changed], "9.0a", tmp_path)
+    other = Plain(changed.path, flags=FAST)
+    told = write_set([kept, other], "9.0a", tmp_path)
+    fast = Group((HOPPER,), FAST, ()).name
+    assert told["LINKED_GROUPS"] == ["plain-sm_90a", fast]
+    assert told["plain-sm_90a_SOURCES"] == [str(kept.path)]
+    assert told[f"{fast}_SOURCES"] == [str(changed.path)]
+    assert told["plain-sm_90a_FLAGS"] == [HOPPER.gencode]
+
+
 def test_what_is_unchanged_is_not_written_again(files: list[Plain], tmp_path: Path) -> None:
     write_set(files, "9.0a", tmp_path)
     path = tmp_path / "build/plain.cmake"
