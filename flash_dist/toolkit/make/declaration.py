@@ -12,6 +12,7 @@
     operators          module that registers the operators; by default the binding itself is loaded
     index              address of the package index that has the releases
     source_date_epoch  time stamp of files inside wheels
+    hub_card           Markdown file that says how the package is used, for its page on the hub
     [[sources]]        `files` of CUDA, each compiled once for all `targets` of a set, with `flags`
     [dispatch]         `table` of kernels, `host` code of the kernels library, `axes`, `main_role`
     [sets]             TORCH_CUDA_ARCH_LISTs by name, or tables with archs, who, toolkit, machine,
@@ -40,7 +41,7 @@ from ..errors import FlashDistError
 from ..product import IMPORTED_AS, NAME, TABLE
 from ..targets.axes import AXES, Axes
 from .declared.dispatch import read_axes, read_table, require_main_role
-from .declared.files import CUDA, CXX, FOLDERS, PYTHON, find_path, find_paths
+from .declared.files import CUDA, CXX, FOLDERS, MARKDOWN, PYTHON, find_path, find_paths
 from .declared.kernel_names import find_c_kernels
 from .declared.keys import (
     FIRST_SECOND,
@@ -124,6 +125,7 @@ class Project:
     tests: tuple[Path, ...] = ()  # of a wheel, without a GPU: programs, and folders for pytest
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
     licenses: tuple[str, ...] = ()
+    hub_card: Path | None = None
 
     def wheel_version(self, toolkit: str, label: str) -> str:
         """Return the version of one wheel: 0.1.0+cu130.hopper."""
@@ -225,6 +227,9 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
         tests=tuple(_find_tests(gates.get("tests"), data, root)),
         scripts=tuple(f"{key} = {value}" for key, value in project.get("scripts", {}).items()),
         licenses=tuple(find_licenses(project, root)),
+        hub_card=find_path(own["hub_card"], root, f"`hub_card` of {PLACE}", MARKDOWN)
+        if "hub_card" in own
+        else None,
     )
     _require_content(found)
     _require_table(found, axes, dispatch.get("main_role", ""))

@@ -71,7 +71,7 @@ want = model(ids, attention_mask=mask).logits
 model.set_attn_implementation("flash_attention_2")
 got = model(ids, attention_mask=mask).logits
 torch.testing.assert_close(got[mask.bool()], want[mask.bool()], rtol=1e-5, atol=1e-5)
-assert any(name.startswith("fd_") for name in sys.modules)
+assert any(name.startswith("f_") for name in sys.modules)
 """
 
 # Requests of several lengths at once, on pages. transformers passes single queries their pages on

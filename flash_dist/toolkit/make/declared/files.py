@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 CUDA: Final = (".cu",)
 CXX: Final = (".cpp", ".cc", ".cxx")
 PYTHON: Final = (".py",)
+MARKDOWN: Final = (".md",)
 FOLDERS: Final = ()  # in place of suffixes
 
 _INSIDE: Final = "files must lie in the folder of pyproject.toml: the sources are packed from it"

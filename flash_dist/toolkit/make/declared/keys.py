@@ -142,6 +142,7 @@ KEYS: Final[dict[str, dict[str, Kind]]] = {
             FIRST_SECOND,
             LAST_SECOND,
         ),
+        "hub_card": _text("a path", '"hub_card.md"'),
         "sources": _tables("a list of tables", '[{ files = ["csrc/*.cu"] }]'),
         "dispatch": _table("a table", '{ table = "csrc/kernels.toml" }'),
         "gates": _table("a table", "{ wheel_mb = 10 }"),

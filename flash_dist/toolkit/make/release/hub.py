@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from ...binaries.wheel import open_wheel
 from ...product import BINDING, FILE_NAME, HAS_DISPATCHER, KERNELS, NAME, PRODUCT, SCRIPT
 from ..command import command
-from ..project import EMBEDDED, ROOT
+from ..project import ROOT, load_project
 from ..wheels.artefacts import ArtefactError, find_artefacts
 from ..wheels.channel import Published, no_commands
 
@@ -44,33 +44,10 @@ VERSION: Final = 1  # of what the kernel offers, as its users name it: `get_kern
 # Where the sources name operators; other strings of the same spelling are texts.
 _OPERATORS: Final = re.compile(rf"(?<=\bops\.){NAME}\b|{NAME}(?=::)|(?<=Library\(\"){NAME}(?=\")")
 
-_CARD: Final = """---
-license: bsd-3-clause
-library_name: kernels
-tags:
-  - kernels
----
+_SHORTEST: Final = 4  # name of a package: shorter ones leave too few names of their length
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
-# {name} {version}
-
-Attention for torch, forward and backward, with the same bits on every run. Code for {archs}; torch
-{torch} and newer. With the functions of flash-attention:
-
-```python
-from pathlib import Path
-
-from kernels import get_local_kernel
-
-kernel = get_local_kernel(Path("FOLDER OF THIS FILE"))
-out = kernel.flash_attn_func(q, k, v, causal=True)  # [batch, seqlen, num_heads, head_dim]
-print(kernel.check().to_json())  # whether the GPUs here are served
-```
-
-`LOCAL_KERNELS=kernels-community/flash-attn2=FOLDER` lets transformers take it for
-`attn_implementation="flash_attention_2"`.
-"""
-
-_PLAIN_CARD: Final = """---
+_HEAD: Final = """---
 {licence}library_name: kernels
 tags:
   - kernels
@@ -80,7 +57,8 @@ tags:
 
 {summary}. Code for {archs}; torch {torch} and newer.
 
-```python
+"""
+_USAGE: Final = """```python
 from pathlib import Path
 
 from kernels import get_local_kernel
@@ -105,8 +83,14 @@ class Variant:
 
     @property
     def id(self) -> str:
-        """The name of the module and of its operators: `fd_` and 7 digits of the wheel's digest."""
-        return f"fd_{self.artefact.sha256[: len(NAME) - 3]}"
+        """The name of the module and of its operators: `m_3k0x9z` of `my_norms`.
+
+        It is the first letter of the package, and as many digits of the wheel's digest as fit.
+
+        Raises:
+            ArtefactError: The name of the package is too short.
+        """
+        return _name_copy(NAME, self.artefact.sha256)
 
     def files(self) -> dict[str, bytes]:
         """Return what lies in the repository, by path."""
@@ -123,7 +107,8 @@ class Variant:
         }
         made[METADATA] = (json.dumps(metadata, indent=2) + "\n").encode()
         licence = self.artefact.metadata.license
-        card = (_CARD if EMBEDDED else _PLAIN_CARD).format(
+        path = load_project().hub_card
+        card = _HEAD.format(
             name=NAME,
             licence=f"license: {licence.lower()}\n" if licence else "",
             summary=PRODUCT.summary.rstrip("."),
@@ -131,6 +116,7 @@ class Variant:
             archs=", ".join(self.archs),
             torch=self.artefact.manifest.torch_min,
         )
+        card += path.read_text(encoding="utf-8") if path else _USAGE
         folder = f"build/{self.name}"
         return {"README.md": card.encode()} | {f"{folder}/{name}": x for name, x in made.items()}
 
@@ -162,6 +148,19 @@ class Variant:
 
     def _own(self, name: str) -> str:
         return name.replace(NAME, self.id) if name in {KERNELS, NAME} else name
+
+
+def _name_copy(name: str, sha256: str) -> str:
+    if len(name) < _SHORTEST:
+        message = (
+            f"a package for the hub must have a name of at least {_SHORTEST} letters, got `{name}`"
+        )
+        raise ArtefactError(message, hint="each copy there gets another name of the same length")
+    number, digits = int(sha256, 16), ""
+    while len(digits) < len(name) - 2:
+        number, digit = divmod(number, len(_DIGITS))
+        digits += _DIGITS[digit]
+    return f"{name[0]}_{digits}"
 
 
 def _name_arch(arch: Arch) -> str:

@@ -53,6 +53,14 @@ def test_a_table_without_an_error_is_read_whole(tmp_path: Path) -> None:
     assert found.wheel_version("13.0", "hopper") == "0.1.0+cu130.hopper"
 
 
+def test_a_card_of_the_hub_is_a_file_of_the_project(tmp_path: Path) -> None:
+    data = make_project(tmp_path, **{"hub_card.md": "Use it."})
+    put(data, "hub_card", "hub_card.md")
+    assert read_declaration(data, tmp_path).hub_card == tmp_path / "hub_card.md"
+    put(data, "hub_card", "card.md")
+    assert refuse(data, tmp_path).startswith('`hub_card` of [tool.kernels] names `"card.md"`')
+
+
 @pytest.mark.parametrize(
     "place",
     [

@@ -8,13 +8,14 @@ import hashlib
 import json
 import re
 import zipfile
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from flash_dist.toolkit.builds.package import PACKAGE
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.make.project import PRODUCT_FILE, ROOT
+from flash_dist.toolkit.make.project import PRODUCT_FILE, ROOT, load_project
 from flash_dist.toolkit.make.release import hub
 from flash_dist.toolkit.make.release.hub import _OPERATORS, Variant, check, write
 from flash_dist.toolkit.make.wheels.artefacts import Artefact, ArtefactError, read_artefact
@@ -59,7 +60,8 @@ def test_each_copy_has_names_of_its_own_as_long_as_ours(tmp_path: Path) -> None:
     artefact = make(tmp_path)
     variant = Variant(artefact)
     assert len(variant.id) == len("flash_dist")
-    assert variant.id == f"fd_{artefact.sha256[:7]}"
+    assert re.fullmatch("f_[0-9a-z]{8}", variant.id)
+    assert Variant(make(tmp_path, "all")).id != variant.id
     files = {x.split("/", 2)[-1]: data for x, data in variant.files().items()}
     assert KERNELS not in files
     kernels, binding = files[f"lib{variant.id}_kernels.so"], files[BINDING]
@@ -72,6 +74,35 @@ def test_each_copy_has_names_of_its_own_as_long_as_ours(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["rope", "norms", "my_norms", "a" * 41])
+def test_short_names_leave_enough_names_of_their_length(name: str) -> None:
+    digests = [hashlib.sha256(bytes([n])).hexdigest() for n in range(8)]
+    copies = {hub._name_copy(name, digest) for digest in digests}
+    assert len(copies) == len(digests)
+    assert all(len(copy) == len(name) and copy.isidentifier() for copy in copies)
+
+
+@pytest.mark.parametrize("name", ["x", "fp8"])
+def test_a_name_that_is_too_short_is_refused(name: str) -> None:
+    with pytest.raises(ArtefactError) as caught:
+        hub._name_copy(name, "a" * 64)
+    assert caught.value.message == (
+        f"a package for the hub must have a name of at least 4 letters, got `{name}`"
+    )
+
+
+def test_a_project_without_a_card_gets_one_of_the_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artefact = make(tmp_path)
+    without = replace(load_project(), hub_card=None)
+    monkeypatch.setattr(hub, "load_project", lambda: without)
+    card = Variant(artefact).files()["README.md"].decode()
+    assert card.startswith("---\nlibrary_name: kernels\n")  # this wheel names no licence
+    assert 'kernel = get_local_kernel(Path("FOLDER OF THIS FILE"))\n```\n' in card
+    assert "attn" not in card
+
+
 def test_a_copy_looks_for_the_library_that_it_has(tmp_path: Path) -> None:
     files = {x.split("/", 2)[-1]: data for x, data in Variant(make(tmp_path)).files().items()}
     product = json.loads(files["product.json"])
@@ -82,7 +113,7 @@ def test_a_copy_looks_for_the_library_that_it_has(tmp_path: Path) -> None:
 def test_no_source_of_ours_names_operators_otherwise() -> None:
     """An attribute `ops.flash_dist`, or a string that is the namespace or begins with it."""
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(_OPERATORS.sub("fd_0000000", path.read_text()))):
+        for node in ast.walk(ast.parse(_OPERATORS.sub("f_00000000", path.read_text()))):
             if isinstance(node, ast.Attribute):
                 is_left = node.attr == "flash_dist" and getattr(node.value, "attr", "") == "ops"
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "Library":
