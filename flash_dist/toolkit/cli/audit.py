@@ -12,12 +12,12 @@ from ..builds.declared import declare_build
 from ..errors import FlashDistError
 from ..findings.result import EXIT_UNUSABLE
 from ..product import NAME, PROGRAM
-from ..targets.wording import count
+from ..targets.wording import count, format_size
 from .options import add_json, add_subcommand, parse_path
 from .terminal.folding import print_line
 from .terminal.progress import working
 from .terminal.results import make_console, make_table
-from .terminal.text import complain, format_size, printable
+from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse

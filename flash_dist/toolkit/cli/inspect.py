@@ -20,12 +20,12 @@ from ..gpucode.libraries import open_libraries, package_libraries, process_libra
 from ..product import PROGRAM
 from ..targets.archs import Arch
 from ..targets.devices import Device
-from ..targets.wording import count, read_whole
+from ..targets.wording import count, format_size, read_whole
 from .options import add_json, add_subcommand, parse_path
 from .terminal.differences import print_differences
 from .terminal.inspection import print_inspections
 from .terminal.progress import working
-from .terminal.text import complain, format_size, printable, printable_error
+from .terminal.text import complain, printable, printable_error
 
 if TYPE_CHECKING:
     import argparse

@@ -28,12 +28,13 @@ from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
 from ..targets.index_address import INDEX, explain_placeholder
 from ..targets.verdict import FLOOR, Build
+from ..targets.wording import format_size
 from ..version import read_version
 from .options import add_imagined, add_json, add_subcommand, parse_place
 from .terminal.folding import paint
 from .terminal.progress import working
 from .terminal.results import make_console
-from .terminal.text import complain, format_size, printable
+from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse

@@ -60,3 +60,11 @@ def format_memory(size: int) -> str:
         if size >= 1 << power:
             return f"{size / (1 << power):.1f}".removesuffix(".0") + f" {unit}"
     return f"{size} B"
+
+
+def format_size(size: int) -> str:
+    """Write bytes as files are spoken of: MB of 10^6 or kB of 10^3."""
+    for unit, power in (("MB", 6), ("kB", 3)):
+        if size >= 10**power:
+            return f"{size / 10**power:.1f} {unit}"
+    return f"{size} B"

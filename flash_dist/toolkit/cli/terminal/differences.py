@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...targets.wording import format_size
 from .inspection import first_rows, say_rest, show_name
 from .results import make_console, make_table
-from .text import format_size, printable
+from .text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,9 @@ from ...gpucode.coverage import REAL
 from ...gpucode.images import UNITS, UNREGISTERED
 from ...gpucode.inspection import name_target, sizes_by_target
 from ...targets.devices import format_version
-from ...targets.wording import count
+from ...targets.wording import count, format_size
 from .results import make_console, make_table, print_table
-from .text import complain, format_size, printable
+from .text import complain, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 _FLEET = f"-m {NAME} fleet"
 _CALL = re.compile(rf"{PROGRAM}\.|{PROGRAM}|{_FLEET}")
 
-_MEGA = 1_000_000
-_KILO = 1_000
-
 
 def printable(text: str) -> str:
     """Escape whatever could steer a terminal or begin a line; names may hold anything."""
@@ -70,12 +67,3 @@ def complain(text: str) -> None:
 def discard(stream: IO[str]) -> None:
     """Let what is still buffered go nowhere: Python flushes once more on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def format_size(size: int) -> str:
-    """Write bytes as MB of 10^6 or kB of 10^3."""
-    if size >= _MEGA:
-        return f"{size / _MEGA:.1f} MB"
-    if size >= _KILO:
-        return f"{size / _KILO:.1f} kB"
-    return f"{size} B"

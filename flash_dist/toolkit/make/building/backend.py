@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FlashDistError
 from ...product import NAME
+from ...targets.wording import format_size
 from ..command import told_in_a_sentence
 from ..project import (
     BUILD_FOLDER,
@@ -161,8 +162,8 @@ def _build_finished(target: Path, *, labelled: bool) -> Path:
         audit(wheel, plan.archset)
         finished = Path(shutil.move(wheel, target / wheel.name))
     objects = read_report(plan.archset.label)
-    size = finished.stat().st_size / 1e6
-    print(f"{objects}; {size:.2f} MB in {time.monotonic() - start:.0f} s: {finished.name}")
+    size = format_size(finished.stat().st_size)
+    print(f"{objects}; {size} in {time.monotonic() - start:.0f} s: {finished.name}")
     return finished
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...builds.published import load_archsets
 from ...errors import FlashDistError, explain_os_error
+from ...targets.wording import format_size
 from ..command import command, complain
 from ..project import ARCHSETS, ROOT
 from ..wheels.platform_tags import describe_floor
@@ -31,9 +32,9 @@ class BuiltWheel:
     seconds: float
 
     def __str__(self) -> str:
-        size = self.path.stat().st_size / 1e6
+        size = format_size(self.path.stat().st_size)
         name = self.path.relative_to(ROOT)
-        return f"{self.archset.name}: {self.objects}; {size:.2f} MB in {self.seconds:.0f} s: {name}"
+        return f"{self.archset.name}: {self.objects}; {size} in {self.seconds:.0f} s: {name}"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import FlashDistError
 from ...product import NAME
+from ...targets.wording import format_size
 from ..command import command
 from ..locks import constraints
 from ..project import EMBEDDED, ROOT, TEMPORARY, load_project
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 BY_ITSELF = ("--no-isolation", "--skip-dependency-check")
 # What setuptools adds to the sources.
 ADDED = ("PKG-INFO", "setup.cfg", f"{NAME}.egg-info/")
+_WHAT_IS_PACKED = (
+    "MANIFEST.in says what is packed"
+    if EMBEDDED
+    else "`git add` the files, or let .gitignore name those that are no sources"
+)
 
 
 class SdistError(FlashDistError):
@@ -107,7 +113,7 @@ def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
     ]
     if differences:
         message = "the archive differs from the sources: " + "; ".join(differences[:10])
-        raise SdistError(message, hint="MANIFEST.in says what is packed")
+        raise SdistError(message, hint=_WHAT_IS_PACKED)
 
 
 def list_files(sdist: Path) -> list[str]:
@@ -170,8 +176,8 @@ def pack_and_check() -> str:
         (ROOT / "dist").mkdir(exist_ok=True)
         kept = Path(shutil.copy2(sdist, ROOT / "dist"))
     digest = hashlib.sha256(kept.read_bytes()).hexdigest()
-    size, count = kept.stat().st_size / 1e6, len(list_files(kept))
-    made = f"{kept.relative_to(ROOT)}: {count} files, {size:.2f} MB, byte-identical from itself"
+    size, count = format_size(kept.stat().st_size), len(list_files(kept))
+    made = f"{kept.relative_to(ROOT)}: {count} files, {size}, byte-identical from itself"
     return f"{digest}  {made}; a wheel from it has the version {version}"
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ...builds.declared import declare_build
-from ...cli.terminal.text import format_size
 from ...indexes.index import PROJECT, parse_wheel
 from ...indexes.install_commands import Command, find_commands
 from ...indexes.pages import Link
@@ -29,6 +28,7 @@ from ...report_page.style import STYLE
 from ...targets.advice import describe_how
 from ...targets.devices import Device
 from ...targets.gpus import SOLD
+from ...targets.wording import format_size
 from ..wheels.artefacts import Artefact, newest_first
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from ...builds.listing import FILE_NAME
 from ...builds.published import published_sets
 from ...errors import FlashDistError
 from ...product import NAME
+from ...targets.wording import format_size
 from ..command import command
 from ..container.engine import find_engine
 from ..project import ROOT, load_project
@@ -176,7 +177,7 @@ def check_wheels(args: argparse.Namespace, version: str) -> None:
         raise ReleaseError(message, hint="`nox -s build_wheels` in a container builds them")
     for one in artefacts:
         require_glibc(one.path)
-        print(f"{one.set_name}: {one.file_name}, {one.size / 1e6:.1f} MB")
+        print(f"{one.set_name}: {one.file_name}, {format_size(one.size)}")
 
 
 def tell_publishing(args: argparse.Namespace, version: str) -> None:

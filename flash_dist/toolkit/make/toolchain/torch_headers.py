@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ...errors import FlashDistError
+from ...targets.wording import format_size
 from ..command import command
 from ..project import NATIVE, ROOT, load_project
 from .client_settings import find_links, find_offline, find_own_torch, find_torch, index_url
@@ -126,7 +127,7 @@ def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
         size = fetch_remote(lock, include)
     except (OSError, urllib.error.URLError, TorchHeadersError) as error:
         return _from_installed(error)
-    return TorchHeaders(include, lock.version, f"{size / 1e6:.1f} MB by range requests")
+    return TorchHeaders(include, lock.version, f"{format_size(size)} by range requests")
 
 
 def list_needed(cache: Path, lock: Lock | None = None) -> list[str]:

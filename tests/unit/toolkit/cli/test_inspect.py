@@ -17,10 +17,10 @@ import pytest
 from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.cli.inspect import json_pieces
 from flash_dist.toolkit.cli.terminal.results import make_console, make_table, print_table
-from flash_dist.toolkit.cli.terminal.text import format_size, printable
+from flash_dist.toolkit.cli.terminal.text import printable
 from flash_dist.toolkit.gpucode.inspection import Choice, inspect_libraries
 from flash_dist.toolkit.gpucode.libraries import open_libraries
-from flash_dist.toolkit.targets.wording import count
+from flash_dist.toolkit.targets.wording import count, format_size
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
 
 if TYPE_CHECKING:
