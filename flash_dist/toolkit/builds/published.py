@@ -134,8 +134,12 @@ def _require_all_gpus(client: str, pick: ArchSet, archsets: dict[str, ArchSet]) 
     devices = {arch.device for one in archsets.values() for arch in one.archs if not arch.ptx}
     for device in sorted(devices):
         if not any(judge(arch, device) for arch in pick.archs):
-            message = f"`{client}` gets `{pick.name}`, which has no code for {device}"
-            raise ArchError(message, hint="another set has it: every GPU needs a set")
+            whom = "a client that names no arch set" if client == ANYBODY else f"`{client}`"
+            message = f"{whom} gets `{pick.name}`, which has no code for {device}"
+            every = {arch for one in archsets.values() for arch in one.archs}
+            whole = ArchSet(pick.name, pick.label, tuple(sorted(every)))
+            hint = f"no set serves every GPU that the sets are for: add one such as `{whole}`"
+            raise ArchError(message, hint=hint)
 
 
 def _name(path: Source | None) -> object:

@@ -11,6 +11,7 @@ from ...builds.published import load_archsets
 from ...errors import FlashDistError, explain_os_error
 from ...targets.wording import format_size
 from ..command import command, complain
+from ..declared.sets import describe_gaps
 from ..project import ARCHSETS, ROOT
 from ..wheels.platform_tags import describe_floor
 from .choose import VARIABLE
@@ -111,6 +112,10 @@ def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
 @command
 def report(build: Callable[[Sequence[str]], Builds]) -> int:
     """Build what the command line names, and say what came out."""
+    for gap in describe_gaps(ARCHSETS):
+        print(
+            f"warning: `nox -s index` will refuse these sets: {gap}\n", file=sys.stderr, flush=True
+        )
     builds = build(sys.argv[1:])
     print(f"\n{builds}")
     if builds.built:

@@ -172,6 +172,15 @@ def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str
         yield machine, {ANYBODY: best}
 
 
+def describe_gaps(source: Path | Mapping[str, Any]) -> Iterator[str]:
+    """Say for each CPU why an index could give no set to a client that names none."""
+    for machine in dict.fromkeys(one.machine for one in load_archsets(source).values()):
+        try:
+            load_picks(source, machine)
+        except ArchError as error:
+            yield str(error)
+
+
 def _require_picks(path: Path) -> None:
     """Insist on a pick of each client, for each CPU that a file has a set for."""
     for machine in {one.machine for one in load_archsets(path).values()}:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.builds.published import load_archsets
-from flash_dist.toolkit.make.building import build_wheels
+from flash_dist.toolkit.make.building import build_many, build_wheels
 from flash_dist.toolkit.make.building.build_many import (
     Builds,
     BuiltWheel,
@@ -20,6 +20,7 @@ from flash_dist.toolkit.make.building.build_many import (
     report,
 )
 from flash_dist.toolkit.make.building.choose import choose_sets
+from flash_dist.toolkit.make.declared.sets import read_sets
 from flash_dist.toolkit.make.project import ARCHSETS, ROOT
 from flash_dist.toolkit.make.wheels.gates import WheelBuildError
 from flash_dist.toolkit.targets.archs import ArchSet
@@ -44,6 +45,22 @@ def build(archset: ArchSet) -> BuiltWheel:
 def run(monkeypatch: pytest.MonkeyPatch, sets: list[ArchSet]) -> int:
     monkeypatch.setattr(sys, "argv", ["flash_dist.toolkit.make.building.build_wheels"])
     return report(lambda _: build_each(sets, build))
+
+
+def test_sets_without_one_for_every_gpu_are_warned_of_before_they_are_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, SETS[:1]) == 0
+    assert capsys.readouterr().err == ""
+    sets = {"hopper": "9.0a", "newer": "10.0;12.0+PTX"}
+    monkeypatch.setattr(build_many, "ARCHSETS", read_sets({"sets": sets}, ROOT))
+    assert run(monkeypatch, SETS[:1]) == 0
+    assert capsys.readouterr().err == (
+        "warning: `nox -s index` will refuse these sets: a client that names no arch set gets "
+        "`newer`, which has no code for 9.0\n\n"
+        "hint: no set serves every GPU that the sets are for: add one such as "
+        "`9.0a;10.0;12.0+PTX`\n\n"
+    )
 
 
 def test_a_set_that_fails_leaves_the_others_built(
