@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,9 @@ import yaml
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.building.matrix import main, make_matrix
 from flash_dist.toolkit.make.project import ROOT
-from flash_dist.toolkit.make.release.channels import CHANNELS, released
+from flash_dist.toolkit.make.release.channels import released
 from flash_dist.toolkit.targets.archs import ArchSet
+from tests.unit.made.session_names import own_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,18 +40,6 @@ def named_sessions(path: Path) -> set[str]:
     commands = [str(step.get("run", "")) for step in steps(path)]
     found = [match for text in commands for match in re.findall(r'nox"? -s ([a-z_ ]+)', text)]
     return {name for words in found for name in words.split()}
-
-
-def sessions() -> set[str]:
-    """Return the functions of the noxfile that are sessions, and those of the channels."""
-    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
-    functions = {
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        and any("session" in ast.unparse(one) for one in node.decorator_list)  # or gpu_session
-    }
-    return functions | CHANNELS.keys()
 
 
 def test_the_matrix_is_the_published_sets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +101,7 @@ def test_a_release_keeps_the_folder_of_every_channel_that_the_page_links_to() ->
 def test_every_session_that_is_named_exists(path: Path) -> None:
     named = named_sessions(path)
     assert named
-    assert named <= sessions()
+    assert named <= own_sessions()
 
 
 @each_workflow

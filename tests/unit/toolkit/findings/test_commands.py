@@ -19,8 +19,9 @@ import flash_dist
 from flash_dist.toolkit.cli import expand_alias, make_parser
 from flash_dist.toolkit.findings import FINDINGS
 from flash_dist.toolkit.make.project import ROOT
-from flash_dist.toolkit.make.release.channels import CHANNELS
+from flash_dist.toolkit.targets.archs import SESSIONS
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+from tests.unit.made.session_names import every_project, own_sessions
 from tests.unit.made.sources import find_modules
 
 if TYPE_CHECKING:
@@ -131,15 +132,13 @@ def test_a_command_of_ours_has_such_a_subcommand_and_options(command: str) -> No
 
 
 def test_nox_has_the_sessions_that_are_told() -> None:
-    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
-    sessions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    sessions |= set(CHANNELS)
     told = {
         found
         for command in told_anywhere()
         for found in re.findall(r"nox (?:-R )?-s ([a-z_]+)", command)
     }
-    assert {"build_wheels", "conda"} <= told <= sessions
+    assert {"build_wheels", "conda"} <= told
+    assert told | set(SESSIONS.values()) <= own_sessions() & every_project()
 
 
 @pytest.mark.parametrize(
