@@ -28,6 +28,7 @@ BINDING: Final = "_C.abi3.so"
 PLACEHOLDER: Final = "https://INDEX/"  # for the address of an index that a project does not name
 TABLE: Final = "kernels"  # of pyproject.toml, below `tool`
 
+CAPABILITY: Final = re.compile(r"[1-9][0-9]?\.[0-9]")
 PACKAGE_NAME: Final = re.compile("(?=.{1,41}$)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
@@ -49,6 +50,7 @@ class Product:
     summary: str  # the first sentence of its README
     index: str  # address of the package index that has the releases
     axes: tuple[Mapping[str, Any], ...] = ()  # of its kernels, see `targets.axes`
+    oldest_gpu: str = ""  # compute capability; empty: the least that a word of the axes needs
     main_role: str = ""  # the role of kernels that reports name first
     operators: str = ""  # importing it registers the torch operators; empty: loading the binding
     cases: str = ""  # returns what chooses the cases of the selftest, see `selftest.case`
@@ -101,6 +103,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
         "summary": _text(project, "description") or f"CUDA kernels of {name}.",
         "index": f"{index.rstrip('/')}/",  # names of sets follow
         "axes": _axes(dispatch),
+        "oldest_gpu": told if CAPABILITY.fullmatch(told := _text(own, "oldest_gpu")) else "",
         "main_role": _text(dispatch, "main_role"),
         "operators": _text(own, "operators"),
         "cases": _text(_table(own, "selftest"), "cases"),

@@ -35,4 +35,5 @@ def declare_build(manifest: Manifest) -> Build:
     machine = manifest.arch_set.machine
     archsets = tuple(one for one in manifest.archsets if one.machine == machine)
     toolkit, facts = manifest.toolkit.cuda, manifest.fallbacks
-    return Build(name, variants, archsets, toolkit, facts, manifest.axes)
+    product = manifest.axes, manifest.oldest_gpu, manifest.index
+    return Build(name, variants, archsets, toolkit, facts, *product)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..binaries.json_text import parse_json
 from ..errors import ManifestError, hint_to_build
-from ..product import NAME, PRODUCT, PROGRAM, SCRIPT
+from ..product import NAME, PLACEHOLDER, PRODUCT, PROGRAM, SCRIPT
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
 from ..targets.axes import AXES, NOWHERE, Axes, Place
+from ..targets.devices import ANY_GPU, Device
 from ..targets.fallbacks import Fallbacks
+from ..targets.verdict import OLDEST
 from .package import PACKAGE
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ VERSION: Final = 1
 _OWN: Final[dict[str, Any]] = {
     "name": NAME,
     "axes": AXES.to_json(),
+    "index": PRODUCT.index,
+    "oldest_gpu": PRODUCT.oldest_gpu,
     "libraries": list(PRODUCT.libraries),
     "dependencies": [],
     "scripts": [f"{SCRIPT} = {NAME}.__main__:run"],
@@ -129,6 +133,8 @@ class Manifest:
     fallbacks: Fallbacks | None = None  # None: of an earlier build
     product: str = NAME
     axes: Axes = AXES
+    index: str = PRODUCT.index  # address of the package index that has the releases
+    oldest_gpu: Device = OLDEST  # the first compute capability that it is written for
     libraries: tuple[str, ...] = PRODUCT.libraries  # files in the package
     dependencies: tuple[str, ...] = ()  # beside torch and those of `linkage.REQUIREMENTS`
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
@@ -165,6 +171,8 @@ class Manifest:
                 fallbacks=Fallbacks.from_json(told) if (told := data.get("fallbacks")) else None,
                 product=str(product["name"]),
                 axes=axes,
+                index=str(product.get("index") or f"{PLACEHOLDER}{product['name']}/"),
+                oldest_gpu=Device.parse(told) if (told := product.get("oldest_gpu")) else ANY_GPU,
                 libraries=_read_names(product.get("libraries", _OWN["libraries"])),
                 dependencies=_read_names(product.get("dependencies", _OWN["dependencies"])),
                 scripts=_read_names(product.get("scripts", _OWN["scripts"])),
@@ -194,6 +202,8 @@ class Manifest:
             "product": {
                 "name": self.product,
                 "axes": self.axes.to_json(),
+                "index": self.index,
+                **({"oldest_gpu": str(self.oldest_gpu)} if self.oldest_gpu > ANY_GPU else {}),
                 "libraries": list(self.libraries),
                 "dependencies": list(self.dependencies),
                 "scripts": list(self.scripts),

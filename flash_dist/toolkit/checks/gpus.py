@@ -34,7 +34,6 @@ from ..targets.advice import (
 from ..targets.compatibility import ALLOWED
 from ..targets.devices import KIB, KNOWN_DEVICES
 from ..targets.verdict import (
-    FLOOR,
     DeviceVerdict,
     judge_device,
 )
@@ -148,7 +147,8 @@ def _describe_arm(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
     """Say of a GPU that is not here which machines have it."""
     if not environment.what_if:
         return ()
-    note = arm_note([gpu.device], environment.machine, known_sets())
+    own = _build(environment).project == NAME
+    note = arm_note([gpu.device], environment.machine, known_sets()) if own else ""
     return (note,) if note else ()
 
 
@@ -188,13 +188,13 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
         return None
     names = ", ".join(f"GPU {index}" for index in able)
     visible = ",".join(_visible_names(environment, able))
-    devices = _all_devices(environment)
-    covering = covering_set(devices, _build(environment).archsets)
+    devices, build = _all_devices(environment), _build(environment)
+    covering = covering_set(devices, build.archsets, build.floor)
     left = {device for index, device in enumerate(devices) if index not in able}
-    if max(left) < FLOOR:
+    if max(left) < build.floor:
         details: tuple[str, ...] = (f"no build serves {', '.join(map(str, sorted(left)))}",)
     else:
-        details = (describe_covering(devices, covering), _better(environment))
+        details = (describe_covering(devices, covering, build.floor), _better(environment))
     return CheckResult(
         "warn",
         f"{len(able)} of {len(results)} GPUs can use this build: {names}",
@@ -242,7 +242,8 @@ def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
     judged = f"compute capability {device} is unknown to this {NAME}: judged by the rules"
     if not environment.what_if:
         return (judged,)
-    known = ", ".join(str(one) for one in KNOWN_DEVICES if one >= FLOOR)
+    floor = _build(environment).floor
+    known = ", ".join(str(one) for one in KNOWN_DEVICES if one >= floor)
     assumed = f"{device.smem_optin // KIB} KB of shared memory per block"
     return (
         f"assumed: {assumed}, the least of the known GPUs nearest to it",

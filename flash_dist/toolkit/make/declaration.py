@@ -9,6 +9,7 @@
     torch_min          oldest torch, such as "2.10"; torch_tested_max: newest one that was tested
     dependencies       what wheels require beside torch and what `doctor` needs
     toolkit            CUDA version of all sets that name none
+    oldest_gpu         compute capability that the code needs, such as "8.0"
     operators          module that registers the operators; by default the binding itself is loaded
     index              address of the package index that has the releases
     source_date_epoch  time stamp of files inside wheels
@@ -39,7 +40,9 @@ from typing import TYPE_CHECKING, Any, Final
 from ..builds.linkage import REQUIREMENTS
 from ..errors import FlashDistError
 from ..product import IMPORTED_AS, NAME, TABLE
+from ..targets.archs import Arch
 from ..targets.axes import AXES, Axes
+from ..targets.devices import ANY_GPU, Device
 from .declared.dispatch import read_axes, read_table, require_main_role
 from .declared.files import CUDA, CXX, FOLDERS, MARKDOWN, PYTHON, find_path, find_paths
 from .declared.kernel_names import find_c_kernels
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from ..targets.archs import Arch, ArchSet
+    from ..targets.archs import ArchSet
 
 __all__ = ["DISTRIBUTION", "PLACE", "DeclarationError", "Plain", "Project", "read_declaration"]
 
@@ -159,6 +162,14 @@ class Project:
         return (*self.include, *self.binding, *self.host, *sources, *tables)
 
     @property
+    def own_targets(self) -> tuple[Arch, ...]:
+        """The targets of one chip or family that some kernels are for alone."""
+        found = {arch for one in self.plain for arch in one.targets}
+        for family in read_toml_file(self.table, self.table.name)["family"] if self.table else ():
+            found.update(map(Arch.parse, family.get("targets", ())))
+        return tuple(sorted(arch for arch in found if arch.suffix and not arch.ptx))
+
+    @property
     def spills_place(self) -> str:
         """Where the kernels stand that may spill, as messages name it."""
         if isinstance(self.spills, tuple):
@@ -235,7 +246,7 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
     _require_table(found, axes, dispatch.get("main_role", ""))
     for archset in load_sets(found.sets):
         found.require_targets(archset)
-        _require_floor(archset, axes)
+        _require_floor(archset, axes, own.get("oldest_gpu", ""))
     return found
 
 
@@ -355,16 +366,19 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
         raise DeclarationError(message, hint=error.hint or "rename the family") from error
 
 
-def _require_floor(archset: ArchSet, axes: Axes) -> None:
-    """Insist on targets that some word of the axes has kernels for."""
-    floors = [word.floor for axis in axes.of("equal") for word in axis.words]
-    for arch in archset.archs if floors else ():
-        if arch.device < min(floors):
-            message = (
-                f"arch set `{archset.name}` has `{arch}`, and the axes have words from "
-                f"{min(floors)} on"
-            )
-            raise DeclarationError(message, hint="leave the target out, or lower a `floor`")
+def _require_floor(archset: ArchSet, axes: Axes, oldest_gpu: str) -> None:
+    """Insist on targets that there are kernels for: of some word of the axes, and at all."""
+    oldest = Device.parse(oldest_gpu) if oldest_gpu else ANY_GPU
+    words = min((w.floor for axis in axes.of("equal") for w in axis.words), default=ANY_GPU)
+    why = f"`oldest_gpu` of {PLACE} is {oldest}"
+    hint = "leave the target out, or lower `oldest_gpu`"
+    if words > oldest:
+        why = f"the axes have words from {words} on"
+        hint = "leave the target out, or lower a `floor`"
+    for arch in archset.archs:
+        if arch.device < max(oldest, words):
+            message = f"arch set `{archset.name}` has `{arch}`, and {why}"
+            raise DeclarationError(message, hint=hint)
 
 
 def _require_content(project: Project) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import hint_to_build
 from ..product import NAME, PROGRAM
-from .archs import DEFAULT_MACHINE, SESSIONS
+from .archs import DEFAULT_MACHINE, SESSIONS, Arch, ArchSet, unsupported
 from .compatibility import ALLOWED, order_of_sets
 from .devices import toolkit_driver
 from .index_address import explain_placeholder, index_of_set
@@ -23,7 +23,6 @@ from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict, Situatio
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .archs import Arch, ArchSet
     from .compatibility import JitPolicy
     from .devices import Device, Driver
 
@@ -76,9 +75,12 @@ def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[Ar
     )
 
 
-def describe_covering(devices: Iterable[Device], covering: ArchSet | None) -> str:
+def describe_covering(
+    devices: Iterable[Device], covering: ArchSet | None, floor: Device = FLOOR
+) -> str:
     """Name the set of `covering_set`, and the GPUs that no build serves."""
-    able, distinct = _servable(devices), sorted(set(devices))
+    devices = tuple(devices)
+    able, distinct = _servable(devices, floor), sorted(set(devices))
     name = covering.name if covering else "none"
     left = [device for device in distinct if device not in able]
     if not left:
@@ -113,9 +115,11 @@ def _list(devices: Iterable[Device]) -> str:
     return ", ".join(map(str, devices))
 
 
-def covering_set(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> ArchSet | None:
+def covering_set(
+    devices: Iterable[Device], archsets: Iterable[ArchSet], floor: Device = FLOOR
+) -> ArchSet | None:
     """Return the one arch set for these GPUs, apart from those that no build can serve."""
-    able = _servable(devices)
+    able = _servable(devices, floor)
     return next(iter(sets_for(able, archsets)), None) if able else None
 
 
@@ -162,9 +166,10 @@ def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device])
     """Leave out the arch sets that a driver does not load, unless only they serve the GPUs."""
     if driver is None:
         return build
-    able = _servable(devices)
+    able = _servable(devices, build.floor)
     loaded = tuple(one for one in build.archsets if serve(one, able, driver) is not None)
-    return replace(build, archsets=loaded) if covering_set(devices, loaded) else build
+    covering = covering_set(devices, loaded, build.floor)
+    return replace(build, archsets=loaded) if covering else build
 
 
 def name_driver(branch: int | None, devices: Iterable[Device] = ()) -> str:
@@ -200,7 +205,7 @@ def unsupported_sentence(
     contents = describe_archs(build.archs).replace("; ", " and ")
     lack = "has code for some kernels only" if partly else "has no matching code"
     sentence = f"{gpu} {lack} in {build.name}, built for {contents}"
-    devices = _servable([device, *others])
+    devices = _servable([device, *others], build.floor)
     serving = sets_for(devices, build.archsets)
     if not serving:
         all_of_them = "it" if len(devices) == 1 else f"all of {', '.join(map(str, devices))}"
@@ -211,27 +216,38 @@ def unsupported_sentence(
 
 def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
     """Return the step that makes these GPUs work: one arch set for all, or a list of its own."""
-    devices = _servable(devices)
+    devices = _servable(devices, build.floor)
     serving = sets_for(devices, build.archsets)
     if serving:
-        best, placeholder = serving[0], explain_placeholder()
-        return hint_to_build(
+        best, placeholder = serving[0], explain_placeholder(build.index)
+        return _hint_to_build(
+            build,
             f"`nox -s {best.session} -- {best.name}` builds the arch set `{best.name}` "
             f"(label {best.label}) into dist/{best.name}/; install that wheel",
-            f"`{pip_install(best, build.release)}` installs the arch set `{best.name}`"
+            f"`{_pip_install(best, build)}` installs the arch set `{best.name}`"
             f"{f' ({placeholder})' if placeholder else ''}",
         )
-    chosen = f"TORCH_CUDA_ARCH_LIST='{list_targets(devices)}'"
+    chosen = f"TORCH_CUDA_ARCH_LIST='{_list_targets(devices, build)}'"
     machine = build.archsets[0].machine if build.archsets else DEFAULT_MACHINE
     session = SESSIONS[machine]
-    return hint_to_build(
+    return _hint_to_build(
+        build,
         f"`{chosen} nox -s {session}` builds a wheel for exactly these",
-        f"`{chosen} pip install {sources(build.release)}` builds and installs a wheel for exactly "
-        "these from the sources of the release"
+        f"`{chosen} pip install {sources(build.release, build.project)}` builds and installs a "
+        "wheel for exactly these from the sources of the release"
         if machine == DEFAULT_MACHINE
         else f"in a clone on {DEFAULT_MACHINE} `{chosen} nox -s {session}` builds a wheel for "
         "exactly these",
     )
+
+
+def _list_targets(devices: Iterable[Device], build: Build) -> ArchSet:
+    return list_targets(devices, build.own_targets, build.floor)
+
+
+def _hint_to_build(build: Build, hint: str, otherwise: str) -> str:
+    """Return a hint that names nox where the sources of the package are."""
+    return hint_to_build(hint, otherwise) if build.project == NAME else otherwise
 
 
 def pip_install(archset: ArchSet, release: str) -> str:
@@ -239,9 +255,15 @@ def pip_install(archset: ArchSet, release: str) -> str:
     return f'pip install "{archset.pin(release)}" --extra-index-url {index_of_set(archset.name)}'
 
 
-def sources(release: str) -> str:
+def _pip_install(archset: ArchSet, build: Build) -> str:
+    """Return the same for the package of a build."""
+    index = index_of_set(archset.name, build.index)
+    return f'pip install "{archset.pin(build.release, build.project)}" --extra-index-url {index}'
+
+
+def sources(release: str, project: str = NAME) -> str:
     """Return the name of the file with the sources of a release."""
-    return f"{NAME}-{release}.tar.gz"
+    return f"{project}-{release}.tar.gz"
 
 
 def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> str:
@@ -253,26 +275,32 @@ def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> 
         driver: The present one, if known.
     """
     every = tuple(devices)
-    devices = _servable(every)
+    devices = _servable(every, build.floor)
     build = _only_loaded(build, driver, devices)
     step = unsupported_fix(devices, build)
-    best = covering_set(devices, build.archsets) or list_targets(devices)
+    best = covering_set(devices, build.archsets, build.floor) or _list_targets(devices, build)
     if driver is None or serve(best, devices, driver) is not None:
         return step
     return f"{step}, and {name_driver(first_branch_of_set(best, devices), every)}"
 
 
-def _servable(devices: Iterable[Device]) -> tuple[Device, ...]:
+def _servable(devices: Iterable[Device], floor: Device) -> tuple[Device, ...]:
     """Return the GPUs that some build can serve, old to new."""
-    return tuple(sorted({device for device in devices if device >= FLOOR}))
+    return tuple(sorted({device for device in devices if device >= floor}))
 
 
 def hardware_fix(device: Device, build: Build) -> str:
     """Return the step for a GPU that no build can serve."""
-    compiler = f"CUDA {build.toolkit} cannot compile for {device}" if build.toolkit else ""
-    starts = f"{NAME} starts at {FLOOR}"
+    refused = build.toolkit and unsupported(_alone(device), build.toolkit)
+    compiler = f"CUDA {build.toolkit} cannot compile for {device}" if refused else ""
+    starts = f"{build.project} starts at {build.floor}"
     reasons = " and ".join(reason for reason in (compiler, starts) if reason)
-    return f"use a GPU of compute capability {FLOOR} or newer: {reasons}"
+    return f"use a GPU of compute capability {build.floor} or newer: {reasons}"
+
+
+def _alone(device: Device) -> ArchSet:
+    """Return the target of a GPU as a set."""
+    return ArchSet("one", "one", (Arch(device.major, device.minor),))
 
 
 def torch_fix(oldest: str = "") -> str:
@@ -285,9 +313,9 @@ def jit_fix(devices: Iterable[Device], build: Build, driver: Driver | None = Non
     step = (
         "install the whole driver, in a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     )
-    devices = _servable(devices)
+    devices = _servable(devices, build.floor)
     compiled = tuple(one for one in build.archsets if _is_compiled(one, devices))
-    if not compiled and not _is_compiled(list_targets(devices), devices):
+    if not compiled and not _is_compiled(_list_targets(devices, build), devices):
         return step  # nothing has machine code for them
     return f"{step}; or {code_fix(devices, replace(build, archsets=compiled), driver)}"
 
@@ -313,7 +341,7 @@ def driver_fix(
         jit: What the driver is told to do with embedded code.
     """
     every = tuple(devices)
-    devices = _servable(every)
+    devices = _servable(every, build.floor)
     if every and not devices:
         return hardware_fix(max(every), build)
     able = _find_able(build, devices, jit)
@@ -326,7 +354,7 @@ def driver_fix(
     if driver is None or not devices:
         return step
     loaded = [one for one in build.archsets if serve(one, devices, driver) is not None]
-    other = covering_set(devices, loaded)
+    other = covering_set(devices, loaded, build.floor)
     if other is not None:
         return f"{step}, or the arch set `{other.name}`: CUDA {other.toolkit} runs on {driver}"
     return f"{step}{_older_driver(needed, every, build)}"
@@ -345,13 +373,13 @@ def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[
 def _older_driver(needed: int | None, devices: Iterable[Device], build: Build) -> str:
     """Name the set that asks for the oldest driver, if the build needs a newer one."""
     every = tuple(devices)
-    able = _servable(every)
+    able = _servable(every, build.floor)
     asked = [(first_branch_of_set(one, able), one) for one in build.archsets]
     known = [(branch, one) for branch, one in asked if branch is not None]
     least = min((branch for branch, _ in known), default=None)
     if least is None or (needed is not None and least >= needed):
         return ""
-    other = covering_set(able, [one for branch, one in known if branch == least])
+    other = covering_set(able, [one for branch, one in known if branch == least], build.floor)
     return f", or {name_driver(least, every)} and the arch set `{other.name}`" if other else ""
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..errors import ArchError
 from ..product import NAME
 from .devices import Device, parse_version
 from .gpus import CHIPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DEFAULT_TOOLKIT: Final = "13.0"
 DEFAULT_MACHINE: Final = "x86_64"
@@ -103,10 +106,6 @@ KNOWN_ARCHS: tuple[Arch, ...] = tuple(
     sorted({arch for archs in TOOLKIT_ARCHS.values() for arch in archs} | set(_archs("3.5 3.7")))
 )
 
-# Targets that families of our kernels are for alone (csrc/kernels.toml): code for the same GPU
-# without the suffix has none of them.
-OWN_TARGETS: Final = _archs("9.0a")
-
 # The names that TORCH_CUDA_ARCH_LIST may hold, with PyTorch's meaning (torch.utils.cpp_extension).
 NAMED_LISTS: dict[str, str] = {
     "Kepler+Tesla": "3.7",
@@ -173,9 +172,9 @@ class ArchSet:
                 tokens.append(arch.dotted + ("+PTX" if twin in self.archs else ""))
         return tokens
 
-    def pin(self, release: str) -> str:
+    def pin(self, release: str, project: str = NAME) -> str:
         """Name the set's wheel of a release as pip does: `NAME==0.1.0+cu130.hopper`."""
-        return f"{NAME}=={release}+cu{self.toolkit.replace('.', '')}.{self.label}"
+        return f"{project}=={release}+cu{self.toolkit.replace('.', '')}.{self.label}"
 
     @property
     def session(self) -> str:
@@ -228,16 +227,27 @@ def _suggestion(text: str) -> str | None:
     return f"did you mean `{spellings[near[0]]}`?" if near else None
 
 
-def describe_plain(archset: ArchSet) -> str:
-    """Say which targets of a set lack the kernels of their GPU's own target; empty if none does."""
+def own_targets(archsets: Iterable[ArchSet]) -> tuple[Arch, ...]:
+    """Return the targets of one chip or family that sets have: GPUs get these, not plain ones."""
+    every = {arch for one in archsets for arch in one.archs}
+    return tuple(sorted(arch for arch in every if arch.suffix and not arch.ptx))
+
+
+def describe_plain(archset: ArchSet, own: Iterable[Arch]) -> str:
+    """Say which targets of a set lack the kernels of their GPU's own target; empty if none does.
+
+    Args:
+        archset: What is built.
+        own: Targets that some kernels are for alone.
+    """
     plain = [
-        (replace(own, suffix=""), own)
-        for own in OWN_TARGETS
-        if own not in archset.archs and replace(own, suffix="") in archset.archs
+        (replace(one, suffix=""), one)
+        for one in own
+        if one not in archset.archs and replace(one, suffix="") in archset.archs
     ]
     return "; ".join(
-        f"{arch} has none of the kernels that are only for {own}: `{own.dotted}` builds these"
-        for arch, own in plain
+        f"{arch} has none of the kernels that are only for {one}: `{one.dotted}` builds these"
+        for arch, one in plain
     )
 
 

@@ -132,6 +132,9 @@ class Device:
         return Device(*RENAMED.get(self.version, self.version))
 
 
+ANY_GPU = Device(0, 0)  # below every GPU: a floor that there is none of
+
+
 KNOWN_DEVICES: tuple[Device, ...] = tuple(Device(*version) for version in sorted(SMEM_OPTIN_KIB))
 
 

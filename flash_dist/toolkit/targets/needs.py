@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from .archs import DEFAULT_TOOLKIT, OWN_TARGETS, TOOLKIT_ARCHS, ArchSet, unsupported
+from .archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, ArchSet, unsupported
 from .compatibility import Origin, choose_arch, judge
 from .devices import DRIVER_CUDA, Driver, last_driver, toolkit_compression
 from .verdict import FLOOR, judge_device
@@ -71,28 +71,44 @@ def last_branch_of(devices: Iterable[Device]) -> int | None:
     return last_driver(min(dropped)) if dropped else None
 
 
-def choose_target(device: Device, toolkit: str) -> Arch | None:
+def choose_target(
+    device: Device, toolkit: str, own: tuple[Arch, ...], floor: Device = FLOOR
+) -> Arch | None:
     """Return the target that serves a GPU best: its own number, with the suffix that kernels need.
 
     A GPU that is newer than the toolkit gets machine code of the same major, or PTX. None: nothing
-    that the toolkit compiles runs on it, or it is older than all that we have kernels for.
+    that the toolkit compiles runs on it, or it is older than all that there are kernels for.
+
+    Args:
+        device: The GPU.
+        toolkit: CUDA version that compiles.
+        own: Targets with a suffix that kernels are for.
+        floor: The oldest GPU that there are kernels for.
     """
-    if device < FLOOR:
+    if device < floor:
         return None
-    best = choose_arch(_list_compiled(toolkit), device)
+    best = choose_arch(_list_compiled(toolkit, own), device)
     return best[0] if best and best[1] else None
 
 
 @cache
-def _list_compiled(toolkit: str) -> tuple[Arch, ...]:
-    """Return the targets of our own that a toolkit compiles, and its PTX."""
+def _list_compiled(toolkit: str, own: tuple[Arch, ...]) -> tuple[Arch, ...]:
+    """Return the targets that a toolkit compiles, of those with a suffix `own`, and its PTX."""
     plain = {arch for archs in TOOLKIT_ARCHS.values() for arch in archs if not arch.suffix}
-    every = sorted({*OWN_TARGETS, *plain} | {replace(arch, ptx=True) for arch in plain})
+    every = sorted({*own, *plain} | {replace(arch, ptx=True) for arch in plain})
     refused = unsupported(ArchSet("every", "every", tuple(every)), toolkit)
     return tuple(arch for arch in every if arch not in refused)
 
 
-def list_targets(devices: Iterable[Device]) -> ArchSet:
-    """Return a list of targets of our own for exactly these GPUs, as far as it can be compiled."""
-    found = {choose_target(device, DEFAULT_TOOLKIT) for device in devices}
+def list_targets(
+    devices: Iterable[Device], own: tuple[Arch, ...], floor: Device = FLOOR
+) -> ArchSet:
+    """Return a list of targets for exactly these GPUs, as far as it can be compiled.
+
+    Args:
+        devices: The GPUs.
+        own: Targets with a suffix that kernels are for.
+        floor: The oldest GPU that there are kernels for.
+    """
+    found = {choose_target(device, DEFAULT_TOOLKIT, own, floor) for device in devices}
     return ArchSet("list", "list", tuple(sorted(arch for arch in found if arch is not None)))

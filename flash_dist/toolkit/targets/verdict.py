@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ..product import VARIABLES
+from ..product import PRODUCT, VARIABLES
+from .archs import own_targets
 from .axes import AXES, Axes, KernelKey, Place, smallest_size
 from .compatibility import (
     ALLOWED,
@@ -25,7 +26,7 @@ from .compatibility import (
     jit_policy,
     judge,
 )
-from .devices import KIB, Device, Driver, format_version
+from .devices import ANY_GPU, KIB, Device, Driver, format_version
 from .fallbacks import Fallbacks
 from .wording import count
 
@@ -54,7 +55,8 @@ HOW_ORDER: tuple[KernelHow, ...] = (
 
 # The first compute capability with the instructions that a word of an axis needs, such as a dtype.
 FLOORS: Final = {name: word.floor for name, word in AXES.words.items()}
-FLOOR: Final = min(FLOORS.values(), default=Device(0, 0))
+OLDEST: Final = Device.parse(PRODUCT.oldest_gpu) if PRODUCT.oldest_gpu else ANY_GPU
+FLOOR: Final = max(OLDEST, min(FLOORS.values(), default=OLDEST))
 
 NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
 SMEM_VARIABLE = f"{VARIABLES}SMEM_LIMIT"
@@ -121,6 +123,8 @@ class Build:
     toolkit: str | None = None
     told_fallbacks: Fallbacks | None = None  # None: its manifest does not state them
     axes: Axes = AXES
+    oldest: Device = OLDEST  # the first compute capability that it is written for
+    index: str = PRODUCT.index  # address of the package index that has the releases
 
     def __hash__(self) -> int:
         """Hash little of it: it is a key of what was judged, and has a thousand variants."""
@@ -131,6 +135,22 @@ class Build:
         """The version without its arch set, `0.1.0`; a word that stands for it if not known."""
         version = self.name.partition(" ")[2].partition("+")[0]
         return version if "." in version else "VERSION"
+
+    @property
+    def project(self) -> str:
+        """The name of the package."""
+        return self.name.partition(" ")[0]
+
+    @property
+    def floor(self) -> Device:
+        """The oldest GPU that any build of the package can serve."""
+        words = (word.floor for word in self.axes.words.values())
+        return max(self.oldest, min(words, default=self.oldest))
+
+    @property
+    def own_targets(self) -> tuple[Arch, ...]:
+        """The targets with a suffix that the package has kernels for."""
+        return own_targets(self.archsets)
 
     @property
     def archs(self) -> tuple[Arch, ...]:
@@ -303,10 +323,10 @@ def variants_meant(key: KernelKey, build: Build) -> list[Variant]:
 
 def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVerdict:
     """Choose the variant of one kernel as the dispatcher does and keep why others were refused."""
-    for word in key.words:
-        floor = floor_of(word, build.axes)
+    floors = ((word, floor_of(word, build.axes)) for word in key.words)
+    for what, floor in ((build.project, build.oldest), *floors):
         if situation.device < floor:
-            reason = f"{word} needs compute capability {floor} or newer, not {situation.device}"
+            reason = f"{what} needs compute capability {floor} or newer, not {situation.device}"
             return KernelVerdict(key, "not-on-this-hardware", reason)
     judged = [(v, judge_variant(v, situation)) for v in variants_meant(key, build)]
     judged.sort(key=lambda pair: (pair[1].rank, *_closeness(pair[0])))
@@ -351,9 +371,7 @@ def _judge_device(build: Build, situation: Situation) -> DeviceVerdict:
     judged = (judge_kernel(key, build, situation) for key in build.keys_for(situation.device))
     kernels = tuple(one for one in judged if one or one.key.role not in build.fallbacks.stand_ins)
     if not any(kernel.how != "not-on-this-hardware" for kernel in kernels):
-        oldest = min(
-            kernels, key=lambda one: max(floor_of(word, build.axes) for word in one.key.words)
-        )
+        oldest = min(kernels, key=lambda one: _floor_of_key(one.key, build.axes))
         return make_verdict(kernels, "hardware-too-old", oldest.reason)
     refusal = _refuse_driver(build, situation)
     if refusal:
@@ -391,7 +409,11 @@ def _missing_words(build: Build, situation: Situation) -> tuple[str, ...]:
 def floor_of(word: str, axes: Axes = AXES) -> Device:
     """Return the first compute capability with the instructions for a word, 0.0 if not known."""
     known = axes.words.get(word)
-    return known.floor if known else Device(0, 0)
+    return known.floor if known else ANY_GPU
+
+
+def _floor_of_key(key: KernelKey, axes: Axes) -> Device:
+    return max((floor_of(word, axes) for word in key.words), default=ANY_GPU)
 
 
 def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cause, str]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from ci.places import read_table
-from flash_dist.toolkit.builds.published import load_archsets
-from flash_dist.toolkit.targets.archs import OWN_TARGETS, TOOLKIT_ARCHS, ArchSet
+from flash_dist.toolkit.builds.published import load_archsets, published_sets
+from flash_dist.toolkit.make.project import load_project
+from flash_dist.toolkit.targets.archs import TOOLKIT_ARCHS, ArchSet, own_targets
 from flash_dist.toolkit.targets.compatibility import judge
 from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, Device, parse_version
 from flash_dist.toolkit.targets.verdict import FLOORS
@@ -180,6 +181,6 @@ def test_what_is_published_is_among_the_targets_that_the_toolkit_compiles() -> N
     assert {"sm_88", "compute_88", "sm_110", "sm_90a", "compute_90a"} <= set(map(str, COMPILABLE))
 
 
-def test_the_package_knows_which_targets_have_families_of_their_own() -> None:
+def test_the_targets_with_families_of_their_own_are_published_ones() -> None:
     own = {target for family in TABLE.families for target in family.targets if not target.ptx}
-    assert own == set(OWN_TARGETS)
+    assert own == set(own_targets(published_sets())) == set(load_project().own_targets)

@@ -64,6 +64,7 @@ PYPROJECT: dict[str, Any] = {
             "torch_min": "2.10",
             "torch_tested_max": "2.15",
             "toolkit": "13.0",
+            "oldest_gpu": "8.0",
             "binding": ["csrc/binding.cpp"],
             "include": ["csrc"],
             "operators": "ops",

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 from ...errors import ArchError
 from ...machine.libcuda import read_cuda
 from ...product import NAME, VARIABLES
-from ...targets.archs import SESSIONS, ArchSet, describe_plain, require_supported
+from ...targets.archs import SESSIONS, ArchSet, describe_plain, own_targets, require_supported
 from ...targets.devices import parse_version
 from ...targets.needs import list_targets
 from ...targets.verdict import FLOOR
+from ..project import can_read_toml, load_project
 from ..toolchain.cross import target_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ...machine.libcuda import Cuda
+    from ...targets.archs import Arch
 
 SKIP_UNSUPPORTED = "--skip-unsupported"
 NAMED = f"{VARIABLES}ARCH_SET"  # the variable that names a published set
@@ -41,7 +43,7 @@ class Choice:
     @property
     def notes(self) -> tuple[str, ...]:
         """Name the targets that the list could have meant and the set lacks."""
-        return tuple(note for one in self.sets if (note := describe_plain(one)))
+        return tuple(note for one in self.sets if (note := describe_lacking(one)))
 
 
 def choose_sets(
@@ -102,7 +104,8 @@ def _choose(
         sets = tuple(_require_machine(_find(name, published), machine) for name in names)
         return Choice(sets, f"named on the command line{ignored}")
     if listed:
-        parsed = list_of_gpus() if listed == NATIVE else ArchSet.parse(listed, name=VARIABLE)
+        own = own_targets(published.values())
+        parsed = list_of_gpus(own) if listed == NATIVE else ArchSet.parse(listed, name=VARIABLE)
         who = f"{VARIABLE} = {listed}"
         ad_hoc = ArchSet(parsed.label, parsed.label, parsed.archs, who, machine=machine)
         return Choice((ad_hoc,), f"{VARIABLE} = `{listed}`, no set named on the command line")
@@ -129,10 +132,20 @@ def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
     raise ArchError(message, hint=rest if kept else others)
 
 
-def list_of_gpus(ask_driver: Callable[[], Cuda] = read_cuda) -> ArchSet:
-    """Return the targets of the GPUs here, which `native` stands for."""
+def describe_lacking(archset: ArchSet) -> str:
+    """Say which targets of a set lack kernels that the project declares for others alone."""
+    return describe_plain(archset, load_project().own_targets) if can_read_toml() else ""
+
+
+def list_of_gpus(own: tuple[Arch, ...], ask_driver: Callable[[], Cuda] = read_cuda) -> ArchSet:
+    """Return the targets of the GPUs here, which `native` stands for.
+
+    Args:
+        own: Targets with a suffix that kernels are for.
+        ask_driver: Tells the GPUs.
+    """
     cuda = ask_driver()
-    found = list_targets(gpu.device for gpu in cuda.gpus)
+    found = list_targets((gpu.device for gpu in cuda.gpus), own)
     if not found.archs:
         reason = f" ({cuda.reason})" if cuda.reason else ""
         message = f"{VARIABLE} is `{NATIVE}`, and there is no GPU here to build for{reason}"

@@ -14,15 +14,25 @@ from typing import TYPE_CHECKING, Final
 from ...builds.published import load_archsets, pick_for
 from ...errors import ArchError
 from ...machine.libcuda import Cuda, Gpu, read_cuda
+from ...product import NAME
 from ...targets.advice import describe_device
-from ...targets.archs import describe_plain
+from ...targets.archs import own_targets
 from ...targets.devices import driver_supports_toolkit, toolkit_driver
 from ...targets.needs import choose_target
+from ...targets.verdict import FLOOR, OLDEST
 from ..project import ARCHSETS, load_project
 from ..toolchain.nvcc import installed_home, named_home, release_of, tool_version
 from ..toolchain.preflight import check, read_host
 from .binding import require_stable
-from .choose import NAMED, NATIVE, SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
+from .choose import (
+    NAMED,
+    NATIVE,
+    SKIP_UNSUPPORTED,
+    VARIABLE,
+    choose_sets,
+    describe_lacking,
+    same_major,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -109,7 +119,7 @@ def choose_targets(
     if names or environ.get(VARIABLE, "").strip() not in {"", NATIVE}:
         reason = NAMED if names else VARIABLE
         archset = _choose(names, environ, published, toolkit)
-        plain = describe_plain(archset)
+        plain = describe_lacking(archset)
         notes = (f"warning: {plain}",) if plain else ()
         return BuildPlan(toolkit, archset, f"what {reason} says", notes)
     return _choose_for_gpus(ask_driver(), toolkit, published)
@@ -133,7 +143,8 @@ def _choose(
 
 
 def _choose_for_gpus(cuda: Cuda, toolkit: str, published: Mapping[str, ArchSet]) -> BuildPlan:
-    chosen = {gpu: choose_target(gpu.device, toolkit) for gpu in cuda.gpus}
+    own = own_targets(published.values())
+    chosen = {gpu: choose_target(gpu.device, toolkit, own) for gpu in cuda.gpus}
     notes = tuple(_refusal(gpu, toolkit) for gpu, arch in chosen.items() if arch is None)
     archs = sorted({arch for arch in chosen.values() if arch is not None})
     if not archs:
@@ -149,7 +160,9 @@ def _choose_for_gpus(cuda: Cuda, toolkit: str, published: Mapping[str, ArchSet])
 
 def _refusal(gpu: Gpu, toolkit: str) -> str:
     named = describe_device(gpu.device, gpu.name)
-    return f"GPU {gpu.index} is left out, {named}: CUDA {toolkit} compiles nothing for it"
+    starts = f"{NAME} starts at {FLOOR}"
+    why = starts if gpu.device < OLDEST else f"CUDA {toolkit} compiles nothing for it"
+    return f"GPU {gpu.index} is left out, {named}: {why}"
 
 
 def _absence(cuda: Cuda) -> str:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FlashDistError, show
-from ...product import PACKAGE_NAME, TABLE, parse_toml
+from ...product import CAPABILITY, PACKAGE_NAME, TABLE, parse_toml
 from ...targets.axes import RULES
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ KEYS: Final[dict[str, dict[str, Kind]]] = {
         "torch_tested_max": _text("a release such as `2.15`", '"2.15"', _RELEASE),
         "dependencies": _texts("a list of requirements", '["numpy>=1.26"]', may_be_empty=True),
         "toolkit": _text("a release of CUDA such as `13.0`", '"13.0"', _RELEASE),
+        "oldest_gpu": _text("a compute capability such as `8.0`", '"8.0"', CAPABILITY),
         "operators": _text("a module of the package such as `ops`", '"ops"', _MODULE),
         "index": _text(
             "an address that starts with https://, http:// or file://",
@@ -203,9 +204,7 @@ KEYS: Final[dict[str, dict[str, Kind]]] = {
         "words": _table("a table of words", '{ bf16 = { floor = "8.0" } }'),
     },
     "word": {
-        "floor": _text(
-            "a compute capability such as `8.0`", '"8.0"', re.compile(r"[1-9][0-9]?\.[0-9]")
-        ),
+        "floor": _text("a compute capability such as `8.0`", '"8.0"', CAPABILITY),
         "part_of": _text("another word of the axis", '"fp32"', _WORD),
     },
     "spill_file": {

@@ -16,7 +16,15 @@ from flash_dist.toolkit.make.declaration import Plain, Project, read_declaration
 from flash_dist.toolkit.make.declared.keys import KEYS, DeclarationError
 from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
-from tests.unit.made.projects import PYPROJECT, make_project, put, refuse, require_sentence, write
+from tests.unit.made.projects import (
+    PYPROJECT,
+    TABLE,
+    make_project,
+    put,
+    refuse,
+    require_sentence,
+    write,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,9 +72,9 @@ def test_a_card_of_the_hub_is_a_file_of_the_project(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        "package", "torch_tested_max", "toolkit", "binding", "include", "operators", "index",
-        "source_date_epoch", "dependencies", "dispatch", "gates", "gates.wheel_mb",
-        "gates.spills", "selftest", "sets.hopper.who", "sets.hopper.budget_mb",
+        "package", "torch_tested_max", "toolkit", "oldest_gpu", "binding", "include",
+        "operators", "index", "source_date_epoch", "dependencies", "dispatch", "gates",
+        "gates.wheel_mb", "gates.spills", "selftest", "sets.hopper.who", "sets.hopper.budget_mb",
         "sources.0.targets", "sources.0.flags", "dispatch.host", "dispatch.main_role",
     ],
 )  # fmt: skip
@@ -120,6 +128,7 @@ def test_what_is_missing_is_named(place: str, said: str, tmp_path: Path) -> None
         ("", "torch", "torch_min"),
         ("", "arch_sets", "sets"),
         ("", "gpus", "its keys are version, package"),
+        ("", "oldest", "oldest_gpu"),
         ("", "source", "sources"),
         ("sources.0.", "flag", "flags"),
         ("sources.0.", "target", "targets"),
@@ -367,6 +376,32 @@ def test_a_file_with_the_name_of_another_for_some_targets_is_refused(tmp_path: P
     assert "have the name `scale_sm90`: `csrc/scale.cu` and `csrc/more/scale_sm90.cu`" in said
 
 
+def test_a_set_may_have_no_target_below_the_oldest_gpu(tmp_path: Path) -> None:
+    data = make_project(tmp_path)
+    put(data, "oldest_gpu", "9.0")
+    assert refuse(data, tmp_path) == (
+        "arch set `all` has `sm_80`, and `oldest_gpu` of [tool.kernels] is 9.0\n\n"
+        "hint: leave the target out, or lower `oldest_gpu`"
+    )
+    put(data, "oldest_gpu", "8.0")
+    read_declaration(data, tmp_path)
+    put(data, "oldest_gpu", "sm_80")
+    assert "`oldest_gpu` of [tool.kernels] must be a compute capability such as `8.0`, got" in (
+        refuse(data, tmp_path)
+    )
+
+
+def test_the_targets_of_one_chip_are_those_that_files_and_families_name(tmp_path: Path) -> None:
+    family = TABLE.replace('name = "rms"', 'name = "rms"\ntargets = ["10.0f", "8.0"]')
+    data = make_project(tmp_path, **{"csrc/kernels.toml": family})
+    put(data, "sources.0.targets", ["9.0a", "8.0"])
+    found = read_declaration(data, tmp_path)
+    assert found.own_targets == (Arch(9, 0, "a"), Arch(10, 0, "f"))
+    put(data, "sources.0.targets", ...)
+    put(data, "dispatch", ...)
+    assert read_declaration(data, tmp_path).own_targets == ()
+
+
 def test_a_file_with_the_name_of_a_role_is_refused(tmp_path: Path) -> None:
     data = make_project(tmp_path, **{"csrc/rms.cu": ""})
     assert "`csrc/rms.cu` has the name of a role of the table" in refuse(data, tmp_path)
@@ -395,6 +430,7 @@ def test_a_list_of_the_environment_is_held_against_files_as_a_set_is(tmp_path: P
 
 def test_a_set_for_gpus_that_no_word_has_kernels_for_is_refused(tmp_path: Path) -> None:
     data = make_project(tmp_path)
+    put(data, "oldest_gpu", ...)
     put(data, "sets.volta", {"archs": "7.0;9.0a", "toolkit": "12.8"})
     assert "`volta` has `sm_70`, and the axes have words from 7.5 on" in refuse(data, tmp_path)
 

@@ -10,7 +10,7 @@ from torch.utils import cpp_extension
 from flash_dist.toolkit.errors import ArchError
 from flash_dist.toolkit.machine.libcuda import imagine_cuda
 from flash_dist.toolkit.make.building.choose import choose_sets, list_of_gpus, toolkits_of
-from flash_dist.toolkit.targets.archs import ArchSet
+from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from flash_dist.toolkit.targets.devices import Device
 
 PUBLISHED = {
@@ -122,7 +122,7 @@ def test_a_list_without_the_suffix_of_hopper_is_told_what_it_lacks(listed: str) 
 
 def test_native_is_what_serves_the_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = imagine_cuda([Device(9, 0), Device(6, 1), Device(8, 6), Device(9, 0)], None)
-    assert str(list_of_gpus(lambda: cuda)) == "8.6;9.0a"
+    assert str(list_of_gpus((Arch(9, 0, "a"),), lambda: cuda)) == "8.6;9.0a"
     monkeypatch.setattr("flash_dist.toolkit.machine.libcuda.LIBRARY", "libcuda.so.of-nobody")
     with pytest.raises(ArchError, match=r"`native`, and there is no GPU here to build for \(lib"):
         choose_sets([], {"TORCH_CUDA_ARCH_LIST": "native"}, PUBLISHED, "13.0")
