@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..toolkit.selftest.case import Case as ToolkitCase
 from ..toolkit.selftest.case import Exact
 from ..toolkit.targets.axes import smallest_size
 from .cases import Case, Kernels, make_cases
@@ -32,7 +33,7 @@ _TESTED: Final = ("fwd", "mla")  # roles with cases of each of their sizes
 
 
 @dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(ToolkitCase):
     """A case beside the implementation that it tests; see `toolkit.selftest.case.Case`."""
 
     case: Case

@@ -1,19 +1,38 @@
-"""What the selftest asks of a case, which the package brings."""
+"""What the selftest asks of a case, which the package brings.
+
+    from ._toolkit.selftest.case import Case, make_values
+
+    @dataclass(frozen=True)
+    class ScaleCase(Case):
+        dtype: str
+        count: int
+
+        def make_inputs(self, device): ...  # the same values on every machine
+        def run(self, inputs): ...  # {"out": tensor}, on the device of the inputs
+        def exact(self, inputs): ...  # {"out": tensor}, of the inputs in float64 on the CPU
+
+The rest has defaults: the name is of the class and its fields, the allowed error is of the dtype.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .comparison import make_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
+    from collections.abc import Callable, Iterator, Sequence
 
     from .comparison import Tensors
 
     # The cases for a device, given what the dispatcher selects on it; for the CPU that is nothing.
     ChooseCases = Callable[[torch.device, Sequence[dict[str, Any]]], Sequence["Case"]]
+
+__all__ = ["Case", "ChooseCases", "Exact", "make_values"]
 
 
 @dataclass(frozen=True)
@@ -24,25 +43,82 @@ class Exact:
     allowed: dict[str, float]
 
 
-class Case(Protocol):
-    """One problem that kernels compute, the same on every machine."""
+class Case:
+    """One problem that kernels compute, the same on every machine.
+
+    A package derives a frozen dataclass, whose fields say which problem it is.
+    """
 
     @property
     def name(self) -> str:
-        """A name that says everything; no other case has it."""
+        """A name that says everything; no other case has it: `scale fp16 count=100`."""
+        kind = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
+        told = vars(self)  # the fields of a dataclass, in their order
+        words = (one if isinstance(one, str) else f"{name}={one}" for name, one in told.items())
+        return " ".join([kind.removesuffix("_case"), *words])
 
     @property
     def fills_gpu(self) -> bool:
-        """Whether it is too large for `compute_exact`: then its results must be finite."""
+        """Whether it is too large for `exact`: then its results must be finite."""
+        return False
 
     def make_inputs(self, device: torch.device) -> Any:  # noqa: ANN401 - the package's own
-        """Return the inputs of `run`."""
-
-    def describe_inputs(self, inputs: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Return, as plain data, what decides bits and is neither in the name nor in the plan."""
+        """Return the inputs of `run`: a tensor, or tensors in tuples, lists and dicts."""
+        raise NotImplementedError
 
     def run(self, inputs: Any) -> Tensors:  # noqa: ANN401
         """Compute the results once, on the current stream."""
+        raise NotImplementedError
+
+    def exact(self, inputs: Any) -> Tensors:  # noqa: ANN401
+        """Compute the same results on the CPU, from inputs in float64."""
+        raise NotImplementedError
+
+    def bound(self, name: str, values: torch.Tensor, dtype: torch.dtype) -> float:
+        """Return how far off a result may be.
+
+        By default that is twice the error of rounding its largest value to the dtype. For
+        float32, whose sums round as well, it is 16 times that error.
+
+        Args:
+            name: Of the result.
+            values: The right ones.
+            dtype: The least precise one of the inputs.
+        """
+        del name
+        largest = float(values.abs().max()) if values.numel() else 0.0
+        return torch.finfo(dtype).eps * largest * (8 if dtype == torch.float32 else 1)
+
+    def describe_inputs(self, inputs: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Return, as plain data, what decides bits and is neither in the name nor in the plan."""
+        del inputs
+        return {}
 
     def compute_exact(self) -> Exact:
-        """Compute the values on the CPU, in float64."""
+        """Compute the values on the CPU, in float64, and what is allowed."""
+        inputs = self.make_inputs(torch.device("cpu"))
+        dtypes = {one.dtype for one in _find_tensors(inputs) if one.is_floating_point()}
+        dtype = max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
+        values = {name: one.detach() for name, one in self.exact(_to_float64(inputs)).items()}
+        return Exact(values, {name: self.bound(name, one, dtype) for name, one in values.items()})
+
+
+def _find_tensors(inputs: object) -> Iterator[torch.Tensor]:
+    if isinstance(inputs, torch.Tensor):
+        yield inputs
+    elif isinstance(inputs, (dict, list, tuple)):
+        for one in inputs.values() if isinstance(inputs, dict) else inputs:
+            yield from _find_tensors(one)
+
+
+def _to_float64(inputs: Any) -> Any:  # noqa: ANN401
+    """Convert the tensors of numbers; indices and masks stay what they are."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs.double() if inputs.is_floating_point() else inputs
+    if isinstance(inputs, dict):
+        return {name: _to_float64(one) for name, one in inputs.items()}
+    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):  # a named one
+        return type(inputs)(*map(_to_float64, inputs))
+    if isinstance(inputs, (list, tuple)):
+        return type(inputs)(map(_to_float64, inputs))
+    return inputs
