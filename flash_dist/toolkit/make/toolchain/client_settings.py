@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PYPI = "https://pypi.org/simple"
-OFFLINE = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")  # variables that forbid an index
+OFFLINE = ("PIP_NO_INDEX", "UV_OFFLINE")  # variables that forbid an index
 
 _FIND_TORCH = """
 import importlib.metadata, importlib.util

@@ -17,7 +17,9 @@ from flash_dist.toolkit.make import scaffold
 from flash_dist.toolkit.make.declaration import read_declaration
 from flash_dist.toolkit.make.declared.names import DISTRIBUTION
 from flash_dist.toolkit.make.declared.sets import load_sets
+from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.make.scaffold import TEMPLATE, run, write_project
+from flash_dist.toolkit.make.toolchain.torch_headers import Lock
 from flash_dist.toolkit.product import Product, describe_product
 from tests.unit.made.projects import write
 
@@ -100,6 +102,13 @@ def test_the_table_is_accepted(folder: Path) -> None:
     product = Product.from_json(describe_product(data))
     assert (product.name, product.libraries) == (package, ("_C.abi3.so",))
     assert (product.operators, product.cases) == ("ops", "selftest:load_cases")
+
+
+def test_the_tests_run_with_the_torch_whose_headers_are_compiled(folder: Path) -> None:
+    groups = tomllib.loads(read(folder / "pyproject.toml"))["dependency-groups"]
+    assert groups == {"test": ["pytest", f"torch=={Lock.load().version}"]}
+    example = tomllib.loads(read(ROOT / "examples" / "own_kernels" / "pyproject.toml"))
+    assert example["dependency-groups"] == groups
 
 
 def test_uv_builds_again_when_a_source_has_changed(folder: Path) -> None:
