@@ -359,10 +359,34 @@ std::string describe_sizes(const Values& values) {
   return text;
 }
 
+// "bf16 nhwc"
+std::string describe_words(const Values& values) {
+  std::string text;
+  for (int axis = 0; axis < WORD_AXES; ++axis) {
+    text += (axis == 0 ? "" : " ") + std::string(word_name(axis, values[axis]));
+  }
+  return text;
+}
+
+// Lists the words that the kernels of a role are built for, the nearest first.
+void list_words(std::ostream& text, const KernelKey& key) {
+  constexpr size_t MOST = 4;
+  std::vector<Values> compiled;
+  for (const Variant& v : all_variants()) {
+    if (v.role == key.role) compiled.push_back(v.values);
+  }
+  const std::vector<Values> nearest = nearest_words(compiled, key.values);
+  for (size_t i = 0; i < nearest.size() && i < MOST; ++i) {
+    text << (i == 0 ? ", only for " : "; ") << describe_words(nearest[i]);
+  }
+  if (nearest.size() > MOST) text << "; " << nearest.size() - MOST << " more";
+}
+
 void list_sizes(std::ostream& text, const KernelKey& key) {
   std::set<Values> sizes;
   for (const Values& one : compiled_sizes(key)) sizes.insert(one);
   text << ": none is built in";
+  if (sizes.empty()) return list_words(text, key);
   const char* separator = ", only for ";
   for (const Values& one : sizes) {
     text << separator << describe_sizes(one);
@@ -388,8 +412,8 @@ void check_words(const Values& values) {
   check_words(key.values);
   const DeviceInfo& info = device_info(device);
   std::ostringstream text;
-  text << "no variant of kernel " << role_name(key.role) << " for";
-  for (int axis = 0; axis < WORD_AXES; ++axis) text << " " << word_name(axis, key.values[axis]);
+  text << "no variant of kernel " << role_name(key.role) << " for" << (WORD_AXES > 0 ? " " : "")
+       << describe_words(key.values);
   text << (WORD_AXES > 0 && WORD_AXES < KEY_AXES ? ", " : " ") << describe_sizes(key.values);
   text << " runs on GPU " << device << " (" << info.name << ", compute capability "
        << capability_text(info) << ")";
@@ -399,9 +423,9 @@ void check_words(const Values& values) {
     separator = "; ";
   }
   if (refused.empty()) list_sizes(text, key);
-  text << "\n\nhint: `" PRODUCT_PROGRAM
-          " doctor` says what this build has for the GPU, and "
-          "which arch set has more";
+  text << "\n\nhint: " << (is_built_in(key) ? "" : "pass a combination that is built in; ")
+       << "`" PRODUCT_PROGRAM
+          " doctor` says what this build has for the GPU, and which arch set has more";
   throw Error(text.str());
 }
 

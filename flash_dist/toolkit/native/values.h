@@ -32,4 +32,23 @@ inline Values smallest_holding(const std::vector<Values>& compiled, const Values
   return best == nullptr ? Values{} : *best;
 }
 
+// The words of compiled values, each once and with sizes of 0; those first that differ from the words
+// of a call on the fewest axes.
+inline std::vector<Values> nearest_words(const std::vector<Values>& compiled,
+                                         const Values& values) {
+  std::vector<Values> found;
+  for (Values one : compiled) {
+    std::fill(one.begin() + WORD_AXES, one.end(), 0);
+    if (std::find(found.begin(), found.end(), one) == found.end()) found.push_back(one);
+  }
+  const auto distance = [&](const Values& one) {
+    int count = 0;
+    for (int axis = 0; axis < WORD_AXES; ++axis) count += one[axis] != values[axis];
+    return count;
+  };
+  std::stable_sort(found.begin(), found.end(),
+                   [&](const Values& a, const Values& b) { return distance(a) < distance(b); });
+  return found;
+}
+
 }  // namespace KERNEL_NAMESPACE
