@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Final
 
 from flash_dist.kernels import earlier, operators  # noqa: F401 - the second registers them
-from tests import earlier as programs
+
+PROGRAMS: Final = Path(__file__).resolve().parents[1] / "earlier.py"
 
 
 def test_every_operator_by_an_earlier_name_serves_a_program_saved_then() -> None:
-    command = [sys.executable, programs.__file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     names = {schema.partition("(")[0] for schema in earlier.OPERATORS}
     assert set(done.stdout.split()) == names | {"decode"}
