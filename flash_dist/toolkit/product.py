@@ -50,6 +50,7 @@ class Product:
     summary: str  # the first sentence of its README
     index: str  # address of the package index that has the releases
     axes: tuple[Mapping[str, Any], ...] = ()  # of its kernels, see `targets.axes`
+    namespace: str = ""  # of C++; empty: the name
     oldest_gpu: str = ""  # compute capability; empty: the least that a word of the axes needs
     main_role: str = ""  # the role of kernels that reports name first
     operators: str = ""  # importing it registers the torch operators; empty: loading the binding
@@ -102,6 +103,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
         "library": f"lib{name}_kernels.so" if dispatch else BINDING,
         "summary": _text(project, "description") or f"CUDA kernels of {name}.",
         "index": f"{index.rstrip('/')}/",  # names of sets follow
+        "namespace": space if PACKAGE_NAME.fullmatch(space := _text(own, "namespace")) else "",
         "axes": _axes(dispatch),
         "oldest_gpu": told if CAPABILITY.fullmatch(told := _text(own, "oldest_gpu")) else "",
         "main_role": _text(dispatch, "main_role"),
@@ -226,6 +228,7 @@ NAME: Final = PRODUCT.name
 PROGRAM: Final = f"python -m {NAME if IMPORTED_AS else FOLDER}"
 SCRIPT: Final = NAME.replace("_", "-")  # the console script; also how indexes spell the name
 VARIABLES: Final = f"{NAME.upper()}_"  # what the names of environment variables begin with
+NAMESPACE: Final = PRODUCT.namespace or NAME  # of C++
 SYMBOLS: Final = f"{NAME}_"  # what the names of kernels and of the C interface begin with
 KERNELS: Final = PRODUCT.library
 NO_CASES: Final = f"{NAME} declares no selftest"  # where PRODUCT.cases is empty

@@ -1,6 +1,7 @@
 """The table `[tool.kernels]` of pyproject.toml: what a package is built from, and for which GPUs.
 
     version            of the package; wheels add the CUDA version and the label of their arch set
+    namespace          C++ namespace of the toolkit's functions; by default that of the package
     package            import package; by default the name of the project with `_`
     product, sets      JSON files in place of the keys below, for a package with many of them;
                        `product` is of a package that has this toolkit as a folder
@@ -58,7 +59,7 @@ from .declared.keys import (
     spell,
 )
 from .declared.modules import find_package, require_commands, require_modules, require_room
-from .declared.names import DISTRIBUTION, read_name
+from .declared.names import DISTRIBUTION, read_name, require_namespace
 from .declared.project_table import find_licenses, read_project
 from .declared.requirements import read_dependencies, require_releases
 from .declared.sets import load_sets, read_sets, read_targets
@@ -213,6 +214,7 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
     project = read_project(data)
     name = read_name(own, project)
     dispatch, gates = own.get("dispatch", {}), own.get("gates", {})
+    require_namespace(own)
     require_releases(own)
     axes = read_axes(_find_axes(own, root))
     sets = read_sets(own, root)

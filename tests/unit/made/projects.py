@@ -61,6 +61,7 @@ PYPROJECT: dict[str, Any] = {
         "kernels": {
             "version": "0.1.0",
             "package": "my_norms",
+            "namespace": "my_norms",
             "torch_min": "2.10",
             "torch_tested_max": "2.15",
             "toolkit": "13.0",

@@ -78,6 +78,8 @@ def test_a_project_is_described_by_its_table() -> None:
         summary="Norms, fast.",
         index="https://example.org/my_norms/",
         axes=tuple(AXES),
+        namespace="my_norms",
+        oldest_gpu="8.0",
         main_role="rms",
         operators="ops",
         cases="selftest:load_cases",

@@ -30,6 +30,10 @@ _NO_MEMORY: Final = re.compile(
     re.MULTILINE,
 )
 
+# What nvcc and g++ say of a name that is a namespace and something else.
+_TWICE: Final = ("has already been declared in the current scope", "redeclared as different kind")
+_NAMESPACE: Final = re.compile(r"#define KERNEL_NAMESPACE (\w+)")
+
 
 def main(command: list[str]) -> int:
     """Run the command, and pass on what others than ptxas say and its warnings."""
@@ -42,6 +46,7 @@ def main(command: list[str]) -> int:
     if done.returncode:
         killed = done.returncode == -signal.SIGKILL or _NO_MEMORY.search(done.stdout)
         _say(["", "hint: memory ran out: `MAX_JOBS=1` needs the least"] if killed else [])
+        _say(explain_clash(done.stdout))
     elif "-o" in command:
         target = Path(command[command.index("-o") + 1])
         kept = target.with_name(f"{target.name}.ptxas")
@@ -50,6 +55,23 @@ def main(command: list[str]) -> int:
         else:
             kept.unlink(missing_ok=True)
     return max(done.returncode, 0) or int(done.returncode < 0)
+
+
+def explain_clash(text: str, product: Path = Path("generated/product.h")) -> list[str]:
+    """Say what helps where a function or type has the name of the namespace.
+
+    Args:
+        text: What a compiler that failed says.
+        product: The header that names the namespace; compilers run in the build folder.
+    """
+    header = product.read_text(encoding="utf-8") if product.is_file() else ""
+    for name in _NAMESPACE.findall(header):
+        lines = [line for line in text.splitlines() if any(said in line for said in _TWICE)]
+        if re.search(rf"\b{name}\b(?!::)", "\n".join(lines)):
+            told = f"`{name}` is the C++ namespace of the toolkit's functions, too"
+            other = f'`namespace = "{name}_kernels"` of [tool.kernels] renames it'
+            return ["", f"hint: {told}: {other}"]
+    return []
 
 
 def _say(lines: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ...errors import FlashDistError
-from ...product import NAME, SYMBOLS
+from ...product import NAMESPACE, SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MERGEABLE = frozenset("WVwvu")
 # Mangled: a kernel's config and target are template arguments, its own name is plain C.
-_NAMESPACE, _CONFIG, _TARGET, _KERNEL = NAME, "Config", "TargetI", SYMBOLS
+_CONFIG, _TARGET, _KERNEL = "Config", "TargetI", SYMBOLS
 
 
 class SymbolError(FlashDistError):
@@ -29,7 +29,7 @@ class SymbolError(FlashDistError):
 
 def mentions_kernel(symbol: str) -> bool:
     """Whether a mangled name belongs to one kernel rather than to all."""
-    if _NAMESPACE not in symbol:
+    if NAMESPACE not in symbol:
         return False
     return _TARGET in symbol or _CONFIG in symbol or _KERNEL in symbol
 

@@ -121,6 +121,9 @@ KEYS: Final[dict[str, dict[str, Kind]]] = {
         "package": _text(
             "a name such as `my_norms`, of at most 41 characters", '"my_norms"', PACKAGE_NAME
         ),
+        "namespace": _text(
+            "a name of C++ such as `my_norms_kernels`", '"my_norms_kernels"', PACKAGE_NAME
+        ),
         "product": _text("a path", '"my_norms/product.json"'),
         "sets": _or_path(_table("a table", '{ all = "8.0+PTX;9.0a" }')),
         "binding": _texts("a list of paths", '["csrc/binding.cpp"]', may_be_empty=True),

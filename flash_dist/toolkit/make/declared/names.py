@@ -82,6 +82,19 @@ def read_name(own: Mapping[str, Any], project: Mapping[str, Any]) -> str:
     return name
 
 
+def require_namespace(own: Mapping[str, Any]) -> None:
+    """Insist on a namespace that nothing else has.
+
+    Raises:
+        DeclarationError: It is that of something else.
+    """
+    name = str(own.get("namespace", ""))
+    owner = find_owner(name) if name else ""
+    if owner:
+        message = f"`namespace` of {PLACE} is `{name}`, which is {owner}"
+        raise DeclarationError(message, hint="choose a name that nothing else has")
+
+
 def find_neighbours(name: str, folders: Sequence[str] | None = None) -> list[str]:
     """Return installed packages of the toolkit of which a name is the beginning, or that begin it.
 

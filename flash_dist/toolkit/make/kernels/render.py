@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...product import NAME, SYMBOLS
+from ...product import NAME, NAMESPACE, SYMBOLS
 from ...targets.axes import AXES
 from ...targets.devices import INTEGRATED
 from ...targets.verdict import SMEM_VARIABLE
@@ -23,7 +23,7 @@ def render_variant(variant: Variant) -> str:
     functions = [f"&{symbol}", f"&{family.launch}<{config}>"]
     functions += [f"&{family.refuses}<{config}>"] if family.refuses else []
     return f"""
-namespace {NAME} {{
+namespace {NAMESPACE} {{
 using {config} = {variant.config};
 extern "C" __global__ void __launch_bounds__({config}::THREADS, {config}::MIN_BLOCKS)
 {symbol}(const __grid_constant__ {family.params} params) {{
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__({config}::THREADS, {config}::MIN_BL
 }}
 extern "C" const KernelEntry {symbol}_entry =
     make_entry<{config}>({", ".join(functions)});
-}}  // namespace {NAME}
+}}  // namespace {NAMESPACE}
 """
 
 
@@ -46,7 +46,7 @@ def render_product() -> str:
     """The names of the package, for the headers that any package has."""
     return f"""#pragma once
 
-#define KERNEL_NAMESPACE {NAME}
+#define KERNEL_NAMESPACE {NAMESPACE}
 """
 
 
@@ -71,7 +71,7 @@ def render_plans(table: Table) -> str:
     lines = [
         "#pragma once",
         "",
-        f"namespace {NAME} {{",
+        f"namespace {NAMESPACE} {{",
         "",
         "constexpr int smem_plan_bytes(int plan) {",
     ]
@@ -81,13 +81,13 @@ def render_plans(table: Table) -> str:
     lines += [f"  if (number == {10 * x + y}) return true;" for x, y in sorted(INTEGRATED)]
     lines += ["  return false;", "}"]
     lines += _plan_structs(table, PLANS)
-    return "\n".join([*lines, "", f"}}  // namespace {NAME}", ""])
+    return "\n".join([*lines, "", f"}}  // namespace {NAMESPACE}", ""])
 
 
 def render_own_plans(table: Table, header: str) -> str:
     """Tile constants of the families that have a header of their own for them."""
-    lines = ["#pragma once", "", f"namespace {NAME} {{", *_plan_structs(table, header)]
-    return "\n".join([*lines, "", f"}}  // namespace {NAME}", ""])
+    lines = ["#pragma once", "", f"namespace {NAMESPACE} {{", *_plan_structs(table, header)]
+    return "\n".join([*lines, "", f"}}  // namespace {NAMESPACE}", ""])
 
 
 def _plan_structs(table: Table, header: str) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _plan_structs(table: Table, header: str) -> Iterator[str]:
 
 def render_roles(table: Table) -> str:
     """The names of roles, families and axes, once for all of the host code."""
-    lines = ["#pragma once", "", f"namespace {NAME} {{"]
+    lines = ["#pragma once", "", f"namespace {NAMESPACE} {{"]
     for kind, names in (("Role", table.roles), ("Family", table.names)):
         function = f"{kind.lower()}_name"
         values = ", ".join(name.upper() for name in names)
@@ -120,7 +120,7 @@ def render_roles(table: Table) -> str:
     facts = table.fallbacks
     lines += _predicate("has_stand_ins", "Role", facts.stand_ins)
     lines += _predicate("leaves_half_filled", "Family", sorted(facts.leaves_half_filled))
-    return "\n".join([*lines, "", f"}}  // namespace {NAME}", ""])
+    return "\n".join([*lines, "", f"}}  // namespace {NAMESPACE}", ""])
 
 
 def _axes() -> Iterator[str]:

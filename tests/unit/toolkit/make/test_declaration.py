@@ -72,7 +72,7 @@ def test_a_card_of_the_hub_is_a_file_of_the_project(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        "package", "torch_tested_max", "toolkit", "oldest_gpu", "binding", "include",
+        "package", "namespace", "torch_tested_max", "toolkit", "oldest_gpu", "binding", "include",
         "operators", "index", "source_date_epoch", "dependencies", "dispatch", "gates",
         "gates.wheel_mb", "gates.spills", "selftest", "sets.hopper.who", "sets.hopper.budget_mb",
         "sources.0.targets", "sources.0.flags", "dispatch.host", "dispatch.main_role",
@@ -205,6 +205,7 @@ PLACES = [
 ]
 # What is no error: nothing to add, and values of the kind.
 FINE = {
+    "namespace": {"a word"},
     "binding": {"an empty list"},
     "dependencies": {"an empty list"},
     "dependencies.0": {"a word", "a long text"},

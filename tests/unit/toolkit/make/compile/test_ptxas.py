@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.toolkit.make.compile.gate import explain_clash
 from flash_dist.toolkit.make.compile.gate import main as compile_gate
 from flash_dist.toolkit.make.compile.ptxas import (
     KernelResources,
@@ -132,3 +133,35 @@ def test_the_launcher_knows_a_compiler_that_was_killed_itself(
 ) -> None:
     assert compile_gate(["python3", "-c", "import os; os.kill(os.getpid(), 9)"]) == 1
     assert "memory ran out" in capfd.readouterr().err
+
+
+NVCC_SAYS = 'a.cu(2): error: "NAME" has already been declared in the current scope'
+GXX_SAYS = "a.cpp:2:21: error: '{}' redeclared as different kind of entity"
+CLASHES = {
+    "nvcc": NVCC_SAYS,
+    "a function": GXX_SAYS.format("int NAME(int)"),
+    "a template": GXX_SAYS.format("template<class T> T NAME(T)"),
+    "a type": GXX_SAYS.format("struct NAME"),
+    "the namespace": GXX_SAYS.format("namespace NAME { }"),
+}
+
+
+@pytest.mark.parametrize("text", CLASHES.values(), ids=CLASHES)
+def test_a_name_that_is_the_namespace_too_comes_with_the_key_that_helps(
+    text: str, tmp_path: Path
+) -> None:
+    product = tmp_path / "product.h"
+    assert explain_clash(text.replace("NAME", "fused_ssim"), product) == []
+    product.write_text("#pragma once\n\n#define KERNEL_NAMESPACE fused_ssim\n")
+    assert "\n".join(explain_clash(text.replace("NAME", "fused_ssim"), product)) == (
+        "\nhint: `fused_ssim` is the C++ namespace of the toolkit's functions, too: "
+        '`namespace = "fused_ssim_kernels"` of [tool.kernels] renames it'
+    )
+    assert explain_clash(text.replace("NAME", "fused_ssim_map"), product) == []
+
+
+def test_another_function_with_an_argument_of_the_namespace_is_no_clash(tmp_path: Path) -> None:
+    product = tmp_path / "product.h"
+    product.write_text("#define KERNEL_NAMESPACE fused_ssim\n")
+    assert explain_clash(GXX_SAYS.format("int other(fused_ssim::K)"), product) == []
+    assert explain_clash("a.cpp:2: error: 'fused_ssim' was not declared", product) == []

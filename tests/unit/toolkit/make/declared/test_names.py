@@ -12,6 +12,7 @@ from flash_dist.toolkit.make.declared.names import (
     find_owner,
     is_importable,
     read_name,
+    require_namespace,
 )
 from tests.unit.made.projects import require_sentence, write
 
@@ -115,3 +116,13 @@ def test_an_installed_package_whose_name_begins_another_is_named(tmp_path: Path)
 def test_a_module_that_python_finds_is_known() -> None:
     assert is_importable("pytest")
     assert not is_importable("my_norms_that_nobody_has")
+
+
+def test_a_namespace_that_something_else_has_is_refused() -> None:
+    require_namespace({"namespace": "my_norms_kernels"})
+    require_namespace({})
+    with pytest.raises(DeclarationError) as caught:
+        require_namespace({"namespace": "cutlass"})
+    assert str(caught.value).startswith(
+        "`namespace` of [tool.kernels] is `cutlass`, which is a namespace of torch or CUDA\n"
+    )
