@@ -39,9 +39,17 @@ class _Flat:
         return cls(**AXES.describe(place), **own)
 
     def unfold(self) -> Variant:
-        """Gather the axes."""
-        told = vars(self)
-        place = AXES.place(told)
+        """Gather the axes.
+
+        Raises:
+            ValueError: Some of them are there and one is not.
+        """
+        told = {name: value for name, value in vars(self).items() if value is not None}
+        try:
+            place = AXES.place(told)
+        except KeyError as error:
+            message = f"must have a value of the axis `{error.args[0]}`"
+            raise ValueError(message) from error
         facts = {"origin": told["origin"], "proof": told["proof"]}
         return Variant.of(told["symbol"], told["family"], place, told["arch"], **facts)
 
@@ -51,10 +59,8 @@ def _flat_fields() -> Iterator[Any]:
     yield ("origin", Origin, DEFAULT_ORIGIN)
     yield ("proof", str, "")
     for axis in AXES.every:
-        if axis.default:
-            yield (axis.name, int | None, None)
-        elif axis.rule != "last":
-            yield (axis.name, str if axis.rule == "equal" else int)
+        if axis.rule != "last":  # a kernel that no table lists has none of them
+            yield (axis.name, str | None if axis.rule == "equal" else int | None, None)
 
 
 FoldedVariant = make_dataclass(

@@ -23,8 +23,9 @@ from flash_dist.toolkit.errors import UsageError
 from flash_dist.toolkit.gpucode.images import FatbinReport
 from flash_dist.toolkit.machine.torch_code import TorchCode
 from flash_dist.toolkit.redaction import Redaction
+from flash_dist.toolkit.targets.axes import NOWHERE
 from flash_dist.toolkit.targets.fallbacks import Fallbacks
-from flash_dist.toolkit.targets.verdict import Build
+from flash_dist.toolkit.targets.verdict import Build, Variant
 from tests.unit.made.builds import ALL
 from tests.unit.made.scenarios import AMPERE, PLACE, SCENARIOS, make_machine
 
@@ -142,6 +143,20 @@ def test_code_of_a_build_and_of_torch_comes_back_as_it_is_judged() -> None:
         for report in code.reports:
             data = plain.write(FatbinReport, report, str)
             assert plain.read(FatbinReport, data, "report") == report
+
+
+def test_a_kernel_that_no_table_lists_comes_back() -> None:
+    build = make_machine(ALL, AMPERE).installed.build
+    assert build is not None
+    scale = Variant.of("scale_kernel", "scale", NOWHERE, build.archs[0])
+    data = plain.write(Build, replace(build, variants=(*build.variants, scale)), str)
+    assert data["others"] == [
+        {"symbol": "scale_kernel", "family": "scale", "arch": str(build.archs[0])}
+    ]
+    assert scale in plain.read(Build, data, "build").variants
+    data["others"][0]["dtype"] = "fp16"
+    with pytest.raises(plain.UnfitError, match="must have a value of the axis `head_dim`"):
+        plain.read(Build, data, "build")
 
 
 def test_a_record_tells_neither_names_nor_secrets() -> None:
