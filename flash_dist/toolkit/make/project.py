@@ -196,7 +196,7 @@ def load_requirements(group: str, path: Path = GROUPS) -> list[str]:
 
 
 def report_path(label: str) -> Path:
-    """Return where setup.py leaves its `N objects compiled, M reused` for the log's last lines."""
+    """Return where setup.py counts kernels and objects, for the log's last lines."""
     return build_folder() / "reports" / f"{label}.txt"
 
 

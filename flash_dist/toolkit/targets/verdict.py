@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..product import PRODUCT, VARIABLES
 from .archs import own_targets
-from .axes import AXES, Axes, KernelKey, Place, smallest_size
+from .axes import AXES, Axes, KernelKey, Place, is_plain, smallest_size
 from .compatibility import (
     ALLOWED,
     DEFAULT_ORIGIN,
@@ -164,9 +164,17 @@ class Build:
 
     @property
     def counts(self) -> str:
-        """How many kernels it offers, and in how many variants: `117 kernels in 224 variants`."""
-        kernels, variants = len(self.keys), len(self.variants)
-        return f"{count(kernels, 'kernel')} in {count(variants, 'variant')}"
+        """How many kernels it offers: `117 kernels in 224 variants`, `8 kernels of 2 files`."""
+        plain = [one for one in self.variants if is_plain(one.key)]
+        listed = [one for one in self.variants if not is_plain(one.key)]
+        told = []
+        if listed or not plain:
+            kernels = len({one.key for one in listed})
+            told.append(f"{count(kernels, 'kernel')} in {count(len(listed), 'variant')}")
+        if plain:
+            kernels, files = len({one.symbol for one in plain}), len({one.key for one in plain})
+            told.append(f"{count(kernels, 'kernel')} of {count(files, 'file')}")
+        return " and ".join(told)
 
     @cached_property
     def fallbacks(self) -> Fallbacks:

@@ -29,7 +29,7 @@ class BuiltWheel:
 
     archset: ArchSet
     path: Path
-    objects: str  # "N objects compiled, M reused"
+    objects: str  # "K kernels in V variants for T targets; N objects compiled, M reused"
     seconds: float
 
     def __str__(self) -> str:

@@ -21,11 +21,13 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
+from ...builds.declared import declare_build
 from ...builds.linkage import runtime_requirements
 from ...builds.manifest import FILE_NAME as MANIFEST
 from ...builds.manifest import load_manifest
 from ...builds.published import load_archsets
 from ...product import NAME
+from ...targets.wording import count
 from ..command import told_in_a_sentence
 from ..compile.build_info import make_manifest
 from ..compile.native import NativeOptions, build_native
@@ -107,7 +109,9 @@ class BuildNative(build_ext):
         (package / MANIFEST).write_text(manifest.to_text(), encoding="utf-8")
         report = report_path(plan.archset.label)
         report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(f"{build}\n", encoding="utf-8")
+        targets = count(len(manifest.targets), "target")
+        counts = f"{declare_build(manifest).counts} for {targets}"
+        report.write_text(f"{counts}; {build}\n", encoding="utf-8")
 
 
 class BuildModules(build_py):

@@ -24,6 +24,7 @@ from ...targets.archs import Arch
 from ...targets.axes import AXES
 from ...targets.devices import parse_version
 from ...targets.fallbacks import Fallbacks
+from ...targets.wording import count
 from ..kernels.table import Table
 from ..project import EMBEDDED, NATIVE, ROOT, build_folder, load_project, stage_toolkit
 from ..toolchain.cross import ASKED, TARGETS, ask_foreign
@@ -70,7 +71,7 @@ class NativeBuild:
         return tuple(self.folder / name for name in PRODUCT.libraries)
 
     def __str__(self) -> str:
-        return f"{self.compiled} objects compiled, {self.reused} reused"
+        return f"{count(self.compiled, 'object')} compiled, {self.reused} reused"
 
 
 @dataclass(frozen=True)

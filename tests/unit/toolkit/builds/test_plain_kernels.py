@@ -67,6 +67,14 @@ def test_a_file_for_some_targets_is_expected_on_their_gpus_alone(
     assert verdict.how == {"8.6": "same-major", "9.0": "native", "12.0": "jit"}[device]
 
 
+def test_kernels_of_files_are_counted_and_not_their_files() -> None:
+    build = declare_build(PLAIN)
+    assert build.counts == "2 kernels of 2 files"
+    listed = declare_build(make_manifest("9.0a"))
+    both = replace(build, variants=(*listed.variants, *build.variants))
+    assert both.counts == f"{listed.counts} and 2 kernels of 2 files"
+
+
 def test_a_gpu_that_no_file_has_code_for_is_refused() -> None:
     verdict = judge_device(declare_build(PLAIN), Situation(Device.parse("7.5")))
     assert (bool(verdict), verdict.cause) == (False, "no-matching-code")
