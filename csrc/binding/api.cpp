@@ -117,8 +117,8 @@ void check_shape(const Tensor& t, const Tensor& q, const Sizes& s, bool queries,
 
 void check_rows(const Tensor& t, const Tensor& q, const Sizes& s, const char* name) {
   const int64_t count = s.num_heads_q() * (s.packed ? s.total_q : int64_t{s.batch} * s.seqlen_q);
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_near(t, q) && t.numel() == count, name,
-                  " must be float32 on ", show_device(q), " with ", count,
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_on_gpu_of(t, q) && t.numel() == count,
+                  name, " must be float32 on ", show_device(q), " with ", count,
                   " numbers, one for each query and head, got ", show(t));
 }
 
@@ -166,7 +166,7 @@ flash_dist::View view(const Tensor& t, const Sizes& s, int group) {
 
 const int* cu_seqlens(const Tensor& t, const Tensor& q, const Sizes& s, const char* name) {
   const int64_t count = int64_t{s.batch} + 1;
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && is_near(t, q) && t.dim() == 1 &&
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && is_on_gpu_of(t, q) && t.dim() == 1 &&
                       t.is_contiguous() && t.numel() == count,
                   name, " must be contiguous int32 [batch + 1], [", count, "], on ", show_device(q),
                   ", got ", show(t));
@@ -247,8 +247,8 @@ MaskParams read_arrays(Ints ints, const Tensor& data, const Tensor& q, const Siz
                   "kind ", ints[flash_dist::MASK_KIND]);
   constexpr size_t INTS = flash_dist::MASK_SIZES + flash_dist::MASK_ARRAYS;
   STD_TORCH_CHECK(ints.size() == INTS, "mask must have ", INTS, " numbers, got ", ints.size());
-  STD_TORCH_CHECK(data.scalar_type() == ScalarType::Int && is_near(data, q) && data.dim() == 1 &&
-                      data.is_contiguous(),
+  STD_TORCH_CHECK(data.scalar_type() == ScalarType::Int && is_on_gpu_of(data, q) &&
+                      data.dim() == 1 && data.is_contiguous(),
                   "mask_data must be contiguous int32 of one dimension on ", show_device(q),
                   ", got ", show(data));
   const int64_t past = reinterpret_cast<uintptr_t>(data.data_ptr()) % ALIGNMENT;
@@ -325,8 +325,8 @@ struct Scores {
 };
 
 const float* read_floats(const Tensor& t, const Tensor& q, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_near(t, q) && t.is_contiguous(), name,
-                  " must be contiguous float32 on ", show_device(q), ", got ", show(t));
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_on_gpu_of(t, q) && t.is_contiguous(),
+                  name, " must be contiguous float32 on ", show_device(q), ", got ", show(t));
   return static_cast<const float*>(t.data_ptr());
 }
 

@@ -49,13 +49,9 @@ inline std::string show(const Tensor& t) {
   return t.is_contiguous() ? place : place + ", not contiguous";
 }
 
-inline bool is_near(const Tensor& t, const Tensor& q) {
-  return t.is_cuda() && t.get_device_index() == q.get_device_index();
-}
-
 // That t has the dtype of q and its device, which is a GPU.
 inline void check_kind(const Tensor& t, const Tensor& q, const char* name) {
-  if (torch_dtype(t) == torch_dtype(q) && is_near(t, q)) return;
+  if (torch_dtype(t) == torch_dtype(q) && is_on_gpu_of(t, q)) return;
   STD_TORCH_CHECK(q.is_cuda(), "q must be on a GPU, got ", show(q));
   STD_TORCH_CHECK(false, name, " must be ", show_dtype(q), " on ", show_device(q), ", as q, got ",
                   show(t));

@@ -72,7 +72,7 @@ flash_dist::View view(const Tensor& t, int group) {
 
 const int* numbers(const MaybeTensor& t, const Tensor& q, int64_t count, const char* name) {
   if (!t) return nullptr;
-  STD_TORCH_CHECK(t->scalar_type() == ScalarType::Int && is_near(*t, q) && t->dim() == 1 &&
+  STD_TORCH_CHECK(t->scalar_type() == ScalarType::Int && is_on_gpu_of(*t, q) && t->dim() == 1 &&
                       t->is_contiguous() && t->numel() == count,
                   name, " must be contiguous int32 [", count, "] on ", show_device(q), ", got ",
                   show(*t));
@@ -80,7 +80,7 @@ const int* numbers(const MaybeTensor& t, const Tensor& q, int64_t count, const c
 }
 
 const float* floats(const Tensor& t, const Tensor& q, int64_t count, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_near(t, q) && t.is_contiguous() &&
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_on_gpu_of(t, q) && t.is_contiguous() &&
                       t.numel() == count,
                   name, " must be contiguous float32 with ", count, " numbers on ", show_device(q),
                   ", got ", show(t));
@@ -113,7 +113,7 @@ flash_dist::CacheParams read_cache(const Tensor& q, const Tensor& k_cache, const
                   "seqlen_new ", seqlen_new);
   if (block_table) {
     const Tensor& table = *block_table;
-    STD_TORCH_CHECK(table.scalar_type() == ScalarType::Int && is_near(table, q) &&
+    STD_TORCH_CHECK(table.scalar_type() == ScalarType::Int && is_on_gpu_of(table, q) &&
                         table.dim() == 2 && table.size(0) == batch && table.size(1) > 0 &&
                         (table.stride(1) == 1 || table.size(1) == 1),
                     "block_table must be int32 [batch, pages] on ", show_device(q), ", batch ",
@@ -276,7 +276,7 @@ Tensor decode_no_lse(const Tensor& q, const Tensor& k_cache, const Tensor& v_cac
 }
 
 Tensor read_angles(const Tensor& t, const Tensor& q, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_near(t, q) && t.dim() == 2 &&
+  STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_on_gpu_of(t, q) && t.dim() == 2 &&
                       t.size(0) > 0 && t.size(1) % STEP == 0 && 2 * t.size(1) <= q.size(3),
                   name, " must be ", show_dtype(q), " [positions, rotary_dim / 2] on ",
                   show_device(q), ", positions at least 1 and rotary_dim a multiple of ", 2 * STEP,

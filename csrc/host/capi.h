@@ -1,21 +1,16 @@
 // The C interface of libflash_dist_kernels.so: what the torch binding, ctypes and C++ programs
 // call. Every function returns 0 (or a length) on success and -1 on failure;
-// flash_dist_last_error() then has the sentence, per thread.
+// flash_dist_last_error() then has the sentence, per thread. Memory is asked for once at most.
 #pragma once
 
 #include <cstdint>
 
 #include "core/decode.h"
 #include "core/params.h"
+#include "native/call.h"
 #include "native/report.h"
 
 namespace flash_dist {
-
-struct Call {
-  int device;
-  void* stream;  // cudaStream_t
-  int dtype;     // Dtype
-};
 
 // How a backward may work; see plan.h.
 struct BwdOptions {
@@ -24,10 +19,6 @@ struct BwdOptions {
   // MaskParams::key_slots in host memory; null: not known, nothing is spilled
   const int* key_slots;
 };
-
-// Device memory of call->device for the kernels of one call, aligned to 256 bytes, or null. Asked
-// for at most once; it may be freed in stream order when the call has returned.
-using Allocate = void* (*)(void* context, int64_t bytes);
 
 }  // namespace flash_dist
 

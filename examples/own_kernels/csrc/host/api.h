@@ -2,23 +2,9 @@
 // own_kernels_last_error(). All pointers of params are memory of call->device.
 #pragma once
 
-#include <cstdint>
-
+#include "native/call.h"
 #include "native/report.h"
 #include "rms/params.h"
-
-namespace own_kernels {
-
-struct Call {
-  int device;
-  void* stream;  // cudaStream_t
-  int dtype;     // DTYPE_FP16 or DTYPE_BF16 of the generated roles.h
-};
-
-// Device memory of the current device, or null. It may be freed in stream order after the call.
-using Allocate = void* (*)(void* context, int64_t bytes);
-
-}  // namespace own_kernels
 
 // out and rstd.
 KERNEL_API int own_kernels_rms(const own_kernels::Call* call, const own_kernels::RmsParams* params);

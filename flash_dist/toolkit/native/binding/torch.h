@@ -1,12 +1,16 @@
-// What operators need of torch's stable ABI: dtypes, the current stream, outputs and workspace from
-// its allocator.
+// What operators need of torch's stable ABI: checks, dtypes, the current stream, outputs and workspace
+// from its allocator.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include <cuda_runtime_api.h>
+
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
@@ -26,6 +30,7 @@ namespace KERNEL_NAMESPACE::binding {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using torch::stable::accelerator::DeviceGuard;  // makes a GPU the current one in a scope
 
 inline void check_status(int64_t status) { STD_TORCH_CHECK(status >= 0, KERNEL_C(last_error)()); }
 
@@ -47,6 +52,87 @@ inline void* current_stream(int device) {
   return stream;
 }
 
+inline cudaStream_t stream_of(const Tensor& t) {
+  return static_cast<cudaStream_t>(current_stream(t.get_device_index()));
+}
+
+template <class T>
+T* pointer(const Tensor& t) {
+  return static_cast<T*>(t.data_ptr());
+}
+
+// --- Checks: each throws a sentence that names the argument -------------------------------------
+
+// As Python writes it.
+inline const char* dtype_name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return "another dtype";
+  }
+}
+
+inline bool is_on_gpu_of(const Tensor& t, const Tensor& like) {
+  return t.is_cuda() && t.get_device_index() == like.get_device_index();
+}
+
+inline void check_device(const Tensor& t, const char* name, const Tensor& like,
+                         const char* like_name) {
+  STD_TORCH_CHECK(is_on_gpu_of(t, like), name, " must be on the GPU of ", like_name);
+}
+
+inline void check_dtype(const Tensor& t, const char* name, ScalarType dtype) {
+  STD_TORCH_CHECK(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
+                  dtype_name(t.scalar_type()));
+}
+
+inline void check_contiguous(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
+}
+
+// That t is contiguous, with the dtype and on the GPU of `like`.
+inline void check_like(const Tensor& t, const char* name, const Tensor& like,
+                       const char* like_name) {
+  check_device(t, name, like, like_name);
+  STD_TORCH_CHECK(t.scalar_type() == like.scalar_type(), name, " must have the dtype of ",
+                  like_name, ", ", dtype_name(like.scalar_type()), ", got ",
+                  dtype_name(t.scalar_type()));
+  check_contiguous(t, name);
+}
+
+inline void check_same_sizes(const Tensor& t, const char* name, const Tensor& like,
+                             const char* like_name) {
+  const auto sizes = t.sizes();
+  const auto wanted = like.sizes();
+  STD_TORCH_CHECK(std::equal(sizes.begin(), sizes.end(), wanted.begin(), wanted.end()), name,
+                  " must have the shape of ", like_name);
+}
+
+// --- Memory -------------------------------------------------------------------------------------
+
 inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int device) {
   std::vector<int64_t> strides(sizes.size());
   int64_t count = 1;
@@ -64,10 +150,15 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int dev
   return Tensor(handle);
 }
 
+// Contiguous and not initialised, with the sizes, dtype and GPU of t.
+inline Tensor allocate_like(const Tensor& t) {
+  const auto shape = t.sizes();
+  return allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
+}
+
 // A contiguous copy, made on the current stream.
 inline Tensor copy(const Tensor& t) {
-  const auto shape = t.sizes();
-  Tensor made = allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
+  Tensor made = allocate_like(t);
   STD_TORCH_CHECK(aoti_torch_copy_(made.get(), t.get(), 0) == AOTI_TORCH_SUCCESS,
                   "torch could not copy a tensor on GPU ", t.get_device_index());
   return made;

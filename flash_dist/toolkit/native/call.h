@@ -1,0 +1,20 @@
+// What a function of the C interface is told beside its arguments.
+#pragma once
+
+#include <cstdint>
+
+#include "product.h"
+
+namespace KERNEL_NAMESPACE {
+
+struct Call {
+  int device;
+  void* stream;  // cudaStream_t
+  int dtype;     // word of that axis, as roles.h numbers them
+};
+
+// Device memory of the current device for the kernels of one call, aligned to 256 bytes, or null. It
+// may be freed in stream order when the call has returned.
+using Allocate = void* (*)(void* context, int64_t bytes);
+
+}  // namespace KERNEL_NAMESPACE
