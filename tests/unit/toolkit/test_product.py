@@ -83,7 +83,6 @@ def test_a_project_is_described_by_its_table() -> None:
         main_role="rms",
         operators="ops",
         cases="selftest:load_cases",
-        oldest_gpu="8.0",
     )
 
 

@@ -332,3 +332,14 @@ def test_a_session_on_a_full_disk_ends_with_a_sentence(tmp_path: Path) -> None:
     assert "cannot use `/data/build`: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     assert "nox.session" not in (ROOT / "noxfile.py").read_text()
+
+
+def test_a_wheel_of_the_toolkit_itself_is_none_of_a_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helpers, "ROOT", tmp_path)
+    names = "toolkit/fatwheel-0.1.0-py3-none-any.whl", "all/x-1-cp310-abi3-linux_x86_64.whl"
+    for name in names:
+        (tmp_path / "dist" / name).parent.mkdir(parents=True)
+        (tmp_path / "dist" / name).touch()
+    assert helpers.built_wheels() == [str(tmp_path / "dist" / names[1])]
