@@ -69,10 +69,21 @@ def install(session: nox.Session, *groups: str) -> None:
     """Install dependency groups of pyproject.toml, by hash; torch comes last and without."""
     distinct = dict.fromkeys(BESIDE if name == UNLOCKED else name for name in groups)
     own = [] if EMBEDDED else [name for name in distinct if name not in load_groups(own=False)]
-    session.install(*words_of(session, *(name for name in distinct if name not in own)))
     unlocked = [*own, *({UNLOCKED} & set(groups))]
-    if unlocked:
-        session.install(*nox.project.dependency_groups({_KEY: GROUPS}, *unlocked))
+    more = _read_groups(session, unlocked)
+    session.install(*words_of(session, *(name for name in distinct if name not in own)))
+    if more:
+        session.install(*more)
+
+
+def _read_groups(session: nox.Session, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the requirements of groups that the project may have."""
+    try:
+        return nox.project.dependency_groups({_KEY: GROUPS}, *names)
+    except (LookupError, TypeError, ValueError) as error:
+        hint = f'for example `{names[0]} = ["pytest"]` in [{_KEY}] of pyproject.toml'
+        reason = " ".join(str(error).split())
+        session.error(f"{' and '.join(names)} cannot be installed: {reason}\n\nhint: {hint}")
 
 
 def words_of(session: nox.Session, *groups: str) -> list[str]:

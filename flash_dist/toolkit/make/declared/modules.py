@@ -49,8 +49,7 @@ def require_commands(package: Path) -> None:
         place = find_import("torch", package, module)
         if place is not None:
             where = f"line {place.line} of `{place.path.relative_to(package.parent).as_posix()}`"
-            message = f"`{name}/{module}.py` imports torch, in {where}: `doctor` is for machines "
-            message += "where torch is broken, too"
+            message = f"`{name}/{module}.py` imports torch ({where}): `doctor` must start without"
             hint = "import it in a function, as `__getattr__` of a new project does"
             raise DeclarationError(message, hint=hint)
 

@@ -30,6 +30,36 @@ def published_sets_by_name() -> tuple[str, ...]:
     return tuple(load_archsets(ARCHSETS))
 
 
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({}, "test cannot be installed: Dependency group 'test' not found"),
+        (
+            {"test": "pytest"},
+            "test cannot be installed: Dependency group 'test' contained a string",
+        ),
+        ({"test": [3]}, "test cannot be installed: Invalid dependency group item: 3"),
+        ({"test": ["pytest >>1"]}, "test cannot be installed: Expected"),
+    ],
+    ids=str,
+)
+def test_a_group_that_a_project_lacks_is_told_in_a_sentence(
+    groups: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def error(text: str) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(helpers, "GROUPS", groups)
+    monkeypatch.setattr(helpers, "EMBEDDED", False)
+    session = cast("nox.Session", SimpleNamespace(error=error))
+    with pytest.raises(RuntimeError) as caught:
+        helpers.install(session, "runtime", "test")
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).endswith(
+        'hint: for example `test = ["pytest"]` in [dependency-groups] of pyproject.toml'
+    )
+
+
 READERS = (
     "flash_dist.toolkit.make.release.index",
     "flash_dist.toolkit.make.release.manifest",

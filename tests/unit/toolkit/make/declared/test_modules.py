@@ -154,7 +154,7 @@ def test_a_package_that_imports_torch_is_refused(
 ) -> None:
     made = {f"my_norms/{name}.py": text for name, text in files.items()}
     said = refuse(make_project(tmp_path, **made), tmp_path)
-    assert f"{next(iter(files))}.py` imports torch, in {place}:" in said
+    assert f"{next(iter(files))}.py` imports torch ({place}): `doctor` must start" in said
 
 
 @pytest.mark.parametrize(
