@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class FlashDistError(Exception):
+class KernelsError(Exception):
     """A failure that a user can act on.
 
     Args:
@@ -33,15 +33,18 @@ class FlashDistError(Exception):
         return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
 
 
-class UsageError(FlashDistError):
+FlashDistError = KernelsError
+
+
+class UsageError(KernelsError):
     """An argument of the command line, or a stream, that a subcommand cannot work with."""
 
 
-class ArchError(FlashDistError, ValueError):
+class ArchError(KernelsError, ValueError):
     """An architecture, arch set, device or driver that cannot be understood or compiled."""
 
 
-class FatbinError(FlashDistError, ValueError):
+class FatbinError(KernelsError, ValueError):
     """A binary or wheel that cannot be read, or whose claims are not to be trusted."""
 
 
@@ -53,23 +56,23 @@ class LimitError(FatbinError):
     """A file asks for more work than it may: nothing more of it is read, whatever nests where."""
 
 
-class ExtensionError(FlashDistError):
+class ExtensionError(KernelsError):
     """The compiled part of the package is absent or does not load."""
 
 
-class GroupError(FlashDistError):
+class GroupError(KernelsError):
     """A process group that is absent, or does not fit the tensors or its other ranks."""
 
 
-class FetchError(FlashDistError):
+class FetchError(KernelsError):
     """A page or file that an address names and that cannot be had."""
 
 
-class ManifestError(FlashDistError, ValueError):
+class ManifestError(KernelsError, ValueError):
     """The build manifest is absent or does not describe this package."""
 
 
-class AuditError(FlashDistError):
+class AuditError(KernelsError):
     """A built wheel is not what it declares to be."""
 
 
@@ -91,7 +94,7 @@ def show(value: object, most: int = 60) -> str:
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def explain_os_error(error: OSError) -> FlashDistError:
+def explain_os_error(error: OSError) -> KernelsError:
     """Say in a sentence what the system refused, and of which file.
 
     NOTE: `shutil.Error`, of a folder that could not be copied, has no number, and a text with a
@@ -111,7 +114,7 @@ def explain_os_error(error: OSError) -> FlashDistError:
         f"free some space, or set folders on another disk: {VARIABLES}BUILD_DIR for builds, "
         "TMPDIR for everything else"
     )
-    return FlashDistError(message, hint=hint if no_room else None)
+    return KernelsError(message, hint=hint if no_room else None)
 
 
 IN_CHECKOUT = Path(__file__).parents[2].joinpath("noxfile.py").is_file()
