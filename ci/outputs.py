@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ci.places import read_table
+from flash_dist.errors import FlashDistError
 from flash_dist.proof.cases import Kernels, make_cases
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT, find_installed, read_pyproject
 

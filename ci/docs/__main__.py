@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from ci.places import SOURCES
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.make.kernels.generate import generate
 from flash_dist.toolkit.make.kernels.table import Table
 from flash_dist.toolkit.make.project import NATIVE, ROOT, TOOLKIT

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ci.trials.foreign import Done, Root, make_root
 from ci.trials.torch_matrix import CPU_CALL
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.make.toolchain.cross import TARGETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.targets.gpus import SOLD
 
 if TYPE_CHECKING:

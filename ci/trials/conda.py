@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
 from ci.trials.conda_client import RefusedError, Request, Solved, ask
+from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.builds.conda_solver import SUBDIRS, is_served, oldest_cuda
 from flash_dist.toolkit.builds.published import load_picks
-from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.indexes.index import PROJECT
 from flash_dist.toolkit.make.conda.check import recipe_of
 from flash_dist.toolkit.make.conda.recipe import PICK, Recipe

@@ -8,11 +8,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from ..errors import FlashDistError
 from ..kernels import operators
 from ..kernels.problem import Problem
 from ..masks.intervals import IntervalMask
 from ..masks.registry import is_traced
-from ..toolkit.errors import FlashDistError
 from . import transforms
 from .arguments import is_transformed
 from .support import require_kernels

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import torch
 
+from ..errors import FlashDistError
 from ..masks import BlockMask
 from ..masks.registry import RECORDED, is_traced, outside_graphs
-from ..toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator

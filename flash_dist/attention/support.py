@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ..kernels.memory import raise_out_of_memory
 from ..kernels.precision import IEEE32
-from ..toolkit.errors import ExtensionError, FlashDistError
+from ..toolkit.errors import ExtensionError
 from ..toolkit.loading.library import select
 from ..toolkit.machine.installed import unsupported_error
 from ..toolkit.targets.advice import describe_device
 from ..toolkit.targets.devices import Device
 from ..toolkit.targets.verdict import FLOOR, FLOORS
 from .layouts import dtype_name
+
+if TYPE_CHECKING:
+    from ..errors import FlashDistError
 
 _log: Final = logging.getLogger(__name__)
 _warned: Final[set[int]] = set()  # GPUs

@@ -12,11 +12,11 @@ import torch
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
+from ..errors import FlashDistError
 from ..kernels import operators
 from ..kernels.derivatives import refuse_second
 from ..kernels.problem import Problem
 from ..masks import BlockMask
-from ..toolkit.errors import FlashDistError
 from .arguments import is_transformed
 
 if TYPE_CHECKING:

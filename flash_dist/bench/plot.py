@@ -6,7 +6,7 @@ import importlib
 import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
-from ..toolkit.errors import FlashDistError
+from ..errors import FlashDistError
 from .contenders.names import COPY, DETERMINISTIC, OURS, OURS_DETERMINISTIC, PHASES, TITLES
 from .labels import (
     TIMES,

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from ..toolkit.errors import FlashDistError
+from ..errors import FlashDistError
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -22,6 +22,7 @@ from ..attention.layouts import dtype_name
 from ..attention.merge import merge_attention
 from ..attention.neutral import choose_result
 from ..attention.support import require_kernels
+from ..errors import FlashDistError
 from ..kernels import operators
 from ..kernels.boundaries import is_checking
 from ..kernels.budget import workspace_budget
@@ -29,7 +30,6 @@ from ..kernels.precision import IEEE, TF32X3, is_ieee
 from ..kernels.problem import Problem
 from ..masks.band import Band
 from ..masks.inputs import require_bools
-from ..toolkit.errors import FlashDistError
 from .exchange import Arriving, Ring
 from .shards import require_chunks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ..toolkit.errors import FlashDistError
+from ..errors import FlashDistError
 
 
 def find_names(module: str, *names: str, oldest: str) -> list[Any]:

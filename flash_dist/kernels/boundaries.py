@@ -12,7 +12,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from ..toolkit.errors import FlashDistError
+from ..errors import FlashDistError
 from .budget import is_unset
 
 if TYPE_CHECKING:

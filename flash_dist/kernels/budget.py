@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from ..toolkit.errors import FlashDistError
+from ..errors import FlashDistError
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from ..errors import FlashDistError
 from ..masks import registry
-from ..toolkit.errors import FlashDistError
 from .budget import BUDGET_NOW
 
 if TYPE_CHECKING:

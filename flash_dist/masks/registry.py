@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from ..toolkit.errors import FlashDistError
+from ..errors import FlashDistError
 from .inputs import complain
 from .upload import upload
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 
-from ..toolkit.errors import FlashDistError
+from ..errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -33,9 +33,6 @@ class KernelsError(Exception):
         return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
 
 
-FlashDistError = KernelsError
-
-
 class UsageError(KernelsError):
     """An argument of the command line, or a stream, that a subcommand cannot work with."""
 

@@ -13,7 +13,7 @@ from flash_dist import (
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
 )
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

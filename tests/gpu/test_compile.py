@@ -16,8 +16,8 @@ from packaging.version import Version
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from flash_dist import flash_attn_func, flash_attn_varlen_func
+from flash_dist.errors import FlashDistError
 from flash_dist.masks import BlockMask
-from flash_dist.toolkit.errors import FlashDistError
 from tests.gpu.packed import attend_packed, boundaries, pack
 from tests.gpu.running import attend, peak_of, poison_memory, workspace
 from tests.masks import masked_problem

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.audit.glibc import find_glibc
 from flash_dist.toolkit.builds.conda_solver import read_platform
 from flash_dist.toolkit.builds.manifest import Manifest
-from flash_dist.toolkit.errors import FlashDistError, show
+from flash_dist.toolkit.errors import show
 from flash_dist.toolkit.indexes.fetch import content_length
 from flash_dist.toolkit.indexes.index import parse_wheel
 from flash_dist.toolkit.indexes.pages import Link

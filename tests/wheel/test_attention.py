@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from flash_dist import BlockMask, flash_attn_func
+from flash_dist.errors import FlashDistError
 from flash_dist.kernels.budget import BUDGET_NOW
-from flash_dist.toolkit.errors import FlashDistError
 
 Tensor = torch.Tensor
 Quint = tuple[Tensor, ...]

@@ -24,7 +24,7 @@ from flash_dist import (
     scaled_dot_product_attention,
 )
 from flash_dist.attention.arguments import choose_scale
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

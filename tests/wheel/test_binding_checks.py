@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 import flash_dist
 from flash_dist.attention import support
 from flash_dist.attention.arguments import find_address
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

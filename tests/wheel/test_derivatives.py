@@ -18,8 +18,8 @@ from flash_dist import (
     flex_attention,
     scaled_dot_product_attention,
 )
+from flash_dist.errors import FlashDistError
 from flash_dist.kernels.problem import NOT_PACKED
-from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flash_dist import flash_attn_with_kvcache, flash_mla_with_kvcache
 from flash_dist.attention.decoding import given, layouts
 from flash_dist.attention.decoding.given import KEPT
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

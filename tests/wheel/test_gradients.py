@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import flash_dist
 from flash_dist.compat import flash_attn
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

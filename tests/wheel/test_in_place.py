@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flash_dist import flash_attn_with_kvcache
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from flash_dist.attention.autograd import attend
 from flash_dist.attention.flex import flex_attention
+from flash_dist.errors import FlashDistError
 from flash_dist.kernels.problem import Problem
 from flash_dist.masks import BlockMask, registry
 from flash_dist.masks.inputs import Shape
 from flash_dist.masks.upload import upload
-from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -31,9 +31,10 @@ from flash_dist import (
 from flash_dist.context_parallel.exchange import Arriving, Ring
 from flash_dist.context_parallel.ring import _RingAttention, choose_part
 from flash_dist.context_parallel.shards import positions
+from flash_dist.errors import FlashDistError
 from flash_dist.kernels import operators
 from flash_dist.kernels.reference import visible
-from flash_dist.toolkit.errors import FlashDistError, GroupError
+from flash_dist.toolkit.errors import GroupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

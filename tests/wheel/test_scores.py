@@ -14,8 +14,8 @@ from flash_dist import (
     flash_attn_varlen_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from flash_dist.errors import FlashDistError
 from flash_dist.masks import BlockMask, IntervalMask
-from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,10 +11,10 @@ from torch.nn.attention import varlen
 from torch.nn.attention.varlen import varlen_attn
 
 from flash_dist import flash_attn_func, flash_attn_varlen_func
+from flash_dist.errors import FlashDistError
 from flash_dist.integrations.torch_sdpa import reasons
 from flash_dist.integrations.torch_sdpa.layouts import lay_out
 from flash_dist.integrations.torch_sdpa.provider import Registration
-from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

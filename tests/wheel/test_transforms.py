@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from flash_dist import BlockMask, flash_attn_func, flash_attn_varlen_func
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

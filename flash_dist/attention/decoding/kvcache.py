@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
+from ...errors import FlashDistError
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Rotary, append, decode
 from ...kernels.cache_values import Cache
 from ...masks.inputs import require_bools
-from ...toolkit.errors import FlashDistError, show
+from ...toolkit.errors import show
 from ..arguments import (
     are_aligned,
     check_addresses,

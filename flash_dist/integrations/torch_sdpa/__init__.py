@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from ...toolkit.errors import FlashDistError
+from ...errors import FlashDistError
 from ...toolkit.targets.devices import Device
 
 if TYPE_CHECKING:

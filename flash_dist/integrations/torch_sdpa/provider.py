@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import torch
 
-from ...toolkit.errors import FlashDistError
+from ...errors import FlashDistError
 from .calls import find_call, infer
 from .layouts import lay_out
 from .order import Order

@@ -48,7 +48,7 @@ def find_foreign_members(path: Path) -> Iterator[str]:
     """Say what lies in the archives that clients would unpack otherwise, or not see.
 
     Raises:
-        FlashDistError: An archive cannot be read.
+        KernelsError: An archive cannot be read.
     """
     with open_file(path) as file:
         members, problems = read_members(file)
@@ -71,7 +71,7 @@ def find_foreign_claims(package: CondaContents, file_name: str) -> Iterator[str]
     """Say what the package tells clients that does not follow from the wheel inside.
 
     Raises:
-        FlashDistError: The wheel inside cannot be read.
+        KernelsError: The wheel inside cannot be read.
     """
     index = package.index
     stem = "-".join(str(index.get(key, "")) for key in ("name", "version", "build"))

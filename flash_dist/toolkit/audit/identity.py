@@ -72,7 +72,7 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     """Say in sentences where what a wheel says of itself differs.
 
     Raises:
-        FlashDistError: A part of it cannot be read.
+        KernelsError: A part of it cannot be read.
     """
     manifest = read_manifest_in(wheel)
     naming, name = Naming(manifest.product), manifest.product

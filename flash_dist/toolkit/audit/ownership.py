@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 from ..binaries.wheel import open_wheel
 from ..builds.conda_package import SITE, read_claims
 from ..builds.contents import find_naming
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from ..product import NAME
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def name_other_project(path: Path) -> str:
     """
     try:
         name = _name_conda(path) if path.suffix == ".conda" else _name_wheel(path)
-    except FlashDistError:
+    except KernelsError:
         return ""
     names = (name, path.name.partition("-")[0], path.name[: len(PROJECT)])
     return "" if PROJECT in map(canonicalize_name, names) else name

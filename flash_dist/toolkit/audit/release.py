@@ -121,7 +121,7 @@ def audit_release(
         baseline: An older release, none of whose targets and kernels may be gone.
 
     Raises:
-        FlashDistError: The path, or the baseline, cannot be read at all.
+        KernelsError: The path, or the baseline, cannot be read at all.
     """
     size = path.stat().st_size if path.is_file() else None
     inspections, unread = inspect_libraries(open_libraries(path), requirements.choice)

@@ -19,7 +19,7 @@ from ..builds.declared import declare_build
 from ..builds.record import find_damage, hash_member
 from ..builds.sbom import bill_name, find_differences
 from ..builds.zip_layout import list_names, read_members
-from ..errors import FlashDistError, hint_to_build
+from ..errors import KernelsError, hint_to_build
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED, CheckResult
 from ..findings.verifications import (
     VERIFY_ARCHIVE,
@@ -100,7 +100,7 @@ def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
     """
     try:
         sha256, size = _hash_file(path)
-    except FlashDistError as error:
+    except KernelsError as error:
         return Verification(str(path), "", listing, (_unread("file", error),))
     listed = replace(check_listing(path.name, sha256, size, listing), name="manifest")
     results = (listed, *_choose_checks(path)(path))
@@ -152,7 +152,7 @@ def _check_conda(path: Path) -> tuple[CheckResult, ...]:
             told = _guard("package", partial(check_package, package), path)
             archive = _guard("archive", check_conda_archive, path)
             return (archive, paths, told, files, *_check_contents(package.wheel))
-    except FlashDistError as error:
+    except KernelsError as error:
         return (_unread("paths", error),)
 
 
@@ -166,11 +166,11 @@ def _hash_file(path: Path) -> tuple[str, int]:
 def _guard(name: str, check: Callable[[Path], CheckResult], path: Path) -> CheckResult:
     try:
         return replace(check(path), name=name)
-    except FlashDistError as error:
+    except KernelsError as error:
         return _unread(name, error)
 
 
-def _unread(name: str, error: FlashDistError) -> CheckResult:
+def _unread(name: str, error: KernelsError) -> CheckResult:
     return CheckResult("fail", error.message, fix=error.hint or "", entry=VERIFY_UNREAD, name=name)
 
 

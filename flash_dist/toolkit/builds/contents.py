@@ -100,7 +100,7 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
     """Read everything that the audit judges.
 
     Raises:
-        FlashDistError: No toolkit made this wheel, or it cannot be read.
+        KernelsError: No toolkit made this wheel, or it cannot be read.
     """
     with open_wheel(path) as wheel:
         naming = find_naming(wheel.names) or OWN
@@ -134,7 +134,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """Read what a wheel declares, and nothing else of it.
 
     Raises:
-        FlashDistError: The file is no wheel of this package, or cannot be read.
+        KernelsError: The file is no wheel of this package, or cannot be read.
     """
     with open_wheel(path) as wheel:
         return read_manifest_in(wheel)

@@ -39,7 +39,7 @@ def read_metadata(wheel: Wheel) -> Metadata:
     """Read the METADATA of a wheel.
 
     Raises:
-        FlashDistError: There is not one, or it cannot be understood.
+        KernelsError: There is not one, or it cannot be understood.
     """
     found = [name for name in wheel.names if name.endswith(f".dist-info/{NAME}")]
     if len(found) != 1:

@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from ..errors import ArchError, FlashDistError
+from ..errors import ArchError, KernelsError
 from ..product import (
     IMPORTED_AS,
     PRODUCT,
@@ -157,7 +157,7 @@ def _find_own() -> Any:  # noqa: ANN401 - a Source, or a file inside of a zip fi
         raise ArchError(message, hint=hint)
     try:
         return PRODUCT.load("make.project:ARCHSETS")
-    except FlashDistError as error:
+    except KernelsError as error:
         raise ArchError(error.message, hint=error.hint) from error
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from ..builds.contents import find_naming, read_manifest_in
 from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
-from ..errors import AccessError, FlashDistError
+from ..errors import AccessError, KernelsError
 from ..findings.libraries import (
     LIBRARY_NO_MATCHING_CODE,
     LIBRARY_NOT_UNDERSTOOD,
@@ -115,7 +115,7 @@ def read_own(library: Library) -> Installed | None:
     manifest, problem = None, ""
     try:
         manifest = _read_manifest(library)
-    except FlashDistError as error:
+    except KernelsError as error:
         problem = error.message
     if not (_is_kernels(library.name) or manifest):
         return None
@@ -147,7 +147,7 @@ def _read_manifest(library: Library) -> Manifest | None:
         The manifest with the kernels of this library alone; None where it is not of this library.
 
     Raises:
-        FlashDistError: There is none, or it cannot be read.
+        KernelsError: There is none, or it cannot be read.
     """
     if library.package:
         naming = find_naming(library.package.names)

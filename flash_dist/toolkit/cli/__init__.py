@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..binaries.budget import one_command
-from ..errors import FlashDistError, UsageError
+from ..errors import KernelsError, UsageError
 from ..findings.result import EXIT_FINE, EXIT_UNUSABLE
 from ..product import NAME, PRODUCT, PROGRAM
 from ..version import read_version
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with raising_signals():
             return _run(argv)
-    except (FlashDistError, ImportError) as error:
+    except (KernelsError, ImportError) as error:
         return _refuse(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_UNUSABLE
 
 
-def _refuse(error: FlashDistError | ImportError) -> int:
+def _refuse(error: KernelsError | ImportError) -> int:
     explained = explain_import(error) if isinstance(error, ImportError) else error
     if explained is None:
         raise error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..audit.options import OPTIONS, AuditOptions, read_options
 from ..audit.release import Release, audit_release
 from ..builds.declared import declare_build
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from ..findings.result import EXIT_UNUSABLE
 from ..product import NAME, PROGRAM
 from ..targets.wording import count, format_size
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             with working(f"auditing {path.name}"):
                 release = audit_release(path, requirements, baseline=options.baseline)
-        except FlashDistError as error:
+        except KernelsError as error:
             if len(args.paths) == 1:
                 raise
             complain(f"error: {printable(str(error))}")

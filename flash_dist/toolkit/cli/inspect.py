@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FlashDistError, UsageError, wrong_usage
+from ..errors import KernelsError, UsageError, wrong_usage
 from ..findings.result import EXIT_UNUSABLE
 from ..gpucode.archives import Unread
 from ..gpucode.differences import find_differences
@@ -191,15 +191,15 @@ def is_blank(inspection: Inspection) -> bool:
 
 def read_all(
     args: argparse.Namespace, choice: Choice
-) -> tuple[list[Inspection], list[Unread], list[FlashDistError]]:
+) -> tuple[list[Inspection], list[Unread], list[KernelsError]]:
     """Read one after the other what the command line names; what fails does not end the rest."""
     inspections: list[Inspection] = []
     unread: list[Unread] = []
-    failed: list[FlashDistError] = []
+    failed: list[KernelsError] = []
     for source in find_libraries(args):
         try:
             found, missed = inspect_libraries(source(), choice)
-        except FlashDistError as error:
+        except KernelsError as error:
             failed.append(error)
             continue
         if not found and len(missed) == 1:

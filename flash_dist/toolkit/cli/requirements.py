@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..builds.linkage import REQUIREMENTS
 from ..builds.package import PACKAGE
-from ..errors import ExtensionError, FlashDistError
+from ..errors import ExtensionError, KernelsError
 from ..machine.shadows import find_shadow
 from ..product import NAME
 from ..targets.wording import list_few
@@ -17,7 +17,7 @@ from ..targets.wording import list_few
 _SHOWN = 4
 
 
-def explain_import(error: ImportError) -> FlashDistError | None:
+def explain_import(error: ImportError) -> KernelsError | None:
     """Say which packages are not there, or what is in their place; None for any other module."""
     name = (error.name or "").partition(".")[0]
     if name == PACKAGE.name:
@@ -55,7 +55,7 @@ def _is_here(name: str) -> bool:
         return False
 
 
-def _explain_own(error: ImportError) -> FlashDistError:
+def _explain_own(error: ImportError) -> KernelsError:
     denied = _find_denied(PACKAGE)
     if denied is not None:
         return _deny(denied, PACKAGE)
@@ -63,7 +63,7 @@ def _explain_own(error: ImportError) -> FlashDistError:
     return ExtensionError(message, hint="`pip install --force-reinstall --no-deps` the wheel again")
 
 
-def _deny(denied: Path, package: Path) -> FlashDistError:
+def _deny(denied: Path, package: Path) -> KernelsError:
     hint = f"as its owner: `chmod -R a+rX '{package}'*`"
     return ExtensionError(f"this user cannot read `{denied}`", hint=hint)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..checks.driver import explain_broken
 from ..checks.environment import gather_gpus
 from ..checks.install import require_torch
-from ..errors import FlashDistError, UsageError
+from ..errors import KernelsError, UsageError
 from ..findings.driver import NO_GPU
 from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
@@ -202,7 +202,7 @@ def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
     if asked != "cpu" and asked not in known:
         allowed = f"{', '.join(known)} or cpu" if known else "cpu (no GPU was found)"
         message = f"device must be {allowed}, got {asked}"
-        raise FlashDistError(message, hint=f"`{PROGRAM} doctor` lists the GPUs")
+        raise KernelsError(message, hint=f"`{PROGRAM} doctor` lists the GPUs")
     return [asked]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checks.environment import find_situation, judge_gpu
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from ..findings.loading import LOAD_PREDICTION_DIFFERS
 from ..findings.proofs import FINGERPRINT_DIFFERS, GPUS_DIFFER, SELFTEST_CRASHED, SELFTEST_ERROR
 from ..findings.result import CheckResult
@@ -175,7 +175,7 @@ def read_kernels(library: str) -> Mapping[str, str]:
         for name in PRODUCT.libraries if library else ():
             path = Path(library) if name == PRODUCT.library else Path(library).with_name(name)
             found |= read_code_hashes(path)
-    except FlashDistError:
+    except KernelsError:
         return {}
     return found
 

@@ -11,7 +11,7 @@ from packaging.version import Version
 from ..builds.contents import read_manifest
 from ..builds.declared import declare_build
 from ..builds.published import known_sets
-from ..errors import ArchError, FlashDistError
+from ..errors import ArchError, KernelsError
 from ..product import NAME
 from ..targets.archs import Arch
 from .digests import require_digest
@@ -68,7 +68,7 @@ def _read_if_possible(wheel: IndexedWheel) -> Candidate | str:
     """Return a candidate, or why it is none."""
     try:
         return _read_candidate(wheel)
-    except FlashDistError as error:
+    except KernelsError as error:
         return f"{wheel.file_name} is not judged: {error.message}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..builds.package import PACKAGE
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from ..product import BINDING, HAS_DISPATCHER, PRODUCT
 from .library import load_library
 from .process import end_with, write_event
@@ -52,7 +52,7 @@ def report_loading(report: Path) -> None:
         try:
             load()
         except Exception as error:  # noqa: BLE001 - any failure is the finding
-            reason = error.message if isinstance(error, FlashDistError) else str(error)
+            reason = error.message if isinstance(error, KernelsError) else str(error)
             reason = reason or type(error).__name__
             write_event(report, {"event": "failed", "stage": stage, "reason": reason})
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..binaries.files import open_file
 from ..binaries.view import FileView
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from ..gpucode.fatbin import read_fatbin
 from ..targets.archs import Arch
 from .torch_install import find_torch_libraries
@@ -62,7 +62,7 @@ def read_torch_folder(folder: Path) -> TorchCode:
     try:
         reports = tuple(read_fatbin(path) for path in sorted(folder.glob("libtorch_cuda*.so")))
         arch_list = read_arch_list(folder / "libtorch_python.so")
-    except FlashDistError as error:
+    except KernelsError as error:
         return TorchCode(reason=error.message)
     reports = tuple(report for report in reports if report.entries)
     return TorchCode(reports, arch_list, "" if reports else f"no GPU code in {folder}")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
 from ..cli.terminal.signals import Terminated, raising_signals
-from ..errors import FlashDistError, explain_os_error
+from ..errors import KernelsError, explain_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def command(main: Callable[Words, int]) -> Callable[Words, int]:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr, flush=True)
             return 128 + signal.SIGINT
-        except FlashDistError as error:
+        except KernelsError as error:
             complain(error)
         except OSError as error:  # such as a full disk
             complain(explain_os_error(error))
@@ -52,7 +52,7 @@ def told_in_a_sentence() -> Iterator[None]:
     """End the process likewise, for code that others call: the hooks of pip and setuptools."""
     try:
         yield
-    except FlashDistError as error:
+    except KernelsError as error:
         sys.exit(_tell(error))
     except OSError as error:
         sys.exit(_tell(explain_os_error(error)))

@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ..builds.linkage import REQUIREMENTS
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from ..product import IMPORTED_AS, NAME, TABLE
 from ..targets.archs import Arch
 from ..targets.axes import AXES, Axes
@@ -363,7 +363,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
 
     try:
         Table.load(project.table)
-    except FlashDistError as error:
+    except KernelsError as error:
         message = f"`{project.table.relative_to(project.root)}`: {error.message}"
         raise DeclarationError(message, hint=error.hint or "rename the family") from error
 

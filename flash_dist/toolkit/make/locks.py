@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from .command import command
 from .project import ROOT, TEMPORARY, load_groups, read_pyproject
 
@@ -46,7 +46,7 @@ ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
 _MARK: Final = "#: "  # before each requirement that a file was made of
 
 
-class LockError(FlashDistError):
+class LockError(KernelsError):
     """A group is not locked as it is now, or cannot be."""
 
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from ..product import FILE_NAME, FOLDER, IMPORTED_AS, NAME, PROJECT_FOLDER, VARIABLES, parse_toml
 from .declaration import Project, read_declaration
 from .declared.keys import read_toml_file
@@ -141,12 +141,12 @@ def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
     """Put a part that a tool makes between two lines that mark its place in the README.
 
     Raises:
-        FlashDistError: The marks are not there, once and in order.
+        KernelsError: The marks are not there, once and in order.
     """
     begin, end = marks
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
         message = f"the README needs one line `{begin.strip()}`, and `{end.strip()}` after it"
-        raise FlashDistError(message)
+        raise KernelsError(message)
     before, _, rest = text.partition(begin)
     return f"{before}{begin}{new}{end}{rest.partition(end)[2]}"
 
@@ -174,7 +174,7 @@ def load_project(path: Path = PYPROJECT) -> Project:
     """Read what the project declares.
 
     Raises:
-        FlashDistError: Nothing can be built from it.
+        KernelsError: Nothing can be built from it.
     """
     return _load_project(path)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import nox
 
 from ..builds.published import load_archsets
-from ..errors import FlashDistError, explain_os_error
+from ..errors import KernelsError, explain_os_error
 from .building.choose import choose_sets, same_major, toolkits_of
 from .container.engine import find_engine
 from .container.tree import copy_project
@@ -57,7 +57,7 @@ def session_of(function: Session | None = None, /, **options: Any) -> Any:
     def run(session: nox.Session) -> None:
         try:
             function(session)
-        except FlashDistError as error:
+        except KernelsError as error:
             session.error(str(error))
         except OSError as error:
             session.error(str(explain_os_error(error)))
@@ -93,7 +93,7 @@ def words_of(session: nox.Session, *groups: str) -> list[str]:
         return list(nox.project.dependency_groups({_KEY: GROUPS}, *groups))
     try:
         return locked({name: flatten(GROUPS, name) for name in groups})
-    except FlashDistError as error:
+    except KernelsError as error:
         session.error(str(error))
 
 
@@ -157,7 +157,7 @@ def is_native(session: nox.Session) -> bool:
         return True
     try:
         engine = find_engine(os.environ)
-    except FlashDistError as error:
+    except KernelsError as error:
         session.error(str(error))
     if engine is None:
         session.log("no container engine answers: built natively, for machines like this one")
@@ -217,7 +217,7 @@ def run_preflight(
             for one in wanted
         ]
         choose_sets(names, environ, sets, found[0].toolkit)
-    except FlashDistError as error:
+    except KernelsError as error:
         session.error(str(error))
     session.log("\n".join(map(str, found)))
     return found
@@ -261,7 +261,7 @@ def install_nvcc(
     try:
         options = foreign_options(session, target) if target else ()
         return install_toolkit(cuda, folder, install_into, target, options)
-    except FlashDistError as error:
+    except KernelsError as error:
         session.error(str(error))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ExtensionError, FlashDistError
+from ..errors import ExtensionError, KernelsError
 from ..findings.proofs import SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER
 from ..loading.library import last_variant, select
 from ..loading.process import end_with, write_event
@@ -223,7 +223,7 @@ def main() -> None:
         run_device(arguments.device, arguments.runs, emit, ExactValues(arguments.exact))
     except Exception as error:  # noqa: BLE001 - any failure is the finding
         text = f"{type(error).__name__}: {error}"
-        reason = error.message if isinstance(error, FlashDistError) else text
+        reason = error.message if isinstance(error, KernelsError) else text
         emit({"event": "error", "reason": reason})
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.json_text import parse_json
 from ..builds.package import PACKAGE
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from ..product import PROGRAM
 from ..targets.archs import DEFAULT_TOOLKIT
 from .digests import hash_bytes
@@ -221,7 +221,7 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
     """Read recorded fingerprints; none where the package has no such file.
 
     Raises:
-        FlashDistError: The file cannot be read, or is not what this version writes.
+        KernelsError: The file cannot be read, or is not what this version writes.
     """
     hint = f"`{PROGRAM} selftest --record FILE` writes one"
     try:
@@ -230,18 +230,18 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
         if path == PACKAGE / FILE_NAME:
             return ()
         message = f"the fingerprint file `{path}` does not exist"
-        raise FlashDistError(message, hint=hint) from error
+        raise KernelsError(message, hint=hint) from error
     except (OSError, ValueError, RecursionError) as error:
         message = f"cannot read fingerprints from `{path}`: {error}"
-        raise FlashDistError(message, hint=hint) from error
+        raise KernelsError(message, hint=hint) from error
     try:
         if data["version"] != VERSION:
             message = f"fingerprints must have version {VERSION}, got {data['version']} in `{path}`"
-            raise FlashDistError(message, hint=hint)
+            raise KernelsError(message, hint=hint)
         return tuple(map(Reference.from_json, data["references"]))
     except (KeyError, TypeError, AttributeError) as error:
         message = f"`{path}` is not a valid fingerprint file: {error}"
-        raise FlashDistError(message, hint=hint) from error
+        raise KernelsError(message, hint=hint) from error
 
 
 def write_references(path: Path, references: Iterable[Reference]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
-from ..errors import FlashDistError
+from ..errors import KernelsError
 from ..product import PRODUCT
 from .devices import Device
 
@@ -33,7 +33,7 @@ _WORD: Final = re.compile(r"[a-z]+[0-9]+")  # so that symbols can be read
 _SPELLING: Final = re.compile(r"[a-z_]{0,15}\{\}")
 
 
-class AxesError(FlashDistError, ValueError):
+class AxesError(KernelsError, ValueError):
     """Axes that no table of kernels can have."""
 
 

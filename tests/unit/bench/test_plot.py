@@ -18,7 +18,7 @@ from flash_dist.bench.contenders.sets import varlen_shapes
 from flash_dist.bench.labels import caption, group_rows, label_contender
 from flash_dist.bench.plot import choose_bars, choose_contenders, draw_plot, lay_out
 from flash_dist.bench.results import Report
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 from tests.unit.made.bench_results import MACHINE, make_entry, make_report, make_row
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ci.commits import (
     find_problem,
     main,
 )
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.make.project import ROOT
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.speed import PAGES, TABLES, fill_page, main
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.make.project import write_table
 
 ROOT = Path(__file__).parents[3]

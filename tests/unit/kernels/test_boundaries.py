@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.errors import FlashDistError
 from flash_dist.kernels import boundaries
 from flash_dist.kernels.boundaries import check_boundaries, is_checking, warn_unchecked
-from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

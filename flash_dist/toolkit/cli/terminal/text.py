@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 from ...product import NAME, PROGRAM
 
 if TYPE_CHECKING:
-    from ...errors import FlashDistError
+    from ...errors import KernelsError
 
 _FLEET = f"-m {NAME} fleet"
 _CALL = re.compile(rf"{PROGRAM}\.|{PROGRAM}|{_FLEET}")
@@ -28,7 +28,7 @@ def printable(text: str) -> str:
     )
 
 
-def printable_error(error: FlashDistError) -> str:
+def printable_error(error: KernelsError) -> str:
     """Write an error in one line, and its hint in another after a blank one."""
     hint = f"\n\nhint: {printable(error.hint)}" if error.hint is not None else ""
     return f"{printable(error.message)}{hint}"

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import NAME
 from ...targets.wording import format_size
 from ..command import told_in_a_sentence
@@ -42,7 +42,7 @@ UNFINISHED: Final = "unfinished"  # `-C unfinished=true`: who calls repairs and 
 BY_PIP: Final = "PIP_BUILD_TRACKER"  # a variable that pip sets for its builds
 
 
-class BackendError(FlashDistError):
+class BackendError(KernelsError):
     """What was asked of the build backend is not built."""
 
 

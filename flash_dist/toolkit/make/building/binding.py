@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from ...cli.terminal.text import printable
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...targets.wording import list_few
 from ..declaration import DISTRIBUTION
 
@@ -56,7 +56,7 @@ _SPLICE: Final = re.compile(r"\\[ \t\f\v]*\n")  # joins two lines before anythin
 _CLOSING: Final = {'"': '"', "<": ">"}
 
 
-class BindingError(FlashDistError):
+class BindingError(KernelsError):
     """Sources use what is not in torch's stable ABI."""
 
 

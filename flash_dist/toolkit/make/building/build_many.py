@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...builds.published import load_archsets
-from ...errors import FlashDistError, explain_os_error
+from ...errors import KernelsError, explain_os_error
 from ...targets.wording import format_size
 from ..command import command, complain
 from ..declared.sets import describe_gaps
@@ -89,7 +89,7 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
         start = time.monotonic()
         try:
             built.append(build(one))
-        except (FlashDistError, OSError) as error:
+        except (KernelsError, OSError) as error:
             told = explain_os_error(error) if isinstance(error, OSError) else error
             complain(f"{one.name}: {told}")
             failed.append(FailedSet(one, told.message, time.monotonic() - start))

@@ -66,7 +66,7 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
         ask_driver: Tells the GPUs, if nothing else tells what to build for.
 
     Raises:
-        FlashDistError: They cannot be built here.
+        KernelsError: They cannot be built here.
     """
     return choose_targets(environ, find_release(environ), ask_driver)
 
@@ -75,7 +75,7 @@ def check_sources(plan: BuildPlan) -> BuildPlan:
     """Judge the sources before anything is compiled, and return the plan with what was noticed.
 
     Raises:
-        FlashDistError: A file has no target of the set, or is not on torch's stable ABI.
+        KernelsError: A file has no target of the set, or is not on torch's stable ABI.
     """
     project = load_project()
     project.require_targets(plan.archset)
@@ -89,7 +89,7 @@ def plan_this_build() -> BuildPlan:
     """Make the plan of this process once: the hooks of the backend share it.
 
     Raises:
-        FlashDistError: As of `make_plan`.
+        KernelsError: As of `make_plan`.
     """
     return check_sources(make_plan(os.environ))
 

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import NAME
 from ...targets.wording import format_size
 from ..command import command
@@ -44,7 +44,7 @@ _WHAT_IS_PACKED = (
 )
 
 
-class SdistError(FlashDistError):
+class SdistError(KernelsError):
     """The archive of the sources is not what a user can build from."""
 
 

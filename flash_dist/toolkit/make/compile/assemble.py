@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...gpucode.fatbin import open_fatbin
 from ...targets.compatibility import judge
 from ...targets.devices import KIB
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _FLAGS = ("-O3", "-v")
 
 
-class AssembleError(FlashDistError):
+class AssembleError(KernelsError):
     """PTX that does not assemble."""
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...targets.archs import Arch
 from ...targets.verdict import FLOORS
 from ..command import command
@@ -33,7 +33,7 @@ _VARIANT: Final = re.compile(rf"_(?:{'|'.join(FLOORS)}|d[0-9])")
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 
 
-class BuildLogError(FlashDistError):
+class BuildLogError(KernelsError):
     """There is no log, or none that Ninja wrote."""
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...builds.linkage import RUNTIME_PATH, has_shared_runtime
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import FOLDER, NAME, PRODUCT, VARIABLES
 from ...targets.archs import Arch
 from ...targets.axes import AXES
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 STATIC_STDCXX: Final = f"{VARIABLES}STATIC_STDCXX"
 
 
-class NativeBuildError(FlashDistError):
+class NativeBuildError(KernelsError):
     """CMake or a compiler failed; its output is above."""
 
 

@@ -11,7 +11,7 @@ import subprocess
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import NAMESPACE, SYMBOLS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ MERGEABLE = frozenset("WVwvu")
 _CONFIG, _TARGET, _KERNEL = "Config", "TargetI", SYMBOLS
 
 
-class SymbolError(FlashDistError):
+class SymbolError(KernelsError):
     """Objects that cannot be linked without mixing up targets."""
 
 

@@ -32,7 +32,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     """Return the packages, each with its wheel.
 
     Raises:
-        FlashDistError: One is not of these wheels, or a wheel has none.
+        KernelsError: One is not of these wheels, or a wheel has none.
     """
     return [_describe(path, one) for path, one in find_packages(dist, artefacts).items()]
 

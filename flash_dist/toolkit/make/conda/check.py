@@ -45,7 +45,7 @@ def find_packages(dist: Path, artefacts: Sequence[Artefact]) -> dict[Path, Artef
     Empty where there is no such folder.
 
     Raises:
-        FlashDistError: One is not of these wheels, or a wheel has none.
+        KernelsError: One is not of these wheels, or a wheel has none.
     """
     folder = dist / CHANNEL
     if not folder.is_dir():

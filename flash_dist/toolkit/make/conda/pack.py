@@ -42,7 +42,7 @@ def write_channel(out: Path, artefacts: Sequence[Artefact], *, epoch: str) -> li
         The packages.
 
     Raises:
-        FlashDistError: A wheel does not verify, or its package is not what it has to be.
+        KernelsError: A wheel does not verify, or its package is not what it has to be.
     """
     moment = _read_epoch(epoch)
     work = out.with_name(f"{out.name}.part")

@@ -73,7 +73,7 @@ def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -
         pick: The one for those who do not choose.
 
     Raises:
-        FlashDistError: The wheel says something that conda cannot.
+        KernelsError: The wheel says something that conda cannot.
     """
     label, toolkit = one.manifest.arch_set.label, one.manifest.toolkit.cuda
     machine, glibc = read_platform(one.file_name, one.tags)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ VARIABLE = "CIBW_CONTAINER_ENGINE"  # `podman` or `podman; create_args: ...`
 QUESTIONS = {"podman": "{{.Version.Version}}", "docker": "{{.ServerVersion}}"}
 
 
-class EngineError(FlashDistError):
+class EngineError(KernelsError):
     """An engine that was asked for and does not work."""
 
 

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ..command import command
 from ..declared.names import DISTRIBUTION
 from ..locks import lock_path
@@ -47,7 +47,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MIN_MEMORY_DISK = 3 << 30  # the unpacked root: in /dev/shm it is written four times as fast
 
 
-class ImageError(FlashDistError):
+class ImageError(KernelsError):
     """The image cannot be made."""
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import TABLE
 from ...targets.axes import Axes
 from .files import find_path
@@ -50,7 +50,7 @@ def read_axes(told: Iterable[object]) -> Axes:
             raise DeclarationError(message, hint="give it another name, such as `hidden`")
     try:
         axes = Axes.from_json(tables)
-    except FlashDistError as error:
+    except KernelsError as error:
         message = f"{where}: {error.message}"
         raise DeclarationError(message, hint=error.hint or _AXIS) from error
     counts = Counter(word.name for axis in axes.every for word in axis.words)

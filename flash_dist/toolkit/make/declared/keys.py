@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import FlashDistError, show
+from ...errors import KernelsError, show
 from ...product import CAPABILITY, PACKAGE_NAME, TABLE, parse_toml
 from ...targets.axes import RULES
 
@@ -37,7 +37,7 @@ _TYPE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*(::[A-Za-z_][A-Za-z0-9_]*)*")
 _WORD: Final = re.compile("[a-z]+[0-9]+")
 
 
-class DeclarationError(FlashDistError, ValueError):
+class DeclarationError(KernelsError, ValueError):
     """A table that nothing can be built from."""
 
 

@@ -30,7 +30,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...targets.archs import Arch, ArchSet
 from ...targets.axes import AXES
 from .render import (
@@ -116,7 +116,7 @@ def main() -> None:
     others = sorted(set(map(Arch.parse, args.known)) - set(linked))
     try:
         table = Table.load(args.table) if args.table else Table.none()
-    except FlashDistError as error:
+    except KernelsError as error:
         parser.error(str(error))
     sizes = {str(row.sizes[0]) for family in table.families for row in family.rows if row.sizes}
     unknown = set(args.only) - sizes - set(AXES.words)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import SYMBOLS
 from ...targets.archs import Arch
 from ...targets.axes import AXES, KernelKey, Place
@@ -98,7 +98,7 @@ class Family:
         """Insist on a name from which the role can be told, in a symbol of any binary.
 
         Raises:
-            FlashDistError: It is neither the role nor, for some targets only, `<role>_sm<number>`
+            KernelsError: It is neither the role nor, for some targets only, `<role>_sm<number>`
                 or `<role>_<axis>_sm<number>` with the axis `last`.
         """
         numbers = sorted({target.number for target in self.targets})
@@ -110,7 +110,7 @@ class Family:
                 f"{', '.join(sorted(map(str, self.targets))) or 'all targets'} must be named "
                 f"{' or '.join(allowed)}, got `{self.name}`"
             )
-            raise FlashDistError(message)
+            raise KernelsError(message)
 
     def serves(self, target: Arch) -> bool:
         """Tell if a target gets its kernels."""
@@ -190,7 +190,7 @@ class Table:
         """Insist on general families behind each family for some targets.
 
         Raises:
-            FlashDistError: A role that serves the calls which a family leaves has none.
+            KernelsError: A role that serves the calls which a family leaves has none.
         """
         rest = [one for one in self.families if one.targets or one.leaves_half_filled]
         general = {(one.role, w) for one in self.families if one not in rest for w in one.words}
@@ -203,7 +203,7 @@ class Table:
                     hint = (
                         f"add a [[family]] of {role} for {' '.join(words)}, or change [stand_ins]"
                     )
-                    raise FlashDistError(message, hint=hint)
+                    raise KernelsError(message, hint=hint)
 
     @property
     def roles(self) -> tuple[str, ...]:

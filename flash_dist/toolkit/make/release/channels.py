@@ -97,7 +97,7 @@ def find_published(
     """Yield the checked files of some channels, those that were made of wheels first.
 
     Raises:
-        FlashDistError: A channel is not what its session writes.
+        KernelsError: A channel is not what its session writes.
     """
     found = [(row, file) for row in rows for file in row.load().check(dist, artefacts)]
     yield from sorted(found, key=lambda pair: pair[1].wheel is None)

@@ -173,7 +173,7 @@ def find_offers(
     """Return what some channels made of the wheels, as the index serves it.
 
     Raises:
-        FlashDistError: A channel is not what its session writes.
+        KernelsError: A channel is not what its session writes.
     """
     found = []
     for row, file in find_published(dist, artefacts, rows):

@@ -46,7 +46,7 @@ def write_release(dist: Path, artefacts: Sequence[Artefact], source: Source | No
         source: The commit; None leaves it out.
 
     Raises:
-        FlashDistError: A wheel does not verify, or is not of the commit.
+        KernelsError: A wheel does not verify, or is not of the commit.
     """
     for one in artefacts:
         require_sound(one)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ...audit.own import audit_wheel, describe_failure
 from ...builds.listing import FILE_NAME
 from ...builds.published import published_sets
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import NAME
 from ...targets.wording import format_size
 from ..command import command
@@ -44,7 +44,7 @@ _HEADING: Final = re.compile(r"^## (?P<version>\S+), (?P<date>.+)$", re.MULTILIN
 _DATE: Final = re.compile(r"20\d\d-\d\d-\d\d")
 
 
-class ReleaseError(FlashDistError):
+class ReleaseError(KernelsError):
     """This cannot be released."""
 
 
@@ -119,7 +119,7 @@ def find_problems(
             continue
         try:
             _require_wheel(one, by_name[one.set_name], version, source)
-        except FlashDistError as error:
+        except KernelsError as error:
             yield error.message
 
 

@@ -166,7 +166,7 @@ def bring_toolkit(parts: Path, home: Path) -> str:
         home: The new folder.
 
     Raises:
-        FlashDistError: Something cannot be fetched, or is not what it must be.
+        KernelsError: Something cannot be fetched, or is not what it must be.
     """
     assemble_toolkit(parts, home, fetch_package(DEBIAN, parts / "debian"))
     version, ptxas = tool_version(home, "nvcc"), tool_version(home, "ptxas")

@@ -36,7 +36,7 @@ def install_toolkit(
         options: What lets the installer take packages for that CPU.
 
     Raises:
-        FlashDistError: It cannot be brought.
+        KernelsError: It cannot be brought.
     """
     own = _install_own(cuda, folder, install)
     if target is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import VARIABLES
 from ..project import made_mark, make_once
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INFOS: Final = "dist-info"  # folder in a toolkit: what pip recorded of the packages it is of
 
 
-class ToolchainError(FlashDistError):
+class ToolchainError(KernelsError):
     """No usable CUDA toolkit."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...machine.capacity import count_cores, read_free_memory
 from ...targets.devices import first_driver, parse_version
 from ..project import BUILD_FOLDER, build_folder
@@ -30,7 +30,7 @@ IN_A_CONTAINER = "build in a container: an older distribution, or `nox -s image`
 Version = tuple[int, int]
 
 
-class PreflightError(FlashDistError):
+class PreflightError(KernelsError):
     """This machine cannot build; the message says why, the hint what would help."""
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...targets.wording import format_size
 from ..command import command
 from ..project import NATIVE, ROOT, load_project
@@ -52,7 +52,7 @@ STABLE = tuple(
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
-class TorchHeadersError(FlashDistError):
+class TorchHeadersError(KernelsError):
     """The torch headers cannot be had."""
 
 

@@ -12,7 +12,7 @@ from ...audit.verify import verify_wheel
 from ...binaries.wheel import open_wheel
 from ...builds.contents import read_manifest
 from ...builds.metadata import read_metadata
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...gpucode.inspection import Choice, inspect_libraries
 from ...gpucode.libraries import open_libraries
 from ...product import PROGRAM
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...targets.archs import Arch
 
 
-class ArtefactError(FlashDistError):
+class ArtefactError(KernelsError):
     """The wheels in dist/ are not what can be published."""
 
 
@@ -68,7 +68,7 @@ def find_artefacts(dist: Path) -> tuple[Artefact, ...]:
     """Read the wheels in the folders of dist/, in an order that depends on names alone.
 
     Raises:
-        FlashDistError: There is none, one cannot be read, or two have the same name.
+        KernelsError: There is none, one cannot be read, or two have the same name.
     """
     paths = sorted(dist.glob("*/*.whl"), key=lambda path: (path.name, path))
     if not paths:
@@ -85,7 +85,7 @@ def read_artefact(path: Path) -> Artefact:
     """Read one wheel of this package.
 
     Raises:
-        FlashDistError: It is none, or cannot be read.
+        KernelsError: It is none, or cannot be read.
     """
     try:
         _, version, _, tags = parse_wheel_filename(path.name)

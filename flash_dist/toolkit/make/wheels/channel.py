@@ -47,7 +47,7 @@ class Channel(Protocol):
         """Return its files beside the wheels, empty where it was not written.
 
         Raises:
-            FlashDistError: They are not what `main` writes.
+            KernelsError: They are not what `main` writes.
         """
 
     def commands(self, address: str) -> Iterable[Command]:

@@ -27,7 +27,7 @@ from ...builds.contents import LIBRARIES, MANIFEST
 from ...builds.published import load_archsets
 from ...cli.audit import print_audit
 from ...cli.terminal.results import make_console, print_result
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import NAME
 from ...targets.archs import ArchSet
 from ...targets.wording import list_few
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ...builds.manifest import Manifest
 
 
-class WheelBuildError(FlashDistError):
+class WheelBuildError(KernelsError):
     """A step failed; its output is above."""
 
 

@@ -13,7 +13,7 @@ from packaging.utils import parse_wheel_filename
 from ...audit.glibc import find_glibc, read_floor
 from ...binaries.wheel import open_wheel
 from ...builds.metadata import read_tags
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...targets.distributions import oldest_served
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MANYLINUX: Final = "manylinux_2_28"  # what is released: glibc 2.28 or newer
 
 
-class PlatformTagError(FlashDistError):
+class PlatformTagError(KernelsError):
     """The file name promises what the wheel does not keep."""
 
 

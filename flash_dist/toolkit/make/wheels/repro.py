@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...binaries.files import hash_file
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ..command import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-class ReproError(FlashDistError):
+class ReproError(KernelsError):
     """Two builds are not the same, or there is nothing to compare."""
 
 

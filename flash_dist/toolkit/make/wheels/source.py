@@ -19,7 +19,7 @@ from ...binaries.wheel import open_wheel
 from ...builds.console_script import FILE_NAME as SCRIPTS
 from ...builds.contents import LIBRARIES, MANIFEST
 from ...builds.sbom import bill_name
-from ...errors import FlashDistError
+from ...errors import KernelsError
 from ...product import FILE_NAME as PRODUCT
 from ...product import NAME
 from ..compile.build_info import hash_sources
@@ -53,7 +53,7 @@ _HOW_TO_CLONE: Final = (
 )
 
 
-class SourceError(FlashDistError):
+class SourceError(KernelsError):
     """It cannot be said which commit a wheel was built from."""
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from ci.trials.cells import InstallError
 from ci.trials.sizes import MARKS, Row, choose, write
+from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.make.project import README, SETS_FILE
 from flash_dist.toolkit.make.wheels.artefacts import find_artefacts
 from tests.unit.made.wheels import write_dist

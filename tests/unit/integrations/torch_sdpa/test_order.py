@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import attention
 from torch.nn.attention import varlen
 
+from flash_dist.errors import FlashDistError
 from flash_dist.integrations import torch_sdpa
 from flash_dist.integrations.torch_sdpa import Status, activate, deactivate, order
 from flash_dist.integrations.torch_sdpa.order import CUDNN, FLASH, Order, choose, prefer
-from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.targets.devices import Device
 from tests.unit.made.varlen import torch_2_14, torch_2_15
 

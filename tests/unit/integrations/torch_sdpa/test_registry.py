@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import attention
 
+from flash_dist.errors import FlashDistError
 from flash_dist.integrations import torch_sdpa
 from flash_dist.integrations.torch_sdpa import (
     NAME,
@@ -20,7 +21,6 @@ from flash_dist.integrations.torch_sdpa import (
     describe,
     register,
 )
-from flash_dist.toolkit.errors import FlashDistError
 from flash_dist.toolkit.targets.devices import Device
 
 if TYPE_CHECKING:

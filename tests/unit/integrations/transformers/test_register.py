@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.errors import FlashDistError
 from flash_dist.integrations import transformers as integration
-from flash_dist.toolkit.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

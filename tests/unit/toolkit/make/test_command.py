@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.errors import FlashDistError, explain_os_error
+from flash_dist.toolkit.errors import KernelsError, explain_os_error
 from flash_dist.toolkit.make.command import command, told_in_a_sentence
 from flash_dist.toolkit.make.project import ROOT
 from tests.unit.toolkit.cli.test_talk import interruptible, is_running, wait_until
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["interruptible"]
 
-REFUSAL = FlashDistError("there is no wheel", hint="`nox -s build_wheels` makes them")
+REFUSAL = KernelsError("there is no wheel", hint="`nox -s build_wheels` makes them")
 SAID = "error: there is no wheel\n\nhint: `nox -s build_wheels` makes them"
 
 

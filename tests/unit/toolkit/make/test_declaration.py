@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.errors import KernelsError
 from flash_dist.toolkit.make import declaration
 from flash_dist.toolkit.make.declaration import Plain, Project, read_declaration
 from flash_dist.toolkit.make.declared.keys import KEYS, DeclarationError
@@ -506,7 +506,7 @@ def test_an_example_is_accepted(kind: str, key: str) -> None:
 
 
 def test_an_error_of_the_table_is_one_of_the_toolkit() -> None:
-    assert issubclass(DeclarationError, FlashDistError)
+    assert issubclass(DeclarationError, KernelsError)
     assert issubclass(DeclarationError, ValueError)  # which backend.py catches
 
 

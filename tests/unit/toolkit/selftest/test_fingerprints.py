@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.toolkit.doctor.proof import add_agreement
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.errors import KernelsError
 from flash_dist.toolkit.findings.proofs import SELFTEST_BITS_DIFFER
 from flash_dist.toolkit.findings.result import CheckResult
 from flash_dist.toolkit.selftest.fingerprints import (
@@ -206,9 +206,9 @@ def test_the_same_gpu_recorded_again_takes_the_place_of_the_old(tmp_path: Path) 
 def test_a_broken_file_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "f.json"
     path.write_text(text)
-    with pytest.raises(FlashDistError, match=said.replace("{path}", str(path))):
+    with pytest.raises(KernelsError, match=said.replace("{path}", str(path))):
         read_references(path)
-    with pytest.raises(FlashDistError, match="absent` does not exist"):
+    with pytest.raises(KernelsError, match="absent` does not exist"):
         read_references(tmp_path / "absent")
 
 

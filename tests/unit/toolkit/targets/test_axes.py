@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.errors import KernelsError
 from flash_dist.toolkit.make.project import PRODUCT_FILE
 from flash_dist.toolkit.targets.axes import (
     AXES,
@@ -115,7 +115,7 @@ def test_values_that_do_not_fit_are_refused(
     ],
 )
 def test_axes_that_make_no_sense_are_refused(data: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(FlashDistError, match=said):
+    with pytest.raises(KernelsError, match=said):
         Axes.from_json(data)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.places import INCLUDES, SOURCES
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.errors import KernelsError
 from flash_dist.toolkit.make.building.binding import PAGE, BindingError, read_code, require_stable
 from flash_dist.toolkit.make.project import NATIVE, ROOT
 
@@ -228,7 +228,7 @@ def test_several_findings_are_told_in_one_sentence_with_a_hint(tmp_path: Path) -
     other.write_text("#include <ATen/ATen.h>\nPYBIND11_MODULE(_C, m) {}\n")
     with pytest.raises(BindingError) as caught:
         require_stable([source, other])
-    assert isinstance(caught.value, FlashDistError)
+    assert isinstance(caught.value, KernelsError)
     assert caught.value.message == (
         f"the sources are not on torch's stable ABI: {source}:1 has `at::Tensor`, {source}:3 "
         f"includes `torch/extension.h`, {other}:1 includes `ATen/ATen.h` and 1 more; of torch they "

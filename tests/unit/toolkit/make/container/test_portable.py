@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.errors import KernelsError
 from flash_dist.toolkit.make.container.image import CONTAINERS_CONF
 from flash_dist.toolkit.make.container.portable import (
     IMAGE,
@@ -69,7 +69,7 @@ def test_an_image_of_an_older_recipe_is_told_before_anything_is_built(tmp_path: 
     podman.write_text("#!/bin/sh\necho 4.3.1\n")  # what it says of its version and of the recipe
     podman.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/bin", IMAGE: LOCAL}
-    with pytest.raises(FlashDistError, match=r"by an older recipe[\s\S]*nox -s image"):
+    with pytest.raises(KernelsError, match=r"by an older recipe[\s\S]*nox -s image"):
         build_all(["hopper"], environ)
 
 
@@ -113,5 +113,5 @@ def test_the_audit_step_knows_what_was_asked_for_outside() -> None:
 
 
 def test_without_an_engine_the_way_out_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FlashDistError, match=r"no container engine answers[\s\S]*--native"):
+    with pytest.raises(KernelsError, match=r"no container engine answers[\s\S]*--native"):
         build_all(["hopper"], {"PATH": str(tmp_path)})

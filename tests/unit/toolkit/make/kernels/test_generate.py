@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.places import read_table
-from flash_dist.toolkit.errors import FlashDistError
+from flash_dist.toolkit.errors import KernelsError
 from flash_dist.toolkit.make.kernels.generate import generate
 from flash_dist.toolkit.make.kernels.render import render_own_plans, render_plans
 from flash_dist.toolkit.make.kernels.table import Row, Table
@@ -292,7 +292,7 @@ def test_the_name_of_a_family_tells_its_role_and_its_target(
 ) -> None:
     path = tmp_path / "named.toml"
     path.write_text(TABLE + SPECIFIC.replace(old, new))
-    with pytest.raises(FlashDistError, match=said):
+    with pytest.raises(KernelsError, match=said):
         Table.load(path)
 
 
@@ -312,7 +312,7 @@ def test_rows_with_scored_are_a_family_of_their_own(tmp_path: Path) -> None:
 def test_a_family_for_all_targets_has_no_row_with_scored(tmp_path: Path) -> None:
     path = tmp_path / "scored.toml"
     path.write_text(TABLE.replace("warps = 4 }", "warps = 4, scored = {} }"))
-    with pytest.raises(FlashDistError, match="for all targets must be named fwd, got `fwd_scored`"):
+    with pytest.raises(KernelsError, match="for all targets must be named fwd, got `fwd_scored`"):
         Table.load(path)
 
 
