@@ -142,11 +142,14 @@ class Axes:
         rules = [axis.rule for axis in axes.every]
         if len(names) > MOST:
             message = f"a package has at most {MOST} axes, got {len(names)}: {', '.join(names)}"
-            raise AxesError(message)
+            raise AxesError(message, hint="leave out an axis on which all kernels have one value")
         if len(set(names)) < len(names) or any(rules.count(one) > 1 for one in ("fits", "last")):
             told = ", ".join(f"{axis.name} ({axis.rule})" for axis in axes.every)
             message = f"axes must have different names, one may be `fits`, one `last`, got {told}"
-            raise AxesError(message)
+            twice = next((one for one in names if names.count(one) > 1), "")
+            rename = f"rename one of the axes `{twice}`"
+            hint = rename if twice else "several axes may be `equal` or `holds`"
+            raise AxesError(message, hint=hint)
         sizes = [axis.name for axis in axes.of("holds")]
         for axis in axes.every:
             before = sizes[: sizes.index(axis.name)] if axis.name in sizes else []
@@ -155,7 +158,9 @@ class Axes:
                     f"the default of axis `{axis.name}` must be an axis `holds` before it, "
                     f"got `{axis.default:.60}`"
                 )
-                raise AxesError(message)
+                allowed = " or ".join(f"`{name}`" for name in before)
+                first = "leave it out: no axis `holds` comes before this one"
+                raise AxesError(message, hint=f"name {allowed}" if before else first)
         return axes
 
     def to_json(self) -> list[dict[str, Any]]:

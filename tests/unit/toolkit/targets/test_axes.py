@@ -12,6 +12,7 @@ from flash_dist.toolkit.make.project import PRODUCT_FILE
 from flash_dist.toolkit.targets.axes import (
     AXES,
     Axes,
+    AxesError,
     KernelKey,
     Place,
     name_kernel,
@@ -117,6 +118,27 @@ def test_values_that_do_not_fit_are_refused(
 def test_axes_that_make_no_sense_are_refused(data: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(KernelsError, match=said):
         Axes.from_json(data)
+
+
+HOLDS = {"rule": "holds"}
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        ([{"name": f"a{n}", **HOLDS} for n in range(9)], "leave out an axis on which all kernels"),
+        ([{"name": "a", **HOLDS}] * 2, "rename one of the axes `a`"),
+        ([{"name": n, "rule": "fits"} for n in "ab"], "several axes may be `equal` or `holds`"),
+        ([{"name": "a", **HOLDS, "default": "b"}, {"name": "b", **HOLDS}], "leave it out: no axis"),
+        ([{"name": "a", **HOLDS}, {"name": "b", **HOLDS, "default": "c"}], "name `a`"),
+    ],
+)
+def test_axes_that_do_not_go_together_are_refused_with_a_hint(
+    data: list[dict[str, Any]], hint: str
+) -> None:
+    with pytest.raises(AxesError) as caught:
+        Axes.from_json(data)
+    assert str(caught.value.hint).startswith(hint)
 
 
 def test_keys_of_a_newer_writer_are_left_alone() -> None:
