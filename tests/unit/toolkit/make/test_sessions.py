@@ -117,13 +117,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tree")
     for name in published_sets_by_name():
         (folder / "dist" / name).mkdir(parents=True)
-        (folder / "dist" / name / "flash_dist-0.1.0-py3-none-any.whl").touch()
+        (folder / "dist" / name / "flash_dist-0.1.0-cp310-abi3-linux_x86_64.whl").touch()
     for name in ("tests", "csrc"):
         (folder / name).mkdir()
     (folder / "examples" / "own_kernels").mkdir(parents=True)
     own = folder / "build" / "own_kernels" / "dist" / "all"  # what the session itself builds
     own.mkdir(parents=True)
-    (own / "own_kernels-0.1.0-py3-none-any.whl").touch()
+    (own / "own_kernels-0.1.0-cp310-abi3-linux_x86_64.whl").touch()
     (folder / "pyproject.toml").touch()
     return folder
 
