@@ -97,7 +97,7 @@ import flash_dist.compat
 before = dict(sys.modules)
 try:
     flash_dist.compat.install()
-except flash_dist.toolkit.errors.FlashDistError as error:
+except flash_dist.errors.FlashDistError as error:
     print(error)
 assert sys.modules["flash_attn"] is before["flash_attn"]
 assert flash_attn.mine
