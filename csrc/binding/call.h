@@ -9,26 +9,6 @@
 
 namespace flash_dist::binding {
 
-inline std::string show_dtype(const Tensor& t) {
-  const ScalarType dtype = t.scalar_type();
-  switch (dtype) {
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    default:
-      return torch::headeronly::toString(dtype);
-  }
-}
-
 inline std::string show_device(const Tensor& t) {
   return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "cpu";
 }
@@ -45,7 +25,8 @@ inline std::string show_shape(const Tensor& t) { return show_numbers(t.sizes());
 
 // "float16 [2, 4] on cuda:0, not contiguous"
 inline std::string show(const Tensor& t) {
-  const std::string place = show_dtype(t) + " " + show_shape(t) + " on " + show_device(t);
+  const std::string place =
+      std::string(dtype_name(t.scalar_type())) + " " + show_shape(t) + " on " + show_device(t);
   return t.is_contiguous() ? place : place + ", not contiguous";
 }
 
@@ -53,8 +34,8 @@ inline std::string show(const Tensor& t) {
 inline void check_kind(const Tensor& t, const Tensor& q, const char* name) {
   if (torch_dtype(t) == torch_dtype(q) && is_on_gpu_of(t, q)) return;
   STD_TORCH_CHECK(q.is_cuda(), "q must be on a GPU, got ", show(q));
-  STD_TORCH_CHECK(false, name, " must be ", show_dtype(q), " on ", show_device(q), ", as q, got ",
-                  show(t));
+  STD_TORCH_CHECK(false, name, " must be ", dtype_name(q.scalar_type()), " on ", show_device(q),
+                  ", as q, got ", show(t));
 }
 
 // That two tensors are both there or both missing.
@@ -68,7 +49,7 @@ inline Dtype dtype_of(const Tensor& q) {
   if (dtype == aoti_torch_dtype_float16()) return Dtype::FP16;
   if (dtype == aoti_torch_dtype_bfloat16()) return Dtype::BF16;
   STD_TORCH_CHECK(dtype == aoti_torch_dtype_float32(),
-                  "q must be float16, bfloat16 or float32, got ", show_dtype(q));
+                  "q must be float16, bfloat16 or float32, got ", dtype_name(q.scalar_type()));
   return Dtype::FP32;
 }
 

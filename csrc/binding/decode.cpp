@@ -30,7 +30,7 @@ constexpr int64_t STEP = 8;  // elements of 16 bits that are loaded at once
 flash_dist::Call make_half_call(const Tensor& q) {
   const ScalarType dtype = q.scalar_type();
   STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
-                  "q must be float16 or bfloat16, got ", show_dtype(q));
+                  "q must be float16 or bfloat16, got ", dtype_name(q.scalar_type()));
   return make_call(q, false);
 }
 
@@ -278,8 +278,9 @@ Tensor decode_no_lse(const Tensor& q, const Tensor& k_cache, const Tensor& v_cac
 Tensor read_angles(const Tensor& t, const Tensor& q, const char* name) {
   STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_on_gpu_of(t, q) && t.dim() == 2 &&
                       t.size(0) > 0 && t.size(1) % STEP == 0 && 2 * t.size(1) <= q.size(3),
-                  name, " must be ", show_dtype(q), " [positions, rotary_dim / 2] on ",
-                  show_device(q), ", positions at least 1 and rotary_dim a multiple of ", 2 * STEP,
+                  name, " must be ", dtype_name(q.scalar_type()),
+                  " [positions, rotary_dim / 2] on ", show_device(q),
+                  ", positions at least 1 and rotary_dim a multiple of ", 2 * STEP,
                   " up to head_dim, ", q.size(3), ", got ", show(t));
   return t.is_contiguous() && is_loadable(t) ? t : copy(t);
 }

@@ -1,4 +1,4 @@
-"""What functions in the terms of flash-attention and torch take and return.
+"""Arguments and results of functions in the terms of flash-attention and torch.
 
 Arguments that ours do not serve are there at neutral values alone. Names are those of the functions
 that users come from: flash-attention 2, 3 and 4, torch.

@@ -17,7 +17,7 @@ MAX_BUDGET_MB: Final = (2**63 - 1) >> 20  # the operators take bytes as int64
 
 
 def is_unset(name: bytes) -> bool:
-    """Whether a variable is known not to be set; os.environ raises twice inside to say so."""
+    """Tell if a variable is known not to be set; reading os.environ would raise twice inside."""
     known = getattr(os.environ, "_data", None)
     return known is not None and name not in known
 

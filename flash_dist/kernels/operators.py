@@ -15,7 +15,6 @@ take the integers of a mask as a CPU tensor: calls in eager mode take them, whic
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -196,12 +195,12 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
         dsinks: Like lse, what each query adds to the gradient of its head's sink, in float32
             (float64 for float64 inputs). Without sinks None or a tensor of no elements.
     """
-    graph = torch.is_grad_enabled() or torch.compiler.is_compiling()  # the formula in front
-    below = nullcontext() if graph else torch._C._AutoDispatchBelowAutograd()  # noqa: SLF001
     try:
-        if not (graph or problem.scores is not None or _is_watched(*saved[:3])):
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # the formula in front
+            return _call_backward(dout, saved, dlse, problem)
+        if problem.scores is None and not _is_watched(*saved[:3]):
             return _backward_no_grad(dout, saved, dlse, problem)
-        with below:
+        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
             return _call_backward(dout, saved, dlse, problem)
     except RuntimeError as error:
         raise_out_of_memory(error)

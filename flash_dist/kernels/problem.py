@@ -8,7 +8,7 @@ import torch
 
 from .budget import BUDGET_NOW, workspace_budget
 from .precision import is_ieee
-from .scores import Scores
+from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +83,7 @@ class Problem(NamedTuple):
     def flatten(self) -> tuple[list[Tensor | None], tuple[Any, ...]]:
         """Return the tensors, and all else: an autograd.Function takes each as an argument."""
         cu_seqlens_q, cu_seqlens_k, *longest = self.packing or NOT_PACKED
-        softcap, *of_heads = self.scores or Scores()
+        softcap, *of_heads = self.scores or PLAIN
         tensors = [cu_seqlens_q, cu_seqlens_k, *of_heads]
         how = self.budget, self.batch_invariant, self.ieee
         return tensors, (self.mask, self.softmax_scale, *longest, softcap, *how)

@@ -116,9 +116,7 @@ class Inputs:
         )
         out, lse = operators.attend(self.q, self.k, self.v, problem)
         saved = self.q, self.k, self.v, out, lse
-        if case.scores:
-            return name_results(out, lse, *operators.differentiate(self.dout, saved, None, problem))
-        return name_results(out, lse, *operators.backward(self.dout, saved, None, problem)[:3])
+        return name_results(out, lse, *operators.differentiate(self.dout, saved, None, problem))
 
     def _attend_to_cache(self, case: Case) -> Tensors:
         """Call the function that reads a cache, in which pages lie in another order."""

@@ -10,7 +10,7 @@ from ..product import NAME, PROGRAM
 from .archs import DEFAULT_MACHINE, SESSIONS, Arch, ArchSet, unsupported
 from .compatibility import ALLOWED, order_of_sets
 from .devices import toolkit_driver
-from .index_address import explain_placeholder, index_of_set
+from .index_address import INDEX, explain_placeholder, index_of_set
 from .needs import (
     first_branch_of_build,
     first_branch_of_set,
@@ -224,7 +224,8 @@ def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
             build,
             f"`nox -s {best.session} -- {best.name}` builds the arch set `{best.name}` "
             f"(label {best.label}) into dist/{best.name}/; install that wheel",
-            f"`{_pip_install(best, build)}` installs the arch set `{best.name}`"
+            f"`{pip_install(best, build.release, build.project, build.index)}` installs the arch "
+            f"set `{best.name}`"
             f"{f' ({placeholder})' if placeholder else ''}",
         )
     chosen = f"TORCH_CUDA_ARCH_LIST='{_list_targets(devices, build)}'"
@@ -250,15 +251,10 @@ def _hint_to_build(build: Build, hint: str, otherwise: str) -> str:
     return hint_to_build(hint, otherwise) if build.project == NAME else otherwise
 
 
-def pip_install(archset: ArchSet, release: str) -> str:
-    """Return the command that installs a published set from the index."""
-    return f'pip install "{archset.pin(release)}" --extra-index-url {index_of_set(archset.name)}'
-
-
-def _pip_install(archset: ArchSet, build: Build) -> str:
-    """Return the same for the package of a build."""
-    index = index_of_set(archset.name, build.index)
-    return f'pip install "{archset.pin(build.release, build.project)}" --extra-index-url {index}'
+def pip_install(archset: ArchSet, release: str, project: str = NAME, index: str = INDEX) -> str:
+    """Return the command that installs a published set from the index of a package."""
+    address = index_of_set(archset.name, index)
+    return f'pip install "{archset.pin(release, project)}" --extra-index-url {address}'
 
 
 def sources(release: str, project: str = NAME) -> str:

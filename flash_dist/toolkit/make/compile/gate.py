@@ -30,7 +30,7 @@ _NO_MEMORY: Final = re.compile(
     re.MULTILINE,
 )
 
-# What nvcc and g++ say of a name that is a namespace and something else.
+# Errors of nvcc and g++ for a name that is a namespace and something else.
 _TWICE: Final = ("has already been declared in the current scope", "redeclared as different kind")
 _NAMESPACE: Final = re.compile(r"#define KERNEL_NAMESPACE (\w+)")
 

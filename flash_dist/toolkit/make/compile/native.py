@@ -173,7 +173,7 @@ def _compile(options: NativeOptions, folder: Path) -> None:
 
 
 def shares_jobs(options: NativeOptions, ninja: tuple[int, ...]) -> bool:
-    """Whether nvcc compiles the targets of a file side by side where there are cores left.
+    """Tell if nvcc compiles the targets of a file side by side where there are cores left.
 
     Args:
         options: Of the build.

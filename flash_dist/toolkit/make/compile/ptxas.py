@@ -1,4 +1,4 @@
-"""What `ptxas -v` says about each kernel."""
+"""Read the output of `ptxas -v` about each kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels of a build spill registers, and whether the project allows it.
+"""Find the kernels of a build that spill registers without permission of the project.
 
 All of them are told at once, by the names that the source has, when everything is compiled.
 """
@@ -33,7 +33,7 @@ class SpillException:
     reason: str
 
     def names(self, kernel: str) -> bool:
-        """Whether it is about a kernel: by its symbol, or by its name as the source has it."""
+        """Tell if it is about a kernel: by its symbol, or by its name as the source has it."""
         readable = demangle(kernel)
         spellings = (kernel, readable, short_name(readable))
         return any(fnmatchcase(one, self.symbol) for one in spellings)
@@ -41,7 +41,7 @@ class SpillException:
 
 @dataclass(frozen=True)
 class SpillVerdict:
-    """Whether the kernels of a build may be shipped."""
+    """The kernels of a build that spill and may not; true if there is none."""
 
     lines: tuple[str, ...]  # what is refused, each with its targets
     spilling: int  # kernels of these

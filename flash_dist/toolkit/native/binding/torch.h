@@ -91,7 +91,7 @@ inline const char* dtype_name(ScalarType type) {
     case ScalarType::Bool:
       return "bool";
     default:
-      return "another dtype";
+      return torch::headeronly::toString(type);
   }
 }
 
