@@ -1,1 +1,1 @@
-"""Whether a release is what it must be: `audit` and `verify`."""
+"""Audits a release: `audit` and `verify`."""

@@ -1,7 +1,7 @@
-"""Is a conda package the one that would be made of its wheel? What clients act upon is checked.
+"""Compares a conda package with the one that would be made of its wheel.
 
-A client links files, runs scripts, writes prefixes into files and installs dependencies because
-`info/` says so. What is there must follow from the wheel inside, and nothing else may be.
+A client links files, runs scripts, writes prefixes into files and installs dependencies as `info/`
+says. All of that must follow from the wheel inside; anything else is a finding.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PATH: Final = {"_path", "path_type", "sha256", "size_in_bytes"}
 
 
 def find_foreign_members(path: Path) -> Iterator[str]:
-    """Say what lies in the archives that clients would unpack otherwise, or not see.
+    """Describe the members of the archives that clients would unpack differently, or miss.
 
     Raises:
         KernelsError: An archive cannot be read.
@@ -68,7 +68,7 @@ def find_foreign_members(path: Path) -> Iterator[str]:
 
 
 def find_foreign_claims(package: CondaContents, file_name: str) -> Iterator[str]:
-    """Say what the package tells clients that does not follow from the wheel inside.
+    """Describe what the package tells clients and does not follow from the wheel inside.
 
     Raises:
         KernelsError: The wheel inside cannot be read.

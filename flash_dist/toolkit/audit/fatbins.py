@@ -1,10 +1,10 @@
-"""Which fatbins of a library lack a required target: a fatbin is what one source file became.
+"""Finds the fatbins of a library that lack a required target. One source file gives one fatbin.
 
-A driver takes from each fatbin by itself, so that a library with a target may still have kernels
-without it; a fatbin without any kernel lacks nothing. What is linked on the device is one fatbin;
-its PTX is in those of its objects. Where the library chooses itself, several count as one: those
-that nothing registers, and those of one target each whose kernels differ in nothing but the target
-in their names. Kernels that name their target twice are meant for it alone: `fwd_sm90` for sm_90a.
+A driver chooses from each fatbin separately, so a library with a target may have kernels without
+it. A fatbin without kernels lacks nothing. Device linking makes one fatbin, whose PTX is in its
+objects. If the library chooses itself, several fatbins count as one: those that nothing registers,
+and those of one target each whose kernel names differ in the target only. A kernel that names its
+target twice is meant for it alone: `fwd_sm90` for sm_90a.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ BY_NAME: Final = (
 
 ALLOWED: Final = "no code for {} in {} of {}, as --allow-missing allows"
 
-_NAMED: Final = 3  # fatbins that one sentence names
+_NAMED: Final = 3  # fatbins named in one sentence
 _AS_GOOD: Final = ("native", "family")
 
 
 def serves(arch: Arch, required: Arch) -> bool:
     """Return True if code for one target replaces another's: sm_100f for 10.0, sm_90a for 9.0.
 
-    It must be compiled for the required one, and run on every GPU that this runs on: sm_100a does
-    not replace sm_100, which runs on 10.3, too. SASS of an older minor and PTX never do.
+    It must be compiled for the required target, and run on every GPU that the other runs on:
+    sm_100a does not replace sm_100, which also runs on 10.3. SASS of an older minor and PTX never
+    do.
     """
     if arch == required:
         return True
@@ -58,13 +59,13 @@ def _is_compiled_for(arch: Arch, required: Arch) -> bool:
 
 
 def _unserved(arch: Arch, required: Arch) -> tuple[Device, ...]:
-    """Return the known GPUs that run code for the required target, and not the other."""
+    """Return the known GPUs that run code for the required target, but not the other."""
     served = (device for device in KNOWN_DEVICES if judge(required, device))
     return tuple(device for device in served if not judge(arch, device))
 
 
 def _describe_narrower(archs: Iterable[Arch], required: Arch) -> str:
-    """Say why code that is nearly what is required does not count."""
+    """Say why code that almost matches a requirement does not count."""
     if required.suffix or required.ptx:
         return ""
     for arch in sorted(set(archs)):
@@ -77,7 +78,7 @@ def _describe_narrower(archs: Iterable[Arch], required: Arch) -> str:
 def find_missing(
     archs: Iterable[Arch], inspection: Inspection, *, allowed: re.Pattern[str] | None = None
 ) -> Iterator[str]:
-    """Say which required targets are missing, in how many fatbins, and in which.
+    """Describe the missing required targets, with the number and names of the fatbins.
 
     Args:
         archs: The required targets.
@@ -104,7 +105,7 @@ def find_missing(
 def describe_allowed(
     archs: Iterable[Arch], inspection: Inspection, allowed: re.Pattern[str]
 ) -> Iterator[str]:
-    """Say how many fatbins lack a required target and may."""
+    """Say how many fatbins are allowed to lack a required target and do."""
     fatbins = _Fatbins.read(inspection)
     names = _name_fatbins(inspection)
     for required in archs:
@@ -115,7 +116,7 @@ def describe_allowed(
 
 
 def describe_by_name(archs: Sequence[Arch], inspection: Inspection) -> str:
-    """Say how many fatbins have a required target in others only; empty where none has."""
+    """Say how many fatbins have a required target only in other fatbins; empty if none has."""
     fatbins = _Fatbins.read(inspection)
     helped = {
         one
@@ -131,10 +132,10 @@ class _Fatbins:
     """The targets of each fatbin, by the number of its container."""
 
     judged: Mapping[int, Sequence[Arch]]
-    with_kernels: Sequence[int]  # all, where no image was opened
-    together: Mapping[int, Sequence[Arch]]  # with those of the fatbins that it counts as one with
-    complete: Sequence[Sequence[Arch]]  # of the objects of what was linked on the device
-    bound: AbstractSet[int]  # whose kernels are meant for their one target alone
+    with_kernels: Sequence[int]  # all, if no image was opened
+    together: Mapping[int, Sequence[Arch]]  # with those of the fatbins grouped with it
+    complete: Sequence[Sequence[Arch]]  # of the objects that were linked on the device
+    bound: AbstractSet[int]  # whose kernels are meant for their single target
 
     @classmethod
     def read(cls, inspection: Inspection) -> _Fatbins:
@@ -148,9 +149,9 @@ class _Fatbins:
         return cls(judged, _find_full(judged, inspection), together, complete, bound)
 
     def lacking(self, required: Arch, groups: Mapping[int, Sequence[Arch]]) -> list[int]:
-        """Return the fatbins that have kernels, and a target not."""
+        """Return the fatbins that have kernels but lack a target."""
         if required.ptx and self.complete and all(_has(one, required) for one in self.complete):
-            return []  # the driver links it anew
+            return []  # the driver links it again
         lacking = [one for one in self.with_kernels if not _has(groups[one], required)]
         meant = [one for one in lacking if one not in self.bound]
         return meant if len(lacking) < len(self.with_kernels) else lacking
@@ -170,7 +171,7 @@ def _has(archs: Iterable[Arch], required: Arch) -> bool:
 
 
 def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> list[int]:
-    """Return the fatbins with a kernel for any target: the others have none to lose."""
+    """Find the fatbins with a kernel for any target; the others have none to lose."""
     full = {kernel.container for kernel in inspection.kernels or ()}
     alone = inspection.report.unregistered
     found = [one for one in groups if one in full or (one in alone and not alone.isdisjoint(full))]
@@ -180,7 +181,7 @@ def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> 
 def _share_by_name(
     groups: Mapping[int, Sequence[Arch]], stems: Mapping[int, AbstractSet[str]]
 ) -> dict[int, Sequence[Arch]]:
-    """Give each fatbin the targets of those that share a kernel with it but for its target."""
+    """Give each fatbin the targets of those whose kernel names differ in the target only."""
     homes: defaultdict[str, list[int]] = defaultdict(list)
     for number, found in stems.items():
         for stem in found:
@@ -203,9 +204,9 @@ def _share_by_name(
 def _find_stems(
     groups: Mapping[int, Sequence[Arch]], inspection: Inspection
 ) -> tuple[dict[int, set[str]], set[int]]:
-    """Return the names of kernels without the target, of fatbins where each name has it.
+    """Return the kernel names without the target, of fatbins in which each name has one.
 
-    And those fatbins where each name has it twice.
+    Also return the fatbins in which each name has it twice.
     """
     targets = {
         number: set(archs)
@@ -231,7 +232,7 @@ def _find_stems(
 
 
 def _take_out(arch: Arch, name: str) -> tuple[str, int]:
-    """Return a kernel's name without its target, `sm90a`, `sm_90`, `compute_90`, and how often.
+    """Return a kernel's name without its target (`sm90a`, `sm_90`, `compute_90`), and the count.
 
     NOTE: a mangled name has lengths in it, which change with the target.
     """
@@ -248,7 +249,7 @@ def _is_called(names: Iterable[str], pattern: re.Pattern[str]) -> bool:
 
 
 def _name_fatbins(inspection: Inspection) -> dict[int, tuple[str, ...]]:
-    """Return what each fatbin can be called by: its source file, its kernels, else its number."""
+    """Return a name for each fatbin: its source file, its kernels, else its number."""
     names: dict[int, dict[str, None]] = {}
     for entry in inspection.report.entries:
         names.setdefault(entry.container, {})

@@ -1,9 +1,8 @@
-"""Which files a wheel of this package may hold, and how: everything that is not listed is foreign.
+"""Lists the files that a wheel of this package may hold. Every other file is foreign.
 
-An installer puts whatever a wheel holds into site-packages, beside everything else that is there: a
-`.pth` file runs with every Python, a folder `torch` replaces torch's files, `*.data/scripts` those
-of `bin`. So nothing is allowed but the package and its dist-info, under names that mean one file
-on every file system.
+An installer puts everything in a wheel into site-packages: a `.pth` file runs with every Python, a
+folder `torch` replaces torch's files, `*.data/scripts` replaces those in `bin`. So only the package
+and its dist-info are allowed, under names that mean one file on every file system.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from ..builds.manifest import Manifest
     from ..builds.zip_layout import Member
 
-# Lower case alone: no two of these are one file where case does not count.
-# Short and not deep: a name that a file system refuses breaks off an installation half way.
+# Lower case only, so that no two of these are one file on a case-insensitive file system. Short and
+# shallow: a name that a file system refuses stops an installation half way.
 _INSIDE: Final = re.compile(
     r"(?:[a-z0-9_]{1,64}/){0,8}[a-z0-9_]{1,64}\.(?:pyi?|json|toml|txt)|py\.typed"
 )
@@ -36,12 +35,12 @@ INSTALLER: Final = "INSTALLER"  # which conda packages have
 def find_foreign_names(
     names: Iterable[str], manifest: Manifest, *, more: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Say in sentences which files a wheel does not hold by its manifest, and which it lacks.
+    """Describe the files that a wheel holds but its manifest does not list, and those it lacks.
 
     Args:
-        names: Of the files, or of folders, which end with a slash.
+        names: Of files, or of folders, which end with a slash.
         manifest: The build's own record.
-        more: What is allowed in the dist-info beside what a wheel has there.
+        more: Names allowed in the dist-info in addition to those of a wheel.
     """
     every = sorted(names)
     files = {name for name in every if not name.endswith("/")}
@@ -57,7 +56,7 @@ def find_foreign_names(
 
 
 def _judge_files(files: set[str], manifest: Manifest, more: frozenset[str]) -> Iterator[str]:
-    """Hold files against those that the build lists, and those that a dist-info has."""
+    """Compare files with those that the build lists, and those of a dist-info."""
     name_of, naming = manifest.product, Naming(manifest.product)
     listed = {f"{name_of}/{name}" for name in manifest.files}
     built = {*naming.members(manifest), naming.manifest}
@@ -83,7 +82,7 @@ def _judge_files(files: set[str], manifest: Manifest, more: frozenset[str]) -> I
 
 
 def _is_inside(name: str, package: str) -> bool:
-    """Tell if a file is named as modules and data of a package are."""
+    """Tell if a file is named like a module or data file of a package."""
     folder, _, rest = name.partition("/")
     return folder == package and _INSIDE.fullmatch(rest) is not None
 
@@ -93,7 +92,7 @@ def _slashes(name: str) -> Iterator[int]:
 
 
 def find_foreign_kinds(members: Iterable[Member]) -> Iterator[str]:
-    """Say which members are links or devices, or have permissions that nobody needs."""
+    """Describe members that are links or devices, or have permissions that nobody needs."""
     for one in members:
         kind, allowed = stat.S_IFMT(one.mode), stat.S_IFREG
         if one.name.endswith("/"):

@@ -1,4 +1,4 @@
-"""Which glibc the libraries of a wheel need, and which one its name promises."""
+"""Compares the glibc that a wheel's libraries need with the one that its name promises."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TAG: Final = re.compile(r"manylinux_2_([0-9]+)_\w+")
 
 
 def read_floor(file_name: str) -> int | None:
-    """Return 34 for a wheel that is `manylinux_2_34`; None without such a tag."""
+    """Return 34 for a `manylinux_2_34` wheel; None without such a tag."""
     found = [int(match[1]) for match in _TAG.finditer(file_name)]
     return min(found, default=None)
 
 
 def find_glibc(wheel: Wheel, libraries: Iterable[str]) -> Iterator[int]:
-    """Yield x of each version GLIBC_2.x that some libraries of a wheel need."""
+    """Yield x of each version GLIBC_2.x that the libraries of a wheel need."""
     for name in libraries:
         with wheel.unpacked(name) as file:
             library = SharedObject(file.read())

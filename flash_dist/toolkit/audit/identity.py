@@ -1,7 +1,7 @@
-"""Do file name, dist-info, METADATA, WHEEL and `_build.json` tell of one wheel?
+"""Checks that file name, dist-info, METADATA, WHEEL and `_build.json` describe one wheel.
 
-An installer believes each of them somewhere: the name for tags, METADATA for what it installs
-besides, WHEEL for where the files go.
+An installer reads each of them: the name for tags, METADATA for dependencies, WHEEL for where the
+files go.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ..builds.manifest import Manifest
 
 _NAME: Final = re.compile(r"([^-]+)-([^-]+)-(cp3([0-9]+)-abi3-[^-]+)\.whl")
-_SHOWN: Final = 100  # characters of a line
+_SHOWN: Final = 100  # maximum characters of a line
 _TAG: Final = re.compile(r"cp3[0-9]+-abi3-[a-z0-9_.]+")
 _INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
 _ONCE: Final = ("Metadata-Version", "Name", "Version", "Requires-Python")
-# What our builds write: others choose or fetch more, and what is no such line, or encoded, is a
-# header for one reader and none for the next.
+# The fields that our builds write. Other fields choose or fetch more. A malformed or encoded line
+# is a header to one reader and not to the next.
 _HEADER: Final = re.compile(r"([A-Z][A-Za-z-]+): (?!.*=\?)[!-~](?:[ -~]*[!-~])?")
 _METADATA_HEADERS: Final = frozenset(
     {
@@ -55,11 +55,11 @@ _METADATA_HEADERS: Final = frozenset(
         "Summary",
     }
 )
-# Text for people, in any letters: no installer acts upon it.
+# Text for people, in any letters; no installer acts on it.
 _TEXTS: Final = frozenset(
     {"Author", "Author-email", "Keywords", "Maintainer", "Maintainer-email", "Summary"}
 )
-# A field may be given by the build; to an installer of a wheel Dynamic means nothing.
+# A field may be given by the build; installers of wheels ignore Dynamic.
 _FIXED: Final = {
     "Metadata-Version": frozenset({"2.4"}),
     "Dynamic": frozenset({"license-file", "requires-dist"}),
@@ -69,7 +69,7 @@ _WHEEL: Final = {"Wheel-Version": "1.0", "Root-Is-Purelib": "false"}
 
 
 def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
-    """Say in sentences where what a wheel says of itself differs.
+    """Describe where the parts of a wheel contradict each other.
 
     Raises:
         KernelsError: A part of it cannot be read.
@@ -120,7 +120,7 @@ def _read(wheel: Wheel, info: str, name: str) -> bytes:
 
 
 def _find_odd_lines(name: str, text: bytes, allowed: frozenset[str]) -> Iterator[str]:
-    """Say which lines of headers no build of ours writes."""
+    """Describe the header lines that our builds never write."""
     for line in text.rstrip(b"\n").split(b"\n"):
         match = _HEADER.fullmatch(line.decode("latin-1"))
         known = match[1] in allowed if match else _is_text(line)
@@ -130,7 +130,7 @@ def _find_odd_lines(name: str, text: bytes, allowed: frozenset[str]) -> Iterator
 
 
 def _is_text(line: bytes) -> bool:
-    """Tell if a line is text for people, without an encoding in it or what no terminal shows."""
+    """Tell if a line is text for people, without encodings or characters that terminals hide."""
     name, _, value = line.decode("utf-8", "surrogateescape").partition(": ")
     return name in _TEXTS and "=?" not in value and value.isprintable() and value == value.strip()
 
@@ -174,7 +174,7 @@ def _judge_tags(text: bytes, tags: str, manifest: Manifest) -> Iterator[str]:
         found = headers.get_all(header, [])
         if found != [wanted]:
             yield f"WHEEL says {header}: {', '.join(found) or 'nothing'}, not {wanted}"
-    # Of other lines nothing is expanded: a short one can stand for millions of tags.
+    # Other lines are not expanded: a short one can stand for millions of tags.
     told = {
         str(tag)
         for line in read_tags(text)

@@ -1,4 +1,4 @@
-"""What `audit` is asked for: on the command line, or in `[tool.NAME.audit]`."""
+"""Options of `audit`, from the command line or from `[tool.NAME.audit]`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """The options as they were written; None was not given."""
+    """The options as written; None means not given."""
 
     require: str | None = None
     forbid_extra: bool | None = None
@@ -38,10 +38,10 @@ class AuditOptions:
     baseline: str | None = None
     allow_missing: str | None = None
     headers_only: bool | None = None
-    policies: tuple[tuple[str, AuditOptions], ...] = ()  # of libraries of such names
+    policies: tuple[tuple[str, AuditOptions], ...] = ()  # for libraries with such names
 
     def over(self, others: AuditOptions) -> AuditOptions:
-        """Return these options, and others where these were not given."""
+        """Return these options, with others as defaults."""
         given = {
             field.name: value
             for field in fields(self)
@@ -53,7 +53,7 @@ class AuditOptions:
         """Return the requirements.
 
         Raises:
-            UsageError: One of them cannot be understood.
+            UsageError: One of them is malformed.
         """
         if self.forbid_extra and not self.require:
             message = "--forbid-extra must come with --require, which says what is no extra"
@@ -87,15 +87,15 @@ class AuditOptions:
 
 OPTIONS: Final = tuple(one.name for one in fields(AuditOptions) if one.name != "policies")
 NAMES: Final = tuple(name.replace("_", "-") for name in OPTIONS)
-# Keys of a table for some libraries; the others are for the whole release.
+# Keys of a table for some libraries; the other keys are for the whole release.
 OF_LIBRARIES: Final = ("require", "forbid-extra", "allow-missing", "no-stubs", "min-driver")
 
 
 def read_options(path: Path) -> AuditOptions:
-    """Read the table of a pyproject.toml; a file that is absent asks for nothing.
+    """Read the table of a pyproject.toml; an absent file sets no options.
 
     Raises:
-        UsageError: It cannot be read, or holds a key or a value that is not understood.
+        UsageError: It cannot be read, or has an unknown key or value.
     """
     if not path.is_file():
         return AuditOptions()

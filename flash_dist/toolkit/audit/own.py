@@ -1,6 +1,6 @@
-"""Is a wheel what its `_build.json` declares? Believes nothing that cannot be seen in the wheel.
+"""Compares a wheel with its `_build.json`. Trusts only what can be seen in the wheel.
 
-The audit fails closed: what cannot be read, or is not expected, is a problem.
+The audit fails closed: anything unreadable or unexpected is a problem.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from ..gpucode.fatbin import KernelInfo
 
 _GENCODE = "-gencode="
-_ANY = "of another role"  # where the manifest does not state which
+_ANY = "of another role"  # if the manifest states none
 
 
 @dataclass(frozen=True)
 class TargetSize:
-    """What one target adds to the library."""
+    """Size that one target adds to the library."""
 
     target: str
     kernels: int
@@ -52,7 +52,7 @@ class TargetSize:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What the audit of one wheel found."""
+    """Findings of the audit of one wheel."""
 
     contents: WheelContents
     budget_bytes: int | None
@@ -62,7 +62,7 @@ class AuditResult:
         return not self.problems
 
     def target_sizes(self) -> tuple[TargetSize, ...]:
-        """Sum up the images by target, old to new."""
+        """Sum up the images by target, oldest first."""
         groups: defaultdict[str, list[Image]] = defaultdict(list)
         for image in sorted(self.contents.images, key=_by_number):
             groups[str(image.entry.arch)].append(image)
@@ -98,7 +98,7 @@ def audit_wheel(path: str | os.PathLike[str], *, budget_bytes: int | None = None
 
 
 def audit_contents(contents: WheelContents, *, budget_bytes: int | None = None) -> AuditResult:
-    """Judge what was read."""
+    """Judge the contents read from a wheel."""
     unclear = (f"the fat binary is not fully understood: {text}" for text in contents.warnings)
     problems = [
         *label(AUDIT_NOT_UNDERSTOOD, unclear),
@@ -116,7 +116,7 @@ def audit_contents(contents: WheelContents, *, budget_bytes: int | None = None) 
 
 
 def _name_problems(contents: WheelContents) -> Iterator[str]:
-    """File name, METADATA and manifest tell one version."""
+    """Check that file name, METADATA and manifest state one version."""
     manifest = contents.manifest
     try:
         _, version, _, tags = parse_wheel_filename(contents.file_name)
@@ -136,7 +136,7 @@ def _name_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _declared_problems(manifest: Manifest) -> Iterator[str]:
-    """The manifest agrees with itself: kernels for every target of the set and for no other."""
+    """Check that the manifest declares kernels for every target of the set and no other."""
     symbols = Counter((kernel.symbol, kernel.target) for kernel in manifest.kernels)
     yield from (
         f"{one} is declared {n} times for {arch}"
@@ -159,7 +159,7 @@ def _declared_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _role_problems(manifest: Manifest) -> Iterator[str]:
-    """Every kernel has the role that its family's name tells, and others to fall back on."""
+    """Check that every kernel has its family's role, and others as fallback."""
     roles = {one.family: manifest.axes.role_of(one.family) for one in manifest.kernels}
     stand_ins = (manifest.fallbacks or Fallbacks.infer(roles)).stand_ins
     general = [one for one in manifest.kernels if one.family == roles[one.family]]
@@ -167,7 +167,7 @@ def _role_problems(manifest: Manifest) -> Iterator[str]:
     served |= {(_ANY, one.place.words, one.target) for one in general}
     for one in manifest.kernels:
         role = roles[one.family]
-        if one.is_plain:  # a plain file has no other to fall back on
+        if one.is_plain:  # a plain file has no fallback
             continue
         if one.role not in {"", role}:
             yield f"{one.symbol} is declared for the role {one.role}, its family is for {role}"
@@ -177,7 +177,7 @@ def _role_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _embedded_problems(contents: WheelContents) -> Iterator[str]:
-    """Per kernel and target: what is embedded is what is declared, once."""
+    """Check that each kernel is embedded as declared, once per target."""
     found = Counter((kernel.name, str(kernel.arch)) for kernel in contents.kernels)
     declared = {(kernel.symbol, str(kernel.target)) for kernel in contents.manifest.kernels}
     for symbol, target in sorted(declared - found.keys()):
@@ -190,7 +190,7 @@ def _embedded_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _resource_problems(contents: WheelContents) -> Iterator[str]:
-    """Registers, stack and threads are those that the manifest tells."""
+    """Check that registers, stack and threads are as declared."""
     declared = {(one.symbol, one.target): one for one in contents.manifest.kernels}
     for kernel in contents.kernels:
         record = declared.get((kernel.name, kernel.arch)) if kernel.arch else None
@@ -213,7 +213,7 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Every image is of a kind we make: for a target of the set, packed, one kernel in PTX."""
+    """Check that every image is of our kinds: a target of the set, compressed, one PTX kernel."""
     targets = set(contents.manifest.arch_set.archs)
     codec = expected_linkage(contents.manifest).codec
     plain = {one.symbol for one in contents.manifest.kernels if one.is_plain}
@@ -229,12 +229,12 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _is_plain(image: Image, plain: set[str]) -> bool:
-    """Tell if an image is of a plain file, whose PTX has all of its kernels."""
+    """Tell if an image is of a plain file, whose PTX holds all its kernels."""
     return {kernel.name for kernel in image.kernels} <= plain
 
 
 def _linkage_problems(contents: WheelContents) -> Iterator[str]:
-    """The libraries need what is designed, and nobody slipped another one in."""
+    """Check that the libraries need what is expected, and that no other library was added."""
     for name in sorted(set(contents.libraries) - contents.linkage.keys()):
         yield f"`{name}` is a library that is not declared"
     manifest, expected = contents.manifest, expected_linkage(contents.manifest)

@@ -1,4 +1,4 @@
-"""Whose a wheel or conda package is: `verify` judges what a toolkit like this one has built."""
+"""Finds the project of a wheel or conda package: `verify` judges those of such a toolkit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _FOLDERS: Final = (f"{NAME}/", f"{NAME}-")
 
 
 def name_other_project(path: Path) -> str:
-    """Return the project of a wheel or conda package that has no record of its build.
+    """Return the project of a wheel or conda package without a record of its build.
 
-    Empty for one that has, that claims to be of this package by any of its names, or that cannot be
-    read.
+    Empty if it has a record, claims any of this package's names, or cannot be read.
     """
     try:
         name = _name_conda(path) if path.suffix == ".conda" else _name_wheel(path)

@@ -1,4 +1,4 @@
-"""One release held against requirements: a wheel of this package, or anybody's files."""
+"""Compares a release with requirements: a wheel of this package, or files of others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RENAMED: Final = "{} of which the header says {} and the image {}: judged as wha
 
 @dataclass(frozen=True)
 class Release:
-    """What was audited, and where it falls short."""
+    """An audited release and its shortfalls."""
 
     path: str
     inspections: tuple[Inspection, ...]
@@ -48,7 +48,7 @@ class Release:
 
     @property
     def archs(self) -> tuple[Arch, ...]:
-        """The targets of all libraries, old to new."""
+        """The targets of all libraries, oldest first."""
         return tuple(sorted({arch for one in self.inspections for arch in one.report.archs}))
 
     @property
@@ -58,12 +58,12 @@ class Release:
 
     @property
     def opaque(self) -> int:
-        """How many images hold LTO-IR, into which nobody but NVIDIA's linker looks."""
+        """The number of images that hold LTO-IR, which only NVIDIA's linker can read."""
         return sum(one.opaque for one in self.inspections)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is no shortfall, and limits what the verdict can say."""
+        """Remarks that are no shortfall but limit the verdict."""
         names = [one.name for one in self.inspections]
         unused = (
             f"no library is named like `{pattern}`, which has its own table"
@@ -113,12 +113,12 @@ class Release:
 def audit_release(
     path: Path, requirements: Requirements, *, baseline: str | None = None
 ) -> Release:
-    """Hold a file or folder against requirements.
+    """Compare a file or folder with requirements.
 
     Args:
         path: A wheel, library or folder.
         requirements: What it must hold.
-        baseline: An older release, none of whose targets and kernels may be gone.
+        baseline: An older release. All its targets and kernels must still be there.
 
     Raises:
         KernelsError: The path, or the baseline, cannot be read at all.
@@ -149,15 +149,15 @@ def audit_release(
 
 
 def describe_renamed(inspection: Inspection) -> Iterator[str]:
-    """Say which images are for another target than their headers say."""
+    """Describe images whose code is for another target than their headers say."""
     for (header, image), number in inspection.renamed.items():
         yield RENAMED.format(count(number, "image"), header, image)
 
 
 def is_own_wheel(path: Path) -> bool:
-    """Tell by its manifest if a path is a wheel that a toolkit like this one made.
+    """Tell by its manifest if a toolkit like this one made a path's wheel.
 
-    What has the name of this package counts as one, whatever is in it.
+    A wheel with the name of this package counts as one, whatever is in it.
     """
     if path.suffix != ".whl" or not path.is_file():
         return False

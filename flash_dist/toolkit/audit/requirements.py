@@ -1,7 +1,6 @@
-"""What a release must hold, and where a set of libraries falls short of it: anybody's audit.
+"""Requirements on a release, and the shortfalls of a set of libraries, anybody's.
 
-It fails closed: no GPU code, an image that is not understood, a file that cannot be read are all
-shortfalls.
+It fails closed: no GPU code, an image of unknown format or an unreadable file is a shortfall.
 """
 
 from __future__ import annotations
@@ -46,31 +45,31 @@ if TYPE_CHECKING:
 OPAQUE: Final = (
     "{} of LTO-IR and no other: it was not judged, because only NVIDIA's linker can read it"
 )
-_NAMED = 5  # things that one sentence names before it counts the rest
+_NAMED = 5  # items named in one sentence before the rest is counted
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What is asked of every library with GPU code. Nothing asked: that all can be read."""
+    """Requirements on every library with GPU code. By default, all must be readable."""
 
     archs: tuple[Arch, ...] = ()
-    forbid_extra: bool = False  # no target but those
-    kernels: tuple[str, ...] = ()  # parts of names: such kernels exist and are real
-    no_stubs: re.Pattern[str] | None = None  # kernels of such names are no stubs anywhere
+    forbid_extra: bool = False  # no other target
+    kernels: tuple[str, ...] = ()  # parts of names; such kernels exist and are no stubs
+    no_stubs: re.Pattern[str] | None = None  # kernels with such names are no stubs anywhere
     max_bytes: int | None = None  # of the file
-    min_driver: Driver | None = None  # that must load everything
+    min_driver: Driver | None = None  # oldest driver that must load everything
     allow_missing: re.Pattern[str] | None = None  # fatbins of such kernels may lack targets
     headers_only: bool = False  # no image is opened
-    policies: tuple[tuple[str, Requirements], ...] = ()  # for libraries of such names
+    policies: tuple[tuple[str, Requirements], ...] = ()  # for libraries with such names
 
     def of(self, library: str) -> Requirements:
-        """Return what is asked of one library: the first policy whose pattern its name matches."""
+        """Return the requirements on a library: those of the first policy that matches its name."""
         found = (one for pattern, one in self.policies if is_named(library, pattern))
         return next(found, self)
 
     @property
     def choice(self) -> Choice:
-        """How deep the libraries must be read."""
+        """How much of the libraries must be read."""
         asked = (self, *(one for _, one in self.policies))
         deep = any(one.kernels or one.no_stubs for one in asked)
         level: Level = "coverage" if deep else "targets"
@@ -78,7 +77,7 @@ class Requirements:
 
 
 def is_named(library: str, pattern: str) -> bool:
-    """Whether a library's path, or its last part, matches a pattern such as `*cuda12*.so`."""
+    """Whether a pattern such as `*cuda12*.so` matches a library's path, or its last part."""
     names = (library, PurePosixPath(library).name)
     return any(fnmatchcase(name, pattern) for name in names)
 
@@ -90,13 +89,13 @@ def find_shortfalls(
     *,
     size: int | None = None,
 ) -> tuple[Finding, ...]:
-    """Say in sentences what is missing or too much.
+    """Describe what is missing or superfluous.
 
     Args:
-        requirements: What is asked.
-        inspections: The libraries, read as deep as `Requirements.choice` says.
-        unread: What could not be read.
-        size: Bytes of the file that is released, None for a folder.
+        requirements: The requirements.
+        inspections: The libraries, read as `Requirements.choice` says.
+        unread: Files that could not be read.
+        size: Bytes of the released file, None for a folder.
     """
     unreadable = (f"{one.name} cannot be read: {one.reason}" for one in unread)
     found = list(label(AUDIT_UNREAD, unreadable))
@@ -104,7 +103,7 @@ def find_shortfalls(
     if not coded:
         found.append(Finding(AUDIT_NO_GPU_CODE, "no GPU code for NVIDIA inside"))
     for one in inspections:
-        # A release may serve other GPUs, too; whether it serves AMD's is not ours to say.
+        # A release may also serve other GPUs. Whether it serves AMD's is not judged here.
         unclear = [text for text in one.warnings if text != ROCM_WARNING]
         if one.opaque and one.opaque == len(one.report.entries):
             unclear.append(OPAQUE.format(count(one.opaque, "image")))
@@ -134,13 +133,13 @@ def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> I
 
 
 def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterator[str]:
-    """Every image loads, on the GPU that it is made for, with the oldest driver promised."""
+    """Check that the oldest promised driver loads every image on its GPU."""
     reasons: dict[str, int] = {}
     for entry in entries:
         if entry.arch is not None:
             home = Device(entry.arch.major, entry.arch.minor)
             verdict = judge(entry.arch, home, driver, entry.origin)
-            if not verdict:  # what nobody can tell is not promised
+            if not verdict:  # unknown means not promised
                 reasons[verdict.reason] = reasons.get(verdict.reason, 0) + 1
     for reason, images in reasons.items():
         yield f"{reason} ({images} images)" if images > 1 else reason
@@ -175,7 +174,7 @@ def _absent_kernels(kernels: Sequence[str], inspections: Sequence[Inspection]) -
 
 
 def find_losses(baseline: Sequence[Inspection], inspections: Sequence[Inspection]) -> list[str]:
-    """Say which targets and kernels an older release had and this one has not."""
+    """Name the targets and kernels of an older release that this one lacks."""
     changes = find_differences(baseline, inspections).changes
     gone = [change for change in changes if change.after is None and change.before]
     lost = [

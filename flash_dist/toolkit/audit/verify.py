@@ -1,7 +1,7 @@
-"""Is a wheel or conda package the one that was released, and what it says? Fails closed.
+"""Checks that a wheel or conda package is the one released, and as declared. Fails closed.
 
 RECORD and the bill of materials are inside the wheel: whoever changes the wheel can change them.
-Only a manifest that came another way tells that nobody did.
+Only a manifest from another source proves that nobody did.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SILENT: Final = (".tar.gz", ".pyz")  # of a release, beside wheels and packages
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found of one wheel."""
+    """Result of verifying one wheel."""
 
     path: str
     sha256: str  # empty: it could not be read
@@ -72,7 +72,7 @@ class Verification:
 
     @property
     def exit_code(self) -> int:
-        """Return 1 for a failure, 3 where nothing could be checked."""
+        """Return 1 for a failure, 3 if nothing could be checked."""
         if self:
             return EXIT_FINE
         return EXIT_NOTHING_CHECKED if all(self.results) else EXIT_FINDINGS
@@ -144,7 +144,7 @@ def _check_contents(path: Path) -> tuple[CheckResult, ...]:
 
 
 def _check_conda(path: Path) -> tuple[CheckResult, ...]:
-    """Check its own list of files, then the wheel that it was made of."""
+    """Check its own list of files, then the wheel inside."""
     try:
         with open_conda(path) as package:
             paths = replace(check_paths(package), name="paths")
@@ -180,7 +180,7 @@ def _fail(summary: str, problems: Sequence[str], entry: Entry) -> CheckResult:
 
 
 def check_listing(name: str, sha256: str, size: int, listing: Listing | None) -> CheckResult:
-    """Is this the file that the release lists?"""
+    """Check that this is the file that the release lists."""
     if listing is None:
         summary = "not compared with a release: no manifest was named"
         return CheckResult("skip", summary, data={"sha256": sha256})
@@ -208,7 +208,7 @@ def check_listing(name: str, sha256: str, size: int, listing: Listing | None) ->
 
 
 def check_paths(package: CondaContents) -> CheckResult:
-    """Are all files of a conda package those that its paths.json lists?"""
+    """Check that the files of a conda package are those that its paths.json lists."""
     damage = list(find_path_damage(package))
     if damage:
         return _fail("files of the conda package differ from its paths.json", damage, VERIFY_RECORD)
@@ -216,7 +216,7 @@ def check_paths(package: CondaContents) -> CheckResult:
 
 
 def check_archive(path: Path) -> CheckResult:
-    """Is every byte of the archive that of one regular file, told in one way?"""
+    """Check that every byte belongs to one regular file that all readers see the same."""
     with open_file(path) as file:
         members, problems = read_members(file)
     problems = (*problems, *find_foreign_kinds(members))
@@ -226,10 +226,10 @@ def check_archive(path: Path) -> CheckResult:
 
 
 def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
-    """Does it hold the files that its build lists, and a dist-info, alone?"""
+    """Check that it holds only a dist-info and the files that its build lists."""
     with open_wheel(path) as wheel, open_file(path) as file:
         manifest = read_manifest_in(wheel)
-        names = {*wheel.names, *list_names(file)}  # zipfile leaves folders out and cuts at NUL
+        names = {*wheel.names, *list_names(file)}  # zipfile omits folders and cuts names at NUL
         foreign = list(find_foreign_names(names, manifest, more=more))
     if foreign:
         summary = "the wheel holds files that are not of this package, or lacks some"
@@ -241,7 +241,7 @@ def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
 
 
 def check_metadata(path: Path) -> CheckResult:
-    """Do file name, METADATA, WHEEL and _build.json agree?"""
+    """Check that file name, METADATA, WHEEL and _build.json agree."""
     with open_wheel(path) as wheel:
         contradictions = list(find_contradictions(wheel, path.name))
     if contradictions:
@@ -251,7 +251,7 @@ def check_metadata(path: Path) -> CheckResult:
 
 
 def check_conda_archive(path: Path) -> CheckResult:
-    """Does a conda package hold regular files alone, and does every byte belong to one?"""
+    """Check that a conda package holds only regular files, and each byte belongs to one."""
     problems = list(find_foreign_members(path))
     if problems:
         summary = "the archives of the conda package hold more than files"
@@ -260,7 +260,7 @@ def check_conda_archive(path: Path) -> CheckResult:
 
 
 def check_package(package: CondaContents, path: Path) -> CheckResult:
-    """Does a conda package tell clients nothing but what follows from its wheel?"""
+    """Check that what a conda package tells clients follows from its wheel."""
     claims = list(find_foreign_claims(package, path.name))
     if claims:
         summary = "the conda package says more than follows from its wheel"
@@ -270,7 +270,7 @@ def check_package(package: CondaContents, path: Path) -> CheckResult:
 
 
 def check_record(path: Path) -> CheckResult:
-    """Are all files those that RECORD lists?"""
+    """Check that the files are those that RECORD lists."""
     with open_wheel(path) as wheel:
         damage = list(find_damage(wheel))
         files = len(wheel.names)
@@ -280,7 +280,7 @@ def check_record(path: Path) -> CheckResult:
 
 
 def check_audit(path: Path) -> CheckResult:
-    """Does it hold the kernels that it declares?"""
+    """Check that it holds the kernels that it declares."""
     contents = read_contents(path)
     result = audit_contents(contents)
     if not result:
@@ -299,7 +299,7 @@ def check_audit(path: Path) -> CheckResult:
 
 
 def check_sbom(path: Path) -> CheckResult:
-    """Does it hold a bill of materials, and that of these libraries?"""
+    """Check that it holds a bill of materials of these libraries."""
     with open_wheel(path) as wheel:
         manifest, naming = read_manifest_in(wheel), find_naming(wheel.names) or OWN
         bill = bill_name(naming.name)

@@ -1,1 +1,1 @@
-"""Bytes that nobody trusts: files, archives, ELF and PE, names; nothing here knows of GPUs."""
+"""Readers of untrusted bytes: files, archives, ELF, PE and names. They know nothing of GPUs."""

@@ -1,4 +1,4 @@
-"""The members of an archive of object files (`.a`, `.lib`), by name and place; nothing is unpacked.
+"""Reads the members of an archive of object files (`.a`, `.lib`) by name and offset.
 
 Long names come in three forms: `/12` points into the table in member `//` (GNU, Microsoft), and
 `#1/20` says that the first 20 bytes of the data are the name (BSD).
@@ -38,10 +38,10 @@ class Member(NamedTuple):
 
 
 def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Member]:
-    """Yield the members in their order, without symbol and name tables.
+    """Yield the members in order, without symbol and name tables.
 
     Raises:
-        FatbinError: It is no archive, damaged, or a thin one, which holds no files.
+        FatbinError: It is not an archive, is damaged, or is a thin one without files.
     """
     end = file.seek(0, 2)
     file.seek(0)
@@ -68,7 +68,7 @@ def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Memb
 
 
 def _read_header(file: IO[bytes], place: int, end: int) -> tuple[bytes, int]:
-    """Return name and size as they are in the header, and leave the file at the data."""
+    """Return name and size as in the header, and leave the file at the data."""
     file.seek(place)
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:

@@ -1,9 +1,8 @@
-"""How much work a command may be, whatever it opens and whatever is packed in whatever inside it.
+"""Limits the work that a command may do, whatever it opens and however files are nested.
 
-Work is counted and never timed, and the limits follow from sizes alone: what is read on one machine
-is read on all. A file may ask for a multiple of itself, and that is its own: no other file takes it
-away. What small files need beyond it is there once for a command, so that a hundred of them that
-ask for everything are as much work as one.
+Work is counted, never timed, and the limits follow from sizes alone: a file that is read on one
+machine is read on all. Each file may cost a multiple of its size; no other file uses that up. Small
+files share one allowance beyond it per command, so a hundred files that use it cost as much as one.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
 
 Work = Literal["bytes", "searched", "members", "images", "symbols", "kernels"]
 
-LIBRARY_COST: Final = 30  # in members: to open one takes 0.5 ms, to pass a member 0.02 ms
+LIBRARY_COST: Final = 30  # in members: opening one takes 0.5 ms, passing a member 0.02 ms
 
 
 class Limit(NamedTuple):
-    """For all files together, per byte of each, and at most for one; with what real files have.
+    """Limits for all files together, per byte of each, and at most for one.
 
-    Seen were 40 libraries of CUDA 12 and 13, torch, NCCL, cuDNN and cuBLAS, the largest of 1 GB.
+    Measured on 40 libraries of CUDA 12 and 13, torch, NCCL, cuDNN and cuBLAS, up to 1 GB.
     """
 
     shared: int
@@ -34,13 +33,13 @@ class Limit(NamedTuple):
 
 
 LIMITS: Final[dict[Work, Limit]] = {
-    "bytes": Limit(64 << 20, 64, 64 << 30),  # seen: 16 per byte, 6 GB with the wheel's own
-    # Without holes; seen: 6 GB, as above. What is slow to read in PTX counts as more, see cubin.py.
+    "bytes": Limit(64 << 20, 64, 64 << 30),  # measured: 16 per byte, 6 GB with the wheel's own
+    # Without holes; measured: 6 GB, as above. Slow PTX counts more, see cubin.py.
     "searched": Limit(64 << 20, 64, 32 << 30),
-    "members": Limit(50_000, 1 / 256, 1_000_000),  # seen: 12 500 in a wheel of 600 MB
-    "images": Limit(5_000, 1 / 64, 50_000),  # seen: 18 000 in cuFFT, 6 000 in others
-    "symbols": Limit(200_000, 1 / 8, 64_000_000),  # sections and names; seen: 8 million
-    "kernels": Limit(20_000, 1 / 64, 500_000),  # seen: 147 000
+    "members": Limit(50_000, 1 / 256, 1_000_000),  # measured: 12 500 in a wheel of 600 MB
+    "images": Limit(5_000, 1 / 64, 50_000),  # measured: 18 000 in cuFFT, 6 000 in others
+    "symbols": Limit(200_000, 1 / 8, 64_000_000),  # sections and names; measured: 8 million
+    "kernels": Limit(20_000, 1 / 64, 500_000),  # measured: 147 000
 }
 _WORDS: Final[dict[Work, str]] = {
     "bytes": "bytes to unpack",
@@ -57,7 +56,7 @@ _SHARED: ContextVar[dict[Work, int] | None] = ContextVar("shared", default=None)
 
 @contextmanager
 def one_command() -> Iterator[None]:
-    """Let all files that are opened in the block share what is there once."""
+    """Let all files that are opened in the block use one shared allowance."""
     token = _SHARED.set(_all_shared())
     try:
         yield
@@ -70,11 +69,11 @@ def _all_shared() -> dict[Work, int]:
 
 
 class Budget:
-    """What is left for one file and all that is inside it.
+    """Allowance left for one file and everything in it.
 
     Args:
         size: Its bytes.
-        name: What the refusal calls it; "it" where nobody else would be meant.
+        name: Its name in the error; "it" if only one file can be meant.
     """
 
     def __init__(self, size: int, name: str = "") -> None:
@@ -94,19 +93,19 @@ class Budget:
         """Count some work.
 
         Raises:
-            LimitError: It is more than a file of this size may ask for, or more than others left.
+            LimitError: It exceeds the allowance of this file and the rest of the shared one.
         """
         missing = max(0, amount - self._own[work])
         if missing > self._shared[work] and not self._refusal:
             self._refusal = self._refuse(work)
-        if self._refusal:  # nothing more is read, of whatever kind
+        if self._refusal:  # nothing more of any kind is read
             step = "unpack it and pass the files that it holds"
             raise LimitError(self._refusal, hint=step if self._alone else "pass it alone")
         self._own[work] -= amount - missing
         self._shared[work] -= missing
 
     def left(self, work: Work) -> int:
-        """Return how much is left."""
+        """Return the allowance that is left."""
         return self._own[work] + self._shared[work]
 
     def _refuse(self, work: Work) -> str:

@@ -1,4 +1,4 @@
-"""Unpack the images of a fat binary: LZ4 blocks and zstd frames, never more than declared.
+"""Unpack the images of a fat binary: LZ4 blocks and zstd frames, never past the declared size.
 
 Sources: the LZ4 block format description (lz4 project); `compression.zstd` of the Python library.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Codec = Literal["none", "lz4", "zstd", "unknown"]
 
 MAX_IMAGE_BYTES = 1 << 30
-MAX_RATIO = 2_000  # the largest seen in the wild is 207, zstd of zeros reaches 32 000
+MAX_RATIO = 2_000  # the largest seen is 207; zstd of zeros reaches 32 000
 WINDOW_LOG_MAX = 27
 
 _HEAD_BYTES = 64
@@ -32,10 +32,10 @@ _MIN_MATCH = 4
 
 
 def decompress(codec: Codec, data: bytes, size: int) -> bytes:
-    """Unpack data that declares this size, and check that it has just that size.
+    """Unpack data of a declared size, and check that it has exactly that size.
 
     Raises:
-        FatbinError: The data is broken, lies about its size, or is larger than any real image.
+        FatbinError: The data is damaged, has another size, or is larger than any real image.
     """
     if codec == "none":
         return data
@@ -75,10 +75,10 @@ def decompress_zstd(data: bytes, size: int) -> bytes:
 def read_zstd_frame(
     data: FileView, budget: Budget, is_wanted: Callable[[bytes], bool]
 ) -> tuple[int, bytes]:
-    """Unpack the frame that some data begins with, and return how long it is and what is in it.
+    """Unpack the first frame of some data, and return its length and contents.
 
     Raises:
-        FatbinError: It is broken, or its first bytes are not what is wanted.
+        FatbinError: It is damaged, or does not begin with the wanted bytes.
     """
     zstd = _import_zstd()
     options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
@@ -111,10 +111,10 @@ def read_zstd_frame(
 
 @contextmanager
 def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Read the frames of a zstd file as they come, without an idea of its size.
+    """Read the frames of a zstd file of unknown size as a stream.
 
     Raises:
-        FatbinError: The data is broken, also while it is read inside the block.
+        FatbinError: The data is damaged, also while it is read inside the block.
     """
     zstd = _import_zstd()
     options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
@@ -139,7 +139,7 @@ def _import_zstd() -> ModuleType:
 
 
 def decompress_lz4_in_c(data: bytes, size: int) -> bytes:
-    """Unpack one raw LZ4 block with the package `lz4` where it is there, 30 times as fast."""
+    """Unpack one raw LZ4 block with the package `lz4` if installed, 30 times as fast."""
     try:
         from lz4 import block  # noqa: PLC0415  (no requirement)
     except ImportError:
@@ -175,7 +175,7 @@ def decompress_lz4(data: bytes, size: int) -> bytes:
 
 
 def _read_length(data: bytes, place: int, length: int) -> tuple[int, int]:
-    """Return a length and the place after it: a nibble, then bytes as long as they are 255."""
+    """Return a length and the offset after it: a nibble, then bytes while they are 255."""
     if length == _NIBBLE_FULL:
         while data[place] == _LENGTH_CONTINUES:
             length += _LENGTH_CONTINUES

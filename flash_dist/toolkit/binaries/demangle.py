@@ -1,7 +1,7 @@
-"""C++ names as their source has them, through the demangler of libstdc++.
+"""Demangles C++ names with libstdc++.
 
-A name of 230 characters can unpack to 140 million, so the demangler runs in a child process: it is
-stopped when a name takes too long or too much memory. Run as a script, this module is that child.
+A name of 230 characters can unpack to 140 million, so the demangler runs in a child process, which
+is stopped if a name takes too much time or memory. That child runs this module as a script.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 LIBRARY: Final = "libstdc++.so.6"
 MAX_NAME: Final = 64 * 1024
 MAX_DEMANGLED: Final = 1 << 20
-MAX_MEMORY: Final = 1 << 30  # of the child: its address space
-MAX_SECONDS: Final = 1.0  # of the child's work on one name; a long one takes 0.001
-PATIENCE: Final = 10.0  # seconds until the child answers, on a busy machine too
-MAX_FAILURES: Final = 3  # names that end a child before all others stay as they are
+MAX_MEMORY: Final = 1 << 30  # address space of the child
+MAX_SECONDS: Final = 1.0  # seconds per name in the child; a long name takes 0.001
+PATIENCE: Final = 10.0  # seconds until the child answers, also on a busy machine
+MAX_FAILURES: Final = 3  # crashes of the child, after which names stay mangled
 
 _MANGLED = re.compile(r"_Z[\w$.]+", re.ASCII)
 _ANONYMOUS = "(anonymous namespace)"
@@ -39,7 +39,7 @@ _OPENERS = {")": "(", "]": "[", "}": "{", ">": "<"}
 
 @lru_cache(maxsize=65_536)
 def demangle(name: str) -> str:
-    """Return a C++ name in readable form; the name itself where that is not possible.
+    """Return a C++ name in readable form, or the name itself if that is not possible.
 
     NOTE: libstdc++ refuses names of more than 1024 characters; those stay as they are.
     """
@@ -51,7 +51,7 @@ def demangle(name: str) -> str:
 def short_name(demangled: str) -> str:
     """Return a demangled name without its return type and arguments.
 
-    Of a name that is still mangled, the plain part in front of template arguments is read here.
+    If the name is still mangled, return its plain part in front of template arguments.
     """
     if demangled.startswith(_NESTED):
         return _read_nested(demangled)
@@ -85,7 +85,7 @@ def _read_nested(mangled: str) -> str:
 
 
 def _walk(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield place, character and how many brackets are open before it."""
+    """Yield index, character and the number of brackets open before it."""
     opened: list[str] = []
     count = dict.fromkeys("([{<", 0)
     for place, character in enumerate(text):
@@ -95,11 +95,11 @@ def _walk(text: str) -> Iterator[tuple[int, str, int]]:
             opened.append(character)
             count[character] += 1
         elif opener == "<":
-            if opened and opened[-1] == "<" and text[place - 1] != "-":  # else an operator
+            if opened and opened[-1] == "<" and text[place - 1] != "-":  # otherwise an operator
                 opened.pop()
                 count["<"] -= 1
         elif opener is not None and count[opener]:
-            while True:  # a `<` in between was an operator
+            while True:  # a `<` in between belongs to an operator
                 last = opened.pop()
                 count[last] -= 1
                 if last == opener:
@@ -107,7 +107,7 @@ def _walk(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 class _Child:
-    """The process that demangles: started at the first name, given up if names keep ending it."""
+    """The demangling process. It starts with the first name, and stays off if it keeps crashing."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -144,7 +144,7 @@ class _Child:
 
 
 def _exchange(process: subprocess.Popen[bytes], name: str) -> str:
-    """Send a line and read one."""
+    """Send a line and read one line."""
     if process.stdin is None or process.stdout is None:
         return ""
     process.stdin.write(name.encode() + b"\n")
@@ -165,7 +165,7 @@ atexit.register(_child.stop)
 
 
 def serve() -> None:
-    """Demangle the lines of stdin, one answer each; an empty one is a refusal."""
+    """Answer each line of stdin with its demangled name, or an empty line for a refusal."""
     import resource  # noqa: PLC0415  (absent on Windows)
     from signal import ITIMER_PROF, setitimer  # noqa: PLC0415
 
@@ -182,7 +182,7 @@ def serve() -> None:
 
 
 def load() -> Callable[[bytes], bytes]:
-    """Return the demangler of libstdc++, or one that refuses where there is no such library."""
+    """Return the demangler of libstdc++, or a function that refuses all if it is absent."""
     try:
         function = ctypes.CDLL(LIBRARY)["__cxa_demangle"]
         free = ctypes.CDLL(None)["free"]

@@ -1,4 +1,4 @@
-"""The little of ELF that finding GPU code needs: header, sections, strings, all bounds checked.
+"""Reads the parts of ELF that locate GPU code: header, sections, strings, all bounds-checked.
 
 Source: System V ABI, "Object Files", 64-bit little-endian. Host libraries and cubins are both ELF.
 """
@@ -24,7 +24,7 @@ SHT_RELA = 4
 SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 1_000_000
-LONG_NAME = 64  # bytes; longer names count as several
+LONG_NAME = 64  # bytes; a longer name counts as several
 MAX_OVERLAP = 16  # linkers let a name end inside another; hostile files share one long name
 
 _LOADED, _EXECUTABLE = 2, 4  # flags of a section
@@ -34,9 +34,9 @@ _SECTION = Struct("<IIQQQQIIQQ")
 
 
 class Section(NamedTuple):
-    """One section header. Its claims are checked when the data is read, not before.
+    """One section header. It is checked when the data is read.
 
-    NOTE: no dataclass, as the cubins of one large library have 600 000 sections.
+    NOTE: no dataclass, because the cubins of one large library have 600 000 sections.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Section(NamedTuple):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the program has it in memory, from the file."""
+        """Whether it is loaded into memory from the file."""
         return bool(self.flags & _LOADED) and self.in_file
 
     @property
     def is_code(self) -> bool:
-        """Whether the program runs it."""
+        """Whether it holds code."""
         return bool(self.flags & _EXECUTABLE)
 
     @property
@@ -123,9 +123,9 @@ def _read_sections(
 
 
 def _check_overlap(sections: tuple[Section, ...], file_size: int) -> None:
-    """Bound the work: what can be read at all is not much more than the file has bytes.
+    """Bound the work: sections must not hold much more data than the file.
 
-    NOTE: sections past the end are no error here, `.nv_debug.shared` of old cubins is one.
+    NOTE: sections past the end are no error here: old cubins have one, `.nv_debug.shared`.
     """
     absent = (SHT_NULL, SHT_NOBITS)
     readable = 0
@@ -138,7 +138,7 @@ def _check_overlap(sections: tuple[Section, ...], file_size: int) -> None:
 
 
 def section_data(data: Buffer, section: Section) -> bytes:
-    """Return the bytes of a section; none if the file does not hold them."""
+    """Return the bytes of a section, or none if the file does not hold them."""
     return _slice(data, section.offset, section.size) if section.in_file else b""
 
 
@@ -150,7 +150,7 @@ def _slice(data: Buffer, offset: int, size: int) -> bytes:
 
 
 class StringTable:
-    """NUL-terminated names; in total not much more of them than the table has bytes."""
+    """NUL-terminated names, in total not much longer than the table."""
 
     def __init__(self, data: bytes, budget: Budget | None = None) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""Open a file that a user named. What prevents that is one sentence and one step."""
+"""Opens files that a user named, and describes failures in one sentence with one step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a regular file for reading.
 
     Raises:
-        FatbinError: It is absent, of another kind, empty, or not for this user.
+        FatbinError: It is absent, empty, not a regular file, or not readable for this user.
     """
     name = os.fspath(path)
     try:
@@ -57,7 +57,7 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def hash_file(file: IO[bytes], method: str = "sha256") -> bytes:
-    """Return the digest of an open file, from where it stands to its end.
+    """Return the digest of an open file, from its position to its end.
 
     Raises:
         ValueError: This Python does not know the method.
@@ -76,14 +76,14 @@ def unreadable(
     hint: str | None = DAMAGED_HINT,
     kind: type[FatbinError] = FatbinError,
 ) -> FatbinError:
-    """Return the error for a file, which may be inside an archive."""
+    """Return the error for an unreadable file, which may be inside an archive."""
     inside = f" in `{archive}`" if archive else ""
     return kind(f"cannot read `{name}`{inside}: {reason}", hint=hint)
 
 
 @contextmanager
 def unpack_file(chunks: Iterable[bytes], name: str, archive: str) -> Iterator[IO[bytes]]:
-    """Write a member of an archive to a temporary file that has no name and ends with the block."""
+    """Write a member of an archive to an unnamed temporary file that ends with the block."""
     with tempfile.TemporaryFile(prefix=f"{NAME}-") as file:
         try:
             for chunk in chunks:

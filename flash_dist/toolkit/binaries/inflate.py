@@ -1,7 +1,7 @@
-"""Unpack one member of a zip archive piece by piece, however much a byte of it unpacks to.
+"""Unpacks one member of a zip archive piece by piece, for any compression ratio.
 
-Python's zipfile bounds what stored and deflated members give at once; of bzip2 and LZMA it unpacks
-a whole piece, a thousand times its size, and allocates whatever dictionary the member asks for.
+Python's zipfile bounds the output of stored and deflated members. For bzip2 and LZMA it unpacks a
+whole piece, a thousand times its size, and allocates any dictionary that the member asks for.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
-MAX_DICTIONARY: Final = 64 << 20  # of LZMA; its strongest preset has as much
+MAX_DICTIONARY: Final = 64 << 20  # of LZMA; its strongest preset uses as much
 
 _CHUNK: Final = 1 << 20
 _PACKED_CHUNK: Final = 1 << 16
 _LOCAL: Final = Struct("<4s22xHH")  # signature, ..., bytes of name and of extra fields
-_LZMA_HEAD: Final = Struct("<2xHBI")  # version, bytes of properties; lc, lp and pb; dictionary
+_LZMA_HEAD: Final = Struct("<2xHBI")  # version, size of properties; lc, lp and pb; dictionary
 _LZMA_PROPERTIES: Final = 5
 
 
@@ -39,13 +39,13 @@ class _Decoder(Protocol):
 
 
 def read_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Yield the contents of a member, which are what its header declares.
+    """Yield the contents of a member and check them against its header.
 
     Raises:
-        FatbinError: The LZMA dictionary is larger than any honest one.
+        FatbinError: The LZMA dictionary is unreasonably large.
         zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError: The member is damaged.
     """
-    with archive.open(info) as member:  # which compares both headers, and refuses encryption
+    with archive.open(info) as member:  # compares both headers, and refuses encryption
         if info.compress_type not in {zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}:
             while chunk := member.read(_CHUNK):
                 yield chunk

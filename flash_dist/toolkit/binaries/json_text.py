@@ -1,19 +1,19 @@
-"""JSON that others wrote, read in the one way that every reader reads it in."""
+"""Parses JSON of others strictly, so that every reader would read the same."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Final
 
-_SHOWN: Final = 100  # characters of a name
+_SHOWN: Final = 100  # maximum characters of a name
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
-    """Parse JSON, and refuse what two readers may take for two things.
+    """Parse JSON, and reject texts that two readers may read differently.
 
     Raises:
-        ValueError: It is no JSON, an object has a name twice, or a number is none of JSON's.
-        RecursionError: It nests too deep.
+        ValueError: It is not JSON, an object has a name twice, or a number is not a JSON number.
+        RecursionError: It is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_require_unique, parse_constant=_refuse_constant)
 

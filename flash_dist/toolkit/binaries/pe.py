@@ -1,4 +1,4 @@
-"""The little of PE and COFF that finding GPU code needs: the sections of a DLL or object file.
+"""Reads the parts of PE and COFF that locate GPU code: the sections of a DLL or object file.
 
 Source: Microsoft, "PE Format". 64-bit only, for x86-64 and ARM64; all bounds are checked.
 """
@@ -26,7 +26,7 @@ _SIGNATURE = b"PE\0\0"
 _SIGNATURE_AT = Struct("<60xI")  # in the DOS header
 _FILE = Struct("<HHIIIHH")
 _KIND = Struct("<H")
-_BASE = Struct("<24xQ")  # of a PE32+ header: where the file is loaded
+_BASE = Struct("<24xQ")  # in a PE32+ header: the load address
 _SECTION = Struct("<8sIIIIIIHHI")
 _STRINGS_SIZE = Struct("<I")
 _SYMBOL_SIZE = 18
@@ -36,12 +36,12 @@ _HINT = "pass a library for 64-bit Windows, x86-64 or ARM64"
 
 @dataclass(frozen=True)
 class Section:
-    """One section header. Its claims are checked when the data is read, not before."""
+    """One section header. It is checked when the data is read."""
 
     name: str
     offset: int
-    size: int  # of what the file holds and the program sees
-    address: int = 0  # once loaded; that of an object is not known
+    size: int  # of the data that is both in the file and loaded
+    address: int = 0  # once loaded; unknown for an object
     flags: int = 0
 
     @property
@@ -51,12 +51,12 @@ class Section:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the program has it in memory: of a section in the file, Windows asks no more."""
+        """Whether it is loaded into memory. For a section in the file, Windows asks no more."""
         return self.in_file
 
     @property
     def is_code(self) -> bool:
-        """Whether the program runs it."""
+        """Whether it holds code."""
         return bool(self.flags & _EXECUTABLE)
 
     @property
@@ -86,7 +86,7 @@ def read_pe(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
 
 
 def is_object(data: Buffer) -> bool:
-    """Tell a COFF object file, which has no magic, by its machine and its lack of an option."""
+    """Recognise a COFF object file, which has no magic, by its machine and absent options."""
     if len(data) < _FILE.size:
         return False
     machine, _, _, _, _, option_size, _ = unpack(_FILE, data)
@@ -124,7 +124,7 @@ def _read_sections(
 
 
 def _read_name(raw: bytes, strings: StringTable | None) -> str:
-    """Return a name: in place, or `/123` for an offset in the string table."""
+    """Return a name: inline, or `/123` for an offset in the string table."""
     name = raw.rstrip(b"\0")
     if strings is not None and name[:1] == b"/" and name[1:].isdigit():
         return strings.read(int(name[1:]))
@@ -132,7 +132,7 @@ def _read_name(raw: bytes, strings: StringTable | None) -> str:
 
 
 def _read_strings(data: Buffer, start: int, budget: Budget | None) -> StringTable | None:
-    """Return the string table, offsets counted with its size; None if there is none."""
+    """Return the string table, including its size field for offsets; None if there is none."""
     if not 0 < start <= len(data) - _STRINGS_SIZE.size:
         return None
     size = unpack(_STRINGS_SIZE, data, start)[0]
@@ -142,7 +142,7 @@ def _read_strings(data: Buffer, start: int, budget: Budget | None) -> StringTabl
 
 
 def _check_overlap(sections: list[Section], file_size: int) -> None:
-    """Bound the work: what can be read at all is not much more than the file has bytes."""
+    """Bound the work: sections must not hold much more data than the file."""
     readable = (one.size for one in sections if one.in_file and one.end <= file_size)
     if sum(readable) > 2 * file_size:
         message = "PE sections overlap"

@@ -1,4 +1,4 @@
-"""Which files a running process has mapped, from /proc."""
+"""Reads the files that a running process has mapped, from /proc."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import FatbinError
 
 _PROC = Path("/proc")
 _DELETED = " (deleted)"
-_NO_FILES = ("/memfd:", "/dev/", "/SYSV")  # memory that only looks like a deleted file
+_NO_FILES = ("/memfd:", "/dev/", "/SYSV")  # memory that looks like a deleted file
 
 
 class MappedFile(NamedTuple):
@@ -21,10 +21,10 @@ class MappedFile(NamedTuple):
 
 
 def read_mapped_files(pid: int) -> tuple[MappedFile, ...]:
-    """Return the files in the order of the address space, and deleted ones if code of them runs.
+    """Return the files in address order, deleted ones only if code of them runs.
 
     Raises:
-        FatbinError: There is no such process, or it is not for this user to see.
+        FatbinError: There is no such process, or this user may not see it.
     """
     found: list[MappedFile] = []
     for name, runs in _read_maps(pid).items():
@@ -37,7 +37,7 @@ def read_mapped_files(pid: int) -> tuple[MappedFile, ...]:
 
 
 def _read_maps(pid: int) -> dict[str, bool]:
-    """Return the files that a process has mapped, each with whether it executes any of it."""
+    """Return the files that a process has mapped, each with whether it is executable."""
     if not (_PROC / "self").exists():
         message = f"cannot list the files of process {pid}: this system has no /proc"
         raise FatbinError(message)
@@ -59,7 +59,7 @@ def _read_maps(pid: int) -> dict[str, bool]:
 
 
 def _locate(pid: int, name: str) -> str | None:
-    """Return the path of a file as this process sees it; another may be in a container."""
+    """Return the path of a file in this process's view; the other may be in a container."""
     inside = _PROC / str(pid) / "root" / name.lstrip("/")
     try:
         if Path(name).exists() and (not inside.exists() or inside.samefile(name)):

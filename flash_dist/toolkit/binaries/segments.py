@@ -1,7 +1,7 @@
-"""An ELF file as the dynamic linker sees it: segments, the dynamic section, names; all checked.
+"""Reads an ELF file as the dynamic linker does: segments, dynamic section, names; all checked.
 
-The linker reads program headers and no sections, and so does this. Source: System V ABI, "Program
-Loading and Dynamic Linking", 64-bit little-endian.
+The linker reads program headers and no sections. Source: System V ABI, "Program Loading and Dynamic
+Linking", 64-bit little-endian.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from .view import Buffer
 
-MAX_ENTRIES = 1 << 16  # of a list whose honest form has dozens
+MAX_ENTRIES = 1 << 16  # entries of a list; real lists have dozens
 MAX_NAME = 1 << 16
 
-_HEADER = Struct("<HHIQQQIHHHHHH")  # what follows the 16 bytes that identify the file
+_HEADER = Struct("<HHIQQQIHHHHHH")  # fields after the 16 bytes that identify the file
 _IDENTITY, _HEADER_BYTES = 16, 64
 _SEGMENT = Struct("<IIQQQQQQ")
 _SECTION = Struct("<IIQQQQIIQQ")
@@ -37,7 +37,7 @@ _DT_STRTAB, _DT_STRSZ = 5, 10
 
 @dataclass(frozen=True)
 class Platform:
-    """What a file is compiled for: the machine of its ELF header and the width of an address."""
+    """Platform of a file: the machine of its ELF header and the width of an address."""
 
     machine: int
     bits: int
@@ -45,10 +45,10 @@ class Platform:
 
 
 def read_platform(data: Buffer) -> Platform:
-    """Read what an ELF file of any kind is compiled for; the header is enough.
+    """Read the platform of an ELF file of any kind from its header.
 
     Raises:
-        FatbinError: It is no ELF file.
+        FatbinError: It is not an ELF file.
     """
     if len(data) < _HEADER_BYTES or bytes(data[:4]) != MAGIC:
         message = "it is not an ELF file"
@@ -59,12 +59,12 @@ def read_platform(data: Buffer) -> Platform:
 
 
 def is_shared(data: Buffer) -> bool:
-    """Whether this is an ELF file that is loaded dynamically: no object, no archive, no cubin."""
+    """Whether this is a dynamically loaded ELF file: no object, no archive, no cubin."""
     return len(data) >= _HEADER_BYTES and bytes(data[:4]) == MAGIC and data[16] == _ET_DYN
 
 
 class AddressMap:
-    """Where in a file the addresses of the loaded library are."""
+    """Maps addresses of the loaded library to offsets in the file."""
 
     def __init__(self, parts: Iterable[tuple[int, int, int]]) -> None:
         """Take (address, offset in the file, bytes) of each part."""
@@ -94,10 +94,10 @@ class Segments:
 
     Args:
         data: The file.
-        whole: Refuse one that ends before what is loaded of it: that would crash its process.
+        whole: Reject a file that ends before its loaded data. Loading it would crash.
 
     Raises:
-        FatbinError: From everything here: the file is damaged, or not 64-bit little-endian.
+        FatbinError: From every method: the file is damaged, or not 64-bit little-endian.
     """
 
     def __init__(self, data: Buffer, *, whole: bool = False) -> None:
@@ -131,7 +131,7 @@ class Segments:
         return tuple(self.name(offset) for offset in self._dynamic.get(tag, ()))
 
     def locate(self, address: int) -> int:
-        """Return where in the file an address of the loaded library is."""
+        """Return the file offset of an address of the loaded library."""
         place = self.addresses.find(address)
         if place is None:
             message = f"address {address:#x} is in no segment of the ELF file"
@@ -146,7 +146,7 @@ class Segments:
         return unpack(form, self.data, place)
 
     def follow(self, tag: int, form: Struct, step: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Walk a list each entry of which says, in a field, how far the next one is."""
+        """Walk a list whose entries hold the distance to the next one in a field."""
         address = self.first(tag)
         place = self.locate(address) if address is not None else None
         for _ in range(MAX_ENTRIES):
@@ -157,7 +157,7 @@ class Segments:
             place = place + entry[step] if entry[step] else None
 
     def name(self, offset: int) -> str:
-        """Return a name of the string table; in total not much more than the table has bytes."""
+        """Return a name of the string table; in total not much more than the table's size."""
         start, limit = self._strings
         place = start + offset
         end = _find_end(self.data, place, min(limit, place + MAX_NAME)) if place < limit else -1
@@ -176,7 +176,7 @@ class Segments:
         return bytes(self.data[place : place + len(name) + 1]) == name + b"\0"
 
     def sections(self) -> Iterator[tuple[int, ...]]:
-        """Yield section headers; a file without them is loaded as well."""
+        """Yield section headers; a loadable file may have none."""
         header = self.unpack(_HEADER, _IDENTITY)
         offset, size, count = header[5], header[10], header[11]
         if size == _SECTION.size and offset + count * size <= len(self.data):
@@ -217,7 +217,7 @@ class Segments:
 
 
 def _find_end(data: Buffer, start: int, limit: int) -> int:
-    """Return where the NUL is, -1 if there is none."""
+    """Return the index of the NUL, or -1 if there is none."""
     if isinstance(data, memoryview):
         found = bytes(data[start:limit]).find(b"\0")
         return start + found if found >= 0 else -1

@@ -1,6 +1,6 @@
-"""What a shared library asks of the dynamic linker, and which symbols and versions it offers.
+"""Reads the dynamic linking data of a shared library: its needs, symbols and versions.
 
-A name is found by its hash, as the linker does it: of a library of 400 MB a few pages are read.
+Names are looked up by hash, as the linker does: of a library of 400 MB a few pages are read.
 Sources: System V ABI, "Dynamic Linking"; Linux Standard Base, "Symbol Versioning"; for the GNU hash
 table, what binutils writes and glibc reads.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .view import Buffer
 
-MAX_CHAIN = 1 << 14  # names with one hash value; honest tables have a few
+MAX_CHAIN = 1 << 14  # names with one hash value; real tables have a few
 
 _SYMBOL = Struct("<IBBHQQ")
 _U16, _U32, _U64 = Struct("<H"), Struct("<I"), Struct("<Q")
@@ -33,7 +33,7 @@ _DEFINED, _DEFINED_NAME = Struct("<HHHHIII"), Struct("<II")
 
 _SHT_DYNSYM = 11
 _STB_LOCAL, _STB_WEAK = 0, 2
-_INDEX = 0x7FFF  # of a version; the bit above it hides the symbol from references without one
+_INDEX = 0x7FFF  # of a version; the bit above hides the symbol from references without a version
 _VER_FLG_WEAK = 2
 
 _DT_NEEDED, _DT_HASH, _DT_SYMTAB = 1, 4, 6
@@ -44,7 +44,7 @@ _DT_VERDEF, _DT_VERNEED = 0x6FFFFFFC, 0x6FFFFFFE
 
 @dataclass(frozen=True)
 class Version:
-    """A version that a library must have: `GLIBC_2.34` of `libc.so.6`."""
+    """A version that a library requires: `GLIBC_2.34` of `libc.so.6`."""
 
     file: str
     name: str
@@ -61,10 +61,10 @@ class Undefined:
 
 
 def open_shared(path: str | os.PathLike[str]) -> SharedObject:
-    """Open a library; its file is closed with the last use of what is returned.
+    """Open a library. Its file is closed with the last use of the returned value.
 
     Raises:
-        FatbinError: The file cannot be read, is cut short, or is no library of 64-bit
+        FatbinError: The file cannot be read, is cut short, or is not a library of 64-bit
             little-endian code.
     """
     with open_file(path) as file:
@@ -72,10 +72,10 @@ def open_shared(path: str | os.PathLike[str]) -> SharedObject:
 
 
 class SharedObject:
-    """A shared library. Its tables are read when they are asked for, and nothing is believed.
+    """A shared library. Tables are read on first use and are not trusted.
 
     Raises:
-        FatbinError: From everything here: the file is damaged, or not 64-bit little-endian.
+        FatbinError: From every method: the file is damaged, or not 64-bit little-endian.
     """
 
     def __init__(self, data: Buffer) -> None:
@@ -83,12 +83,12 @@ class SharedObject:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Libraries that are loaded with it, in their order."""
+        """Libraries that are loaded with it, in order."""
         return self._image.names(_DT_NEEDED)
 
     @cached_property
     def rpath(self) -> tuple[str, ...]:
-        """Folders for its libraries and for theirs; ignored where there is a RUNPATH."""
+        """Folders for its libraries and for theirs; ignored if there is a RUNPATH."""
         return _split_path(self._image.names(_DT_RPATH))
 
     @cached_property
@@ -98,12 +98,12 @@ class SharedObject:
 
     @cached_property
     def versions_needed(self) -> tuple[Version, ...]:
-        """Versions that other libraries must have for this one to be loaded."""
+        """Versions that other libraries must have for this one to load."""
         return tuple(self._versions.values())
 
     @cached_property
     def versions_defined(self) -> frozenset[str]:
-        """Versions that others can need of this library."""
+        """Versions that this library defines for others."""
         entries = self._image.follow(_DT_VERDEF, _DEFINED, 6)
         names = (self._image.unpack(_DEFINED_NAME, place + entry[5]) for place, entry in entries)
         return frozenset(self._image.name(offset) for offset, _ in names)
@@ -124,7 +124,7 @@ class SharedObject:
                 yield self._image.name(name)
 
     def defines(self, name: str) -> bool:
-        """Whether others can use this symbol; through the GNU hash table where there is one."""
+        """Whether others can use this symbol. Uses the GNU hash table if there is one."""
         table = self._hash_table
         if table is None:
             return name in self._all_defined
@@ -153,9 +153,9 @@ class SharedObject:
         yield from _SYMBOL.iter_unpack(table[: len(table) // _SYMBOL.size * _SYMBOL.size])
 
     def _count(self, address: int) -> int:
-        """Return how many symbols there are, which only the tables of hashes tell.
+        """Return the number of symbols, which only the hash tables tell.
 
-        NOTE: a GNU hash table of no names does not tell it; the section header, if any, does.
+        NOTE: an empty GNU hash table does not tell it; the section header, if any, does.
         """
         table = self._image.first(_DT_HASH)
         if table is not None:
@@ -167,7 +167,7 @@ class SharedObject:
 
     @cached_property
     def _versions(self) -> dict[int, Version]:
-        """What the version index of a symbol means."""
+        """Map the version index of a symbol to its version."""
         found: dict[int, Version] = {}
         budget = MAX_ENTRIES
         for place, (_, count, file, first, _) in self._image.follow(_DT_VERNEED, _NEED, 4):
@@ -210,7 +210,7 @@ class _HashTable:
             raise FatbinError(message)
 
     def candidates(self, name: str) -> Iterator[int]:
-        """Yield the symbols whose hash value is that of a name."""
+        """Yield the symbols with the hash value of a name."""
         value = hash_name(name.encode())
         place = self._filter_at + _U64.size * (value // 64 % self._words)
         word = self._image.unpack(_U64, place)[0]

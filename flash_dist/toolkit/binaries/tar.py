@@ -1,7 +1,7 @@
-"""Read a tar archive from a stream, forwards only, in bounded memory.
+"""Reads a tar archive from a stream, forwards only, in bounded memory.
 
-Python's `tarfile` keeps every header it saw and reads extended headers of any size as a whole;
-this reads the regular files of POSIX (ustar, pax) and GNU archives and nothing else.
+Python's `tarfile` keeps every header and reads extended headers of any size as a whole. This reads
+only the regular files of POSIX (ustar, pax) and GNU archives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADER = Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
 _CHECKSUM = slice(148, 156)
 _NAME, _SIZE, _SUM, _KIND, _MAGIC, _PREFIX = 0, 4, 6, 7, 9, 15  # fields of the header
 _REGULAR = {b"0", b"\0", b"7"}
-_EMPTY = {b"1", b"2", b"3", b"4", b"5", b"6"}  # links, devices, folders: no data, whatever size
+_EMPTY = {b"1", b"2", b"3", b"4", b"5", b"6"}  # links, devices, folders: no data, whatever the size
 _PAX, _GNU_NAME, _GNU_SPARSE = b"x", b"L", b"S"
 _OTHER_HEADERS = {b"g", b"K"}  # for all files; the target of a link
 _BASE_256 = 0x80
@@ -51,10 +51,10 @@ class Member:
 
 
 def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Member]:
-    """Yield the regular files in their order; links and folders are left out.
+    """Yield the regular files in order, without links and folders.
 
     Raises:
-        FatbinError: The archive is damaged, or asks for more work than a budget allows.
+        FatbinError: The archive is damaged, or exceeds a budget.
     """
     budget = budget or Budget(MAX_TOTAL_BYTES)
     stream = _Stream(file, budget)
@@ -96,7 +96,7 @@ def _make_member(
 
 
 class _Stream:
-    """Reads just what is asked for, and counts it."""
+    """Reads exactly the bytes requested, and counts them."""
 
     def __init__(self, file: IO[bytes], budget: Budget) -> None:
         self._file = file
@@ -126,7 +126,7 @@ def _unpack_header(header: bytes) -> tuple[bytes, ...]:
 
 
 def _parse_number(field: bytes) -> int:
-    """Read an octal number, or one in base 256 as GNU writes what does not fit."""
+    """Read an octal number, or one in base 256, which GNU uses for large values."""
     if field[0] & _BASE_256:
         return _bounded(int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big"))
     digits = field.split(b"\0", 1)[0].strip() or b"0"
@@ -155,14 +155,14 @@ def _read_extended(stream: _Stream, size: int) -> bytes:
 
 
 def _parse_pax(data: bytes) -> dict[str, str]:
-    """Read lines of `<length> <key>=<value>`, the length being that of the whole line."""
+    """Read lines of `<length> <key>=<value>`; the length covers the whole line."""
     found: dict[str, str] = {}
     place = 0
     while place < len(data):
         blank = data.find(b" ", place, place + _MAX_DIGITS)
         digits = data[place : max(place, blank)]
         end = place + (int(digits) if digits.isdigit() else 0)
-        # NOTE: a record that ends where it starts would be read for ever.
+        # NOTE: a record that ends where it starts would loop for ever.
         is_record = place < blank < end <= len(data)
         key, separator, value = data[blank + 1 : end].partition(b"=") if is_record else (b"",) * 3
         if not separator or not value.endswith(b"\n"):

@@ -1,7 +1,7 @@
-"""The bytes of an open file, read where they are asked for and never mapped.
+"""Reads parts of an open file on demand, without mapping it.
 
-A mapped file that shrinks while it is read ends the process with SIGBUS; here it is an error like
-any other. Small reads that are near each other share one window.
+A mapped file that shrinks during a read ends the process with SIGBUS; here it is an ordinary error.
+Small reads that are near each other share one window.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MORE_FILES_HINT: Final = "`ulimit -n 1024` lets a process open more files"
 
 
 class FileView:
-    """A file, or a part of one, that is read like bytes. Whoever shares it, shares the open file.
+    """A file, or a part of one, that is read like bytes. Views of a file share the open file.
 
     Raises:
-        FatbinError: From all that reads: the file ends before it should, or the disk fails.
+        FatbinError: From every reading method: the file ends too early, or the disk fails.
     """
 
     def __init__(self, file: IO[bytes] | _Handle, start: int = 0, size: int | None = None) -> None:
@@ -37,7 +37,7 @@ class FileView:
         self._window = 0, b""
 
     def close(self) -> None:
-        """Close the file, of which other views may be parts."""
+        """Close the file, which other views may share."""
         self._handle.close()
         self._window = 0, b""
 
@@ -57,13 +57,13 @@ class FileView:
         return self._read(start, end) if start < end else b""
 
     def part(self, start: int, size: int) -> FileView:
-        """Return a part of the file as a view of its own."""
+        """Return a part of the file as a separate view."""
         return FileView(self._handle, self._start + start, min(size, self._size - start))
 
     def find(self, wanted: bytes, start: int = 0, end: int | None = None) -> int:
-        """Return where some bytes begin, -1 where they do not occur; holes of the file are passed.
+        """Return the offset of some bytes, -1 if they do not occur. Holes of the file are skipped.
 
-        NOTE: what begins with a zero may begin in a hole, so that for it holes are read.
+        NOTE: bytes that begin with a zero may begin in a hole, so holes are read for them.
         """
         end = self._size if end is None else min(end, self._size)
         step = _WINDOW
@@ -81,7 +81,7 @@ class FileView:
         return -1
 
     def is_zero(self, start: int, end: int) -> bool:
-        """Whether all bytes between two offsets are zero; holes of the file are passed."""
+        """Whether all bytes between two offsets are zero. Holes of the file are skipped."""
         while (start := self._skip_hole(start)) < end:
             if self[start : min(end, start + _CHUNK)].strip(b"\0"):
                 return False
@@ -90,11 +90,11 @@ class FileView:
 
     @property
     def stored(self) -> int:
-        """Bytes that the disk holds of the file: holes are none."""
+        """Bytes that the disk holds of the file, without holes."""
         return min(self._size, self._handle.stored)
 
     def _skip_hole(self, start: int) -> int:
-        """Return the offset itself, or where the hole ends that it is in."""
+        """Return the offset, or the end of the hole that it is in."""
         return min(self._size, self._handle.find_data(self._start + start) - self._start)
 
     def _read(self, start: int, end: int) -> bytes:
@@ -109,7 +109,7 @@ class FileView:
 
 
 class _Handle:
-    """An open file of its own: it is closed with the last view of it."""
+    """An open file that is closed with its last view."""
 
     def __init__(self, file: IO[bytes]) -> None:
         try:
@@ -122,20 +122,20 @@ class _Handle:
         self.size = status.st_size
         blocks: int | None = getattr(status, "st_blocks", None)
         self.stored = self.size if blocks is None else blocks * _BLOCK
-        if hasattr(os, "posix_fadvise"):  # headers are far apart: no read-ahead
+        if hasattr(os, "posix_fadvise"):  # headers are far apart: disable read-ahead
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self) -> None:
-        if hasattr(self, "_file"):  # it could be opened
+        if hasattr(self, "_file"):  # opening succeeded
             self.close()
 
     def close(self) -> None:
         self._file.close()
 
     def find_data(self, place: int) -> int:
-        """Return the first offset from one on that is in no hole; the file's end where none is.
+        """Return the first offset from a start that is not in a hole, or the file's end.
 
-        NOTE: whoever gave the file has its position in common with it, so that it is put back.
+        NOTE: the file's position is shared with whoever opened it, so it is restored.
         """
         if not hasattr(os, "SEEK_DATA"):
             return place
@@ -144,7 +144,7 @@ class _Handle:
             before = os.lseek(number, 0, os.SEEK_CUR)
             try:
                 return os.lseek(number, place, os.SEEK_DATA)
-            except OSError as error:  # of ENXIO: nothing but a hole is left
+            except OSError as error:  # of ENXIO: only a hole is left
                 return self.size if error.errno == errno.ENXIO else place
             finally:
                 os.lseek(number, before, os.SEEK_SET)
@@ -180,7 +180,7 @@ Buffer = bytes | memoryview | FileView
 
 
 def unpack(form: Struct, data: Buffer, place: int = 0) -> tuple[Any, ...]:
-    """Read numbers at an offset that was checked."""
+    """Read numbers at a checked offset."""
     if isinstance(data, FileView):
         return form.unpack(data[place : place + form.size])
     return form.unpack_from(data, place)

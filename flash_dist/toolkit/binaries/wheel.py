@@ -1,4 +1,4 @@
-"""Open a wheel without trusting it: names checked, sizes bounded, nothing installed or executed."""
+"""Opens an untrusted wheel: checks names, bounds sizes, installs and executes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BROKEN = (
 
 
 class Wheel:
-    """An open wheel; made by `open_wheel`."""
+    """An open wheel, as `open_wheel` returns it."""
 
     def __init__(self, path: str, archive: zipfile.ZipFile, budget: Budget) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class Wheel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all files, as the wheel orders them."""
+        """Names of all files, in the wheel's order."""
         return tuple(self._members)
 
     @property
@@ -58,7 +58,7 @@ class Wheel:
         return self._info(name).file_size
 
     def read(self, name: str) -> bytes:
-        """Return a small member, such as METADATA, as a whole."""
+        """Return the whole of a small member, such as METADATA."""
         size = self.size(name)
         if size > MAX_TEXT_BYTES:
             inside = f"`{name}` in `{self.path}`"
@@ -67,7 +67,7 @@ class Wheel:
         return b"".join(self._chunks(name))
 
     def head(self, name: str) -> bytes:
-        """Return the first bytes of a member; none of one that cannot be unpacked."""
+        """Return the first bytes of a member; empty if it cannot be unpacked."""
         try:
             return next(read_chunks(self._archive, self._info(name)), b"")[:_HEAD]
         except (FatbinError, *_BROKEN):
@@ -75,7 +75,7 @@ class Wheel:
 
     @contextmanager
     def unpacked(self, name: str) -> Iterator[IO[bytes]]:
-        """Unpack a member into a temporary file that has no name and ends with the block."""
+        """Unpack a member into an unnamed temporary file that ends with the block."""
         with unpack_file(self._chunks(name), name, self.path) as file:
             yield file
 
@@ -109,15 +109,15 @@ class Wheel:
 def open_wheel(
     path: str | os.PathLike[str], *, kind: str = "wheel", budget: Budget | None = None
 ) -> Iterator[Wheel]:
-    """Open a wheel for reading, or another zip archive that is called something else.
+    """Open a wheel, or another zip archive, for reading.
 
     Args:
         path: The file.
-        kind: What it is called.
-        budget: What may be read of it; by its size when None.
+        kind: Its name in messages.
+        budget: Limit on the reads; by the file's size when None.
 
     Raises:
-        FatbinError: The file is no wheel, or holds names that no honest wheel has.
+        FatbinError: The file is not a wheel, or holds names that no valid wheel has.
     """
     name = os.fspath(path)
     with open_file(name) as file:
@@ -136,7 +136,7 @@ def open_wheel(
 
 
 def _count_records(path: str, file: IO[bytes], size: int) -> None:
-    """Refuse more members than any wheel has before an object is made of each."""
+    """Reject more members than any wheel has before objects are made of them."""
     start = max(0, size - _RECORDS_END)
     file.seek(start)
     number = file.read(_RECORDS_END).count(_RECORD)

@@ -1,1 +1,1 @@
-"""What a build of ours declares, holds and ships with."""
+"""Describes our builds: what they declare, hold and ship with."""

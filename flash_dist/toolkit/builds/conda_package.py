@@ -1,8 +1,8 @@
-"""A conda package of this package: held against its list of files, and read as the wheel it was.
+"""Reads a conda package of this package as its wheel, and checks its list of files.
 
 A `.conda` file is a zip archive of two tar archives (conda.io, "Package specification"):
-`info-*.tar.zst` holds index.json (what a solver reads) and paths.json (every file with its
-SHA-256), `pkg-*.tar.zst` holds the files. Those of a wheel lie in `site-packages/`.
+`info-*.tar.zst` holds index.json (for solvers) and paths.json (every file with its SHA-256),
+`pkg-*.tar.zst` holds the files. Those of a wheel lie in `site-packages/`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HINT: Final = hint_to_build("`nox -s conda` makes packages of our wheels", DAMA
 
 @dataclass(frozen=True)
 class PackedFile:
-    """One file, as it is listed or as it is."""
+    """One file, as listed or as found."""
 
     sha256: str
     size: int
@@ -48,18 +48,18 @@ class CondaContents:
     """An open package."""
 
     index: dict[str, Any]  # info/index.json
-    info: dict[str, bytes]  # what it says about itself, by name
-    listed: dict[str, PackedFile]  # by info/paths.json
-    files: dict[str, PackedFile]  # that it holds
-    wheel: Path  # a wheel of the same files, as long as the package is open
+    info: dict[str, bytes]  # its description of itself, by file name
+    listed: dict[str, PackedFile]  # listed by info/paths.json
+    files: dict[str, PackedFile]  # found
+    wheel: Path  # a wheel of the same files, while the package is open
 
 
 @contextmanager
 def open_conda(path: str | os.PathLike[str]) -> Iterator[CondaContents]:
-    """Read a conda package of this project; nothing is installed.
+    """Read a conda package of this project without installing it.
 
     Raises:
-        FatbinError: It is none, or cannot be read.
+        FatbinError: It is not one, or cannot be read.
     """
     with (
         tempfile.TemporaryDirectory(prefix=f"{NAME}-") as folder,
@@ -74,26 +74,26 @@ def open_conda(path: str | os.PathLike[str]) -> Iterator[CondaContents]:
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what a solver reads of a conda package, anybody's.
+    """Read index.json, the part for solvers, of any conda package.
 
     Raises:
-        FatbinError: It is none, or cannot be read.
+        FatbinError: It is not one, or cannot be read.
     """
     return read_claims(path)[0]
 
 
 def read_claims(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, PackedFile]]:
-    """Read what a conda package, anybody's, says of itself: index.json, and its list of files.
+    """Read index.json and the list of files of any conda package.
 
     Raises:
-        FatbinError: It is none, or cannot be read.
+        FatbinError: It is not one, or cannot be read.
     """
     with open_wheel(path, kind="conda package") as opened:
         return _parse_info(opened.path, _read_info(opened))
 
 
 def find_path_damage(package: CondaContents) -> Iterator[str]:
-    """Say in sentences where the files and paths.json differ."""
+    """Describe where the files and paths.json differ."""
     for name in sorted(package.listed.keys() - package.files.keys()):
         yield f"paths.json lists {name}, which the package does not hold"
     for name, file in sorted(package.files.items()):
@@ -110,7 +110,7 @@ def part_name(opened: Wheel, kind: str) -> str:
     """Return the name of one of the two archives, `info` or `pkg`.
 
     Raises:
-        FatbinError: There is not one.
+        FatbinError: There is none, or more than one.
     """
     names = [name for name in opened.names if re.fullmatch(rf"{kind}-[^/]+\.tar\.zst", name)]
     if len(names) != 1:
@@ -131,7 +131,7 @@ def _members(opened: Wheel, kind: str) -> Iterator[Iterator[tar.Member]]:
 
 
 def _read_info(opened: Wheel) -> dict[str, bytes]:
-    """Read what the package says about itself: all of it is small."""
+    """Read the package's description of itself, all of it small."""
     info: dict[str, bytes] = {}
     with _members(opened, "info") as members:
         for member in members:
@@ -160,7 +160,7 @@ def _parse_info(path: str, info: dict[str, bytes]) -> tuple[dict[str, Any], dict
 
 
 def _repack(opened: Wheel, path: Path) -> tuple[dict[str, PackedFile], dict[str, bytes]]:
-    """Write the files of `site-packages/` as a zip; return all files, and METADATA and WHEEL."""
+    """Write the files of `site-packages/` as a zip. Return all files, METADATA and WHEEL."""
     files: dict[str, PackedFile] = {}
     texts: dict[str, bytes] = {}
     with (
@@ -190,7 +190,7 @@ def _copy(member: tar.Member, target: IO[bytes]) -> tuple[PackedFile, bytes]:
 
 
 def _name_wheel(path: str, texts: dict[str, bytes]) -> str:
-    """Return the name of the wheel that METADATA and WHEEL are of."""
+    """Return the wheel name that METADATA and WHEEL describe."""
     tags = read_tags(texts.get("WHEEL", b""))
     kinds = {tag.rpartition("-")[0] for tag in tags}
     if "METADATA" not in texts or len(kinds) != 1:

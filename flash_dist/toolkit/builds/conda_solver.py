@@ -1,6 +1,6 @@
-"""What a solver of conda has to know of a wheel: GPUs, driver, glibc, dependencies. Pure functions.
+"""Data on a wheel for conda's solver: GPUs, driver, glibc, dependencies. Pure functions.
 
-`make/conda/recipe.py` writes it into packages, and `verify` holds packages against it.
+`make/conda/recipe.py` writes it into packages, and `verify` compares packages with it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 _HINT: Final = hint_to_build("`nox -s build_wheels` makes them", "name one that was released")
 _TAG: Final = re.compile(r"cp3[0-9]+-abi3-manylinux_([0-9]{1,4})_([0-9]{1,4})_([a-z0-9_]+)")
-# What conda-forge calls them.
+# Their names on conda-forge.
 _RENAMED: Final = {"torch": "pytorch", "nvidia-cuda-runtime-cu12": "cuda-cudart"}
 
-# A package for all Pythons has no markers: what some Pythons need is demanded for all or for none.
-# These are demanded for all. conda-forge and Anaconda's own channel have them for every Python,
-# and empty where the standard library took over (the recipes of backports.zstd say so of 3.14).
+# A package for all Pythons has no markers, so a dependency of some Pythons is required for all or
+# for none. These are required for all. conda-forge and Anaconda's own channel have them for every
+# Python, empty where the standard library took over (see the recipe of backports.zstd for 3.14).
 _EMPTY_WHERE_NOT_NEEDED: Final = frozenset({"backports.zstd"})
 _PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 _SAME_IN_CONDA: Final = frozenset({">=", "<=", ">", "<", "!=", "==", "~="})
 
-_NEWEST: Final = Device(99, 9)  # what no GPU has: code that runs there runs on whatever comes
+_NEWEST: Final = Device(99, 9)  # beyond every GPU: code for it runs on all later GPUs
 _GRID: Final = tuple(
     device
     for major in range(FLOOR.major, _NEWEST.major + 1)
@@ -51,7 +51,7 @@ def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
     """Return the machine and the oldest glibc of a wheel's tags.
 
     Raises:
-        AuditError: They are not those of our wheels.
+        AuditError: They differ from those of our wheels.
     """
     told = tuple(tags)
     found = [match for match in map(_TAG.fullmatch, told) if match and match[3] in SUBDIRS]
@@ -78,10 +78,10 @@ def name_build(label: str, toolkit: str, number: int) -> str:
 def list_dependencies(
     metadata: Metadata, manifest: Manifest, machine: str, glibc: str
 ) -> list[str]:
-    """Return everything that index.json has to depend on.
+    """List all dependencies for index.json.
 
     Raises:
-        AuditError: The wheel says something that conda cannot.
+        AuditError: conda cannot express one of the wheel.
     """
     needed = map_dependencies(metadata, machine)
     return [*needed, f"__glibc >={glibc}", f"__cuda >={oldest_cuda(manifest)}"]
@@ -91,7 +91,7 @@ def constrain_gpus(archs: Iterable[Arch]) -> str:
     """Return the compute capabilities that some targets serve: `>=10.0,<11.0a0|>=12.0`.
 
     Raises:
-        AuditError: They serve none.
+        AuditError: They serve no GPU.
     """
     targets = tuple(archs)
     parts = []
@@ -113,8 +113,8 @@ def _next(device: Device) -> Device:
 def oldest_cuda(manifest: Manifest) -> str:
     """Return the CUDA version of the oldest driver that loads the code: `13.0`.
 
-    It is what machine code needs. PTX of a later minor needs a newer driver; which GPUs run PTX
-    no constraint of conda can say, and doctor does.
+    It is what SASS needs. PTX of a later minor needs a newer driver. No constraint of conda can say
+    which GPUs run PTX; doctor does.
     """
     origins = {one.origin for one in declare_build(manifest).variants}
     origins = origins or {Origin(manifest.toolkit.cuda)}
@@ -128,10 +128,10 @@ def oldest_cuda(manifest: Manifest) -> str:
 
 
 def map_dependencies(metadata: Metadata, machine: str) -> tuple[str, ...]:
-    """Return what METADATA requires, as conda names it.
+    """Return the requirements of METADATA under their conda names.
 
     Raises:
-        AuditError: It requires something that conda cannot say.
+        AuditError: conda cannot express one of them.
     """
     pythons = metadata.python
     if not pythons:
@@ -168,7 +168,7 @@ def _is_needed(requirement: Requirement, pythons: SpecifierSet, machine: str) ->
 
 
 def _imagine_python(version: str, machine: str) -> dict[str, str]:
-    """Return what markers ask of a Python without extras on Linux."""
+    """Return the marker values of a Python without extras on Linux."""
     return {
         "extra": "",
         "implementation_name": "cpython",

@@ -1,4 +1,4 @@
-"""The console scripts of a package: what a wheel says of it, and what a conda package does."""
+"""Console scripts of a package, as a wheel and a conda package describe them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "entry_points.txt"  # in the dist-info of a wheel
 
-LINK: Final = "info/link.json"  # in a conda package without an interpreter of its own
+LINK: Final = "info/link.json"  # in a conda package that serves any interpreter
 
 
 def write_scripts(scripts: Sequence[str]) -> str:
-    """Return entry_points.txt as setuptools writes it, for lines `name = module:function`."""
+    """Return entry_points.txt in setuptools' form, for lines `name = module:function`."""
     return "\n".join(["[console_scripts]", *scripts, ""])
 
 
 def make_link(scripts: Sequence[str]) -> dict[str, Any]:
-    """Return link.json: from it a conda client writes the scripts for the Python it installs to."""
+    """Return link.json, from which conda clients write the scripts for the installed Python."""
     noarch = {"type": "python", "entry_points": list(scripts)}
     return {"noarch": noarch, "package_metadata_version": 1}

@@ -1,4 +1,4 @@
-"""What a wheel of this package really holds, in one frozen value: the input of the audit."""
+"""The actual contents of a wheel of this package in one frozen value: input of the audit."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Naming:
-    """How the members of a wheel are named that a build of this toolkit made."""
+    """Names of the members of a wheel that a build of this toolkit made."""
 
     name: str  # of the package
 
     @property
     def manifest(self) -> str:
-        """Where its record of the build is."""
+        """Path of its record of the build."""
         return f"{self.name}/{FILE_NAME}"
 
     def members(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return its libraries, those of kernels first."""
+        """Return its libraries, those with kernels first."""
         return tuple(f"{self.name}/{one}" for one in manifest.libraries)
 
 
@@ -44,7 +44,7 @@ _MANIFEST = re.compile(rf"([a-z][a-z0-9_]*)/{re.escape(FILE_NAME)}")
 
 
 def find_naming(names: Collection[str]) -> Naming | None:
-    """Return how the package of a wheel is named: this one, or another that the toolkit built.
+    """Return the names in a wheel of this package, or of another that the toolkit built.
 
     None for a wheel that no toolkit made, or that has records of two builds.
     """
@@ -65,7 +65,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Linked:
-    """Needs and exports of one of the libraries, as the dynamic linker reads them."""
+    """Dependencies and exports of one library, as the dynamic linker reads them."""
 
     needed: tuple[str, ...]
     search_path: tuple[str, ...]  # the folders of RPATH and RUNPATH
@@ -74,7 +74,7 @@ class Linked:
 
 @dataclass(frozen=True)
 class WheelContents:
-    """A wheel, read."""
+    """The contents of a wheel."""
 
     path: str
     size: int
@@ -83,11 +83,11 @@ class WheelContents:
     manifest: Manifest
     images: tuple[Image, ...]
     linkage: dict[str, Linked]  # by member name
-    warnings: tuple[str, ...] = ()  # what the fat binary reader did not understand
+    warnings: tuple[str, ...] = ()  # that the fat binary reader could not interpret
 
     @property
     def file_name(self) -> str:
-        """The wheel's name, which tells version and tags."""
+        """The wheel's name, which holds version and tags."""
         return Path(self.path).name
 
     @property
@@ -97,7 +97,7 @@ class WheelContents:
 
 
 def read_contents(path: str | os.PathLike[str]) -> WheelContents:
-    """Read everything that the audit judges.
+    """Read everything that the audit checks.
 
     Raises:
         KernelsError: No toolkit made this wheel, or it cannot be read.
@@ -131,7 +131,7 @@ def _require_member(wheel: Wheel, name: str) -> None:
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """Read what a wheel declares, and nothing else of it.
+    """Read only the manifest of a wheel.
 
     Raises:
         KernelsError: The file is no wheel of this package, or cannot be read.
@@ -141,7 +141,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 
 
 def read_manifest_in(wheel: Wheel) -> Manifest:
-    """Read what an open wheel declares; raises as `read_manifest` does."""
+    """Read the manifest of an open wheel. Raises as `read_manifest` does."""
     naming = find_naming(wheel.names) or OWN
     text = wheel.read(naming.manifest).decode("utf-8", "backslashreplace")
     try:
@@ -166,10 +166,10 @@ def _read_images(wheel: Wheel, name: str) -> tuple[tuple[Image, ...], tuple[str,
 
 
 def read_linked(data: bytes) -> Linked:
-    """Read what the dynamic linker reads of a library.
+    """Read the dynamic linking data of a library.
 
     Raises:
-        FatbinError: The file is no ELF library or is damaged.
+        FatbinError: The file is not an ELF library or is damaged.
     """
     library = SharedObject(data)
     return Linked(library.needed, library.rpath + library.runpath, tuple(library.defined()))

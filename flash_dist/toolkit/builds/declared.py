@@ -1,4 +1,4 @@
-"""The build that a manifest declares, as the rules of `targets/` judge it."""
+"""Converts a manifest into the build that the rules of `targets/` judge."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the libraries of a wheel may ask of the dynamic linker, and how their images are packed.
+"""Expected dynamic dependencies of a wheel's libraries, and compression of their images.
 
-It depends on the CUDA toolkit and on the CPU. CUDA 13 is linked statically. The toolkit that is to
-be had for CUDA 12.4 has no static runtime: the library is loaded from the package
+Both depend on the CUDA toolkit and on the CPU. CUDA 13 is linked statically. The available toolkit
+for CUDA 12.4 has no static runtime: the library is loaded from the package
 nvidia-cuda-runtime-cu12, which the wheel depends on, or from the lib folder of a conda environment.
 """
 
@@ -16,7 +16,7 @@ from ..targets.devices import parse_version, toolkit_compression
 if TYPE_CHECKING:
     from .manifest import Manifest
 
-# What every glibc system has.
+# Part of every glibc system.
 SYSTEM_LIBRARIES: Final = frozenset({
     "libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1",
     "libstdc++.so.6",
@@ -24,34 +24,34 @@ SYSTEM_LIBRARIES: Final = frozenset({
 LOADERS: Final = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 TORCH_LIBRARIES: Final = frozenset({"libtorch.so", "libtorch_cpu.so"})
 BINDING_PATH: Final = ("$ORIGIN",)
-# From the folder of the package: that of the package from PyPI, and that of a conda environment.
+# Relative to the package: the folder of the PyPI package, and that of a conda environment.
 RUNTIME_PATH: Final = ("$ORIGIN/../nvidia/cuda_runtime/lib", "$ORIGIN/../../..")
 
 
 @dataclass(frozen=True)
 class Linkage:
-    """What is expected of the wheels of one toolkit on one CPU."""
+    """Expected linkage of the wheels of one toolkit on one CPU."""
 
     system: frozenset[str]  # may be needed by all
-    runtime: frozenset[str] = frozenset()  # of CUDA; needed by what holds kernels
+    runtime: frozenset[str] = frozenset()  # of CUDA; may be needed by libraries with kernels
     runtime_path: tuple[str, ...] = ()
     codec: str = "zstd"  # of every image
 
     def needs(self, library: str, manifest: Manifest, *, kernels: bool) -> frozenset[str]:
-        """Return what a library needs beside the system's, by its file name."""
+        """Return the libraries that one library needs beside the system's."""
         own = self.runtime if kernels else frozenset()
         if library != BINDING:
             return own
         return own | TORCH_LIBRARIES | (frozenset(manifest.libraries) - {BINDING})
 
     def path(self, library: str, *, kernels: bool) -> tuple[str, ...]:
-        """Return where a library looks for others."""
+        """Return the search path of a library."""
         runtime = self.runtime_path if kernels else ()
         return (*(BINDING_PATH if library == BINDING else ()), *runtime)
 
 
 def expected_linkage(manifest: Manifest) -> Linkage:
-    """Return what a wheel with this manifest has."""
+    """Return the expected linkage of a wheel with this manifest."""
     system = SYSTEM_LIBRARIES | {LOADERS[manifest.arch_set.machine]}
     codec = toolkit_compression(manifest.toolkit.cuda)
     if not has_shared_runtime(manifest.toolkit.cuda):
@@ -65,18 +65,18 @@ def has_shared_runtime(cuda: str) -> bool:
     return parse_version(cuda)[0] < 13  # noqa: PLR2004 - the first major on PyPI with all of it
 
 
-# What every wheel requires beside torch, as pyproject.toml has it.
+# Requirements of every wheel beside torch, as in pyproject.toml.
 REQUIREMENTS: Final = ("packaging", "rich", "backports.zstd; python_version < '3.14'")
 
 
 def requirements_of(manifest: Manifest) -> tuple[str, ...]:
-    """Return everything that METADATA of a wheel with this manifest requires."""
+    """Return all requirements in METADATA of a wheel with this manifest."""
     runtime = runtime_requirements(manifest.toolkit.cuda)
     return (f"torch>={manifest.torch_min}", *REQUIREMENTS, *manifest.dependencies, *runtime)
 
 
 def runtime_requirements(cuda: str) -> tuple[str, ...]:
-    """Return what a wheel of this toolkit depends on beside torch."""
+    """Return the dependencies of this toolkit's wheels beside torch."""
     if not has_shared_runtime(cuda):
         return ()
     major, minor = parse_version(cuda)

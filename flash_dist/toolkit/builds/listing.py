@@ -31,7 +31,7 @@ class Listed:
 class Listing:
     """The files of a release by name."""
 
-    source: str  # where the listing was read
+    source: str  # of the file that was read
     files: dict[str, Listed]
 
 
@@ -39,7 +39,7 @@ def read_listing(path: Path) -> Listing:
     """Read a manifest.
 
     Raises:
-        ManifestError: It cannot be read, or is none.
+        ManifestError: It cannot be read, or is not a manifest.
     """
     try:
         data = parse_json(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""`_build.json`: what the build says is inside this package.
+"""`_build.json`: the build's description of this package.
 
-Every dataclass knows both directions, `from_json` and `to_json`, and the two round-trip.
+Every dataclass has `from_json` and `to_json`, which round-trip.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """Work of others that became part of the libraries."""
+    """Work of others that is part of the libraries."""
 
     name: str
     version: str
-    how: str  # static: an archive that is linked; header-only; compiled-in: by nvcc
-    license: str  # an SPDX expression, or the name of a licence that has none
-    package: str = ""  # where PyPI has it
+    how: str  # static: a linked archive; header-only; compiled-in: by nvcc
+    license: str  # an SPDX expression, or the name of a licence without one
+    package: str = ""  # on PyPI
     sha256: str = ""  # of the archive
 
 
@@ -75,7 +75,7 @@ class TargetInfo:
     """One target of the package."""
 
     target: Arch
-    proof: str  # native: ran there; jit: its PTX ran on newer hardware; assembled: only that
+    proof: str  # native: ran there; jit: its PTX ran on newer hardware; assembled: neither
 
 
 @dataclass(frozen=True)
@@ -93,22 +93,22 @@ class KernelRecord:
 
     symbol: str
     family: str
-    place: Place  # in JSON its values stand by the names of the axes
+    place: Place  # in JSON, each value has the name of its axis
     target: Arch
-    registers: int | None  # PTX has registers only where it was assembled, see assembled_for
+    registers: int | None  # PTX has registers only if assembled, see assembled_for
     spill_bytes: int | None
     stack_bytes: int | None
     static_smem: int | None
     dynamic_smem: int
-    threads: int | None  # at most; None: a plain kernel without launch bounds
+    threads: int | None  # maximum; None: a plain kernel without launch bounds
     proof: str
     assembled_for: tuple[Assembled, ...] = ()
-    source: str = ""  # the generated file; it was compiled for this target alone
-    role: str = ""  # what it is for; several families may serve a role
+    source: str = ""  # the generated file, compiled for this target alone
+    role: str = ""  # purpose; several families may serve a role
 
     @property
     def is_plain(self) -> bool:
-        """Tell if it is of a plain file: no table lists it, and no axis tells it apart."""
+        """Tell if it is of a plain file: without table and axes."""
         return self.place == NOWHERE
 
 
@@ -118,7 +118,7 @@ class Manifest:
 
     package_version: str
     arch_set: ArchSet
-    archsets: tuple[ArchSet, ...]  # all published sets, so that doctor can name the right one
+    archsets: tuple[ArchSet, ...]  # all published sets, from which doctor names the right one
     toolkit: ToolkitInfo
     host: HostInfo
     flags: tuple[str, ...]
@@ -129,20 +129,20 @@ class Manifest:
     kernels: tuple[KernelRecord, ...]
     sources: str = ""  # hash of the files that the libraries were compiled from
     parts: tuple[Part, ...] = ()
-    files: tuple[str, ...] = ()  # of the package, beside the libraries and this one
-    fallbacks: Fallbacks | None = None  # None: of an earlier build
+    files: tuple[str, ...] = ()  # of the package, except the libraries and this file
+    fallbacks: Fallbacks | None = None  # None: written by an earlier build
     product: str = NAME
     axes: Axes = AXES
-    index: str = PRODUCT.index  # address of the package index that has the releases
-    oldest_gpu: Device = OLDEST  # the first compute capability that it is written for
+    index: str = PRODUCT.index  # of the package index with the releases
+    oldest_gpu: Device = OLDEST  # the lowest compute capability that it is written for
     libraries: tuple[str, ...] = PRODUCT.libraries  # files in the package
-    dependencies: tuple[str, ...] = ()  # beside torch and those of `linkage.REQUIREMENTS`
+    dependencies: tuple[str, ...] = ()  # except torch and those of `linkage.REQUIREMENTS`
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
     licenses: tuple[str, ...] = ()  # files in the dist-info
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
-        """Read the parsed JSON, and say what is wrong with it."""
+        """Read the parsed JSON, and report what is wrong with it."""
         if not isinstance(data, dict):
             message = f"the manifest is not an object but {type(data).__name__}"
             raise ManifestError(message)
@@ -187,7 +187,7 @@ class Manifest:
 
     @classmethod
     def from_text(cls, text: str, *, source: object) -> Manifest:
-        """Read the file's text; `source` is named in errors."""
+        """Read the file's text; errors name `source`."""
         try:
             data = parse_json(text)
         except (ValueError, RecursionError) as error:
@@ -196,7 +196,7 @@ class Manifest:
         return cls.from_json(data)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, as it is written to the file."""
+        """Return the file's content as plain data."""
         return {
             "version": VERSION,
             "product": {
@@ -227,7 +227,7 @@ class Manifest:
         }
 
     def to_text(self) -> str:
-        """Return the file's text: one line per kernel, the same for the same content."""
+        """Return the file's text: one line per kernel, equal for equal content."""
         data = self.to_json()
         lists = {name: data.pop(name) for name in ("targets", "kernels")}
         text = json.dumps(data, indent=1).removesuffix("\n}")
@@ -269,7 +269,7 @@ _FLAT: Final[dict[str, type | tuple[type, ...]]] = {
 
 
 def _read(kind: type[T], data: dict[str, Any]) -> T:
-    """Build a flat dataclass; unknown keys are left for newer readers."""
+    """Build a flat dataclass. Unknown keys are ignored: newer readers know them."""
     told = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
     known = {name: data[name] for name in told if name in data}
     for name, value in known.items():

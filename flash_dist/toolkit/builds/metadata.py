@@ -1,4 +1,4 @@
-"""What a wheel says of itself in METADATA and WHEEL, as packaging reads it."""
+"""Reads METADATA and WHEEL of a wheel with packaging."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 NAME: Final = "METADATA"
-# Of email and of packaging, which before 26 fails on a Content-Type that has no text.
+# By email and by packaging, which before 26 fails on a Content-Type without text.
 _REFUSALS: Final = (AssertionError, AttributeError, MessageError, ValueError)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The fields of METADATA that are asked for. Empty or None: it does not say."""
+    """Requested fields of METADATA; empty or None if absent."""
 
     text: bytes  # the whole file
     version: str
-    python: SpecifierSet | None  # that it is for: `>=3.10`
+    python: SpecifierSet | None  # supported versions: `>=3.10`
     requirements: tuple[Requirement, ...] = ()
     summary: str = ""
     license: str = ""
@@ -39,7 +39,7 @@ def read_metadata(wheel: Wheel) -> Metadata:
     """Read the METADATA of a wheel.
 
     Raises:
-        KernelsError: There is not one, or it cannot be understood.
+        KernelsError: It is absent, or malformed.
     """
     found = [name for name in wheel.names if name.endswith(f".dist-info/{NAME}")]
     if len(found) != 1:
@@ -49,16 +49,16 @@ def read_metadata(wheel: Wheel) -> Metadata:
 
 
 def parse_metadata(text: bytes, archive: str) -> Metadata:
-    """Read the file METADATA, of which the description may be cut off.
+    """Parse METADATA, whose description may be cut off.
 
     Args:
         text: The file.
-        archive: What it is in, for the sentence.
+        archive: Name of its archive in messages.
 
     Raises:
-        FatbinError: It cannot be understood.
+        FatbinError: It is malformed.
     """
-    # NOTE: here, because doctor comes by and has no METADATA to read
+    # NOTE: imported here, because doctor loads this module and has no METADATA to read
     from packaging import metadata as packaging  # noqa: PLC0415
 
     try:
@@ -74,5 +74,5 @@ def parse_metadata(text: bytes, archive: str) -> Metadata:
 
 
 def read_tags(text: bytes) -> tuple[str, ...]:
-    """Return the tags in the file WHEEL, as it has them."""
+    """Return the tags of the file WHEEL, unchanged."""
     return tuple(map(str, BytesHeaderParser().parsebytes(text).get_all("Tag", [])))

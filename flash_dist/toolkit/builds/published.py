@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Proof = Literal["native", "jit", "assembled"]
 
 FILE_NAME: Final = "archsets.json"
-ANYBODY: Final = "*"  # in the place of a client: every one that is not named
+ANYBODY: Final = "*"  # stands for every client that is not named
 MACHINES: Final = ("x86_64", "aarch64")
 
 _LABEL = re.compile(r"[a-z0-9]{1,10}")
@@ -54,10 +54,10 @@ _MEGA = 1_000_000
 
 
 def load_archsets(path: Source | None = None) -> dict[str, ArchSet]:
-    """Read the sets by name, in the order of the file; by default of the package's own.
+    """Read the sets by name, in file order; by default those of the package itself.
 
     Raises:
-        ArchError: The file cannot be read, or says what cannot be built.
+        ArchError: The file cannot be read, or holds a set that cannot be built.
     """
     tables = _section(path, "set")
     archsets = {name: _read_set(name, table, path) for name, table in tables.items()}
@@ -69,12 +69,12 @@ def load_archsets(path: Source | None = None) -> dict[str, ArchSet]:
 
 @cache
 def published_sets() -> tuple[ArchSet, ...]:
-    """Return the sets that this version of the package is published as."""
+    """Return the sets that this version of the package is published in."""
     return tuple(load_archsets().values())
 
 
 def known_sets() -> tuple[ArchSet, ...]:
-    """Return the same, and none where the file cannot be read: that is for `check_install`."""
+    """Return the same, or none if the file cannot be read: `check_install` reports that."""
     try:
         return published_sets()
     except ArchError:
@@ -84,8 +84,8 @@ def known_sets() -> tuple[ArchSet, ...]:
 def load_proofs(path: Source | None = None) -> dict[Arch, Proof]:
     """Read how far code of each target was proven on real hardware.
 
-    `native` ran as it is, `jit` ran after the driver compiled it for a newer GPU. A target that
-    is not in the table was `assembled` only.
+    `native` ran there; `jit` ran after the driver compiled it for a newer GPU. A target that is not
+    in the table was only `assembled`.
     """
     proofs: dict[Arch, Proof] = {}
     for target, proof in _section(path, "proof").items():
@@ -101,7 +101,7 @@ def load_picks(path: Source | None = None, machine: str = DEFAULT_MACHINE) -> di
     """Read which set each client gets from the default index or channel, by the client's name.
 
     Raises:
-        ArchError: It is none of the sets for this machine, or lacks code for GPUs of another set.
+        ArchError: It names no set for this machine, or lacks code for GPUs of another set.
     """
     archsets = {k: one for k, one in load_archsets(path).items() if one.machine == machine}
     picks: dict[str, ArchSet] = {}
@@ -117,10 +117,10 @@ def load_picks(path: Source | None = None, machine: str = DEFAULT_MACHINE) -> di
 
 
 def pick_for(client: str, path: Source | None = None, machine: str = DEFAULT_MACHINE) -> ArchSet:
-    """Return the set that a client gets which asks for none.
+    """Return the set for a client that asks for none.
 
     Raises:
-        ArchError: As of `load_picks`; or no set is for this machine.
+        ArchError: As from `load_picks`, or no set is for this machine.
     """
     picks = load_picks(path, machine)
     found = picks.get(client) or picks.get(ANYBODY)
@@ -148,7 +148,7 @@ def _name(path: Source | None) -> object:
 
 
 def _find_own() -> Any:  # noqa: ANN401 - a Source, or a file inside of a zip file
-    """Return the sets of the package, or of the project that a toolkit by itself works for."""
+    """Return the sets of the package, or of the project that a standalone toolkit serves."""
     if IMPORTED_AS:
         return DATA.joinpath(FILE_NAME)
     if PROJECT_FOLDER is None:

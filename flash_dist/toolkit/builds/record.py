@@ -1,4 +1,4 @@
-"""The RECORD of a wheel held against its files: every file listed, with its SHA-256 and size."""
+"""Compares the RECORD of a wheel with its files: each must be listed with SHA-256 and size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..binaries.wheel import Wheel
 
-_SIGNATURES: Final = (".jws", ".p7s")  # of RECORD, which it cannot list
+_SIGNATURES: Final = (".jws", ".p7s")  # of RECORD, which cannot list it
 
 
 class _Entry(NamedTuple):
@@ -23,7 +23,7 @@ class _Entry(NamedTuple):
 
 
 def find_damage(wheel: Wheel) -> Iterator[str]:
-    """Say in sentences where files and RECORD differ."""
+    """Describe where files and RECORD differ."""
     records = [name for name in wheel.names if name.endswith(".dist-info/RECORD")]
     if len(records) != 1 or records[0].count("/") != 1:
         yield f"the wheel holds {len(records)} RECORD files, not one"
@@ -66,7 +66,7 @@ def hash_member(wheel: Wheel, name: str) -> str:
 
 
 def _decode(text: str) -> str:
-    """Return a hash of RECORD, `sha256=<urlsafe base64>`, in hexadecimal; empty if it is none."""
+    """Return a hash of RECORD, `sha256=<urlsafe base64>`, in hexadecimal; empty if malformed."""
     method, _, value = text.partition("=")
     if method != "sha256":
         return ""

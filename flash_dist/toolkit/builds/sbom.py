@@ -1,4 +1,4 @@
-"""The bill of materials inside a wheel, held against its `_build.json` and its libraries.
+"""Compares the bill of materials in a wheel with its `_build.json` and its libraries.
 
 CycloneDX in `dist-info/sboms` (PEP 770).
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def bill_name(package: str) -> str:
-    """Return the file of the bill of a package."""
+    """Return the file name of a package's bill of materials."""
     return f"{package}.cdx.json"
 
 
@@ -24,8 +24,8 @@ def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) ->
     """Say in sentences where the bill is not that of this wheel.
 
     Args:
-        text: The bill.
-        manifest: What the wheel declares.
+        text: The bill of materials.
+        manifest: The wheel's manifest.
         files: SHA-256 of the wheel's libraries, by name.
     """
     try:
@@ -53,7 +53,7 @@ def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) ->
 
 
 class _Bill:
-    """What is compared of a CycloneDX document."""
+    """The compared fields of a CycloneDX document."""
 
     def __init__(self, data: dict[str, Any], product: str) -> None:
         if data["bomFormat"] != "CycloneDX":

@@ -1,7 +1,7 @@
-"""The headers of a tar archive that an extracting program acts upon and our own reader passes over.
+"""Checks tar headers that extracting programs act on and our own reader ignores.
 
-Links, devices and permissions: a package of ours has regular files and nothing else. Held against
-what rattler-build writes: POSIX headers, with GNU's or pax's for a long name.
+These are links, devices and permissions: our packages have regular files only. The reference is the
+output of rattler-build: POSIX headers, with GNU's or pax's for a long name.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MAX_BYTES: Final = 2 << 30
 _BLOCK, _CHUNK = 512, 1 << 20
 _REGULAR = {b"0", b"\0"}
 _LONG_NAMES = {b"L", b"x"}
-_BAD_MODE = 0o7002  # setuid, setgid, sticky; for others to write
+_BAD_MODE = 0o7002  # setuid, setgid, sticky; writable for others
 _AFTER_END = 1 << 20
 
 
 def find_foreign_headers(file: IO[bytes]) -> Iterator[str]:
-    """Say in sentences what no package of ours holds.
+    """Describe headers that no package of ours holds.
 
     Raises:
-        FatbinError: The archive cannot be followed.
+        FatbinError: The archive is damaged.
     """
     budget = MAX_BYTES
     for _ in range(MAX_HEADERS):

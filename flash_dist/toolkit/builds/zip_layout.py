@@ -1,8 +1,8 @@
-"""Every byte of a zip archive accounted for: what lies beside its members, or is told twice.
+"""Accounts for every byte of a zip archive: finds gaps between members and contradictions.
 
 An installer reads the list at the end of an archive; others read the header before each member, or
-search for one. Where these differ, or bytes belong to nothing, two programs see two archives.
-Our builds write neither. Source: PKWARE, "APPNOTE.TXT".
+search for one. If these differ, or bytes belong to nothing, two programs see two archives. Our
+builds never write such files. Source: PKWARE, "APPNOTE.TXT".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_ENTRIES: Final = 10_000
-MAX_BYTES: Final = 2 << 30  # unpacked: ten times the largest wheel
+MAX_BYTES: Final = 2 << 30  # unpacked bytes: ten times the largest wheel
 
 _END = Struct("<4s4H2IH")
 _ENTRY = Struct("<4s6H3I5H2I")
@@ -28,20 +28,20 @@ _ZIP64 = 1
 _IN_EXTRA = 0xFFFFFFFF
 _STORED, _DEFLATED = 0, 8
 _UNIX, _IS_FOLDER, _IS_TEXT, _NEEDED = 3, 0x10, 1, 45
-_FLAGS = 0x0806  # how hard deflate tried, and that names are UTF-8
+_FLAGS = 0x0806  # deflate's effort, and UTF-8 names
 _CHUNK = 1 << 20
 
 
 class _OddError(Exception):
-    """What follows cannot be read."""
+    """The rest cannot be read."""
 
 
 @dataclass(frozen=True)
 class Member:
     """One line of the list at the end."""
 
-    name: str  # as it stands there; bytes that are not ASCII are escaped
-    mode: int  # as `os.stat` has it: kind of file and permissions; 0: not told
+    name: str  # unchanged; bytes that are not ASCII are escaped
+    mode: int  # as in `os.stat`: kind of file and permissions; 0: absent
     size: int
     packed: int
     crc: int
@@ -53,7 +53,7 @@ class Member:
 
 
 def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
-    """Read the list of an archive, and say in sentences what no build of ours packs."""
+    """Read the list of an archive, and describe what our builds never write."""
     members: list[Member] = []
     problems: list[str] = []
     try:
@@ -68,7 +68,7 @@ def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
 
 
 def list_names(file: IO[bytes]) -> tuple[str, ...]:
-    """Return all names of an archive, as they stand in its list; empty where it has none."""
+    """Return all names of an archive, as in its list; empty if it has no list."""
     try:
         start, end, count = _find_list(file)
         listed = _read_list(_read(file, start, end - start), count)
@@ -105,7 +105,7 @@ def _belong(twice: bool) -> str:  # noqa: FBT001 - which of two words
 
 
 def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
-    """Return where the list begins and ends, and how long it is."""
+    """Return start, end and length of the list."""
     size = file.seek(0, os.SEEK_END)
     last = size - _END.size
     fields = _END.unpack(_read(file, last, _END.size)) if last >= 0 else (b"",) * 8
@@ -157,18 +157,18 @@ def _read_list(data: bytes, count: int) -> Iterator[Member | str]:
 
 
 def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
-    """Return the sizes, which may be in a field of 64 bits, and whether there is any other."""
+    """Return the sizes, which may be in a 64-bit field, and whether there is another such field."""
     if not extra:
         return packed, size, False
     if len(extra) == _EXTRA.size + _SIZES.size and _EXTRA.unpack_from(extra) == (_ZIP64, 16):
         wide_size, wide_packed = _SIZES.unpack_from(extra, _EXTRA.size)
-        if (packed, size) in {(wide_packed, wide_size), (_IN_EXTRA, _IN_EXTRA)}:  # never one alone
+        if (packed, size) in {(wide_packed, wide_size), (_IN_EXTRA, _IN_EXTRA)}:  # never alone
             return wide_packed, wide_size, False
     return packed, size, True
 
 
 def _read_header(file: IO[bytes], one: Member) -> tuple[int, list[str]]:
-    """Read the header before a member; return its length and how it differs from the list."""
+    """Read the header before a member. Return its length and how it differs from the list."""
     data = _read(file, one.place, _LOCAL.size)
     if data[:4] != _LOCAL_MAGIC:
         message = f"there is no header before {one.name}"
