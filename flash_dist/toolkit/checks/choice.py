@@ -1,4 +1,4 @@
-"""Which checks of doctor are wanted: all, some by name, all but some."""
+"""Selects the checks of doctor: all, some by name, or all except some."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckChoice:
-    """What is asked for. What is not in it is not run."""
+    """The selection. Checks outside it do not run."""
 
     only: frozenset[str] = frozenset()  # empty: all
     skip: frozenset[str] = frozenset()
@@ -23,7 +23,7 @@ class CheckChoice:
         return name not in self.skip and (not self.only or name in self.only)
 
     def require_known(self, names: Iterable[str]) -> None:
-        """Refuse what is no check, and a choice that leaves none.
+        """Reject names that are no check, and a choice that leaves none.
 
         Raises:
             UsageError: With all names.

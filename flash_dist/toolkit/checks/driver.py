@@ -1,4 +1,4 @@
-"""Checks of the NVIDIA driver, and of the variables that change what is loaded."""
+"""Checks the NVIDIA driver and the variables that change which code it loads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..targets.verdict import Build
     from .environment import Environment
 
-# What names GPUs, or says what the JIT costs: no code runs or does not for it.
+# Variables that select GPUs or change the cost of the JIT. No code depends on them.
 _NEUTRAL = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -45,7 +45,7 @@ _LONGEST_VALUE = 80
 
 
 def check_variables(environment: Environment) -> CheckResult:
-    """Variables that make the driver ignore embedded code, or that we cannot read."""
+    """Check for variables that make the driver ignore embedded code, or that are malformed."""
     shown = tuple(f"{name}={_shorten(value)}" for name, value in environment.variables.items())
     malformed = _find_malformed(environment.variables)
     if malformed:
@@ -73,7 +73,7 @@ def check_variables(environment: Environment) -> CheckResult:
             f"`unset {SMEM_VARIABLE}`",
             SMEM_LIMIT,
         )
-    told = environment.host is not None and environment.host.nvml.gpus  # by `check_visible`
+    told = environment.host is not None and environment.host.nvml.gpus  # checked by `check_visible`
     if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None and not told:
         visible = environment.variables["CUDA_VISIBLE_DEVICES"]
         summary = f"CUDA_VISIBLE_DEVICES={visible} hides the other GPUs, if there are any"
@@ -84,7 +84,7 @@ def check_variables(environment: Environment) -> CheckResult:
 
 
 def check_neutral(environment: Environment) -> CheckResult | None:
-    """Variables that a what-if was given and that no verdict depends on; None without any."""
+    """Name the variables of a what-if that no verdict depends on; None if there are none."""
     named = [name for name in _NEUTRAL if name in environment.variables]
     if not environment.what_if or not named:
         return None
@@ -92,12 +92,12 @@ def check_neutral(environment: Environment) -> CheckResult | None:
 
 
 def _shorten(value: str) -> str:
-    """Cut what names dozens of folders; `--json` has all of it."""
+    """Shorten values that name dozens of folders; `--json` shows them in full."""
     return value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
 
 
 def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | None:
-    """Return the first of our own variables that cannot be read, and what is wrong with it."""
+    """Return the first of our own variables that is malformed, and what is wrong with it."""
     limit = variables.get(SMEM_VARIABLE, "")
     if limit and read_smem_limit(limit) is None:
         problem = f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit:.60}`"
@@ -110,7 +110,7 @@ def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | No
 
 
 def check_driver(environment: Environment) -> CheckResult:
-    """The driver is there and new enough for the toolkit, the PTX ISA and the compression."""
+    """Check that the driver exists and is new enough for toolkit, PTX ISA and compression."""
     cuda, build = environment.cuda, environment.installed.build
     explained = explain_no_gpu(environment)
     if explained is not None:
@@ -144,14 +144,14 @@ def check_driver(environment: Environment) -> CheckResult:
 
 
 def explain_broken(cuda: Cuda) -> Entry:
-    """Return what explains a driver that does not answer: the same as `explain` says of a code."""
+    """Explain a driver that does not answer, in the same words as `explain` for its code."""
     found = [one.entry for one in explain(cuda.reason)]
     sure = cuda.code is not None or found == [LIBCUDA_EMPTY]
     return found[0] if sure and found and found[0] is not CUDA_ERROR else DRIVER_BROKEN
 
 
 def driver_needs(build: Build) -> tuple[str, ...]:
-    """Say what each property of a build asks of the driver."""
+    """Say what each property of a build requires of the driver."""
     lines = []
     if build.toolkit:
         lines.append(f"CUDA {build.toolkit} needs driver {toolkit_driver(build.toolkit)} or newer")

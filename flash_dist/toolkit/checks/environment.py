@@ -1,4 +1,4 @@
-"""The machine as `doctor` sees it: one frozen value, gathered without torch and without a GPU."""
+"""Describes the machine for `doctor` in one frozen value, without torch and without a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..targets.devices import Device, Driver
 
 _OF_PRODUCT = tuple(one.name for one in PRODUCT.variables)
-# Variables that change what is loaded or seen of GPUs.
+# Variables that change which code is loaded or which GPUs are visible.
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -45,7 +45,7 @@ VARIABLES = (
     SMEM_VARIABLE,
     *_OF_PRODUCT,
 )
-# Those that no rule knows of GPUs that are not here.
+# Variables that no rule applies to GPUs that are not here.
 _OF_A_MACHINE = {
     "CUDA_CACHE_PATH",
     "NVIDIA_VISIBLE_DEVICES",
@@ -53,7 +53,7 @@ _OF_A_MACHINE = {
     *_OF_PRODUCT,
 }
 WHAT_IF_VARIABLES = tuple(name for name in VARIABLES if name not in _OF_A_MACHINE)
-# Variables that change which files are found; where they are empty they change nothing.
+# Variables that change which files are found. Empty ones have no effect.
 SEARCH_VARIABLES = (*LOADER_VARIABLES, "PYTHONPATH")
 
 
@@ -72,11 +72,11 @@ class Environment:
     cuda: Cuda
     installed: Installed
     loading: Loading = field(default_factory=lambda: Loading("not-tried"))
-    predicted: Loading | None = None  # what was said of the loading before it was tried
+    predicted: Loading | None = None  # the prediction, made before loading was tried
     variables: Mapping[str, str] = field(default_factory=dict)
     files: InstallFiles = field(default_factory=InstallFiles)
     what_if: bool = False
-    host: Host | None = None  # None: not looked at, as in a what-if
+    host: Host | None = None  # None: not examined, as in a what-if
     torch_code: TorchCode | None = None  # None: no GPU to judge it on
 
     def to_json(self) -> dict[str, Any]:
@@ -100,9 +100,9 @@ class Environment:
 
 
 def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
-    """Look at this machine; what takes long only where its check is wanted.
+    """Examine this machine; run slow steps only if their check is wanted.
 
-    Whether the compiled parts load is predicted, not tried.
+    Loading of the compiled parts is predicted, not tried.
     """
     installed = read_installed()
     found = _describe_host(read_cuda(), installed)
@@ -121,7 +121,7 @@ def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
 
 
 def gather_gpus(installed: Installed | None = None, cuda: Cuda | None = None) -> Environment:
-    """Look at this machine's GPUs and driver alone: what a build, or others' libraries, runs on.
+    """Examine only this machine's GPUs and driver: where any library runs.
 
     The driver is asked in this process unless its answer is given.
     """
@@ -144,10 +144,10 @@ def imagine_environment(
 
     Args:
         devices: Its GPUs.
-        driver: None is taken as new enough.
-        variables: Those of its processes.
+        driver: None counts as new enough.
+        variables: Environment of its processes.
         installed: Another build.
-        around: The machine whose system, torch and build it has in place of this one's.
+        around: The machine to take system, torch and build from, instead of this one.
     """
     cuda = imagine_cuda(devices, driver)
     if around is None:
@@ -171,7 +171,7 @@ def _describe_host(cuda: Cuda, installed: Installed) -> Environment:
 
 
 def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep the variables that matter."""
+    """Keep the variables that have an effect."""
     found = {name: environ[name] for name in VARIABLES if name in environ}
     return found | {name: environ[name] for name in SEARCH_VARIABLES if environ.get(name)}
 
@@ -184,7 +184,7 @@ def read_system() -> str:
         release = platform.freedesktop_os_release()
     except OSError:
         return platform.platform()
-    return release.get("PRETTY_NAME") or platform.platform()  # which starts a process
+    return release.get("PRETTY_NAME") or platform.platform()  # it starts a process
 
 
 def read_python() -> str:
@@ -194,7 +194,7 @@ def read_python() -> str:
 
 
 def read_libc() -> str:
-    """Name the C library: `glibc 2.36`; `musl or unknown` where confstr does not tell."""
+    """Name the C library: `glibc 2.36`; `musl or unknown` if confstr does not say."""
     try:
         text = os.confstr("CS_GNU_LIBC_VERSION")
     except (AttributeError, ValueError, OSError):
@@ -207,7 +207,7 @@ def _predict(environment: Environment) -> Loading:
 
 
 def prove_loading(environment: Environment) -> Environment:
-    """Load the parts where that was only predicted; the prediction is kept beside the result."""
+    """Load the parts if that was only predicted; keep the prediction beside the result."""
     if environment.loading.source != "predicted":
         return environment
     return replace(environment, loading=try_loading(), predicted=environment.loading)
@@ -219,7 +219,7 @@ def judge_gpu(environment: Environment, gpu: Gpu) -> DeviceVerdict:
 
 
 def find_situation(environment: Environment, gpu: Gpu) -> Situation:
-    """Put a GPU among all that decides what it can load."""
+    """Combine a GPU with everything that decides which code it can load."""
     situation = Situation.of(
         gpu.device, environment.cuda.driver, environment.variables, smem_optin=gpu.smem_optin
     )

@@ -1,4 +1,4 @@
-"""Checks of one GPU against the code of the installed build."""
+"""Checks one GPU against the code of the installed build."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .environment import Environment
 
 _GIB = 1 << 30
-# What a verdict without code is, by its cause.
+# Finding for a verdict without code, by its cause.
 REFUSED: dict[Cause, Entry] = {
     "driver-too-old": DRIVER_TOO_OLD,
     "hardware-too-old": HARDWARE_TOO_OLD,
@@ -64,7 +64,7 @@ REFUSED: dict[Cause, Entry] = {
 
 
 def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
-    """Say which variant each kernel will use on this GPU, or what to do where there is none."""
+    """Say which variant each kernel will use on this GPU, or what to do if there is none."""
     if environment.installed.build is None:
         return _judge_sets(environment, gpu)
     verdict = judge_gpu(environment, gpu)
@@ -100,7 +100,7 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
 
 
 def _judge_sets(environment: Environment, gpu: Gpu) -> CheckResult:
-    """Say which arch sets of a project would serve this GPU, where nothing is built to judge."""
+    """Name the arch sets of a project that would serve this GPU, if there is no build."""
     sets = () if IMPORTED_AS else candidates_of(known_sets(), environment.machine)
     if not sets:
         return CheckResult(
@@ -129,7 +129,7 @@ def _better(environment: Environment) -> str:
 
 
 def _is_compiled_without(verdict: DeviceVerdict, build: Build) -> bool:
-    """Whether the driver would compile PTX of a build, were it let or able to."""
+    """Whether the driver would compile PTX of a build if it were allowed and able to."""
     situation = replace(verdict.situation, jit=ALLOWED)
     return judge_device(build, situation).how == "jit"
 
@@ -144,7 +144,7 @@ def _allow_jit(environment: Environment, verdict: DeviceVerdict) -> str:
 
 
 def _describe_arm(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
-    """Say of a GPU that is not here which machines have it."""
+    """Say which machines have a GPU that is not here."""
     if not environment.what_if:
         return ()
     own = _build(environment).project == NAME
@@ -170,9 +170,9 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
 
 
 def check_any_gpu(environment: Environment) -> CheckResult:
-    """There is no GPU: say what that leaves open."""
+    """Report that there is no GPU, and what remains unknown."""
     cuda = environment.cuda
-    reason = cuda.reason if cuda.status == "ok" else ""  # else the driver's check says it
+    reason = cuda.reason if cuda.status == "ok" else ""  # otherwise the driver's check reports it
     return CheckResult(
         "skip",
         "no GPU was found, so nothing could be tested" + (f" ({reason})" if reason else ""),
@@ -182,7 +182,7 @@ def check_any_gpu(environment: Environment) -> CheckResult:
 
 
 def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> CheckResult | None:
-    """Say which GPUs can be used where some cannot; None where all fare alike."""
+    """Say which GPUs are usable if some are not; None if all are alike."""
     able = [result.gpu for result in results if result and result.gpu is not None]
     if not able or len(able) == len(results):
         return None
@@ -224,7 +224,7 @@ def _all_devices(environment: Environment) -> tuple[Device, ...]:
 def describe_gpu(gpu: Gpu) -> str:
     """Name a GPU with its compute capability, memory and multiprocessors.
 
-    Of these a model may show fewer (MIG, MPS), which decides bits.
+    MIG and MPS may show fewer multiprocessors than the model has, which changes bits.
     """
     parts = [describe_device(gpu.device, gpu.name)]
     if gpu.memory_bytes:
@@ -235,7 +235,7 @@ def describe_gpu(gpu: Gpu) -> str:
 
 
 def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
-    """Say how a GPU that the tables do not have was judged, and what was assumed about it."""
+    """Say how a GPU that is missing from the tables was judged, and which assumptions were made."""
     device = gpu.device
     if device.known:
         return ()

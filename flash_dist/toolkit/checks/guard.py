@@ -1,4 +1,4 @@
-"""A check gets its name from whoever runs it, and one that crashes is a result, too."""
+"""Runs a check, adds its name to the result, and turns a crash into a result."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Found = TypeVar("Found", CheckResult, "CheckResult | None")
 
 
 def guard(name: str, check: Callable[[], Found], *, gpu: int | None = None) -> Found:
-    """Run a check and say in its result which it is; if it crashes, that is its result.
+    """Run a check and name it in its result; a crash becomes the result.
 
     Args:
         name: Of the check.
-        check: Returns None where it has nothing to say.
-        gpu: Which one it looks at.
+        check: Returns None if it has nothing to report.
+        gpu: The GPU that it examines.
     """
     try:
         found = check()

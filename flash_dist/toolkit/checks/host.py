@@ -1,7 +1,7 @@
-"""Why there is no driver or no GPU, and what is unusual about the driver: facts of the host.
+"""Explains an absent driver or GPU, and unusual driver setups, from facts of the host.
 
-`explain_no_gpu` speaks for the check of the driver where the host shows the cause. The error
-numbers are those of the CUDA Driver API (CUresult).
+`explain_no_gpu` answers for the driver check if the host shows the cause. The error numbers are
+those of the CUDA Driver API (CUresult).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _MISMATCH = 803  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
 _COMPAT_REFUSED = 804  # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
-# Codes behind which the host may show the cause; every other one names its own.
+# Codes whose cause the host may show; every other code names its own.
 _UNSURE = {None, 3, 100, 101, 304, _MISMATCH, _COMPAT_REFUSED, 999}
 _SHOWN_FILES = 4
 
@@ -51,7 +51,7 @@ _WSL_NOTE = (
 
 
 def explain_no_gpu(environment: Environment) -> CheckResult | None:
-    """Say why CUDA shows no GPU, where the host tells; None where it does not."""
+    """Say why CUDA shows no GPU, if the host shows the cause; otherwise None."""
     host, cuda = environment.host, environment.cuda
     if host is None or cuda.gpus:
         return None
@@ -69,7 +69,7 @@ def explain_no_gpu(environment: Environment) -> CheckResult | None:
 
 
 def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
-    """Explain a libcuda that is not there, where there is a driver for certain."""
+    """Explain a missing libcuda on a host that certainly has a driver."""
     if host.stray_libcuda:
         folder = host.stray_libcuda.rpartition("/")[0]
         summary = f"libcuda.so.1 is in {folder}, which the loader does not search"
@@ -116,7 +116,7 @@ def _explain_compat(environment: Environment, host: Host) -> CheckResult | None:
 
 def _explain_wsl(host: Host) -> CheckResult | None:
     if not (host.wsl and host.libcuda_kind == "driver" and host.libcuda_release):
-        return None  # Windows' has no release in its name: libcuda.so.1.1
+        return None  # on Windows there is no release in its name: libcuda.so.1.1
     summary = f"WSL needs the libcuda of Windows' driver, but {host.libcuda} was loaded"
     fix = "remove the NVIDIA driver from this distribution; /usr/lib/wsl/lib has the right one"
     return _fail(summary, fix, WSL_LINUX_DRIVER)
@@ -165,7 +165,7 @@ def _fail(summary: str, fix: str, entry: Entry) -> CheckResult:
 
 
 def describe_driver(environment: Environment) -> tuple[str, ...]:
-    """Say what is worth knowing of a driver that works."""
+    """Report notable facts of a working driver."""
     host = environment.host
     if host is None or not environment.cuda.gpus:
         return ()
@@ -176,7 +176,7 @@ def describe_driver(environment: Environment) -> tuple[str, ...]:
 
 
 def check_devices(environment: Environment) -> CheckResult | None:
-    """This process may open the device files; None where it may."""
+    """Check that this process may open the device files; None if it may."""
     host = environment.host
     if host is None or not host.denied or not environment.cuda.gpus:
         return None
@@ -185,7 +185,7 @@ def check_devices(environment: Environment) -> CheckResult | None:
 
 
 def check_compat(environment: Environment) -> CheckResult | None:
-    """Libcuda is of the release of the kernel module; None where it is."""
+    """Check that libcuda has the kernel module's release; None if it has."""
     host, driver = environment.host, environment.cuda.driver
     if host is None or driver is None or not environment.cuda.gpus:
         return None

@@ -1,4 +1,4 @@
-"""Checks of what is installed: system, torch, files, build."""
+"""Checks the installation: system, torch, files, build."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LEAVE = (
 
 
 def check_system(environment: Environment) -> CheckResult:
-    """Operating system, C library and Python."""
+    """Check operating system, C library and Python."""
     summary = (
         f"{environment.system}, {environment.machine}, {environment.libc}, "
         f"Python {environment.python}"
@@ -67,10 +67,10 @@ def check_system(environment: Environment) -> CheckResult:
 
 
 def check_torch(environment: Environment) -> CheckResult:
-    """Torch is there, not too old, a CUDA build where there are GPUs, and tested."""
+    """Check that torch exists, is new enough, supports CUDA if there are GPUs, and was tested."""
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
-        if torch.status == "absent" and not IMPORTED_AS:  # there are no operators
+        if torch.status == "absent" and not IMPORTED_AS:  # it has no operators
             return CheckResult("skip", torch.reason)
         fix = torch.advise(installed.torch_min)
         return CheckResult("fail", torch.reason, fix=fix, entry=TORCH_PROBLEMS[torch.status])
@@ -112,7 +112,7 @@ def check_torch(environment: Environment) -> CheckResult:
 
 
 def _prefer_another(environment: Environment, result: CheckResult) -> CheckResult:
-    """Say where each torch lies, and let Python find one that serves in place of a new one."""
+    """Name the folder of each torch, and let Python find a suitable one instead of a new one."""
     first, *others = environment.torch.copies or (None,)
     if first is None:
         return result
@@ -132,14 +132,14 @@ def _prefer_another(environment: Environment, result: CheckResult) -> CheckResul
 
 
 def require_torch(torch: Torch, oldest: str = "") -> CheckResult:
-    """Say that a selftest did not run because torch is not there, or broken."""
+    """Say that a selftest did not run because torch is absent or broken."""
     summary = f"not run: {torch.reason}"
     fix = torch.advise(oldest)
     return CheckResult("fail", summary, fix=fix, entry=TORCH_PROBLEMS[torch.status])
 
 
 def _minor(version: str) -> tuple[int, int]:
-    """Return major and minor: tests cover whole minor releases."""
+    """Return major and minor: tests cover all patch releases of a minor."""
     try:
         parsed = Version(version)
     except InvalidVersion:
@@ -148,7 +148,7 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def check_install(environment: Environment) -> CheckResult:
-    """The files are those that pip recorded, once."""
+    """Check that the files are those that pip recorded, once each."""
     files = environment.files
     if files.unreadable and not (files.missing or files.changed):
         return CheckResult(
@@ -196,7 +196,7 @@ def _count_files(names: tuple[str, ...]) -> str:
 
 
 def check_build(environment: Environment) -> CheckResult:
-    """The build manifest and the code really embedded are there and agree."""
+    """Check that the build manifest and the embedded code exist and agree."""
     installed = environment.installed
     build = installed.build
     if build is None and not IMPORTED_AS:
@@ -238,7 +238,7 @@ def _name_builds() -> str:
 
 
 def _leave(environment: Environment) -> str:
-    """Return the step where sources come before a wheel; empty where they do not."""
+    """Return the step for sources that hide a wheel; empty if they do not."""
     files = environment.files
     if files.in_sources and files.copies:
         return _LEAVE
@@ -249,7 +249,7 @@ def _leave(environment: Environment) -> str:
 
 
 def build_fix(environment: Environment) -> str:
-    """Return the step that leads to a build: there may be one that the source tree hides."""
+    """Return the step that leads to a build; the source tree may hide an existing one."""
     files = environment.files
     if leave := _leave(environment):
         return leave
@@ -260,5 +260,5 @@ def build_fix(environment: Environment) -> str:
 
 
 def reinstall_fix() -> str:
-    """Return the step for files that are not what was built."""
+    """Return the step for files that differ from the build."""
     return "`pip install --force-reinstall --no-deps` the wheel again"

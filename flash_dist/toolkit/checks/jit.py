@@ -1,4 +1,4 @@
-"""The driver's JIT, where some kernel gets to a GPU through it: what it costs, and its cache."""
+"""Checks the driver's JIT compiler, if a kernel needs it: its cost and its cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def uses_jit(verdict: DeviceVerdict) -> bool:
-    """Whether some kernel gets to this GPU through the JIT."""
+    """Whether some kernel needs the JIT on this GPU."""
     return any(kernel.how == "jit" for kernel in verdict.kernels)
 
 
@@ -37,7 +37,7 @@ def describe_first_start(verdict: DeviceVerdict, environment: Environment) -> tu
 
 
 def describe_cost(variables: Mapping[str, str]) -> str:
-    """Say what compiling costs, where the package has measured it; else nothing."""
+    """Return the measured cost of compiling, or an empty text if the package has none."""
     if variables.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
         measured = PRODUCT.jit_cost.get("eager")
         told = f" ({measured})" if measured else ""
@@ -46,7 +46,7 @@ def describe_cost(variables: Mapping[str, str]) -> str:
 
 
 def check_jit(environment: Environment) -> CheckResult | None:
-    """What the JIT compiles is kept; None where that is so, or no kernel needs the JIT."""
+    """Check that the JIT's cache is kept; None if it is, or if no kernel needs the JIT."""
     cache = environment.host.cache if environment.host else None
     problem = find_cache_problem(environment.variables, cache)
     if problem is None or environment.installed.build is None:

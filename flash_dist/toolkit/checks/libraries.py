@@ -1,7 +1,7 @@
-"""Checks of anybody's libraries, ours among them, against the GPUs of a machine, real or imagined.
+"""Checks anybody's libraries, including ours, against the GPUs of a real or imagined machine.
 
-They explain, and accuse nobody: that a container has nothing for a GPU is normal where the library
-never calls it there.
+A container without code for a GPU is explained, not reported as a fault: the library may never call
+it there.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from ..machine.libcuda import Gpu
     from .environment import Environment
 
-_NAMED = 5  # sentences of one library
+_NAMED = 5  # sentences per library
 
-# What helps against an obstacle, by the words of its sentence (`targets/compatibility.py`).
+# Remedy for an obstacle, by the words of its sentence (`targets/compatibility.py`).
 _STEPS = (
     (r"needs (driver \d+ or (newer|older))", r"install NVIDIA \1"),
     (r"or newer, not|needs a driver newer", "install a newer NVIDIA driver"),
@@ -66,7 +66,7 @@ _CUDA: Final = re.compile(r"cu(?:da)?[-_]?([0-9]{2,3}(?:[._][0-9]{1,2})?)(?![0-9
 def examine_libraries(
     environment: Environment, libraries: Iterable[Library | Unread]
 ) -> Iterator[CheckResult]:
-    """Yield a result for each library that will not load, and each GPU with each of GPU code."""
+    """Yield a result for each library that will not load, and each pair of GPU and library."""
     yield from _examine_machine(environment)
     reports, ours, plain, unread, unclear = [], [], 0, list[Unread](), list[CheckResult]()
     loading = LibraryLoading.make(environment)
@@ -108,7 +108,7 @@ def _examine_machine(environment: Environment) -> Iterator[CheckResult]:
 def read_own(library: Library) -> Installed | None:
     """Return the build that a library is part of, from its kernels' names and its manifest.
 
-    None for the libraries of others: of theirs, no name tells which kernels replace each other.
+    None for the libraries of others: no name tells which of their kernels replace each other.
     """
     if not (library.fatbin.report.entries or _is_kernels(library.name)):
         return None
@@ -122,7 +122,7 @@ def read_own(library: Library) -> Installed | None:
     try:
         toolkit = manifest.toolkit.cuda if manifest else None
         variants = read_variants(library.fatbin, toolkit, manifest)
-    except AccessError as error:  # this Python cannot unpack it: headers and the record remain
+    except AccessError as error:  # this Python cannot unpack it: only headers are known
         if manifest is None:
             raise
         return _declare(library, manifest, error.message)
@@ -132,7 +132,7 @@ def read_own(library: Library) -> Installed | None:
 
 
 def _declare(library: Library, manifest: Manifest, reason: str) -> Installed:
-    """Return the kernels that a build declares for the targets that the library's headers name."""
+    """Return the kernels that a build declares for the targets in the library's headers."""
     present = {entry.arch for entry in library.fatbin.report.entries}
     declared = declare_build(manifest).variants
     embedded = tuple(one for one in declared if one.arch in present)
@@ -141,10 +141,10 @@ def _declare(library: Library, manifest: Manifest, reason: str) -> Installed:
 
 
 def _read_manifest(library: Library) -> Manifest | None:
-    """Read the manifest that lies beside a library, in a wheel or a folder.
+    """Read the manifest beside a library, in a wheel or a folder.
 
     Returns:
-        The manifest with the kernels of this library alone; None where it is not of this library.
+        The manifest with the kernels of this library alone; None if it belongs to another library.
 
     Raises:
         KernelsError: There is none, or it cannot be read.
@@ -180,16 +180,16 @@ def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResul
 
 
 def _lament(library: Unread) -> CheckResult:
-    """Say that a library cannot be read; without that of our kernels a build is of no use."""
+    """Say that a library cannot be read. A build is useless without its kernel library."""
     status: Status = "fail" if _is_kernels(library.name) else "warn"
     summary = f"{library.name} cannot be read: {library.reason}"
     return CheckResult(status, summary, entry=LIBRARY_UNREAD, name="library")
 
 
 def _doubt(library: Library) -> Iterator[CheckResult]:
-    """Say what of a library's GPU code is not understood; where none of it is, nothing was judged.
+    """Report GPU code of unknown format; if all of it is, nothing was judged.
 
-    What is not read on purpose, code for other GPUs, is no doubt.
+    Code that is skipped on purpose, for other GPUs, does not count.
     """
     report = library.fatbin.report
     unclear = [text for text in report.warnings if text != ROCM_WARNING]
@@ -216,7 +216,7 @@ def _nothing(files: int) -> str:
 def check_libraries(
     environment: Environment, gpu: Gpu, reports: Sequence[FatbinReport], *, served: bool = False
 ) -> Iterator[CheckResult]:
-    """Say what one GPU takes of each library; only a GPU that none has code for is a failure."""
+    """Say what one GPU takes of each library; fail only if none has code for the GPU."""
     situation = find_situation(environment, gpu)
     verdicts = [judge_library(report, situation) for report in reports]
     served = served or any(verdicts)
@@ -234,13 +234,13 @@ def check_libraries(
 
 
 def _name_family(path: str) -> str:
-    """Name what libraries are called that differ in their CUDA alone; empty for one without it."""
+    """Return the common name of libraries that differ in their CUDA version; empty if none."""
     name, found = _CUDA.subn("cuda*", path)
     return name if found else ""
 
 
 def _is_torchs(path: str, environment: Environment) -> bool:
-    """Whether a library is the one for the CUDA of this machine's torch: that one is loaded."""
+    """Whether a library is the one for the CUDA of this machine's torch, which loads that one."""
     toolkit = environment.torch.cuda.replace(".", "")
     if environment.what_if or not toolkit:
         return False
@@ -250,7 +250,7 @@ def _is_torchs(path: str, environment: Environment) -> bool:
 def _describe(
     place: str, verdict: LibraryVerdict, *, served: bool, instead: str = ""
 ) -> CheckResult:
-    """Say how the code of a library gets to a GPU, and where it has none, whether that matters."""
+    """Say how the code of a library gets to a GPU and, if it has none, whether that matters."""
     if not verdict:
         return _refuse(place, verdict, served=served, instead=instead)
     ways = ", ".join(f"{HOW_WORDS[how]} ({target})" for how, target in verdict.counts)

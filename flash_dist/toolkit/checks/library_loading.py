@@ -1,7 +1,7 @@
-"""Whether anybody's libraries will load here: a result for each that will not.
+"""Predicts whether anybody's libraries will load here, with a result for each that will not.
 
-A package may hold a library for each CUDA release and load one. So what is missing is a failure
-only where no library of the package loads.
+A package may hold a library for each CUDA release and load one. So a missing dependency is a
+failure only if no library of the package loads.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ..loading.host import LoadHost
     from .environment import Environment
 
-# What another library of the same package can make up for.
+# Causes that another library of the same package can make up for.
 _REPLACEABLE = {LIBRARY_MISSING, WRONG_ARCHITECTURE, PYTHON_ABI, DRIVER_ABSENT}
 _SHOWN = 4
 
 
 @dataclass
 class LibraryLoading:
-    """Looks at libraries as they come, and says at the end which will not load."""
+    """Collects libraries one by one, and reports at the end which will not load."""
 
     host: LoadHost
     _files: list[Path] = field(default_factory=list)
@@ -45,7 +45,7 @@ class LibraryLoading:
 
     @classmethod
     def make(cls, environment: Environment) -> LibraryLoading | None:
-        """Return None where nothing can be said: of another machine, or another system."""
+        """Return None if nothing is known: of another machine, or another system."""
         if environment.what_if:
             return None
         try:
@@ -54,7 +54,7 @@ class LibraryLoading:
             return None
 
     def look(self, library: Library) -> None:
-        """Look at a library that is open."""
+        """Examine an open library."""
         if not is_shared(library.fatbin.data):
             return
         if not library.archive:
@@ -63,7 +63,7 @@ class LibraryLoading:
         if not library.siblings:
             return  # a conda package brings its own Python and C++ library
         data, names = library.fatbin.data, library.siblings
-        with suppress(FatbinError):  # damaged where only the dynamic linker looks
+        with suppress(FatbinError):  # damaged in parts that only the dynamic linker reads
             found = predict_member(library.name, data, names, self.host)
             self._members.setdefault(library.archive, []).append((library.name, found))
 
@@ -80,7 +80,7 @@ class LibraryLoading:
     def _predict_files(self) -> Iterator[tuple[str, Prediction]]:
         names = [path.name for path in self._files]
         for path in self._files:
-            with suppress(FatbinError):  # damaged where only the dynamic linker looks
+            with suppress(FatbinError):  # damaged in parts that only the dynamic linker reads
                 label = str(path)
                 yield label, predict_loading(path, self.host, label=label, siblings=names)
 
@@ -88,7 +88,7 @@ class LibraryLoading:
 def _describe_all(
     predicted: list[tuple[str, Prediction]], *, installed: bool
 ) -> Iterator[CheckResult]:
-    """Say of each library what prevents it; of those that others replace, in one result."""
+    """Say what prevents each library from loading; put those that others replace in one result."""
     served = any(one for _, one in predicted)
     replaced: list[tuple[str, Prediction, Finding]] = []
     for name, one in predicted:

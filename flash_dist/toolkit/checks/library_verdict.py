@@ -1,9 +1,9 @@
-"""Whether the GPU code of any library fits a GPU. Pure functions on what its headers say.
+"""Judges by its headers whether the GPU code of any library fits a GPU. Pure functions.
 
-Of each container the driver takes the image that fits best, so that a library is as good as its
-containers; those that it loads by itself count as one. Code before device linking counts only where
-nothing linked fits: then the driver compiles and links its PTX, if every object has some (nvcc
-documentation, "JIT Linking Support").
+The driver takes the best image of each container, so a library is as good as its containers; those
+that it loads by itself count as one. Code before device linking counts only if nothing linked fits:
+then the driver compiles and links its PTX, if every object has some (nvcc documentation, "JIT
+Linking Support").
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from ..targets.archs import Arch
 
 
-NOT_UNDERSTOOD: Final = "not understood"  # instead of a target
+NOT_UNDERSTOOD: Final = "not understood"  # used instead of a target
 UNCLEAR: Final = f"it holds {{}} that this version of {NAME} does not understand"
 
 
 @dataclass(frozen=True)
 class ContainerVerdict:
-    """What a GPU takes of one container; arch is None if nothing fits."""
+    """The image that a GPU takes from one container; arch is None if nothing fits."""
 
     how: How
     reason: str
     arch: Arch | None = None
-    fits_hardware: bool = True  # without regard to driver and variables
+    fits_hardware: bool = True  # ignoring driver and variables
 
 
 @dataclass(frozen=True)
 class LibraryVerdict:
-    """What a GPU takes of a library, one verdict for each container."""
+    """The images that a GPU takes from a library, one verdict for each container."""
 
     situation: Situation
-    archs: tuple[Arch, ...]  # what the library has, old to new
+    archs: tuple[Arch, ...]  # the library's targets, oldest first
     containers: tuple[ContainerVerdict, ...]
 
     def __bool__(self) -> bool:
@@ -57,12 +57,12 @@ class LibraryVerdict:
 
     @property
     def unfit(self) -> tuple[ContainerVerdict, ...]:
-        """The containers that have nothing for this GPU."""
+        """The containers without code for this GPU."""
         return tuple(one for one in self.containers if one.how == "no")
 
     @property
     def obstacle(self) -> str:
-        """Why the driver refuses code that the GPU itself could run; empty if it has none."""
+        """Why the driver refuses code that the GPU itself could run; empty if there is none."""
         return next((one.reason for one in self.unfit if one.fits_hardware), "")
 
     @property
@@ -107,9 +107,9 @@ def judge_library(report: FatbinReport, situation: Situation) -> LibraryVerdict:
 
 
 def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: int) -> bool:
-    """Whether a container was linked on the device: of others the objects hold nothing.
+    """Whether a container was linked on the device. The objects of others hold nothing.
 
-    Where the file does not tell, a container that is the only one was.
+    If the file does not say, a single container counts as linked.
     """
     if report.device_linked is None:
         return linked == 1
@@ -117,7 +117,7 @@ def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: 
 
 
 def _judge_container(images: Sequence[FatbinEntry], situation: Situation) -> ContainerVerdict:
-    """Take the image that fits best; where none does, say why not the closest."""
+    """Take the image that fits best; if none does, say why not the closest."""
     judged = [(entry, _judge_image(entry, situation)) for entry in images if entry.arch]
     best = min(judged, key=lambda pair: pair[1].rank, default=None)
     if best is not None and best[1].how != "no":

@@ -1,4 +1,4 @@
-"""The check of loading: what was predicted, what was tried, and whether the two agree."""
+"""Checks loading: compares what was predicted with what was tried."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PARTS = {
     "torch": "torch",
     "extension": "the torch extension",
 }
-FAILED = {  # of what was loaded, and how; else it was the process itself
+FAILED = {  # what was loaded and how; otherwise the process itself failed
     ("kernels", "failed"): KERNELS_FAILED,
     ("kernels", "crashed"): KERNELS_CRASHED,
     ("torch", "failed"): TORCH_FAILED,
@@ -60,7 +60,7 @@ _OUTER = {  # of the system, not of the install
     MAP_REFUSED,
     STATIC_TLS,
 }
-# What the errors of kernels/library.py and kernels/operators.py begin with.
+# Beginnings of the errors of kernels/library.py and kernels/operators.py.
 _SAID = " does not load: "
 _SHOW = (
     f"`python -m {FOLDER}.loading.child --report /dev/stdout` shows what happens; its "
@@ -70,7 +70,7 @@ _REPORT = f"report this with the file that `{PROGRAM} doctor --save FILE` writes
 
 
 def check_loading(environment: Environment) -> CheckResult:
-    """The compiled parts load, or should."""
+    """Check that the compiled parts load, or should."""
     loading, predicted = environment.loading, environment.predicted
     if loading.status == "not-tried":
         return CheckResult("skip", "there is nothing to load", entry=EXTENSION_ABSENT)
@@ -129,13 +129,13 @@ def _describe_trial(environment: Environment) -> CheckResult:
 
 
 def find_outer(reason: str) -> Entry | None:
-    """Return what explains a loader's message that no new install would change."""
+    """Return the finding for a loader's message that reinstalling would not change."""
     found = (one.entry for one in explain(reason))
     return next((entry for entry in found if entry in _OUTER), None)
 
 
 def _trial_fix(environment: Environment) -> str:
-    """Suspect the variables of the loader first: without them it costs nothing to try again."""
+    """Suggest the loader's variables first: trying again without them costs nothing."""
     named = [name for name in LOADER_VARIABLES if environment.variables.get(name)]
     reinstall = "reinstall torch" if environment.loading.stage == "torch" else reinstall_fix()
     return f"`unset {' '.join(named)}` and try again; otherwise {reinstall}" if named else reinstall
@@ -146,7 +146,7 @@ def _part(loading: Loading) -> str:
 
 
 def _compare(result: CheckResult, predicted: Loading) -> CheckResult:
-    """Let the prediction name the cause of a failure; where the two differ, say both."""
+    """Take the cause of a failure from the prediction; if the two differ, report both."""
     loads = result.status == "ok"
     if predicted.status == "unknown" or (loads and predicted.status == "ok"):
         return result

@@ -1,4 +1,4 @@
-"""What each kernel of a build runs on a GPU, in words: code, plan, and whether it is proven."""
+"""Describes what each kernel of a build runs on a GPU: code, plan, and whether it is proven."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_PROOF = "its selftest here is the first proof on real hardware"
 
 
 def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
-    """Write one line per role; dtypes that fare alike share it."""
+    """Write one line per role; equal dtypes share it."""
     lines: dict[tuple[str, str], list[str]] = {}
     for (role, words), kernels in _by_role_and_words(verdict).items():
         text = "; ".join(_describe_sizes(kernels, verdict.axes))
@@ -47,7 +47,7 @@ def _by_role_and_words(
 
 
 def _describe_sizes(kernels: list[KernelVerdict], axes: Axes) -> list[str]:
-    """Group the sizes that run the same way."""
+    """Group the sizes that run in the same way."""
     groups: dict[str, list[str]] = {}
     for kernel in kernels:
         groups.setdefault(_describe_kernel(kernel), []).append(name_sizes(kernel.key.sizes))
@@ -65,7 +65,7 @@ def _describe_kernel(kernel: KernelVerdict) -> str:
 
 
 def describe_proof(verdict: DeviceVerdict) -> tuple[str, ...]:
-    """Say so where the code that will run was never run on real hardware by its builder."""
+    """Warn if the builder never ran this code on real hardware."""
     unproven: dict[str, str] = {}
     for kernel in verdict.kernels:
         variant = kernel.variant

@@ -1,7 +1,7 @@
-"""Whether torch itself fares on a GPU as this build does.
+"""Checks whether torch itself supports a GPU as this build does.
 
 torch.cuda.get_arch_list() is a text from when torch was compiled, and `_check_capability` warns by
-it: it drops suffixes and takes PTX for SASS. What the library holds decides.
+it: it drops suffixes and takes PTX for SASS. The library's contents decide.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GET_TORCH = "install a torch with code for it (https://pytorch.org/get-started/
 
 
 def check_torch_claim(environment: Environment, gpu: Gpu) -> CheckResult | None:
-    """Torch and this build fare alike on a GPU; None where they do, or torch has no GPU code."""
+    """Check that torch and this build agree on a GPU; None if so, or if torch has no GPU code."""
     code = environment.torch_code
     if code is None or not code.reports or environment.installed.build is None:
         return None
@@ -57,7 +57,7 @@ def _differ(status: Status, summary: str, details: tuple[str, ...], fix: str = "
 
 
 def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
-    """Say what torch lacks for a GPU; empty where most of its code has something for it.
+    """Say what torch lacks for a GPU; empty if most of its code supports it.
 
     Most, because single kernels are for newer GPUs alone.
     """
@@ -77,6 +77,6 @@ def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
 
 
 def claims(code: TorchCode, gpu: Gpu) -> bool:
-    """Whether `_check_capability` is content: code of the same major, no newer, suffix dropped."""
+    """Whether `_check_capability` passes: code of the same major, no newer, suffix dropped."""
     plain = {Arch(arch.major, arch.minor) for arch in code.arch_list}
     return not plain or any(judge(arch, gpu.device, None, Origin(None)) for arch in plain)

@@ -1,4 +1,4 @@
-"""Which GPUs CUDA shows of those that nvidia-smi lists, in which order, and what MIG leaves.
+"""Compares the GPUs that CUDA shows with those of nvidia-smi: number, order and MIG.
 
 Sources: CUDA Programming Guide, "CUDA Environment Variables" (CUDA_VISIBLE_DEVICES ends at the
 first invalid entry; CUDA_DEVICE_ORDER is FASTEST_FIRST unless set); MIG User Guide, "CUDA Device
@@ -37,7 +37,7 @@ _BY_BUS = "`export CUDA_DEVICE_ORDER=PCI_BUS_ID` makes CUDA count as nvidia-smi 
 
 
 def check_visible(environment: Environment) -> CheckResult | None:
-    """CUDA shows all GPUs in the order of nvidia-smi; None where it does, or NVML is silent."""
+    """Check that CUDA shows all GPUs in nvidia-smi's order; None if it does, or NVML is silent."""
     physical = _list_physical(environment)
     known = physical and all(gpu.place for gpu in physical)
     if not known or environment.cuda.status != "ok":
@@ -74,7 +74,7 @@ def _names_one(entry: str, physical: Sequence[PhysicalGpu]) -> bool:
 
 
 def _find_invalid(value: str, physical: Sequence[PhysicalGpu]) -> str:
-    """Return the first entry that names no GPU; -1 and other words are used to hide all."""
+    """Return the first entry that names no GPU; -1 and other words are valid ways to hide all."""
     names = [gpu.uuid for gpu in physical]
     names += [instance.uuid for gpu in physical for instance in gpu.instances]
     for entry in (part.strip() for part in value.split(",")):
@@ -90,7 +90,7 @@ def _describe_hidden(
 ) -> CheckResult | None:
     physical = _list_physical(environment)
     if value is None and any(gpu.mig for gpu in physical):
-        return None  # `check_mig` tells
+        return None  # reported by `check_mig`
     listed = _number([gpu.index for gpu in hidden])
     details = (
         *_describe_lost(environment, hidden),
@@ -100,7 +100,7 @@ def _describe_hidden(
         if environment.host and (
             environment.host.denied or explain_no_gpu(environment) is not None
         ):
-            return None  # the permission or the check of the driver tells
+            return None  # reported by the permission check or the driver check
         return CheckResult(
             "warn",
             f"CUDA does not show {listed}",
@@ -120,7 +120,7 @@ def _number(indices: Sequence[int]) -> str:
 
 
 def _describe_lost(environment: Environment, hidden: Sequence[PhysicalGpu]) -> Iterator[str]:
-    """Say what GPUs that CUDA does not show would run, those that fare alike in one line."""
+    """Say what the GPUs hidden from CUDA would run, one line for GPUs that are alike."""
     groups: dict[str, list[int]] = {}
     for gpu in hidden:
         use = f"{_describe(gpu)}{_judge_lost(environment, gpu)}"
@@ -137,7 +137,7 @@ def _judge_lost(environment: Environment, gpu: PhysicalGpu) -> str:
 
 
 def _describe_places(environment: Environment, physical: Sequence[PhysicalGpu]) -> tuple[str, ...]:
-    """Say which GPU of nvidia-smi each GPU of CUDA is, where the numbers differ."""
+    """Map CUDA's GPU numbers to nvidia-smi's, if they differ."""
     numbers = {gpu.place: gpu.index for gpu in physical}
     pairs = [(gpu, numbers.get(normalize_pci(gpu.pci))) for gpu in environment.cuda.gpus]
     return tuple(
@@ -161,7 +161,7 @@ def _describe_order(
 
 
 def check_mig(environment: Environment) -> CheckResult | None:
-    """No GPU is divided by MIG; None where that is so."""
+    """Check that MIG divides no GPU; None if so."""
     divided = [gpu for gpu in _list_physical(environment) if gpu.mig]
     if not divided:
         return None

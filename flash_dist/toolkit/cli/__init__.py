@@ -1,8 +1,8 @@
-"""The command line: `python -m NAME SUBCOMMAND` or the console script, a file for each.
+"""The command line, `python -m NAME SUBCOMMAND` or the console script: one file per subcommand.
 
-Data goes to stdout, talk to stderr. Exit status: 0 no failure, 1 at least one failure, 2 wrong
-usage or unreadable input, 3 nothing could be checked; 130 interrupted, 141 the reader went away,
-143 terminated.
+Data goes to stdout, messages to stderr. Exit status: 0 no failure, 1 at least one failure, 2 wrong
+usage or unreadable input, 3 nothing could be checked; 130 interrupted, 141 the reader closed the
+pipe, 143 terminated.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard(sys.stdout)
         return EXIT_CLOSED_PIPE
     except OSError as error:  # such as a full disk
-        nowhere = error.errno == errno.ENOENT  # TMPDIR and all other folders for such files
+        nowhere = error.errno == errno.ENOENT  # TMPDIR and the other folders for temporary files
         where = "a temporary file" if nowhere else "the output"
         where = f"`{error.filename}`" if error.filename else where
         what = "open another file" if error.errno in _NO_FILES else f"write {printable(where)}"
@@ -104,11 +104,11 @@ def _run(argv: Sequence[str] | None) -> int:
         with logging_to_stderr(verbose=args.verbose), one_command():
             return int(args.run(args))
     finally:
-        sys.stdout.flush()  # also after --help, which leaves by SystemExit
+        sys.stdout.flush()  # also after --help, which raises SystemExit
 
 
 def expand_alias(given: Sequence[str]) -> list[str]:
-    """Return the subcommand for `doctor --explain TEXT` and `doctor --fleet`, its older names."""
+    """Return the subcommand for its older names `doctor --explain TEXT` and `doctor --fleet`."""
     name, rest = list(given[:1]), list(given[1:])
     for place, word in enumerate(rest if name == ["doctor"] else ()):
         before, after = rest[:place], rest[place + 1 :]
@@ -122,7 +122,7 @@ def expand_alias(given: Sequence[str]) -> list[str]:
 
 
 def _require_subcommand(given: Sequence[str]) -> None:
-    """Refuse an unknown subcommand, with the one that was meant."""
+    """Reject an unknown subcommand, and suggest the nearest one."""
     name = given[0]
     if name in SUBCOMMANDS or name.startswith("-"):
         return
@@ -134,15 +134,15 @@ def _require_subcommand(given: Sequence[str]) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong as every other error is said."""
+    """Reports wrong usage in the form of every other error."""
 
     def error(self, message: str) -> NoReturn:
-        """Leave the printing to `main`."""
+        """Raise instead of printing; `main` prints."""
         raise UsageError(message, hint=f"`{self.prog} --help` shows what is understood")
 
 
 def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
-    """Assemble the parser from the modules of these subcommands, which it imports."""
+    """Build the parser from the modules of these subcommands, which it imports."""
     parser = Parser(
         prog=spell(PROGRAM),
         description=PRODUCT.summary,
@@ -155,7 +155,7 @@ def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
 
 
 def load_subcommand(name: str) -> Any:  # noqa: ANN401 - a module
-    """Return the module of a subcommand, the toolkit's own or one that the package brings."""
+    """Return the module of a subcommand, from the toolkit or from the package."""
     if name in PRODUCT.subcommands:
         return PRODUCT.load(PRODUCT.subcommands[name])
     return importlib.import_module(f".{name}", __package__)

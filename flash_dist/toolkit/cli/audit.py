@@ -1,4 +1,4 @@
-"""`audit`: the gate in front of a release, ours or anybody's."""
+"""`audit`: checks a release, ours or anybody's, before it is published."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ values for libraries of such names: require, forbid-extra, allow-missing, no-stu
 exit status: 0 passed, 1 a requirement is not met, 2 wrong usage or unreadable
 """
 
-_BEHIND_TAG = 8  # columns: where the sentence begins
+_BEHIND_TAG = 8  # column at which the sentence begins
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(console: Console, release: Release, args: argparse.Namespace) -> None:
-    """Print what was found, in the form that was asked for."""
+    """Print the results in the requested form."""
     if args.json:
         print(json.dumps(release.to_json()))
     elif args.format == "github":
@@ -148,19 +148,19 @@ def _print(console: Console, release: Release, args: argparse.Namespace) -> None
 
 
 def escape(text: str) -> str:
-    """Write a message so that GitHub takes it as one (its toolkit's command.ts)."""
+    """Write a message as GitHub expects it (its toolkit's command.ts)."""
     escaped = printable(text).replace("%", "%25")
     return escaped.replace("\r", "%0D").replace("\n", "%0A")
 
 
 def print_problems(console: Console, release: Release) -> None:
-    """Print only what is wrong with a release."""
+    """Print only the problems of a release."""
     for problem in release.problems:
         print_line(console, f"[fail]  {release.path}: {problem}", hang=_BEHIND_TAG)
 
 
 def print_ids(console: Console, release: Release) -> None:
-    """Name the commands that say more of what was found, each once."""
+    """Print the commands that explain the findings, each once."""
     entries = dict.fromkeys(problem.entry for problem in release.problems)
     if entries:
         commands = ", ".join(f"`{entry.command}`" for entry in entries)
@@ -184,7 +184,7 @@ def print_release(console: Console, release: Release) -> None:
 
 
 def describe_pass(release: Release) -> str:
-    """Say what a release passed, and how far that goes."""
+    """Say what a release passed, and the limits of that."""
     if release.headers_only:
         return "all requirements are met, by the headers: no image was opened"
     images = sum(len(one.report.entries) for one in release.inspections)
@@ -223,7 +223,7 @@ def make_target_table(result: AuditResult) -> Table:
 
 
 def make_kernel_table(result: AuditResult) -> Table:
-    """List registers and bytes of machine code of every variant, or of PTX text."""
+    """List registers and bytes of SASS, or of PTX text, for every variant."""
     table = make_table("variant", "target", "registers", "bytes")
     for image in result.contents.images:
         for kernel in image.kernels:

@@ -1,4 +1,4 @@
-"""`doctor`: judge every GPU against the code really embedded, and prove it."""
+"""`doctor`: judges every GPU against the embedded code, and runs the selftest."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 or nothing to judge on one
 """
 
-_FOLDED = 1  # line of detail is as short as the word that it is the same
+_FOLDED = 1  # no more words than the note that replaces it
 
-_OF_MACHINE = {"driver", "variables", "gpu"}  # which are the same for each wheel
+_OF_MACHINE = {"driver", "variables", "gpu"}  # equal for all wheels
 
 _CONCLUSION = {
     0: "no failure",
@@ -84,7 +84,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def imagine(
     args: argparse.Namespace, record: Record | None, installed: Installed | None = None
 ) -> Environment:
-    """Make up the machine that the command line names; around its GPUs it is that of a record."""
+    """Build the machine that the command line describes, around its GPUs that of a record."""
     around = record.environment if record else None
     return imagine_environment(
         args.gpu, args.driver, dict(args.env), installed=installed, around=around
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         return run_record(args, record)
     choice = choose_checks(args)
     environment = imagine(args, record) if args.gpu else gather_environment(choice)
-    limit_gpus(environment, choice.devices)  # a GPU that is not there is refused first
+    limit_gpus(environment, choice.devices)  # reject an absent GPU first
     if "selftest" in choice and "extension" in choice and not will_run(environment):
         environment = prove_loading(environment)
     runs = args.runs or DEFAULT_RUNS
@@ -123,7 +123,7 @@ def run_record(args: argparse.Namespace, record: Record) -> int:
 
 
 def choose_checks(args: argparse.Namespace, *, what_if: bool = False) -> CheckChoice:
-    """Return which checks are wanted."""
+    """Return the selected checks."""
     skip = args.skip | ({"selftest"} if args.no_selftest and not args.gpu else set())
     choice = CheckChoice(args.only, skip, args.devices)
     choice.require_known(check_names(what_if=what_if or bool(args.gpu)))
@@ -134,7 +134,7 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
     """Judge the libraries of others, print each result as it comes, and return the exit code."""
     if args.gpu:
         environment = imagine(args, record, Installed())
-    elif record:  # whether it loads can be told here of this machine alone
+    elif record:  # loading can only be predicted on this machine
         environment = replace(record.environment, installed=Installed(), what_if=True)
     else:
         environment = gather_gpus()
@@ -148,7 +148,7 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
         groups: list[tuple[str, Iterable[Library | Unread]]] = [
             (one.path.name, open_libraries(one.path)) for one in artefacts
         ]
-        if args.package:  # which lie beside each other
+        if args.package:  # they lie beside each other
             groups.insert(0, ("what is installed", chain(*map(package_libraries, args.package))))
         listings = (artefact.listing for artefact in artefacts if artefact.listing)
         results = _judge_each(environment, groups)
@@ -158,7 +158,7 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
 def _judge_each(
     environment: Environment, groups: Sequence[tuple[str, Iterable[Library | Unread]]]
 ) -> Iterator[CheckResult]:
-    """Judge each wheel by itself: what one has no code for, another does not make good."""
+    """Judge each wheel separately: one cannot replace missing code of another."""
     for number, (name, libraries) in enumerate(groups):
         for result in examine_libraries(environment, libraries):
             if result.name not in _OF_MACHINE:
@@ -210,13 +210,13 @@ def _show(
 
 
 class ShownFixes:
-    """The fixes that were printed: each is printed once, then named by its first result."""
+    """The printed fixes: each is printed once, then referred to by its first result."""
 
     def __init__(self) -> None:
         self._first: dict[str, CheckResult] = {}
 
     def shorten(self, result: CheckResult) -> CheckResult:
-        """Replace a fix that was printed, and the explanation that was printed with it."""
+        """Shorten a fix and an explanation that were printed before."""
         first = self._first.setdefault(result.fix, result)
         if not result.fix or first is result:
             return result
@@ -226,7 +226,7 @@ class ShownFixes:
 
 
 def fold(result: CheckResult, first: CheckResult) -> CheckResult:
-    """Leave out the details that are those of an earlier GPU; -v prints them."""
+    """Drop details that an earlier GPU had too; -v prints them."""
     kinds = {one.name.split()[0] for one in (result, first)}
     same = (result.status, result.all_details) == (first.status, first.all_details)
     shown = result.all_details if result.status == "fail" else result.details

@@ -1,4 +1,4 @@
-"""The options of doctor, what they may say, and which of them go together."""
+"""Options of doctor: their values, and which of them exclude each other."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .report_page import add_report_option
 if TYPE_CHECKING:
     import argparse
 
-# What says nothing beside an option, as no such check or no kernel is run then.
+# Options without effect beside another, which runs no such check or no kernel.
 _SILENT: Final = {
     "package": ("only", "skip", "runs", "save", "load"),
     "wheel": ("only", "skip", "runs", "save"),
     "gpu": ("runs",),
     "load": ("runs", "save"),
 }
-_ALONE: Final = {  # what makes no sense without --gpu, and how it does
+_ALONE: Final = {  # options that need --gpu, with the reason
     "driver": "`doctor --gpu 8.6 --driver 580` judges a GPU that is not here",
     "env": "`doctor --gpu 8.6 --env CUDA_FORCE_PTX_JIT=1` judges a GPU that is not here",
 }
 
 
 class _Values(NamedTuple):
-    """What a variable may hold; an empty one counts as not set."""
+    """Valid values of a variable. An empty one counts as not set."""
 
     pattern: str
     words: str
@@ -121,7 +121,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_wheel(text: str) -> str:
-    """Read a place, or a line for pip that names a wheel; credentials are shown nowhere."""
+    """Read a path, an address, or a pip line that names a wheel; never print credentials."""
     found = read_line(text)
     return str(found) if isinstance(found, Pinned) else parse_place(found or text)
 
@@ -145,10 +145,10 @@ def parse_variable(text: str) -> tuple[str, str]:
 
 
 def require_fitting(args: argparse.Namespace) -> None:
-    """Refuse an option that would be ignored beside another, or without it.
+    """Reject an option that another one, or the lack of one, makes useless.
 
     Raises:
-        UsageError: Naming both.
+        UsageError: It names both.
     """
     given = {name for name, value in vars(args).items() if value}
     for name, hint in _ALONE.items():

@@ -1,4 +1,4 @@
-"""`explain`: what an error message, or the id of a finding, means."""
+"""`explain`: explains an error message, or the id of a finding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ around it. Each cause in a log is explained once, in the order of the log.
 exit status: 0 explained, 2 wrong usage, 3 not known
 """
 
-MAX_INPUT: Final = 64 << 20  # bytes of a log: beyond it nothing is read
+MAX_INPUT: Final = 64 << 20  # bytes of a log that are read
 _SHOWN_MESSAGE: Final = 200
 _WIDEST: Final = 100
 
@@ -62,7 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain a message or an id; one that is not known is nothing that could be checked."""
+    """Explain a message or an id. An unknown one counts as not checked."""
     text = _read_stdin() if args.text == ["-"] else " ".join(args.text)
     if not text.strip():
         message = "TEXT must be a message, an id or a log, got nothing"
@@ -83,21 +83,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_stdin() -> str:
-    """Read a log; what is no text in it is no matter."""
+    """Read a log; bytes that are not text do no harm."""
     if sys.stdin is None:
         message = "stdin is closed"
         raise UsageError(message, hint=f"`{PROGRAM} explain - < LOG` reads a file")
     if sys.stdin.isatty():
         complain("paste the message, then press Enter and Ctrl-D")
     buffer = getattr(sys.stdin, "buffer", None)
-    if buffer is None:  # a stream of text, as in a notebook
+    if buffer is None:  # a text stream, as in a notebook
         return sys.stdin.read(MAX_INPUT)
     read: bytes = buffer.read(MAX_INPUT)
     return read.decode("utf-8", errors="replace")
 
 
 def _print(console: Console, explanation: Explanation) -> None:
-    """Print one explanation: on a terminal in lines of its width, in a pipe in three."""
+    """Print one explanation, wrapped on a terminal, in three lines in a pipe."""
     entry, width = explanation.entry, width_of(console)
     width = width and min(width, _WIDEST)
     for line in fold(printable(explanation.summary), width):
@@ -129,5 +129,5 @@ def _complain_of(text: str) -> None:
 def _is_file(text: str) -> bool:
     try:
         return Path(text).is_file()
-    except (OSError, ValueError):  # too long, or with a NUL
+    except (OSError, ValueError):  # too long, or contains NUL
         return False

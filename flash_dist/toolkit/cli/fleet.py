@@ -1,4 +1,4 @@
-"""`fleet`: every rank proves its GPU, and all are compared."""
+"""`fleet`: runs the selftest on every rank's GPU, and compares the results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def parse_rounds(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prove the fleet as the command line asks."""
+    """Run the comparison that the command line asks for."""
     return run_fleet(
         FleetOptions(
             args.runs or DEFAULT_RUNS,
@@ -93,14 +93,14 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """What is asked of a fleet.
+    """Options of a comparison of ranks.
 
     Args:
-        runs: Of each case.
-        rounds: How often the whole selftest is repeated.
-        backend: Of torch.distributed, which carries the fingerprints.
+        runs: Number of runs of each case.
+        rounds: Number of runs of the whole selftest.
+        backend: Backend of torch.distributed that transfers the fingerprints.
         as_json: Print JSON instead of sentences.
-        strict: Warnings count as failures.
+        strict: Count warnings as failures.
         quiet: Print warnings, failures and the last line only.
         child: The selftest's child process, see `run_selftest`.
     """
@@ -115,9 +115,9 @@ class FleetOptions:
 
 
 def run_fleet(options: FleetOptions) -> int:
-    """Prove this rank's GPU, gather what all computed, and let rank 0 report."""
+    """Test this rank's GPU, gather the results of all ranks, and let rank 0 report."""
     rank = Rank.of_environment()
-    with ending_at_once():  # others may be late, or never come
+    with ending_at_once():  # other ranks may be late or absent
         dist = join_ranks(rank, options.backend)
     environment = gather_gpus(read_installed())
     proof = Proof(environment, runs=options.runs, timeout=DEFAULT_TIMEOUT, child=options.child)
@@ -134,7 +134,7 @@ def run_fleet(options: FleetOptions) -> int:
                 print(f"round {number + 1} of {options.rounds}: {said}", flush=True)
     finally:
         dist.destroy_process_group()
-    return 0 if rank.rank else _report(rank, members, options)  # rank 0 speaks for all
+    return 0 if rank.rank else _report(rank, members, options)  # rank 0 reports for all
 
 
 def _report(rank: Rank, members: list[Member], options: FleetOptions) -> int:
@@ -154,7 +154,7 @@ def _report(rank: Rank, members: list[Member], options: FleetOptions) -> int:
 
 
 def _went_well(member: Member) -> bool:
-    return bool(member.result)  # of the others there is a result already
+    return bool(member.result)  # the other ranks have a result already
 
 
 def _describe(member: Member) -> CheckResult:
@@ -165,7 +165,7 @@ def _describe(member: Member) -> CheckResult:
 def to_json(
     members: list[Member], results: tuple[CheckResult, ...], code: int
 ) -> dict[str, object]:
-    """Return what rank 0 says as plain data."""
+    """Return rank 0's report as plain data."""
     return {
         "version": JSON_VERSION,
         "command": "doctor --fleet",

@@ -1,4 +1,4 @@
-"""`inspect`: the GPU code in any binary, without a CUDA toolkit."""
+"""`inspect`: shows the GPU code in any binary, without a CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def parse_target(text: str) -> Arch | Device:
-    """Read a target as reports name it; `9.0` is a GPU, and all code that is named after it."""
+    """Read a target as reports name it; `9.0` is a GPU, with all code that is named after it."""
     with wrong_usage():
         return (
             Device.parse(text) if re.fullmatch(r"\s*[0-9]+\.[0-9]\s*", text) else Arch.parse(text)
@@ -141,7 +141,7 @@ def parse_pid(text: str) -> int:
 
 
 def require_extract(args: argparse.Namespace) -> None:
-    """Raise UsageError where a folder is named, and nothing is to be written to it."""
+    """Raise UsageError if a folder is named, but nothing would be written to it."""
     if args.to is not None and args.extract is None:
         message = f"--to must come with --extract, which writes there, got only --to {args.to}"
         raise UsageError(message, hint="`inspect --extract sm_90a --to FOLDER LIBRARY`")
@@ -184,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def is_blank(inspection: Inspection) -> bool:
-    """Whether kernels were asked of a library with GPU code, and not one image could be read."""
+    """Whether kernels of a library with GPU code were requested, and no image could be read."""
     coverage = inspection.coverage
     return coverage is not None and not coverage.rows and bool(coverage.warnings)
 
@@ -192,7 +192,7 @@ def is_blank(inspection: Inspection) -> bool:
 def read_all(
     args: argparse.Namespace, choice: Choice
 ) -> tuple[list[Inspection], list[Unread], list[KernelsError]]:
-    """Read one after the other what the command line names; what fails does not end the rest."""
+    """Read each path of the command line; continue after failures."""
     inspections: list[Inspection] = []
     unread: list[Unread] = []
     failed: list[KernelsError] = []
@@ -203,7 +203,7 @@ def read_all(
             failed.append(error)
             continue
         if not found and len(missed) == 1:
-            failed.append(missed[0].error)  # it is all that was named
+            failed.append(missed[0].error)  # nothing else was named
             continue
         inspections += found
         unread += missed
@@ -260,14 +260,14 @@ def run_diff(args: argparse.Namespace) -> int:
 def find_libraries(
     args: argparse.Namespace,
 ) -> Iterator[Callable[[], Iterator[Library | Unread]]]:
-    """Walk what the command line names; each opens its libraries when it is called."""
+    """Return the named paths with functions that open their libraries."""
     yield from (partial(open_libraries, path) for path in args.paths)
     yield from (partial(package_libraries, package) for package in args.package)
     yield from (partial(process_libraries, pid) for pid in args.pid)
 
 
 def warn_unread(unread: Iterable[Unread]) -> None:
-    """Name what could not be read, on stderr."""
+    """Name the files that could not be read, on stderr."""
     for one in unread:
         complain(f"warning: cannot read `{printable(one.name)}`: {printable(one.reason)}")
 
@@ -279,9 +279,9 @@ def print_json(level: str, inspections: list[Inspection], unread: list[Unread]) 
 
 
 class Lazily(list[Any]):
-    """A list for JSON whose items are made when it is walked, one at a time.
+    """A list for JSON that makes its items on iteration, one at a time.
 
-    NOTE: for iterencode with an indent, which walks; the encoder in C looks into the list itself.
+    NOTE: it needs iterencode with an indent; the encoder in C reads the list without iterating.
     """
 
     def __init__(self, makers: Iterable[Callable[[], Any]]) -> None:
@@ -294,7 +294,7 @@ class Lazily(list[Any]):
 def json_pieces(
     level: str, inspections: Sequence[Inspection], unread: Sequence[Unread]
 ) -> Iterator[str]:
-    """Yield the document piece by piece: plain data of one image and one kernel at a time."""
+    """Yield the JSON text in pieces: plain data of one image and one kernel at a time."""
     document: dict[str, Any] = {
         "version": 1,
         "level": level,

@@ -1,4 +1,4 @@
-"""What several subcommands are asked in the same words, and how it is read."""
+"""Options that several subcommands share, and how they are read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_subcommand(
 ) -> argparse.ArgumentParser:
     """Add a subcommand whose epilog (examples, exit status) keeps its line breaks.
 
-    Each has -v and -q; what they mean for its own output, it decides.
+    Each has -v and -q, and decides what they change in its output.
     """
     parser = subparsers.add_parser(
         name,
@@ -54,7 +54,7 @@ def add_json(parser: argparse.ArgumentParser, schema: str, *, each: str = "") ->
     Args:
         parser: Of the subcommand.
         schema: Its file in docs/schema.
-        each: What has a line of its own, where it is not one document.
+        each: The items with a line each, if the output is not one document.
     """
     lines = f", one line per {each}" if each else ""
     help_text = f"print JSON{lines} (docs/schema/{schema}.json)"
@@ -67,7 +67,7 @@ def add_strict(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runs(parser: argparse.ArgumentParser, usual: int) -> None:
-    """Add `--runs`, which is None where it was not given: then the usual number is meant."""
+    """Add `--runs`, which is None if it was not given: the default number applies."""
     parser.add_argument(
         "--runs",
         type=partial(parse_runs, usual=usual),
@@ -81,15 +81,15 @@ def add_imagined(parser: argparse.ArgumentParser, *, gpu: str, driver: str) -> N
 
     Args:
         parser: Of the subcommand.
-        gpu: The help of the one.
-        driver: The help of the other.
+        gpu: Help text of `--gpu`.
+        driver: Help text of `--driver`.
     """
     parser.add_argument("--gpu", type=parse_devices, metavar="LIST", help=gpu)
     parser.add_argument("--driver", type=parse_driver, metavar="V", help=driver)
 
 
 def parse_path(text: str) -> Path:
-    """Read a path. An empty one would be the folder that the command runs in."""
+    """Read a path. Reject an empty one, which would mean the current folder."""
     if not text:
         message = "a path must name a file or folder, got an empty one"
         raise UsageError(message, hint="`.` is the current folder")
@@ -97,7 +97,7 @@ def parse_path(text: str) -> Path:
 
 
 def parse_place(text: str) -> str:
-    """Read a path or an address, whose credentials are kept for its server and shown nowhere."""
+    """Read a path or an address. Keep its credentials for its server, and never print them."""
     if not text:
         message = "a place must be a path or an address, got an empty one"
         raise UsageError(message, hint="`.` is the current folder")
@@ -105,7 +105,7 @@ def parse_place(text: str) -> str:
 
 
 def parse_runs(text: str, *, usual: int) -> int:
-    """Read a number of runs; two are needed to compare."""
+    """Read a number of runs; comparing needs at least two."""
     number = read_whole(text, least=2)
     if number is None:
         message = f"runs must be a number of at least 2, got `{text:.60}`"

@@ -43,14 +43,14 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_save(text: str) -> str:
-    """Read where the record goes."""
+    """Read the path to write a record to."""
     if text != PIPE:
         require_place("--save", text, example="record.json")
     return text
 
 
 def parse_load(text: str) -> str:
-    """Read where a record is."""
+    """Read the path of a record."""
     if not text:
         message = "--load must name a file, got an empty name"
         raise UsageError(message, hint=_LOAD_HINT)
@@ -60,7 +60,7 @@ def parse_load(text: str) -> str:
 def save_record(
     place: str, environment: Environment, results: Iterable[CheckResult], choice: CheckChoice
 ) -> None:
-    """Write a record, and say on stderr that it is there."""
+    """Write a record, and report its path on stderr."""
     version, now = read_version(), read_clock()
     record = Record.make(environment, results, choice, written_by=version, recorded=now)
     text = record.to_text(redaction_of_this_machine())
@@ -86,7 +86,7 @@ def load_record(place: str) -> Record:
     except OSError as error:
         message = f"`{name}` cannot be read: {error.strerror or error}"
         raise UsageError(message, hint=_LOAD_HINT) from error
-    except ValueError as error:  # a NUL in the name
+    except ValueError as error:  # NUL in the name
         message = f"`{name}` cannot be read: {error}"
         raise UsageError(message, hint=_LOAD_HINT) from error
     return Record.from_text(text, source=name)

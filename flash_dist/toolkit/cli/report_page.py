@@ -26,7 +26,7 @@ def add_report_option(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_report(text: str) -> Path:
-    """Read where the page goes."""
+    """Read the path to write the page to."""
     if Path(text).suffix.lower() not in {".html", ".htm"}:
         message = f"--report must name a file that ends with .html, got `{text}`"
         raise UsageError(message, hint="`--report report.html`")
@@ -34,7 +34,7 @@ def parse_report(text: str) -> Path:
 
 
 def write_report(path: Path, document: dict[str, Any]) -> None:
-    """Write the page, and say on stderr that it is there."""
+    """Write the page, and report its path on stderr."""
     redaction, version = redaction_of_this_machine(), read_version()
     page = make_page(document, redaction, version=version, written=read_clock())
     write_file(path, page, what="report")

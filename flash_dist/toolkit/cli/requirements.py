@@ -1,4 +1,4 @@
-"""What a subcommand imports and does not find, in words: an install without its requirements."""
+"""Explains an import of a subcommand that fails because a requirement is not installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 4
 
 
 def explain_import(error: ImportError) -> KernelsError | None:
-    """Say which packages are not there, or what is in their place; None for any other module."""
+    """Name the missing packages, or what hides them; None for any other module."""
     name = (error.name or "").partition(".")[0]
     if name == PACKAGE.name:
         return _explain_own(error)
@@ -43,7 +43,7 @@ def explain_import(error: ImportError) -> KernelsError | None:
 
 
 def _required() -> list[str]:
-    """Return the packages that this Python needs; the one marker is for those before 3.14."""
+    """Return the packages that this Python needs; the only marker is for Pythons before 3.14."""
     names = (one.partition("; ") for one in REQUIREMENTS)
     return [name for name, _, marker in names if not marker or sys.version_info < (3, 14)]
 
@@ -51,7 +51,7 @@ def _required() -> list[str]:
 def _is_here(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except (ImportError, ValueError):  # not even the package that it is in
+    except (ImportError, ValueError):  # not even the package itself
         return False
 
 

@@ -1,4 +1,4 @@
-"""`select`: the one arch set for all GPUs, and how to install it."""
+"""`select`: chooses the arch set that serves all GPUs, and prints how to install it."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         console = make_console()
         for line in describe(cuda, selection, commands, args):
-            console.print(paint(line, fix=True), soft_wrap=True)  # commands stay whole
+            console.print(paint(line, fix=True), soft_wrap=True)  # keep commands in one line
     return code
 
 
 def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
-    """Return what there is to choose from."""
+    """Return the sets to choose from."""
     if args.index is None and args.python:
         message = f"--python is for the wheels of an --index, which is not given, got {args.python}"
         raise UsageError(message, hint="`--index dist/` chooses among the wheels of a folder")
@@ -139,7 +139,7 @@ def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
 
 
 def _read_other(place: str) -> Index:
-    """Read the wheels of the one other project that a place has.
+    """Read the wheels of the only other project at a path or address.
 
     Raises:
         UsageError: There is none, or there are several.
@@ -166,7 +166,7 @@ def parse_python(text: str) -> str:
 
 
 def _machine(args: argparse.Namespace) -> str:
-    """Return whose CPUs are meant; a kind that no set is for counts as the most common one."""
+    """Return the CPU kind to select for; one without any set counts as the most common one."""
     here = platform.machine()
     return args.machine or (here if here in MACHINES else DEFAULT_MACHINE)
 
@@ -185,7 +185,7 @@ def _no_gpu(cuda: Cuda) -> str:
 def describe(
     cuda: Cuda, selection: Selection, commands: tuple[Command, ...], args: argparse.Namespace
 ) -> Iterator[str]:
-    """Say which set, how it serves each GPU, what smaller sets lack, and how to install it."""
+    """Name the set, how it serves each GPU, what smaller sets lack, and how to install it."""
     if selection.chosen is None:
         machine = _machine(args)
         sets = tuple(one for one in known_sets() if one.machine == machine)
@@ -227,7 +227,7 @@ def _describe_others(others: Sequence[Judged], selection: Selection, kind: str) 
 
 
 def _describe_equal(judged: Judged, chosen: Judged | None) -> str:
-    """Say when a set that serves the GPUs as well is the one to take."""
+    """Say when to take a set that serves the GPUs equally well."""
     toolkit = judged.candidate.build.toolkit
     if toolkit is None or chosen is None or chosen.candidate.build.toolkit == toolkit:
         return "serves them as well"
@@ -257,7 +257,7 @@ def _describe_failure(
 
 
 def _name(candidate: Candidate) -> str:
-    """Name a set with what is in it: `hopper 0.1.0+cu130.hopper: SASS sm_90a; no PTX, 1.7 MB`."""
+    """Name a set and its contents: `hopper 0.1.0+cu130.hopper: SASS sm_90a; no PTX, 1.7 MB`."""
     version = f" {candidate.version}" if candidate.version else ""
     size = f", {format_size(candidate.size)}" if candidate.size else ""
     return f"{candidate.name}{version}: {describe_archs(candidate.archs)}{size}"

@@ -1,4 +1,4 @@
-"""`selftest`: run the kernels and prove bits and values."""
+"""`selftest`: runs the kernels and checks values and bits."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json and (not tested or is_shown(result, quiet=args.quiet)):
             print_result(console, result)
     if not args.json and tested and not is_shown(results[-1], quiet=args.quiet):
-        print_result(console, results[-1])  # --quiet leaves the last line
+        print_result(console, results[-1])  # --quiet prints the last line
     code = exit_code(tuple(results), checked_gpu=bool(tested))
     if args.json:
         print(json.dumps(_to_json(tested, results, code), indent=2))
@@ -171,11 +171,11 @@ def prove_device(
 
 
 def _ignore(_: str) -> None:
-    """Say nothing beside JSON."""
+    """Print nothing beside JSON."""
 
 
 def _run_on_cpu(args: argparse.Namespace) -> SelftestReport:
-    """Run it and say how far it is: on a terminal all the time, elsewhere a line a minute."""
+    """Run it and show progress: continuously on a terminal, elsewhere a line a minute."""
     what, runs = "selftest of the cpu", args.runs or DEFAULT_RUNS
     alone = SideBySide({"cpu": make_command("cpu", runs)}, timeout=args.timeout)
     watched = nullcontext(_ignore) if args.json else working(what, elsewhere=Seldom().say)
@@ -185,7 +185,7 @@ def _run_on_cpu(args: argparse.Namespace) -> SelftestReport:
 
 
 def record(path: Path, proof: Proof, known: tuple[Reference, ...], code: int) -> None:
-    """Write the fingerprints of GPUs without a finding into a file, beside those that it holds."""
+    """Write the fingerprints of GPUs without a finding into a file, and keep its other ones."""
     if code or not proof.proven:
         needed = "`--record` needs at least one GPU, and all must pass"
         complain(f"`{printable(str(path))}` was not written: {needed}")

@@ -1,4 +1,4 @@
-"""`verify`: is this wheel or conda package the one that was released?"""
+"""`verify`: checks that a wheel or conda package is the one that was released."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: bool) -> None:
-    """Print how many passed, and what nobody can tell without a manifest."""
+    """Print how many passed, and what only a manifest could prove."""
     these = "this" if files == 1 else "them"
     unknown = f"who built {these} is unknown: {_UNKNOWN}"
     parts = [f"{passed} of {count(files, 'file')} passed"] if quiet else []
@@ -109,7 +109,7 @@ def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: 
 
 
 def _say_once(results: Sequence[CheckResult]) -> Iterator[CheckResult]:
-    """Let the first of the checks that one obstacle stopped name the others."""
+    """Let the first of several checks with one obstacle name the others."""
     for (_, entry), group in groupby(results, key=lambda one: (one.summary, one.entry)):
         first, *others = group
         if entry is VERIFY_UNREAD and others:

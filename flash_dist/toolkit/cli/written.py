@@ -1,4 +1,4 @@
-"""Files that a subcommand writes beside what it prints: the page of a report, a record."""
+"""Files that a subcommand writes beside its output: a report page, a record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .terminal.text import complain, printable
 
 
 def require_place(option: str, text: str, *, example: str) -> Path:
-    """Read where a file goes; what cannot be written is said before minutes of work."""
+    """Read an output path. Report one that cannot be written before minutes of work."""
     path = Path(text)
     if not text or path.is_dir() or not path.parent.is_dir():
         inside = f"is in `{path.parent}`, which is not a folder"
@@ -21,15 +21,15 @@ def require_place(option: str, text: str, *, example: str) -> Path:
 
 
 def write_file(path: Path, text: str, *, what: str) -> None:
-    """Write a file, and say on stderr that it is there."""
+    """Write a file, and report its path on stderr."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        error.filename = str(path)  # which a full disk does not name
+        error.filename = str(path)  # a full disk does not name it
         raise
     complain(f"{what} written to {printable(str(path))}")
 
 
 def read_clock() -> str:
-    """Return when it is written, to the minute."""
+    """Return the time of writing, to the minute."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,1 +1,1 @@
-"""Puts checks and proof together: examines a machine, a build, or what an address names."""
+"""Runs checks and selftest on a machine, a build, or the target of an address."""

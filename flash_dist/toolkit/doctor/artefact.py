@@ -1,4 +1,4 @@
-"""What an address names, had for as long as it is judged: a file, or the best of an index page."""
+"""Fetches the target of an address for as long as it is judged: a file, or an index page's best."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Artefact:
-    """What is to be judged, and, of an index page, what else is on it."""
+    """The file to judge and, for an index page, what else is on it."""
 
     path: Path
     listing: CheckResult | None = None
@@ -46,16 +46,16 @@ class Artefact:
 
 @contextmanager
 def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iterator[Artefact]:
-    """Have a path for a path or an address; what was downloaded ends with the block.
+    """Provide a path for a path or an address; a download ends with the block.
 
     Args:
         place: A path, or an address of a file or of an index page.
-        environment: For whose GPUs the wheel of an index page is chosen.
-        progress: Called with the bytes so far and, where it is known, of the whole.
+        environment: The GPUs to choose a wheel of an index page for.
+        progress: Called with the bytes so far and, if known, in total.
 
     Raises:
         FatbinError: There is no such file, or it cannot be read.
-        FetchError: It cannot be had, or nothing on the page fits.
+        FetchError: It cannot be fetched, or nothing on the page fits.
     """
     pinned = read_line(place)
     wanted = pinned if isinstance(pinned, Pinned) else None
@@ -67,7 +67,7 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
         path = path if path.suffix == ".html" else path / "index.html"
     if path is not None and path.suffix != ".html":
         if not path.is_dir():
-            open_file(path).close()  # what cannot be read is said before anything is judged
+            open_file(path).close()  # report unreadable files before anything is judged
         require_digest(path, digest, path.name)
         yield Artefact(path)
         return
@@ -82,7 +82,7 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
 
 
 def _narrow(index: Index, wanted: Pinned | None) -> Index:
-    """Leave the wheels of the version that a line for pip names."""
+    """Keep the wheels of the version that a pip line names."""
     if wanted is None:
         return index
     name, version = wanted.project, wanted.version
@@ -105,7 +105,7 @@ def _fetch(
         if not is_page(response):
             return Artefact(_save(response, place, folder, progress, patience))
         index = make_index(place, read_page(response), response.url)
-    if not index.wheels:  # the address that pip is told: the projects are further below
+    if not index.wheels:  # the index address for pip; the projects are further below
         index = read_index(place, wanted.project if wanted else PROJECT)
     return _fetch_best(_narrow(index, wanted), environment, folder, progress)
 
@@ -126,7 +126,7 @@ def _fetch_best(
 
 
 def _choose(index: Index, environment: Environment) -> tuple[IndexedWheel, tuple[str, ...]]:
-    """Choose our own wheel by the GPUs, another's by its Python and the newest version.
+    """Choose our own wheel by the GPUs, wheels of others by Python and newest version.
 
     Returns:
         The wheel, and why others could not be chosen.
@@ -158,7 +158,7 @@ def _choose(index: Index, environment: Environment) -> tuple[IndexedWheel, tuple
 
 
 def _fitness(judged: Judged) -> tuple[int, int]:
-    """Prefer what serves most GPUs, where nothing serves all."""
+    """Prefer the wheel that serves most GPUs if none serves all."""
     return sum(map(bool, judged.verdicts)), -judged.weight
 
 
@@ -179,14 +179,14 @@ def _list(index: Index, chosen: IndexedWheel) -> Iterator[str]:
 def _save(
     response: Response, place: str, folder: Path, progress: Progress, patience: Patience
 ) -> Path:
-    """Write a file under its own name, which tells what it is."""
+    """Write a file under its own name, which tells its kind."""
     path = folder / (last_part(place).replace("\x00", "") or "download")
     try:
         with path.open("wb") as file:
             save(response, file, progress=progress, patience=patience)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT}:
-            raise  # the network's
+            raise  # of the network
         message = f"cannot save `{place}`: {error.strerror}"
         raise FetchError(message, hint="set TMPDIR to another folder") from error
     return path

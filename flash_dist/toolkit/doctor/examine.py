@@ -1,4 +1,4 @@
-"""Examine a machine, or one that is not here: every GPU against the code really embedded."""
+"""Examines a machine, real or imagined: every GPU against the embedded code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("variables", check_variables),
     ("driver", check_driver),
 )
-# What has something to say on few machines: no result is a good one.
+# Checks that have something to report on few machines; no result means all is well.
 RARE_CHECKS: tuple[tuple[str, RareCheck], ...] = (
     ("devices", check_devices),
     ("compat", check_compat),
@@ -60,7 +60,7 @@ RARE_CHECKS: tuple[tuple[str, RareCheck], ...] = (
 )
 WHAT_IF_CHECKS: tuple[tuple[str, Check], ...] = (("build", check_build), ("driver", check_driver))
 WHAT_IF_RARE: tuple[tuple[str, RareCheck], ...] = (("variables", check_neutral),)
-GPU_CHECKS = ("gpu", "selftest")  # once for each GPU
+GPU_CHECKS = ("gpu", "selftest")  # run once for each GPU
 
 
 def check_names(*, what_if: bool = False) -> tuple[str, ...]:
@@ -77,13 +77,13 @@ class Examination:
     environment: Environment
     results: tuple[CheckResult, ...]
     choice: CheckChoice = EVERYTHING
-    record: Mapping[str, str] | None = None  # when and by what, of a machine that is elsewhere
+    record: Mapping[str, str] | None = None  # when and by which version, for a machine elsewhere
 
     def __bool__(self) -> bool:
         return all(self.results)
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 0, 1 or 3: GPUs were to be judged, and of none is anything known."""
+        """Return 0, 1 or 3; 3 if GPUs were to be judged and nothing is known of any."""
         wanted = any(name in self.choice for name in GPU_CHECKS)
         checked = not wanted or any(map(self._is_of_gpu, self.results))
         return exit_code(self.results, checked_gpu=checked, strict=strict)
@@ -119,7 +119,7 @@ class Selftest(Protocol):
         """Run them on one GPU."""
 
     def compare_gpus(self) -> CheckResult | None:
-        """Compare what equal GPUs computed; None where there are no two."""
+        """Compare the results of equal GPUs; None if no two are equal."""
 
 
 def examine(
@@ -132,7 +132,7 @@ def examine(
 
     Args:
         environment: The machine, real or imagined.
-        selftest: Runs the kernels on one GPU. None leaves that out.
+        selftest: Runs the kernels on one GPU. None skips that.
         choice: Which checks to run.
     """
     yield from _examine_machine(environment, choice)
@@ -174,10 +174,10 @@ def _examine_machine(environment: Environment, choice: CheckChoice) -> Iterator[
 
 
 def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Environment:
-    """Look at some of the GPUs alone; where there is none, that is for the checks to say.
+    """Restrict the environment to some GPUs; if there is no GPU, the checks report that.
 
     Raises:
-        UsageError: There are others.
+        UsageError: There are only others.
     """
     if indices is None:
         return environment
@@ -192,7 +192,7 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
 
 
 def will_run(environment: Environment) -> bool:
-    """Whether the selftest would run on a GPU here, and with it load everything for real."""
+    """Whether the selftest would run on a GPU here, which loads everything for real."""
     loads = bool(PRODUCT.cases) and environment.loading.status == "ok"
     return loads and any(
         guard("", partial(check_gpu, environment, gpu)).is_usable for gpu in environment.cuda.gpus
@@ -205,7 +205,7 @@ def _run_selftest(
     if not PRODUCT.cases:
         return CheckResult("skip", f"not run: {NO_CASES}", entry=SELFTEST_NOT_RUN)
     loads = environment.loading.status in {"ok", "skipped"}
-    if fit and loads and environment.torch.status != "ok":  # nobody looked whether it loads
+    if fit and loads and environment.torch.status != "ok":  # loading was not examined
         return require_torch(environment.torch, environment.installed.torch_min)
     if fit and loads:
         return selftest(gpu)
@@ -216,7 +216,7 @@ def _run_selftest(
 def _guard_rare(
     name: str, check: Callable[[], CheckResult | None], *, gpu: int | None = None
 ) -> Iterator[CheckResult]:
-    """Run a check that may have nothing to say."""
+    """Run a check that may have nothing to report."""
     found = guard(name, check, gpu=gpu)
     if found is not None:
         yield found

@@ -1,4 +1,4 @@
-"""Kernels of a build and images of a library as a record holds them: what is alike stands once."""
+"""Compact form of a build's kernels and a library's images in a record: equal ones appear once."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 _MOST_VARIANTS: Final = 10_000
 _MOST_IMAGES: Final = 200_000
-_OWN: Final = ("symbol", "family", "arch", "origin", "proof")  # fields of a variant that stay
+_OWN: Final = ("symbol", "family", "arch", "origin", "proof")  # fields of a variant that are kept
 
 
 class _Flat:
-    """A variant whose axes are fields of their own."""
+    """A variant with its axes as separate fields."""
 
     @classmethod
     def fold(cls, variant: Variant) -> Any:  # noqa: ANN401 - a class made below
-        """Spread the axes."""
+        """Move the axes into separate fields."""
         place = Place(variant.key.words, variant.key.sizes, variant.plan)
         own = {
             name: getattr(variant, name) for name in ("symbol", "family", "arch", "origin", "proof")
@@ -39,7 +39,7 @@ class _Flat:
         return cls(**AXES.describe(place), **own)
 
     def unfold(self) -> Variant:
-        """Gather the axes.
+        """Collect the axes from their fields.
 
         Raises:
             ValueError: Some of them are there and one is not.
@@ -59,7 +59,7 @@ def _flat_fields() -> Iterator[Any]:
     yield ("origin", Origin, DEFAULT_ORIGIN)
     yield ("proof", str, "")
     for axis in AXES.every:
-        if axis.rule != "last":  # a kernel that no table lists has none of them
+        if axis.rule != "last":  # a kernel without a table has no axes
             yield (axis.name, str | None if axis.rule == "equal" else int | None, None)
 
 
@@ -70,7 +70,7 @@ FoldedVariant = make_dataclass(
 
 @dataclass(frozen=True)
 class FoldedKernels:
-    """Kernels that some targets have in common, by their symbols without prefix and target."""
+    """Kernels that some targets share, by their symbols without prefix and target."""
 
     targets: tuple[Arch, ...]
     names: tuple[str, ...]
@@ -94,7 +94,7 @@ class FoldedKernels:
 
 @dataclass(frozen=True)
 class FoldedBuild:
-    """A build; what the names of its kernels do not tell stands among the others."""
+    """A build. Kernels whose names do not tell everything are listed in full."""
 
     name: str
     kernels: tuple[FoldedKernels, ...]
@@ -141,7 +141,7 @@ def _name(variant: Variant) -> str:
 
 
 def _is_told(variant: Variant) -> bool:
-    """Whether the symbol tells all of a variant, and ends with its target."""
+    """Whether the symbol tells everything of a variant, and ends with its target."""
     symbol = f"{SYMBOLS}{_name(variant)}_{variant.arch.identifier}"
     told = parse_symbol(symbol, variant.arch, variant.origin)
     return told is not None and replace(told, proof=variant.proof) == variant
@@ -149,7 +149,7 @@ def _is_told(variant: Variant) -> bool:
 
 @dataclass(frozen=True)
 class FoldedImage:
-    """What decides where one image runs; the names are those of FatbinEntry."""
+    """The parts of an image that decide where it runs, named as in FatbinEntry."""
 
     kind: Kind
     arch: Arch | None = None
@@ -162,11 +162,11 @@ class FoldedImage:
 
     @classmethod
     def of_entry(cls, entry: FatbinEntry) -> FoldedImage:
-        """Leave out sizes and places."""
+        """Drop sizes and offsets."""
         return cls(**{name: getattr(entry, name) for name in cls.__dataclass_fields__})
 
     def to_entry(self, container: int) -> FatbinEntry:
-        """Return the image in a container, with sizes and places of 0."""
+        """Return the image in a container, with sizes and offsets of 0."""
         return FatbinEntry(
             **{name: getattr(self, name) for name in self.__dataclass_fields__},
             payload_offset=0,
@@ -182,7 +182,7 @@ class FoldedImage:
 
 @dataclass(frozen=True)
 class FoldedContainers:
-    """So many containers with the same images."""
+    """A number of containers with the same images."""
 
     count: int
     images: tuple[FoldedImage, ...]
@@ -198,7 +198,7 @@ class FoldedReport:
 
     @classmethod
     def fold(cls, report: FatbinReport) -> FoldedReport:
-        """Count the containers that are alike."""
+        """Count equal containers."""
         counts: dict[tuple[tuple[FoldedImage, ...], bool | None], int] = {}
         linked = report.device_linked
         by_container: dict[int, list[FoldedImage]] = {}

@@ -1,4 +1,4 @@
-"""What doctor says of the GPUs, as data for programs: `check()`."""
+"""`check()`: the GPU results of doctor as data for programs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class GpuReport:
     """One GPU against the installed build; true if the kernels run on it."""
 
-    index: int  # in CUDA's order, as torch counts
+    index: int  # in CUDA's order, as in torch
     name: str
     compute_capability: str  # "9.0"
     status: Status  # "ok", "warn" (runs, with a remark), "fail" or "skip" (there is no build)
-    how: KernelHow  # the worst way in which a kernel gets there: "native", ..., "jit", "none"
+    how: KernelHow  # the worst way in which code gets there: "native", ..., "jit", "none"
     targets: tuple[str, ...]  # what runs there: ("sm_90a",)
-    sentence: str  # that of doctor; of a GPU that is not served, what the operators raise
+    sentence: str  # as in doctor; for a GPU that is not served, the operators' error
     fix: str = ""
-    id: str = ""  # of the cause, stable; empty where there is none
+    id: str = ""  # of the cause, stable; empty if there is none
 
     def __bool__(self) -> bool:
         return self.status in {"ok", "warn"}
@@ -56,11 +56,11 @@ class GpuReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All GPUs that were asked about; true if there is one and each is served."""
+    """All requested GPUs; true if there is at least one and each is served."""
 
     build: str  # "NAME 0.1.0+cu130.hopper"; empty if there is none
     gpus: tuple[GpuReport, ...]
-    sentence: str  # the first reason why not; empty if the report is true
+    sentence: str  # the first reason for false; empty if the report is true
 
     def __bool__(self) -> bool:
         return bool(self.gpus) and all(self.gpus)
@@ -83,19 +83,19 @@ class Report:
 def check(devices: Iterable[int] | None = None) -> Report:
     """Judge the GPUs of this process against the code in the installed build.
 
-    Nothing is printed, no kernel runs and torch is not needed. CUDA is not initialised here, so
-    that processes that are forked later can use it: the driver is asked in a process of its own,
-    once for each setting of its variables, unless this one uses CUDA already. It reads the kernel
-    library, which takes a moment: ask once.
+    Prints nothing, runs no kernel and does not need torch. CUDA is not initialised in this process,
+    so that processes forked later can use it: a separate process asks the driver, once for each
+    setting of its variables, unless this one uses CUDA already. Reading the kernel library takes a
+    moment, so keep the result.
 
     Args:
-        devices: Which GPUs, as torch counts. None for all that this process sees.
+        devices: GPU numbers, as in torch. None for all that this process sees.
 
     Returns:
-        A report that is true if there is a GPU and each one asked about is served.
+        A report that is true if there is a GPU and every requested one is served.
 
     Raises:
-        TypeError: devices is no sequence of numbers.
+        TypeError: devices is not a sequence of numbers.
         ValueError: There is no such GPU.
     """
     environment = gather_gpus(read_installed(), read_cuda_apart())
@@ -137,7 +137,7 @@ def _report(environment: Environment, gpu: Gpu) -> GpuReport:
 
 
 def _find_sentence(environment: Environment, reports: tuple[GpuReport, ...]) -> str:
-    """Say the first thing that is wrong."""
+    """Return the first problem."""
     installed, cuda = environment.installed, environment.cuda
     if installed.build is None:
         problem = installed.manifest_problem or installed.library_problem

@@ -1,7 +1,7 @@
-"""Frozen values as plain data, by the types of their fields, and back: what JSON can hold.
+"""Converts frozen values to plain data for JSON and back, by the types of their fields.
 
-A field that has its default is left out, and one more field of a value needs nothing here. What is
-read was written by others: whatever does not fit its type is refused, with its place.
+Fields with their default value are left out, and new fields need no change here. The input was
+written by others: a value that does not fit its type is rejected with its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .folded import FoldedBuild, FoldedReport, FoldedVariant
 
 Clean = Callable[[str], str]
 
-# Names that fields are annotated with and that their modules import for the type checker alone.
+# Annotation names that their modules import for the type checker alone.
 _NAMES: Final = {
     "Arch": Arch,
     "ArchSet": ArchSet,
@@ -45,20 +45,20 @@ _FOLDED: Final[dict[type, Any]] = {
     Variant: FoldedVariant,
 }
 
-# Texts that are taken apart later, by the names of their fields; they may be empty.
+# Names of text fields that are parsed later; the texts may be empty.
 _PATTERNS: Final = {
     "toolkit": (re.compile(r"[0-9]+\.[0-9]+(\.[0-9]+)*|"), "a version such as `13.0`"),
     "module_release": (re.compile(r"[0-9]+(\.[0-9]+)*|"), "a release such as `580.65.06`"),
     "machine": (re.compile(r"\w+"), "a kind of CPU such as `x86_64`"),
 }
 
-_MOST: Final = 1 << 63  # no number of ours reaches it
-_DEEPEST: Final = 12  # levels of what a check adds for programs
-_SHOWN: Final = 60  # characters of what was refused
+_MOST: Final = 1 << 63  # above all numbers of ours
+_DEEPEST: Final = 12  # nesting of a check's data for programs
+_SHOWN: Final = 60  # maximum characters of a rejected value in messages
 
 
 class UnfitError(ValueError):
-    """Data that is no such value; the sentence says where."""
+    """Data that does not fit its type. The sentence names the place."""
 
 
 def _find_entry(name: str) -> Entry:
@@ -69,7 +69,7 @@ def _find_entry(name: str) -> Entry:
     return entry
 
 
-# What is written as a word: how to write it, how to read it, and what it looks like.
+# Types written as a word: their writer, reader and form.
 _WORDS: Final[dict[Any, tuple[Callable[[Any], str], Callable[[str], Any], str]]] = {
     Arch: (str, Arch.parse, "a target such as `sm_90a`"),
     Device: (str, Device.parse, "a compute capability such as `8.6`"),
@@ -79,7 +79,7 @@ _WORDS: Final[dict[Any, tuple[Callable[[Any], str], Callable[[str], Any], str]]]
 
 
 def write(kind: Any, value: Any, clean: Clean) -> Any:  # noqa: ANN401, PLR0911 - a type and a value
-    """Return a value of this type as plain data; `clean` sees every free text."""
+    """Return a value of this type as plain data; apply `clean` to every free text."""
     kind = _without_none(kind)
     if value is None or get_origin(kind) is Literal:
         return value
@@ -110,12 +110,12 @@ def _in_order(values: Any) -> Any:  # noqa: ANN401 - a collection
 
 
 def read(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401, PLR0911 - a type and a value
-    """Return the value that `write` wrote.
+    """Return the value that `write` converted.
 
     Args:
         kind: Its type.
-        data: What JSON gave.
-        place: Where in the whole it stands, for the sentence.
+        data: The parsed JSON.
+        place: Its place in the whole, for messages.
 
     Raises:
         UnfitError: The data is not of this type.
@@ -195,7 +195,7 @@ def _unfold(folded: Any, place: str) -> Any:  # noqa: ANN401 - what its class un
 
 
 def _require_plain(data: Any, place: str, levels: int) -> None:  # noqa: ANN401 - any JSON
-    """Take whatever JSON can say, in bounds."""
+    """Accept any JSON data within bounds."""
     if isinstance(data, str):
         _text(data, place)
     elif isinstance(data, (dict, list)):
@@ -215,7 +215,7 @@ def _text(data: Any, place: str) -> str:  # noqa: ANN401 - hopefully a text
 
 
 def is_clean(text: str) -> bool:
-    """Whether a text holds nothing but what can be seen, and ends of lines."""
+    """Whether a text holds only visible characters and line ends."""
     return all(char.isprintable() or char == "\n" for char in text)
 
 
@@ -239,17 +239,17 @@ def _fields(kind: type) -> tuple[tuple[Field[Any], Any], ...]:
 
 
 def _key(field: Field[Any]) -> str:
-    """Return what a field is called in the file: its own name, unless it has a `key`."""
+    """Return a field's name in the file: its own, unless it has a `key`."""
     return str(field.metadata.get("key", field.name))
 
 
 def _default(field: Field[Any]) -> Any:  # noqa: ANN401 - of any type
-    """Return what a field holds where nothing is said; MISSING if something must be."""
+    """Return the default of a field; MISSING if it has none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _without_none(kind: Any) -> Any:  # noqa: ANN401 - a type
-    """Return X of `X | None`; other types unchanged."""
+    """Return X for `X | None`; other types unchanged."""
     if get_origin(kind) not in {Union, types.UnionType}:
         return kind
     (one,) = (each for each in get_args(kind) if each is not types.NoneType)

@@ -1,4 +1,4 @@
-"""The selftest of each GPU of a machine, and what it says beside the others' and the recorded."""
+"""Runs the selftest of each GPU, and compares its bits with other GPUs and recorded ones."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Proof:
 
     Args:
         environment: This machine.
-        runs: Of each case.
-        timeout: Seconds that one GPU may take.
-        references: Recorded fingerprints; None are those in the package.
+        runs: Number of runs of each case.
+        timeout: Seconds allowed for one GPU.
+        references: Recorded fingerprints; None for those in the package.
         child: The selftest's child process, see `run_selftest`.
     """
 
@@ -71,7 +71,7 @@ class Proof:
 
     @cached_property
     def kernels(self) -> Mapping[str, str]:
-        """The hash of each kernel's code in the installed library; none if it cannot be read."""
+        """The hash of each kernel's code in the installed library; empty if it cannot be read."""
         return read_kernels(self._environment.installed.library)
 
     @cached_property
@@ -81,7 +81,7 @@ class Proof:
 
     @contextmanager
     def side_by_side(self, gpus: Iterable[Gpu]) -> Iterator[None]:
-        """Let the selftests of these GPUs run at once, as soon as the first is asked for."""
+        """Run the selftests of these GPUs at once, when the first one is requested."""
         commands = {
             str(gpu.index): make_command(str(gpu.index), self._runs, self._child) for gpu in gpus
         }
@@ -93,7 +93,7 @@ class Proof:
                 self.together = None
 
     def run(self, gpu: Gpu) -> CheckResult:
-        """Run the selftest on a GPU and compare what ran with what was predicted and recorded."""
+        """Run the selftest on a GPU and compare it with the prediction and the recorded bits."""
         report = run_selftest(
             str(gpu.index),
             runs=self._runs,
@@ -111,7 +111,7 @@ class Proof:
         return add_agreement(result, self.compare(gpu, report))
 
     def compare(self, gpu: Gpu, report: SelftestReport) -> Agreement:
-        """Keep what a GPU computed and hold it against what was recorded."""
+        """Keep a GPU's results and compare them with the recorded ones."""
         cuda = self._environment.cuda
         driver = (cuda.driver.release or str(cuda.driver.cuda)) if cuda.driver else ""
         setting = Setting(
@@ -138,7 +138,7 @@ class Proof:
         return tuple(found.values())
 
     def compare_gpus(self) -> CheckResult | None:
-        """Compare equal GPUs of this machine with each other; None where there are none."""
+        """Compare equal GPUs of this machine with each other; None if no two are equal."""
         pairs = 0
         differing: list[tuple[Gpu, Gpu, Mismatch]] = []
         for place, (gpu, setting, own) in enumerate(self.proven):
@@ -165,10 +165,10 @@ class Proof:
 
 
 def read_kernels(library: str) -> Mapping[str, str]:
-    """Hash the kernels of a package; what cannot be read matches nothing that was recorded.
+    """Hash the kernels of a package; unreadable ones match no recorded hash.
 
     Args:
-        library: Its first library; the others are beside it.
+        library: Its first library; the others are in the same folder.
     """
     found: dict[str, str] = {}
     try:
@@ -181,7 +181,7 @@ def read_kernels(library: str) -> Mapping[str, str]:
 
 
 def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
-    """Say in a selftest's result how its bits compare with the recorded ones."""
+    """Add to a selftest's result how its bits compare with the recorded ones."""
     data: dict[str, Any] = {**result.data, "fingerprints": agreement.to_json()}
     if agreement or not result:
         return replace(result, details=(*result.details, agreement.sentence), data=data)
@@ -200,7 +200,7 @@ def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
 
 
 def compare_selftest(loading: Loading, report: SelftestReport, result: CheckResult) -> CheckResult:
-    """Say of a selftest that could not load what was predicted to load."""
+    """Report a selftest that could not load although loading was predicted."""
     failed = {finding.entry for finding in report.findings} & {SELFTEST_CRASHED, SELFTEST_ERROR}
     if report.imported or not failed or loading.status != "ok":
         return result

@@ -1,4 +1,4 @@
-"""One rank of a fleet that torchrun started: which it is, and the proof of its GPU."""
+"""Describes one rank of a fleet that torchrun started, and runs its GPU's selftest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAUNCHER: Final = f"torchrun --nproc-per-node=gpu -m {NAME} fleet"
 
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _VARIABLES = (*_NUMBERS, "MASTER_ADDR", "MASTER_PORT")
-_SLACK = 600.0  # seconds that ranks may wait for the slowest one
+_SLACK = 600.0  # seconds to wait for the slowest rank
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Rank:
 
     @classmethod
     def of_environment(cls) -> Rank:
-        """Read what torchrun sets.
+        """Read torchrun's variables.
 
         Raises:
-            UsageError: Somebody else started this process.
+            UsageError: Another program started this process.
         """
         missing = [name for name in _VARIABLES if not os.environ.get(name)]
         if missing:
@@ -61,10 +61,10 @@ class Rank:
 
 
 def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed is not typed
-    """Meet the other ranks; what is returned carries values between them.
+    """Join the other ranks; return a function that exchanges values with them.
 
     Raises:
-        GroupError: There is no torch to meet by, or it does not bring the ranks together.
+        GroupError: torch is absent, or does not connect the ranks.
     """
     found = read_torch()
     if found.status != "ok":
@@ -100,9 +100,9 @@ def prove_rank(
 
     Args:
         rank: This process.
-        environment: The machine that it runs on.
-        proof: Of all rounds: it reads the library once.
-        runs: Of each case.
+        environment: Its machine.
+        proof: Shared by all rounds: it reads the library once.
+        runs: Number of runs of each case.
         child: The selftest's child process, see `run_selftest`.
     """
     host = socket.gethostname()
@@ -119,7 +119,7 @@ def prove_rank(
     verdict = replace(check_gpu(environment, gpu), name=f"gpu {gpu.index}", gpu=gpu.index)
     if not verdict.is_usable:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
-    before = len(proof.proven)  # a round that fails leaves nothing
+    before = len(proof.proven)  # a failed round keeps nothing
     result = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
     _, setting, own = proof.proven[-1] if proof.proven[before:] else (gpu, nobody, ())
     return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))
@@ -128,7 +128,7 @@ def prove_rank(
 def _prove_cpu(
     rank: Rank, host: str, environment: Environment, runs: int, child: Sequence[str]
 ) -> Member:
-    """Without GPUs the reference path runs; its bits are those of one host and torch."""
+    """Run the reference path if there is no GPU; its bits depend on host and torch."""
     report = run_selftest("cpu", runs=runs, child=child)
     where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
     own = make_fingerprints(report, {}, "")

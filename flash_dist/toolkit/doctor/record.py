@@ -1,7 +1,7 @@
-"""What doctor saw of a machine, in a file that judges the same elsewhere: `--save` and `--load`.
+"""A machine in a file, to be judged elsewhere with the same result: `--save` and `--load`.
 
-All that the checks judge is one Environment, so a record is that value, what was asked for, and
-what the selftest came to. Who runs it, on which host, with which secrets is left out.
+The checks judge one Environment. A record is that value, the options and the selftest results. User
+names, host names and secrets are left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _VERSION: Final = re.compile(r"[0-9A-Za-z.+-]{1,80}")
 
 @dataclass(frozen=True)
 class Record:
-    """A machine as doctor saw it, when, and by which version."""
+    """A machine as doctor saw it, with time and version."""
 
     written_by: str = field(metadata={"key": NAME})  # version of the package
     recorded: str  # 2026-11-22 19:44 UTC
@@ -57,7 +57,7 @@ class Record:
 
     @property
     def origin(self) -> dict[str, str]:
-        """When it was made, and by what."""
+        """Time of writing, and version that wrote it."""
         return {"recorded": self.recorded, NAME: self.written_by}
 
     @classmethod
@@ -70,7 +70,7 @@ class Record:
         written_by: str,
         recorded: str,
     ) -> Record:
-        """Take what the selftest came to from the results; the others are judged again."""
+        """Keep the selftest results; the other results are computed again."""
         proven = tuple(
             result
             for result in results
@@ -80,12 +80,12 @@ class Record:
         return cls(written_by, recorded, environment, choice, proven)
 
     def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
-        """Nothing runs."""
+        """Do nothing: the results are recorded."""
         del gpus
         return nullcontext()
 
     def run(self, gpu: Gpu) -> CheckResult:
-        """Return what the selftest of a GPU came to there."""
+        """Return the recorded selftest result of a GPU."""
         found = self._find(f"selftest {gpu.index}")
         if found is not None:
             return found
@@ -93,17 +93,17 @@ class Record:
         return CheckResult("skip", summary, entry=SELFTEST_NOT_RUN)
 
     def compare_gpus(self) -> CheckResult | None:
-        """Return what comparing equal GPUs came to there."""
+        """Return the recorded comparison of equal GPUs."""
         return self._find("agreement")
 
     def _find(self, name: str) -> CheckResult | None:
         return next((result for result in self.selftest if result.name == name), None)
 
     def narrow(self, choice: CheckChoice) -> CheckChoice:
-        """Return what is left to judge: what was looked at there, and is asked for here.
+        """Return the checks to judge: those examined there and requested here.
 
         Raises:
-            UsageError: A check is asked for by name that nobody looked at there.
+            UsageError: A requested check was not examined there.
         """
         absent = sorted(name for name in choice.only if name not in self.choice)
         if absent:
@@ -117,7 +117,7 @@ class Record:
         )
 
     def to_text(self, redaction: Redaction) -> str:
-        """Write the file; what redaction leaves out is in no text of it."""
+        """Write the file's text, without anything that redaction removes."""
 
         def clean(text: str) -> str:
             return _escape(redaction.text(text))
@@ -130,7 +130,7 @@ class Record:
         """Read the file's text.
 
         Raises:
-            UsageError: It is not what `to_text` writes, or that of a later version.
+            UsageError: `to_text` does not write such a text, or a later version wrote it.
         """
         by = ""
         try:
@@ -159,14 +159,14 @@ def _parse(text: str | bytes) -> dict[str, Any]:
 
 
 def _name_writer(data: dict[str, Any]) -> str:
-    """Return the version that wrote a record, where it says one that is not this."""
+    """Return the version that wrote a record, if it names another one than this."""
     by = data.get(NAME)
     known = isinstance(by, str) and _VERSION.fullmatch(by) and by != read_version()
     return str(by) if known else ""
 
 
 def _require_version(data: dict[str, Any], by: str) -> None:
-    """Refuse what a later version wrote, by its own name."""
+    """Reject a record of a later version, with that version's name."""
     version = data.pop("version", None)
     if type(version) is not int or version < 1:
         message = f"`version` must be {VERSION}"
@@ -178,7 +178,7 @@ def _require_version(data: dict[str, Any], by: str) -> None:
 
 
 def _require_sane(record: Record) -> None:
-    """Refuse what has the right types and is still nothing that doctor writes."""
+    """Reject data of the right types that doctor never writes."""
     if not _TIME.fullmatch(record.recorded):
         message = (
             f"`recorded` must be a time such as `2026-11-22 19:44 UTC`, got `{record.recorded:.60}`"
@@ -208,7 +208,7 @@ def _require_sane(record: Record) -> None:
 
 
 def _escape(text: str) -> str:
-    """Write what cannot be seen as a terminal is shown it."""
+    """Write invisible characters as terminals show them."""
     if is_clean(text):
         return text
     return "".join(
@@ -217,12 +217,12 @@ def _escape(text: str) -> str:
 
 
 def lay_out(data: Any, indent: str = "", before: int = 0) -> str:  # noqa: ANN401 - any JSON
-    """Write JSON for people: what fits in a line stands in one, and words fill lines.
+    """Format JSON for people: short values in one line, and lines filled with words.
 
     Args:
         data: Plain data.
-        indent: Of the line that it begins in.
-        before: Characters that stand in that line already, behind the indent.
+        indent: Of the line in which it begins.
+        before: Characters before it in that line, after the indent.
     """
     line = json.dumps(data)
     if len(indent) + before + len(line) < LINE or not isinstance(data, (dict, list)) or not data:

@@ -1,9 +1,8 @@
-"""Every finding id as data: what it means, and what to do.
+"""Every finding id as data: its meaning and its remedy.
 
-A new id is one entry in the module of its subject, and the code that finds it imports it from
-there; nothing else. `explain ID`, the HTML report, the hint after a fix and the page
-`findings.html` of the documentation follow. Entries of the package's own variables come from
-product.json.
+To add an id, add an entry to the module of its subject, and import it where it is found. `explain
+ID`, the HTML report, the hint after a fix and the page `findings.html` of the documentation follow.
+Entries of the package's own variables come from product.json.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ _OF_CODES: Final[Mapping[int, Entry]] = {
 
 
 def find_code(number: int) -> Entry:
-    """Return what explains an error code of CUDA; the general entry where no other does."""
+    """Return the entry of a CUDA error code; the general entry if no other has it."""
     return _OF_CODES.get(number, faults.CUDA_ERROR)
 
 
 def find(name: str) -> Entry | None:
-    """Return what an id stands for, None if there is no such id."""
+    """Return the entry of an id, None if there is no such id."""
     return FINDINGS.get(name)

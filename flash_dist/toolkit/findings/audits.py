@@ -1,4 +1,4 @@
-"""Ids of `audit`: where a release falls short."""
+"""Ids of `audit`: shortfalls of a release."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Every error code of CUDA, as the driver, the runtime and other programs write it.
 
-One table serves `explain`, which finds a code in a text, and doctor, which asks for the code that
-`cuInit` ended with. Entries name the codes that they explain; a code that none names is still
-found. Source: cuda.h and `cudaGetErrorString` of CUDA 13.0; codes of textures, graphics and
-profilers are left out.
+`explain` finds a code in a text with this table, and doctor looks up the code that `cuInit`
+returned. Entries name the codes that they explain; codes without an entry are found too. Source:
+cuda.h and `cudaGetErrorString` of CUDA 13.0, without codes of textures, graphics and profilers.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from .phrases import Place, Text, squeeze, unquote
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_MANY: Final = 8  # times that a code is found in one text: a log repeats its messages
+_MANY: Final = 8  # matches of a code in one text: a log repeats its messages
 
-# Number, name of the driver, name of the runtime, text. A number may have several texts.
+# Number, driver name, runtime name, text. A number may have several texts.
 _TABLE: Final = """\
 1 INVALID_VALUE InvalidValue invalid argument
 2 OUT_OF_MEMORY MemoryAllocation out of memory
@@ -122,7 +121,7 @@ _TABLE: Final = """\
 
 @dataclass(frozen=True)
 class Code:
-    """A code with its names, which are empty where the driver or the runtime has none."""
+    """A code with its names, empty if the driver or the runtime has none."""
 
     number: int
     driver: str
@@ -141,7 +140,7 @@ class Code:
         return f"CUDA_ERROR_{self.driver}" if self.driver else f"cudaError{self.runtime}"
 
     def to_words(self) -> dict[str, str]:
-        """Return what a summary may say of it."""
+        """Return the code's description for a summary."""
         return {"number": str(self.number), "name": self.name, "text": self.text}
 
 
@@ -150,7 +149,7 @@ CODES: Final[Mapping[int, Code]] = {one.number: one for one in reversed(ROWS)}
 
 
 def find_codes(text: Text) -> Iterator[tuple[Code, Place]]:
-    """Find the codes in a text, within a word that is broken only where nowhere else."""
+    """Find the codes in a text; accept a match within a broken word only if there is no other."""
     found = list(_find_in(text.spaced.lower()))
     if not found and text.glued != text.spaced:
         found = list(_find_in(text.glued.lower()))
@@ -175,7 +174,7 @@ def _find_in(text: str) -> Iterator[tuple[Code, Place]]:
 
 
 def _read(match: re.Match[str]) -> Code | None:
-    """Return the code of a match. Its text counts before its number, which CUDA 10.1 changed."""
+    """Return the code of a match. Its text is preferred to its number, which CUDA 10.1 changed."""
     found = match.groupdict()
     for kind in ("text", "after", "told"):
         if found[kind]:
@@ -188,7 +187,7 @@ def _read(match: re.Match[str]) -> Code | None:
 
 @cache
 def _named() -> Mapping[str, Code]:
-    """Return the codes by their names and texts, in small letters without spaces."""
+    """Map names and texts, lower-case without spaces, to codes."""
     named = {squeeze(unquote(one.text)): CODES[one.number] for one in reversed(ROWS)}
     named |= {f"cuda_error_{one.driver.lower()}": one for one in ROWS if one.driver}
     return named | {f"cudaerror{one.runtime.lower()}": one for one in ROWS if one.runtime}
@@ -196,7 +195,7 @@ def _named() -> Mapping[str, Code]:
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    """Return what finds a code in small letters, in any of the ways that programs write one.
+    """Compile a pattern for codes in lower-case text, in the ways that programs write them.
 
     `cudaErrorAssert`, `CUDA error: ...`, `CUDA error 700`, `cuda runtime error (46) : ...`, `Triton
     Error [CUDA]: ...`, `Error 802: ...`, `[34] Call to cuInit`, `cuInit failed with error 34`.

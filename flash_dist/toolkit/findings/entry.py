@@ -1,4 +1,4 @@
-"""What one finding id stands for."""
+"""The meaning and the remedy of one finding id."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ..product import PROGRAM
 
 @dataclass(frozen=True)
 class Entry:
-    """An id in words: one line, what it means, and what to do.
+    """Description of an id: title, meaning and remedy.
 
     Args:
-        id: Names the cause for programs; stable.
+        id: Stable name of the cause, for programs.
         title: One line.
         meaning: A few sentences.
         remedy: A few sentences.
-        messages: Parts of the error messages that this explains, in their own words: `{symbol}`
-            stands for what differs from case to case (see phrases.py).
-        codes: Errors of CUDA that this explains, in any way of writing them (see codes.py).
-        said: The title for such a message, with what stood in those places: of a code its
-            {number}, {name} and {text}.
+        messages: Parts of the error messages that this explains; `{symbol}` stands for a variable
+            part (see phrases.py).
+        codes: CUDA errors that this explains, in any spelling (see codes.py).
+        said: Title for such a message, with its variable parts; a code has {number}, {name} and
+            {text}.
     """
 
     id: str
@@ -33,10 +33,10 @@ class Entry:
 
     @property
     def page(self) -> str:
-        """Where the documentation explains it, relative to its first page."""
+        """Its page in the documentation, relative to the first page."""
         return f"findings.html#{self.id}"
 
     @property
     def command(self) -> str:
-        """What says more of it."""
+        """The command that explains it."""
         return f"{PROGRAM} explain {self.id}"

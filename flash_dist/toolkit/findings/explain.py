@@ -1,4 +1,4 @@
-"""What an error message about GPU code, or the id of a finding, means, and what to do."""
+"""Explains an error message about GPU code, or the id of a finding."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .entry import Entry
 
 _REFERENCE: Final = re.compile(r"(?:\bexplain |\bid: |\.html#)([a-z]+(?:-[a-z]+)+)\b")
-_CLOSE: Final = 0.6  # of an id, or of the words of a message, until it is offered
+_CLOSE: Final = 0.6  # required similarity of an id, or of a message's words, for a suggestion
 _FEWEST_WORDS: Final = 2
-_LONGEST_MESSAGE: Final = 60  # words: of a log nothing comes near
+_LONGEST_MESSAGE: Final = 60  # words; a log has more
 _LONGEST_ELIDED: Final = 1000  # characters
 _OFFERED: Final = 3
 _OWN_FILE: Final = f"{__name__.partition('.')[0]}/"
@@ -29,7 +29,7 @@ _OWN_FILE: Final = f"{__name__.partition('.')[0]}/"
 
 @dataclass(frozen=True)
 class Explanation:
-    """An entry, and what it is called here: what a message says comes before its title."""
+    """An entry, and its title for this message, which precedes the entry's own."""
 
     entry: Entry
     summary: str
@@ -46,13 +46,13 @@ class Explanation:
 
 
 def to_json(explanations: tuple[Explanation, ...]) -> dict[str, Any]:
-    """Return the first explanation as plain data, with those of further causes in it."""
+    """Return the first explanation as plain data, including those of further causes."""
     first, *others = (one.to_json() for one in explanations)
     return {"version": 1, **first, "also": others}
 
 
 def explain(pasted: str) -> tuple[Explanation, ...]:
-    """Return what is known of an id, a message or a log: each cause once, as they come in it."""
+    """Explain an id, a message or a log: each cause once, in order of appearance."""
     named = find(_read_id(pasted))
     if named is not None:
         return (Explanation(named, named.title),)
@@ -69,11 +69,11 @@ def explain(pasted: str) -> tuple[Explanation, ...]:
 
 
 def _find_own(pasted: str, *, traced: bool) -> tuple[Explanation, ...]:
-    """Explain a sentence of this package: by its finding, else by where it is said.
+    """Explain a sentence of this package: by its finding, else by its place in the source.
 
     Args:
-        pasted: Where to look.
-        traced: Only where a trace names who says it.
+        pasted: The text to search.
+        traced: Only accept sentences whose function is in a traceback.
     """
     sentences = find_own(pasted) if _OWN_FILE in pasted or not traced else ()
     if not sentences or (traced and not sentences[0].is_traced_in(pasted)):
@@ -83,9 +83,9 @@ def _find_own(pasted: str, *, traced: bool) -> tuple[Explanation, ...]:
 
 
 def suggest(pasted: str) -> tuple[Entry, ...]:
-    """Return what may have been meant by an id or a message that is not known, the nearest first.
+    """Return likely meanings of an unknown id or message, the nearest first.
 
-    An id that is misspelt, one that has this word in it, or messages with most of these words.
+    A misspelt id, ids that contain this word, or messages with most of these words.
     """
     name = _read_id(pasted)
     if len(name.split()) == 1:
@@ -103,12 +103,12 @@ def suggest(pasted: str) -> tuple[Entry, ...]:
 
 
 def _read_id(pasted: str) -> str:
-    """Read an id as it is written anywhere: in quotes, or as the end of an address."""
+    """Read an id in any spelling: quoted, or as the end of an address."""
     return pasted.strip("`'\" \t\r\n").rpartition("#")[2].lower()
 
 
 def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
-    """Find every phrase of every entry, within a word that is broken only where nowhere else."""
+    """Find every phrase of every entry; accept matches within broken words only if alone."""
     squeezed = squeeze(text.spaced)
     for entry in FINDINGS.values():
         phrases = [Phrase.parse(one) for one in entry.messages]
@@ -127,9 +127,9 @@ def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
 
 
 def _keep_longest(found: Iterator[tuple[Entry, Place]]) -> Iterator[tuple[Entry, Place]]:
-    """Keep of places that overlap the one that says most, and of an entry the first, as the last.
+    """Of overlapping matches keep the longest, and the first match of an entry, in last place.
 
-    NOTE: dict() keeps the last one that it is given.
+    NOTE: dict() keeps the last value of a key.
     """
     kept: list[tuple[Entry, Place]] = []
     for entry, place in sorted(found, key=lambda item: (-item[1].size, item[1].start)):
@@ -139,7 +139,7 @@ def _keep_longest(found: Iterator[tuple[Entry, Place]]) -> Iterator[tuple[Entry,
 
 
 def _find_elided(text: Text) -> Iterator[Entry]:
-    """Find the entries of which a text has enough words of a message, and `...` for the rest."""
+    """Find the entries of a text that has enough words of a message, and `...` for the rest."""
     if ELISION not in text.spaced or len(text.spaced) > _LONGEST_ELIDED:
         return
     for entry in FINDINGS.values():
@@ -148,7 +148,7 @@ def _find_elided(text: Text) -> Iterator[Entry]:
 
 
 def _rate(entry: Entry, words: list[str]) -> float:
-    """Say which part of a message's words a text has, in their order."""
+    """Return the fraction of a message's words that a text has, in order."""
     best = 0.0
     for message in entry.messages:
         own = _words(message)
@@ -164,11 +164,11 @@ def _words(text: str) -> list[str]:
 
 
 def _say(entry: Entry, place: Place) -> str:
-    """Sum up what a message says itself, its symbols as their source has them."""
+    """Return the title for a message, with demangled symbols."""
     if set(place.found.values()) <= {ELISION}:
         return entry.title
     found = {name: demangle(text) for name, text in place.found.items()}
     try:
         return entry.said.format(**found) or entry.title
-    except KeyError:  # another of its messages, which tells less
+    except KeyError:  # another of its messages, with fewer details
         return entry.title

@@ -1,4 +1,4 @@
-"""Ids of one GPU, or all of them, against the code of this build."""
+"""Ids of one GPU, or of all GPUs, against the code of this build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of what is around the driver: containers, WSL, MIG, hidden GPUs, the cache of the JIT."""
+"""Ids of the driver's surroundings: containers, WSL, MIG, hidden GPUs, the JIT's cache."""
 
 from __future__ import annotations
 

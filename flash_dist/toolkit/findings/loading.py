@@ -1,4 +1,4 @@
-"""Ids of loading compiled libraries, ours or anybody's: told before or while they load."""
+"""Ids of loading compiled libraries, ours or anybody's, predicted or tried."""
 
 from __future__ import annotations
 

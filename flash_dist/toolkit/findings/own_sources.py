@@ -1,7 +1,7 @@
-"""Sentences in the sources of this package, and what the source tells of each.
+"""Sentences in the sources of this package, with facts from the source on each.
 
-A sentence is any text of at least three words in a module outside of findings. What stands in its
-places is not known beforehand; its own words, in their order and near each other, tell it.
+A sentence is any text of at least three words in a module outside of findings. Its variable parts
+are unknown beforehand; it is recognised by its own words, in order and near each other.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = __name__.partition(".")[0]
 FEWEST_WORDS: Final = 3
-OPEN: Final = "\0"  # what stands for a place
+OPEN: Final = "\0"  # stands for a variable part
 
-_SKIPPED: Final = {"findings", "make"}  # texts about messages of others; no wheel has it
-_FEWEST: Final = 9  # letters of a sentence's own
+_SKIPPED: Final = {"findings", "make"}  # texts about messages of others, which no wheel has
+_FEWEST: Final = 9  # minimum letters of a sentence's own
 _SURE: Final = 24  # letters from which on a sentence is found anywhere, not only as a whole line
-_LONGEST_GAP: Final = 600  # characters without spaces, of what stands in a place
-_LONGEST_NAME: Final = 40  # characters that may come before, where a sentence begins with a place
-_MOST_TRIES: Final = 200  # places where a sentence may begin
+_LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
+_LONGEST_NAME: Final = 40  # maximum characters before a sentence that begins with a variable part
+_MOST_TRIES: Final = 200  # maximum places to try as the beginning of a sentence
 _FIELD: Final = re.compile(r"\{\w*\}")
 _HINTS: Final = {"hint", "fix"}
-# What sources call the package by.
+# Names of the package in its sources.
 _OWN_NAMES: Final = {
     name: getattr(product, name) for name in ("KERNELS", "NAME", "PROGRAM", "SCRIPT", "VARIABLES")
 }
@@ -41,37 +41,37 @@ _OWN_NAMES: Final = {
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text of the source, and what its source tells of it."""
+    """A text of the source, and facts about it from the source."""
 
-    text: str  # with OPEN for each place
+    text: str  # with OPEN for each variable part
     module: str
     function: str
-    error: str = ""  # the class it is raised as
+    error: str = ""  # the class that it is raised as
     hint: str = ""
-    entry: str = ""  # the name of the finding that it is said of
+    entry: str = ""  # the name of its finding
 
     def __str__(self) -> str:
-        """Say where it is said, and as which error."""
+        """Return its place, and its error class."""
         function = f"`{self.function}` in " if self.function else ""
         raised = f", as {self.error}" if self.error else ""
         return f"{function}`{self.module}`{raised}"
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """Its own words, without spaces, between the places."""
+        """Its own words, without spaces, between the variable parts."""
         return tuple(filter(None, (squeeze(unquote(one)) for one in self.text.split(OPEN))))
 
     def is_traced_in(self, pasted: str) -> bool:
-        """Whether a trace names its function and module."""
+        """Whether a traceback names its function and module."""
         return self.module in pasted and f"in {self.function.rpartition('.')[2]}\n" in pasted
 
     @property
     def size(self) -> int:
-        """How many letters are its own."""
+        """The number of its own letters."""
         return sum(map(len, self.pieces))
 
     def stands_in(self, squeezed: str, starts: frozenset[int]) -> bool:
-        """Whether a text has it: a short one only where a line, or its error, begins with it."""
+        """Whether a text has it: a short one only if a line, or its error, begins with it."""
         if not all(piece in squeezed for piece in self.pieces):
             return False
         start = squeezed.find(self.pieces[0])
@@ -97,7 +97,7 @@ class Sentence:
 
 @cache
 def read_sentences() -> tuple[Sentence, ...]:
-    """Read every sentence in the sources of this package; none where it has no sources."""
+    """Read every sentence in the sources of this package; empty without sources."""
     return tuple(
         sentence
         for module, source in _read_sources(resources.files(PACKAGE), PACKAGE)
@@ -114,7 +114,7 @@ def _read_sources(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_scope(scope: ast.AST, module: str, name: str) -> Iterator[Sentence]:
-    """Read the sentences of a function, a class or a module, then those of what is inside."""
+    """Read the sentences of a function, a class or a module, then those of inner scopes."""
     nodes, inner = _walk(scope)
     told = _read_calls(nodes)
     for node in nodes:
@@ -130,7 +130,7 @@ def _read_scope(scope: ast.AST, module: str, name: str) -> Iterator[Sentence]:
 
 
 def _walk(scope: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
-    """Return the nodes of a scope, of its texts the whole only, and the scopes inside it."""
+    """Return the nodes of a scope, with only the outermost nested text, and its inner scopes."""
     nodes: list[ast.AST] = []
     inner: list[ast.AST] = []
     waiting = list(ast.iter_child_nodes(scope))
@@ -153,7 +153,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _join(node: ast.AST) -> str:
-    """Return a text with OPEN for each of its places; empty for another node."""
+    """Return a text with OPEN for each variable part; empty for another node."""
     if isinstance(node, ast.Constant):
         return _FIELD.sub(OPEN, node.value) if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -171,9 +171,9 @@ def _read_part(part: ast.expr) -> str:
 
 
 def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
-    """Return what calls say of the texts that they are given, by themselves or by a name.
+    """Return what calls tell of their texts, passed directly or by name.
 
-    A name stands for what it was given last, in any branch, before it is raised.
+    A name stands for its last value, in any branch, before it is raised.
     """
     raised = {id(node.exc) for node in nodes if isinstance(node, ast.Raise)}
     named: dict[str, list[ast.expr]] = {}
@@ -206,7 +206,7 @@ def _read_call(
 
 
 def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.expr]:
-    """Return the texts that an argument may be: one of several, or what a name stands for."""
+    """Return the texts that an argument may be: one of several, or the value of a name."""
     if _is_text(node):
         yield node
     elif isinstance(node, ast.IfExp):

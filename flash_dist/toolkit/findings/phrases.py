@@ -1,7 +1,7 @@
-"""How a message is recognised in what people paste: logs, colours, broken lines, other quotes.
+"""Recognises a message in pasted text: logs, colours, broken lines, other quotes.
 
-An entry knows its messages by phrases, parts of them in their own words. Case, quotes and spaces do
-not count, and `{symbol}` stands for a word that differs from case to case.
+An entry lists its messages as phrases, parts of them in their own words. Case, quotes and spaces do
+not count, and `{symbol}` stands for a variable word.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ELISION: Final = "..."
-_MANY: Final = 8  # times that a phrase is looked for in one text: a log repeats its messages
+_MANY: Final = 8  # searches for a phrase in one text: a log repeats its messages
 _WORD: Final = r"[\w.+-]*\w"
 _ELIDED: Final = re.escape(ELISION)
-_FEW: Final = 3  # words of a phrase that are enough beside `...`, where it has no more than twice
+_FEW: Final = 3  # words of a phrase that are enough beside `...`, if it has at most twice as many
 _TORCHS: Final = "(?:3c10|2at|5torch|6caffe2)"  # namespaces, as they are mangled
-_PLACES: Final = {  # the wider first: of two phrases alike the narrower says more
+_PLACES: Final = {  # the widest first: of two equal phrases the narrower says more
     "requirement": r"[\w.+-]+(?:\[[\w,.-]+\])?(?:[<>=!~]{1,3}[\w.*+!-]+,?)*",
     "library": r"[\w.+-]+\.so[.\d]*",
     "torch_library": r"lib(?:torch|c10)\w*\.so",
@@ -34,7 +34,7 @@ _SEQUENCE: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
 _DOTS: Final = re.compile(r"\.{3,}")
-_EDGE: Final = " \t>|"  # of a line: indents, citations, frames
+_EDGE: Final = " \t>|"  # of a line: indents, quotation marks, frames
 _LONGEST_WORD: Final = 4000  # characters: no name is longer
 _QUOTES: Final = "`'\"\u00b4\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb"
 _FRAMES: Final = range(0x2500, 0x2580)
@@ -44,15 +44,15 @@ _REPLACED: Final = {**_LEFT_OUT, **dict.fromkeys(_FRAMES, " "), 0x2026: ELISION}
 
 @dataclass(frozen=True)
 class Text:
-    """What was pasted, made comparable: with its lines put together, with and without a space."""
+    """Pasted text, normalised: its lines joined, with and without a space."""
 
     spaced: str
     glued: str  # a narrow terminal breaks a line within a word
-    ends: frozenset[int]  # of lines, in what is glued: where a word may end, too
+    ends: frozenset[int]  # line ends in the joined text: words may end there, too
 
     @classmethod
     def read(cls, pasted: str) -> Text:
-        """Leave out what is there for the eye."""
+        """Remove decoration."""
         lines = read_lines(pasted)
         ends = frozenset(accumulate(map(len, lines)))
         return cls(" ".join(filter(None, lines)), "".join(lines), ends)
@@ -60,25 +60,25 @@ class Text:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a phrase stands in a text, counted without spaces, and what its words are there."""
+    """A match of a phrase in a text, counted without spaces, with its variable words."""
 
     start: int
     end: int
-    size: int  # of the phrase's own words: of two that overlap, the longer says more
+    size: int  # of the phrase's own words: the longer of two overlapping matches wins
     found: dict[str, str]
 
     def overlaps(self, other: Place) -> bool:
-        """Whether both are about the same words."""
+        """Whether two matches share words."""
         return self.start < other.end and other.start < self.end
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """Part of a message, ready to be looked for."""
+    """Part of a message, prepared for searching."""
 
-    words: tuple[str, ...]  # as expressions
-    literals: tuple[str, ...]  # without which it cannot be there: a fast no
-    size: int  # how much is its own
+    words: tuple[str, ...]  # regular expressions
+    literals: tuple[str, ...]  # words that any match contains: a fast test
+    size: int  # length of its own text
 
     @classmethod
     @cache
@@ -94,7 +94,7 @@ class Phrase:
         )
 
     def find(self, text: str, squeezed: str, ends: frozenset[int] = frozenset()) -> Iterator[Place]:
-        """Look for it in a text, given again in small letters without spaces."""
+        """Find it in a text, given again in lower case without spaces."""
         if not all(literal in squeezed for literal in self.literals):
             return
         for match in islice(_compile(self.words).finditer(text), _MANY):
@@ -113,7 +113,7 @@ class Phrase:
 
 
 def read_lines(pasted: str) -> list[str]:
-    """Return the lines of what was pasted without colours, frames, quotes and citations."""
+    """Return the pasted lines without colours, frames, quotes and citations."""
     plain = _DOTS.sub(ELISION, _SEQUENCE.sub("", pasted).translate(_REPLACED))
     return [
         " ".join(word[:_LONGEST_WORD] for word in line.strip(_EDGE).split())
@@ -122,17 +122,17 @@ def read_lines(pasted: str) -> list[str]:
 
 
 def unquote(text: str) -> str:
-    """Return a text without its quotes, as `Text` has it."""
+    """Return a text without quotes, as `Text` holds it."""
     return text.translate(_LEFT_OUT)
 
 
 def squeeze(text: str) -> str:
-    """Return a text in small letters without spaces."""
+    """Return a text in lower case without spaces."""
     return "".join(text.lower().split())
 
 
 def _is_in_word(text: str, place: int) -> bool:
-    """Whether a name goes on: torch is not torchvision, nor torch._C."""
+    """Whether a name continues here: torch is not torchvision, nor torch._C."""
     return re.match(r"\w|\.[a-z_]", text[place : place + 2]) is not None
 
 
@@ -153,7 +153,7 @@ def _compile(words: tuple[str, ...]) -> re.Pattern[str]:
 
 @cache
 def _compile_elided(words: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what finds the first words, or none, then `...`, then the last words, or the end."""
+    """Compile a pattern of the first words, if any, then `...`, then the last words or the end."""
     plain = [re.sub(r"\?P<\w+>", "?:", word) for word in words]
     first = last = ""
     for word in reversed(plain):

@@ -1,4 +1,4 @@
-"""What was found, what a check says, and what a whole examination comes to."""
+"""Findings, results of checks, and the exit code of an examination."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXIT_NOTHING_CHECKED = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong or worth to know: a case of an entry, in its own words."""
+    """One problem or remark: a case of an entry, in its own words."""
 
     entry: Entry
     summary: str
@@ -32,7 +32,7 @@ class Finding:
 
     @property
     def id(self) -> str:
-        """What names the cause for programs."""
+        """The stable name of the cause, for programs."""
         return self.entry.id
 
     def to_json(self) -> dict[str, Any]:
@@ -46,24 +46,24 @@ def label(entry: Entry, sentences: Iterable[str]) -> Iterator[Finding]:
 
 
 def within(place: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Say of findings where they are."""
+    """Add a place to findings."""
     return (replace(finding, summary=f"{place}: {finding}") for finding in findings)
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The answer of one check; whoever runs the check names it.
+    """The result of one check; its caller sets the name.
 
     Args:
-        status: Whether what was looked at is well.
+        status: How the subject of the check fares.
         summary: One sentence.
-        details: More of them.
-        fix: What to do.
-        entry: What was found; None where there is nothing to explain.
-        gpu: Which one it is about.
-        data: More for programs.
+        details: More sentences.
+        fix: The remedy.
+        entry: The finding; None if there is nothing to explain.
+        gpu: The GPU that it is about.
+        data: More data for programs.
         name: Of the check.
-        background: Details that come first, and that a text leaves out where all is well.
+        background: Details that come first, and that a text omits if all is well.
     """
 
     status: Status
@@ -81,12 +81,12 @@ class CheckResult:
 
     @property
     def id(self) -> str:
-        """What names the cause for programs; empty where there is nothing to explain."""
+        """The stable name of the cause, for programs; empty if there is nothing to explain."""
         return self.entry.id if self.entry else ""
 
     @property
     def is_usable(self) -> bool:
-        """Whether what was judged may be used; of what was skipped nobody knows."""
+        """Whether the subject may be used; unknown if the check was skipped."""
         return self.status in {"ok", "warn"}
 
     @property
@@ -110,7 +110,7 @@ class CheckResult:
 
 
 def worst_status(results: tuple[CheckResult, ...]) -> Status:
-    """Return the worst status; a skipped check is no better and no worse than a good one."""
+    """Return the worst status; a skipped check counts as a good one."""
     order: tuple[Status, ...] = ("fail", "warn", "ok", "skip")
     return min((result.status for result in results), key=order.index, default="skip")
 

@@ -1,4 +1,4 @@
-"""Ids of `verify`: why a wheel is not the one that was released."""
+"""Ids of `verify`: differences between a wheel and the released one."""
 
 from __future__ import annotations
 

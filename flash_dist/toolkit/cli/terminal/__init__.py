@@ -1,1 +1,1 @@
-"""How things look on a terminal."""
+"""Output on a terminal."""

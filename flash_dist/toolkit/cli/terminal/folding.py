@@ -1,4 +1,4 @@
-"""Sentences in lines of a terminal: broken between words, and never inside of a command."""
+"""Wraps sentences for a terminal, between words and never within a command."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 _CODE: Final = re.compile(r"`[^`\n]+`")
 _WHOLE: Final = re.compile(r"\(more: `[^`\n]+`\)|`[^`\n]+`")
 _FIX: Final = re.compile(r" *(fix:|hint:)")
-_NO_BREAK: Final = "\0"  # in place of a command's blanks while lines are broken
+_NO_BREAK: Final = "\0"  # stands for a command's blanks during wrapping
 NARROWEST: Final = 40
 
 
 def fold(text: str, width: int | None, *, indent: int = 0, hang: int = 2) -> list[str]:
-    """Break a text into lines, the second indented by `hang` more; without a width it stays one.
+    """Break a text into lines, the second indented by `hang` more; without a width, do not break.
 
-    What stands in backticks is left whole and runs over the edge if it must: a terminal goes on in
-    the next row by itself, and what is copied there is one line.
+    Text in backticks is not broken and may exceed the width: the terminal wraps it visually, and it
+    is copied as one line.
     """
     if width is None:
         return [" " * indent + text]
@@ -43,12 +43,12 @@ def fold(text: str, width: int | None, *, indent: int = 0, hang: int = 2) -> lis
 
 
 def width_of(console: Console) -> int | None:
-    """Return how wide lines may be; in a pipe nothing is broken."""
+    """Return the width of lines; None for a pipe."""
     return console.width if console.is_terminal else None
 
 
 def paint(line: str, *, fix: bool = False) -> Text:
-    """Return a line to print; of what to do the word and the commands are coloured."""
+    """Return a line to print; in a line of advice, its label and commands are coloured."""
     text = Text(printable(line))
     if fix:
         word = _FIX.match(text.plain)
@@ -59,7 +59,7 @@ def paint(line: str, *, fix: bool = False) -> Text:
 
 
 def print_line(console: Console, text: str, *, hang: int = 2) -> None:
-    """Print a sentence; one that says what to do is coloured."""
+    """Print a sentence; advice is coloured."""
     fix = _FIX.match(text) is not None
     for line in fold(printable(text), width_of(console), hang=hang):
         console.print(paint(line, fix=fix), soft_wrap=True)

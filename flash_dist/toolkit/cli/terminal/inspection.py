@@ -1,4 +1,4 @@
-"""Tables of `inspect`: images by target, kernels, what is real where, and where the bytes are."""
+"""Tables of `inspect`: images by target, kernels, coverage, and sizes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _Row = TypeVar("_Row")
 
-ROWS: Final = 200  # of a table that may be endless, unless --all
-LONGEST_NAME: Final = 120  # characters; JSON has names whole
+ROWS: Final = 200  # maximum rows of a long table, unless --all
+LONGEST_NAME: Final = 120  # maximum characters; JSON has full names
 _TAIL: Final = 30
 SILENT: Final = 20  # libraries without GPU code that are named, unless --all
 
@@ -41,7 +41,7 @@ def print_inspections(
     whole: bool,
     brief: bool = False,
 ) -> None:
-    """Print what each library holds, in brief without tables; warnings on stderr."""
+    """Print the contents of each library, without tables if brief; warnings on stderr."""
     console = make_console()
     if not inspections:
         console.print(f"{printable(', '.join(names))}: no library inside", soft_wrap=True)
@@ -63,14 +63,14 @@ def print_inspections(
 
 
 def describe_none(inspection: Inspection) -> str:
-    """Say that a library has no GPU code, or none that was asked for."""
+    """Say that a library has no GPU code, or none that was requested."""
     if not inspection.left_out:
         return "no GPU code for NVIDIA"
     return f"none of the code asked for; it has {', '.join(map(str, inspection.left_out))}"
 
 
 def print_headline(console: Console, inspection: Inspection) -> None:
-    """Name a library, and say how much GPU code it has."""
+    """Print a library's name and the amount of its GPU code."""
     entries, name = inspection.report.entries, printable(inspection.name)
     size = format_size(sum(entry.compressed_size for entry in entries))
     console.print(f"{name}: {count(len(entries), 'image')}, {size}", soft_wrap=True)
@@ -99,12 +99,12 @@ def print_inspection(
 
 
 def first_rows(rows: Sequence[_Row], *, whole: bool) -> Sequence[_Row]:
-    """Return as many rows as a table shows; the rest is for `say_rest`."""
+    """Return as many rows as a table shows; `say_rest` counts the rest."""
     return rows if whole else rows[:ROWS]
 
 
 def say_rest(console: Console, rest: int, noun: str) -> None:
-    """Say how many rows are left out."""
+    """Print the number of rows left out."""
     if rest > 0:
         console.print(
             f"{count(rest, noun)} more: --kernel TEXT and --target T choose, --all prints all",
@@ -113,7 +113,7 @@ def say_rest(console: Console, rest: int, noun: str) -> None:
 
 
 def print_total(console: Console, inspections: Sequence[Inspection]) -> None:
-    """Sum up several libraries."""
+    """Print totals of several libraries."""
     archs = sorted({arch for one in inspections for arch in one.report.archs})
     sizes = [size for one in inspections for size in sizes_by_target(one.report).values()]
     console.print(
@@ -124,7 +124,7 @@ def print_total(console: Console, inspections: Sequence[Inspection]) -> None:
 
 
 def make_image_table(report: FatbinReport) -> Table:
-    """Sum up the images by target, kind and codec, old targets first."""
+    """Sum up the images by target, kind and codec, oldest targets first."""
     table = make_table("target", "code", "images", "codec", "PTX ISA", "packed", "unpacked")
     groups: dict[tuple[str, ...], list[FatbinEntry]] = defaultdict(list)
     for entry in sorted(report.entries, key=_by_target):
@@ -149,7 +149,7 @@ def _describe_kind(entry: FatbinEntry) -> str:
 
 
 def make_kernel_table(kernels: Sequence[KernelInfo]) -> Table:
-    """List kernels with what each target gives them."""
+    """List kernels with their code for each target."""
     table = make_table(
         *("kernel", "target", "registers", "static smem", "stack", "local", "constant"),
         *("code", "max threads", "CUDA"),
@@ -171,9 +171,9 @@ def _by_name(kernel: KernelInfo) -> tuple[object, ...]:
 
 @lru_cache(maxsize=1024)
 def show_name(name: str) -> str:
-    """Return a kernel's name as tables have it: demangled, the middle of a long one left out.
+    """Return a kernel's name for tables: demangled, with the middle of a long one left out.
 
-    NOTE: tables are sorted by names, and have each once for every target.
+    NOTE: tables are sorted by name, and repeat a name for every target.
     """
     shown = printable(short_name(demangle(name)))
     if len(shown) <= LONGEST_NAME:
@@ -182,7 +182,7 @@ def show_name(name: str) -> str:
 
 
 def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None:
-    """Count verdicts by target, then list the kernels that are not real everywhere."""
+    """Count verdicts by target, then list the kernels that are stubs or missing somewhere."""
     found = {verdict for counts in coverage.counts.values() for verdict in counts}
     verdicts = sorted(found, key=lambda verdict: (verdict != REAL, verdict))
     table = make_table("target", *verdicts)
@@ -191,7 +191,7 @@ def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None
     console.print(table)
     odd = [row for row in coverage.rows if set(row.verdicts.values()) != {REAL}]
     if not coverage.rows and coverage.warnings:
-        return  # nothing could be read, which is said elsewhere
+        return  # nothing could be read, which is reported elsewhere
     if not odd:
         kernels = count(len(coverage.rows), "kernel")
         console.print(f"{kernels}: each is real wherever its container has code", soft_wrap=True)
@@ -207,7 +207,7 @@ def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None
 
 
 def make_size_table(inspection: Inspection, *, whole: bool) -> Table:
-    """Say how many bytes each target takes, and the kernels with the most code."""
+    """List the bytes of each target, and the kernels with the most code."""
     table = make_table("target or kernel", "target", "images", "packed", "unpacked")
     sizes = sizes_by_target(inspection.report)
     for target, size in sorted(sizes.items(), key=lambda item: -item[1].packed):

@@ -1,4 +1,4 @@
-"""What the library logs, on stderr, where -v asks for it."""
+"""Shows the library's log on stderr for -v."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Talk(logging.Handler):
-    """Says each record as everything on stderr is said."""
+    """Writes each record in the form of other messages on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         complain(f"{record.levelname.lower()}: {printable(record.getMessage())}")
@@ -21,8 +21,8 @@ class _Talk(logging.Handler):
 
 @contextmanager
 def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
-    """Show the library's log from DEBUG on, and only its warnings without -v."""
-    logger = logging.getLogger(__name__.partition(".")[0])  # above those of all modules
+    """Show the library's log from DEBUG on, or only its warnings without -v."""
+    logger = logging.getLogger(__name__.partition(".")[0])  # parent of the loggers of all modules
     level = logger.level
     handler = _Talk(logging.DEBUG if verbose else logging.WARNING)
     logger.addHandler(handler)

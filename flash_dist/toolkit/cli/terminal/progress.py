@@ -1,4 +1,4 @@
-"""What is shown on a terminal's stderr while something takes long; elsewhere next to nothing."""
+"""Shows progress on a terminal's stderr during slow steps, and almost nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from .text import complain, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE: Final = 1.0  # seconds; what is done by then shows nothing
+PATIENCE: Final = 1.0  # seconds; shorter steps show nothing
 SELDOM: Final = 60.0  # seconds between two lines of a log
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Whether somebody watches."""
+    """Whether stderr is a terminal."""
     return stream is not None and Console(file=stream).is_terminal
 
 
 class Seldom:
-    """Says where nobody watches how far something is: a line a minute."""
+    """Reports progress without a terminal: at most one line a minute."""
 
     def __init__(self) -> None:
         self._said = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line on stderr, if the last one is long ago."""
+        """Print a line on stderr if the last one is long ago."""
         if time.monotonic() - self._said >= SELDOM:
             self._said = time.monotonic()
             complain(printable(text))
 
 
 def _ignore(_: str) -> None:
-    """Nobody watches."""
+    """Ignore progress that nobody sees."""
 
 
 @contextmanager
 def working(
     what: str, *, elsewhere: Callable[[str], None] = _ignore
 ) -> Iterator[Callable[[str], None]]:
-    """Say that something is under way; what is returned says how far it is.
+    """Show that a step is running; yield a function that reports progress.
 
     Args:
-        what: It is.
-        elsewhere: Says how far it is where there is no terminal.
+        what: The step.
+        elsewhere: Reports progress if there is no terminal.
     """
     if not is_terminal(sys.stderr):
         yield elsewhere
@@ -77,7 +77,7 @@ def working(
 
 @contextmanager
 def downloading() -> Iterator[Callable[[int, int | None], None]]:
-    """Return what takes the bytes so far and of the whole, and draws a bar."""
+    """Yield a function of the bytes so far and in total that draws a bar."""
     if not is_terminal(sys.stderr):
         yield lambda _done, _total: None
         return

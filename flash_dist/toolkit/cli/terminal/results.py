@@ -1,4 +1,4 @@
-"""How check results look in a terminal: a tag, a name, one sentence; details and fix below it."""
+"""Prints check results: a tag, a name, one sentence; details and fix below it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANY_ROWS = 1000
 _GAP = 3
 _NAME_COLUMN = 8
 _TEXT_COLUMN = 20
-_PIPE_WIDTH = 10_000  # in a pipe nothing is cut or wrapped
+_PIPE_WIDTH = 10_000  # no cutting or wrapping in a pipe
 _WORDS = {"target", "code", "codec", "proof"}  # columns of words; the others hold numbers
 
 
@@ -33,7 +33,7 @@ class _Console(Console):
 
 
 def make_console(stream: IO[str] | None = None) -> Console:
-    """Return a console for data. Rich honours NO_COLOR and leaves colour out of pipes."""
+    """Return a console for data. Rich honours NO_COLOR and omits colour in pipes."""
     console = _Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
@@ -41,7 +41,7 @@ def make_console(stream: IO[str] | None = None) -> Console:
 
 
 def make_table(*columns: str) -> Table:
-    """Return an empty table: words to the left, numbers to the right."""
+    """Return an empty table: words left-aligned, numbers right-aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for place, column in enumerate(columns):
         words = place == 0 or column in _WORDS
@@ -50,7 +50,7 @@ def make_table(*columns: str) -> Table:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; a long one line by line, as rich takes milliseconds for each of its rows."""
+    """Print a table; a long one row by row, as rich takes milliseconds for each row."""
     if table.row_count <= MANY_ROWS:
         console.print(table)
         return
@@ -66,12 +66,12 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def is_shown(result: CheckResult, *, quiet: bool) -> bool:
-    """Whether a result is printed: with -q only what is wrong."""
+    """Whether a result is printed: -q prints only problems."""
     return not quiet or result.status in {"warn", "fail"}
 
 
 def print_result(console: Console, result: CheckResult, *, verbose: bool = False) -> None:
-    """Print one result. The tag's word carries the meaning, the colour repeats it."""
+    """Print one result. The tag's word carries the meaning; the colour only repeats it."""
     lines, fix = _lay_out(result, width_of(console), verbose=verbose)
     for line in lines:
         text = paint(line)
@@ -83,9 +83,9 @@ def print_result(console: Console, result: CheckResult, *, verbose: bool = False
 
 
 def layout_result(result: CheckResult, width: int | None, *, verbose: bool = False) -> list[str]:
-    """Lay out the lines of a result; without a width (in a pipe) a sentence stays one line.
+    """Lay out the lines of a result; without a width (in a pipe) a sentence is one line.
 
-    What stands behind a result is left out unless it failed, or is asked for.
+    Background details appear only after a failure or on request.
     """
     lines, fix = _lay_out(result, width, verbose=verbose)
     return lines + fix
@@ -94,7 +94,7 @@ def layout_result(result: CheckResult, width: int | None, *, verbose: bool = Fal
 def _lay_out(
     result: CheckResult, width: int | None, *, verbose: bool
 ) -> tuple[list[str], list[str]]:
-    """Return the lines of what was found, and those of what to do."""
+    """Return the lines of the finding, and those of the fix."""
     head = f"[{result.status}]".ljust(_NAME_COLUMN) + result.name
     head = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN else head + "  "
     first, *rest = fold(result.summary, width, indent=_TEXT_COLUMN)
@@ -110,7 +110,7 @@ def _lay_out(
 
 
 def _describe_fix(result: CheckResult) -> Iterator[str]:
-    """Say what to do, and where more of it stands: what is well without a fix needs no more."""
+    """Describe the fix and the command that explains more, unless all is well without a fix."""
     if result.status == "ok" and not result.fix:
         return
     more = f"(more: `{result.entry.command}`)" if result.entry else ""

@@ -1,4 +1,4 @@
-"""A proof that says how far its selftests are."""
+"""A proof that shows the progress of its selftests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class ShownProof(Proof):
-    """Shows that GPUs are at work: on a terminal all the time, elsewhere a line a minute.
+    """Shows that GPUs are at work: continuously on a terminal, elsewhere a line a minute.
 
     Args:
         arguments: Those of a proof.
-        silent: Say nothing, as beside JSON.
+        silent: Print nothing, as for JSON.
         options: Those of a proof.
     """
 

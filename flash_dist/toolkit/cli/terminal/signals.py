@@ -1,4 +1,4 @@
-"""A process that is asked to end puts away its temporary files first."""
+"""Removes temporary files before a process that is asked to end does so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIGNALS: Final = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP"
 
 
 class Terminated(BaseException):
-    """Somebody sent a signal that ends a process."""
+    """A signal that ends the process arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -24,9 +24,9 @@ class Terminated(BaseException):
 
 @contextmanager
 def raising_signals() -> Iterator[None]:
-    """Let such a signal leave the block as an exception, through every `with` on its way.
+    """Turn such a signal into an exception, which leaves the block through every `with`.
 
-    What whoever started this process ignores (nohup) or handles stays as it is.
+    Signals that are ignored (nohup) or handled already stay unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -43,9 +43,9 @@ def raising_signals() -> Iterator[None]:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let such a signal end the process as it does elsewhere, inside of `raising_signals`.
+    """Let such a signal end the process at once, as by default, within `raising_signals`.
 
-    For waits in compiled code: no exception is raised there before they are over.
+    For waits in compiled code, which raise no exception before they are over.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

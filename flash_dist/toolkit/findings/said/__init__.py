@@ -1,1 +1,1 @@
-"""Entries that explain messages of others, which no check of ours reports, or hardly one."""
+"""Entries that explain messages of others, which our checks do not report, or rarely."""

@@ -1,4 +1,4 @@
-"""Ids of messages of attention: flash-attention, SageAttention, xformers, vLLM, torch's own.
+"""Ids of attention messages: flash-attention, SageAttention, xformers, vLLM, torch's own.
 
 Sources: the checks in flash-attention (2, 3 and its CuTe kernels), SageAttention, xformers, vLLM,
 FlashInfer and torch's scaled_dot_product_attention.

@@ -1,6 +1,6 @@
-"""Ids of messages of the dynamic loader that are no matter of versions.
+"""Ids of messages of the dynamic loader that do not concern versions.
 
-Sources: glibc's elf/dl-load.c (its messages end as errno says it), musl's ldso/dynlink.c, glibc
+Sources: glibc's elf/dl-load.c (its messages end with errno's text), musl's ldso/dynlink.c, glibc
 2.41 release notes (executable stacks).
 """
 

@@ -1,4 +1,4 @@
-"""Sentences that this package says itself: found in what was pasted, explained by their source."""
+"""Finds this package's own sentences in pasted text, and explains them by their source."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ OWN_SENTENCE: Final = Entry(
     "Change the value to one that the message allows. If it has a line `hint:`, do that first.",
 )
 
-_FEWEST_ALONE: Final = 12  # where nothing else speaks for this package
-_LONGEST_TEXT: Final = 200_000  # characters without spaces: of a log the end is looked at
+_FEWEST_ALONE: Final = 12  # if nothing else shows that this package wrote it
+_LONGEST_TEXT: Final = 200_000  # characters without spaces; of a longer log, its end
 _SHOWN: Final = 3
-_LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # what may stand before a sentence
+_LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # allowed before a sentence
 _LONGEST_LABEL: Final = 120
 
 
 def find_own(pasted: str) -> tuple[Sentence, ...]:
-    """Find the sentence of ours that says most of a text: several where they say the same.
+    """Find the sentence of ours that covers most of a text; several if they are equal.
 
-    A sentence with few words of its own is one only beside the name of this package.
+    A sentence with few words of its own counts only beside the name of this package.
     """
     if len(pasted.split()) < FEWEST_WORDS:
         return ()
@@ -49,7 +49,7 @@ def find_own(pasted: str) -> tuple[Sentence, ...]:
 
 
 def _starts(lines: list[str], squeezed: str) -> Iterator[int]:
-    """Return where lines begin, and what follows the name of an error or a report's label."""
+    """Return the starts of lines, and the places after an error's name or a report's label."""
     at = len(squeezed) - sum(map(len, lines))
     for line in lines:
         yield at
@@ -58,7 +58,7 @@ def _starts(lines: list[str], squeezed: str) -> Iterator[int]:
 
 
 def describe(sentences: tuple[Sentence, ...]) -> Entry:
-    """Say where a sentence comes from, or each of several that say the same, and its hint."""
+    """Describe the source and the hint of a sentence, or of each of several equal ones."""
     where = " or ".join(dict.fromkeys(map(str, sentences[:_SHOWN])))
     more = f" or {len(sentences) - _SHOWN} more" if len(sentences) > _SHOWN else ""
     meaning = f"It is printed by {where}{more}. {OWN_SENTENCE.meaning}"

@@ -1,4 +1,4 @@
-"""Ids of messages of packages that are not there, or are not what a program asks for.
+"""Ids of messages about packages that are absent, or are not what a program needs.
 
 Sources: transformers, flash-attention, Hugging Face kernels, bitsandbytes.
 """

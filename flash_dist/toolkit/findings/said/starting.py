@@ -1,6 +1,6 @@
-"""Ids of the ways in which CUDA does not begin, though the driver is there.
+"""Ids of failures to start CUDA although the driver is there.
 
-Doctor asks for these by the code of `cuInit`. Sources: CUDA driver API, "Data types" (CUresult);
+Doctor looks these up by the code of `cuInit`. Sources: CUDA driver API, "Data types" (CUresult);
 CUDA 12.9 release notes, "Known issues" (KASLR and HMM); Multi-Process Service guide; NVIDIA GPU
 debug guidelines (ECC, Xid); threads on seccomp and 304, such as abetlen/llama-cpp-python 645.
 """
