@@ -1,1 +1,1 @@
-"""The GPU code in any file: containers, images, kernels, what is real and what changed."""
+"""Reads the GPU code in any file: containers, images, kernels, stubs and differences."""

@@ -1,4 +1,4 @@
-"""Do the next of many slow steps in a second thread while the last one's result is used."""
+"""Runs the next of many slow steps in a second thread while the last result is used."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-AHEAD: Final = 3  # results that may wait to be used
+AHEAD: Final = 3  # results that may wait
 
 
 @contextmanager
 def run_ahead(
     function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> Iterator[Iterator[tuple[_Item, Callable[[], _Result]]]]:
-    """Walk the items, each with a function that returns its result or raises its error.
+    """Yield the items, each with a function that returns its result or raises its error.
 
-    One thread runs them, in their order. It helps where the step releases Python's lock. A single
-    step is run where its result is asked for: archives hold thousands of objects of one image.
+    One thread runs the steps in order. It helps where the step releases Python's lock. A single
+    step runs when its result is requested: archives hold thousands of objects of one image.
 
-    NOTE: the thread ends with the block. Left to the garbage collector, which an error's traceback
-    does, it may be ended by a thread that another pool is starting, and both wait for ever.
+    NOTE: the thread ends with the block. If an error's traceback leaves it to the garbage
+    collector, a thread that another pool is starting may end it, and both wait for ever.
     """
     items = tuple(items)
     if len(items) == 1:
@@ -38,7 +38,7 @@ def run_ahead(
     with ThreadPoolExecutor(max_workers=1) as pool:
         try:
             yield _walk(lambda item: pool.submit(function, item), items, waiting)
-        finally:  # nobody wants the rest
+        finally:  # the rest is not needed
             for _, future in waiting:
                 future.cancel()
 

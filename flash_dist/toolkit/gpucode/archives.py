@@ -1,7 +1,7 @@
-"""Open the libraries of one file: of itself, an archive of objects, a wheel, a conda package.
+"""Opens the libraries in one file: a library, an archive of objects, a wheel, a conda package.
 
-What a file is, its first bytes tell; its name decides only which files of an archive are looked
-at. Each library is open as long as it is the current item, and no longer.
+The first bytes tell the kind of a file; its name only decides whether it is examined within an
+archive. Each library is open only while it is the current item.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CONDA_PART = re.compile(r"pkg-[^/]+\.tar\.zst")
 
 @dataclass(frozen=True)
 class Library:
-    """A file with GPU code, or one that could hold it; open while it is the current item."""
+    """A file that has or could have GPU code; open while it is the current item."""
 
     name: str  # its path, or its name in the archive
     archive: str  # path of the wheel or conda package, empty for a file
@@ -59,16 +59,16 @@ class Unread:
 
     @property
     def reason(self) -> str:
-        """Why, without repeating the name."""
+        """Why, without the name."""
         start = unreadable(self.name, "", archive=self.archive).message
         return self.error.message.removeprefix(start)
 
 
 def open_path(path: str) -> Iterator[Library | Unread]:
-    """Open the libraries of one file, be it a library or an archive.
+    """Open the libraries of one file, a library or an archive.
 
     Raises:
-        FatbinError: The file cannot be read, or nothing in the archive can be.
+        FatbinError: The file cannot be read, or no file in the archive can.
     """
     with open_file(path) as file:
         budget = Budget(os.fstat(file.fileno()).st_size, path)
@@ -81,7 +81,7 @@ def open_path(path: str) -> Iterator[Library | Unread]:
 def _open_library(
     name: str, file: IO[bytes], budget: Budget, *, archive: str
 ) -> Iterator[Library | Unread]:
-    """Open a library, or the libraries that an archive of object files holds."""
+    """Open a library, or the libraries in an archive of object files."""
     budget.spend("members", LIBRARY_COST)
     if read_magic(file).startswith((ar.MAGIC, ar.THIN_MAGIC)):
         yield from _open_ar(name, file, budget, archive=archive)
@@ -91,7 +91,7 @@ def _open_library(
 
 
 def read_magic(file: IO[bytes]) -> bytes:
-    """Return the first bytes, which tell what a file is."""
+    """Return the first bytes, which tell the kind of a file."""
     magic = file.read(len(ar.MAGIC))
     file.seek(0)
     return magic
@@ -100,10 +100,10 @@ def read_magic(file: IO[bytes]) -> bytes:
 def read_if_possible(
     name: str, archive: str, opened: Iterable[Library | Unread], *, outermost: bool = False
 ) -> Iterator[Library | Unread]:
-    """Let a file that cannot be read be one item among others.
+    """Yield an unreadable file as an item among others.
 
     Raises:
-        LimitError: It is inside of another, which has asked for more work than it may.
+        LimitError: It is inside another file that has exceeded its limit.
     """
     try:
         yield from opened
@@ -116,7 +116,7 @@ def read_if_possible(
 def _open_ar(
     name: str, file: IO[bytes], budget: Budget, *, archive: str
 ) -> Iterator[Library | Unread]:
-    """Open the members that hold GPU code; of those unread for one reason, one is named."""
+    """Open the members with GPU code; name one of those unreadable for the same reason."""
     reasons: set[str] = set()
     try:
         with closing(FileView(file)) as data:
@@ -154,7 +154,7 @@ def _open_zip(path: str, budget: Budget) -> Iterator[Library | Unread]:
 
 
 def _is_bare(name: str) -> bool:
-    """Whether a name has no suffix, as programs have none."""
+    """Whether a name has no suffix, like that of a program."""
     return "." not in name.rpartition("/")[2]
 
 
@@ -204,7 +204,7 @@ def _open_tar_member(
 def _open_unpacked(
     name: str, file: IO[bytes], opened: wheel.Wheel, siblings: tuple[str, ...] = ()
 ) -> Iterator[Library | Unread]:
-    """Open the libraries of an unpacked member, which know the archive that they are in."""
+    """Open the libraries of an unpacked member, and record its archive."""
     for item in _open_library(name, file, opened.budget, archive=opened.path):
         if isinstance(item, Library):
             yield replace(item, package=opened, siblings=siblings)
@@ -213,7 +213,7 @@ def _open_unpacked(
 
 
 def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread]:
-    """Fail like the first item if none can be read: then the archive cannot."""
+    """Raise the first item's error if none can be read: then the archive cannot."""
     failed: list[Unread] = []
     found = False
     for item in items:
@@ -229,6 +229,6 @@ def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread
 
 
 def _name_file(error: FatbinError, name: str, archive: str) -> FatbinError:
-    if isinstance(error, LimitError):  # it names the outermost file, whose limit it is
+    if isinstance(error, LimitError):  # it names the outermost file, which has the limit
         return error
     return unreadable(name, error.message, archive=archive, hint=error.hint, kind=type(error))

@@ -1,8 +1,8 @@
-"""Which kernels of a library do their work on which targets, and where they are only stubs.
+"""Classifies the kernels of a library on each target: real code, or only a stub.
 
 A stub is normal: a library's dispatcher knows where not to call it. The verdicts explain an error
-message or a silent no-op; they are no findings by themselves. A body is judged by how short it is
-beside the longest of the same kernel, as code for all targets comes from one source.
+message or a silent no-op; they are no findings by themselves. A body is judged by its length
+compared with the longest of the same kernel, because code for all targets comes from one source.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 Verdict = Literal[
     "real",
     "stub:empty",  # compiled out: does nothing, silently
-    "stub:printf",  # prints, as "was built for another architecture"
+    "stub:printf",  # prints an error such as "was built for another architecture"
     "stub:assert",
     "stub:trap",
     "stub:tiny",  # much shorter than on another target, for an unknown reason
-    "missing",  # not in the image, though other images of its container have it
+    "missing",  # not in the image, though in other images of its container
     "unknown",  # the image could not be read
 ]
 
 REAL: Final[Verdict] = "real"
 EMPTY_MOST: Final = 4  # instructions of a body that does nothing
-EMPTY_BESIDE: Final = 16  # where another target has more than those
-STUB_MOST: Final = 48  # instructions of a body that only complains
+EMPTY_BESIDE: Final = 16  # if another target has more than those
+STUB_MOST: Final = 48  # instructions of a body that only prints an error
 COMPLAINT_RATIO: Final = 3
 TINY_RATIO: Final = 16
 MAX_CELLS: Final = 1_000_000  # kernels times targets; the largest library seen has 130 000
@@ -46,7 +46,7 @@ MAX_WARNINGS: Final = 100
 
 @dataclass(frozen=True)
 class KernelCoverage:
-    """One kernel of one container, and what it is on each target of that container."""
+    """One kernel of one container, and its verdict on each target of that container."""
 
     name: str
     container: int
@@ -59,16 +59,16 @@ class KernelCoverage:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Kernels times targets of one library."""
+    """The table of kernels and targets of one library."""
 
     path: str
-    targets: tuple[str, ...]  # old to new
+    targets: tuple[str, ...]  # oldest first
     rows: tuple[KernelCoverage, ...]
     warnings: tuple[str, ...] = ()  # images that could not be read
 
     @property
     def counts(self) -> dict[str, dict[Verdict, int]]:
-        """How many kernels have which verdict, by target."""
+        """Number of kernels for each verdict, by target."""
         counts: dict[str, Counter[Verdict]] = {target: Counter() for target in self.targets}
         for row in self.rows:
             for target, verdict in row.verdicts.items():
@@ -87,7 +87,7 @@ class Coverage:
 
 
 def find_coverage(fatbin: Fatbin) -> Coverage:
-    """Unpack all images a driver may load, one container after the other, and judge each kernel.
+    """Unpack all loadable images, one container after the other, and judge each kernel.
 
     Raises:
         FatbinError: There are more kernels and targets than in any real library.
@@ -127,7 +127,7 @@ class _Container:
                 found[arch] = body
 
     def judge(self) -> Iterator[tuple[str, dict[str, Verdict]]]:
-        """Walk the kernels with their verdicts, old targets first."""
+        """Yield the kernels with their verdicts, oldest targets first."""
         targets = [(arch, str(arch)) for arch in sorted(self.targets)]
         for name, bodies in self.bodies.items():
             judged = _judge_kernel(bodies)
@@ -166,12 +166,12 @@ def _judge_kernel(bodies: dict[Arch, Body]) -> dict[Arch, Verdict]:
     """Judge all bodies of one kernel."""
     lengths = [body.instructions for body in bodies.values()]
     if min(lengths) > STUB_MOST and TINY_RATIO * min(lengths) > max(lengths):
-        return dict.fromkeys(bodies, REAL)  # long and alike, as most are: no rule can object
+        return dict.fromkeys(bodies, REAL)  # long and of similar length: no rule applies
     return {arch: _judge(arch, bodies) for arch in bodies}
 
 
 def _judge(arch: Arch, bodies: dict[Arch, Body]) -> Verdict:
-    """Judge a body by those of the same kernel: SASS beside SASS, PTX beside PTX."""
+    """Judge a body by those of the same kernel: SASS with SASS, PTX with PTX."""
     body = bodies[arch]
     peers = [bodies[other] for other in bodies if other.ptx == arch.ptx and other != arch]
     if not peers:

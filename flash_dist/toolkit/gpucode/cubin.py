@@ -1,7 +1,7 @@
-"""What an image holds: its kernels and their resources, the names of a PTX text.
+"""Reads the contents of an image: its kernels and their resources, the names of a PTX text.
 
-A cubin is ELF with machine 190. NVIDIA does not document its attributes; the numbers below were
-found by comparing images built for the purpose with what NVIDIA's own tools print.
+A cubin is ELF with machine 190. NVIDIA does not document its attributes; the numbers below come
+from comparing test images with the output of NVIDIA's own tools.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STO_CUDA_ENTRY = 0x10  # in st_other: a kernel, not a device function
 EIATTR_MAX_THREADS = 0x05  # 3 x u32 per kernel, from __launch_bounds__
 EIATTR_MIN_STACK_SIZE = 0x12  # {u32 symbol, u32 bytes}
 EIATTR_REGCOUNT = 0x2F  # {u32 symbol, u32 registers}
-_FORMATS_IN_PLACE = (1, 2, 3)  # nothing, a byte, a half word: all inside the 4-byte header
+_FORMATS_IN_PLACE = (1, 2, 3)  # none, a byte, a half word: all inside the 4-byte header
 _FORMAT_SIZED = 4
 
 _SYMBOL = Struct("<IBBHQQ")
@@ -41,8 +41,8 @@ _ENTRY_LINE = re.compile(
     rb"\s*(?:\.(?:visible|weak|extern)\s+){0,3}\.entry\s+(?P<name>[\w$\x80-\xff]+)"
 )
 
-# NOTE: work on PTX counts as bytes that are searched in the same time, so that texts full of it are
-# refused. Real PTX counts as less than its own size.
+# NOTE: work on PTX counts as the bytes that are searched in the same time, so that adversarial
+# texts are refused. Real PTX counts less than its own size.
 END_COST: Final = 8  # a brace or semicolon
 MATCH_COST: Final = 50  # a match of a pattern
 STEP_COST: Final = 150  # a step of a loop in Python
@@ -52,7 +52,7 @@ _BANK = re.compile(r"\.nv\.constant[0-9]{1,2}(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """A kernel of one image. PTX tells the name only: the rest is None."""
+    """A kernel of one image. For PTX only the name is known: the rest is None."""
 
     name: str
     arch: Arch | None
@@ -60,11 +60,11 @@ class KernelInfo:
     static_smem: int | None = None
     stack: int | None = None
     code_size: int | None = None
-    max_threads: int | None = None  # None also where the kernel sets no launch bound
-    constant: int | None = None  # bytes, the parameters included
-    local: int | None = None  # bytes that are not on the stack
+    max_threads: int | None = None  # also None if the kernel sets no launch bound
+    constant: int | None = None  # bytes, including the parameters
+    local: int | None = None  # bytes beside the stack
     toolkit: str | None = None  # that made the image: "13.0.88", or "12.6" of an older one
-    container: int | None = None  # of the file, whose images come from one source file
+    container: int | None = None  # of the file; its images come from one source file
 
     def to_json(self) -> dict[str, Any]:
         """Return the kernel as plain data."""
@@ -96,7 +96,7 @@ class Cubin:
         self._names: dict[int, str] = {}
 
     def kernels(self) -> Iterator[Symbol]:
-        """Walk the kernels, each name once: its sections are found by it."""
+        """Yield the kernels, each name once: it identifies their sections."""
         seen: set[str] = set()
         for index, raw in enumerate(_SYMBOL.iter_unpack(self._symbols)):
             name, info, other, section, value, size = raw
@@ -124,14 +124,14 @@ class Cubin:
         return b"" if found is None else section_data(self._data, found)
 
     def attributes(self, section: str) -> Iterator[tuple[int, bytes]]:
-        """Walk an `.nv.info` section: (attribute, value), the value empty when it is in place."""
+        """Yield (attribute, value) of an `.nv.info` section; the value is empty if it is inline."""
         return _attributes(self.contents(section), section)
 
 
 def read_ptx_kernels(
     text: bytes, arch: Arch | None, budget: Budget | None = None
 ) -> tuple[KernelInfo, ...]:
-    """Return the entry points of a PTX text in their order."""
+    """Return the entry points of a PTX text, in order."""
     budget = budget or Budget(len(text))
     budget.spend("searched", text.count(PTX_ENTRY) * STEP_COST)
     names: dict[str, None] = {}
@@ -144,7 +144,7 @@ def read_ptx_kernels(
 
 
 def find_ptx_entry(source: bytes, place: int = 0) -> re.Match[bytes] | None:
-    """Find the next entry point: at the start of a line, up to the end of its name.
+    """Find the next entry point: from the start of a line to the end of its name.
 
     NOTE: find is ten times as fast as a pattern that is tried at the start of each line.
     """

@@ -1,4 +1,4 @@
-"""What changed from one set of libraries to another: targets, kernels, their resources, sizes."""
+"""Compares two sets of libraries: targets, kernels, their resources, sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESOURCES: Final = (
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that was added (before is None), removed (after is None) or is another number."""
+    """An addition (before is None), a removal (after is None) or a changed number."""
 
     what: What
     library: str
@@ -64,7 +64,7 @@ class Differences:
     sizes: tuple[SizeChange, ...]
 
     def __bool__(self) -> bool:
-        """Whether anything differs in what is embedded; sizes alone do not count."""
+        """Whether the embedded code differs; sizes alone do not count."""
         return bool(self.changes)
 
     def of(self, what: What) -> tuple[Change, ...]:
@@ -80,7 +80,7 @@ class Differences:
 
 
 def find_differences(before: Sequence[Inspection], after: Sequence[Inspection]) -> Differences:
-    """Compare libraries of the same name; two single ones are compared whatever their names."""
+    """Compare libraries of the same name; two single ones are compared in any case."""
     old, new = _by_name(before), _by_name(after)
     if len(old) == len(new) == 1:
         new = {next(iter(old)): next(iter(new.values()))}
@@ -94,12 +94,12 @@ def find_differences(before: Sequence[Inspection], after: Sequence[Inspection]) 
 
 
 def _by_name(inspections: Iterable[Inspection]) -> dict[str, Inspection]:
-    """Return libraries that hold GPU code."""
+    """Return the libraries with GPU code by name."""
     return {one.name: one for one in inspections if one.report.entries}
 
 
 def _presence(*, there: bool) -> tuple[int | None, int | None]:
-    """Return before and after of what is on one side only."""
+    """Return before and after for items on one side only."""
     return (1, None) if there else (None, 1)
 
 
@@ -140,7 +140,7 @@ def _compare_kernel(
 def _compare_namesakes(
     place: dict[str, str], old: list[KernelInfo], new: list[KernelInfo]
 ) -> Iterator[Change]:
-    """Kernels of one name cannot be told apart: their sums are compared."""
+    """Compare the sums of kernels with the same name, which cannot be told apart."""
     for resource in RESOURCES:
         a, b = (Counter(getattr(one, resource) for one in kernels) for kernels in (old, new))
         if a != b:

@@ -1,4 +1,4 @@
-"""Write images to files of their own, for who has NVIDIA's tools: cubins and PTX, unpacked."""
+"""Writes images to files for NVIDIA's tools: cubins and PTX, unpacked."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _SUFFIXES: Final = {"sass": "cubin", "ptx": "ptx"}
 _ODD: Final = re.compile(r"[^A-Za-z0-9._+-]+")
-_LONGEST: Final = 80  # characters of a library's name
+_LONGEST: Final = 80  # maximum characters of a library's name
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """An image that was written."""
+    """A written image."""
 
     path: Path
     library: str
@@ -36,13 +36,13 @@ class Extracted:
 def extract_images(
     fatbin: Fatbin, library: str, choice: Choice, folder: Path
 ) -> Iterator[Extracted]:
-    """Write the images that are asked for, each under a name that no other file has.
+    """Write the selected images, each under a new file name.
 
     Args:
-        fatbin: Where they are; open.
-        library: Its name, which those of the files begin with.
-        choice: Of targets, and of kernels that an image must have.
-        folder: Where they go; it is made.
+        fatbin: The open library.
+        library: Its name, the prefix of the file names.
+        choice: Targets, and kernels that an image must have.
+        folder: The output folder, which is created.
 
     Raises:
         FatbinError: An image cannot be read, or a file cannot be written.
@@ -60,7 +60,7 @@ def extract_images(
 
 
 def _write(path: Path, entry: FatbinEntry, data: bytes) -> Path:
-    """Write a file that is not there yet; PTX without the zeros behind it."""
+    """Write a new file; remove the zeros after PTX."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:

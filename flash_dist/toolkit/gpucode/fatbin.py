@@ -1,4 +1,4 @@
-"""Read the GPU code inside a library without a CUDA toolkit.
+"""Reads the GPU code inside a library without a CUDA toolkit.
 
 Reading headers touches a few pages of the file and unpacks nothing; kernels are read on demand.
 """
@@ -44,7 +44,8 @@ def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
     """Read the headers of all GPU code in a library, or in a bare `.fatbin`.
 
     Raises:
-        FatbinError: The file cannot be read or is no ELF file; damage further inside is a warning.
+        FatbinError: The file cannot be read or is not an ELF file; damage further inside is a
+            warning.
     """
     with open_fatbin(path) as fatbin:
         return fatbin.report
@@ -53,10 +54,10 @@ def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
 def read_kernels(
     report: FatbinReport, selected: FatbinEntry | Arch | None = None
 ) -> tuple[KernelInfo, ...]:
-    """Unpack images of a file that was read and return their kernels.
+    """Unpack images of a file and return their kernels.
 
     Args:
-        report: From `read_fatbin`.
+        report: The result of `read_fatbin`.
         selected: One entry, or a target; all usable images when None.
     """
     entries = (selected,) if isinstance(selected, FatbinEntry) else report.select(selected)
@@ -72,13 +73,13 @@ def open_fatbin(
     archive: str = "",
     budget: Budget | None = None,
 ) -> Iterator[Fatbin]:
-    """Open a library for reading headers and, as long as it is open, kernels.
+    """Open a library for reading headers and kernels.
 
     Args:
-        path: Where it is; just a name for messages when a file is given.
+        path: Its path; only a name for messages if a file is given.
         file: An open file, such as a wheel's member in a temporary file.
-        archive: The wheel that it is from, for messages.
-        budget: What may be read of it; by its size when None.
+        archive: Name of its wheel, for messages.
+        budget: Limit on the reads; by its size when None.
     """
     name = os.fspath(path)
     if file is None:
@@ -99,7 +100,7 @@ class Fatbin:
         self._data = data
         self._archive = archive
         self._budget = budget or Budget(len(data))
-        self._stream = -1, b""  # the last that was unpacked, and where it is
+        self._stream = -1, b""  # the last unpacked one, and its offset
         if not len(data):
             raise unreadable(name, "it is empty", archive=archive)
         try:
@@ -134,11 +135,11 @@ class Fatbin:
     def kernels(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
     ) -> tuple[KernelInfo, ...]:
-        """Return the kernels of an image; none of LTO-IR and of what is not understood.
+        """Return the kernels of an image; none for LTO-IR and unknown images.
 
         Args:
             entry: The image.
-            unpack: Returns its payload, where another thread has been asked for it.
+            unpack: Returns its payload, if another thread unpacks it.
         """
         with self._explained(entry):
             unpack = unpack or partial(self.payload, entry)
@@ -153,12 +154,12 @@ class Fatbin:
     def check(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
     ) -> tuple[FatbinEntry, tuple[KernelInfo, ...]]:
-        """Return an image by what it says itself, and its kernels; arguments as of `kernels`.
+        """Return an image by its own contents, and its kernels; arguments as in `kernels`.
 
-        NOTE: the bytes of LTO-IR are NVIDIA's secret, whatever codec its header names.
+        NOTE: LTO-IR is undocumented, whatever codec its header names.
 
         Raises:
-            FatbinError: It is damaged, or made for something else than its header says.
+            FatbinError: It is damaged, or contradicts its header.
         """
         if entry.kind not in {"sass", "ptx"}:
             return entry, ()
@@ -168,7 +169,7 @@ class Fatbin:
         return entry, self.kernels(entry, lambda: data)
 
     def told(self) -> FatbinReport:
-        """Return the report with the toolkits, for which one image of each group is opened."""
+        """Return the report with the toolkits; opens one image of each group."""
         toolkits: dict[int, str] = {}
         for images in self.report.groups().values():
             sass = [entry for entry in images if entry.kind == "sass"]
@@ -184,7 +185,7 @@ class Fatbin:
     def bodies(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
     ) -> tuple[Body, ...]:
-        """Return what the kernels of an image are made of; arguments are those of `kernels`."""
+        """Return the bodies of the kernels of an image; arguments as in `kernels`."""
         with self._explained(entry):
             unpack = unpack or partial(self.payload, entry)
             if entry.kind == "sass" and entry.arch is not None:

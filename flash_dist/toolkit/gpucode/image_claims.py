@@ -1,4 +1,4 @@
-"""Is an image what the header of its entry claims? For those who judge and do not just list."""
+"""Checks that an image is what the header of its entry claims."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from ..targets.archs import Arch
     from .images import FatbinEntry
 
-_HEAD_BYTES: Final = 64 << 10  # of PTX, in which its directives stand
+_HEAD_BYTES: Final = 64 << 10  # of PTX, containing its directives
 _VERSION: Final = re.compile(rb"^\s*\.version\s+([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", re.MULTILINE)
 _TARGET: Final = re.compile(rb"^\s*\.target\s+sm_([0-9]{1,4})([af]?)\b", re.MULTILINE)
 
 
 def check_image(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None:
-    """Hold the head of an unpacked image against the header of its entry.
+    """Compare the head of an unpacked image with the header of its entry.
 
     Returns:
-        The target by the image itself: the suffix of a cubin may be another than its header's.
+        The target according to the image itself: a cubin's suffix may differ from its header's.
 
     Raises:
-        FatbinError: It is something else.
+        FatbinError: It contradicts its header.
     """
     if entry.kind == "sass":
         return _check_cubin(entry, data, budget)
@@ -39,7 +39,7 @@ def check_image(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None:
 
 def _check_cubin(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None:
     elf = read_elf(data, budget)
-    number = read_number(elf)  # 0: of an ABI that is not known here
+    number = read_number(elf)  # 0: unknown ABI
     if elf.machine != EM_CUDA or number == 0:
         return entry.arch
     if number != entry.raw_number:

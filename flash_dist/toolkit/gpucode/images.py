@@ -1,4 +1,4 @@
-"""What one image and one file hold, in plain values: the result of reading fat binaries."""
+"""Contents of images and files as plain values: the result of reading fat binaries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROCM_WARNING: Final = "the file holds code for AMD GPUs (ROCm), which is not rea
 UNREGISTERED: Final = "nothing registers {}: the library must select and load them itself"
 UNITS: Final = ("fatbin or cubin", "fatbins and cubins")
 
-# How the sections of a library begin: `.nv_fatbin`, `__nv_relfatbin`. PE cuts names to 8 letters.
+# Prefixes of a library's sections: `.nv_fatbin`, `__nv_relfatbin`. PE cuts names to 8 letters.
 LINKED, RELOCATABLE = ".nv_fatb", "__nv_rel"
 
 
@@ -32,12 +32,12 @@ ManyToJson = Callable[[Iterable[Callable[[], Any]]], list[Any]]
 
 
 def make_all(makers: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Return what all of them make."""
+    """Return the results of all functions."""
     return [make() for make in makers]
 
 
 class Stream(NamedTuple):
-    """Several images that are compressed as one, and where one of them is in it."""
+    """Several images that are compressed as one, and the place of one of them in it."""
 
     offset: int  # in the file
     packed: int
@@ -48,29 +48,29 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FatbinEntry:
-    """One image: its header in plain values. `raw_*` are the numbers as the file has them.
+    """One image: its header in plain values. `raw_*` are the numbers in the file.
 
     A bare cubin has no such header: its numbers are machine, ABI version, target and ELF flags.
     """
 
     kind: Kind
-    arch: Arch | None  # None for LTO-IR and for what is not understood
+    arch: Arch | None  # None for LTO-IR and unknown images
     codec: Codec
     ptx_isa: Version | None
     payload_offset: int
     compressed_size: int  # bytes in the file, without padding
     uncompressed_size: int
     section: str
-    container: int  # counts through the file
+    container: int  # number within the file
     identifier: str
     raw_kind: int
     raw_version: int
     raw_number: int
     raw_flags: int
     code_version: Version | None = None  # of SASS
-    toolkit: str = ""  # that made it, where the image was asked: "13.0"
-    stream: Stream | None = None  # that it is compressed in, with others
-    claimed: str = ""  # the target of SASS by its header, which a cubin itself may correct
+    toolkit: str = ""  # that made it, if the image was read: "13.0"
+    stream: Stream | None = None  # that contains it with others
+    claimed: str = ""  # the target of SASS in its header, which the cubin itself may correct
 
     @property
     def relocatable(self) -> bool:
@@ -79,10 +79,11 @@ class FatbinEntry:
 
     @property
     def origin(self) -> Origin:
-        """What a driver must understand to load this image.
+        """Properties that a driver must support to load this image.
 
-        No header records the toolkit: SASS before sm_100 has code version 1.8 from CUDA 13 on only,
-        which tells it from that of CUDA 12, with its older drivers. The image itself tells more.
+        No header records the toolkit. SASS for targets before sm_100 has code version 1.8 from CUDA
+        13 on, which distinguishes it from CUDA 12 with its older drivers. The image itself tells
+        more.
         """
         from_cuda_13 = self.code_version == CODE_CUDA_13 and self.raw_number < FIRST_WITH_IT_BEFORE
         toolkit = self.toolkit or ("13.0" if from_cuda_13 else None)
@@ -112,27 +113,27 @@ class FatbinEntry:
 
 @dataclass(frozen=True)
 class FatbinReport:
-    """What the headers of one file say. No entries: the file holds no GPU code for NVIDIA."""
+    """The headers of one file. No entries: the file holds no GPU code for NVIDIA."""
 
     path: str
     entries: tuple[FatbinEntry, ...] = ()
     warnings: tuple[str, ...] = ()
-    device_linked: frozenset[int] | None = None  # containers; None where the file does not tell
+    device_linked: frozenset[int] | None = None  # containers; None if the file does not tell
     unregistered: frozenset[int] = frozenset()  # containers that the program loads by itself
 
     @property
     def archs(self) -> tuple[Arch, ...]:
-        """The targets with usable code, old to new."""
+        """The targets with usable code, oldest first."""
         usable = {entry.arch for entry in self.select() if entry.arch is not None}
         return tuple(sorted(usable))
 
     @property
     def opaque(self) -> int:
-        """How many images hold LTO-IR, into which nobody but NVIDIA's linker looks."""
+        """The number of images that hold LTO-IR, which only NVIDIA's linker can read."""
         return sum(entry.kind == "lto" for entry in self.entries)
 
     def select(self, arch: Arch | None = None) -> tuple[FatbinEntry, ...]:
-        """Return the images a driver may load: all PTX, and SASS that is linked."""
+        """Return the images that a driver may load: all PTX, and linked SASS."""
         linked = any(entry.kind == "sass" and not entry.relocatable for entry in self.entries)
         return tuple(
             entry
@@ -143,10 +144,10 @@ class FatbinReport:
         )
 
     def groups(self) -> dict[tuple[bool, int], list[FatbinEntry]]:
-        """Return the images among which one is chosen, by whether relocatable and by container.
+        """Return the images to choose one from, grouped by relocatability and container.
 
-        Of a container that is registered the driver chooses; among all others the program itself,
-        so that they are one group, under the number of their first.
+        The driver chooses within a registered container. The program itself chooses among all other
+        containers, so they are one group, under the number of the first.
         """
         first = min(self.unregistered, default=0)
         found: dict[tuple[bool, int], list[FatbinEntry]] = {}
@@ -158,8 +159,8 @@ class FatbinReport:
     def with_toolkits(self, toolkits: Mapping[int, str]) -> FatbinReport:
         """Return the report with the toolkits of containers, as far as they are known.
 
-        One call of nvcc makes a container: its SASS is of one toolkit, and the PTX beside it tells
-        the oldest that this can be. One that tells nothing counts as the oldest of the file.
+        One call of nvcc makes a container: its SASS is of one toolkit, and its PTX tells the oldest
+        that this can be. A container without both counts as the oldest of the file.
         """
         known = {**self._told_by_ptx(), **toolkits}
         oldest = min(known.values(), key=parse_version, default="")

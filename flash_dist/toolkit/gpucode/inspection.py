@@ -1,4 +1,4 @@
-"""What was read of one library, as deep as asked: for tables, JSON and comparisons."""
+"""Contents of one library at the requested level of detail: for tables, JSON and comparisons."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Size(NamedTuple):
     unpacked: int
 
     def plus(self, other: Size) -> Size:
-        """Return the sizes of both together."""
+        """Return the sum of both."""
         return Size(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -46,50 +46,50 @@ NOTHING: Final = Size(0, 0, 0)
 
 @dataclass(frozen=True)
 class Choice:
-    """What is wanted of each library."""
+    """The requested parts of each library."""
 
     level: Level = "targets"
     kernel: str = ""  # part of a kernel's name, mangled or not
-    target: Arch | Device | None = None  # a GPU: all that is named after it; None: all
-    checked: bool = False  # every image is opened and held against its header
+    target: Arch | Device | None = None  # a GPU: all code that is named after it; None: all
+    checked: bool = False  # every image is opened and compared with its header
 
     def takes(self, arch: Arch | None) -> bool:
-        """Whether code for a target is asked for."""
+        """Whether code for a target is requested."""
         if isinstance(self.target, Device):
             return arch is not None and arch.device == self.target
         return self.target is None or arch == self.target
 
     def keeps(self, name: str) -> bool:
-        """Whether a kernel's name has the part that is asked for."""
+        """Whether a kernel's name contains the requested part."""
         return not self.kernel or self.kernel in name or self.kernel in demangle(name)
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """One library. What is None was not asked for."""
+    """One library. None marks parts that were not requested."""
 
     name: str
-    archive: str  # the wheel, package or folder that it is from, or ""
+    archive: str  # its wheel, package or folder, or ""
     report: FatbinReport
     kernels: tuple[KernelInfo, ...] | None = None
     coverage: Coverage | None = None
-    damaged: tuple[str, ...] = ()  # images that are not what their headers say, if that was checked
-    left_out: tuple[Arch, ...] = ()  # targets that were not asked for
+    damaged: tuple[str, ...] = ()  # images that contradict their headers, if that was checked
+    left_out: tuple[Arch, ...] = ()  # targets that were not requested
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was not understood."""
+        """The parts that could not be interpreted."""
         unread = self.coverage.warnings if self.coverage is not None else ()
         return (*self.report.warnings, *dict.fromkeys((*unread, *self.damaged)))
 
     @property
     def opaque(self) -> int:
-        """How many images nobody can look into: LTO-IR."""
+        """The number of unreadable images: LTO-IR."""
         return self.report.opaque
 
     @property
     def renamed(self) -> dict[tuple[str, str], int]:
-        """How many images are for another target than their header says: (header, image)."""
+        """The number of images by (header's target, image's target), where these differ."""
         return Counter(
             (entry.claimed, str(entry.arch))
             for entry in self.report.entries
@@ -100,7 +100,7 @@ class Inspection:
         """Return the inspection as plain data.
 
         Args:
-            many: Makes a list of what there may be a hundred thousand of, or something like one.
+            many: Makes a list, or a substitute, for up to a hundred thousand items.
         """
         document = {**self.report.to_json(many), "path": self.name, "archive": self.archive}
         document["sizes"] = {
@@ -118,10 +118,10 @@ def _describe(kernel: KernelInfo) -> dict[str, Any]:
 
 
 def inspect_library(name: str, archive: str, fatbin: Fatbin, choice: Choice) -> Inspection:
-    """Read what is wanted of an open library.
+    """Read the requested parts of an open library.
 
     Raises:
-        FatbinError: An image cannot be unpacked, or its contents are broken.
+        FatbinError: An image cannot be unpacked, or its contents are damaged.
     """
     report = fatbin.report
     left_out: tuple[Arch, ...] = ()
@@ -147,7 +147,7 @@ def inspect_library(name: str, archive: str, fatbin: Fatbin, choice: Choice) -> 
 def inspect_libraries(
     libraries: Iterable[Library | Unread], choice: Choice
 ) -> tuple[list[Inspection], list[Unread]]:
-    """Read what is wanted of each library; what cannot be read is kept apart.
+    """Read the requested parts of each library; collect unreadable ones separately.
 
     Raises:
         FatbinError: Nothing could be opened at all.
@@ -189,10 +189,10 @@ def _toolkits(kernels: Iterable[KernelInfo]) -> dict[int, str]:
 def _check_images(
     fatbin: Fatbin, report: FatbinReport, damaged: list[str]
 ) -> tuple[FatbinReport, tuple[KernelInfo, ...]]:
-    """Open every image, relocatable ones too; what is wrong with one is a sentence.
+    """Open every image, also relocatable ones; describe each problem in a sentence.
 
     Returns:
-        The report with the targets that the images themselves tell, and all kernels.
+        The report with the targets according to the images themselves, and all kernels.
     """
     entries: dict[int, FatbinEntry] = dict(enumerate(report.entries))
     usable = [number for number, entry in entries.items() if entry.kind in {"sass", "ptx"}]
@@ -212,7 +212,7 @@ def _check_images(
 
 
 def name_target(entry: FatbinEntry) -> str:
-    """Return an image's target; a number where that is all the file tells."""
+    """Return an image's target, or its number if the file tells nothing else."""
     return str(entry.arch) if entry.arch else f"{entry.raw_number} (number)"
 
 

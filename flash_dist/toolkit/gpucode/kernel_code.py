@@ -1,4 +1,4 @@
-"""What a kernel's code is, in one hash: the same code in another wheel has the same."""
+"""Hashes a kernel's code: equal code in another wheel has the same hash."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PTX_HEAD: Final = re.compile(r"^\s*\.(?:version|target|address_size)\b.*$", re.
 def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
     """Return the SHA-256 of each kernel's code in a library, by its name.
 
-    Of SASS: its instructions and constants. Of PTX: version, target and its text, without comments.
-    The name of a kernel with code for several targets has the target behind it: `f sm_80`.
+    For SASS it covers instructions and constants; for PTX version, target and text without
+    comments. A kernel with code for several targets has the target after its name: `f sm_80`.
 
     Raises:
         FatbinError: The library cannot be read, or holds one kernel twice with different code.
@@ -35,7 +35,7 @@ def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def hash_kernels(fatbin: Fatbin) -> dict[str, str]:
-    """Do the same for a library that is open."""
+    """Do the same for an open library."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for target, name, code in _walk(fatbin):
         hashed = hashlib.sha256(code).hexdigest()

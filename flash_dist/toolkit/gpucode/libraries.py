@@ -1,4 +1,4 @@
-"""Open what a user names, one library after the other: a file, folder, package or process."""
+"""Opens the libraries of a file, folder, package or process, one after the other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_libraries(path: str | os.PathLike[str]) -> Iterator[Library | Unread]:
     """Open the libraries of a file, archive or folder, one after the other.
 
     Raises:
-        FatbinError: The path cannot be read, or nothing in the archive can be.
+        FatbinError: The path cannot be read, or no file in the archive can.
     """
     name = os.fspath(path)
     return _open_files(_walk_folder(name)) if Path(name).is_dir() else open_path(name)
@@ -51,7 +51,7 @@ def package_libraries(name: str) -> Iterator[Library | Unread]:
         FatbinError: It is not installed, or its files are not recorded.
     """
     try:
-        found = metadata.distribution(name) if name else None  # Python 3.10 finds one of no name
+        found = metadata.distribution(name) if name else None  # Python 3.10 finds one named ""
     except (metadata.PackageNotFoundError, ValueError):
         found = None
     if found is None:
@@ -68,13 +68,13 @@ def process_libraries(pid: int) -> Iterator[Library | Unread]:
     """Open the libraries that a running process has mapped.
 
     Raises:
-        FatbinError: There is no such process, or it is not for this user to see.
+        FatbinError: There is no such process, or this user may not see it.
     """
     return _open_files(_refuse_deleted(read_mapped_files(pid)), _is_elf)
 
 
 def _is_candidate(path: str, status: os.stat_result) -> bool:
-    """Tell a library by its suffix, and a program by its first bytes.
+    """Recognise a library by its suffix, and a program by its first bytes.
 
     A program has no suffix, or is executable.
     """
@@ -97,7 +97,7 @@ def _open_files(
     paths: Iterable[str | Unread],
     is_wanted: Callable[[str, os.stat_result], bool] = _is_candidate,
 ) -> Iterator[Library | Unread]:
-    """Open each file once, by whatever names it comes; what fails is an item as well."""
+    """Open each file once, under any of its names; yield failures as items."""
     seen: set[tuple[int, int]] = set()
     for path in paths:
         if isinstance(path, Unread):
@@ -130,7 +130,7 @@ def _open_wanted(
 
 
 def _walk_folder(folder: str) -> Iterator[str | Unread]:
-    """Yield the files of a folder, then those of the folders in it; links are not followed."""
+    """Yield the files of a folder, then those of its subfolders; do not follow links."""
     waiting = [folder]
     while waiting:
         place = waiting.pop()

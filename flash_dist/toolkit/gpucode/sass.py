@@ -1,4 +1,4 @@
-"""What the bodies of kernels are made of: how long they are, and whether they only complain.
+"""Measures the bodies of kernels: their length, and whether they only report an error.
 
 A kernel guarded by `__CUDA_ARCH__` exists for every target, but where it was compiled out its body
 is empty or just prints, asserts or traps. NVIDIA documents neither opcodes nor attributes; those
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
     from ..targets.archs import Arch
 
-MAX_SCANNED_BYTES = 1024  # with its padding, a stub is shorter; longer bodies are not looked at
+MAX_SCANNED_BYTES = 1024  # with its padding, a stub is shorter; longer bodies are not examined
 WORD_SIZE = 16
 MAX_SCANNED_STATEMENTS = MAX_SCANNED_BYTES // WORD_SIZE
-FIRST_WITH_WORDS = 70  # older SASS is packed differently
+FIRST_WITH_WORDS = 70  # older SASS is encoded differently
 
 EIATTR_EXTERNS = 0x0F  # symbols of the functions that a kernel calls
 PRINT, ASSERT = "vprintf", "__assertfail"
 
 _SYMBOL_INDEX = Struct("<I")
-_FORMLESS = 0x1FF  # the upper three bits of an opcode tell what kind the operands are
+_FORMLESS = 0x1FF  # the upper three bits of an opcode encode the kind of the operands
 _NOP, _BRA, _TRAP = 0x918, 0x947, 0x95C
 _CALLS = frozenset((0x143, 0x144))
 # LD LDG ST STG ATOM ATOM.CAS RED REDG ATOMG ATOMG.CAS LDGSTS UTMALDG UTMASTG
@@ -48,7 +48,7 @@ _MEMORY = frozenset(
 )
 
 _AFTER_NO_WORD, _NO_WORD = rb"(?<![\w\x80-\xff])", rb"(?![\w\x80-\xff])"
-# NOTE: re finds one byte ten times as fast as one of a set: a mark is put before possible noise.
+# NOTE: re finds one byte ten times as fast as a set, so a mark is put before possible noise.
 _MARK = b"\1"
 _STRING, _COMMENT, _LINE, _BLOCK = b'"', b"//", b".loc", b"/*"
 _PTX_NOISE = re.compile(rb'\x01(?:"[^"\n]*"|//[^\n]*|\.loc%b[^\n]*)' % _NO_WORD)
@@ -72,20 +72,20 @@ _MEMORY_OPCODES = (b"ld", b"st.", b"atom.", b"red.", b"cp.")
 
 @dataclass(frozen=True)
 class Body:
-    """The body of one kernel for one target. The flags are of short bodies only."""
+    """The body of one kernel for one target. The flags are set for short bodies only."""
 
     name: str
-    instructions: int  # of PTX statements; of old SASS, and where it is long, bytes / 16
+    instructions: int  # PTX statements; for old SASS and long bodies, bytes / 16
     prints: bool = False
     asserts: bool = False
     traps: bool = False
-    calls: bool = False  # another function, so that its length tells little
-    uses_memory: bool = False  # global memory, without which nothing comes in or out
-    counted: bool = True  # False: old SASS, of which nothing but the length is known
+    calls: bool = False  # another function, so its length tells little
+    uses_memory: bool = False  # reads or writes global memory, which every real kernel does
+    counted: bool = True  # False: old SASS, of which only the length is known
 
 
 def read_cubin_bodies(data: bytes, arch: Arch, budget: Budget | None = None) -> tuple[Body, ...]:
-    """Return the bodies of a cubin's kernels in the order of its symbols."""
+    """Return the bodies of a cubin's kernels, in the order of its symbols."""
     cubin = Cubin(data, budget)
     if arch.number < FIRST_WITH_WORDS:
         return tuple(
@@ -102,7 +102,7 @@ def _read_body(cubin: Cubin, symbol: Symbol) -> Body:
         message = f"code of `{symbol.name}` is invalid: {len(code)} of {symbol.size} bytes"
         raise FatbinError(message)
     words = list(zip(code[::WORD_SIZE], code[1::WORD_SIZE], strict=True))
-    used = {_opcode(word) for word in set(words)}  # NOTE: few differ; millions of words are read
+    used = {_opcode(word) for word in set(words)}  # NOTE: few words differ; millions are read
     formless = {opcode & _FORMLESS for opcode in used}
     externs = _externs(cubin, symbol.name)
     return Body(
@@ -123,7 +123,7 @@ def _opcode(word: tuple[int, int]) -> int:
 
 
 def _effective_length(words: list[tuple[int, int]]) -> int:
-    """Count up to the padding: NOPs, and the branch to itself before them."""
+    """Count instructions before the padding: NOPs, and the branch to itself before them."""
     length = len(words)
     while length and _opcode(words[length - 1]) == _NOP:
         length -= 1
@@ -139,7 +139,7 @@ def _externs(cubin: Cubin, name: str) -> set[str]:
 
 
 def read_ptx_bodies(text: bytes, budget: Budget | None = None) -> tuple[Body, ...]:
-    """Return the bodies of a PTX text's entry points in their order."""
+    """Return the bodies of a PTX text's entry points, in order."""
     budget = budget or Budget(len(text))
     bodies: dict[str, Body] = {}
     for name, body in _walk_ptx(text, budget):
@@ -149,7 +149,7 @@ def read_ptx_bodies(text: bytes, budget: Budget | None = None) -> tuple[Body, ..
 
 
 def ptx_texts(text: bytes) -> Iterator[tuple[str, str]]:
-    """Walk the entry points that have a body: name, and text without comments and strings."""
+    """Yield the entry points with a body: name, and text without comments and strings."""
     for name, body in _walk_ptx(text, Budget(len(text))):
         yield name, body.decode("utf-8", "backslashreplace")
 
@@ -173,7 +173,7 @@ def _walk_ptx(text: bytes, budget: Budget) -> Iterator[tuple[str, bytes]]:
 
 
 def _without_noise(text: bytes, budget: Budget) -> bytes:
-    """Put a space in place of each string, comment and `.loc` line."""
+    """Replace each string, comment and `.loc` line by a space."""
     kinds = [start for start in (_STRING, _COMMENT, _LINE, _BLOCK) if start in text]
     if not kinds:
         return text
@@ -191,7 +191,7 @@ def _without_noise(text: bytes, budget: Budget) -> bytes:
 
 
 def _without_blocks(marked: bytes) -> bytes:
-    """Do the same where there may be comments of several lines, which compilers do not write.
+    """Do the same for comments of several lines, which compilers do not write.
 
     NOTE: no pattern finds their ends as fast as find does.
     """
@@ -207,7 +207,7 @@ def _without_blocks(marked: bytes) -> bytes:
 
 
 def _closing_brace(source: bytes, start: int, name: str, budget: Budget) -> int:
-    """Find the brace that ends a body; call sequences and vectors have their own inside."""
+    """Find the brace that ends a body; call sequences and vectors have inner braces."""
     depth = 1
     for place in range(start, len(source), _BRACES_AT_ONCE):
         braces = source[place : place + _BRACES_AT_ONCE].translate(None, _NO_BRACES)
@@ -243,7 +243,7 @@ def _describe_ptx(name: str, body: bytes, budget: Budget) -> Body:
 
 
 def _count_directives(body: bytes) -> int:
-    """Count what stands from a dot to a semicolon without a brace between them."""
+    """Count texts from a dot to a semicolon without a brace between them."""
     marked = b";" + body.translate(_ONE_BRACE, _WHITESPACE)
     for end in (b";", b"{"):
         marked = marked.replace(end + b".", end + _MARK)
@@ -251,7 +251,7 @@ def _count_directives(body: bytes) -> int:
 
 
 def _has(body: bytes, word: bytes, pattern: re.Pattern[bytes], budget: Budget) -> bool:
-    """Tell if a pattern matches at any place of the word with which it begins."""
+    """Tell if a pattern matches anywhere; the word is its beginning."""
     places = body.count(word)
     budget.spend("searched", places * STEP_COST)
     end = 0

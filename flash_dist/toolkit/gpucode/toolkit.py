@@ -1,8 +1,9 @@
-"""Which CUDA toolkit made a cubin: ptxas writes it into notes, and into what it says of kernels.
+"""Reads the CUDA toolkit of a cubin, which ptxas writes into notes and kernel attributes.
 
 From CUDA 12.8 on `.note.nv.tkinfo` names the release as text (older ABI: no notes), and
 `.note.nv.cuinfo` has it as a number, 130 for 13.0; the attributes of kernels have the same number
-in all cubins seen, back to CUDA 11. Found by building with several toolkits; it is no stable ABI.
+in all cubins seen, back to CUDA 11. This was found by building with several toolkits; it is not a
+stable ABI.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ _CUINFO: Final = Struct("<III12sHHHH")  # sizes, type, "NVIDIA Corp", version, a
 _OWNER: Final = b"NVIDIA Corp\0"
 _NUMBER: Final = Struct("<I")
 _KNOWN: Final = range(60, 1000)  # 6.0 to 99.9
-_KERNELS: Final = 8  # that are asked, before a cubin counts as one that does not tell
+_KERNELS: Final = 8  # kernels to ask before the toolkit counts as unknown
 MAX_NOTE: Final = 64 << 10
 
 
 class Sections(Protocol):
-    """What is asked of a cubin."""
+    """The required part of a cubin."""
 
     @property
     def sections(self) -> Mapping[str, Section]:
         """Its sections by name."""
 
     def contents(self, section: str) -> bytes:
-        """Return the bytes of one."""
+        """Return the bytes of a section."""
 
     def attributes(self, section: str) -> Iterator[tuple[int, bytes]]:
-        """Walk what one says of a kernel."""
+        """Yield the attributes of a kernel's section."""
 
 
 def read_toolkit(cubin: Sections) -> str:
-    """Return the version, `13.0.88` or `12.6`; empty where the cubin does not tell."""
+    """Return the version, `13.0.88` or `12.6`; empty if the cubin does not tell."""
     match = _RELEASE.search(_contents(cubin, TOOLS_NOTE))
     if match is not None:
         return match[1].decode()
@@ -71,8 +72,8 @@ def _read_attribute(cubin: Sections) -> str:
 
 
 def _read_number(cubin: Sections, name: str) -> int:
-    """Return the attribute of one kernel; 0 where it has none, or is damaged."""
-    with suppress(FatbinError):  # which is said where the kernel is read
+    """Return the attribute of one kernel; 0 if it is absent or damaged."""
+    with suppress(FatbinError):  # reported where the kernel is read
         for attribute, value in cubin.attributes(name):
             if attribute == EIATTR_CUDA_API_VERSION and len(value) == _NUMBER.size:
                 return int(_NUMBER.unpack(value)[0])

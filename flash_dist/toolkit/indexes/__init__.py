@@ -1,1 +1,1 @@
-"""What an index offers, and which of it serves these GPUs: `select`."""
+"""Reads package indexes, and chooses the set that serves the GPUs: `select`."""

@@ -1,4 +1,4 @@
-"""What an index offers, ready to be judged: a wheel at hand by its manifest, others by name."""
+"""The candidates of an index: local wheels judged by their manifest, others by their name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offer:
-    """The candidates of an index, and what cannot be one."""
+    """The candidates of an index, and the files that cannot be one."""
 
     candidates: tuple[Candidate, ...]
     problems: tuple[str, ...] = ()
@@ -37,10 +37,10 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
     """Read the candidates.
 
     Args:
-        index: Where the wheels are.
-        machine: Leave out what is for CPUs of another kind than this; empty to keep all.
-        python: Leave out what a Python of this version cannot install; empty to keep all.
-        here: Whether it is the running one, which knows its system, too.
+        index: The index.
+        machine: Drop wheels for CPUs of another kind; empty to keep all.
+        python: Drop wheels that a Python of this version cannot install; empty to keep all.
+        here: Whether it is the running Python, which also knows its system.
     """
     meant = [wheel for wheel in index.wheels if not machine or wheel.runs_on(machine)]
     fitting = [wheel for wheel in meant if not python or wheel.fits(python, here=here)]
@@ -55,7 +55,7 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
 
 
 def _with_sizes(wheels: Sequence[IndexedWheel]) -> list[IndexedWheel]:
-    """Ask for the sizes of the newest wheels where a page does not tell them."""
+    """Ask for the sizes of the newest wheels if a page omits them."""
     newest = max((Version(wheel.version.public) for wheel in wheels), default=None)
     patience = Patience()
     return [
@@ -65,7 +65,7 @@ def _with_sizes(wheels: Sequence[IndexedWheel]) -> list[IndexedWheel]:
 
 
 def _read_if_possible(wheel: IndexedWheel) -> Candidate | str:
-    """Return a candidate, or why it is none."""
+    """Return a candidate, or the reason why it is none."""
     try:
         return _read_candidate(wheel)
     except KernelsError as error:
@@ -84,7 +84,7 @@ def _read_candidate(wheel: IndexedWheel) -> Candidate:
 
 
 def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...]]:
-    """Tell the targets by the version: a published set, or a list such as `sm75.sm86`."""
+    """Return the targets of a version label: a published set, or a list such as `sm75.sm86`."""
     label = wheel.label
     if not label or not wheel.toolkit:
         message = f"a version tells the arch set as `+cu130.hopper` does, got `{wheel.version}`"

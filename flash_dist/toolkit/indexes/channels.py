@@ -1,6 +1,6 @@
-"""Packages that other channels make of a wheel: how one is recognised, and what installs it.
+"""Packages of other channels that are made of a wheel: their names and install commands.
 
-A channel that links can lead to is a class here and a row of READERS.
+Each channel that links can lead to has a class here and a row in READERS.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Package(Protocol):
 
     @property
     def tool(self) -> str:
-        """Who installs it."""
+        """The installer."""
 
     @property
     def line(self) -> str:
-        """The command that does."""
+        """The install command."""
 
     def holds(self, version: Version, toolkit: str, label: str) -> bool:
-        """Whether it is of the wheel with this version, built with this CUDA for this arch set."""
+        """Whether it is the wheel of this version, built with this CUDA for this arch set."""
 
 
 @dataclass(frozen=True)
 class CondaPackage:
-    """A conda package, as its name and its folder describe it."""
+    """A conda package, as described by its name and folder."""
 
     name: str
     version: str
@@ -56,12 +56,12 @@ class CondaPackage:
 
     @property
     def spec(self) -> str:
-        """What names exactly this package."""
+        """The spec of exactly this package."""
         return f"{self.name}={self.version}={self.build}"
 
     @property
     def line(self) -> str:
-        """Name the channel, and the one that has pytorch: ours holds nothing else."""
+        """Return the command, with our channel, and the one with pytorch, which ours lacks."""
         return f'conda install -c {shlex.quote(self.channel)} -c conda-forge "{self.spec}"'
 
     def holds(self, version: Version, toolkit: str, label: str) -> bool:
@@ -71,7 +71,7 @@ class CondaPackage:
 
 
 def parse_conda(link: Link) -> CondaPackage | None:
-    """Read the name of a conda package that lies in a channel; None if it does not."""
+    """Parse the name of a conda package in a channel; None if it is not in one."""
     match = _CONDA.fullmatch(link.file_name)
     folder = urljoin(link.url, ".")
     if match is None or not _SUBDIR.fullmatch(last_part(folder)):
@@ -87,6 +87,6 @@ READERS: Final[dict[str, Callable[[Link], Package | None]]] = {".conda": parse_c
 
 
 def parse_package(link: Link) -> Package | None:
-    """Read the name of a package of some channel; None if it is none."""
+    """Parse the name of a package of any known channel; None for other names."""
     read = READERS.get(PurePosixPath(link.file_name).suffix)
     return None if read is None else read(link)

@@ -1,10 +1,10 @@
-"""Who asks a private index: from the address, from uv's variables or from .netrc, as pip and uv do.
+"""Credentials for a private index, from its address, uv's variables or .netrc, as in pip and uv.
 
     https://user:password@host/simple/            for everything of that server
     UV_INDEX_NAME_USERNAME, UV_INDEX_NAME_PASSWORD  where UV_INDEX or UV_DEFAULT_INDEX has NAME=URL
     NETRC, ~/.netrc                               a line `machine HOST login USER password PASSWORD`
 
-A password goes to the server that it is for, whoever redirects elsewhere, and into no message.
+A password is sent only to its own server, also after redirections, and appears in no message.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _PORTS: Final = {"http": 80, "https": 443}
 Origin = tuple[str, str, int]
 Login = tuple[str, str]
 
-# From addresses that were named: links of a page come without what the address of the page had.
+# From addresses that the user named: links of a page come without its credentials.
 _given: Final[dict[Origin, Login]] = {}
 
 
 def without_credentials(url: str) -> str:
-    """Return an address that may be shown, and remember for its server what it had."""
+    """Return an address that may be shown, and remember its credentials for its server."""
     try:
         parts = urlsplit(url)
         login, _, host = parts.netloc.rpartition("@")
         clean = urlunsplit(parts._replace(netloc=host))
-        origin, _ = _origin_of(clean), parts.port  # a port that is none raises
-    except ValueError:  # such as `http://[`, or a password that is not encoded: said where it fails
+        origin, _ = _origin_of(clean), parts.port  # raises for a malformed port
+    except ValueError:  # such as `http://[`, or an unencoded password: reported when it fails
         return without_login(url)
     if not login:
         return url
@@ -61,7 +61,7 @@ def _origin_of(url: str) -> Origin | None:
 
 
 def find_login(url: str, environ: Mapping[str, str]) -> Login | None:
-    """Return user and password for an address, None where nobody has any."""
+    """Find user and password for an address, None if there are none."""
     origin = _origin_of(url)
     if origin is None:
         return None
@@ -97,16 +97,16 @@ def _read_netrc(host: str, environ: Mapping[str, str]) -> Login | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
-        # Its message shows the word that was not understood, which may be a password.
+        # Its message shows the malformed word, which may be a password.
         _log.warning("`%s` is not read: %s", path, type(error).__name__)
         return None
     return (found[0], found[2] or "") if found else None
 
 
 class LoginHandler(urllib.request.BaseHandler):
-    """Adds to each request, also to one after a redirection, what its own server is to be told."""
+    """Adds credentials for its own server to each request, also after a redirection."""
 
-    handler_order = 400  # before the connection is opened
+    handler_order = 400  # runs before the connection is opened
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
         """Add the header."""

@@ -1,4 +1,4 @@
-"""The hash that an address or an index names for a file, and whether the file has it."""
+"""Compares a file with the hash that an address or an index names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# Each has a length of its own; the first of several that a page names is the one that counts.
+# Hashes of fixed length; the first one that a page names is used.
 _METHODS: Final = ("sha256", "sha512", "sha384", "sha3_256", "sha3_512", "blake2b", "blake2s")
 _WEAK: Final = ("sha224", "sha1", "md5")
 METHODS: Final = (*_METHODS, *_WEAK)
 
 
 def choose_digest(hashes: Mapping[str, object]) -> str:
-    """Return the strongest of the hashes that are named, as `sha256=<hex>`; empty for none."""
+    """Return the strongest of the named hashes, as `sha256=<hex>`; empty if there is none."""
     return next((f"{name}={hashes[name]}" for name in METHODS if name in hashes), "")
 
 
@@ -29,10 +29,10 @@ def parse_digest(fragment: str) -> str:
 
 
 def require_digest(path: Path, digest: str, name: str) -> None:
-    """Insist on the hash that was named for a file; an empty one is none.
+    """Check a file against its named hash; an empty one means no check.
 
     Raises:
-        FetchError: The file has another.
+        FetchError: The file has another hash.
         FatbinError: It cannot be read.
     """
     method, _, wanted = digest.partition("=")

@@ -1,4 +1,4 @@
-"""Pages and files by their address: http, https and file, bounded in size and time."""
+"""Fetches pages and files by http, https and file addresses, bounded in size and time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .patience import Patience, make_handlers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Progress = Callable[[int, int | None], None]  # bytes so far, and of the whole where it is told
+    Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
 
 SCHEMES: Final = ("http", "https", "file")
 MAX_PAGE_BYTES: Final = 64 << 20
@@ -41,7 +41,7 @@ _BROKEN = (OSError, http.client.HTTPException, ValueError)  # URLError is an OSE
 
 
 class Response(Protocol):
-    """What a server answers, open while it is read."""
+    """A server's answer, open while it is read."""
 
     url: str  # after redirections
 
@@ -50,7 +50,7 @@ class Response(Protocol):
 
     @property
     def headers(self) -> http.client.HTTPMessage:
-        """What it says about the answer."""
+        """Its headers."""
 
 
 def is_url(text: str) -> bool:
@@ -59,12 +59,12 @@ def is_url(text: str) -> bool:
 
 
 def last_part(url: str) -> str:
-    """Return the name that the path of an address ends with, decoded."""
+    """Return the last part of an address's path, decoded."""
     return unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
 
 
 def local_path(url: str) -> Path | None:
-    """Return the path that a `file:` address names; None for another address."""
+    """Return the path of a `file:` address; None for another address."""
     if not url.lower().startswith("file:"):
         return None
     parts = urlsplit(url)
@@ -79,7 +79,7 @@ def local_path(url: str) -> Path | None:
 
 
 def is_page(response: Response) -> bool:
-    """Tell a page, of an index for instance, from a file."""
+    """Tell a page, such as an index, from a file."""
     return str(response.headers.get("Content-Type", "")).lower().startswith(_PAGE_TYPES)
 
 
@@ -90,12 +90,12 @@ def open_url(
     """Ask a server.
 
     Args:
-        url: Where.
-        method: How.
-        patience: How long it may take in all; that of a page when None.
+        url: The address.
+        method: The HTTP method.
+        patience: Time limit for everything; that of a page when None.
 
     Raises:
-        FetchError: The address is none of http and https, or nothing is had from it.
+        FetchError: The address is not http or https, or the request fails.
     """
     url = without_credentials(url)
     match = _URL.match(url)
@@ -130,7 +130,7 @@ def _too_slow(url: str, patience: Patience) -> FetchError:
 
 
 def _make_opener(patience: Patience) -> urllib.request.OpenerDirector:
-    """Return an opener for http and https alone, wherever a server redirects to."""
+    """Return an opener for http and https alone, also after redirections."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -148,7 +148,7 @@ def _make_opener(patience: Patience) -> urllib.request.OpenerDirector:
 def _explain(url: str, error: Exception) -> FetchError:
     if isinstance(error, urllib.error.HTTPError):
         reason: object = f"HTTP {error.code} {error.reason}"
-        error.close()  # it is an answer, too
+        error.close()  # also an answer
     else:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
     message = f"cannot fetch `{url}`: {reason or type(error).__name__}"
@@ -159,7 +159,7 @@ def read_page(response: Response) -> str:
     """Return a page as text.
 
     Raises:
-        FetchError: It is larger than any honest one, or ends too soon.
+        FetchError: It is unreasonably large, or ends too soon.
     """
     text = b"".join(_chunks(response, MAX_PAGE_BYTES)).decode("utf-8", "replace")
     return text.removeprefix("\ufeff")
@@ -173,7 +173,7 @@ def save(
     limit: int = MAX_FILE_BYTES,
     patience: Patience | None = None,
 ) -> None:
-    """Write an answer to a file, which gives a patience with a rate more time.
+    """Write an answer to a file. A patience with a rate gets more time for it.
 
     Raises:
         FetchError: It is larger than the limit, or ends too soon.
@@ -189,13 +189,13 @@ def save(
 
 
 def content_length(response: Response) -> int | None:
-    """Return how many bytes a server announces, None if it does not."""
+    """Return the number of bytes that a server announces, None if it does not."""
     text = str(response.headers.get("Content-Length", ""))
     return read_whole(text)
 
 
 def _chunks(response: Response, limit: int, patience: Patience | None = None) -> Iterator[bytes]:
-    """Yield the answer; what ends before its announced length, `read` of it does not notice."""
+    """Yield the answer; check its length, as `read` ignores an early end."""
     done, length = 0, content_length(response)
     while chunk := response.read(_CHUNK):
         done += len(chunk)

@@ -1,4 +1,4 @@
-"""The wheels, and what other channels made of them, that a folder, index or other page offers."""
+"""Lists the wheels, and packages of other channels, in a folder, an index or another page."""
 
 from __future__ import annotations
 
@@ -39,42 +39,42 @@ MAX_TAGS: Final = 1000  # of one wheel; those on PyPI have up to 60
 
 _LINUX: Final = ("any", "linux", "manylinux")  # of platform tags
 _RELEASE: Final = re.compile(r"3\.[0-9]{1,3}(\.[0-9]{1,3})?")
-_FOLDERS = ("simple", "wheels", "dist")  # of an index in which the project is further below
+_FOLDERS = ("simple", "wheels", "dist")  # of an index whose projects are further below
 
 
 @dataclass(frozen=True)
 class IndexedWheel:
-    """A wheel on a page or in a folder, as its name and its link describe it."""
+    """A wheel on a page or in a folder, described by its name and link."""
 
     file_name: str
     location: str  # path or address
-    project: str  # as indexes spell the name: "my-kernels"
+    project: str  # as spelled in indexes: "my-kernels"
     version: Version
     tags: frozenset[Tag]
     size: int | None = None
     digest: str = ""  # `sha256=<hex>`, or of another method
     requires_python: str = ""
-    index: str = ""  # what `pip --index-url` would take; empty where there is none
+    index: str = ""  # the value for `pip --index-url`; empty if there is none
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a file of this machine."""
+        """Whether it is a local file."""
         return not is_url(self.location)
 
     @property
     def label(self) -> str:
-        """What the version says about the arch set: `hopper` of `0.1.0+cu130.hopper`."""
+        """The arch set in the version: `hopper` of `0.1.0+cu130.hopper`."""
         return (self.version.local or "").partition(".")[2]
 
     @property
     def toolkit(self) -> str:
-        """What the version says about the toolkit: `13.0` of `0.1.0+cu130.hopper`."""
+        """The toolkit in the version: `13.0` of `0.1.0+cu130.hopper`."""
         match = re.fullmatch(r"cu([0-9]+)([0-9])", (self.version.local or "").partition(".")[0])
         return f"{match[1]}.{match[2]}" if match else ""
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 that its link names; empty where it names none."""
+        """The SHA-256 in its link; empty if there is none."""
         method, _, value = self.digest.partition("=")
         return value if method == "sha256" else ""
 
@@ -83,11 +83,11 @@ class IndexedWheel:
         return any(tag.platform.endswith(("any", f"_{machine}")) for tag in self.tags)
 
     def fits(self, python: str, *, here: bool = True) -> bool:
-        """Whether a Python of this version may install it: the running one, or one elsewhere.
+        """Whether the running Python, or one of this version elsewhere, can install it.
 
-        One elsewhere is on Linux with glibc; `runs_on` tells whether its CPU is meant.
+        One elsewhere is on Linux with glibc; `runs_on` compares its CPU.
         """
-        match = _RELEASE.match(python)  # `3.15.0a1+` is that of no specifier
+        match = _RELEASE.match(python)  # `3.15.0a1+` is not a valid version for a specifier
         release = match[0] if match else ""
         try:
             wanted = not release or SpecifierSet(self.requires_python).contains(release)
@@ -113,7 +113,7 @@ class IndexedWheel:
 
 @cache
 def _kinds(python: str) -> frozenset[tuple[str, str]]:
-    """Return the interpreter and ABI of all tags that a CPython of a version installs."""
+    """Return interpreter and ABI of all tags that a CPython of a version installs."""
     version = Version(python).release[:2]
     tags = (
         *cpython_tags(version, platforms=["any"]),
@@ -124,7 +124,7 @@ def _kinds(python: str) -> frozenset[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Index:
-    """What a place offers."""
+    """The offers of a folder, index or page."""
 
     place: str
     wheels: tuple[IndexedWheel, ...]
@@ -136,10 +136,10 @@ def read_index(place: str, project: str | None = PROJECT) -> Index:
 
     Args:
         place: Folder, page in a file, or address of an index or of a page of it.
-        project: Whose wheels; None for those of anybody on this one page.
+        project: The wheels' project; None for all wheels on this page.
 
     Raises:
-        FetchError: There is no such place, or it cannot be read.
+        FetchError: It does not exist, or cannot be read.
     """
     place = without_credentials(place) if is_url(place) else place
     path = local_path(place) if is_url(place) else Path(place)
@@ -160,13 +160,13 @@ def read_index(place: str, project: str | None = PROJECT) -> Index:
 
 
 def make_index(place: str, page: str, url: str) -> Index:
-    """Read one page that is at hand: the wheels on it, whosever they are."""
+    """Read a page that is already fetched: the wheels on it, of any project."""
     links = [(link, url) for link in parse_page(page, url)]
     return _collect(place, links, None)
 
 
 def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
-    """Yield the files of a folder and of the folders in it; links to folders are not followed."""
+    """Yield the files of a folder and its subfolders; do not follow links to folders."""
     seen = 0
     for place, folders, names in os.walk(folder):
         folders.sort()
@@ -181,7 +181,7 @@ def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
 
 
 def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
-    """Yield the links to files, each with its index, of a page and of the pages it leads to."""
+    """Yield the links to files, each with its index, of a page and the pages below it."""
     waiting, seen, found = [url], {url}, 0
     patience = Patience()
     while waiting and len(seen) <= MAX_PAGES:
@@ -202,7 +202,7 @@ def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
 
 
 def _leads_to(link: Link, page: str, project: str) -> bool:
-    """Whether wheels of the project may be behind a link: one folder further down."""
+    """Whether wheels of the project may be behind a link: in a folder one level down."""
     folder = _folder(page)
     if not link.url.endswith("/") or len(link.url) <= len(folder):
         return False
@@ -212,7 +212,7 @@ def _leads_to(link: Link, page: str, project: str) -> bool:
 
 
 def _folder(page: str) -> str:
-    """Return the address that a page stands for, with and without its `index.html`."""
+    """Return the addresses of a page, with and without its `index.html`."""
     if page.endswith("/"):
         return page
     return urljoin(page, ".") if "." in PurePosixPath(urlsplit(page).path).name else f"{page}/"
@@ -235,11 +235,12 @@ def _collect(place: str, links: Iterable[tuple[Link, str]], project: str | None)
 
 
 def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
-    """Read the name of a wheel; None if it is none that today's installers know.
+    """Parse the name of a wheel; None if today's installers do not know such a name.
 
     Args:
-        link: What leads to the file.
-        page: Where the link stands; empty in a folder. A page `.../my-kernels/` is of an index.
+        link: The link to the file.
+        page: The page with the link; empty in a folder. A page `.../my-kernels/` belongs to an
+            index.
     """
     name = link.file_name
     if not name.endswith(".whl"):
@@ -265,7 +266,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
 
 
 def _refuse_tags(name: str) -> None:
-    """Refuse a name that stands for more tags than any: they are multiplied with each other."""
+    """Reject a name that stands for too many tags: their parts multiply."""
     sets = name.removesuffix(".whl").rsplit("-", 3)[1:]
     if math.prod(one.count(".") + 1 for one in sets) > MAX_TAGS:
         message = f"Invalid wheel filename (more than {MAX_TAGS} tags): {name[:80]!r}"
@@ -273,7 +274,7 @@ def _refuse_tags(name: str) -> None:
 
 
 def ask_size(wheel: IndexedWheel, patience: Patience | None = None) -> IndexedWheel:
-    """Return a wheel with its size: where the page does not tell, the server may."""
+    """Return a wheel with its size, from the server if the page omits it."""
     if wheel.size is not None or wheel.is_local:
         return wheel
     try:

@@ -1,4 +1,4 @@
-"""The commands that install a chosen set: pip, uv, and those of other channels that have it."""
+"""Commands that install a chosen set: pip, uv, and other channels that have it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Command:
     """One way to install."""
 
-    tool: str  # "build", "pip", "uv", or who installs from another channel
+    tool: str  # "build", "pip", "uv", or the installer of another channel
     line: str
 
     def to_json(self) -> dict[str, str]:
@@ -40,13 +40,13 @@ def find_commands(
 ) -> tuple[Command, ...]:
     """Return the commands for a set.
 
-    Without an index that has its wheel, a clone builds it first. Elsewhere it comes from the
-    project's index, or from the sources: PyPI takes no versions such as `0.1.0+cu130.hopper`.
+    Without an index that has its wheel, a clone builds it first. Otherwise it comes from the
+    project's index, or from the sources: PyPI rejects versions such as `0.1.0+cu130.hopper`.
 
     Args:
         candidate: The set.
-        index: Where its wheel was found.
-        release: The version to install where there is no index.
+        index: The index with its wheel.
+        release: The version to install if there is no index.
     """
     wheel = candidate.wheel
     if wheel is None:
@@ -54,7 +54,7 @@ def find_commands(
     if wheel.index:
         named = (_pip_from_index(wheel), _uv_from_index(wheel))
     else:
-        hashed = wheel.digest and not wheel.is_local  # pip and uv insist on it
+        hashed = wheel.digest and not wheel.is_local  # pip and uv require it
         place = shlex.quote(f"{wheel.location}#{wheel.digest}" if hashed else wheel.location)
         named = (Command("pip", f"pip install {place}"), Command("uv", f"uv pip install {place}"))
     return (*named, *_other_commands(wheel, index.packages if index else ()))
@@ -77,7 +77,7 @@ def _fetch(candidate: Candidate, release: str) -> tuple[Command, ...]:
         Command("uv", f'uv pip install "{archset.pin(release)}" --index {index}'),
     )
     if archset.machine != DEFAULT_MACHINE or has_shared_runtime(archset.toolkit):
-        return fetched  # pip compiles for x86_64, with a toolkit that PyPI has all of
+        return fetched  # pip compiles for x86_64, with a toolkit that PyPI has in full
     line = f"{VARIABLES}ARCH_SET={archset.name} pip install {sources(release)}"
     return (*fetched, Command("build", line))
 
@@ -87,10 +87,10 @@ def _published(candidate: Candidate) -> ArchSet:
 
 
 def _pip_from_index(wheel: IndexedWheel) -> Command:
-    """Pin the version, and leave torch to the index that pip uses anyway.
+    """Pin the version, and leave torch to pip's default index.
 
-    `==` with a local version names exactly this wheel: PyPI refuses such versions, so that nothing
-    there can stand in for it.
+    `==` with a local version names exactly this wheel: PyPI rejects such versions, so no package
+    there can replace it.
     """
     line = f'pip install "{_pin(wheel)}" --extra-index-url {shlex.quote(wheel.index)}'
     return Command("pip", line)
@@ -105,7 +105,7 @@ def _pin(wheel: IndexedWheel) -> str:
 
 
 def _other_commands(wheel: IndexedWheel, packages: Iterable[Package]) -> Iterator[Command]:
-    """Yield the command of each other channel that has a package of this wheel."""
+    """Yield the commands of other channels that have a package of this wheel."""
     told: set[str] = set()
     for one in packages:
         if one.tool not in told and one.holds(wheel.version, wheel.toolkit, wheel.label):

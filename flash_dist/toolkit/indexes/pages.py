@@ -1,7 +1,7 @@
-"""The pages of package indexes: PEP 503 (HTML), PEP 691 (JSON) and plain lists of files.
+"""Parses pages of package indexes: PEP 503 (HTML), PEP 691 (JSON) and plain lists of files.
 
-Nothing on a page is trusted: an address that is not http or https is no link. Files of this machine
-are linked to by pages of this machine alone.
+Pages are not trusted: only http and https addresses are links. Only pages on this machine may link
+to its files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .fetch import last_part
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-API_VERSION: Final = 1  # the major of what is read (PEP 629, 691)
+API_VERSION: Final = 1  # supported major version (PEP 629, 691)
 _CHUNK: Final = 1 << 16
 MAX_LINKS: Final = 50_000  # of a page; the longest of a project on PyPI has some 10,000
 
@@ -39,16 +39,16 @@ class Link:
 
     @cached_property
     def file_name(self) -> str:
-        """The last part of the path, decoded; of a folder that of the folder."""
+        """The last part of the path, decoded; for a folder, its name."""
         return last_part(self.url)
 
 
 def parse_page(text: str, url: str) -> tuple[Link, ...]:
-    """Return the links of a page in its order.
+    """Return the links of a page, in order.
 
     Raises:
-        FetchError: It says that it is JSON, and is not what PEP 691 describes; it is of a newer
-            kind, or has more links than any page of a project.
+        FetchError: It claims to be JSON but does not follow PEP 691, has a newer version, or has
+            more links than any project's page.
     """
     found = _parse_json(text, url) if text.lstrip().startswith("{") else _parse_html(text, url)
     allowed = {"http", "https", *(["file"] if urlsplit(url).scheme == "file" else [])}
@@ -60,7 +60,7 @@ def parse_page(text: str, url: str) -> tuple[Link, ...]:
 
 
 def _require_api(version: object, url: str) -> None:
-    """Refuse a page of a kind that is newer than what is read."""
+    """Reject a page of a newer version than is supported."""
     major = str(version).partition(".")[0]
     if major != str(API_VERSION):
         message = f"cannot read the index `{url}`: it is of API version {version!s:.20}, this reads"
@@ -69,7 +69,7 @@ def _require_api(version: object, url: str) -> None:
 
 
 class _Anchors(HTMLParser):
-    """Collects the attributes of links, and the address that they are relative to."""
+    """Collects link attributes, and the address that they are relative to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def _objects(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _join(base: str, target: str) -> str:
-    """Return the address that a link means, empty if it means none."""
+    """Return the absolute address of a link, empty if it is malformed."""
     try:
         return urljoin(base, target)
     except ValueError:  # such as `http://[`

@@ -1,4 +1,4 @@
-"""How long a server may take in all: a connection that is still busy after that is shut down.
+"""Limits the total time of a server's answers: a connection that exceeds it is shut down.
 
 A timeout between two bytes does not help against a server that sends one every few seconds.
 """
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
 PAGE_SECONDS: Final = 120.0  # for all pages of an index together
-FILE_SECONDS: Final = 60.0  # for a file, and more for what has come
+FILE_SECONDS: Final = 60.0  # for a file, plus time for each received byte
 SLOWEST: Final = 10_000  # bytes per second
 
 
 class Patience:
-    """Seconds that are left, from now on; more of them as bytes come where a rate is given."""
+    """Seconds that are left; received bytes add time if a rate is given."""
 
     def __init__(self, seconds: float = PAGE_SECONDS, rate: float = 0) -> None:
         self.seconds = seconds
@@ -35,21 +35,21 @@ class Patience:
 
     @classmethod
     def of_file(cls) -> Patience:
-        """Return what a file gets, which may be large."""
+        """Return the limit for a file, which may be large."""
         return cls(FILE_SECONDS, SLOWEST)
 
     @property
     def left(self) -> float:
-        """Seconds until there is none."""
+        """Remaining seconds."""
         return self._until - time.monotonic()
 
     def count(self, number: int) -> None:
-        """Take note of bytes that came."""
+        """Count received bytes."""
         if self._rate:
             self._until += number / self._rate
 
     def follow(self, connection: socket.socket) -> None:
-        """Shut this connection down, too; also while it waits for a handshake."""
+        """Also shut down this connection, even while it waits for a handshake."""
         self._sockets.append(connection.dup())
 
     @contextmanager
@@ -71,9 +71,9 @@ class Patience:
             if self.left <= 0:
                 self.ended = True
                 for one in tuple(self._sockets):
-                    with suppress(OSError):  # the other end may be gone
+                    with suppress(OSError):  # the other end may have closed it
                         one.shutdown(socket.SHUT_RDWR)
-                self._stopped.wait(0.1)  # another connection may be on its way
+                self._stopped.wait(0.1)  # another connection may be starting
 
 
 def make_handlers(patience: Patience) -> tuple[urllib.request.BaseHandler, ...]:
@@ -85,7 +85,7 @@ def make_handlers(patience: Patience) -> tuple[urllib.request.BaseHandler, ...]:
             patience.follow(self.sock)
 
     class Secure(http.client.HTTPSConnection, Plain):
-        """Its order of bases follows the socket before the handshake."""
+        """Follows the socket before the handshake, by the order of its bases."""
 
     class PlainHandler(urllib.request.HTTPHandler):
         def http_open(self, req: urllib.request.Request) -> HTTPResponse:

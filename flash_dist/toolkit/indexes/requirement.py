@@ -1,4 +1,4 @@
-"""The lines that this project prints for pip and uv, read back: a version and where it is from."""
+"""Parses the lines that this project prints for pip and uv: a version and its index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INDEX = re.compile(r"--(?:extra-|default-)?index(?:-url)?|-i")
 
 @dataclass(frozen=True)
 class Pinned:
-    """One version of a project on an index, as `pip install` takes it."""
+    """One version of a project on an index, as `pip install` accepts it."""
 
     project: str
     version: Version
@@ -31,13 +31,13 @@ class Pinned:
 
 
 def read_line(text: str) -> str | Pinned | None:
-    """Read a line for pip or uv, or what stands in one.
+    """Read a line for pip or uv, or its arguments.
 
     Returns:
-        An address or path of a wheel, a version on an index, or None: it is no such line.
+        An address or path of a wheel, a version on an index, or None for another line.
 
     Raises:
-        UsageError: A requirement that says neither which version nor where it is.
+        UsageError: A requirement without a version or a place.
     """
     try:
         words = shlex.split(text)
@@ -59,7 +59,7 @@ def read_line(text: str) -> str | Pinned | None:
 
 
 def _split_index(words: list[str]) -> tuple[str, list[str]]:
-    """Return what names the index, and the other words."""
+    """Return the index, and the other words."""
     index, named, waiting = "", list[str](), False
     for word in words:
         option, equals, value = word.partition("=")

@@ -1,7 +1,7 @@
-"""Which arch set serves some GPUs: the smallest of those that serve them best. Pure functions.
+"""Chooses the arch set for some GPUs: the smallest of those that serve them best.
 
-What is best, `order_of_sets` says: most GPUs served, most with machine code, most natively. A set
-of which no wheel is at hand is judged by its targets, and a wheel by what it declares.
+Pure functions. `order_of_sets` defines best: most GPUs served, most with SASS, most natively. A set
+without a local wheel is judged by its targets, and a wheel by its manifest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LAST_SURE = HOW_ORDER.index("jit")
 
-# How a smaller set gets to a GPU that the chosen one serves better.
+# How a smaller set serves a GPU that the chosen one serves better.
 _WORSE = {
     "family": "only code of its family",
     "same-major": "only code of the same major",
@@ -51,7 +51,7 @@ _WORSE = {
 class Candidate:
     """A set that could be installed."""
 
-    name: str  # of the arch set, or what the wheel's version says
+    name: str  # of the arch set, or the label in the wheel's version
     build: Build
     size: int | None = None
     version: Version | None = None
@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def archs(self) -> tuple[Arch, ...]:
-        """What it is compiled for, old to new."""
+        """Its targets, oldest first."""
         return self.build.archs
 
 
@@ -69,7 +69,7 @@ class Judged:
 
     candidate: Candidate
     verdicts: tuple[DeviceVerdict, ...]
-    weight: int = 0  # bytes where all sizes are known, else the number of targets
+    weight: int = 0  # bytes if all sizes are known, else the number of targets
 
     def __bool__(self) -> bool:
         return self.rank <= _LAST_SURE
@@ -95,29 +95,29 @@ class Judged:
 
 @dataclass(frozen=True)
 class Selection:
-    """What was chosen for some GPUs, and what was not."""
+    """The choice for some GPUs, and the alternatives."""
 
-    devices: tuple[Device, ...]  # that some build can serve, each once, old to new
+    devices: tuple[Device, ...]  # servable by some build, each once, oldest first
     driver: Driver | None
-    candidates: tuple[Judged, ...]  # the chosen one first, then by size; else the best first
+    candidates: tuple[Judged, ...]  # the chosen one first, then by size; if none is, the best first
     chosen: Judged | None
-    unservable: tuple[Device, ...] = ()  # older than anything we build for
-    held_back: Judged | None = None  # what a newer driver alone would bring
-    needed: int | None = None  # the oldest driver branch that brings it, if one is known
+    unservable: tuple[Device, ...] = ()  # older than every build supports
+    held_back: Judged | None = None  # sets that need a newer driver
+    needed: int | None = None  # the oldest driver branch that loads one, if known
 
     def __bool__(self) -> bool:
         return self.chosen is not None and not self.unservable
 
     @property
     def smaller(self) -> tuple[Judged, ...]:
-        """The sets that are smaller than the chosen one; all where none is chosen."""
+        """The sets that are smaller than the chosen one; all if none is chosen."""
         if self.chosen is None:
             return self.candidates
         return tuple(one for one in self.candidates[1:] if one.weight < self.chosen.weight)
 
     @property
     def driver_refusal(self) -> str:
-        """Why the driver does not take the set that serves the GPUs; empty if none would."""
+        """Why the driver refuses the set that serves the GPUs; empty if no driver helps."""
         verdicts = self.held_back.verdicts if self.held_back is not None else ()
         reasons = (one.reason for one in verdicts if one.cause == "driver-too-old")
         return next(reasons, "")
@@ -138,7 +138,7 @@ def _verdict_to_json(verdict: DeviceVerdict) -> dict[str, Any]:
 
 
 def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
-    """Return what a wheel for these targets holds, as far as they tell: one kernel per dtype."""
+    """Return the build that these targets imply: one kernel per dtype."""
     origin = Origin(toolkit, None, toolkit_compression(toolkit))
     role, sizes = PRODUCT.main_role, (1,) * len(AXES.sizes)
     variants = tuple(
@@ -159,7 +159,7 @@ def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
 def candidates_of(
     archsets: Iterable[ArchSet], machine: str = DEFAULT_MACHINE
 ) -> tuple[Candidate, ...]:
-    """Return published sets of which no wheel is at hand, for one kind of CPU."""
+    """Return published sets without a local wheel, for one kind of CPU."""
     return tuple(
         Candidate(one.name, make_build(one.name, one.archs, one.toolkit), one.wheel_bytes)
         for one in archsets
@@ -188,7 +188,7 @@ def select(
 def _choose(
     wanted: Sequence[Device], driver: Driver | None, groups: Sequence[Sequence[Candidate]]
 ) -> tuple[Judged | None, list[Judged]]:
-    """Return the best of the newest group that has one for all GPUs, and all of that group."""
+    """Return the best of the newest group with one for all GPUs, and all of that group."""
     situations = [Situation(device, driver) for device in wanted]
     for group in groups if wanted else ():
         judged = _judge(group, situations)
@@ -199,9 +199,9 @@ def _choose(
 
 
 def _add_held_back(selection: Selection, groups: Sequence[Sequence[Candidate]]) -> Selection:
-    """Find the oldest driver with which there is a set, and why the present one does not load it.
+    """Find the oldest driver with a usable set, and why the present one does not load it.
 
-    Where no known driver has one, it is the set that serves the GPUs with whatever driver.
+    If no known driver has one, it is the set that serves the GPUs with any driver.
     """
     wanted = selection.devices
     needed = first_branch(lambda newer: _choose(wanted, newer, groups)[0] is not None)
@@ -226,13 +226,13 @@ def _judge(candidates: Sequence[Candidate], situations: Sequence[Situation]) -> 
 
 
 def _preference(judged: Judged) -> tuple[tuple[int, int, int], int, int]:
-    """Sort the best first, of equals the smallest."""
+    """Sort the best first; among equals, the smallest."""
     hows = (one.how if one else "none" for one in judged.verdicts)
     return order_of_sets(hows), judged.weight, len(judged.candidate.archs)
 
 
 def _by_version(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Group by version, the newest first, previews last; the arch set is no part of it."""
+    """Group by version without arch set, the newest first, pre-releases last."""
     groups: dict[tuple[bool, Version] | None, list[Candidate]] = {}
     for one in candidates:
         version = one.version
@@ -246,7 +246,7 @@ def _public(version: Version) -> Version:
 
 
 def describe_lack(judged: Judged, chosen: Judged | None) -> str:
-    """Say what a set lacks beside the chosen one: `no code for 8.6, 12.1`."""
+    """Describe what a set lacks compared with the chosen one: `no code for 8.6, 12.1`."""
     limits = {one.situation.device: _rank(one) for one in chosen.verdicts} if chosen else {}
     lacks: dict[str, list[str]] = {}
     for verdict in judged.verdicts:

@@ -1,1 +1,1 @@
-"""Whether compiled code loads here: predicted from symbol tables, or tried in a child."""
+"""Loading of compiled code: predicted from symbol tables, or tried in a child process."""

@@ -1,4 +1,4 @@
-"""Why a library will not load, in words: one sentence and the command that helps."""
+"""Causes for which a library will not load: one sentence each, with the command that helps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SHOWN_RELEASES = 3
 _SHOWN_SYMBOLS = 4
-_LONGEST = 200  # characters of a demangled name
+_LONGEST = 200  # maximum characters of a demangled name
 
 _MACHINES = {3: "x86", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64"}
 _MACHINES |= {243: "riscv64", 258: "loongarch64"}
@@ -48,7 +48,7 @@ _DEBIAN = {
 }
 _TORCH_CUDA = re.compile(r"lib(?:torch|c10)_cuda(?:_\w+)?\.so")
 _TORCH_LIBRARY = re.compile(r"lib(?:torch|c10|caffe2)\w*\.so")
-# What is defined in one of torch's namespaces; that it has an argument of torch's is not enough.
+# Symbols defined in a namespace of torch; an argument of torch's is not enough.
 _TORCH_CPP = re.compile(r"_Z(?:T[VIST]|GV)?NK?(?:3c10|2at|5torch|6caffe2)")
 _TORCH_C = re.compile(r"(?:aoti_)?torch_\w+")
 _CUDA_SYMBOL = re.compile(r"_Z(?:T[VIST])?NK?(?:3c10|2at|5torch)4cuda|(?:aoti_)?torch_\w*cuda\w*")
@@ -61,12 +61,12 @@ def name_machine(machine: int, bits: int = 64) -> str:
 
 
 def is_torch_library(name: str) -> bool:
-    """Whether a needed library is one of torch's."""
+    """Whether a needed library belongs to torch."""
     return _TORCH_LIBRARY.fullmatch(name) is not None
 
 
 def is_torch_symbol(name: str) -> bool:
-    """Whether a symbol is one that only torch defines."""
+    """Whether only torch defines a symbol."""
     return bool(_TORCH_CPP.match(name) or _TORCH_C.fullmatch(name))
 
 
@@ -77,7 +77,7 @@ def wrong_architecture(file: str, compiled: str, host: str) -> Finding:
 
 
 def other_python(file: str, built: str, running: str) -> Finding:
-    """The file name says another Python, so this one does not look at it."""
+    """The file name names another Python, so this one ignores it."""
     fix = f"install a build for Python {running}, or use {built}"
     if running.endswith("t") and "abi3" in built:
         fix = f"use Python {running[:-1]}, which has the GIL: free-threaded ones do not load abi3"
@@ -85,7 +85,7 @@ def other_python(file: str, built: str, running: str) -> Finding:
 
 
 def python_symbol(file: str, names: Sequence[str], running: str) -> Finding:
-    """The file calls what this Python does not have."""
+    """The file calls a function that this Python lacks."""
     sentence = f"{file} needs `{names[0]}`, which Python {running} does not have"
     fix = f"install a build for Python {running}"
     return Finding(PYTHON_ABI, sentence, _more(names[1:]), fix)
@@ -128,21 +128,21 @@ def old_library(file: str, version: str, found: Found) -> Finding:
 
 
 def broken_library(file: str, name: str, found: Found, reason: str) -> Finding:
-    """What the loader takes for a library that the file needs is none."""
+    """The loader would take a damaged or foreign file for a needed library."""
     sentence = f"{file} needs `{name}`, for which the loader takes {found}: {reason}"
     fix = found.fix or f"reinstall the package that {found.path} belongs to"
     return Finding(LIBRARY_BROKEN, sentence, fix=fix)
 
 
 def torch_absent(file: str, oldest: str = "") -> Finding:
-    """The file needs torch, which is not there."""
+    """The file needs torch, which is absent."""
     return Finding(
         TORCH_ABSENT, f"{file} needs torch, which is not installed", fix=torch_fix(oldest)
     )
 
 
 def cpu_torch(file: str, needs: str, torch: Torch) -> Finding:
-    """The file needs the CUDA part of torch, which this build of torch does not have."""
+    """The file needs the CUDA part of torch, which this build of torch lacks."""
     needed = readable(needs)
     sentence = f"{file} needs `{needed}`, and torch {torch.version} is a build without CUDA"
     release = torch.version.partition("+")[0]
@@ -154,7 +154,7 @@ def cpu_torch(file: str, needs: str, torch: Torch) -> Finding:
 
 
 def is_cuda_part(name: str) -> bool:
-    """Whether a library or symbol is in CUDA builds of torch alone."""
+    """Whether a library or symbol exists only in CUDA builds of torch."""
     return bool(_TORCH_CUDA.fullmatch(name) or _CUDA_SYMBOL.match(name))
 
 
@@ -184,19 +184,19 @@ def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "
 
 
 def is_driver_part(name: str) -> bool:
-    """Whether a library comes with the NVIDIA driver."""
+    """Whether a library belongs to the NVIDIA driver."""
     return name in _DRIVER
 
 
 def missing_driver(file: str, missing: Missing) -> Finding:
-    """The file, or what it brings, needs the driver's library."""
+    """The file, or a library that it needs, needs the driver's library."""
     through = _name_user(missing)
     sentence = f"{file} needs `{missing.name}`{through} of the NVIDIA driver, which was not found"
     return Finding(DRIVER_ABSENT, sentence, fix=GET_DRIVER)
 
 
 def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Finding:
-    """Nothing provides libraries that the file, or what it brings, needs."""
+    """No library provides what the file, or a library that it needs, needs."""
     names = [f"`{one.name}`{_name_user(one)}" for one in missing]
     which = "which was" if len(names) == 1 else "which were"
     listed = list_few(names, _SHOWN_SYMBOLS)
@@ -228,7 +228,7 @@ def _more(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def readable(name: str) -> str:
-    """Return a symbol as its source has it."""
+    """Return a symbol in readable form."""
     return _shorten(demangle(name))
 
 

@@ -1,4 +1,4 @@
-"""Child process of `doctor`: load the compiled parts one after the other and report each.
+"""Child process of `doctor`: loads the compiled parts one by one and reports each.
 
 python -m PACKAGE.toolkit.loading.child --report FILE
 """
@@ -46,7 +46,7 @@ STAGES: tuple[tuple[str, Callable[[], None]], ...] = (
 
 
 def report_loading(report: Path) -> None:
-    """Write one event before each stage, and one for the end."""
+    """Write one event before each stage, and one at the end."""
     for stage, load in STAGES:
         write_event(report, {"event": "stage", "stage": stage})
         try:

@@ -1,4 +1,4 @@
-"""What decides whether a library loads: dynamic linker, Python, C library and torch."""
+"""The environment that libraries are loaded in: dynamic linker, Python, C library, torch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadHost:
-    """What libraries are judged by."""
+    """The environment to judge libraries by."""
 
     linker: Linker
     torch: Torch
     libc: str  # "glibc 2.36"
     python: str  # "3.11", or "3.13t" without the GIL
-    suffixes: tuple[str, ...]  # of extension modules that this Python imports
+    suffixes: tuple[str, ...]  # of extension modules for this Python
     torch_folder: Path | None = None  # of torch's libraries
     prefix: Path = Path(sys.prefix)
 
     def torch_extensions(self) -> tuple[Path, ...]:
-        """Return torch's own extension module, that of this Python first."""
+        """Return torch's own extension modules, that of this Python first."""
         if self.torch_folder is None:
             return ()
         found = sorted(self.torch_folder.parent.glob("_C.*.so"))
@@ -41,7 +41,7 @@ def read_host(torch: Torch, libc: str) -> LoadHost:
     """Describe this machine and interpreter.
 
     Raises:
-        FatbinError: The interpreter is no ELF program: what loads libraries here is another.
+        FatbinError: The interpreter is not an ELF program: another loader is in use.
     """
     folder = find_torch_libraries()
     nvidia = (Path(entry or ".", "nvidia") for entry in sys.path)

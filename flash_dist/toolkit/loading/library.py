@@ -51,7 +51,7 @@ def _function(name: str) -> Any:  # noqa: ANN401 - of C
 
 
 def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN401 - JSON
-    """Call a C function that fills a buffer: once for the length, then for the text."""
+    """Call a C function that fills a buffer: first for the length, then for the text."""
     size = 0
     while True:
         buffer = ctypes.create_string_buffer(size + 1) if size else None
@@ -75,13 +75,13 @@ def select(device: int, *, role: str | None = None, **axes: Value) -> list[dict[
     """Ask the driver which variant of each kernel loads on a GPU, and why better ones were refused.
 
     Each kernel (its role and the axes of its key) has `chosen`: symbol, family, plan,
-    binary_version, ptx_version, or None; and `refused`: symbol and reason of every variant tried
-    or ruled out. What is asked for is loaded, and compiled where it is PTX.
+    binary_version, ptx_version, or None; and `refused`: symbol and reason of every variant tried or
+    ruled out. The requested kernels are loaded; PTX is compiled.
 
     Args:
-        device: Its number.
-        role: Kernels of this role alone.
-        axes: Kernels that serve a call with these values alone, such as dtype="bf16", head_dim=80.
+        device: Number of the GPU.
+        role: Only kernels of this role.
+        axes: Only kernels that serve a call with these values, such as dtype="bf16", head_dim=80.
     """
     given = {"role": role, **axes} if role else axes
     wanted = " ".join(f"{name}={value}" for name, value in given.items())
@@ -90,7 +90,7 @@ def select(device: int, *, role: str | None = None, **axes: Value) -> list[dict[
 
 
 def last_variant() -> dict[str, dict[str, Any]]:
-    """Return the variant that each role launched last in this process.
+    """Return the last variant that each role launched in this process.
 
     Maps a role such as "fwd" to device, symbol, family, plan, binary_version (compute capability of
     the SASS that the driver loaded, times 10) and ptx_version (of the PTX that it was made from).
@@ -100,13 +100,13 @@ def last_variant() -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def recorded_plans() -> Iterator[list[dict[str, Any]]]:
-    """Record the plans of all calls of this process, of any thread; the list is filled at the end.
+    """Record the plans of this process's calls, of any thread; the list is filled at the end.
 
-    Each call has an entry with whatever the library decided about it, then one for each launch with
-    the symbol of its `kernel`.
+    Each call has an entry with the library's decisions on it, then one for each launch with the
+    symbol of its `kernel`.
 
     Raises:
-        ExtensionError: The library does not load, or is of a version that records nothing.
+        ExtensionError: The library does not load, or its version cannot record.
     """
     try:
         record, read = _function("record_plans"), _function("plans_json")

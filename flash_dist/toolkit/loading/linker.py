@@ -1,7 +1,7 @@
-"""Where the dynamic linker finds the libraries that a library needs, told without loading any.
+"""Finds the files that the dynamic linker would load for a library, without loading any.
 
-The folders that are searched for any library are in `machine/loader_path.py`.
-Sources: ld.so(8), dlopen(3).
+`machine/loader_path.py` has the folders that are searched for every library. Sources: ld.so(8),
+dlopen(3).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 LOADER_VARIABLES: Final = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
-MAX_LIBRARIES = 500  # that one library brings with it; torch has about 40
-MAX_FOLDERS = 200  # that one library has them looked for in
+MAX_LIBRARIES = 500  # libraries that one library needs; torch has about 40
+MAX_FOLDERS = 200  # folders that one library adds to the search
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A library as the linker would load it: the file, and what asked for it."""
+    """A library as the linker would load it: the file, and the library that needs it."""
 
     shared: SharedObject
     path: Path | None = None  # None for a member of an archive
@@ -47,18 +47,18 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Missing:
-    """A library that is needed and that nothing provides."""
+    """A needed library that is not found."""
 
     name: str
-    needed_by: str  # a file name; empty for the root
+    needed_by: str  # file name; empty for the root
 
 
 class Found(NamedTuple):
-    """A file that the linker takes, and what made it."""
+    """A file that the linker takes, with the reason."""
 
     path: str
     variable: str = ""  # that names it, or its folder
-    fix: str = ""  # the step that keeps the linker from it
+    fix: str = ""  # the step that makes the linker skip it
 
     def __str__(self) -> str:
         return f"{self.path} (from {self.variable})" if self.variable else self.path
@@ -66,7 +66,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Broken:
-    """A library that the linker finds and cannot load."""
+    """A library that the linker finds but cannot load."""
 
     name: str
     path: Path
@@ -77,19 +77,19 @@ class Broken:
 class Closure:
     """A library and everything that is loaded with it, in the linker's order."""
 
-    libraries: Mapping[str, Loaded]  # by the name that needs them; the root by ""
+    libraries: Mapping[str, Loaded]  # by the name of the file that needs them; "" is the root
     missing: tuple[Missing, ...] = ()
-    unread: tuple[str, ...] = ()  # what is there and was not looked into
+    unread: tuple[str, ...] = ()  # found but not examined
     broken: tuple[Broken, ...] = ()
 
 
 @dataclass(frozen=True)
 class Linker:
-    """What the linker of a process knows before the process loads anything."""
+    """The linker's knowledge before it loads anything into a process."""
 
     platform: Platform
     program: Path | None = None  # the interpreter
-    loaded: tuple[Path, ...] = ()  # folders whose libraries are in the process by then: torch's
+    loaded: tuple[Path, ...] = ()  # folders whose libraries the process has loaded before: torch's
     library_path: tuple[Path, ...] = ()  # LD_LIBRARY_PATH
     cache: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     folders: tuple[Path, ...] = FOLDERS
@@ -101,14 +101,14 @@ class Linker:
 
         Args:
             root: The library.
-            siblings: Names of files that come with it, which code may load before.
+            siblings: Names of files of its package, which code may load first.
         """
         beside = frozenset(siblings)
         libraries = {"": root}
         missing: dict[str, Missing] = {}
         unread: dict[str, Broken | None] = {}
         waiting = [root]
-        for one in waiting:  # grows
+        for one in waiting:  # grows in the loop
             for name in one.shared.needed:
                 if name in libraries or name in missing or name in unread:
                     continue
@@ -138,14 +138,14 @@ class Linker:
         return None if isinstance(found, FatbinError) else found
 
     def _find_damage(self, name: str, path: Path | None) -> Broken | None:
-        """Say what is wrong with a file that could not be opened; None where it may be sound."""
+        """Describe the damage of a file that could not be opened; None if it may be sound."""
         error = self._opened.get(path) if path is not None else None
         if path is None or not isinstance(error, FatbinError) or isinstance(error, AccessError):
             return None
         return Broken(name, path, error.message.removeprefix(f"cannot read `{path}`: "))
 
     def find(self, name: str, by: Loaded) -> Path | None:
-        """Return the file that a needed name stands for; None if there is none."""
+        """Return the file for a needed name; None if there is none."""
         if "/" in name:
             return Path(name) if ends_search(Path(name), self.platform) else None
         candidates = chain(
@@ -157,7 +157,7 @@ class Linker:
         return next((path for path in candidates if ends_search(path, self.platform)), None)
 
     def explain(self, path: Path) -> Found:
-        """Say which variable made the linker take a file, and how to do without."""
+        """Say which variable made the linker take a file, and how to avoid it."""
         if path in self.preloaded:
             name, named, what = "LD_PRELOAD", self.preloaded, path
         elif path.parent in self.library_path:
@@ -201,7 +201,7 @@ def read_linker(loaded: Iterable[Path] = (), environ: Mapping[str, str] = os.env
     """Describe the linker of this machine, for this interpreter.
 
     Raises:
-        FatbinError: The interpreter is no ELF program: another system has another linker.
+        FatbinError: The interpreter is not an ELF program: other systems have another linker.
     """
     return Linker(
         read_own_platform(),

@@ -1,7 +1,4 @@
-"""Whether the compiled parts load: predicted from symbol tables, or tried in a child process.
-
-What the child does is in `child.py`.
-"""
+"""Loading of the compiled parts: predicted from symbol tables, or tried in a child (`child.py`)."""
 
 from __future__ import annotations
 
@@ -28,16 +25,16 @@ if TYPE_CHECKING:
 
 TIMEOUT = 120.0
 
-_UNMAPPED = "failed to map segment from shared object"  # what the loader says
+_UNMAPPED = "failed to map segment from shared object"  # prefix of the loader's message
 _NO_MEMORY = ("std::bad_alloc", "Cannot allocate memory", "MemoryError")
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Whether the compiled parts load: predicted from symbol tables, or tried in a child."""
+    """Result of loading the compiled parts, predicted or tried."""
 
     status: Literal["ok", "failed", "crashed", "unknown", "not-tried", "skipped"]
-    stage: str = ""  # which part it was: "kernels", "torch" or "extension"
+    stage: str = ""  # the part that failed: "kernels", "torch" or "extension"
     reason: str = ""
     source: Literal["tried", "predicted"] = "tried"
     entry: Entry | None = None  # of a predicted cause
@@ -46,7 +43,7 @@ class Loading:
 
     @property
     def id(self) -> str:
-        """What names a predicted cause for programs; empty where there is none."""
+        """The stable name of a predicted cause; empty if there is none."""
         return self.entry.id if self.entry else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -66,10 +63,10 @@ def predict_parts(torch: Torch, libc: str, oldest: str, package: Path = PACKAGE)
     """Predict what `try_loading` would find, from symbol tables, part by part.
 
     Args:
-        torch: The installed one.
+        torch: The installed torch.
         libc: The C library, such as "glibc 2.36".
-        oldest: Torch that the build needs.
-        package: Where the parts are.
+        oldest: Oldest torch that the build supports.
+        package: Folder of the parts.
     """
     doubt = None
     try:
@@ -107,7 +104,7 @@ def _predict_part(stage: str, path: Path, host: LoadHost, oldest: str) -> Loadin
 
 
 def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
-    """Return what is loaded one after the other, with the names of the stages."""
+    """Return the parts in loading order, with the names of the stages."""
     extensions = host.torch_extensions()
     torch = extensions[0] if extensions else Path("torch")
     kernels = (("kernels", package / KERNELS),) if HAS_DISPATCHER else ()
@@ -125,7 +122,7 @@ def try_loading() -> Loading:
 
 
 def _find_outer_cause(outcome: Outcome, reason: str) -> str:
-    """Return the step where nothing that was installed is to blame; else nothing."""
+    """Return the step if the install is not to blame; otherwise an empty text."""
     if _UNMAPPED in reason:
         return f"`findmnt -T {PACKAGE}` must not say noexec, and `ulimit -v` must leave room for it"
     if outcome.detail == "SIGKILL" or any(word in reason for word in _NO_MEMORY):
@@ -137,22 +134,22 @@ def _find_outer_cause(outcome: Outcome, reason: str) -> str:
         return f"`export PYTHONUTF8=1`: such a path cannot be written in {encoding}"
     try:
         Path.cwd()
-    except OSError:  # MKL, for one, does not load then, and blames torch
+    except OSError:  # MKL, for example, then fails to load and blames torch
         return "`cd /` and run it again: the folder that this was started in is gone"
     return ""
 
 
 def _is_spelled(path: Path) -> bool:
-    """Whether torch can tell C++ of a path, as it does of modules that register operators."""
+    """Whether torch can pass a path to C++, which modules that register operators need."""
     try:
         str(path).encode()
-    except UnicodeEncodeError:  # bytes that this encoding does not know
+    except UnicodeEncodeError:  # bytes that this encoding lacks
         return False
     return True
 
 
 def judge_loading(outcome: Outcome) -> Loading:
-    """Turn what the child reported into a result."""
+    """Turn the child's report into a result."""
     stage = ""
     for event in outcome.events:
         stage = str(event.get("stage", stage))

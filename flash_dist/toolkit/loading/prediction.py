@@ -1,7 +1,7 @@
-"""Whether a library will load here, told from symbol tables and names before anything is loaded.
+"""Predicts from symbol tables and names whether a library will load, without loading anything.
 
-What cannot be decided is "unknown": a library may be opened by code that prepares more than is
-visible here. Torch counts as imported before, as every package that needs it does.
+If they do not decide, the answer is "unknown": code that opens a library may prepare more than is
+visible here. Torch counts as imported, because every package that needs it imports it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _GLIBC = re.compile(r"GLIBC_[0-9.]+")
 _TAGGED = re.compile(r"[^.]+(\.(?:cpython|pypy|abi3)[^.]*\.so)")
 _CPYTHON = re.compile(r"\.cpython-([0-9])([0-9]+)(t?).*")
 _PYTHON_SYMBOL = re.compile(r"_?Py[A-Z_]\w*")
-_PYTHON_KNOWN = "PyObject_Call"  # that every interpreter has: its symbols can be read
+_PYTHON_KNOWN = "PyObject_Call"  # part of every interpreter: its symbols can be read
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What will become of loading a library."""
+    """The predicted result of loading a library."""
 
     library: str
     causes: tuple[Finding, ...] = ()
@@ -78,14 +78,14 @@ def predict_loading(
     torch_min: str = "",
     siblings: Iterable[str] = (),
 ) -> Prediction:
-    """Predict what becomes of loading a file.
+    """Predict the result of loading a file.
 
     Args:
         library: An extension module or any other shared library.
-        host: Where.
-        label: What messages call it; its file name when empty.
-        torch_min: The oldest torch that the file is built for, if that is known.
-        siblings: Names of other files of the package, which may load them by itself.
+        host: The environment.
+        label: Its name in messages; its file name when empty.
+        torch_min: The oldest torch that the file is built for, if known.
+        siblings: Names of other files of the package, which it may load itself.
 
     Raises:
         FatbinError: The file cannot be read.
@@ -101,13 +101,13 @@ def predict_loading(
 
 
 def predict_member(name: str, data: Buffer, siblings: Iterable[str], host: LoadHost) -> Prediction:
-    """Predict what becomes of a member of an archive, once it is installed.
+    """Predict the result of loading a member of an archive after installation.
 
     Args:
         name: Its name in the archive.
         data: Its bytes.
         siblings: The names of all members.
-        host: Where it would be installed.
+        host: The environment to install to.
 
     Raises:
         FatbinError: It cannot be read.
@@ -130,12 +130,12 @@ def _predict_platform(file: str, header: bytes, host: LoadHost) -> Prediction | 
 
 @dataclass
 class _Judge:
-    """One library and all that is loaded with it."""
+    """Judges one library and everything that is loaded with it."""
 
     root: Loaded
     host: LoadHost
     file: str  # its name without folders
-    label: str  # what messages call it
+    label: str  # its name in messages
     siblings: frozenset[str] = frozenset()
     torch_min: str = ""
 
@@ -155,7 +155,7 @@ class _Judge:
         return Prediction(self.label, sure, doubts)
 
     def _judge_name(self) -> Iterator[Finding]:
-        """Hold the tag in an extension module's name against the interpreter's."""
+        """Compare the tag in an extension module's name with the interpreter's."""
         match = _TAGGED.fullmatch(self.file)
         stem = self.file.partition(".")[0]
         if match is None or match[1] in self.host.suffixes:
@@ -169,14 +169,14 @@ class _Judge:
         yield causes.other_python(self.label, built, self.host.python)
 
     def _has_twin(self, stem: str) -> bool:
-        """Whether the same module is there for this Python, too."""
+        """Whether the package has the same module for this Python."""
         names = {f"{stem}{suffix}" for suffix in self.host.suffixes}
         folder = self.root.path.parent if self.root.path is not None else None
         beside = any((folder / name).exists() for name in names) if folder is not None else False
         return beside or bool(names & self.siblings)
 
     def _judge_libraries(self, closure: Closure) -> Iterator[Finding]:
-        """Name what is needed and absent; what torch brings along is torch's matter."""
+        """Name needed libraries that are absent, except those that torch needs."""
         torch = self.host.torch
         absent = {one.name: one for one in closure.missing}
         if absent.pop("libc.so.6", None) is not None:
@@ -203,7 +203,7 @@ class _Judge:
         return self.host.torch.status == "ok" and not self.host.torch.cuda
 
     def _judge_versions(self, closure: Closure) -> Iterator[Finding]:
-        """Do what the linker does first: compare the versions needed with those defined."""
+        """Compare the versions needed with those defined, as the linker does first."""
         seen: set[tuple[str, str]] = set()
         for one in closure.libraries.values():
             file = self.label if one is self.root or one.path is None else one.path.name
@@ -232,7 +232,7 @@ class _Judge:
         return causes.old_library(file, version, found)
 
     def _judge_symbols(self, closure: Closure) -> tuple[Finding | str, ...]:
-        """Look every symbol up where it could come from; sentences are what stays open."""
+        """Look up every symbol; the sentences describe what remains unknown."""
         undefined = [one.name for one in self._unresolved(closure)]
         python = [name for name in undefined if _PYTHON_SYMBOL.fullmatch(name)]
         torch = [name for name in undefined if causes.is_torch_symbol(name)]
@@ -263,7 +263,7 @@ class _Judge:
         return causes.torch_symbols(self.label, names, torch, self.torch_min)
 
     def _unresolved(self, closure: Closure) -> Iterator[Any]:
-        """Yield the symbols that nothing defines, wherever they could come from."""
+        """Yield the symbols that no library defines."""
         own = [one.shared for one in closure.libraries.values()]
         others: list[SharedObject] = []
         for symbol in self.root.shared.undefined:
@@ -279,7 +279,7 @@ class _Judge:
                 yield symbol
 
     def _interpreter(self) -> list[SharedObject]:
-        """Return the interpreter and what is loaded with it, libpython among it."""
+        """Return the interpreter and what is loaded with it, including libpython."""
         linker = self.host.linker
         shared = linker.open(linker.program) if linker.program is not None else None
         if shared is None:
@@ -288,7 +288,7 @@ class _Judge:
         return [one.shared for one in libraries.values()]
 
     def _torch_libraries(self) -> list[SharedObject]:
-        """Return torch's libraries: a module loaded after torch may leave them out."""
+        """Return torch's libraries: a module that is loaded after torch may omit them."""
         folder = self.host.torch_folder
         paths = sorted(folder.glob("lib*.so")) if folder is not None else []
         opened = (self.host.linker.open(path) for path in paths)

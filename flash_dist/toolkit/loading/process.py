@@ -1,7 +1,7 @@
-"""Run something that may crash, abort or hang in a process of its own, and tell what became of it.
+"""Runs code that may crash, abort or hang in a child process, and reports how it ended.
 
-The child appends one JSON object per line to a report file, so that what it did before it died is
-known. It ends with its parent, however that ends: torchrun and Kubernetes stop processes by SIGTERM
+The child appends one JSON object per line to a report file, so that its progress is known if it
+dies. It ends with its parent, however that ends: torchrun and Kubernetes stop processes by SIGTERM
 and SIGKILL, and a child with a session of its own would go on using the GPU.
 """
 
@@ -39,17 +39,17 @@ POLL: Final = 0.02  # seconds between two looks at a child
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _OUTPUT_LINES = 12
 _OUTPUT_BYTES = 64 * 1024
-_REPORT_BYTES = 64 * 1024  # that a temporary folder must have left
+_REPORT_BYTES = 64 * 1024  # free bytes that a temporary folder needs
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child process ended and what it reported until then."""
+    """How a child process ended, and its report until then."""
 
     ending: Ending
     detail: str = ""  # "status 3", "SIGABRT", "after 600 s", "`/tmp`: No space left on device"
     events: tuple[Event, ...] = ()
-    output: tuple[str, ...] = ()  # the last lines it printed
+    output: tuple[str, ...] = ()  # the last printed lines
     seconds: float = 0.0
 
     def __bool__(self) -> bool:
@@ -68,23 +68,23 @@ class Outcome:
 
 
 def python_command(*arguments: str) -> list[str]:
-    """Return the command of a Python that looks for modules where this one does.
+    """Return the command of a Python with this one's search path.
 
-    Variables are inherited and options are not: who asks for -I, -E, -s or -P does not want the
-    folder it is in, or what PYTHONPATH names, to be imported.
+    Variables are inherited, but options are not: -I, -E, -s and -P are passed on, because they
+    exclude the current folder or PYTHONPATH from imports.
     """
     flags = sys.flags
     options = {
         "-E": flags.ignore_environment,
         "-s": flags.no_user_site,
-        "-P": getattr(flags, "safe_path", False),  # Python 3.11 has it
+        "-P": getattr(flags, "safe_path", False),  # exists since Python 3.11
     }
     given = ["-I"] if flags.isolated else [option for option, is_set in options.items() if is_set]
     return [sys.executable, *given, *arguments]
 
 
 def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
-    """Run a command with `--report FILE --parent PID` appended; never raises for what it does."""
+    """Run a command with `--report FILE --parent PID` appended; never raise for what it does."""
     with contextlib.closing(watch_child(command, timeout=timeout)) as child:
         while True:
             try:
@@ -95,9 +95,9 @@ def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
 
 
 def watch_child(command: Sequence[str], *, timeout: float) -> Generator[Path, None, Outcome]:
-    """Do as `run_child`, and yield the report's path as often as asked until the child has ended.
+    """Do as `run_child`, and yield the report's path on each request until the child has ended.
 
-    So one process can watch many. Closing it ends the child.
+    So one process can watch many. Closing the generator ends the child.
     """
     started = time.monotonic()
     _log.debug("running %s", shlex.join(command))
@@ -154,7 +154,7 @@ def _wait(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the child and whatever it started; also on Ctrl-C in the parent."""
+    """Stop the child and all its processes, also on Ctrl-C in the parent."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -169,21 +169,21 @@ def _signal_name(number: int) -> str:
 
 
 def end_with(parent: int | None) -> None:
-    """End this process, a child, as soon as its parent has ended; None where it has none.
+    """End this child process as soon as its parent ends; None means no parent.
 
     Raises:
-        SystemExit: It has ended already.
+        SystemExit: The parent has already ended.
     """
     if parent is None:
         return
-    with contextlib.suppress(OSError, AttributeError):  # another system than Linux
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the process that started this one has ended")
 
 
 def read_events(report: Path) -> list[Event]:
-    """Read the objects of a report; a last line cut short by a crash is left out."""
+    """Read the objects of a report; skip a last line that a crash cut short."""
     events = []
     try:
         lines = report.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -198,7 +198,7 @@ def read_events(report: Path) -> list[Event]:
 
 
 def write_event(report: Path, event: Event) -> None:
-    """Append one object, so that it is on disk before whatever comes next."""
+    """Append one object, and write it to disk before the next step."""
     with report.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(event) + "\n")
 

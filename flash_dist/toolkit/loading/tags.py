@@ -1,4 +1,4 @@
-"""Whether a wheel is for this Python and this system: the tags of its file name.
+"""Compares the tags of a wheel's file name with this Python and this system.
 
 Source: "Platform compatibility tags", packaging.python.org.
 """
@@ -29,12 +29,12 @@ _LINUX = re.compile(r"(?:manylinux_2_[0-9]+|manylinux[0-9]+|musllinux_[0-9]+_[0-
 def judge_tags(
     file_name: str, host: LoadHost, supported: Iterable[Tag] | None = None
 ) -> Finding | None:
-    """Say why pip would refuse a wheel; None if it would take it, or if that cannot be told.
+    """Say why pip would refuse a wheel; None if it would take it, or if that is unknown.
 
     Args:
-        file_name: The wheel's.
-        host: Where.
-        supported: The tags that are taken; those of this interpreter when None.
+        file_name: The wheel's file name.
+        host: The environment.
+        supported: The supported tags; those of this interpreter when None.
     """
     try:
         tags = parse_wheel_filename(file_name)[3]

@@ -1,1 +1,1 @@
-"""What is on this machine: driver, GPUs, the loader's path, torch, the installed build."""
+"""Describes this machine: driver, GPUs, the loader's path, torch, the installed build."""

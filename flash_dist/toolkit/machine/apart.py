@@ -1,8 +1,8 @@
-"""What the driver says of its GPUs, asked in a process of its own where this one has no CUDA yet.
+"""Asks the driver for its GPUs, in a separate process if this one has no CUDA yet.
 
-`cuInit` is for good: a process that has called it leaves its forked children (a DataLoader's
-workers, multiprocessing on Linux) without CUDA. NVML would not do, since it knows nothing of the
-order and the variables of CUDA.
+`cuInit` cannot be undone: a process that has called it leaves its forked children (a DataLoader's
+workers, multiprocessing on Linux) without CUDA. NVML cannot replace it, since it ignores the order
+and the variables of CUDA.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .libcuda import LIBRARY, Cuda, Gpu, read_cuda
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TIMEOUT: Final = 120.0  # seconds; a driver without persistence mode starts each GPU anew
+TIMEOUT: Final = 120.0  # seconds; a driver without persistence mode starts each GPU again
 
-# Variables that change what CUDA finds: its own, those of a container, those of the loader.
+# Variables that change what CUDA finds: CUDA's, a container's and the loader's.
 _PREFIXES = ("CUDA_", "NVIDIA_", "LD_")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
-# Without site packages, and without what a working folder may hold: as quick and as sure as can be.
+# Without site packages, and without the files of the working folder: fast and predictable.
 _CHILD = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); "
     "runpy.run_module(sys.argv[2], run_name='__main__')"
@@ -37,23 +37,23 @@ _answers: Final[dict[tuple[tuple[str, str], ...], Cuda]] = {}
 
 
 def read_cuda_apart() -> Cuda:
-    """Do as `read_cuda`, but leave this process as it is; an answer is remembered.
+    """Do as `read_cuda`, but without CUDA in this process; cache the answer.
 
-    A process that uses CUDA already is asked itself.
+    A process that already uses CUDA is asked itself.
     """
     if uses_cuda():
         return read_cuda()
     key = _settings(os.environ)
     if key not in _answers:
         answer = _ask_child()
-        if answer.status == "broken":  # may be mended while this process lives
+        if answer.status == "broken":  # may be fixed while this process lives
             return answer
         _answers[key] = answer
     return _answers[key]
 
 
 def uses_cuda() -> bool:
-    """Whether CUDA is initialised in this process, by whomever; it changes nothing."""
+    """Whether CUDA is initialised in this process, by any code. The test changes nothing."""
     try:
         library = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD)
         code = library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
@@ -63,12 +63,12 @@ def uses_cuda() -> bool:
 
 
 def _settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables that an answer is for."""
+    """Return the variables that an answer depends on."""
     return tuple(sorted(item for item in environ.items() if item[0].startswith(_PREFIXES)))
 
 
 def _ask_child() -> Cuda:
-    if not sys.executable:  # Python inside of another program
+    if not sys.executable:  # Python embedded in another program
         return read_cuda()
     module = ".".join((PACKAGE.name, *__name__.split(".")[-3:]))
     command = [sys.executable, "-I", "-S", "-c", _CHILD, str(PACKAGE.parent), module]
@@ -92,7 +92,7 @@ def _ask_child() -> Cuda:
 
 
 def _render(cuda: Cuda) -> dict[str, Any]:
-    """Write what `_parse` reads."""
+    """Write the text that `_parse` reads."""
     driver = cuda.driver
     return {
         "status": cuda.status,

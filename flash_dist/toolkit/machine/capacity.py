@@ -1,4 +1,4 @@
-"""How much of this host a process may use: CPU cores and memory, as cgroups leave them.
+"""CPU cores and memory that a process may use under its cgroups' limits.
 
 Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (`cpu.max`, `memory.max`, `memory.current`)
 and cgroup-v1/memory.rst (`memory.limit_in_bytes`), scheduler/sched-bwc.rst (`cpu.cfs_quota_us`),
@@ -20,7 +20,7 @@ _LINE: Final = re.compile(r"^[0-9]+:([^:\n]*):(/.*)$", re.MULTILINE)  # controll
 
 
 def count_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may use, at least one."""
+    """Return the number of cores that this process may use, at least one."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # another system than Linux
@@ -35,10 +35,10 @@ def count_cores(root: Path = Path("/")) -> int:
 
 
 def read_free_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this process may still take; None where nothing tells.
+    """Return the bytes that this process may still allocate; None if no file tells.
 
-    Files that the kernel keeps in memory count against a group's limit, and are dropped before it
-    is hit: those not used lately are free.
+    The page cache counts against a group's limit, but the kernel drops it before the limit is hit:
+    its inactive files count as free.
     """
     match = re.search(r"^MemAvailable:\s+([0-9]+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
     found = [int(match[1]) << 10] if match else []
@@ -52,10 +52,10 @@ def read_free_memory(root: Path = Path("/")) -> int | None:
 
 
 def _find_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Walk the groups whose limits hold for this process: its own and all above it.
+    """Yield the groups whose limits apply to this process: its own and all above it.
 
-    A container often sees its own group as the root, and not the path that /proc tells; what is
-    not there has no files to read.
+    A container often sees its own group as the root instead of the path in /proc; groups that are
+    not visible have no files to read.
     """
     lines = _LINE.findall(_read(root / "proc/self/cgroup"))
     for controllers, path in lines or [("", "/")]:
@@ -63,13 +63,13 @@ def _find_groups(root: Path, controller: str) -> Iterator[Path]:
             continue
         top = root / _GROUPS / (controller if controllers else "")
         inside = PurePosixPath(path).relative_to("/")
-        if ".." not in inside.parts:  # else it lies outside of what this namespace shows
+        if ".." not in inside.parts:  # otherwise it is outside of this namespace
             yield from (top / one for one in (inside, *inside.parents) if one.parts)
         yield top
 
 
 def _read_droppable(group: Path) -> int:
-    """Return the bytes of files that the kernel drops first, in the groups below, too."""
+    """Return the bytes of files that the kernel drops first, including those of groups below."""
     stat = _read(group / "memory.stat")
     found = re.findall(r"^(?:total_)?inactive_file ([0-9]+)$", stat, re.MULTILINE)
     return max(map(int, found), default=0)

@@ -1,4 +1,4 @@
-"""How fast a GPU is clocked and how much power it takes, asked of NVML while it works."""
+"""Reads a GPU's clock rate and power from NVML while it works."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _POWER_INSTANT: Final = 186  # NVML_FI_DEV_POWER_INSTANT
 
 @dataclass(frozen=True)
 class Reading:
-    """What NVML said at one moment; None where it does not tell."""
+    """NVML's values at one moment; None if unavailable."""
 
     clock_mhz: int | None = None  # of the multiprocessors
     power_w: float | None = None  # of the whole board
 
 
 class _FieldValue(ctypes.Structure):
-    """nvmlFieldValue_t; of the union the unsigned int, which power is."""
+    """nvmlFieldValue_t, with the unsigned int of its union, the type of the power."""
 
     _fields_ = (
         ("field", ctypes.c_uint),
@@ -36,13 +36,13 @@ class _FieldValue(ctypes.Structure):
 
 
 class Gauge:
-    """Reads one GPU; where NVML, the GPU or a value is not to be had, readings are of None.
+    """Reads one GPU. Readings are None if NVML, the GPU or a value is unavailable.
 
-    NVML stays initialised as long as the process lives: a reading takes microseconds then.
+    NVML stays initialised for the life of the process: a reading then takes microseconds.
     """
 
     def __init__(self, uuid: str, library: str = LIBRARY) -> None:
-        """Find the GPU by what nvidia-smi calls it, `GPU-...`."""
+        """Find the GPU by its name in nvidia-smi, `GPU-...`."""
         self._handle = ctypes.c_void_p()
         self._nvml: ctypes.CDLL | None = None
         try:
@@ -55,7 +55,7 @@ class Gauge:
         self._nvml = nvml
 
     def read(self) -> Reading:
-        """Ask for the clock and the power of this moment."""
+        """Read the current clock and power."""
         if self._nvml is None:
             return Reading()
         return Reading(self._read_clock(self._nvml), self._read_power(self._nvml))
@@ -66,7 +66,7 @@ class Gauge:
         return clock.value if try_call(nvml, "nvmlDeviceGetClockInfo", *arguments) else None
 
     def _read_power(self, nvml: ctypes.CDLL) -> float | None:
-        """Return the power of now; from GPUs and drivers without it the mean of a second."""
+        """Return the current power; the mean of a second if GPU or driver cannot tell it."""
         field = _FieldValue(field=_POWER_INSTANT)
         one = ctypes.c_int(1)
         known = try_call(nvml, "nvmlDeviceGetFieldValues", self._handle, one, ctypes.byref(field))

@@ -1,9 +1,9 @@
-"""What surrounds the GPUs: driver libraries, kernel module, device files, container, JIT cache.
+"""Describes the GPUs' host: driver libraries, kernel module, device files, container, JIT cache.
 
-Gathered from files and from NVML, without torch and without a GPU. Sources: NVIDIA driver README,
-"Installed Components" and "/proc interface" (libraries, device files, /proc/driver/nvidia); CUDA
-Compatibility guide, "Forward Compatibility" (cuda-compat); CUDA on WSL guide (libraries of Windows'
-driver in /usr/lib/wsl/lib, /dev/dxg instead of /dev/nvidia*).
+It reads files and NVML, without torch and without a GPU. Sources: NVIDIA driver README, "Installed
+Components" and "/proc interface" (libraries, device files, /proc/driver/nvidia); CUDA Compatibility
+guide, "Forward Compatibility" (cuda-compat); CUDA on WSL guide (libraries of Windows' driver in
+/usr/lib/wsl/lib, /dev/dxg instead of /dev/nvidia*).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WSL_FOLDER: Final = "/usr/lib/wsl"
 
-# Where libcuda lies on systems whose loader is not told of it.
+# Folders of libcuda on systems whose loader does not know them.
 _OTHER_FOLDERS = (
     f"{WSL_FOLDER}/lib",
     "/usr/local/nvidia/lib64",
@@ -50,23 +50,23 @@ class DeviceFile:
 
 @dataclass(frozen=True)
 class Host:
-    """The surroundings of the GPUs. An empty path or name: there is none."""
+    """The surroundings of the GPUs. An empty path or name means that there is none."""
 
-    container: str = ""  # what made it, such as "docker"
+    container: str = ""  # container runtime, such as "docker"
     wsl: bool = False
     libcuda: str = ""  # the file that was loaded, or would be
-    stray_libcuda: str = ""  # one that lies where the loader does not look
+    stray_libcuda: str = ""  # one outside the loader's path
     jit_compiler: str = ""
     module_release: str = ""  # of the kernel module, from /proc
-    module_gpus: int = 0  # that the kernel module drives, outside of a container too
+    module_gpus: int = 0  # that the kernel module drives, including those hidden from a container
     device_files: tuple[DeviceFile, ...] = ()
-    dxg: bool = False  # WSL's way to the GPU
+    dxg: bool = False  # WSL's device for GPUs
     cache: JitCache | None = None
     nvml: Nvml = field(default_factory=lambda: Nvml("absent", reason="not asked"))
 
     @property
     def libcuda_kind(self) -> Literal["", "driver", "compat", "wsl"]:
-        """Where libcuda is from: the driver, a forward-compatibility package, or Windows."""
+        """Origin of libcuda: the driver, a forward-compatibility package, or Windows."""
         if not self.libcuda:
             return ""
         if self.libcuda.startswith(WSL_FOLDER):
@@ -82,7 +82,7 @@ class Host:
 
     @property
     def lacks_jit_compiler(self) -> bool:
-        """Whether it is missing for certain: drivers of these releases have it beside libcuda.
+        """Whether it is certainly missing: drivers of these releases have it beside libcuda.
 
         WSL keeps it in the folders of Windows; the libcuda of Jetson has no release in its name.
         """
@@ -121,13 +121,13 @@ def gather_host(
     may_use: Callable[[Path, int], bool] = os.access,
     nvml: Callable[[], Nvml] = read_nvml,
 ) -> Host:
-    """Look around. Call it after `read_cuda`: the file of libcuda is that which was loaded.
+    """Describe the host. Call it after `read_cuda`: it reports the loaded file of libcuda.
 
     Args:
         environ: Variables of this process.
         root: The root directory; another one in tests.
         may_use: As `os.access`.
-        nvml: Asks NVML.
+        nvml: Function that asks NVML.
     """
     path = LoaderPath.read(environ, root)
     libcuda = find_loaded("libcuda.so", root) or path.find("libcuda.so.1")
@@ -148,7 +148,7 @@ def gather_host(
 
 
 def find_container(environ: Mapping[str, str], root: Path) -> str:
-    """Say what made the container that this runs in; empty outside of one."""
+    """Return the container runtime of this process; empty outside of a container."""
     if "KUBERNETES_SERVICE_HOST" in environ:
         return "kubernetes"
     for path, kind in _CONTAINER_FILES:
@@ -159,7 +159,7 @@ def find_container(environ: Mapping[str, str], root: Path) -> str:
 
 
 def _windows_drivers(root: Path) -> tuple[str, ...]:
-    """Return the folders of WSL that hold the rest of Windows' driver."""
+    """Return the folders in WSL with the other files of Windows' driver."""
     place = f"{WSL_FOLDER}/drivers"
     return tuple(f"{place}/{name}" for name in _list(root / place.lstrip("/")))
 

@@ -1,4 +1,4 @@
-"""The files of this package held against pip's record of them: damage, copies, leftovers.
+"""Compares the files of this package with pip's record: damage, copies, leftovers.
 
 The record is the RECORD of the wheel (Binary distribution format, packaging.python.org): a SHA-256
 and a size for each file.
@@ -22,13 +22,13 @@ from ..product import KERNELS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_INTERRUPTED = "~"  # in place of a name's first letter: what pip was removing when it was stopped
+_INTERRUPTED = "~"  # replaces a name's first letter while pip removes the package
 _CACHES = {"__pycache__"}
 
 
 @dataclass(frozen=True)
 class InstallFiles:
-    """What became of the installed files; names are relative to `folder`."""
+    """State of the installed files; names are relative to `folder`."""
 
     status: Literal["recorded", "unrecorded"] = "unrecorded"
     folder: str = ""  # that the package lies in
@@ -37,8 +37,8 @@ class InstallFiles:
     changed: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()  # by this user
     leftovers: tuple[str, ...] = ()
-    copies: tuple[str, ...] = ()  # other folders that Python would find this package in
-    in_sources: bool = False  # what runs are the sources in the folder that Python was started in
+    copies: tuple[str, ...] = ()  # other folders in which Python would find this package
+    in_sources: bool = False  # the sources run, in the folder where Python was started
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -62,7 +62,7 @@ def read_install_files(
     Args:
         package: The folder of the package that runs, as Python found it: uv, pex, Nix and Spack
             install links, and pip's record lies beside these.
-        search_path: Where Python looks for packages; sys.path when None.
+        search_path: Folders in which Python looks for packages; sys.path when None.
     """
     folder = package.absolute().parent
     places = list(dict.fromkeys(sys.path if search_path is None else search_path))
@@ -97,22 +97,22 @@ def read_install_files(
 def _find_record(
     name: str, folder: Path
 ) -> tuple[Path | None, Sequence[metadata.PackagePath] | None]:
-    """Find what a wheel brought; a build leaves an egg-info in the sources, which has no RECORD.
+    """Find the record of a wheel; a build leaves an egg-info in the sources, without RECORD.
 
     Returns:
-        The file, None where there is none, and what it lists, None where that cannot be read.
+        The file, None if there is none, and its contents, None if they cannot be read.
     """
     record = next(iter(sorted(folder.glob(f"{name}-*.dist-info/RECORD"))), None)
     if record is None:
         return None, None
     try:
         return record, metadata.Distribution.at(record.parent).files
-    except (ValueError, TypeError, csv.Error):  # no text, or lines of another kind
+    except (ValueError, TypeError, csv.Error):  # not text, or lines of another kind
         return record, None
 
 
 def _find_copies(package: Path, places: Iterable[str]) -> Iterator[str]:
-    """Yield the folders with another package of this name; a link to the same files is none."""
+    """Yield the folders with another package of this name, except links to the same files."""
     known = {(package / "__init__.py").resolve()}
     for place in places:
         file = Path(place or ".").absolute() / package.name / "__init__.py"
@@ -122,10 +122,10 @@ def _find_copies(package: Path, places: Iterable[str]) -> Iterator[str]:
 
 
 def _is_source_tree(folder: Path, first: Path) -> bool:
-    """Whether a folder holds sources, and is the first place where Python looks: it started there.
+    """Whether a folder holds sources and is Python's first place to look: it was started there.
 
-    `python -m` puts the folder it is started in before all installed packages. A copy of the
-    package alone has no csrc/ beside it, and no build in it.
+    `python -m` puts its working folder before all installed packages. A copy of the package alone
+    has no csrc/ beside it, and no build in it.
     """
     if first.resolve() != folder.resolve():
         return False
@@ -135,7 +135,7 @@ def _is_source_tree(folder: Path, first: Path) -> bool:
 
 
 def _is_judged(path: Path) -> bool:
-    """Whether a file of the record counts: no cache, and no script, which lies outside the folder.
+    """Whether a file of the record is compared: no cache, and no script outside the folder.
 
     `pip install --target` and copies of site-packages put the console script elsewhere, and nothing
     in the package needs it.
@@ -150,7 +150,7 @@ def _is_cache(path: Path) -> bool:
 def _judge(
     folder: Path, file: metadata.PackagePath
 ) -> Literal["sound", "missing", "changed", "unreadable"]:
-    """Hold a file against the size and hash of the record; no hash, no answer."""
+    """Compare a file with the size and hash of the record; without a hash, do not judge."""
     path = folder / str(file)
     try:
         size = path.stat().st_size
@@ -161,7 +161,7 @@ def _judge(
         return "missing"
     except PermissionError:
         return "unreadable"
-    except (OSError, ValueError):  # a folder, or a hash that this Python does not know
+    except (OSError, ValueError):  # a folder, or a hash unknown to this Python
         return "changed"
     return "sound" if same else "changed"
 
@@ -172,7 +172,7 @@ def _hash(path: Path, mode: str) -> str:
 
 
 def _find_leftovers(package: Path, known: Iterable[str]) -> Iterator[str]:
-    """Yield what no install of this version put here: files in the package, and pip's remains."""
+    """Yield files in the package that this version did not install, and pip's remains."""
     recorded = set(known)
     folder = package.parent
     for path in package.rglob("*"):

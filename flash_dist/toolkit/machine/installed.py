@@ -1,4 +1,4 @@
-"""The installed build: what its manifest declares and what its library really holds."""
+"""The installed build: the contents of its manifest and of its library."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Installed:
-    """What is installed. An empty problem means that this part was read."""
+    """The installed build. An empty problem means that this part was read."""
 
-    build: Build | None = None  # from the library; from the manifest where that cannot be read
+    build: Build | None = None  # from the library, or from the manifest if it cannot be read
     library: str = ""  # path; empty if there is none
     manifest_problem: str = ""
     library_problem: str = ""
     differences: tuple[str, ...] = ()  # between manifest and library
     torch_min: str = ""
     torch_tested_max: str = ""
-    access_fix: str = ""  # where what cannot be read may be sound
+    access_fix: str = ""  # the unreadable file may be sound
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -61,9 +61,9 @@ class Installed:
 
 
 def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | None:
-    """Return the error an operator raises on a GPU this build has no code for; None if it has.
+    """Return the operators' error on a GPU that this build has no code for; None if it has.
 
-    Its words are those of `doctor`. For the moment of failure: it reads the kernel library.
+    It has the words of `doctor`, and reads the kernel library: call it after a failure.
     """
     build = read_installed().build
     if build is None:
@@ -78,7 +78,7 @@ def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | Non
 
 
 def read_installed(package: Path = PACKAGE) -> Installed:
-    """Read manifest and library; what is absent or broken is a problem in words."""
+    """Read manifest and library; describe an absent or broken one as a problem."""
     manifest: Manifest | None = None
     manifest_problem, library_problem, access_fix = "", "", ""
     embedded: tuple[Variant, ...] = ()
@@ -115,7 +115,7 @@ def combine(
     manifest_problem: str = "",
     library_problem: str = "",
 ) -> Installed:
-    """Join the two views: the library decides what there is, the manifest adds what it knows."""
+    """Join the two views: the library decides which kernels exist, the manifest adds details."""
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
         sets = tuple(one for one in known_sets() if one.machine == platform.machine())
@@ -138,12 +138,12 @@ def combine(
 def read_embedded(
     library: Path, toolkit: str | None, manifest: Manifest | None = None
 ) -> tuple[Variant, ...]:
-    """Read every kernel of ours out of a library; the image's own target counts, not its name.
+    """Read our kernels in a library; the image's own target counts, not its name.
 
     Args:
         library: The file.
-        toolkit: CUDA version that compiled it; None if that is not known.
-        manifest: It says of which files the plain kernels are.
+        toolkit: CUDA version that compiled it; None if unknown.
+        manifest: It names the files of the plain kernels.
 
     Raises:
         FatbinError: The library is absent or cannot be read.
@@ -155,7 +155,7 @@ def read_embedded(
 def read_variants(
     fatbin: Fatbin, toolkit: str | None, manifest: Manifest | None = None
 ) -> tuple[Variant, ...]:
-    """Do the same for a library that is open."""
+    """Do the same for an open library."""
     records = manifest.kernels if manifest else ()
     plain = {one.symbol: one.family for one in records if one.is_plain}
     axes, symbols = (manifest.axes, f"{manifest.product}_") if manifest else (AXES, SYMBOLS)
@@ -179,7 +179,7 @@ def parse_symbol(symbol: str, arch: Arch, origin: Origin) -> Variant | None:
 
 
 def find_differences(declared: Iterable[Variant], embedded: Iterable[Variant]) -> tuple[str, ...]:
-    """Say which kernels are declared only, embedded only, or compiled for another target."""
+    """Name kernels that are only declared, only embedded, or compiled for another target."""
     promised = {(variant.symbol, variant.arch) for variant in declared}
     present = {(variant.symbol, variant.arch) for variant in embedded}
     missing = (

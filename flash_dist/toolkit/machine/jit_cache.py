@@ -1,8 +1,8 @@
-"""Where the driver keeps what its JIT compiled, and whether it can.
+"""Locates the driver's JIT cache, and checks whether the driver can write to it.
 
 Sources: CUDA Programming Guide, "CUDA Environment Variables" (CUDA_CACHE_PATH, by default
 `~/.nv/ComputeCache`; CUDA_CACHE_MAXSIZE, by default 1 GiB, 256 MiB on embedded platforms and at
-most 4 GiB: code larger than it is not kept, older code makes room for newer).
+most 4 GiB: larger code is not stored, newer code replaces older).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT: Final = 1 << 30
 
-# All kernels of one target are 1.6 MB of machine code (set `all`): this leaves room for growth.
+# All kernels of one target are 1.6 MB of SASS (set `all`): this leaves room for growth.
 ENOUGH_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
 class JitCache:
-    """The folder of the cache; `absent` is one that the driver can make."""
+    """The folder of the cache; `absent` means that the driver can create it."""
 
     folder: str
     status: Literal["writable", "absent", "read-only", "homeless"]
-    free_bytes: int | None = None  # None: could not tell
+    free_bytes: int | None = None  # None: unknown
     limit_bytes: int = DEFAULT_LIMIT
 
     def to_json(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def read_jit_cache(
     root: Path = Path("/"),
     may_use: Callable[[Path, int], bool] = os.access,
 ) -> JitCache:
-    """Look at the folder without making it."""
+    """Examine the folder without creating it."""
     limit = read_limit(environ.get("CUDA_CACHE_MAXSIZE", ""))
     folder = environ.get("CUDA_CACHE_PATH", "")
     if not folder and environ.get("HOME"):
@@ -73,7 +73,7 @@ def read_jit_cache(
 
 
 def find_cache_problem(variables: Mapping[str, str], cache: JitCache | None) -> Finding | None:
-    """Say what keeps the driver from caching; None where nothing does, or nobody looked."""
+    """Say what prevents caching; None if nothing does, or if it was not examined."""
     if is_set(variables, "CUDA_CACHE_DISABLE"):
         fix = "`unset CUDA_CACHE_DISABLE`"
         return Finding(JIT_CACHE_DISABLED, "CUDA_CACHE_DISABLE is set", fix=fix)
@@ -103,12 +103,12 @@ def _find_folder_problem(cache: JitCache) -> Finding | None:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # below a folder that is closed to us
+    except OSError:  # below a folder that we may not enter
         return False
 
 
 def _read_free(folder: Path) -> int | None:
-    """Return the bytes free there; None where the file system does not tell."""
+    """Return the free bytes; None if the file system does not tell."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -117,6 +117,6 @@ def _read_free(folder: Path) -> int | None:
 
 
 def read_limit(text: str) -> int:
-    """Read a number of bytes; what is none leaves the default."""
+    """Read a number of bytes; return the default for malformed text."""
     number = read_whole(text.strip())
     return DEFAULT_LIMIT if number is None else number

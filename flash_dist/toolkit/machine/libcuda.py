@@ -1,6 +1,6 @@
-"""What the NVIDIA driver says about itself and its GPUs, asked through ctypes.
+"""Asks the NVIDIA driver for its version and its GPUs, through ctypes.
 
-No toolkit, no torch and no context: libcuda answers attribute queries after `cuInit`.
+It needs no toolkit, torch or context: libcuda answers attribute queries after `cuInit`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MINOR = 76
 _SMEM_OPTIN = 97
 
 _NO_DEVICE = 100
-_CODE = re.compile(r"\bcu\w+ failed with (?:error |\w+ \()(\d+)")  # as `_call` writes it
+_CODE = re.compile(r"\bcu\w+ failed with (?:error |\w+ \()(\d+)")  # in the form of `_call`
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU in the order of CUDA, or an imagined one of a what-if."""
+    """One GPU in CUDA's order, or an imagined one of a what-if."""
 
     index: int
     name: str
@@ -42,7 +42,7 @@ class Gpu:
     sm_count: int | None = None
     smem_optin: int | None = None
     pci: str = ""
-    uuid: str = ""  # as nvidia-smi writes it: GPU-...
+    uuid: str = ""  # in the form of nvidia-smi: GPU-...
 
     def to_json(self) -> dict[str, Any]:
         """Return the GPU as plain data."""
@@ -60,7 +60,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cuda:
-    """The driver and its GPUs. `absent` is not `broken`: reason says which step ended it."""
+    """The driver and its GPUs. `absent` is not `broken`: reason names the step that failed."""
 
     status: Literal["ok", "absent", "broken"]
     driver: Driver | None = None
@@ -69,7 +69,7 @@ class Cuda:
 
     @property
     def code(self) -> int | None:
-        """The error code (CUresult) of the call that ended it; None where something else did."""
+        """The error code (CUresult) of the call that failed; None for another cause."""
         match = _CODE.search(self.reason)
         return int(match[1]) if match else None
 
@@ -86,7 +86,7 @@ class Cuda:
 
 
 def imagine_cuda(devices: Iterable[Device], driver: Driver | None) -> Cuda:
-    """Make up GPUs that are not here."""
+    """Create GPUs that are not here."""
     gpus = tuple(
         Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
     )
@@ -102,7 +102,7 @@ class _CudaError(Exception):
 
 
 def read_cuda() -> Cuda:
-    """Ask libcuda; every way in which that can end is a state, not an exception.
+    """Ask libcuda; every failure is a state, not an exception.
 
     It initialises CUDA in this process, whose forked children then have none: see apart.py.
     """
@@ -132,7 +132,7 @@ def _read_driver(library: ctypes.CDLL) -> Driver:
 
 
 def read_release() -> str:
-    """Read the release of the kernel module, such as `580.65.06`; empty if nothing tells."""
+    """Read the release of the kernel module, such as `580.65.06`; empty if unknown."""
     try:
         text = _KERNEL_MODULE.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -173,7 +173,7 @@ def _read_gpu(library: ctypes.CDLL, index: int) -> Gpu:
 
 
 def _read_uuid(library: ctypes.CDLL, handle: ctypes.c_int) -> str:
-    """Return what names this very GPU; empty where an old driver does not tell."""
+    """Return the UUID of this GPU; empty if an old driver does not tell."""
     raw = (ctypes.c_ubyte * 16)()
     try:
         _call(library, "cuDeviceGetUuid_v2", raw, handle)

@@ -1,4 +1,4 @@
-"""Where the dynamic loader looks for any library: LD_LIBRARY_PATH, its cache, default folders.
+"""Searches libraries as the dynamic loader: LD_LIBRARY_PATH, its cache, default folders.
 
 Sources: ld.so(8); `dl-cache.h` of glibc for the cache, which `ldconfig` writes from the folders of
 /etc/ld.so.conf. Nothing is loaded here.
@@ -38,16 +38,16 @@ _PATH_FIELD = 5  # of a line of /proc/self/maps
 
 @dataclass(frozen=True)
 class LoaderPath:
-    """Where this process finds libraries by name; all paths are below a root, "/" but in tests."""
+    """The folders in which this process finds libraries; below a root other than "/" in tests."""
 
     root: Path
-    platform: Platform | None  # of this process; None: no ELF system, on which nothing is found
+    platform: Platform | None  # of this process; None: not an ELF system, so nothing is found
     named: tuple[Path, ...]  # LD_LIBRARY_PATH
     cache: Mapping[str, tuple[Path, ...]]
 
     @classmethod
     def read(cls, environ: Mapping[str, str], root: Path) -> LoaderPath:
-        """Read what the loader goes by."""
+        """Read the loader's inputs."""
         try:
             platform = read_own_platform()
         except FatbinError:
@@ -56,12 +56,12 @@ class LoaderPath:
         return cls(root, platform, split_library_path(environ), cache)
 
     def find(self, name: str) -> str:
-        """Return the file that the loader takes, with its links followed; empty for none."""
+        """Return the file that the loader takes, with links resolved; empty if there is none."""
         named, default = ([one / name for one in these] for these in (self.named, FOLDERS))
         return self._first([*named, *self.cache.get(name, ()), *default])
 
     def find_in(self, folders: Iterable[str], name: str) -> str:
-        """Return the first file of that name in other folders; empty for none."""
+        """Return the first file of that name in other folders; empty if there is none."""
         return self._first(Path(folder, name) for folder in folders)
 
     def _first(self, paths: Iterable[Path]) -> str:
@@ -76,7 +76,7 @@ def read_own_platform() -> Platform:
     """Return the platform of this interpreter.
 
     Raises:
-        FatbinError: It is no ELF program: another system has another loader.
+        FatbinError: It is not an ELF program: other systems have another loader.
     """
     program = Path(sys.executable).resolve()
     try:
@@ -88,23 +88,23 @@ def read_own_platform() -> Platform:
 
 
 def split_library_path(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the folders of LD_LIBRARY_PATH; an empty name is the folder that the process is in."""
+    """Return the folders of LD_LIBRARY_PATH; an empty name means the current folder."""
     named = environ.get("LD_LIBRARY_PATH", "").replace(";", ":")
     return tuple(Path(folder) for folder in named.split(":")) if named else ()
 
 
 def fits(path: Path, platform: Platform) -> bool:
-    """Whether the loader would take a file: one for another machine is passed over."""
+    """Whether the loader would take a file: it skips files for another machine."""
     return _read_platform_of(path) == platform
 
 
 def ends_search(path: Path, platform: Platform) -> bool:
-    """Whether the loader looks no further: it takes the file, or fails as it is no ELF file."""
+    """Whether the loader stops here: it takes the file, or fails because it is not ELF."""
     return _read_platform_of(path) in {platform, "none"}
 
 
 def _read_platform_of(path: Path) -> Platform | Literal["none"] | None:
-    """Return what a file is compiled for, "none" if it is no program; None if not readable."""
+    """Return a file's platform, "none" if it is not a program; None if not readable."""
     try:
         if not path.is_file():  # a pipe would block
             return None
@@ -117,7 +117,7 @@ def _read_platform_of(path: Path) -> Platform | Literal["none"] | None:
 
 
 def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
-    """Read which file `ldconfig` found for each name; nothing where there is no cache."""
+    """Read the file that `ldconfig` found for each name; empty if there is no cache."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_CACHE_BYTES)
@@ -146,7 +146,7 @@ def _read_string(data: bytes, offset: int) -> str:
 
 
 def find_loaded(name: str, root: Path) -> str:
-    """Return the file that this process has loaded under such a name; empty if it has not."""
+    """Return the file that this process has loaded under such a name; empty if none."""
     try:
         lines = (root / "proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -159,6 +159,6 @@ def find_loaded(name: str, root: Path) -> str:
 
 
 def _outside(path: Path, root: Path) -> str:
-    """Name a file as it is named without the root of a test."""
+    """Return a path without the root of a test."""
     real = Path(os.path.realpath(root))
     return f"/{path.relative_to(real)}" if path.is_relative_to(real) else str(path)

@@ -1,7 +1,7 @@
-"""The physical GPUs as `nvidia-smi` lists them, asked of NVML through ctypes.
+"""Asks NVML through ctypes for the physical GPUs that `nvidia-smi` lists.
 
-CUDA shows a process what its variables leave of the GPUs, NVML shows all. NVML and nvidia-smi count
-in the order of the PCI bus (NVML API Reference, "nvmlDeviceGetHandleByIndex"; nvidia-smi manual).
+CUDA shows a process the GPUs that its variables allow; NVML shows all. NVML and nvidia-smi count in
+PCI bus order (NVML API Reference, "nvmlDeviceGetHandleByIndex"; nvidia-smi manual).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PhysicalGpu:
 
     @property
     def place(self) -> str:
-        """The PCI address in a form that CUDA's can be compared with."""
+        """The PCI address in a form that is comparable with CUDA's."""
         return normalize_pci(self.pci)
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class PhysicalGpu:
 
 @dataclass(frozen=True)
 class Nvml:
-    """What NVML answered. `absent` is not `broken`: reason says which step ended it."""
+    """NVML's answer. `absent` is not `broken`: reason names the step that failed."""
 
     status: Literal["ok", "absent", "broken"]
     gpus: tuple[PhysicalGpu, ...] = ()
@@ -108,7 +108,7 @@ class NvmlError(Exception):
 
 
 def normalize_pci(text: str) -> str:
-    """Write `00000000:3B:00.0` (NVML) and `0000:3b:00.0` (CUDA) alike; other text unchanged."""
+    """Write `00000000:3B:00.0` (NVML) and `0000:3b:00.0` (CUDA) alike; keep other text."""
     match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\.[0-9a-fA-F]+", text)
     if match is None:
         return text
@@ -116,7 +116,7 @@ def normalize_pci(text: str) -> str:
 
 
 def read_nvml(library: str = LIBRARY) -> Nvml:
-    """Ask NVML for its GPUs; every way in which that can end is a state, not an exception."""
+    """Ask NVML for its GPUs; every failure is a state, not an exception."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError as error:
@@ -136,7 +136,7 @@ def read_nvml(library: str = LIBRARY) -> Nvml:
 
 
 def read_driver_release(library: str = LIBRARY) -> str:
-    """Ask NVML for the release of the driver, such as `580.65.06`; empty if it does not tell."""
+    """Ask NVML for the driver's release, such as `580.65.06`; empty if unknown."""
     try:
         nvml = ctypes.CDLL(library)
         call(nvml, "nvmlInit_v2")
@@ -155,7 +155,7 @@ def _broken(error: NvmlError | AttributeError) -> Nvml:
 
 
 def _read_gpus(nvml: ctypes.CDLL) -> list[PhysicalGpu]:
-    """Read all GPUs; one that this process may not look at leaves its place empty."""
+    """Read all GPUs; one that this process may not access leaves its place empty."""
     count = ctypes.c_uint()
     call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
     gpus = []
@@ -203,7 +203,7 @@ def _read_device(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> Device | None:
 
 
 def _read_instances(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> list[MigInstance]:
-    """Read the instances of a GPU; the places between them may be empty."""
+    """Read the instances of a GPU; places between them may be empty."""
     most = ctypes.c_uint()
     try_call(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(most))
     instances = []
@@ -217,7 +217,7 @@ def _read_instances(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> list[MigInstance
 
 
 def try_call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> bool:  # noqa: ANN401 - ctypes values
-    """Call what need not succeed; whether it did."""
+    """Call an optional function; return whether it succeeded."""
     try:
         call(nvml, name, *arguments)
     except (NvmlError, AttributeError):
@@ -229,7 +229,7 @@ def call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> None:  # noqa: ANN401
     """Call a function.
 
     Raises:
-        NvmlError: It returned a code of failure.
+        NvmlError: It returned an error code.
         AttributeError: This NVML lacks it.
     """
     code = getattr(nvml, name)(*arguments)

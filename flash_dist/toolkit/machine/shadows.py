@@ -1,7 +1,7 @@
-"""What Python imports in place of an installed package: a folder or file that it finds first.
+"""Finds a folder or file that Python imports instead of an installed package.
 
-`python -m` looks into the folder that it is started in before all others, then into those that
-PYTHONPATH names: a script called `torch.py` is enough.
+`python -m` searches its working folder before all others, then those in PYTHONPATH: a script called
+`torch.py` there hides torch.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Shadow:
-    """A package that is installed, and what `import` takes instead."""
+    """An installed package, and the file that `import` takes instead."""
 
     name: str
     version: str  # of the one that is installed
-    installed: str  # the folder that it lies in
+    installed: str  # that contains it
     file: str  # what is imported
-    place: str  # the folder of that
+    place: str  # that contains it
 
     @property
     def sentence(self) -> str:
-        """What is wrong."""
+        """The problem in words."""
         return (
             f"`import {self.name}` loads {self.file}, which comes before {self.name} "
             f"{self.version} in {self.installed}"
@@ -39,26 +39,26 @@ class Shadow:
 
 
 def find_shadow(name: str) -> Shadow | None:
-    """Say what stands before an installed package; None where nothing does. It imports nothing."""
+    """Find what hides an installed package; None if nothing does. Imports nothing."""
     try:
         distribution = metadata.distribution(name)
         spec = PathFinder.find_spec(name)
         installed = Path(str(distribution.locate_file("")))
         present = any((installed / one).exists() for one in (name, f"{name}.py"))
         if spec is None or not spec.origin or not present:
-            return None  # not here, or an editable install, which lies elsewhere
+            return None  # not here, or an editable install, whose files are elsewhere
         file = Path(spec.origin)
         place = file.parents[1] if spec.submodule_search_locations is not None else file.parent
         path = file.relative_to(place)
         if place.samefile(installed) or file.resolve() == (installed / path).resolve():
-            return None  # a link to the same file, too
+            return None  # also a link to the same file
     except (metadata.PackageNotFoundError, ImportError, ValueError, OSError):
         return None
     return Shadow(name, distribution.version, str(installed), str(file), str(place))
 
 
 def leave_fix(place: Path) -> str:
-    """Return the step that keeps Python from looking into a folder first; empty where none does."""
+    """Return the step that stops Python from searching a folder first; empty if there is none."""
     if all(_is_same(Path(one or "."), place) for one in ("", *sys.path[:1])):
         return f"leave {place}, which Python searches first: `cd ..` and run it again"
     named = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]

@@ -1,4 +1,4 @@
-"""The GPU code of the installed torch, read from its libraries' headers."""
+"""Reads the GPU code of the installed torch from its libraries' headers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TorchCode:
     """The GPU code of torch. No reports: it could not be read, reason says why."""
 
     reports: tuple[FatbinReport, ...] = ()
-    arch_list: tuple[Arch, ...] = ()  # what torch.cuda.get_arch_list() answers; empty if unknown
+    arch_list: tuple[Arch, ...] = ()  # the result of torch.cuda.get_arch_list(); empty if unknown
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def read_torch_folder(folder: Path) -> TorchCode:
 
 
 def read_arch_list(library: Path) -> tuple[Arch, ...]:
-    """Find what get_arch_list() answers; empty where torch has no such text."""
+    """Find the result of get_arch_list(); empty if torch has no such text."""
     if not library.is_file():
         return ()
     with open_file(library) as file, closing(FileView(file)) as data:
@@ -78,7 +78,7 @@ def read_arch_list(library: Path) -> tuple[Arch, ...]:
 
 
 def _find_arch_lists(data: FileView) -> Iterator[list[str]]:
-    """Yield the texts that look like one; `find` is faster than an expression with choices."""
+    """Yield texts of this form; `find` is faster than an expression with alternatives."""
     for start in (b"\0sm_", b"\0compute_"):
         place = data.find(start)
         while place >= 0:

@@ -1,4 +1,4 @@
-"""The installed torch, found without importing it."""
+"""Finds the installed torch without importing it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .shadows import find_shadow, leave_fix
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What a torch that cannot be used is, by its status.
+# Findings for an unusable torch, by its status.
 TORCH_PROBLEMS: Final = {
     "absent": TORCH_ABSENT,
     "broken": TORCH_BROKEN,
     "shadowed": TORCH_SHADOWED,
 }
 
-# A plain `pip install torch` is content with the metadata alone.
+# A plain `pip install torch` does nothing if the metadata exists.
 _INDEX = "https://download.pytorch.org/whl"
 _IMPORTED = ("torch", "numpy", "typing_extensions")  # by `import torch`
 
@@ -43,18 +43,18 @@ class TorchCopy:
 
 @dataclass(frozen=True)
 class Torch:
-    """The installed torch, read from its metadata and `version.py`; it is not imported."""
+    """The installed torch, according to its metadata and `version.py`; it is not imported."""
 
     status: Literal["ok", "absent", "broken", "shadowed"]
     version: str = ""
     cuda: str = ""  # "13.0"; empty for a CPU build
     reason: str = ""
-    fix: str = ""  # where another torch would not help
-    copies: tuple[TorchCopy, ...] = ()  # where there are several: in the order that Python looks
+    fix: str = ""  # if another torch would not help
+    copies: tuple[TorchCopy, ...] = ()  # if there are several: in Python's search order
     step: str = ""  # that lets Python find the next of them
 
     def advise(self, oldest: str = "") -> str:
-        """Return the step to a torch that can be used.
+        """Return the step that leads to a usable torch.
 
         Args:
             oldest: Torch that the build needs.
@@ -100,7 +100,7 @@ def read_torch() -> Torch:
 
 
 def _find_copies() -> Iterator[TorchCopy]:
-    """Yield every torch that lies where Python looks, each once."""
+    """Yield every torch in Python's search path, each once."""
     known = set[Path]()
     for one in importlib.metadata.distributions(name="torch"):
         path = Path(str(one.locate_file("torch/version.py")))
@@ -115,9 +115,9 @@ def _find_copies() -> Iterator[TorchCopy]:
 
 
 def _again(version: str) -> str:
-    """Return the step that installs the same torch again and leaves all else alone."""
+    """Return the step that reinstalls the same torch and changes nothing else."""
     local = version.partition("+")[2]
-    if not re.fullmatch(r"(?:cu[0-9]+|cpu)?", local):  # of a vendor, or built here
+    if not re.fullmatch(r"(?:cu[0-9]+|cpu)?", local):  # a vendor's or local build
         return f"install torch {version} again, from the same index"
     pin = f"=={version}" if version else ""
     index = f" --index-url {_INDEX}/{local}" if local else ""
@@ -125,7 +125,7 @@ def _again(version: str) -> str:
 
 
 def find_torch_libraries() -> Path | None:
-    """Return the folder of torch's libraries; a top-level package is found without importing it."""
+    """Return the folder of torch's libraries; finding a top-level package does not import it."""
     try:
         spec = find_spec("torch")
     except (ImportError, ValueError):

@@ -1,1 +1,1 @@
-"""Where GPU code lies in a file: containers, what registers them, and cubins in none."""
+"""Locates GPU code in a file: containers, their registrations, and bare cubins."""

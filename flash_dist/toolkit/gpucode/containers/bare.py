@@ -1,7 +1,7 @@
-"""Cubins in the data of a program, in no container: it hands them to the driver by their addresses.
+"""Cubins in a program's data without a container: the program passes the driver their address.
 
-Some are stored as they are, by those who embed what `nvcc -cubin` makes; cuBLASLt has 409, each a
-frame of zstd.
+Packages that embed the output of `nvcc -cubin` store them unchanged; cuBLASLt has 409, each a frame
+of zstd.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 START: Final = MAGIC + b"\x02\x01\x01"  # 64-bit, little-endian, version 1
 ZSTD_START: Final = bytes.fromhex("28b52ffd")
-MOST_TRIED: Final = 10_000  # places that begin like one, and are none, in one file
+MOST_TRIED: Final = 10_000  # false beginnings allowed in one file
 
-_HEAD: Final = Struct("<18xH12xQQ6xHHHH")  # machine; where both tables are, and how large
+_HEAD: Final = Struct("<18xH12xQQ6xHHHH")  # machine; offsets and sizes of both tables
 _SECTION_BYTES: Final = 64
 
 
@@ -42,17 +42,17 @@ class Bare(NamedTuple):
 
 @dataclass
 class Search:
-    """A search through the data of one file, which ends where too much only begins like a cubin."""
+    """A search through the data of one file. It ends after too many false beginnings."""
 
     data: FileView
     budget: Budget
     tries: int = MOST_TRIED
 
     def find(self, start: int, end: int) -> Iterator[Bare]:
-        """Yield the cubins between two offsets; what only begins like one is passed.
+        """Yield the cubins between two offsets; skip false beginnings.
 
         Raises:
-            LimitError: They ask for more work than the file may.
+            LimitError: They exceed the file's limit.
         """
         for magic in (START, ZSTD_START):
             place = self.data.find(magic, start, end)
@@ -84,7 +84,7 @@ def _is_cubin(head: bytes) -> bool:
 
 
 def _measure(part: FileView) -> int:
-    """Return how long a cubin is: both tables stand at its end."""
+    """Return the length of a cubin: both tables are at its end."""
     if not _is_cubin(part[: _HEAD.size]):
         message = "it is not a cubin"
         raise FatbinError(message)

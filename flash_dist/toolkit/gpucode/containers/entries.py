@@ -1,8 +1,8 @@
-"""The header of each image of a container, interpreted.
+"""Interprets the header of each image of a container.
 
-An entry is a header of 64 bytes or more and a payload: a cubin, PTX text or LTO-IR. NVIDIA
-publishes no layout of it; this one was established by building images for 22 targets and comparing
-with NVIDIA's tools. It is no stable ABI: what is not understood is `unknown`, and kept raw.
+An entry is a header of 64 bytes or more and a payload: a cubin, PTX text or LTO-IR. NVIDIA does not
+publish its layout; this one was found by building images for 22 targets and comparing with NVIDIA's
+tools. It is not a stable ABI: anything else is `unknown`, and kept raw.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_IDENTIFIER: Final = 4096
 
 FORM: Final = Struct("<HHIQIIHHIIIQQQ")
-_OPTIONS: Final = Struct("<II")  # where in the header, and how long
+_OPTIONS: Final = Struct("<II")  # offset in the header, and length
 _VERSION: Final = 0x0101
 _KINDS: Final[dict[int, Kind]] = {1: "ptx", 2: "sass", 8: "lto"}
 _NUMBERS: Final = range(10, 1000)
@@ -33,7 +33,7 @@ _LZ4, _ZSTD = 0x2000, 0x8000
 _SUFFIX_A, _SUFFIX_F = 0x100000, 0x200000
 _SUFFIXES: Final = {0: "", _SUFFIX_A: "a", _SUFFIX_F: "f"}
 _CODECS: Final[dict[int, Codec]] = {_LZ4: "lz4", _ZSTD: "zstd"}
-_BINARY_OPTIONS: Final = 0x1000000  # a text, and behind its NUL a copy of `.nv.compat`
+_BINARY_OPTIONS: Final = 0x1000000  # a text, and after its NUL a copy of `.nv.compat`
 # Besides those: 64-bit, debug, producer (2), host system (3), LTO-IR.
 _OTHER_FLAGS: Final = _BINARY_OPTIONS | 0x1007F
 _NAMES: Final = {128: " (CUDA Tile IR)", 256: " (several images in one stream)"}
@@ -47,9 +47,9 @@ class Header(NamedTuple):
     version: int
     header_size: int
     payload_size: int  # padded to 8
-    compressed_size: int  # 0: stored as it is
+    compressed_size: int  # 0: not compressed
     options_offset: int
-    isa_minor: int  # of PTX; of a cubin its code version
+    isa_minor: int  # of PTX; for a cubin its code version
     isa_major: int
     number: int  # 90
     name_offset: int
@@ -65,11 +65,11 @@ class Header(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Whether this is of a version and a kind that are known."""
+        """Whether version and kind are known."""
         return self.version == _VERSION and self.kind in _KINDS
 
     def interpret(self) -> tuple[Kind, Arch | None, Codec]:
-        """Return kind, target and codec; with any odd value among them it is `unknown`."""
+        """Return kind, target and codec; `unknown` if one of them has an unexpected value."""
         packing = self.flags & (_LZ4 | _ZSTD)
         codec: Codec = _CODECS.get(packing, "unknown") if self.compressed_size else "none"
         kind = _KINDS.get(self.kind, "unknown")
@@ -85,7 +85,7 @@ def read_header(data: FileView, place: int, end: int) -> Header:
     """Read the header of the entry at an offset.
 
     Raises:
-        FatbinError: The entry does not fit in front of the end of its container.
+        FatbinError: The entry does not fit before the end of its container.
     """
     raw = Header._make(unpack_within(FORM, data, place, end))
     fits = place + raw.size <= end
@@ -104,7 +104,7 @@ def make_entry(  # noqa: PLR0913  (where it is, four times)
     container: int,
     stream: Stream | None = None,
 ) -> FatbinEntry:
-    """Return the plain values of the entry at an offset, or of one in a stream of several."""
+    """Return the entry at an offset as plain values, or one of several in a stream."""
     kind, arch, codec = raw.interpret()
     version = raw.isa_major, raw.isa_minor
     claimed = str(arch) if kind == "sass" else ""
@@ -137,7 +137,7 @@ def make_entry(  # noqa: PLR0913  (where it is, four times)
 
 
 def describe_doubt(entry: FatbinEntry) -> str:
-    """Say what is not understood of an entry; empty where all is."""
+    """Describe the unknown parts of an entry; empty if there are none."""
     if "unknown" not in {entry.kind, entry.codec} and not entry.raw_flags & ~_KNOWN_FLAGS:
         return ""
     name = _NAMES.get(entry.raw_kind, "")
@@ -148,7 +148,7 @@ def describe_doubt(entry: FatbinEntry) -> str:
 
 
 def measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
-    """Return how long a header is by what it points to, for one that does not say.
+    """Return the length of a header without a length field, from its pointers.
 
     Raises:
         FatbinError: It reaches past the end.
@@ -165,7 +165,7 @@ def measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
 
 
 def _is_accelerated(data: FileView, place: int, raw: Header) -> bool:
-    """Whether the header has a copy of what the cubin says: it is for one chip alone."""
+    """Whether the header has a copy of the cubin's attributes: code for one chip alone."""
     if not raw.flags & _BINARY_OPTIONS or not raw.options_offset:
         return False
     start = place + raw.options_offset
@@ -178,7 +178,7 @@ def unpack_within(form: Struct, data: FileView, place: int, end: int) -> tuple[i
     """Unpack the values at an offset.
 
     Raises:
-        FatbinError: They do not fit in front of the end.
+        FatbinError: They do not fit before the end.
     """
     if place + form.size > end:
         message = f"a header needs {form.size} bytes, got {end - place}"

@@ -1,7 +1,7 @@
-"""The parts of a file that a program has in memory: GPU code in any of them may be registered.
+"""The loaded parts of a file: GPU code in any of them may be registered.
 
-Names and flags of sections decide nothing here, as nobody but a linker reads them: what is loaded
-is read as data whether its section is called `.text` and whether it may be executed.
+Only linkers read names and flags of sections, so these decide nothing here: all loaded parts are
+searched, including `.text` and executable ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEAR: Final = 4096  # bytes between two parts that are searched as one
 
 
 class Part(NamedTuple):
-    """Bytes of the file, from an offset to another."""
+    """Bytes of the file between two offsets."""
 
     start: int
     end: int
@@ -46,11 +46,11 @@ class Loaded:
 
     @property
     def code(self) -> list[Part]:
-        """Sections that the program runs."""
+        """Sections with code."""
         return [Part(one.offset, one.end) for one in self._sections if one.is_code]
 
     def parts(self, without: Iterable[Part]) -> list[Part]:
-        """Return the parts in their order, none of them twice, without those that are named."""
+        """Return the parts in order, each once, without those of these names."""
         loaded = [Part(one.offset, one.end) for one in self._sections]
         loaded += [
             Part(place, min(place + size, self._size)) for _, place, size in self.addresses.parts
@@ -58,12 +58,12 @@ class Loaded:
         return list(_subtract(_merge(loaded), _merge(without, near=0)))
 
     def find_section(self, place: int) -> tuple[str, int]:
-        """Return the name of the section that an offset is in, and where it ends."""
+        """Return the name of the section that contains an offset, and its end."""
         section = self._find(place)
         return (section.name, section.end) if section else ("no section", self._size)
 
     def is_code(self, place: int) -> bool:
-        """Whether an offset is in a section that the program runs."""
+        """Whether an offset is in a section with code."""
         section = self._find(place)
         return section is not None and section.is_code
 
@@ -75,7 +75,7 @@ class Loaded:
 
 
 def _map_addresses(data: FileView, sections: Sequence[Section]) -> AddressMap:
-    """Return what is where; nothing of an object file, and of one that cannot be loaded."""
+    """Return the address map; an empty one for an object file or a file that cannot be loaded."""
     if data[: len(MAGIC)] == MAGIC:
         try:
             return Segments(data).addresses

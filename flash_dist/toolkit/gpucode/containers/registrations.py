@@ -1,10 +1,9 @@
-"""By which structs a program registers its containers: they may lie in any part that is loaded.
+"""Finds the structs that register a program's containers, in any loaded part.
 
-nvcc puts a struct for each container into `.nvFatBinSegment`; who registers by hand keeps both in
-`.data`. The layout is that of `fatbinary_section.h` of the toolkit. Version 2 is of a container
-that was linked on the device, and points to those of its objects. What no struct points to, the
-program hands to the driver itself, by its address: cuFFT has 18 000 of them in `.data`, cuBLASLt
-a table of 300.
+nvcc puts a struct for each container into `.nvFatBinSegment`; hand-written registration keeps both
+in `.data`. The layout is that of `fatbinary_section.h` of the toolkit. Version 2 is for a container
+that was linked on the device, and points to those of its objects. The program passes other
+containers to the driver by address: cuFFT has 18 000 of them in `.data`, cuBLASLt a table of 300.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _POINTER_AT: Final = 8  # in the struct
 
 @dataclass(frozen=True)
 class Registration:
-    """One struct: what it points to, as an offset in the file; None where that cannot be told."""
+    """One struct with the offset that it points to; None if unknown."""
 
     version: int
     container: int | None
@@ -53,16 +52,16 @@ class Registration:
 
 @dataclass
 class Search:
-    """The search for structs in one file."""
+    """Searches the structs in one file."""
 
     walk: Walk
     sections: Sequence[Section]
     loaded: Loaded
 
     def find(self, parts: Iterable[Part]) -> list[Registration]:
-        """Return the structs in the section for them, and those in other parts of the file.
+        """Return the structs in their section, and those in other parts of the file.
 
-        Elsewhere one counts that points to something, or whose container nobody can tell.
+        Elsewhere a struct counts if it points to a container, or its target is unknown.
         """
         found: list[Registration] = []
         for place, in_place in chain(self._walk_wrappers(), self._search(parts)):
@@ -79,7 +78,7 @@ class Search:
         return found
 
     def _relocate(self, place: int) -> int:
-        """Return the pointer of a struct that some linkers leave to the relocation alone."""
+        """Return the pointer of a struct, which some linkers store only in the relocation."""
         address = self.loaded.addresses.locate(place)
         return 0 if address is None else self._moved.get(address + _POINTER_AT, 0)
 
@@ -92,7 +91,7 @@ class Search:
         return self.walk.data
 
     def _is_struct(self, place: int, version: int, pointer: int, container: int | None) -> bool:
-        """Tell a struct from other data by what it points to, or by its version and place."""
+        """Tell a struct from other data by its target, or by its version and place."""
         if container is not None and self._data[container : container + len(MAGIC)] == MAGIC:
             return True
         return version in {ONE, LINKED_ON_DEVICE} and place % 4 == 0 and pointer > 0
@@ -115,7 +114,7 @@ class Search:
 
 
 def _read_relocations(data: FileView, sections: Sequence[Section]) -> dict[int, int]:
-    """Return the addends of the relocations by the address that they change."""
+    """Return the addends of the relocations by their address."""
     found: dict[int, int] = {}
     for section in sections:
         if not isinstance(section, ElfSection) or section.kind != SHT_RELA:

@@ -1,7 +1,7 @@
-"""Find the GPU code of any file: by the sections it is known by, by registration, by its bytes.
+"""Finds the GPU code in any file: by section, by registration, by its bytes.
 
 nvcc puts containers into `.nv_fatbin` (linked code) and `__nv_relfatbin` (relocatable code). Others
-lie in any data, and the program registers them, or hands them to the driver itself.
+are in any data, and the program registers them or passes them to the driver.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UPX, _UPX_WITHIN, _UPX_SECTION = b"UPX!", 1024, "UPX0"
 
 
 def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
-    """Read the headers of everything in a file."""
+    """Read the headers of all GPU code in a file."""
     walk = Walk(data, budget)
     found = _Scan(walk)
     found.run()
@@ -55,7 +55,7 @@ def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
 
 
 def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
-    """Tell from the magic, the names of sections and the bytes whether a scan would report any.
+    """Tell from magic, section names and bytes whether a scan would find anything.
 
     Raises:
         FatbinError: The file is damaged.
@@ -72,7 +72,7 @@ def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
 
 
 def _begins_in(data: FileView) -> bool:
-    """Whether a container or a cubin may begin somewhere behind the header of an object."""
+    """Whether a container or a cubin may begin somewhere after the header of an object."""
     return any(data.find(start, 1) > 0 for start in (CONTAINER_START, CUBIN_START))
 
 
@@ -82,7 +82,7 @@ def _name_gpu_code(names: list[str]) -> bool:
 
 @dataclass
 class _Scan:
-    """The places of one file that are walked."""
+    """The searched places of one file."""
 
     walk: Walk
     device_linked: frozenset[int] | None = None
@@ -143,7 +143,7 @@ class _Scan:
                 self.walk.read_all(section.name, section.offset, section.end)
 
     def follow_registrations(self, search: Search, parts: Sequence[Part]) -> None:
-        """Read the containers that the program registers, wherever they are."""
+        """Read the containers that the program registers, in any part."""
         starts, loaded = self.walk.starts, search.loaded
         found = search.find(parts)
         for place in sorted({one.container for one in found if one.container is not None}):
@@ -158,7 +158,7 @@ class _Scan:
             self.device_linked = frozenset(starts[one.container or 0] for one in linked)
 
     def read_unregistered(self, loaded: Loaded, parts: Sequence[Part]) -> None:
-        """Read the containers to which no struct points; warn of what is none."""
+        """Read the containers to which no struct points; warn of false beginnings."""
         walk, strays = self.walk, Counter[str]()
         for part in parts:
             place = self.data.find(CONTAINER_START, part.start, part.end)
@@ -168,7 +168,7 @@ class _Scan:
                     self.unregistered.add(walk.containers)
                     walk.read_container(name, place, limit)
                 if place not in walk.starts:
-                    # NOTE: programs that write containers have their start as a number in code.
+                    # NOTE: programs that write containers have the magic number in code.
                     strays[name] += not loaded.is_code(place) or walk.fits(place, limit)
                     walk.may_try()
                 end = walk.ends.get(place, 0)
@@ -180,9 +180,9 @@ class _Scan:
             )
 
     def read_bare(self, loaded: Loaded, parts: Sequence[Part]) -> None:
-        """Read the cubins between the containers of what is loaded.
+        """Read the cubins between the containers of the loaded parts.
 
-        NOTE: not in code, where four passes instead of two would be most of the work.
+        NOTE: not in code, which would take most of the time: four passes instead of two.
         """
         spans = sorted(self.walk.ends.items())
         search = BareSearch(self.data, self.walk.budget)
@@ -196,7 +196,7 @@ class _Scan:
             self.walk.warn(NOT_SEARCHED.format("cubins"))
 
     def check_wrappers(self, sections: Sequence[Section]) -> None:
-        """Compare with the table by which the program registers its containers."""
+        """Compare with the table in which the program registers its containers."""
         size = sum(section.size for section in sections if section.name.startswith(WRAPPERS))
         registered = size // WRAPPER.size
         found = self.walk.containers - len(self.unregistered)
@@ -205,18 +205,18 @@ class _Scan:
 
 
 def _is_named(section: Section) -> bool:
-    """Whether a section is walked by its name."""
+    """Whether a section is read because of its name."""
     return section.in_file and section.name.startswith((LINKED, RELOCATABLE, WRAPPERS))
 
 
 def _at(loaded: Loaded, place: int) -> tuple[str, int, int]:
-    """Return the section that an offset is in, the offset and where the section ends."""
+    """Return the section that contains an offset, the offset and the section's end."""
     name, end = loaded.find_section(place)
     return name, place, end
 
 
 def _gaps(part: Part, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield what of a part is in none of these spans, which are sorted."""
+    """Yield the gaps of a part between these sorted spans."""
     place = part.start
     for number in range(bisect_left(spans, (place, 0)), len(spans)):
         start, end = spans[number]

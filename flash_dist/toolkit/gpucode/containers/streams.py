@@ -1,8 +1,9 @@
-"""Several images of a container in one compressed stream: entries of kind 256.
+"""Reads several images of a container in one compressed stream: entries of kind 256.
 
-`fatbinary --concat` of CUDA 13.4 and newer writes them. Behind the header stand a count, the bytes
-of a table, and in it for each image a header like that of an entry of its own, whose size field is
-the offset in the unpacked stream. Found by building with and without; it is no stable ABI.
+`fatbinary --concat` of CUDA 13.4 and newer writes them. After the header come a count, the size of
+a table, and the table: a header for each image like that of an entry, whose size field is the
+offset in the unpacked stream. The layout was found by building with and without the option; it is
+not a stable ABI.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 CONCATENATED: Final = 256
 COST: Final = 4  # in images: one is as much work as any, and takes few bytes of the file
-_TABLE: Final = Struct("<II")  # images, bytes of the table with these two
+_TABLE: Final = Struct("<II")  # number of images, size of the table including these two
 
 
 def read_members(
@@ -32,7 +33,7 @@ def read_members(
     """Yield the images of the entry at an offset.
 
     Raises:
-        FatbinError: The table is not understood, which may show behind the last image.
+        FatbinError: The table is malformed, which may show only after the last image.
     """
     _, _, codec = raw.interpret()
     stream = Stream(place + raw.header_size, raw.compressed_size, raw.uncompressed_size, codec)
@@ -45,7 +46,7 @@ def read_members(
 
 
 def _walk(data: FileView, place: int, raw: Header) -> Iterator[tuple[int, Header]]:
-    """Yield where each record of the table is, and its values."""
+    """Yield the offset and the values of each record of the table."""
     start = place + raw.options_offset
     end = place + raw.header_size
     if not raw.compressed_size or not FORM.size <= raw.options_offset <= raw.header_size - 8:

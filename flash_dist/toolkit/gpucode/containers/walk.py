@@ -1,7 +1,7 @@
-"""Walk the containers between two offsets of a file, and keep what was found.
+"""Reads the containers between two offsets of a file, and collects their images.
 
 A container is a 16-byte header, which NVIDIA publishes with the wrapper (`fatbinary_section.h` of
-the toolkit), and entries. Damage ends a container, not the walk, and leaves a warning.
+the toolkit), and entries. Damage ends a container with a warning; reading continues after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = bytes.fromhex("50ed55ba")
 MAX_WARNINGS: Final = 100
-MOST_TRIED: Final = 10_000  # places of one file that begin like GPU code, and are none
+MOST_TRIED: Final = 10_000  # false beginnings of GPU code allowed in one file
 NOT_SEARCHED: Final = "the search for {} was stopped: too much other data begins like them"
 
 _FORM: Final = Struct("<IHHQ")  # magic, version, header size, bytes of entries
@@ -34,44 +34,44 @@ _VERSION: Final = 1
 
 @dataclass
 class Walk:
-    """What was found in one file so far."""
+    """Everything found in one file so far."""
 
     data: FileView
     budget: Budget
     entries: list[FatbinEntry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
-    starts: dict[int, int] = field(default_factory=dict)  # offset of each container: its number
-    ends: dict[int, int] = field(default_factory=dict)  # by the same offset: where it was read to
+    starts: dict[int, int] = field(default_factory=dict)  # number of each container by its offset
+    ends: dict[int, int] = field(default_factory=dict)  # end of its read part by the same offset
     tries: int = MOST_TRIED
 
     def warn(self, text: str) -> None:
-        """Keep a sentence, as long as there are not too many."""
+        """Keep a sentence, up to a limit."""
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(text)
         elif len(self.warnings) == MAX_WARNINGS:
             self.warnings.append("further warnings are left out")
 
     def may_try(self) -> bool:
-        """Count a place that begins like a container, its struct or an image, and is none."""
+        """Count a false beginning of a container, its struct or an image."""
         self.tries -= 1
         if self.tries == 0:
             self.give_up()
         return self.tries > 0
 
     def give_up(self) -> None:
-        """Say that not all of the file was searched."""
+        """Warn that the file was not searched completely."""
         self.tries = 0
         self.warnings.insert(0, NOT_SEARCHED.format("containers of GPU code"))
 
     def read_all(self, section: str, start: int, end: int, *, quiet: bool = False) -> None:
-        """Read the containers between two offsets, each from where the last one ended.
+        """Read the containers between two offsets, each from the end of the last.
 
         Args:
-            section: Where they lie, for messages.
+            section: Section name, for messages.
             start: The first offset.
-            end: Behind the last one.
-            quiet: Anything may lie in between; else zeros only, and a warning says what does.
+            end: The offset after the last one.
+            quiet: Allow any bytes in between; otherwise only zeros, and a warning describes others.
         """
         place = start
         while self.tries > 0 and (found := self.data.find(MAGIC, place, end)) >= 0:
@@ -84,7 +84,7 @@ class Walk:
             self._check_gap(section, place, end)
 
     def read_container(self, section: str, start: int, limit: int) -> int:
-        """Read one container and return the offset from which to look for the next."""
+        """Read one container and return the offset at which to look for the next."""
         try:
             first, end = self._find_bounds(start, limit)
         except FatbinError as error:
@@ -95,11 +95,11 @@ class Walk:
         found = len(self.entries)
         self.ends[start] = self._read_entries(section, first, end)
         if len(self.entries) == found:
-            self.budget.spend("images")  # one of none is work as well
+            self.budget.spend("images")  # invalid ones are work as well
         return self.ends[start]
 
     def is_container(self, start: int, limit: int) -> bool:
-        """Whether not only the first bytes are those of a container, but also its first image."""
+        """Whether the first bytes are those of a container and of its first image."""
         try:
             first, end = self._find_bounds(start, limit)
             return read_header(self.data, first, end).is_image
@@ -107,7 +107,7 @@ class Walk:
             return False
 
     def fits(self, start: int, limit: int) -> bool:
-        """Whether a container, of whatever, ends where it may."""
+        """Whether a container of any kind ends within its limits."""
         try:
             return bool(self._find_bounds(start, limit))
         except FatbinError:
@@ -146,7 +146,7 @@ class Walk:
             self.warn(f"{_at(section, start)}: {end - start} bytes are not a container")
 
     def _find_bounds(self, start: int, limit: int) -> tuple[int, int]:
-        """Return where the entries of a container begin and end."""
+        """Return start and end of a container's entries."""
         magic, version, header, size = unpack_within(_FORM, self.data, start, limit)
         if magic != _MAGIC:
             message = f"container with magic {magic:#x} is not understood"
@@ -176,7 +176,7 @@ class Walk:
         return place
 
     def _add_entry(self, place: int, raw: Header, section: str, number: int) -> None:
-        """Keep the image of an entry, or those of its stream."""
+        """Keep the image of an entry, or the images of its stream."""
         if raw.kind == CONCATENATED:
             try:
                 self.entries += self._read_stream(place, raw, section, number)
