@@ -1,4 +1,4 @@
-"""The report's list of checks, and of what to do: equal GPUs that fare alike share an entry."""
+"""Lists the report's checks and fixes; GPUs with equal results share an entry."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Json = Mapping[str, Any]
-Group = Sequence[tuple[int, Json]]  # places and checks that say the same of several GPUs
+Group = Sequence[tuple[int, Json]]  # places, and checks with equal results for several GPUs
 
-_SECONDS: Final = re.compile(r" \((\d+) s\)$")  # what a GPU took, the one thing that differs
+_SECONDS: Final = re.compile(r" \((\d+) s\)$")  # the code that a GPU takes, the only difference
 
 
 def group_checks(checks: Sequence[Json]) -> list[Group]:
-    """Put together what says the same of several GPUs, at the place of the first."""
+    """Group equal results of several GPUs at the place of the first."""
     groups: dict[tuple[object, ...], list[tuple[int, Json]]] = {}
     for place, check in enumerate(checks):
         key: tuple[object, ...] = (place,)
@@ -33,7 +33,7 @@ def group_checks(checks: Sequence[Json]) -> list[Group]:
 
 
 def list_steps(groups: Sequence[Group], statuses: Sequence[str]) -> Iterator[Markup]:
-    """Yield what to do for the checks of these statuses; what one step mends stands in one."""
+    """Yield the fixes for the checks of these statuses; equal fixes appear once."""
     steps: dict[tuple[object, ...], list[Group]] = {}
     for status in statuses:
         for group in groups:
@@ -52,7 +52,7 @@ def _step_line(group: Group) -> Markup:
 
 
 def _step(check: Json) -> Iterator[Markup]:
-    """Give the fix; where there is none, what may make one needless."""
+    """Return the fix; if there is none, a step that may make one unnecessary."""
     if check["fix"]:
         yield show_fix(check["fix"])
     else:
@@ -60,7 +60,7 @@ def _step(check: Json) -> Iterator[Markup]:
 
 
 def show_fix(text: str) -> Markup:
-    """Write what to do."""
+    """Write the fix."""
     return element("p", element("b", "Fix:"), " ", prose(text), _class="fix")
 
 
@@ -84,7 +84,7 @@ def show_check(group: Group) -> Markup:
 
 
 def _details(check: Json) -> Markup:
-    """Write the details; many behind a good result are folded: the tables tell most of it."""
+    """Write the details; fold long ones of a good result, which the tables repeat."""
     details = check["details"]
     if not details:
         return Markup()
@@ -109,7 +109,7 @@ def _kind(check: Json) -> str:
 
 
 def _summarize(group: Group) -> str:
-    """Say what the first says; of what each took, the least and the most."""
+    """Return the first summary; replace what each GPU took by the least and the most."""
     summary = str(group[0][1]["summary"])
     found = [_SECONDS.search(one["summary"]) for _, one in group]
     took = sorted(int(match[1]) for match in found if match)
@@ -123,7 +123,7 @@ def _chip(check: Json) -> Markup:
 
 
 def show_meaning(name: str) -> Markup:
-    """Explain a finding; nothing where the id is of another version."""
+    """Explain a finding; write nothing for an id of another version."""
     entry = find(name)
     if entry is None:
         return Markup()

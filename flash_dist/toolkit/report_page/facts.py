@@ -1,4 +1,4 @@
-"""The report's facts of a machine: named, grouped and in units, a reason beside what it is of."""
+"""Facts of the report on a machine: named, grouped, with units, each with its reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CACHE: Final = {
 
 
 def make_facts(environment: Mapping[str, Any]) -> Markup:
-    """Return the groups; what a group takes is gone, so that what is left is told as it is."""
+    """Return the groups. Grouped facts are removed, and the rest is listed unchanged."""
     left = deepcopy(dict(environment))
     what_if = left.pop("what_if", False)
     machine = "Asked on" if what_if else "Machine"
@@ -53,7 +53,7 @@ def make_facts(environment: Mapping[str, Any]) -> Markup:
 
 
 def _leave_out_unasked(left: Json) -> None:
-    """Take away what nobody looked at around GPUs that are not here."""
+    """Remove facts that nobody examined around GPUs that are not here."""
     installed, files, loading = (left.get(name) or {} for name in ("installed", "files", "loading"))
     if not installed.get("build"):
         left.pop("installed", None)
@@ -73,7 +73,7 @@ def _group(title: str, facts: Iterator[Fact]) -> Markup:
 
 
 def _take(left: Json, name: str) -> Json:
-    """Take a part out; one that is null, or of a version that has none, is an empty one."""
+    """Remove and return a part; an absent or null one is empty."""
     return left.pop(name, None) or {}
 
 
@@ -107,7 +107,7 @@ def _describe_torch(left: Json) -> Iterator[Fact]:
 def _describe_build(left: Json) -> Iterator[Fact]:
     asked = "installed" in left
     installed, files = _take(left, "installed"), _take(left, "files")
-    installed.pop("archsets", None)  # what could be installed instead
+    installed.pop("archsets", None)  # the installable sets
     yield "Build", installed.pop("build", None) or "none" * asked
     yield "Code inside", ", ".join(installed.pop("targets", []))
     toolkit = installed.pop("toolkit", None)
@@ -151,7 +151,7 @@ def _describe_driver(left: Json) -> Iterator[Fact]:
         said = " ".join(filter(None, [release, speaks and f"(CUDA {speaks})"]))
     yield "Driver", _because(said, reason)
     kind = _LIBCUDA.get(host.pop("libcuda_kind", None) or "", "")
-    host.pop("libcuda_release", None)  # which its name tells
+    host.pop("libcuda_release", None)  # contained in its name
     yield "libcuda", " ".join(filter(None, [host.pop("libcuda", None), kind]))
     stray = host.pop("stray_libcuda", None)
     yield "libcuda elsewhere", f"{stray}, which the loader does not search" if stray else ""
@@ -187,7 +187,7 @@ def _because(said: str, reason: str | None) -> str:
 
 
 def _flatten(value: Any, name: str) -> Iterator[Fact]:  # noqa: ANN401 - plain data
-    """Yield what no group knows, by the names that it has; what is empty or unknown is left out."""
+    """Yield the facts outside the groups under their own names, without empty and unknown ones."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from _flatten(one, f"{name} {key.replace('_', ' ')}".strip())

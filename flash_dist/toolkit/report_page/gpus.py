@@ -1,4 +1,4 @@
-"""The report's one table of GPUs: what CUDA and nvidia-smi say of each."""
+"""The report's table of GPUs, with the values of CUDA and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADS: Final = (
 
 
 def make_gpu_table(left: Json) -> Markup:
-    """Take the GPUs out of the facts; what no GPU has is no column."""
+    """Take the GPUs out of the facts; omit columns that no GPU has."""
     cuda, nvml = left.get("cuda") or {}, (left.get("host") or {}).get("nvml") or {}
     shown, physical = cuda.pop("gpus", []), nvml.pop("gpus", [])
     places = {_place(one): one for one in physical if one["pci"]}
@@ -38,12 +38,12 @@ def make_gpu_table(left: Json) -> Markup:
 
 
 def _place(gpu: Mapping[str, Any]) -> str:
-    """Return the PCI address as both write it: NVML's domain has more digits than CUDA's."""
+    """Return the PCI address in their common form: NVML's domain has more digits than CUDA's."""
     return str(gpu["pci"] or "").lower().lstrip("0")
 
 
 def _describe(gpu: Mapping[str, Any], physical: Mapping[str, Any]) -> Sequence[str]:
-    """Write a GPU's cells; one that CUDA does not show has no number there."""
+    """Write a GPU's cells; one that CUDA does not show has no CUDA number."""
     memory, smem = gpu.get("memory_bytes"), gpu.get("smem_optin")
     number = gpu.get("index")
     return (

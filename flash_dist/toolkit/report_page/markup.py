@@ -1,4 +1,4 @@
-"""HTML that is escaped by construction: a text becomes markup only through `element`."""
+"""Escapes HTML by construction: text becomes markup only through `element`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _CODE: Final = re.compile(r"`([^`\n]+)`")
-_SHORT: Final = 30  # characters of a word that a phone has room for in one line
+_SHORT: Final = 30  # characters of a word that fit in one line on a phone
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
 def escape(text: str) -> Markup:
-    """Write a text that may hold anything, such as the name of a file, as itself."""
+    """Escape any text, such as the name of a file."""
     shown = "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
         for char in text
@@ -29,7 +29,7 @@ def escape(text: str) -> Markup:
 
 
 def element(name: str, *children: str, **attributes: str) -> Markup:
-    """Return an element. Children that are no Markup are escaped; `_class` is written `class`."""
+    """Return an element. Children that are not Markup are escaped; `_class` becomes `class`."""
     written = "".join(
         f' {key.strip("_").replace("_", "-")}="{escape(value)}"'
         for key, value in attributes.items()
@@ -39,12 +39,12 @@ def element(name: str, *children: str, **attributes: str) -> Markup:
 
 
 def join(*parts: str) -> Markup:
-    """Put markup and texts one after the other."""
+    """Concatenate markup and texts."""
     return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
 
 
 def make_head(title: str, style: str, *more: Markup) -> Markup:
-    """Return the head of a page that is complete in itself."""
+    """Return the head of a self-contained page."""
     return element(
         "head",
         Markup('<meta charset="utf-8">'),
@@ -56,13 +56,13 @@ def make_head(title: str, style: str, *more: Markup) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Return a sentence whose words in backticks are code."""
-    parts = _CODE.split(text)  # the odd ones stood in backticks
+    """Return a sentence with code elements for the words in backticks."""
+    parts = _CODE.split(text)  # odd ones are inside backticks
     return join(*(_code(part) if place % 2 else part for place, part in enumerate(parts)))
 
 
 def _code(text: str) -> Markup:
-    """Write code whose options do not break after their dashes."""
+    """Write code without line breaks after the dashes of options."""
     words = re.split("( )", text)
     return element(
         "code",
@@ -76,12 +76,12 @@ def _code(text: str) -> Markup:
 def make_table(
     title: str, heads: Iterable[str], rows: Iterable[tuple[str, Sequence[str]]], *, style: str = ""
 ) -> Markup:
-    """Return a table that scrolls in itself where it is wider than the page.
+    """Return a table that scrolls separately if it is wider than the page.
 
     Args:
-        title: What a screen reader calls it.
-        heads: Of the columns.
-        rows: The head of each, and its cells.
+        title: Its name for screen readers.
+        heads: Heads of the columns.
+        rows: Head and cells of each row.
         style: Class of the rows' heads.
     """
     columns = (element("th", head, scope="col") for head in heads)

@@ -1,6 +1,6 @@
 """One self-contained page of an examination, to attach to a bug report: no script, no network.
 
-What it tells of the machine is what `doctor --json` tells, without names of people and hosts.
+It has the content of `doctor --json`, without names of people and hosts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def make_page(examination: Json, redaction: Redaction, *, version: str, written:
 
     Args:
         examination: `Examination.to_json()`.
-        redaction: What the page does not tell.
-        version: Of this package.
-        written: When, for the reader.
+        redaction: Removes private data from the page.
+        version: Version of this package.
+        written: Time of writing, for the reader.
     """
     data = redaction.data(examination)
     checks = data["checks"]
@@ -70,7 +70,7 @@ _PROMISE: Final = (
 
 
 def conclude(data: Json) -> str:
-    """Say in a few words what the examination came to."""
+    """Summarise the examination in a few words."""
     counts = Counter(check["status"] for check in data["checks"])
     if counts["fail"]:
         return f"{count(counts['fail'], 'check')} failed"
@@ -87,13 +87,13 @@ def conclude(data: Json) -> str:
 
 
 def is_nothing_checked(data: Json) -> bool:
-    """Whether there was no GPU to check, or no check that came to a result."""
+    """Whether there was no GPU to check, or no check had a result."""
     results = {check["status"] for check in data["checks"]} - {"skip"}
     return data["exit_code"] == EXIT_NOTHING_CHECKED or not results
 
 
 def colour(data: Json) -> str:
-    """Return the class of the verdict: good is only what was checked."""
+    """Return the class of the verdict; only a checked result is good."""
     if data["exit_code"] == EXIT_FINDINGS:
         return "fail"
     if data["status"] == "ok" and is_nothing_checked(data):
@@ -123,11 +123,11 @@ def _verdict(data: Json, title: str, version: str, written: str) -> Markup:
 
 
 def _gist(data: Json, version: str) -> Iterator[str]:
-    """Name what was judged: a what-if has no machine around its GPUs."""
+    """Name the judged object: a what-if has no machine around its GPUs."""
     environment = data["environment"]
     torch = environment["torch"]["version"]
     build = environment["installed"]["build"]
-    if build or not data["what_if"]:  # else the libraries of a wheel are judged, not this build
+    if build or not data["what_if"]:  # otherwise a wheel's libraries are judged, not this build
         yield build or f"{NAME} {version}"
     yield from filter(None, [_describe_driver(environment["cuda"])])
     yield from _count_gpus(environment["cuda"]["gpus"])

@@ -1,4 +1,4 @@
-"""How the report looks: one style sheet for screen, light and dark, and paper."""
+"""Style sheet of the report for screen, light and dark, and paper."""
 
 from __future__ import annotations
 

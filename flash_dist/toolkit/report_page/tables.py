@@ -1,4 +1,4 @@
-"""The report's table of GPUs and kernels, or of GPUs and libraries, from what the checks found."""
+"""The report's table of GPUs and kernels, or of GPUs and libraries, from the checks' data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Cells = tuple[Markup, ...]
 
 
 def make_tables(checks: Sequence[Json], gpus: Sequence[Json]) -> Markup:
-    """Return the tables that these checks allow, nothing where no GPU was judged."""
+    """Return the tables that these checks allow; none if no GPU was judged."""
     judged = [check for check in checks if check["gpu"] is not None]
     kernels = {check["gpu"]: check for check in judged if check["data"].get("kernels")}
     libraries = [check for check in judged if check["data"].get("library")]
@@ -72,7 +72,7 @@ def _kernel_table(checks: Mapping[int, Json], gpus: Sequence[Json]) -> Markup:
 
 
 def _reasons(columns: Iterable[Sequence[int]], checks: Mapping[int, Json]) -> Markup:
-    """Say below the table why a GPU has no code."""
+    """Explain below the table why a GPU has no code."""
     lines = [
         element("div", f"{_number(column)}: {reason}")
         for column in columns
@@ -83,7 +83,7 @@ def _reasons(columns: Iterable[Sequence[int]], checks: Mapping[int, Json]) -> Ma
 
 
 def _kernel_cell(kernels: Iterable[Json]) -> Markup:
-    """Say how the code for a role gets to a GPU, by size where it differs."""
+    """Say how the code of a role gets to a GPU, by size if sizes differ."""
     groups: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:
         size = name_sizes(AXES.read_key(kernel).sizes)
@@ -132,7 +132,7 @@ def _library_cell(data: Json) -> Markup:
 def _merge_columns(
     rows: Mapping[Any, Mapping[int, Markup]], shown: Iterable[int], gpus: Sequence[Json]
 ) -> list[list[int]]:
-    """Put GPUs of one kind that fare alike into one column."""
+    """Merge the columns of equal GPUs with equal results."""
     merged: dict[tuple[str, str, Cells], list[int]] = {}
     for gpu in shown:
         cells = tuple(row.get(gpu, Markup()) for row in rows.values())

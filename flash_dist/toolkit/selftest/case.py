@@ -1,6 +1,6 @@
-"""What the selftest asks of a case, which the package brings.
+"""Base class of the selftest's cases, which the package derives.
 
-    from ._toolkit.selftest.case import Case, make_values
+from ._toolkit.selftest.case import Case, make_values
 
     @dataclass(frozen=True)
     class ScaleCase(Case):
@@ -11,7 +11,7 @@
         def run(self, inputs): ...  # {"out": tensor}, on the device of the inputs
         def exact(self, inputs): ...  # {"out": tensor}, of the inputs in float64 on the CPU
 
-The rest has defaults: the name is of the class and its fields, the allowed error is of the dtype.
+The rest has defaults: the class and its fields give the name, the dtype gives the allowed error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from .comparison import Tensors
 
-    # The cases for a device, given what the dispatcher selects on it; for the CPU that is nothing.
+    # Returns the cases for a device from the variants that the dispatcher selects: none for the
+    # CPU.
     ChooseCases = Callable[[torch.device, Sequence[dict[str, Any]]], Sequence["Case"]]
 
 __all__ = ["Case", "ChooseCases", "Exact", "make_values"]
@@ -37,7 +38,7 @@ __all__ = ["Case", "ChooseCases", "Exact", "make_values"]
 
 @dataclass(frozen=True)
 class Exact:
-    """The values that a case must give, and how far off each tensor may be."""
+    """The expected values of a case, and the allowed error of each tensor."""
 
     values: Tensors
     allowed: dict[str, float]
@@ -51,15 +52,15 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A name that says everything; no other case has it: `scale fp16 count=100`."""
+        """A unique name that states every field: `scale fp16 count=100`."""
         kind = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
-        told = vars(self)  # the fields of a dataclass, in their order
+        told = vars(self)  # the fields of a dataclass, in order
         words = (one if isinstance(one, str) else f"{name}={one}" for name, one in told.items())
         return " ".join([kind.removesuffix("_case"), *words])
 
     @property
     def fills_gpu(self) -> bool:
-        """Whether it is too large for `exact`: then its results must be finite."""
+        """Whether it is too large for `exact`: then its results must only be finite."""
         return False
 
     def make_inputs(self, device: torch.device) -> Any:  # noqa: ANN401 - the package's own
@@ -75,27 +76,27 @@ class Case:
         raise NotImplementedError
 
     def bound(self, name: str, values: torch.Tensor, dtype: torch.dtype) -> float:
-        """Return how far off a result may be.
+        """Return the allowed error of a result.
 
-        By default that is twice the error of rounding its largest value to the dtype. For
-        float32, whose sums round as well, it is 16 times that error.
+        By default that is twice the error of rounding its largest value to the dtype. For float32,
+        whose sums round as well, it is 16 times that error.
 
         Args:
-            name: Of the result.
-            values: The right ones.
-            dtype: The least precise one of the inputs.
+            name: Name of the result.
+            values: The correct values.
+            dtype: The least precise dtype of the inputs.
         """
         del name
         largest = float(values.abs().max()) if values.numel() else 0.0
         return torch.finfo(dtype).eps * largest * (8 if dtype == torch.float32 else 1)
 
     def describe_inputs(self, inputs: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Return, as plain data, what decides bits and is neither in the name nor in the plan."""
+        """Return, as plain data, what decides bits beside the name and the plan."""
         del inputs
         return {}
 
     def compute_exact(self) -> Exact:
-        """Compute the values on the CPU, in float64, and what is allowed."""
+        """Compute the values on the CPU, in float64, and the allowed errors."""
         inputs = self.make_inputs(torch.device("cpu"))
         dtypes = {one.dtype for one in _find_tensors(inputs) if one.is_floating_point()}
         dtype = max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
@@ -112,12 +113,12 @@ def _find_tensors(inputs: object) -> Iterator[torch.Tensor]:
 
 
 def _to_float64(inputs: Any) -> Any:  # noqa: ANN401
-    """Convert the tensors of numbers; indices and masks stay what they are."""
+    """Convert tensors of numbers; keep indices and masks."""
     if isinstance(inputs, torch.Tensor):
         return inputs.double() if inputs.is_floating_point() else inputs
     if isinstance(inputs, dict):
         return {name: _to_float64(one) for name, one in inputs.items()}
-    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):  # a named one
+    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):  # a named tuple
         return type(inputs)(*map(_to_float64, inputs))
     if isinstance(inputs, (list, tuple)):
         return type(inputs)(map(_to_float64, inputs))

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     Emit = Callable[[dict[str, Any]], None]
 
-ALONE = ExactValues()  # shared with no other process
+ALONE = ExactValues()  # no other process uses it
 
-_OTHER_WORK = 4096  # rows and columns of a product that occupies the GPU for a while
+_OTHER_WORK = 4096  # rows and columns of a product that keeps the GPU busy for a while
 
 
 def run_case(
@@ -81,12 +81,12 @@ def run_first(
     inputs: Any,  # noqa: ANN401 - the case's own
     device: torch.device,
 ) -> tuple[Tensors, CasePlan]:
-    """Run once, and record the plan where the library has one; on the CPU it is not asked."""
+    """Run once, and record the plan if the library has one; there is none on the CPU."""
     return run_recorded(case, inputs) if device.type == "cuda" else (case.run(inputs), CasePlan())
 
 
 def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:
-    """Compare with float64 where that is quick; elsewhere there must at least be no NaN."""
+    """Compare with float64 if that is quick; otherwise only check that there is no NaN."""
     if case.fills_gpu:
         found = (_find_not_finite(name, values) for name, values in actual.items())
         return tuple(difference for difference in found if difference)
@@ -121,14 +121,14 @@ def repeat(
 
 
 def find_differences(first: Tensors, results: list[Tensors]) -> Iterator[tuple[int, Difference]]:
-    """Yield what differs from the first run, with the number of the stream."""
+    """Yield differences from the first run, with the number of the stream."""
     for number, result in enumerate(results):
         for difference in compare_bits(first, result):
             yield number, difference
 
 
 def start_other_work(device: torch.device) -> None:
-    """Let the GPU compute something else before and beside the next run."""
+    """Let the GPU compute something else before and during the next run."""
     if device.type == "cuda":
         other = torch.full((_OTHER_WORK, _OTHER_WORK), 0.5, dtype=torch.float16, device=device)
         other @ other
@@ -149,7 +149,7 @@ def _finding(
 
 
 def make_streams(device: torch.device) -> tuple[Any, ...]:
-    """Return two contexts that select a stream each; on the CPU one that does nothing."""
+    """Return two contexts that select a stream each; on the CPU one without effect."""
     if device.type != "cuda":
         return (contextlib.nullcontext(),)
     cuda: Any = torch.cuda
@@ -163,7 +163,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def run_device(name: str, runs: int, emit: Emit, exact: ExactValues = ALONE) -> None:
-    """Run every case on one device and report as it goes."""
+    """Run every case on one device and report progress."""
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
     choose_cases: ChooseCases = PRODUCT.load(PRODUCT.cases)()
     emit({"event": "imported"})
@@ -183,7 +183,7 @@ def run_cases(
     emit: Emit,
     exact: ExactValues = ALONE,
 ) -> None:
-    """Run cases on one device and report as it goes.
+    """Run cases on one device and report progress.
 
     Raises:
         ExtensionError: There is none.

@@ -1,4 +1,4 @@
-"""Inputs from an integer hash, and comparisons of results. Needs torch, no GPU."""
+"""Makes inputs from an integer hash, and compares results. Needs torch, no GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two tensors differ, and in how many they do."""
+    """The first place where two tensors differ, and the number of differing elements."""
 
     tensor: str
     coordinate: tuple[int, ...]
@@ -39,7 +39,7 @@ class Difference:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the difference as plain data; what JSON cannot hold becomes text."""
+        """Return the difference as plain data; values that JSON lacks become text."""
         return {
             "tensor": self.tensor,
             "coordinate": list(self.coordinate),
@@ -64,7 +64,7 @@ def _mix(value: Number) -> Number:
 def hash_bits(seed: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Hash (seed, index) to 32 bits: mix(index ^ mix(seed)), as int64 [count].
 
-    Integer operations only, so that every machine and version has the same inputs.
+    It uses integer operations only, so that every machine and version has the same inputs.
     """
     index = torch.arange(count, dtype=torch.int64, device=device)
     return _mix(index ^ _mix(seed & _MASK))
@@ -80,7 +80,7 @@ def make_values(
 ) -> torch.Tensor:
     """Fill a tensor with values in [-scale, scale): the hash's top 24 bits as a fraction.
 
-    Exact in float32; a scale that is a power of two keeps it so. The one rounding is to `dtype`.
+    This is exact in float32 if the scale is a power of two. Only the conversion to `dtype` rounds.
     """
     bits = hash_bits(seed, math.prod(shape), device) >> 8
     values = (bits - (1 << 23)).to(torch.float32) * (scale / (1 << 23))
@@ -88,7 +88,7 @@ def make_values(
 
 
 def all_equal(expected: Tensors, others: Iterable[Tensors]) -> bool:
-    """Whether all others have the same bits; the device is asked once."""
+    """Whether all others have the same bits; it synchronises with the device once."""
     same = [
         (_bits(expected[name]) == _bits(other[name])).all() for other in others for name in expected
     ]
@@ -96,7 +96,7 @@ def all_equal(expected: Tensors, others: Iterable[Tensors]) -> bool:
 
 
 def digest(tensors: Tensors) -> dict[str, str]:
-    """Return the hash of each tensor's elements, in their order."""
+    """Return the hash of each tensor's elements, in order."""
     return {name: _hash(tensor.detach().contiguous().cpu()) for name, tensor in tensors.items()}
 
 
@@ -111,7 +111,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def compare_bits(expected: Tensors, actual: Tensors) -> tuple[Difference, ...]:
-    """Compare bit by bit, so that NaN equals itself and 0.0 is not -0.0."""
+    """Compare bit by bit: NaN equals itself and 0.0 differs from -0.0."""
     found = (find_bit_difference(name, expected[name], actual[name]) for name in expected)
     return tuple(difference for difference in found if difference is not None)
 
@@ -137,8 +137,8 @@ def compare_values(
 
     Args:
         expected: The float64 reference.
-        allowed: The absolute error that each tensor may have.
-        actual: What the kernels computed, on any device.
+        allowed: The allowed absolute error of each tensor.
+        actual: The results of the kernels, on any device.
     """
     found = []
     for name in actual:

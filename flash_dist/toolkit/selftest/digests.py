@@ -1,4 +1,4 @@
-"""Hashes of what fingerprints are made of."""
+"""Hashes that fingerprints consist of."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ _DIGITS: Final = 32
 
 
 def hash_bytes(data: bytes | ctypes.Array[ctypes.c_char]) -> str:
-    """Return the first 128 bits of the SHA-256, in hexadecimal: a wheel carries thousands."""
+    """Return the first 128 bits of the SHA-256, in hexadecimal: a wheel holds thousands."""
     return hashlib.sha256(data).hexdigest()[:_DIGITS]

@@ -1,4 +1,4 @@
-"""Fill memory that kernels may get with NaN, so that what reads before it writes is caught."""
+"""Fills free memory with NaN, to catch kernels that read before they write."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NAN_BYTE = 0xFF  # NaN in float16, bfloat16 and float32
-_SETTLED = 2  # calls after which a stream's free blocks come back in the same sizes
+_SETTLED = 2  # calls after which the sizes of a stream's free blocks repeat
 
 
 class DirtyMemory:
     """The free blocks of torch's allocator, by stream, of one case that runs many times.
 
-    Asking the allocator takes milliseconds: the sizes are remembered once the case has settled.
+    Asking the allocator takes milliseconds, so the sizes are cached once the case has settled.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,13 +24,13 @@ class DirtyMemory:
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._calls: dict[int, int] = {}
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # the blocks of other cases
+            torch.cuda.empty_cache()  # blocks of other cases
 
     def fill(self) -> None:
         """Fill the free blocks of the current stream.
 
-        Takes a tensor of each free block's size, largest first, fills them and gives them back. A
-        block that is too large to be handed out whole is split, which changes nothing here.
+        Allocates a tensor of each free block's size, largest first, fills all and frees them. A
+        block that is too large to be allocated whole is split, which does no harm.
         """
         if self._device.type != "cuda":
             return

@@ -1,9 +1,8 @@
-"""What a case must give by formulas on the CPU, computed once for all GPUs of a host.
+"""Computes the expected values of cases on the CPU, once for all GPUs of a host.
 
-Selftests that run side by side share it in a folder of their parent's: nobody else reads it, it
-goes with this run, and it is bounded. Whoever needs a case first computes it, and the others wait
-for that. The inputs are made on the CPU: a GPU that makes others is found by its own results, and
-no other GPU is held against them.
+Parallel selftests share them in a private folder of their parent, which is bounded and ends with
+the run. The first process that needs a case computes it, and the others wait. The inputs are made
+on the CPU: a GPU that makes different inputs fails alone, and does not affect other GPUs.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
 
     from .case import Case
 
-LIMIT: Final = 1 << 30  # bytes of all; those of an H200 and the set `all` are 700 MB
+LIMIT: Final = 1 << 30  # bytes of all; an H200 and the set `all` need 700 MB
 _UNREADABLE: Final = (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True)
 class ExactValues:
-    """What cases must give; computed here where there is no folder, or where it fails."""
+    """The expected values of cases; computed locally if there is no usable folder."""
 
     folder: Path | None = None
     limit: int = LIMIT
 
     def get(self, case: Case) -> Exact:
-        """Compute what a case must give, or read what another process computed."""
+        """Compute the expected values of a case, or read those of another process."""
         if self.folder is None:
             return case.compute_exact()
         path = self.folder / f"{hashlib.sha256(case.name.encode()).hexdigest()}.pt"
@@ -50,10 +49,10 @@ class ExactValues:
         return found
 
     def _write(self, path: Path, exact: Exact) -> None:
-        """Keep it for the others where there is room; each sees all of it or nothing."""
+        """Store them for the others if there is room; each sees all of a file or nothing."""
         size = sum(values.numel() * values.element_size() for values in exact.values.values())
         part = path.with_suffix(f".{os.getpid()}")
-        with suppress(OSError, RuntimeError):  # a full disk, as torch tells it
+        with suppress(OSError, RuntimeError):  # torch's error for a full disk
             if size + sum(one.stat().st_size for one in path.parent.glob("*.pt")) <= self.limit:
                 torch.save({"values": exact.values, "allowed": exact.allowed}, part)
                 part.replace(path)
@@ -62,10 +61,10 @@ class ExactValues:
 
 @contextmanager
 def _turn(lock: Path) -> Iterator[None]:
-    """Let one process in at a time; one that dies lets the next in."""
+    """Admit one process at a time; if it dies, admit the next."""
     try:
         file = lock.open("wb")
-    except OSError:  # then each computes for itself
+    except OSError:  # then each process computes its own
         yield
         return
     with file:
@@ -74,7 +73,7 @@ def _turn(lock: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> Exact | None:
-    """Return what is there; None where nothing is, or nothing whole."""
+    """Return the stored values; None if there are none, or they are incomplete."""
     try:
         data: dict[str, Any] = torch.load(path, weights_only=True)
         return Exact(data["values"], data["allowed"])

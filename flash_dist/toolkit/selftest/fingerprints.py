@@ -1,10 +1,9 @@
-"""Fingerprints: hashes of what the selftest's kernels compute, to compare between machines.
+"""Fingerprints: hashes of the selftest's results, to compare between machines.
 
-Bits are promised to be equal where everything is that decides them: the case, the plan by which it
-ran, the code of the kernels that it launched, compute capability, number of multiprocessors, shared
-memory per block, and for code that the driver compiles the driver. A GPU of one model may show
-fewer multiprocessors (a MIG instance, a client of MPS): it is another one. Only fingerprints that
-agree in all of that are compared; whatever else differs is no finding.
+Bits must be equal if everything that decides them is: the case, its plan, the code of its kernels,
+compute capability, number of multiprocessors, shared memory per block, and the driver if it
+compiled the code. Two GPUs of one model may differ in multiprocessors (a MIG instance, a client of
+MPS). Only fingerprints that agree in all of that are compared.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ VERSION: Final = 2
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What decides the bits on the side of the machine."""
+    """Properties of the machine that decide the bits."""
 
     compute_capability: str  # "9.0"; "cpu" for the reference path
-    sm_count: int  # that this process sees
-    smem_limit: int  # bytes per block that the dispatcher may use
+    sm_count: int  # visible to this process
+    smem_limit: int  # bytes per block available to the dispatcher
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What one case computed."""
+    """The hashes of one case."""
 
     case: str
-    plan: str  # hash of what the library decided about the case
-    code: str  # hash of the code of the kernels that it launched
-    driver: str  # release, where the driver compiled the code; else empty
-    digests: Mapping[str, str]  # hashes of out, lse, dq, dk, dv; of dsinks, if there are sinks
+    plan: str  # hash of the library's decisions on the case
+    code: str  # hash of the code of its kernels
+    driver: str  # release, if the driver compiled the code; else empty
+    digests: Mapping[str, str]  # hashes of out, lse, dq, dk, dv; of dsinks if there are sinks
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What two fingerprints of one setting must share for their bits to be equal."""
+        """Values that two fingerprints of one setting must share for equal bits."""
         return self.case, self.plan, self.code, self.driver
 
     def differing(self, other: Fingerprint) -> tuple[str, ...]:
@@ -61,14 +60,14 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Reference:
-    """The fingerprints of one GPU, recorded."""
+    """The recorded fingerprints of one GPU."""
 
     gpu: str
     recorded: str  # date
     setting: Setting
-    kernels: Mapping[str, str]  # name: hash of its code
+    kernels: Mapping[str, str]  # code hash by name
     fingerprints: tuple[Fingerprint, ...]
-    toolkit: str = DEFAULT_TOOLKIT  # CUDA version that compiled them
+    toolkit: str = DEFAULT_TOOLKIT  # CUDA version of their compiler
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reference:
@@ -89,7 +88,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One case in which bits differ that must be equal."""
+    """One case whose bits differ but must be equal."""
 
     case: str
     tensors: tuple[str, ...]
@@ -104,10 +103,10 @@ class Agreement:
 
     cases: int
     compared: int = 0
-    gpu: str = ""  # whose
+    gpu: str = ""  # the recorded GPU
     recorded: str = ""
     mismatches: tuple[Mismatch, ...] = ()
-    nearest: str = ""  # what was recorded of GPUs that differ in their multiprocessors alone
+    nearest: str = ""  # records of GPUs that differ in their multiprocessors alone
 
     def __bool__(self) -> bool:
         return not self.mismatches
@@ -144,13 +143,13 @@ class Agreement:
 def make_fingerprints(
     report: SelftestReport, kernels: Mapping[str, str], driver: str
 ) -> tuple[Fingerprint, ...]:
-    """Join what the selftest computed with the code of the kernels that it launched.
+    """Join the selftest's results with the code of the kernels that it launched.
 
-    Of a case that launched none which a dispatcher knows, any code of the package may decide.
+    If a case launched no kernel of a dispatcher, any code of the package may decide its bits.
 
     Args:
-        report: The selftest's.
-        kernels: The hash of each kernel's code, by its symbol.
+        report: The selftest's report.
+        kernels: The hash of each kernel's code, by symbol.
         driver: The release of the driver.
     """
     return tuple(
@@ -166,13 +165,13 @@ def make_fingerprints(
 
 
 def is_compiled_by_driver(symbols: Iterable[str]) -> bool:
-    """Whether the code of some kernel is PTX, by its symbol; without symbols it may be."""
+    """Whether the code of some kernel, by symbol, is PTX; without symbols it may be."""
     names = list(symbols)
     return not names or any("_compute" in symbol for symbol in names)
 
 
 def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
-    """Return one hash of several kernels' code; one that is unknown has none."""
+    """Return one hash of several kernels' code; empty if one is unknown."""
     text = "".join(f"{symbol} {kernels.get(symbol, '-')}\n" for symbol in symbols)
     return hash_bytes(text.encode())
 
@@ -206,7 +205,7 @@ def _find_nearest(references: Iterable[Reference], setting: Setting) -> str:
 def compare_prints(
     theirs: Iterable[Fingerprint], own: Iterable[Fingerprint]
 ) -> tuple[int, tuple[Mismatch, ...]]:
-    """Return how many fingerprints of one setting must be equal, and which of them are not."""
+    """Return how many fingerprints of one setting must be equal, and the differing ones."""
     known = {one.case: one for one in theirs}
     pairs = [
         (his, one) for one in own if (his := known.get(one.case)) is not None and one.key == his.key
@@ -218,10 +217,10 @@ def compare_prints(
 
 
 def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
-    """Read recorded fingerprints; none where the package has no such file.
+    """Read recorded fingerprints; empty if the package has no such file.
 
     Raises:
-        KernelsError: The file cannot be read, or is not what this version writes.
+        KernelsError: The file cannot be read, or has another version's form.
     """
     hint = f"`{PROGRAM} selftest --record FILE` writes one"
     try:
@@ -245,7 +244,7 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
 
 
 def write_references(path: Path, references: Iterable[Reference]) -> None:
-    """Write recorded fingerprints, one line per case, the same for the same content."""
+    """Write recorded fingerprints, one line per case, equal for equal content."""
     blocks = []
     for reference in references:
         data = reference.to_json()
@@ -269,7 +268,7 @@ def write_references(path: Path, references: Iterable[Reference]) -> None:
 def merge_references(
     known: Iterable[Reference], recorded: Iterable[Reference]
 ) -> tuple[Reference, ...]:
-    """Put recorded fingerprints in the place of those of the same GPU, drivers and toolkit."""
+    """Replace the recorded fingerprints of the same GPU, drivers and toolkit."""
 
     def key(reference: Reference) -> tuple[object, ...]:
         drivers = sorted({one.driver for one in reference.fingerprints})

@@ -1,7 +1,7 @@
-"""Many GPUs of many machines: each runs the selftest, and all must compute the same bits.
+"""Compares the selftests of many GPUs on many machines: all must compute the same bits.
 
-A GPU that computes other bits than its equals, without any error, corrupts data silently. Which of
-them is wrong is what most others did not compute.
+A GPU that computes wrong bits without an error corrupts data silently. The odd GPUs are those that
+differ from the majority.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Member:
-    """One rank: where it runs, and what its GPU computed in one round."""
+    """One rank: its machine, and the results of its GPU in one round."""
 
     rank: int
     host: str
-    gpu: Gpu | None  # None: there is none for this rank, or the reference path on the CPU
+    gpu: Gpu | None  # None: this rank has none, or runs the reference path on the CPU
     setting: Setting
     fingerprints: tuple[Fingerprint, ...]
     result: CheckResult  # of its selftest
@@ -43,7 +43,7 @@ class Member:
 
     @property
     def where(self) -> str:
-        """Name the GPU so that a person can find and replace it."""
+        """Describe the GPU so that a person can find and replace it."""
         if self.gpu is None:
             return f"rank {self.rank} on {self.host}, CPU"
         uuid = f", {self.gpu.uuid}" if self.gpu.uuid else ""
@@ -55,20 +55,20 @@ class Member:
 
 @dataclass(frozen=True)
 class Odd:
-    """One tensor that a rank computed otherwise than the others."""
+    """One tensor whose bits on a rank differ from the others'."""
 
     member: Member
     case: str
     tensor: str
-    agreeing: int  # ranks and rounds that have the bits of most
-    certain: bool  # whether there is a majority
+    agreeing: int  # ranks and rounds with the most common bits
+    certain: bool  # whether they are a majority
 
 
 def compare_members(members: Iterable[Member]) -> tuple[CheckResult, ...]:
     """Compare all fingerprints that must be equal, over ranks and rounds.
 
     Returns:
-        One result per odd GPU, and one for the whole.
+        One result per odd GPU, and one for the whole fleet.
     """
     members = tuple(members)
     failed = [member for member in members if not member.result]
@@ -84,7 +84,7 @@ def compare_members(members: Iterable[Member]) -> tuple[CheckResult, ...]:
 
 
 def _groups(members: Iterable[Member]) -> Iterator[list[tuple[Member, Fingerprint]]]:
-    """Group what must be equal."""
+    """Group fingerprints that must be equal."""
     groups: defaultdict[tuple[object, ...], list[tuple[Member, Fingerprint]]] = defaultdict(list)
     for member in members:
         for one in member.fingerprints:

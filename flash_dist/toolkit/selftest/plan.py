@@ -1,4 +1,4 @@
-"""The plan of a case: what the library decided about its calls, which the bits follow from."""
+"""The plan of a case: the library's decisions on its calls, which determine the bits."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CasePlan:
-    """A hash of all decisions about one case, and the kernels that it launched."""
+    """A hash of all decisions on one case, and the kernels that it launched."""
 
-    digest: str = ""  # empty: no library decided anything, as on the CPU
+    digest: str = ""  # empty: no library decided, as on the CPU
     kernels: tuple[str, ...] = ()  # symbols in ascending order
 
     @classmethod
     def of(cls, plans: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]) -> CasePlan:
-        """Sum up what the library recorded, and what the case says of its inputs."""
+        """Hash the library's records, and the case's description of its inputs."""
         text = json.dumps([plans, inputs], sort_keys=True)
         kernels = {str(one["kernel"]) for one in plans if "kernel" in one}
         return cls(hash_bytes(text.encode()), tuple(sorted(kernels)))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, as the child process reports it."""
+        """Return plain data, as in the child process's report."""
         return {"plan": self.digest, "kernels": list(self.kernels)}
 
 
 def run_recorded(case: Case, inputs: Any) -> tuple[Tensors, CasePlan]:  # noqa: ANN401
     """Run a case once, and return its results and its plan.
 
-    Without a dispatcher nothing is recorded: the plan is that of what the case says.
+    Without a dispatcher nothing is recorded: the plan is the case's own description.
     """
     if not HAS_DISPATCHER:
         return case.run(inputs), CasePlan.of((), case.describe_inputs(inputs))

@@ -1,4 +1,4 @@
-"""What the selftest of one device found, as values."""
+"""Results of the selftest of one device, as values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CaseFinding(Finding):
-    """What is wrong with one case, or with the run that ended in it."""
+    """A failure of one case, or of the run that ended in it."""
 
     case: str = ""
     difference: dict[str, Any] | None = None
@@ -33,7 +33,7 @@ class CaseFinding(Finding):
 
 @dataclass(frozen=True, order=True)
 class RanVariant:
-    """A variant that really ran, as the CUDA runtime describes it."""
+    """A variant that really ran, as described by the CUDA runtime."""
 
     symbol: str
     binary_version: int
@@ -53,7 +53,7 @@ class RanVariant:
 
 @dataclass(frozen=True)
 class CaseDigests:
-    """What one case computed, and the plan by which it did."""
+    """The hashes of one case's results, and its plan."""
 
     case: str
     plan: CasePlan
@@ -62,16 +62,16 @@ class CaseDigests:
 
 @dataclass(frozen=True)
 class SelftestReport:
-    """What the selftest of one device found."""
+    """Results of the selftest of one device."""
 
     device: str  # "0", "cpu"
     runs: int
-    cases: int  # completed
+    cases: int  # completed runs
     findings: tuple[CaseFinding, ...] = ()
     loaded: tuple[RanVariant, ...] = ()
     selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None if not asked
-    roles: tuple[str, ...] = ()  # of the kernels that really ran
-    imported: bool = True  # the compiled parts were loaded
+    roles: tuple[str, ...] = ()  # of the kernels that ran
+    imported: bool = True  # whether the compiled parts were loaded
     seconds: float = 0.0
     digests: tuple[CaseDigests, ...] = ()
 
@@ -100,7 +100,7 @@ class SelftestReport:
 
     @property
     def tensors(self) -> str:
-        """What the cases compute; those that few of them do are not named."""
+        """The computed tensors, except those of few cases."""
         counts = Counter(name for one in self.digests for name in one.digests)
         common = [name for name, count in counts.items() if 2 * count >= len(self.digests)]
         return ", ".join(common) or "results"

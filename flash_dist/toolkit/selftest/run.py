@@ -1,7 +1,6 @@
-"""Prove the kernels on one device: bit-equal runs, right values, no crash.
+"""Runs the selftest of one device: bit-equal runs, correct values, no crash.
 
-The parent side: start the child, read its report, judge it. What the child does is in
-`child.py`.
+This is the parent side: it starts the child (`child.py`), reads its report and judges it.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ def run_selftest(
     """Run the selftest of one device, "0" or "cpu", in a child process.
 
     Args:
-        device: Of CUDA's order.
-        runs: Of each case.
+        device: Number in CUDA's order.
+        runs: Number of runs of each case.
         timeout: Seconds.
-        child: Arguments of Python; a test's own child may compute something else.
-        together: Runs it beside those of other devices; None runs it alone.
+        child: Arguments of Python; tests replace the child.
+        together: Runs it in parallel with other devices; None runs it alone.
     """
     if together is not None and device in together:
         return judge_outcome(device, runs, together.outcome(device))
@@ -74,7 +73,7 @@ def make_command(device: str, runs: int, child: Sequence[str] = CHILD) -> list[s
 
 
 def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
-    """Turn what the child reported, and how it ended, into a report."""
+    """Turn the child's report and its end into a report."""
     events = outcome.events
     findings = [_read_finding(event) for event in events if event.get("event") == "finding"]
     case = next((str(e["case"]) for e in reversed(events) if e.get("event") == "case"), "")
@@ -101,7 +100,7 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
 
 def _explain_death(outcome: Outcome, case: str) -> CaseFinding:
     if outcome.ending == "exit" and outcome.output and not outcome.events:
-        # An import failed: the last line of a traceback says all.
+        # An import failed: the last line of the traceback says why.
         summary = f"the child process did not start: {outcome.output[-1]}"
         return CaseFinding(SELFTEST_CRASHED, summary, case=case)
     if outcome.ending == "not-started":
@@ -170,11 +169,11 @@ def _read_selected(events: Iterable[Event]) -> dict[str, str] | None:
 
 
 def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> CheckResult:
-    """Present a report as a check.
+    """Turn a report into a check result.
 
     Args:
-        report: The selftest's.
-        surprises: From `find_surprises`.
+        report: The selftest's report.
+        surprises: The result of `find_surprises`.
     """
     result = CheckResult(
         "ok",
@@ -220,7 +219,7 @@ def _fix(report: SelftestReport) -> str:
 
 
 def describe_findings(report: SelftestReport) -> list[str]:
-    """Write each finding with its case, the first few; a single one is the summary itself."""
+    """Describe the first few findings with their cases; a single one is the summary."""
     if len(report.findings) == 1:
         return list(report.findings[0].details)
     lines = []
@@ -232,7 +231,7 @@ def describe_findings(report: SelftestReport) -> list[str]:
 
 
 def describe_loaded(report: SelftestReport) -> tuple[str, ...]:
-    """Count the variants that ran by what the runtime says of them."""
+    """Count the variants that ran, by the runtime's description."""
     counts: dict[tuple[int, int], int] = {}
     for variant in report.loaded:
         key = (variant.binary_version, variant.ptx_version)
@@ -248,7 +247,7 @@ def _describe_untested(report: SelftestReport) -> tuple[str, ...]:
 
 
 def find_surprises(predicted: dict[str, str], report: SelftestReport) -> tuple[str, ...]:
-    """Compare which variant was predicted for each kernel with what the dispatcher chose."""
+    """Compare the predicted variant of each kernel with the dispatcher's choice."""
     if report.selected is None:
         return ()
     return tuple(

@@ -1,7 +1,7 @@
-"""The selftests of several GPUs at once, as many as cores and memory allow, and how far they are.
+"""Runs the selftests of several GPUs in parallel, within cores and memory, with progress.
 
-Each keeps its own process. What a case must give by float64 on the CPU is computed by the one that
-needs it first and read by the others: see exact.py.
+Each has its own process. The first process that needs a case's expected values computes them on the
+CPU, and the others read them: see exact.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
-CHILD_BYTES: Final = 4 << 30  # torch with CUDA takes 3 GiB of a host's memory
+CHILD_BYTES: Final = 4 << 30  # torch with CUDA takes 3 GiB of host memory
 MOST_THREADS: Final = (
-    4  # the shapes held against float64 are small: more threads wait for each other
+    4  # the shapes compared with float64 are small: more threads only wait for each other
 )
 
 _EVERY: Final = 0.2  # seconds between two readings of the reports
@@ -31,10 +31,10 @@ _EVERY: Final = 0.2  # seconds between two readings of the reports
 
 @dataclass(frozen=True)
 class Progress:
-    """How many cases of all GPUs have run, and how long the others will take."""
+    """Finished cases of all GPUs, and the estimated time for the rest."""
 
     done: int
-    total: int  # 0: not known yet
+    total: int  # 0: unknown
     seconds_left: float | None = None
 
     def __str__(self) -> str:
@@ -47,25 +47,25 @@ class Progress:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write `40 s` or `3 min`; what is guessed is not exact to the second."""
+    """Write `40 s` or `3 min`: an estimate is not exact to the second."""
     whole = round(seconds)
     return f"{whole} s" if whole < 100 else f"{round(whole / 60)} min"  # noqa: PLR2004 - seconds
 
 
 def count_places(devices: int, cores: int, free_bytes: int | None) -> int:
-    """Return how many selftests may run at the same time."""
+    """Return the number of selftests that may run at the same time."""
     fitting = devices if free_bytes is None else free_bytes // CHILD_BYTES
     return max(1, min(devices, cores, fitting))
 
 
 def count_threads(places: int, cores: int) -> int:
-    """Return how many threads each of them may have on the CPU."""
+    """Return the number of CPU threads for each of them."""
     return max(1, min(MOST_THREADS, cores // places))
 
 
 @dataclass
 class _Child:
-    """A selftest that runs."""
+    """A running selftest."""
 
     watched: Generator[Path, None, Outcome]
     cases: int = 0
@@ -73,8 +73,8 @@ class _Child:
     read: int = 0  # bytes of its report
 
     def count(self, report: Path) -> None:
-        """Read what is new in its report; a line that is not whole yet waits."""
-        with suppress(OSError), report.open("rb") as file:  # it has none at first
+        """Read new lines of its report; an incomplete line waits."""
+        with suppress(OSError), report.open("rb") as file:  # it does not exist at first
             file.seek(self.read)
             lines = file.read().splitlines(keepends=True)
             for line in (one for one in lines if one.endswith(b"\n")):
@@ -85,13 +85,13 @@ class _Child:
 
 
 class SideBySide:
-    """Runs the selftests of some GPUs, as soon as the first of them is asked for.
+    """Runs the selftests of some GPUs, starting when the first of them is requested.
 
     Args:
         commands: The child process of each, by the name of its device.
-        timeout: Seconds that one may take.
-        cores: Of this host; None asks it.
-        free_bytes: Of its memory; None asks it.
+        timeout: Seconds for one selftest.
+        cores: Cores of this host; None asks it.
+        free_bytes: Free memory of this host; None asks it.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SideBySide:
         return device in self.names
 
     def close(self) -> None:
-        """End what still runs."""
+        """Stop running selftests."""
         for child in self._running.values():
             child.watched.close()
         self._running.clear()
@@ -125,7 +125,7 @@ class SideBySide:
             self._folder.cleanup()
 
     def outcome(self, device: str) -> Outcome:
-        """Wait for a selftest; the others go on meanwhile."""
+        """Wait for a selftest; the others continue meanwhile."""
         while device not in self._ended:
             self._start()
             for name in tuple(self._running):
@@ -161,7 +161,7 @@ class SideBySide:
             child.count(report)
 
     def progress(self) -> Progress:
-        """Say how far all are; those of which nothing is known yet are taken for average."""
+        """Report the progress of all; unknown ones count as average."""
         known = [(one.done, one.cases) for one in self._running.values() if one.cases]
         known += [(cases, cases) for _, cases in self._ended.values()]
         if not known:

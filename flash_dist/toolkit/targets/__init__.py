@@ -1,1 +1,1 @@
-"""Which code runs where: rules on targets, GPUs and drivers that read nothing."""
+"""Rules for targets, GPUs and drivers: which code runs where. They read no files."""

@@ -1,4 +1,7 @@
-"""Verdicts in words: which arch set to install, which driver, what to unset. Pure functions."""
+"""Puts verdicts into words: the arch set or driver to install, the variable to unset.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ GET_DRIVER = (
     "(`docker run --gpus all`)"
 )
 ARM = "aarch64"
-TORCH_MIN = "2.10"  # of the stable ABI we compile for, where no manifest says it
+TORCH_MIN = "2.10"  # of the stable ABI that we compile for, if no manifest states it
 
 HOW_WORDS = {
     "native": "native code",
@@ -59,7 +62,7 @@ def describe_device(device: Device, name: str = "") -> str:
 def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
     """Return the arch sets that serve all of these GPUs, and do it best; the smallest first.
 
-    A set that needs the JIT is not named beside one that has machine code; see `order_of_sets`.
+    A set that needs the JIT is not named beside one with SASS; see `order_of_sets`.
     """
     devices = tuple(devices)
     ranked = [(serve(archset, devices), archset) for archset in archsets]
@@ -89,11 +92,11 @@ def describe_covering(
 
 
 def arm_note(devices: Iterable[Device], machine: str, archsets: Iterable[ArchSet]) -> str:
-    """Say which of these GPUs come with Arm CPUs alone, and their set; empty where that is meant.
+    """Name the GPUs that exist only with Arm CPUs, and their set; empty if Arm is meant.
 
     Args:
-        devices: All that were asked about.
-        machine: Whose CPUs are meant, as `uname -m` says it.
+        devices: All requested GPUs.
+        machine: The CPU, in the form of `uname -m`.
         archsets: All published sets, of all machines.
     """
     if machine == ARM:
@@ -118,7 +121,7 @@ def _list(devices: Iterable[Device]) -> str:
 def covering_set(
     devices: Iterable[Device], archsets: Iterable[ArchSet], floor: Device = FLOOR
 ) -> ArchSet | None:
-    """Return the one arch set for these GPUs, apart from those that no build can serve."""
+    """Return the one arch set for these GPUs, except those that no build can serve."""
     able = _servable(devices, floor)
     return next(iter(sets_for(able, archsets)), None) if able else None
 
@@ -128,13 +131,13 @@ def explain_refusal(
 ) -> tuple[str, str]:
     """Say why a GPU cannot use a build, and the step that helps.
 
-    `doctor` prints both and the operators raise them, so that the words can be searched for.
+    `doctor` prints both and the operators raise them, so that users can search for the words.
 
     Args:
         verdict: One that is false.
-        build: What was judged.
-        name: The GPU's.
-        others: GPUs of the same machine, which one arch set should serve too.
+        build: The judged build.
+        name: Name of the GPU.
+        others: Other GPUs of the machine, which the arch set should serve, too.
     """
     situation = verdict.situation
     device, driver = situation.device, situation.driver
@@ -163,7 +166,7 @@ def _lacks_code(build: Build, situation: Situation) -> bool:
 
 
 def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device]) -> Build:
-    """Leave out the arch sets that a driver does not load, unless only they serve the GPUs."""
+    """Drop the arch sets that a driver does not load, unless only they serve the GPUs."""
     if driver is None:
         return build
     able = _servable(devices, build.floor)
@@ -173,11 +176,11 @@ def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device])
 
 
 def name_driver(branch: int | None, devices: Iterable[Device] = ()) -> str:
-    """Name the first driver that will do: `NVIDIA driver 580 or newer`.
+    """Name the first suitable driver: `NVIDIA driver 580 or newer`.
 
     Args:
-        branch: The first that will do; None if no known one does.
-        devices: All GPUs of the machine, of which newer drivers may work some no more.
+        branch: The first suitable branch; None if no known one is.
+        devices: All GPUs of the machine; newer drivers may not support some of them.
     """
     if branch is None:
         return "a newer NVIDIA driver"
@@ -199,7 +202,7 @@ def unsupported_sentence(
 ) -> str:
     """Say in one sentence that a build has no code for a GPU, and which arch set has.
 
-    It is the set of `unsupported_fix`: one that serves the other GPUs too.
+    It names the set of `unsupported_fix`, which serves the other GPUs too.
     """
     gpu = describe_device(device, name)
     contents = describe_archs(build.archs).replace("; ", " and ")
@@ -215,7 +218,7 @@ def unsupported_sentence(
 
 
 def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
-    """Return the step that makes these GPUs work: one arch set for all, or a list of its own."""
+    """Return the step that serves these GPUs: one arch set for all, or a custom list."""
     devices = _servable(devices, build.floor)
     serving = sets_for(devices, build.archsets)
     if serving:
@@ -247,7 +250,7 @@ def _list_targets(devices: Iterable[Device], build: Build) -> ArchSet:
 
 
 def _hint_to_build(build: Build, hint: str, otherwise: str) -> str:
-    """Return a hint that names nox where the sources of the package are."""
+    """Return a hint that names nox if the sources of the package are here."""
     return hint_to_build(hint, otherwise) if build.project == NAME else otherwise
 
 
@@ -258,7 +261,7 @@ def pip_install(archset: ArchSet, release: str, project: str = NAME, index: str 
 
 
 def sources(release: str, project: str = NAME) -> str:
-    """Return the name of the file with the sources of a release."""
+    """Return the file name of a release's sources."""
     return f"{project}-{release}.tar.gz"
 
 
@@ -266,8 +269,8 @@ def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> 
     """Return the step of `unsupported_fix` for a driver: a set that it loads, or a newer one, too.
 
     Args:
-        devices: GPUs that the build has no code for, or not the best.
-        build: What was judged.
+        devices: GPUs without code in the build, or without the best code.
+        build: The judged build.
         driver: The present one, if known.
     """
     every = tuple(devices)
@@ -281,7 +284,7 @@ def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> 
 
 
 def _servable(devices: Iterable[Device], floor: Device) -> tuple[Device, ...]:
-    """Return the GPUs that some build can serve, old to new."""
+    """Return the GPUs that some build can serve, oldest first."""
     return tuple(sorted({device for device in devices if device >= floor}))
 
 
@@ -300,19 +303,19 @@ def _alone(device: Device) -> ArchSet:
 
 
 def torch_fix(oldest: str = "") -> str:
-    """Return the step for a torch that is absent, or older than the oldest that serves."""
+    """Return the step for a torch that is absent or too old."""
     return f"`pip install 'torch>={oldest or TORCH_MIN}'`"
 
 
 def jit_fix(devices: Iterable[Device], build: Build, driver: Driver | None = None) -> str:
-    """Return the steps where the driver's JIT compiler is missing: bring it, or do without."""
+    """Return the steps for a missing JIT compiler of the driver: install it, or avoid it."""
     step = (
         "install the whole driver, in a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     )
     devices = _servable(devices, build.floor)
     compiled = tuple(one for one in build.archsets if _is_compiled(one, devices))
     if not compiled and not _is_compiled(_list_targets(devices, build), devices):
-        return step  # nothing has machine code for them
+        return step  # nothing has SASS for them
     return f"{step}; or {code_fix(devices, replace(build, archsets=compiled), driver)}"
 
 
@@ -331,20 +334,20 @@ def driver_fix(
     """Return the step for a driver that is too old, or the set that an older one loads.
 
     Args:
-        build: What it does not load.
+        build: The build that it does not load.
         driver: The present one, if known.
-        devices: The GPUs, all of which another set must serve.
-        jit: What the driver is told to do with embedded code.
+        devices: The GPUs, which another set must all serve.
+        jit: Variables that change what the driver does with embedded code.
     """
     every = tuple(devices)
     devices = _servable(every, build.floor)
     if every and not devices:
         return hardware_fix(max(every), build)
     able = _find_able(build, devices, jit)
-    if devices and not able:  # with no driver either
+    if devices and not able:  # no driver would help
         return code_fix(every, build, driver)
     needed = first_branch_of_build(build, able)
-    if not able and build.toolkit:  # no GPU is known
+    if not able and build.toolkit:  # the GPUs are unknown
         needed = toolkit_driver(build.toolkit)
     step = f"install {name_driver(needed, every)} (`nvidia-smi` shows the present one)"
     if driver is None or not devices:
@@ -357,7 +360,7 @@ def driver_fix(
 
 
 def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[Situation]:
-    """Return the GPUs that a build serves with some driver; without variables, if need be."""
+    """Return the GPUs that a build serves with some driver, without variables if necessary."""
     for policy in (jit, ALLOWED):
         alone = [Situation(device, jit=policy) for device in devices]
         able = [one for one in alone if judge_device(build, one)]
@@ -367,7 +370,7 @@ def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[
 
 
 def _older_driver(needed: int | None, devices: Iterable[Device], build: Build) -> str:
-    """Name the set that asks for the oldest driver, if the build needs a newer one."""
+    """Name the set that needs the oldest driver, if the build needs a newer one."""
     every = tuple(devices)
     able = _servable(every, build.floor)
     asked = [(first_branch_of_set(one, able), one) for one in build.archsets]

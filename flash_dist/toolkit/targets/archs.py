@@ -1,7 +1,7 @@
 """Compile targets and sets of them: parse, print, order, gencode flags.
 
-A GPU *has* compute capability 9.0; code is *for* `sm_90a` (SASS, machine code) or `compute_90`
-(PTX, compiled by the driver). Suffix `a` binds code to one chip, `f` to one family.
+A GPU *has* compute capability 9.0; code is *for* `sm_90a` (SASS) or `compute_90` (PTX, compiled by
+the driver). Suffix `a` binds code to one chip, `f` to one family.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TOOLKIT: Final = "13.0"
 DEFAULT_MACHINE: Final = "x86_64"
-SESSIONS: Final = {"x86_64": "build_wheels", "aarch64": "build_arm"}  # of nox, by CPU
+SESSIONS: Final = {"x86_64": "build_wheels", "aarch64": "build_arm"}  # session of nox, by CPU
 
 _ARCH = re.compile(r"(?:(sm_|compute_)?([1-9][0-9]{1,2})|([1-9][0-9]?)\.([0-9]))([af]?)")
 
@@ -39,7 +39,7 @@ class Arch:
     def parse(cls, text: str) -> Arch:
         """Read `sm_90a`, `compute_80`, `9.0a` or `90a`; the last two are SASS.
 
-        Any well-formed number is taken: a binary may hold code for GPUs newer than this package.
+        Any well-formed number is valid: a binary may hold code for GPUs newer than this package.
         """
         match = _ARCH.fullmatch(text.strip())
         if match is None:
@@ -62,7 +62,7 @@ class Arch:
 
     @property
     def dotted(self) -> str:
-        """The form of TORCH_CUDA_ARCH_LIST, which does not tell SASS from PTX: `9.0a`."""
+        """The form of TORCH_CUDA_ARCH_LIST, which does not distinguish SASS from PTX: `9.0a`."""
         return f"{self.major}.{self.minor}{self.suffix}"
 
     @property
@@ -82,7 +82,7 @@ class Arch:
 
     @property
     def smem_optin(self) -> int:
-        """Bytes of shared memory that a block may ask for on the GPU this code is named after."""
+        """Bytes of shared memory per block (opt-in) on the GPU this code is named after."""
         return self.device.smem_optin
 
 
@@ -133,12 +133,12 @@ class ArchSet:
 
     name: str
     label: str  # goes into the wheel's version: X+cu130.<label>
-    archs: tuple[Arch, ...]  # old to new, SASS before PTX of the same number
+    archs: tuple[Arch, ...]  # oldest first, SASS before PTX of the same number
     who: str = ""
     toolkit: str = DEFAULT_TOOLKIT
-    machine: str = field(default=DEFAULT_MACHINE, kw_only=True)  # as `uname -m` says it
+    machine: str = field(default=DEFAULT_MACHINE, kw_only=True)  # in the form of `uname -m`
     budget_bytes: int | None = field(default=None, kw_only=True)
-    wheel_bytes: int | None = field(default=None, kw_only=True)  # as last built
+    wheel_bytes: int | None = field(default=None, kw_only=True)  # of the last build
 
     @classmethod
     def parse(cls, text: str, *, name: str = "custom", label: str | None = None) -> ArchSet:
@@ -148,7 +148,7 @@ class ArchSet:
 
         Args:
             text: The list.
-            name: What to call the set in messages.
+            name: Name of the set in messages.
             label: Label of the wheel's version; made from the content when None: `sm75.sm86`.
         """
         archs: set[Arch] = set()
@@ -173,7 +173,7 @@ class ArchSet:
         return tokens
 
     def pin(self, release: str, project: str = NAME) -> str:
-        """Name the set's wheel of a release as pip does: `NAME==0.1.0+cu130.hopper`."""
+        """The requirement that pins the set's wheel of a release: `NAME==0.1.0+cu130.hopper`."""
         return f"{project}=={release}+cu{self.toolkit.replace('.', '')}.{self.label}"
 
     @property
@@ -218,7 +218,7 @@ def _parse_token(token: str, text: str, name: str) -> tuple[Arch, ...]:
 
 
 def _suggestion(text: str) -> str | None:
-    """Name the known architecture or list that is spelled most like this text."""
+    """Name the known architecture or list whose spelling is nearest to this text."""
     spellings = {name.lower(): name for name in NAMED_LISTS}
     for arch in KNOWN_ARCHS:
         forms = (arch.dotted, str(arch), str(replace(arch, ptx=True)))
@@ -228,17 +228,17 @@ def _suggestion(text: str) -> str | None:
 
 
 def own_targets(archsets: Iterable[ArchSet]) -> tuple[Arch, ...]:
-    """Return the targets of one chip or family that sets have: GPUs get these, not plain ones."""
+    """Return the chip and family targets of sets, which GPUs use instead of plain ones."""
     every = {arch for one in archsets for arch in one.archs}
     return tuple(sorted(arch for arch in every if arch.suffix and not arch.ptx))
 
 
 def describe_plain(archset: ArchSet, own: Iterable[Arch]) -> str:
-    """Say which targets of a set lack the kernels of their GPU's own target; empty if none does.
+    """Name targets of a set that lack the kernels of their GPU's own target; empty if none.
 
     Args:
-        archset: What is built.
-        own: Targets that some kernels are for alone.
+        archset: The set to build.
+        own: Targets that some kernels are exclusively for.
     """
     plain = [
         (replace(one, suffix=""), one)
@@ -268,7 +268,7 @@ def unsupported(archset: ArchSet, toolkit: str) -> tuple[Arch, ...]:
 
 
 def require_supported(archset: ArchSet, toolkit: str, *, skip_unsupported: bool = False) -> ArchSet:
-    """Return the set if the toolkit compiles all of it, or without the rest if told to skip."""
+    """Return the set if the toolkit compiles all of it, or its compilable part if told to skip."""
     refused = unsupported(archset, toolkit)
     if not refused:
         return archset

@@ -1,4 +1,4 @@
-"""What tells the kernels of one role apart: named axes, such as a dtype, a size and a tile.
+"""Axes that tell the kernels of one role apart, such as a dtype, a size and a tile.
 
 A package declares its axes once, in `product.json`. Names of kernels, records, reports, verdicts
 and the dispatcher all follow from them. The rule of an axis says how a call finds its kernel:
@@ -34,11 +34,11 @@ _SPELLING: Final = re.compile(r"[a-z_]{0,15}\{\}")
 
 
 class AxesError(KernelsError, ValueError):
-    """Axes that no table of kernels can have."""
+    """Axes that are not valid for a table of kernels."""
 
 
 class KernelKey(NamedTuple):
-    """A kernel as a call asks for it: the values of the axes `equal` and `holds`, in order."""
+    """A kernel as requested by a call: the values of the axes `equal` and `holds`, in order."""
 
     role: str
     words: tuple[str, ...]
@@ -46,14 +46,14 @@ class KernelKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A variant among those of its family."""
+    """A variant's place in its family."""
 
     words: tuple[str, ...]
     sizes: tuple[int, ...]
     plan: int  # KB of shared memory; 0 needs no opt-in
 
 
-NOWHERE: Final = Place((), (), 0)  # of a kernel that no table has: it has no axes
+NOWHERE: Final = Place((), (), 0)  # of a kernel without a table: it has no axes
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Word:
 
     name: str
     floor: Device  # the first compute capability that has the instruction
-    part_of: str = ""  # another word, beside which it is not named
+    part_of: str = ""  # another word, which makes it redundant in messages
 
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Word:
@@ -84,7 +84,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis. A number is left out of a symbol where it is that of the axis `default`, or 0."""
+    """One axis. Symbols omit a number that equals the one of the axis `default`, or 0."""
 
     name: str
     rule: Rule
@@ -94,7 +94,7 @@ class Axis:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Axis:
-        """Read plain data; keys of a newer writer are left alone.
+        """Read plain data; keys of a newer writer are ignored.
 
         Raises:
             AxesError: A name, the rule, the spelling in symbols or a floor is malformed.
@@ -135,7 +135,7 @@ class Axes:
 
         Raises:
             AxesError: There are more than 8, two of one name, or two `fits` or `last`; a default is
-                no axis `holds` before it.
+                not an axis `holds` before it.
         """
         axes = cls(tuple(map(Axis.from_json, data)))
         names = [axis.name for axis in axes.every]
@@ -168,7 +168,7 @@ class Axes:
         return [axis.to_json() for axis in self.every]
 
     def of(self, rule: Rule) -> tuple[Axis, ...]:
-        """Return those with a rule."""
+        """Return the axes with a rule."""
         return tuple(axis for axis in self.every if axis.rule == rule)
 
     @cached_property
@@ -204,7 +204,7 @@ class Axes:
     # --- plain data -----------------------------------------------------------------------------
 
     def describe(self, place: Place | KernelKey) -> dict[str, Value]:
-        """Return the values by the names of their axes, as they stand in JSON.
+        """Return the values by axis name, as in JSON.
 
         A kernel without axes has none.
         """
@@ -216,13 +216,13 @@ class Axes:
         )
 
     def place(self, values: Mapping[str, Any]) -> Place:
-        """Read values by the names of their axes; one that is absent has its default.
+        """Read values by axis name; an absent one has its default.
 
-        A kernel with none of them has no axes.
+        A kernel without any of them has no axes.
 
         Raises:
             KeyError: An axis without a default has no value.
-            TypeError: A value is not of the axis.
+            TypeError: A value is not valid for its axis.
         """
         found: dict[str, Any] = {}
         if not any(axis.name in values for axis in self.every):
@@ -244,12 +244,12 @@ class Axes:
         return Place(words, tuple(found[name] for name in self.sizes), found.get(self.plan, 0))
 
     def read_key(self, data: Mapping[str, Any]) -> KernelKey:
-        """Read the key of a kernel from plain data with its role."""
+        """Read the key of a kernel from plain data, with its role."""
         place = self.place(data)
         return KernelKey(str(data["role"]), place.words, place.sizes)
 
     def rank(self, key: KernelKey) -> tuple[bool, str, list[int]]:
-        """Order kernels in reports: the package's main role first, words as they are declared."""
+        """Order kernels in reports: the package's main role first, words in declared order."""
         known = list(self.words)
         order = [known.index(word) if word in known else len(known) for word in key.words]
         return key.role != PRODUCT.main_role, key.role, order
@@ -257,18 +257,18 @@ class Axes:
     # --- names ----------------------------------------------------------------------------------
 
     def spell(self, place: Place) -> str:
-        """Return the values as they stand in symbols: `bf16_d192v128_smem64`."""
+        """Return the values in the form of symbols: `bf16_d192v128_smem64`."""
         plan = "".join(axis.symbol.format(place.plan) for axis in self.of("fits") if place.plan)
         return "_".join(filter(None, [*place.words, self.spell_sizes(place.sizes)])) + plan
 
     def spell_sizes(self, sizes: tuple[int, ...]) -> str:
-        """Return the sizes as they stand in symbols: `d192v128`."""
+        """Return the sizes in the form of symbols: `d192v128`."""
         told = dict(zip(self.sizes, sizes, strict=True))
         axes = (a for a in self.of("holds") if not a.default or told[a.name] != told[a.default])
         return "".join(axis.symbol.format(told[axis.name]) for axis in axes)
 
     def read_symbol(self, symbol: str, prefix: str) -> tuple[str, Place] | None:
-        """Return family and values of `PREFIX_fwd_bf16_d64_smem64_sm90a`; None if it is another."""
+        """Read family and values of `PREFIX_fwd_bf16_d64_smem64_sm90a`; None for another name."""
         found = re.fullmatch(re.escape(prefix) + self._pattern, symbol)
         if found is None:
             return None
@@ -294,11 +294,10 @@ class Axes:
         return rf"(?P<family>\w+){words}{between}{sizes}{plan}_(?:sm|compute)[0-9]+[af]?"
 
     def role_of(self, family: str) -> str:
-        """Return what a family is for: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
+        """Return a family's role: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
 
-        A family that is for some targets only is named after them, and before that after the axis
-        `last` if its kernels have it; the generator insists on it. Any other is the general family
-        of its role.
+        The name of a family for some targets ends with them, after the axis `last` if its kernels
+        have it; the generator requires that. Any other family is the general one of its role.
         """
         return self._for_target.sub("", family)
 
@@ -313,7 +312,7 @@ class Axes:
 
 
 def is_plain(key: KernelKey) -> bool:
-    """Whether a kernel is of a plain file, whose name is its role: no dispatcher knows it."""
+    """Whether a kernel is of a plain file, whose name is its role; dispatchers ignore it."""
     return not (key.words or key.sizes)
 
 
@@ -333,8 +332,8 @@ def smallest_size(
 ) -> tuple[int, ...] | None:
     """Return the compiled sizes that serve those of a call; None if none do.
 
-    Those with the least sum, among equals with the least last one: 160 and 128 take 192/128 and not
-    160/160.
+    These have the least sum and, among equals, the least last size: 160 and 128 take 192/128 and
+    not 160/160.
     """
     holding = (one for one in sizes if all(a >= b for a, b in zip(one, asked, strict=True)))
     return min(holding, key=lambda one: (sum(one), one[::-1]), default=None)

@@ -1,4 +1,4 @@
-"""Which code runs where: one image, one device, one driver, one answer.
+"""Rules that decide whether one image runs on one device with one driver.
 
 Sources: CUDA "Compatibility" guides for Ampere, Ada and Blackwell (binary and PTX rules); NVIDIA
 blog "NVIDIA Blackwell and NVIDIA CUDA 12.9 Introduce Family-Specific Architecture Features" and
@@ -71,10 +71,10 @@ class RunVerdict:
 
 
 def order_of_sets(hows: Iterable[str]) -> tuple[int, int, int]:
-    """Return what arch sets are ordered by, the best first, from how one serves each GPU.
+    """Return the sort key of arch sets, the best first, from how a set serves each GPU.
 
-    The set that serves the most of the GPUs, of those the one with machine code for the most, then
-    the one with native code for the most; whoever compares takes the smallest of equals.
+    Best is the set that serves most GPUs; then most with SASS; then most with native code. Callers
+    take the smallest of equals.
     """
     hows = tuple(hows)
     served = sum(how in _MACHINE_CODE or how == "jit" for how in hows)
@@ -84,28 +84,28 @@ def order_of_sets(hows: Iterable[str]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Origin:
-    """What made an image, as far as a driver cares. Unknown parts are not judged."""
+    """Properties of an image that a driver checks. Unknown ones are not judged."""
 
     toolkit: str | None = "13.0"
-    ptx_isa: Version | None = None  # of PTX; None: what the toolkit writes
+    ptx_isa: Version | None = None  # of PTX; None: the toolkit's default
     codec: str = "none"  # "none", "lz4" or "zstd"
-    in_stream: bool = False  # packed with others of its container (`fatbinary --concat`)
+    in_stream: bool = False  # compressed with others of its container (`fatbinary --concat`)
 
 
 DEFAULT_ORIGIN = Origin()
 
-# CUDA's switches for embedded code, each under two names: the first that is set decides.
+# CUDA's switches for embedded code, each with two names: the first that is set decides.
 FORCE_JIT = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")
 DISABLE_JIT = ("CUDA_DISABLE_PTX_JIT", "CUDA_DISABLE_JIT")
 
 
 @dataclass(frozen=True)
 class JitPolicy:
-    """What keeps the driver from embedded code; by default nothing does."""
+    """Settings that keep the driver from embedded code; by default none."""
 
-    forced: str = ""  # the variable by which it ignores SASS
-    disabled: str = ""  # the variable by which it compiles no PTX
-    lacks_compiler: bool = False  # there is no library that would
+    forced: str = ""  # the variable that makes it ignore SASS
+    disabled: str = ""  # the variable that stops it from compiling PTX
+    lacks_compiler: bool = False  # the library that would is missing
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -142,15 +142,15 @@ def judge(
 ) -> RunVerdict:
     """Judge whether a driver would run code for a target on a device.
 
-    The rules apply in the order in which a user could act on them: the GPU and whether its driver
-    works it at all, variables, what the driver loads.
+    The rules apply in the order in which a user could act on them: the GPU and whether the driver
+    supports it, variables, what the driver loads.
 
     Args:
         arch: The target.
         device: The GPU.
-        driver: Its driver. None leaves the driver out of the question.
-        origin: Toolkit, PTX ISA and compression of the image; what we build by default.
-        jit: What CUDA_FORCE_PTX_JIT, CUDA_DISABLE_PTX_JIT and their newer names say.
+        driver: Its driver. None ignores the driver.
+        origin: Toolkit, PTX ISA and compression of the image; by default ours.
+        jit: Settings of CUDA_FORCE_PTX_JIT, CUDA_DISABLE_PTX_JIT and their newer names.
     """
     return _judge(arch, device, driver, origin, jit)
 
@@ -299,7 +299,7 @@ def driver_refusal(driver: Driver, origin: Origin) -> str | None:
 
 
 def _needs_more(driver: Driver, origin: Origin) -> bool:
-    """Whether the newest driver that is known would not load it."""
+    """Whether even the newest known driver would not load it."""
     return origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit)
 
 
@@ -322,7 +322,7 @@ def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
 
 
 def _name_ptx(origin: Origin) -> tuple[str, Version | None]:
-    """Return what a driver must understand, and the first CUDA that does; None if too new."""
+    """Return the needed PTX support, and the first CUDA with it; None if too new."""
     toolkit = parse_version(origin.toolkit) if origin.toolkit is not None else (0, 0)
     if origin.ptx_isa is None and toolkit > NEWEST_CUDA:
         return f"PTX of CUDA {origin.toolkit}", toolkit

@@ -1,8 +1,8 @@
-"""Compute capabilities and drivers: what a GPU has, which CUDA versions a driver speaks.
+"""Compute capabilities of GPUs, and CUDA versions of drivers.
 
-Sources: CUDA toolkit release notes, table of toolkit and driver versions; CUDA Compatibility
-guide, "Minor Version Compatibility" (first driver per major); PTX ISA guide, "Release Notes"
-(first toolkit per PTX ISA); nvcc documentation of `--compress-mode` (zstd needs a 12.4 driver).
+Sources: CUDA toolkit release notes, table of toolkit and driver versions; CUDA Compatibility guide,
+"Minor Version Compatibility" (first driver per major); PTX ISA guide, "Release Notes" (first
+toolkit per PTX ISA); nvcc documentation of `--compress-mode` (zstd needs a 12.4 driver).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ ZSTD_CUDA: Version = (12, 4)
 CONCAT_CUDA: Version = (13, 4)  # the first whose `fatbinary --concat` packs cubins into one stream
 NEWEST_CUDA: Version = max(DRIVER_CUDA.values())
 
-# The CUDA whose driver is the first for a GPU: the one that compiles for it first, where the table
-# of GPUs tells; 10.1 is what CUDA 12 calls 11.0.
+# The first CUDA whose driver supports a GPU: the first that compiles for it, if the table of GPUs
+# has it; CUDA 12 calls 11.0 10.1.
 FIRST_CUDA: dict[Version, Version] = {
     (7, 5): (10, 0), (8, 0): (11, 0), (8, 6): (11, 1), (8, 7): (11, 4), (8, 9): (11, 8),
     (9, 0): (11, 8),
@@ -59,7 +59,7 @@ FIRST_CUDA: dict[Version, Version] = {
 
 @dataclass(frozen=True, order=True)
 class Device:
-    """A GPU as its compute capability tells it, such as 8.6."""
+    """A GPU's compute capability, such as 8.6."""
 
     major: int
     minor: int
@@ -80,12 +80,12 @@ class Device:
 
     @property
     def number(self) -> int:
-        """The decimal form that targets use: 86 for 8.6."""
+        """The decimal form in targets: 86 for 8.6."""
         return self.major * 10 + self.minor
 
     @property
     def version(self) -> Version:
-        """As a key of the tables here."""
+        """The key in the tables of this module."""
         return self.major, self.minor
 
     @property
@@ -95,17 +95,17 @@ class Device:
 
     @property
     def arm_only(self) -> bool:
-        """Whether no machine with another CPU has it."""
+        """Whether all machines with it have Arm CPUs."""
         return self.version in ARM_ONLY
 
     @property
     def known(self) -> bool:
-        """Whether there is such a GPU, as far as these tables tell."""
+        """Whether these tables have such a GPU."""
         return self.version in SMEM_OPTIN_KIB
 
     @property
     def first_cuda(self) -> Version | None:
-        """The CUDA version of the first driver that knows this GPU; None if that is not known."""
+        """The CUDA version of the first driver that supports this GPU; None if unknown."""
         return FIRST_CUDA.get(self.version)
 
     @property
@@ -115,9 +115,9 @@ class Device:
 
     @property
     def smem_optin(self) -> int:
-        """Bytes of shared memory that a block may ask for.
+        """Bytes of shared memory that a block may use (opt-in).
 
-        Unknown: the least of the major; of a newer major: the least since 8.0.
+        For an unknown GPU, the least of its major; for a newer major, the least since 8.0.
         """
         known = SMEM_OPTIN_KIB.get(self.version)
         if known is None:
@@ -128,11 +128,11 @@ class Device:
 
     @property
     def renamed(self) -> Device:
-        """By the name that newer CUDA gives it: 13.0 calls 10.1 (Thor) 11.0."""
+        """The GPU under its newer CUDA name: 13.0 calls 10.1 (Thor) 11.0."""
         return Device(*RENAMED.get(self.version, self.version))
 
 
-ANY_GPU = Device(0, 0)  # below every GPU: a floor that there is none of
+ANY_GPU = Device(0, 0)  # below every GPU: a floor without effect
 
 
 KNOWN_DEVICES: tuple[Device, ...] = tuple(Device(*version) for version in sorted(SMEM_OPTIN_KIB))
@@ -140,7 +140,7 @@ KNOWN_DEVICES: tuple[Device, ...] = tuple(Device(*version) for version in sorted
 
 @dataclass(frozen=True)
 class Driver:
-    """An NVIDIA driver: the newest CUDA version it speaks and, if known, its release.
+    """An NVIDIA driver: the newest CUDA version that it supports and, if known, its release.
 
     The CUDA version decides; a forward-compatibility package raises it above the release's own.
     """
@@ -162,12 +162,12 @@ class Driver:
 
     @classmethod
     def from_cuda_version(cls, number: int, release: str = "") -> Driver:
-        """Take what `cuDriverGetVersion` answered, such as 13000."""
+        """Read the answer of `cuDriverGetVersion`, such as 13000."""
         return cls((number // 1000, number % 1000 // 10), release)
 
     @property
     def is_newer_than_known(self) -> bool:
-        """Whether only its release is known, and that is newer than the table: it may do more."""
+        """Whether only its release is known, and is newer than the table: it may support more."""
         branch = self.release.partition(".")[0]
         newest = max(DRIVER_CUDA)
         beyond = branch.isdecimal() and int(branch) > newest
@@ -175,7 +175,7 @@ class Driver:
 
     @property
     def may_do_more(self) -> bool:
-        """Whether it may load what is newer than these tables: no driver of the tables does."""
+        """Whether it may load images newer than these tables: a driver in the tables does not."""
         return self.is_newer_than_known or self.cuda > NEWEST_CUDA
 
     def __str__(self) -> str:
@@ -200,14 +200,14 @@ def format_version(version: Version) -> str:
 
 
 def driver_cuda(branch: int) -> Version:
-    """Return the CUDA version of a driver branch; between two known ones, that of the older."""
+    """Return the CUDA version of a driver branch; between two known ones, the older's."""
     known = sorted(DRIVER_CUDA)
     place = bisect_right(known, branch)
     return DRIVER_CUDA[known[place - 1]] if place else (9, 0)
 
 
 def first_driver(cuda: Version) -> int | None:
-    """Return the first driver branch that speaks this CUDA version, None if no known one does."""
+    """Return the first driver branch that supports this CUDA version, None if unknown."""
     return next((branch for branch, has in sorted(DRIVER_CUDA.items()) if has >= cuda), None)
 
 
@@ -225,31 +225,31 @@ def toolkit_driver(toolkit: str) -> int | None:
 
 
 def toolkit_ptx_isa(toolkit: str) -> Version:
-    """Return the PTX ISA that this toolkit writes; of one that is newer than the table, the newest.
+    """Return the PTX ISA that this toolkit writes; for a toolkit newer than the table, the newest.
 
-    NOTE: `judge` asks for no ISA of such a toolkit.
+    NOTE: `judge` requires no ISA of such a toolkit.
     """
     version = parse_version(toolkit)
     return max((isa for isa, cuda in PTX_ISA_CUDA.items() if cuda <= version), default=(7, 0))
 
 
 def ptx_isa_cuda(isa: Version) -> Version | None:
-    """Return the first CUDA version that assembles this PTX ISA, None if it is too new to know."""
+    """Return the first CUDA version that assembles this PTX ISA, None if unknown."""
     return next((cuda for known, cuda in sorted(PTX_ISA_CUDA.items()) if known >= isa), None)
 
 
 def driver_supports_toolkit(driver: Driver, toolkit: str) -> bool:
-    """Whether SASS and the runtime of this toolkit load: the driver's CUDA major is no older."""
+    """Whether SASS and runtime of this toolkit load: the driver's CUDA major is not older."""
     return driver.cuda[0] >= parse_version(toolkit)[0]
 
 
 def toolkit_compression(toolkit: str) -> str:
-    """Return how our builds with this toolkit compress images: nvcc knows zstd from 12.8 on."""
+    """Return the compression of our builds with this toolkit: nvcc supports zstd from 12.8 on."""
     return "zstd" if parse_version(toolkit) >= (12, 8) else "lz4"
 
 
 def driver_supports_ptx_isa(driver: Driver, isa: Version) -> bool | None:
-    """Whether the driver's JIT assembles this PTX ISA; None if both are too new to know."""
+    """Whether the driver's JIT assembles this PTX ISA; None if both are too new."""
     needed = ptx_isa_cuda(isa)
     if needed is not None:
         return driver.cuda >= needed
@@ -257,7 +257,7 @@ def driver_supports_ptx_isa(driver: Driver, isa: Version) -> bool | None:
 
 
 def driver_supports_concat(driver: Driver) -> bool:
-    """Whether the driver is as new as the tool that packs several cubins into one stream."""
+    """Whether the driver is as new as the tool that compresses several cubins as one stream."""
     return driver.cuda >= CONCAT_CUDA
 
 

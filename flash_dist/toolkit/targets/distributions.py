@@ -1,10 +1,10 @@
-"""Which Linux distributions have which glibc: a library needs one, a wheel's tag promises one."""
+"""glibc versions of Linux distributions: libraries need one, and a wheel's tag promises one."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# The glibc that each release came with: 2.x. Old to new.
+# The minor glibc version 2.x of each release, oldest first.
 RELEASES: Final = {
     "Debian": {"10": 28, "11": 31, "12": 36, "13": 41},
     "Ubuntu": {"18.04": 27, "20.04": 31, "22.04": 35, "24.04": 39, "25.04": 41},

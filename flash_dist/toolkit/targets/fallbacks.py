@@ -1,4 +1,4 @@
-"""Which kernels serve the calls that other kernels leave: facts that a build's manifest holds."""
+"""Kernels that serve the calls that other kernels leave, as stated in a build's manifest."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fallbacks:
-    """Stand-ins of roles, and the families that leave calls to the general family of their role.
+    """Fallback roles, and families that leave calls to the general family of their role.
 
-    The table of kernels has these facts; the generator writes them for C++ and for the manifest.
+    The table of kernels states them; the generator writes them for C++ and for the manifest.
     """
 
-    stand_ins: Mapping[str, tuple[str, ...]]  # by role: the roles that serve what it cannot
-    leaves_half_filled: frozenset[str]  # families without calls that fill half of their first size
+    stand_ins: Mapping[str, tuple[str, ...]]  # by role: the roles that serve unsupported calls
+    leaves_half_filled: frozenset[str]  # families that leave calls below half of their first size
 
     @classmethod
     def infer(cls, roles: Mapping[str, str]) -> Fallbacks:
-        """Return the facts for a build whose manifest does not state them, or is absent.
+        """Return the fallbacks of a build whose manifest does not state them, or is absent.
 
-        A role without a general family has stand-ins that are not known. A family for some targets
-        leaves half-filled calls to the general family if there is one.
+        A role without a general family has unknown fallbacks. A family for some targets leaves
+        half-filled calls to the general family if there is one.
 
         Args:
             roles: The role of each family.
@@ -38,7 +38,7 @@ class Fallbacks:
         """Read plain data.
 
         Raises:
-            TypeError: A value is not a list of names, or a role has no stand-in.
+            TypeError: A value is not a list of names, or a role has no fallback.
         """
         stand_ins = {role: _read_names(role, names) for role, names in data["stand_ins"].items()}
         key = "leaves_half_filled"

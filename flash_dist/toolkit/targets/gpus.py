@@ -1,9 +1,9 @@
-"""Every GPU that is known, a row each; what else is said of GPUs here and in ci/ derives from it.
+"""Table of all known GPUs. All other facts on GPUs here and in ci/ derive from it.
 
-Sources: CUDA C++ Programming Guide, appendix "Compute Capabilities" (shared memory per block, who
-is of a family); `nvcc --list-gpu-code` of each toolkit (first, until); CUDA 13.0 features archive
-(10.1 became 11.0); NVIDIA's "CUDA GPU Compute Capability" page (products); "CUDA Toolkit, Driver,
-and Architecture Matrix" of the data center drivers (dropped).
+Sources: CUDA C++ Programming Guide, appendix "Compute Capabilities" (shared memory per block,
+members of a family); `nvcc --list-gpu-code` of each toolkit (first, until); CUDA 13.0 features
+archive (10.1 became 11.0); NVIDIA's "CUDA GPU Compute Capability" page (products); "CUDA Toolkit,
+Driver, and Architecture Matrix" of the data center drivers (dropped).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 Version = tuple[int, int]
 
-OLDEST_TOOLKIT: Final = (12, 0)  # that is known here
+OLDEST_TOOLKIT: Final = (12, 0)  # the newest in this table
 SPECIFIC_FROM: Final = (9, 0)  # the first GPU that code with the suffix `a` is for
 FAMILIES_FROM: Final = (12, 9)  # the first toolkit that knows the suffix `f`
 
@@ -23,21 +23,21 @@ class Chip:
     """One compute capability."""
 
     version: Version  # the compute capability
-    smem_kib: int  # the most shared memory that one block may ask for (opt-in)
+    smem_kib: int  # maximum shared memory of one block (opt-in)
     first: Version = OLDEST_TOOLKIT  # the first CUDA that compiles for it
-    until: Version | None = None  # the first CUDA that does so no more
-    dropped: Version | None = None  # the first CUDA whose drivers work it no more
-    family: tuple[Version, ...] = ()  # whom code for its family, suffix `f`, runs on
-    products: str = ""  # as people know it
+    until: Version | None = None  # the first CUDA that does not compile for it
+    dropped: Version | None = None  # the first CUDA whose drivers do not support it
+    family: tuple[Version, ...] = ()  # GPUs that run code for its family, suffix `f`
+    products: str = ""  # product names
     integrated: bool = False  # Tegra class: code for discrete GPUs is not promised to run on it
-    arm_only: bool = False  # no machine with another CPU has it
-    renamed: Version | None = None  # what a newer CUDA calls it
+    arm_only: bool = False  # all machines with it have Arm CPUs
+    renamed: Version | None = None  # its name in a newer CUDA
 
     def __str__(self) -> str:
         return f"{self.version[0]}.{self.version[1]}"
 
     def suffixes(self, toolkit: Version) -> tuple[str, ...]:
-        """Return what may follow its number in a target of this CUDA; none where it has no code."""
+        """Return the suffixes of its targets in this CUDA; none if CUDA has no code for it."""
         if toolkit < self.first or (self.until is not None and toolkit >= self.until):
             return ()
         specific = ("a",) if self.version >= SPECIFIC_FROM else ()
@@ -45,7 +45,7 @@ class Chip:
         return ("", *specific, *family)
 
 
-# Old to new. A family is data on purpose: a new minor of the same major need not join (10.1 is
+# Oldest first. Families are data, because a new minor of the same major need not join one (10.1 is
 # outside that of 10.0).
 CHIPS: Final = (
     Chip((5, 0), 48, until=(13, 0), dropped=(13, 1)),

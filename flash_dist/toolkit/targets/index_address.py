@@ -1,8 +1,8 @@
-"""Address of the package index that has the releases, of product.json; commands take it from here.
+"""Address of the package index with the releases, from product.json, for printed commands.
 
-A project without a public index has a placeholder: nothing is served from example.org, which RFC
-2606 reserves for texts. Whatever prints a placeholder says so. The texts and pyproject.toml hold
-the same address, and a test names each place that has another.
+A project without a public index has a placeholder: example.org serves nothing, because RFC 2606
+reserves it for texts. Every text with a placeholder says so. The texts and pyproject.toml hold the
+same address, and a test names each place with another one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _RESERVED: Final = ("//example.org/", PLACEHOLDER)
 
 
 def index_of_set(name: str, index: str = INDEX) -> str:
-    """Return the address of the index that has the wheels of one published set."""
+    """Return the address of the index with the wheels of one published set."""
     return f"{index}{name}/"
 
 
 def explain_placeholder(index: str = INDEX) -> str:
-    """Say what a placeholder stands for; an empty text for an address that is real."""
+    """Explain a placeholder; return an empty text for a real address."""
     if not any(one in index for one in _RESERVED):
         return ""
     return f"{index} is a placeholder for the address of an index that has this release"

@@ -1,4 +1,4 @@
-"""The needs of some GPUs: the oldest driver, and the targets to compile. Pure functions."""
+"""Needs of some GPUs: the oldest driver, and the targets to compile. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ BRANCHES: Final = tuple(sorted(DRIVER_CUDA))
 
 
 def driver_of(branch: int) -> Driver:
-    """Return the driver of a branch that is known."""
+    """Return the driver of a known branch."""
     return Driver(DRIVER_CUDA[branch], str(branch))
 
 
 def first_branch(serves: Callable[[Driver], bool]) -> int | None:
     """Return the oldest driver branch that serves; None if no known one does.
 
-    A newer driver serves what an older one does: those that work a GPU no more are of GPUs that no
-    build is for.
+    Newer drivers serve everything that older ones do: they drop only GPUs that no build is for.
     """
     place = bisect_left(BRANCHES, x=True, key=lambda branch: serves(driver_of(branch)))
     return BRANCHES[place] if place < len(BRANCHES) else None
@@ -40,7 +39,7 @@ def first_branch(serves: Callable[[Driver], bool]) -> int | None:
 def serve(
     archset: ArchSet, devices: Iterable[Device], driver: Driver | None = None
 ) -> list[str] | None:
-    """Say how a set serves each GPU; None if one is not served, for certain."""
+    """Say how a set serves each GPU; None if one is certainly not served."""
     origin = Origin(archset.toolkit, None, toolkit_compression(archset.toolkit))
     hows: list[str] = []
     for device in devices:
@@ -66,7 +65,7 @@ def first_branch_of_build(build: Build, able: Iterable[Situation]) -> int | None
 
 
 def last_branch_of(devices: Iterable[Device]) -> int | None:
-    """Return the last driver branch that works all of these GPUs; None if the newest does."""
+    """Return the last driver branch that supports all of these GPUs; None if the newest does."""
     dropped = [one.dropped_by for one in devices if one.dropped_by is not None]
     return last_driver(min(dropped)) if dropped else None
 
@@ -76,14 +75,14 @@ def choose_target(
 ) -> Arch | None:
     """Return the target that serves a GPU best: its own number, with the suffix that kernels need.
 
-    A GPU that is newer than the toolkit gets machine code of the same major, or PTX. None: nothing
-    that the toolkit compiles runs on it, or it is older than all that there are kernels for.
+    A GPU that is newer than the toolkit gets SASS of the same major, or PTX. None: the toolkit
+    compiles nothing for it, or it is older than the kernels support.
 
     Args:
         device: The GPU.
-        toolkit: CUDA version that compiles.
-        own: Targets with a suffix that kernels are for.
-        floor: The oldest GPU that there are kernels for.
+        toolkit: CUDA version of the compiler.
+        own: Targets with a suffix that have kernels.
+        floor: The oldest GPU with kernels.
     """
     if device < floor:
         return None
@@ -93,7 +92,7 @@ def choose_target(
 
 @cache
 def _list_compiled(toolkit: str, own: tuple[Arch, ...]) -> tuple[Arch, ...]:
-    """Return the targets that a toolkit compiles, of those with a suffix `own`, and its PTX."""
+    """Return the targets that a toolkit compiles: suffixed ones only from `own`, and its PTX."""
     plain = {arch for archs in TOOLKIT_ARCHS.values() for arch in archs if not arch.suffix}
     every = sorted({*own, *plain} | {replace(arch, ptx=True) for arch in plain})
     refused = unsupported(ArchSet("every", "every", tuple(every)), toolkit)
@@ -107,8 +106,8 @@ def list_targets(
 
     Args:
         devices: The GPUs.
-        own: Targets with a suffix that kernels are for.
-        floor: The oldest GPU that there are kernels for.
+        own: Targets with a suffix that have kernels.
+        floor: The oldest GPU with kernels.
     """
     found = {choose_target(device, DEFAULT_TOOLKIT, own, floor) for device in devices}
     return ArchSet("list", "list", tuple(sorted(arch for arch in found if arch is not None)))

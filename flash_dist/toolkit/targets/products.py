@@ -1,6 +1,6 @@
-"""GPUs by the names that people know them by: `RTX 3090`, `h200`, `sm_86`, and as drivers say them.
+"""Finds GPUs by common names: `RTX 3090`, `h200`, `sm_86`, and the names of drivers.
 
-Source: NVIDIA's "CUDA GPU Compute Capability" pages, that of legacy GPUs among them.
+Source: NVIDIA's "CUDA GPU Compute Capability" pages, including that of legacy GPUs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from ..errors import ArchError
 from .devices import Device
 
-# Words that say nothing of the compute capability: the maker, the form, the memory.
+# Words without influence on the compute capability: the maker, the form, the memory.
 _NOISE: Final = re.compile(
     r"nvidia|geforce|tesla|gpu|nvgpu|laptop|mobile|max|q|pcie|sxm\d?|nvl|hbm\d?e?|gddr\d\w*|\d+gb?"
     r"|edition|workstation|server|generation|gen|founders|super|ti|hgx|developer|kit|module|card"
@@ -21,7 +21,7 @@ _GLUED: Final = re.compile(
     r"^(?:nvidia|geforce|tesla)|(?:super|ti|laptop|mobile|maxq|sxm\d?|pcie)+$"
 )
 
-# Of the words that are left, joined; a name has one row.
+# The remaining words, joined; each name has one row.
 _PRODUCTS: Final[dict[str, str]] = {
     "3.5": r"k40[cmt]?|k20x?c?m?",
     "3.7": r"k80",
@@ -67,10 +67,10 @@ _TARGET: Final = re.compile(
 
 
 def find_device(text: str) -> Device:
-    """Read a GPU as somebody names it: `8.6`, `sm_86`, `86`, `RTX 3090`, `NVIDIA H100 80GB HBM3`.
+    """Read a GPU's name: `8.6`, `sm_86`, `86`, `RTX 3090`, `NVIDIA H100 80GB HBM3`.
 
     Raises:
-        ArchError: It is none that is known by this name, or several are.
+        ArchError: No GPU or several GPUs have this name.
     """
     name = text.strip().lower()
     found = _read_number(name) or _find_product(name)
@@ -101,7 +101,7 @@ def _find_product(name: str) -> Device | None:
 
 
 def _shorten(name: str) -> str:
-    """Join the words that say which GPU it is: `rtx3090` of `NVIDIA GeForce RTX 3090 Ti`."""
+    """Join the words that identify a GPU: `rtx3090` of `NVIDIA GeForce RTX 3090 Ti`."""
     words = (word for word in re.split(r"[^a-z0-9]+", name) if not _NOISE.fullmatch(word))
     return _GLUED.sub("", "".join(words))
 

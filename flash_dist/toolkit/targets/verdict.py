@@ -1,8 +1,8 @@
-"""Which kernel variant each GPU will run. Pure functions; `advice.py` puts them into words.
+"""Predicts the kernel variant that each GPU runs. Pure functions; `advice.py` adds words.
 
-`compatibility.py` knows the rules for one image on one device. This module applies them to all
-variants of a build the way the dispatcher does: the best code first, then the largest
-shared-memory plan that fits.
+`compatibility.py` has the rules for one image on one device. This module applies them to all
+variants of a build as the dispatcher does: the best code first, then the largest shared-memory plan
+that fits.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ Cause = Literal[
     "no-matching-code",
     "smem-limit",
 ]
-# From best to worst. What the hardware lacks is no fault of a build.
+# From best to worst. Missing hardware support is not a fault of the build.
 HOW_ORDER: tuple[KernelHow, ...] = (
     "not-on-this-hardware", "native", "family", "same-major", "jit", "unverified", "none",
 )  # fmt: skip
 
-# The first compute capability with the instructions that a word of an axis needs, such as a dtype.
+# The first compute capability with the instructions for a word of an axis, such as a dtype.
 FLOORS: Final = {name: word.floor for name, word in AXES.words.items()}
 OLDEST: Final = Device.parse(PRODUCT.oldest_gpu) if PRODUCT.oldest_gpu else ANY_GPU
 FLOOR: Final = max(OLDEST, min(FLOORS.values(), default=OLDEST))
 
-NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
+NO_OPT_IN = 48 * KIB  # available to every block: plan 0
 SMEM_VARIABLE = f"{VARIABLES}SMEM_LIMIT"
 _NO_LIMIT = 1 << 30
 _LIMIT = re.compile(r"[ \t-\r]*\+?0*([1-9][0-9]{0,9})")
@@ -66,7 +66,7 @@ _MOST_LIMIT = 2**31 - 1
 
 
 def read_smem_limit(text: str) -> int | None:
-    """Return the bytes that SMEM_VARIABLE names; None where the dispatcher refuses it."""
+    """Read the bytes in SMEM_VARIABLE; None if the dispatcher rejects them."""
     found = _LIMIT.fullmatch(text)
     limit = int(found[1]) if found else 0
     return limit if 0 < limit <= _MOST_LIMIT else None
@@ -78,7 +78,7 @@ class Variant:
 
     symbol: str
     family: str
-    key: KernelKey  # the kernel this is a variant of
+    key: KernelKey  # the kernel of this variant
     arch: Arch
     plan: int = 0  # KB of shared memory; 0 needs no opt-in
     origin: Origin = DEFAULT_ORIGIN
@@ -115,7 +115,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Build:
-    """What a build contains, and which arch sets its project publishes."""
+    """The contents of a build, and the arch sets that its project publishes."""
 
     name: str  # "NAME 0.1.0+cu130.hopper"
     variants: tuple[Variant, ...]
@@ -123,16 +123,16 @@ class Build:
     toolkit: str | None = None
     told_fallbacks: Fallbacks | None = None  # None: its manifest does not state them
     axes: Axes = AXES
-    oldest: Device = OLDEST  # the first compute capability that it is written for
-    index: str = PRODUCT.index  # address of the package index that has the releases
+    oldest: Device = OLDEST  # the lowest compute capability that it is written for
+    index: str = PRODUCT.index  # of the package index with the releases
 
     def __hash__(self) -> int:
-        """Hash little of it: it is a key of what was judged, and has a thousand variants."""
+        """Hash few fields: it is a cache key, and has a thousand variants."""
         return hash((self.name, len(self.variants)))
 
     @property
     def release(self) -> str:
-        """The version without its arch set, `0.1.0`; a word that stands for it if not known."""
+        """The version without its arch set, `0.1.0`; a placeholder if unknown."""
         version = self.name.partition(" ")[2].partition("+")[0]
         return version if "." in version else "VERSION"
 
@@ -149,12 +149,12 @@ class Build:
 
     @property
     def own_targets(self) -> tuple[Arch, ...]:
-        """The targets with a suffix that the package has kernels for."""
+        """The targets with a suffix for which the package has kernels."""
         return own_targets(self.archsets)
 
     @property
     def archs(self) -> tuple[Arch, ...]:
-        """Every target that has a kernel, old to new."""
+        """Every target that has a kernel, oldest first."""
         return tuple(sorted({variant.arch for variant in self.variants}))
 
     @property
@@ -164,7 +164,7 @@ class Build:
 
     @property
     def counts(self) -> str:
-        """How many kernels it offers: `117 kernels in 224 variants`, `8 kernels of 2 files`."""
+        """Counts of its kernels: `117 kernels in 224 variants`, `8 kernels of 2 files`."""
         plain = [one for one in self.variants if is_plain(one.key)]
         listed = [one for one in self.variants if not is_plain(one.key)]
         told = []
@@ -178,14 +178,14 @@ class Build:
 
     @cached_property
     def fallbacks(self) -> Fallbacks:
-        """What its manifest states, or what the names of its families tell."""
+        """The manifest's fallbacks, or those inferred from family names."""
         return self.told_fallbacks or Fallbacks.infer({v.family: v.key.role for v in self.variants})
 
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
         """Every kernel that a GPU may expect.
 
-        A size that only families for other targets have is none of them: there the general family
-        serves it with its own sizes.
+        Sizes that only families for other targets have do not count: the general family serves them
+        with its own sizes.
         """
         expected = {v.key for v in self.variants if not v.is_specific}
         theirs = {v.key for v in self.variants if v.is_specific and judge(v.arch, device)}
@@ -194,17 +194,17 @@ class Build:
 
 @dataclass(frozen=True)
 class Situation:
-    """One GPU with everything around it that decides what it can load."""
+    """One GPU with everything that decides which code it can load."""
 
     device: Device
-    driver: Driver | None = None  # None: unknown, taken as new enough
-    smem_limit: int = 0  # bytes; 0: what devices of this compute capability have
+    driver: Driver | None = None  # None: unknown, counts as new enough
+    smem_limit: int = 0  # bytes; 0: the default of this compute capability
     jit: JitPolicy = ALLOWED
-    smem_lowered: bool = False  # by the variable, not by the GPU
+    smem_lowered: bool = False  # by the variable instead of the GPU
 
     @property
     def smem_bytes(self) -> int:
-        """Most shared memory that a block may ask for."""
+        """Maximum shared memory of a block."""
         return self.smem_limit or self.device.smem_optin
 
     @classmethod
@@ -216,7 +216,7 @@ class Situation:
         *,
         smem_optin: int | None = None,
     ) -> Situation:
-        """Apply the variables that lower the limit or change what the driver does."""
+        """Apply the variables that lower the limit or change the driver's choice."""
         limit = smem_optin or device.smem_optin
         lowered = min(limit, read_smem_limit(environ.get(SMEM_VARIABLE, "")) or limit)
         return cls(device, driver, lowered, jit_policy(environ), lowered < limit)
@@ -224,13 +224,13 @@ class Situation:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """What one GPU will run for one kernel."""
+    """Verdict for one kernel on one GPU."""
 
     key: KernelKey
     how: KernelHow
     reason: str
     variant: Variant | None = None
-    refused: tuple[tuple[str, str], ...] = ()  # symbol, why not
+    refused: tuple[tuple[str, str], ...] = ()  # symbol, reason
 
     def __bool__(self) -> bool:
         return self.how != "none"
@@ -255,13 +255,13 @@ class KernelVerdict:
 
 @dataclass(frozen=True)
 class DeviceVerdict:
-    """What one GPU will run for every kernel of a build."""
+    """Verdicts for all kernels of a build on one GPU."""
 
     situation: Situation
     kernels: tuple[KernelVerdict, ...]
     cause: Cause = ""
-    reason: str = ""  # why not, when there is a cause
-    missing_words: tuple[str, ...] = ()  # dtypes that the GPU could compute with, the build cannot
+    reason: str = ""  # reason, if there is a cause
+    missing_words: tuple[str, ...] = ()  # dtypes that the GPU supports but the build lacks
     axes: Axes = AXES
 
     def __bool__(self) -> bool:
@@ -295,7 +295,7 @@ class DeviceVerdict:
 
 
 def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
-    """Say how this variant would run there, shared memory included; plan 0 fits everywhere."""
+    """Say how this variant would run there, including shared memory; plan 0 fits everywhere."""
     verdict = judge(
         variant.arch, situation.device, situation.driver, variant.origin, jit=situation.jit
     )
@@ -309,10 +309,10 @@ def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
 
 
 def variants_meant(key: KernelKey, build: Build) -> list[Variant]:
-    """Return those that the dispatcher tries for a kernel (native/dispatch.cpp, is_meant).
+    """Return the variants that the dispatcher tries for a kernel (native/dispatch.cpp, is_meant).
 
     They have the smallest sizes of each family that hold those of the call. Some families leave
-    calls that would fill half of their first size, or less, to the general family.
+    calls that would fill at most half of their first size to the general family.
     """
     families: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in build.variants:
@@ -330,7 +330,7 @@ def variants_meant(key: KernelKey, build: Build) -> list[Variant]:
 
 
 def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVerdict:
-    """Choose the variant of one kernel as the dispatcher does and keep why others were refused."""
+    """Choose the variant of one kernel as the dispatcher does, and keep the refusals."""
     floors = ((word, floor_of(word, build.axes)) for word in key.words)
     for what, floor in ((build.project, build.oldest), *floors):
         if situation.device < floor:
@@ -349,7 +349,7 @@ def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVe
 
 
 def _closest_refusal(judged: list[tuple[Variant, RunVerdict]], device: Device) -> str:
-    """Why not the variant that the GPU itself could run; empty if there is none."""
+    """Return why the driver refused a variant that the GPU itself could run; empty if none."""
     for variant, verdict in judged:
         if judge(variant.arch, device, None, variant.origin):
             return verdict.reason
@@ -357,9 +357,9 @@ def _closest_refusal(judged: list[tuple[Variant, RunVerdict]], device: Device) -
 
 
 def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:
-    """Order variants that run equally well: newest target, bound to the chip, made for it, plan.
+    """Order variants that run equally well: newest target, bound to the chip, specific, plan.
 
-    Of equal plans, the one that serves most calls.
+    Among equal plans, the one that serves most calls.
     """
     arch = variant.arch
     suffix = ("a", "f", "").index(arch.suffix)
@@ -396,7 +396,7 @@ def _judge_device(build: Build, situation: Situation) -> DeviceVerdict:
 
 
 def _refuse_driver(build: Build, situation: Situation) -> str:
-    """Why the driver loads nothing at all of this build; empty if it loads something."""
+    """Why the driver loads nothing of this build; empty if it loads something."""
     if situation.driver is None:
         return ""
     refusals = [driver_refusal(situation.driver, variant.origin) for variant in build.variants]
@@ -404,9 +404,9 @@ def _refuse_driver(build: Build, situation: Situation) -> str:
 
 
 def _missing_words(build: Build, situation: Situation) -> tuple[str, ...]:
-    """Return the words, such as dtypes, that this GPU could serve and the build has no kernel for.
+    """Return the words, such as dtypes, that this GPU supports but the build has no kernel for.
 
-    A part of another word is not named beside it.
+    A word that is part of another is not named beside it.
     """
     built = {word for variant in build.variants for word in variant.key.words}
     words = (word for word in build.axes.words.values() if not word.part_of)
@@ -415,7 +415,7 @@ def _missing_words(build: Build, situation: Situation) -> tuple[str, ...]:
 
 
 def floor_of(word: str, axes: Axes = AXES) -> Device:
-    """Return the first compute capability with the instructions for a word, 0.0 if not known."""
+    """Return the first compute capability with the instructions for a word, 0.0 if unknown."""
     known = axes.words.get(word)
     return known.floor if known else ANY_GPU
 
@@ -425,7 +425,7 @@ def _floor_of_key(key: KernelKey, axes: Axes) -> Device:
 
 
 def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cause, str]:
-    """Find the one thing that, were it different, would let this kernel run."""
+    """Find the one obstacle without which this kernel would run."""
     lacking = JitPolicy(lacks_compiler=situation.jit.lacks_compiler)
     relaxed: tuple[tuple[Cause, Situation], ...] = (
         ("driver-too-old", replace(situation, driver=None)),

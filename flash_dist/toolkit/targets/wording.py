@@ -1,4 +1,4 @@
-"""Lists and numbers in words: as many as a reader takes in, and a count of the others; and back."""
+"""Writes lists and numbers for readers, with a count of what is left out; and parses them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_MOST_DIGITS = 18  # what 64 bits hold, and far below the digits that int() refuses to read
+_MOST_DIGITS = 18  # fits in 64 bits, far below the digits that int() rejects
 
 
 def read_whole(text: str, *, least: int = 0) -> int | None:
-    """Return the number that somebody wrote in the digits 0 to 9.
+    """Return the number written in the digits 0 to 9.
 
     Args:
-        text: As it was given.
-        least: The smallest number that makes sense.
+        text: The text.
+        least: The smallest valid number.
 
     Returns:
-        None for anything else: no digits, those of other scripts, more than 18, a smaller number.
+        None for anything else: no digits, digits of other scripts, more than 18, a smaller number.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         return None
@@ -27,7 +27,7 @@ def read_whole(text: str, *, least: int = 0) -> int | None:
 
 
 def list_few(names: Sequence[str], most: int) -> str:
-    """List names for a reader, and count those that would be too many."""
+    """List the first names, and count the rest."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
@@ -55,7 +55,7 @@ def list_ranges(numbers: Sequence[int]) -> str:
 
 
 def format_memory(size: int) -> str:
-    """Write bytes in powers of two, as memory and disks are spoken of: `44.6 GiB`."""
+    """Write bytes in powers of two, as usual for memory and disks: `44.6 GiB`."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << power:
             return f"{size / (1 << power):.1f}".removesuffix(".0") + f" {unit}"
@@ -63,7 +63,7 @@ def format_memory(size: int) -> str:
 
 
 def format_size(size: int) -> str:
-    """Write bytes as files are spoken of: MB of 10^6 or kB of 10^3."""
+    """Write bytes in powers of ten, as usual for files: MB or kB."""
     for unit, power in (("MB", 6), ("kB", 3)):
         if size >= 10**power:
             return f"{size / 10**power:.1f} {unit}"
