@@ -1,4 +1,4 @@
-// What a function of the C interface is told beside its arguments.
+// Context of a call of the C interface, beside its arguments.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace KERNEL_NAMESPACE {
 struct Call {
   int device;
   void* stream;  // cudaStream_t
-  int dtype;     // word of that axis, as roles.h numbers them
+  int dtype;     // word of that axis, numbered as in roles.h
 };
 
-// Device memory of the current device for the kernels of one call, aligned to 256 bytes, or null. It
-// may be freed in stream order when the call has returned.
+// Device memory of the current device for the kernels of one call, aligned to 256 bytes, or null.
+// It may be freed in stream order after the call has returned.
 using Allocate = void* (*)(void* context, int64_t bytes);
 
 }  // namespace KERNEL_NAMESPACE

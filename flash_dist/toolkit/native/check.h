@@ -28,14 +28,14 @@ inline std::string error_text(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
 
-// How a sentence about missing memory begins, as torch's does, so that Python can recognise it.
+// Beginning of a sentence about missing memory, equal to torch's, so that Python recognises it.
 inline const char* memory_words(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "CUDA out of memory. " : "";
 }
 
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // not sticky: leave nothing behind for torch to find
+  cudaGetLastError();  // not sticky: clear it, so that torch does not find it
   fail(memory_words(status), what, " failed with ", error_text(status));
 }
 

@@ -104,12 +104,12 @@ std::string capability_text(const DeviceInfo& info) {
          std::to_string(info.compute_capability % 10);
 }
 
-// Whether a kernel that does not load will never load here: its image is at fault, or that there is
-// no compiler for it. Such a variant is refused for the rest of the process. Any other failure may
+// Whether a kernel that failed to load can never load here: its image is invalid, or there is no
+// compiler for it. Such a variant is refused for the rest of the process. Any other failure may
 // pass (memory, a stream capture, a device in use) or has nothing to do with the image (an error of
-// an earlier kernel, the driver): to take the next variant then would change the plan, and so bits.
+// an earlier kernel, the driver): taking the next variant would then change the plan and the bits.
 //
-// In quotes what NVIDIA says of each, CUDA Runtime API, "Data types used by CUDA Runtime".
+// The quotes are NVIDIA's descriptions, CUDA Runtime API, "Data types used by CUDA Runtime".
 bool is_refusal(cudaError_t status) {
   switch (status) {
     // "The requested device function does not exist or is not compiled for the proper device
@@ -140,7 +140,7 @@ bool is_of_capture(cudaError_t status) {
   return cudaErrorStreamCaptureUnsupported <= status && status <= cudaErrorStreamCaptureWrongThread;
 }
 
-// Raises what is no refusal. Nothing of it is kept: the next call tries again.
+// Raises failures that are no refusal. They are not remembered: the next call tries again.
 [[noreturn]] void fail_to_load(const Variant& v, const char* call, cudaError_t status) {
   fail(memory_words(status), PRODUCT_NAME " could not load ", v.symbol, ": ", call, " failed with ",
        error_text(status), "\n\nhint: ",
@@ -151,10 +151,10 @@ bool is_of_capture(cudaError_t status) {
 }
 
 // From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first), SASS
-// that crosses between discrete and integrated GPUs of a major, which nobody promises; of one
-// target the family that is made for it, then the largest tile, then the family that comes first in
-// the table. The driver has the last word on each, so the rules of suffixes and families of GPUs
-// are not repeated here.
+// that crosses between discrete and integrated GPUs of a major, which NVIDIA does not promise. For
+// one target, the order is the family made for it, then the largest tile, then the family that
+// comes first in the table. The driver has the last word, so rules of suffixes and GPU families are
+// not repeated.
 struct Preference {
   int device;
 
@@ -171,8 +171,8 @@ struct Preference {
   bool operator()(const Variant* a, const Variant* b) const { return rank(*a) < rank(*b); }
 };
 
-// The variants that may serve one kernel on one device, best first. Each is loaded when it is first
-// wanted, because that may compile PTX.
+// The variants that may serve one kernel on one device, best first. Each is loaded on first use,
+// because loading may compile PTX.
 class Candidates {
  public:
   Candidates(int device, const DeviceInfo& info, const KernelKey& key)
@@ -190,7 +190,7 @@ class Candidates {
     std::sort(waiting_.begin(), waiting_.end(), preference);
   }
 
-  // The best that loads and takes these arguments, null if none does. params null: any arguments.
+  // The best that loads and supports the arguments, null if none does. params null: any.
   const Loaded* find(const void* params) {
     for (size_t i = 0; i < loaded_.size() || load_next(); ++i) {
       const KernelEntry& entry = *loaded_[i].variant->entry;
@@ -213,20 +213,20 @@ class Candidates {
   }
 
  private:
-  // Loads waiting variants until one is there; false if none is left.
+  // Loads waiting variants until one succeeds; false if none is left.
   bool load_next() {
     const DeviceScope scope(device_);
     while (next_ < waiting_.size()) {
       const Variant* v = waiting_[next_];
       std::string reason = try_load(*v);
-      ++next_;  // not before: a failure that may pass leaves it waiting
+      ++next_;  // only now: a variant whose failure may pass keeps waiting
       if (reason.empty()) return true;
       refused_.push_back({v, std::move(reason)});
     }
     return false;
   }
 
-  // Empty if the variant loads on the current device, else why it never will.
+  // Empty if the variant loads on the current device, else the permanent reason why not.
   std::string try_load(const Variant& v) {
     if (smem_plan_bytes(v.plan) > info_.smem_limit && v.plan != 0) {
       return "needs up to " + std::to_string(smem_plan_bytes(v.plan)) +
@@ -239,8 +239,8 @@ class Candidates {
       if (!is_refusal(status)) fail_to_load(v, "cudaFuncGetAttributes", status);
       return error_text(status);
     }
-    // The driver's compiler, of PTX, may choose otherwise: warpgroups would then wait for ever for
-    // registers that nobody gives.
+    // The driver's PTX compiler may assign other register counts: warpgroups would then wait for
+    // ever for registers that are never released.
     const int registers = v.entry->registers;
     if (registers != 0 && attributes.numRegs != registers) {
       return "has " + std::to_string(attributes.numRegs) +
@@ -252,7 +252,7 @@ class Candidates {
                                     v.entry->dynamic_smem);
       if (status != cudaSuccess) {
         cudaGetLastError();
-        // "not within an acceptable range of values": more than a block gets on this device
+        // "not within an acceptable range of values": more than the device allows per block
         const bool too_much = status == cudaErrorInvalidValue;
         if (!too_much && !is_refusal(status)) fail_to_load(v, "cudaFuncSetAttribute", status);
         return error_text(status);
@@ -275,7 +275,7 @@ class Candidates {
     return {};
   }
 
-  // How many clusters of a kernel the current device runs at a time.
+  // The number of clusters of a kernel that the current device runs at a time.
   static cudaError_t count_clusters(const KernelEntry& entry, int* clusters) {
     cudaLaunchAttribute attribute = in_clusters(entry.cluster);
     const auto config = launch_config(dim3(static_cast<unsigned>(entry.cluster)), entry.threads,
@@ -291,7 +291,7 @@ class Candidates {
   std::vector<Refusal> refused_;
 };
 
-// What this process knows of its devices, shared by all threads.
+// The process's knowledge of its devices, shared by all threads.
 class Registry {
  public:
   const DeviceInfo& device(int device) {
@@ -299,7 +299,7 @@ class Registry {
     return known_device(device);
   }
 
-  // The kernel (variant null: none), and why not the others if `refused` is given.
+  // The kernel (variant null: none), and the reasons against the others if `refused` is given.
   Loaded find(int device, const KernelKey& key, const void* params,
               std::vector<Refusal>* refused = nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -343,11 +343,11 @@ class Registry {
 };
 
 Registry& registry() {
-  static Registry* const one = new Registry;  // outlives whatever the end of the process destroys
+  static Registry* const one = new Registry;  // never destroyed: it outlives the process's end
   return *one;
 }
 
-// "head_dim 192, head_dim_v 128"; a size that equals that of its default axis is left out.
+// "head_dim 192, head_dim_v 128"; a size equal to that of its default axis is omitted.
 std::string describe_sizes(const Values& values) {
   std::string text;
   for (int axis = WORD_AXES; axis < KEY_AXES; ++axis) {
@@ -368,7 +368,7 @@ std::string describe_words(const Values& values) {
   return text;
 }
 
-// Lists the words that the kernels of a role are built for, the nearest first.
+// Lists the words that kernels of a role exist for, the nearest first.
 void list_words(std::ostream& text, const KernelKey& key) {
   constexpr size_t MOST = 4;
   std::vector<Values> compiled;
@@ -394,7 +394,7 @@ void list_sizes(std::ostream& text, const KernelKey& key) {
   }
 }
 
-// Throws where a word is none that kernels may be built for.
+// Throws if no kernel may be built for one of the words.
 void check_words(const Values& values) {
   for (int axis = 0; axis < WORD_AXES; ++axis) {
     const int number = values[axis];

@@ -1,9 +1,9 @@
 // The compiled variants, and the choice among them by what really loads on a device.
 //
 // A role is what a kernel is for, a family is one way to do it. Several families may serve a role:
-// on each target the more specific one is tried first, and the general one is what remains where
-// that one is not built in, does not load, or refuses the arguments. Axes tell the kernels of a role
-// apart; the package declares them.
+// on each target the more specific one is tried first. The general one follows if that one is not
+// built, does not load, or refuses the arguments. Axes tell the kernels of a role apart; the
+// package declares them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,26 +34,26 @@ struct Variant {
 
 const std::vector<Variant>& all_variants();
 
-// A kernel as a call asks for it: the values that the call has. Of each family the smallest compiled
-// sizes that hold the call's are meant.
+// A kernel as requested by a call: the values of the call. In each family it means the smallest
+// compiled sizes that hold them.
 struct KernelKey {
   Role role;
   Values values;
 };
 
 // True if a variant has the smallest sizes of its family that hold the key's. Some families leave
-// calls that would fill half of the first size, or less, to the general family (leaves_half_filled in
+// calls that would fill at most half of the first size to the general family (leaves_half_filled in
 // the table of kernels). targets/verdict.py predicts the same.
 bool is_meant(const Variant& variant, const KernelKey& key);
 
-// True if any variant serves a role for the words of a key, on whatever device.
+// True if any variant serves a role for the words of a key, on any device.
 bool is_built_in(const KernelKey& key);
 
 // A variant that the driver has loaded on some device.
 struct Loaded {
   const Variant* variant = nullptr;
-  int binary_version = 0;  // what the driver loaded: 90
-  int ptx_version = 0;     // the PTX it was made from: 80
+  int binary_version = 0;  // of the loaded code: 90
+  int ptx_version = 0;     // of the PTX it was made from: 80
 };
 
 struct Refusal {
@@ -61,7 +61,7 @@ struct Refusal {
   std::string reason;
 };
 
-// What a device will run for one kernel, and why not the variants before it.
+// The kernel that a device will run, and the reasons against the variants before it.
 struct Selection {
   Loaded chosen;  // variant null: none
   std::vector<Refusal> refused;
@@ -71,21 +71,20 @@ struct DeviceInfo {
   std::string name;
   int compute_capability;  // 90
   int sm_count;
-  int smem_limit;  // bytes a block may ask for, lowered by SMEM_LIMIT_VARIABLE
+  int smem_limit;  // bytes available to a block, lowered by SMEM_LIMIT_VARIABLE
   int l2_bytes;
 };
 
-// Both are asked once per process and device; the current device is left as it was. Only what means
-// that a variant cannot run there is remembered as a refusal: any other failure is an error, and the
-// next call asks again.
+// Both ask once per process and device, and restore the current device. Only a permanent reason is
+// remembered as a refusal: any other failure is an error, and the next call asks again.
 const DeviceInfo& device_info(int device);
 Selection select_kernel(int device, const KernelKey& key);
 
-// The best variant that loads and takes these arguments (null: any), or an error that names the
-// device, what is built in and why each variant was refused.
+// The best variant that loads and supports these arguments (null: any), or an error that names the
+// device, the built variants and the reason against each.
 Loaded require_kernel(int device, const KernelKey& key, const void* params);
 
-// The same, with variant null where there is none.
+// The same, with variant null if there is none.
 Loaded find_kernel(int device, const KernelKey& key, const void* params);
 
 // Launches on stream and remembers the variant for last_variants().
@@ -95,7 +94,7 @@ struct LastVariant {
   int device;
   Loaded kernel;
 };
-std::vector<LastVariant> last_variants();  // one for each role that was launched
+std::vector<LastVariant> last_variants();  // one for each launched role
 
 // Makes a device current for a scope.
 class DeviceScope {

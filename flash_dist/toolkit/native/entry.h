@@ -22,7 +22,7 @@
 namespace KERNEL_NAMESPACE {
 
 struct KernelEntry {
-  const void* kernel;  // what cudaFuncGetAttributes and cudaLaunchKernel take
+  const void* kernel;  // argument of cudaFuncGetAttributes and cudaLaunchKernel
   cudaError_t (*launch)(const void* kernel, const void* params, cudaStream_t stream);
   int threads;
   int dynamic_smem;    // bytes
@@ -30,17 +30,17 @@ struct KernelEntry {
   int blocks_per_sm;   // resident blocks the tile was chosen for
   int cluster;         // blocks of a cluster, which share these rows
   bool takes_tickets;  // blocks take tiles from a counter in memory
-  // The reason why this kernel does not support these arguments, null if it does. The pointer is
-  // null if it supports all. The dispatcher then takes the next family that serves the role.
+  // Returns the reason why the kernel does not support these arguments, null if it does. The
+  // pointer is null if it supports all. The dispatcher then takes the next family of the role.
   const char* (*refuses)(const void* params);
-  int registers;  // per thread at the launch, which setmaxnreg redistributes; 0: any number
+  int registers;  // per thread at launch, which setmaxnreg redistributes; 0: any number
 };
 
 // The most registers per thread that setmaxnreg can ask for, a multiple of 8.
 constexpr int MOST_REGISTERS = 240;
 
-// Registers per thread at the launch where so many threads fill a multiprocessor. ptxas compiles a
-// kernel that contains setmaxnreg for exactly that many.
+// Registers per thread at launch if so many threads fill a multiprocessor. ptxas compiles a kernel
+// with setmaxnreg for exactly that many.
 constexpr int registers_at_launch(int threads) {
   const int each = 65536 / threads / 8 * 8;
   return each < MOST_REGISTERS ? each : MOST_REGISTERS;
@@ -102,7 +102,7 @@ KernelEntry make_entry(void (*kernel)(Params),
           registers_of<Config>(0)};
 }
 
-// The launch of blocks of a kernel's size, with one attribute, which must outlive the launch.
+// A launch of blocks of a kernel's size, with one attribute, which must outlive the launch.
 inline cudaLaunchConfig_t launch_config(dim3 blocks, int threads, int dynamic_smem,
                                         cudaStream_t stream, cudaLaunchAttribute& attribute) {
   cudaLaunchConfig_t config{};
@@ -123,8 +123,8 @@ inline cudaLaunchAttribute in_clusters(int blocks) {
   return attribute;
 }
 
-// Launches so many blocks, or clusters of blocks where Config has a CLUSTER. Nothing is launched for
-// 0; more than the grid's limit is cudaErrorInvalidConfiguration.
+// Launches this many blocks, or clusters of blocks if Config has a CLUSTER. Launches nothing for 0;
+// more than the grid's limit is cudaErrorInvalidConfiguration.
 template <class Config>
 cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cudaStream_t stream) {
   constexpr int CLUSTER = cluster_of<Config>(0);

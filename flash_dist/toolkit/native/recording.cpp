@@ -11,14 +11,14 @@ std::atomic<bool> recording{false};
 
 namespace {
 
-// Of all threads: autograd runs a backward in one of its own.
+// Of all threads: autograd runs a backward in a thread of its own.
 struct Record {
   std::mutex mutex;
   std::vector<std::string> entries;
 };
 
 Record& all() {
-  static Record* const one = new Record;  // outlives whatever the end of the process destroys
+  static Record* const one = new Record;  // never destroyed: it must outlive the end of the process
   return *one;
 }
 

@@ -1,4 +1,4 @@
-// What the library says about itself, as JSON.
+// The library's description of itself, as JSON.
 #include "native/report.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::string& last_error() {
 
 namespace {
 
-// "[a, b]" or "{a, b}" from parts written one after the other.
+// "[a, b]" or "{a, b}" from concatenated parts.
 class List {
  public:
   explicit List(const char* brackets) : brackets_(brackets) { text_ << brackets[0]; }
@@ -39,7 +39,7 @@ class List {
   int count_ = 0;
 };
 
-// The role and the axes of its key, which tell a kernel from others, whichever family serves it.
+// The role and the axes of its key, which identify a kernel in any family.
 std::string key_fields(const Variant& v) {
   std::ostringstream text;
   text << "\"role\": " << json_string(role_name(v.role));
@@ -76,7 +76,7 @@ std::string loaded_fields(const Loaded& kernel) {
   return text.str();
 }
 
-// The kernels of a question such as "role=fwd dtype=bf16 head_dim=80": those that serve such calls.
+// The kernels of a query such as "role=fwd dtype=bf16 head_dim=80": those that serve such calls.
 class Filter {
  public:
   explicit Filter(const char* question) {

@@ -1,5 +1,5 @@
-// The part of the C interface that any package's kernel library has. Every function returns 0 (or a
-// length) on success and -1 on failure; last_error() then has the sentence, per thread.
+// The C interface that every package's kernel library has. Every function returns 0 (or a length)
+// on success and -1 on failure; last_error() then has the sentence, per thread.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 KERNEL_API const char* KERNEL_C(last_error)();
 
-// Reports as JSON, into buffer when size suffices; all return the length without the final NUL. No
-// torch needed; only select_json() needs a GPU.
+// Reports as JSON, written into buffer if size suffices; all return the length without the final
+// NUL. They need no torch; only select_json() needs a GPU.
 KERNEL_API int64_t KERNEL_C(variants_json)(char* buffer, int64_t size);
-// It loads what it reports: narrow it by the role and the axes of a call ("role=fwd dtype=bf16"; empty:
-// all), or PTX is compiled for kernels that nobody asked for.
+// It loads what it reports: restrict it by the role and the axes of a call ("role=fwd dtype=bf16";
+// empty: all), or it compiles PTX for unneeded kernels.
 KERNEL_API int64_t KERNEL_C(select_json)(int device, const char* question, char* buffer,
                                          int64_t size);
 KERNEL_API int64_t KERNEL_C(last_variant_json)(char* buffer, int64_t size);
-// Record the decisions of the host about calls, as a JSON list: each call, and behind it the kernel of
-// each launch. on: 1 begins an empty record of all threads of this process, 0 ends it. The text may be
-// read until the next one begins.
+// Record the host's decisions on calls, as a JSON list: each call, followed by the kernel of each
+// launch. on: 1 begins an empty record of all threads of this process, 0 ends it. The text is valid
+// until the next one begins.
 KERNEL_API int KERNEL_C(record_plans)(int on);
 KERNEL_API int64_t KERNEL_C(plans_json)(char* buffer, int64_t size);

@@ -1,4 +1,4 @@
-// From exceptions to the status and the per-thread text of the C interface.
+// Converts exceptions to the status and the per-thread text of the C interface.
 #pragma once
 
 #include <exception>

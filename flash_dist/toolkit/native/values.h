@@ -12,11 +12,11 @@
 
 namespace KERNEL_NAMESPACE {
 
-// Of the axes of a key: words by their number (see roles.h), then sizes.
+// Values of the axes of a key: words by number (see roles.h), then sizes.
 using Values = std::array<int, KEY_AXES>;
 
-// The sizes with the least sum that hold those of a call, among equals those with the least last one:
-// 160 and 128 take 192/128, not 160/160. Words do not count. All 0 if none hold them.
+// The sizes with the least sum that hold those of a call; among equals, those with the least last
+// one: 160 and 128 take 192/128, not 160/160. Words are ignored. All 0 if none hold them.
 inline Values smallest_holding(const std::vector<Values>& compiled, const Values& values) {
   const auto rank = [](const Values& one) {
     std::vector<int> order(one.rbegin(), one.rend() - WORD_AXES);
@@ -32,8 +32,8 @@ inline Values smallest_holding(const std::vector<Values>& compiled, const Values
   return best == nullptr ? Values{} : *best;
 }
 
-// The words of compiled values, each once and with sizes of 0; those first that differ from the words
-// of a call on the fewest axes.
+// The words of compiled values, each once, with sizes of 0; those that differ from a call's words
+// on the fewest axes come first.
 inline std::vector<Values> nearest_words(const std::vector<Values>& compiled,
                                          const Values& values) {
   std::vector<Values> found;

@@ -1,4 +1,4 @@
-// From a tensor to the call of a kernel that a table lists.
+// Turns a tensor into the call of a kernel that a table lists.
 #pragma once
 
 #include <string>
@@ -25,8 +25,8 @@ constexpr NamedDtype NAMED_DTYPES[] = {
     {"uint8", ScalarType::Byte},
 };
 
-// The number of the word of an axis that stands for the dtype of t: fp16, bf16, fp32, fp64, fp8_e4m3,
-// fp8_e5m2, int8 or uint8.
+// The number of the axis word for the dtype of t: fp16, bf16, fp32, fp64, fp8_e4m3, fp8_e5m2, int8
+// or uint8.
 inline int dtype_word(const Tensor& t, const char* name, int axis) {
   std::vector<std::string> allowed;
   for (int number = 0; number < word_count(axis); ++number) {
@@ -44,7 +44,7 @@ inline int dtype_word(const Tensor& t, const char* name, int axis) {
   return -1;
 }
 
-// A call on the GPU of t, and on its current stream, with the word for its dtype.
+// A call on the GPU of t, on its current stream, with the word of its dtype.
 inline Call make_call(const Tensor& t, const char* name, int axis) {
   const int device = t.get_device_index();
   return {device, current_stream(device), dtype_word(t, name, axis)};

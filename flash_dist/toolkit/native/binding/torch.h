@@ -1,5 +1,5 @@
-// What operators need of torch's stable ABI: checks, dtypes, the current stream, outputs and workspace
-// from its allocator.
+// Wrappers of torch's stable ABI for operators: checks, dtypes, the current stream, outputs and
+// workspace from its allocator.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 #include "native/report.h"
 #include "product.h"
 
-// Weak: a CPU build of torch has no such symbols, and importing must work there.
+// Weak: a CPU build of torch lacks these symbols, and importing must work there.
 extern "C" {
 __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
 __attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t, void**);
@@ -34,7 +34,7 @@ using torch::stable::accelerator::DeviceGuard;  // makes a GPU the current one i
 
 inline void check_status(int64_t status) { STD_TORCH_CHECK(status >= 0, KERNEL_C(last_error)()); }
 
-// The number that torch's C interface has for the dtype of a tensor.
+// The number of a tensor's dtype in torch's C interface.
 inline int32_t torch_dtype(const Tensor& t) {
   int32_t dtype = 0;
   STD_TORCH_CHECK(aoti_torch_get_dtype(t.get(), &dtype) == AOTI_TORCH_SUCCESS,
@@ -63,7 +63,7 @@ T* pointer(const Tensor& t) {
 
 // --- Checks: each throws a sentence that names the argument -------------------------------------
 
-// As Python writes it.
+// In Python's notation.
 inline const char* dtype_name(ScalarType type) {
   switch (type) {
     case ScalarType::Double:
@@ -113,7 +113,7 @@ inline void check_contiguous(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
 }
 
-// That t is contiguous, with the dtype and on the GPU of `like`.
+// Check that t is contiguous, with the dtype and on the GPU of `like`.
 inline void check_like(const Tensor& t, const char* name, const Tensor& like,
                        const char* like_name) {
   check_device(t, name, like, like_name);
@@ -150,7 +150,7 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int dev
   return Tensor(handle);
 }
 
-// Contiguous and not initialised, with the sizes, dtype and GPU of t.
+// Allocate uninitialised contiguous memory with the sizes, dtype and GPU of t.
 inline Tensor allocate_like(const Tensor& t) {
   const auto shape = t.sizes();
   return allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
@@ -164,7 +164,7 @@ inline Tensor copy(const Tensor& t) {
   return made;
 }
 
-constexpr int64_t ALIGNMENT = 16;  // bytes that the kernels load at once
+constexpr int64_t ALIGNMENT = 16;  // bytes per load of the kernels
 
 inline int64_t elements_at_once(const Tensor& t) {
   return ALIGNMENT / (torch_dtype(t) == aoti_torch_dtype_float32() ? 4 : 2);
@@ -182,7 +182,7 @@ inline bool is_loadable(const Tensor& t) {
   return loadable;
 }
 
-// Python checks strides, but sees no addresses in a compiled graph, nor those that Inductor chooses.
+// Python checks strides, but sees neither addresses in a compiled graph nor Inductor's strides.
 inline Tensor make_loadable(const Tensor& t) { return is_loadable(t) ? t : copy(t); }
 
 inline void fill(const Tensor& t, double value) {
@@ -190,9 +190,9 @@ inline void fill(const Tensor& t, double value) {
                   "torch could not fill a tensor on GPU ", t.get_device_index());
 }
 
-// Bytes of the current device from torch's caching allocator, reused in stream order. Not a tensor:
-// in deterministic mode torch would fill every new tensor first, which for a large workspace takes
-// as long as a kernel.
+// Memory of the current device from torch's caching allocator, reused in stream order. It is not a
+// tensor: in deterministic mode torch would fill every new tensor, which for a large workspace
+// takes as long as a kernel.
 class Workspace {
  public:
   Workspace() = default;

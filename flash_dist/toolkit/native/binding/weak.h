@@ -1,6 +1,6 @@
-// Functions of torch's stable ABI that only builds of torch with CUDA define. Every file of the
-// binding includes this first: with a weak symbol it loads beside a CPU build of torch, too. Code
-// that has a CUDA tensor runs beside a torch that has them.
+// Functions of torch's stable ABI that only CUDA builds of torch define. Every file of the binding
+// includes this first: weak symbols let it load beside a CPU build of torch. Code that has a CUDA
+// tensor runs beside a torch that defines them.
 #pragma once
 
 #pragma weak aoti_torch_create_cuda_guard

@@ -1,5 +1,5 @@
-// The part of CUDA that host code and kernels use, for a C++ compiler without it. Host code compiles, and so do
-// kernels that nobody launches. runtime.cpp has the functions of the host.
+// The part of CUDA that host code and kernels use, for a C++ compiler without CUDA. Host code
+// compiles; kernels compile, but never run. runtime.cpp has the functions of the host.
 #pragma once
 
 #include "cuda_types.h"
@@ -53,7 +53,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
                                              unsigned flags,
                                              cudaDriverEntryPointQueryResult* result);
 
-// --- Kernels, which nobody runs -------------------------------------------------------------------
+// --- Kernels, which never run -----------------------------------------------------------------
 
 size_t __cvta_generic_to_shared(const void*);
 template <class T>

@@ -1,4 +1,4 @@
-// Types and words of CUDA for a C++ compiler without it: of a dry run, and of tests/emulator.
+// CUDA's types and keywords for a C++ compiler without CUDA: for dry runs and tests/emulator.
 #pragma once
 
 #include <algorithm>

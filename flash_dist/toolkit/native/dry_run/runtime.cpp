@@ -1,4 +1,4 @@
-// The CUDA runtime of a dry run: one device, as the environment describes it, which loads all kernels.
+// The CUDA runtime of a dry run: one device from the environment, which loads all kernels.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -33,7 +33,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
       *value = read_number("DRY_RUN_SMEM_LIMIT");
       return cudaSuccess;
     case cudaDevAttrL2CacheSize:
-      *value = 50 << 20;  // decides the order of blocks, and no plan
+      *value = 50 << 20;  // decides the order of blocks, not the plan
       return cudaSuccess;
   }
   return cudaErrorInvalidValue;

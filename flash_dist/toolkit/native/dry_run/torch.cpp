@@ -1,6 +1,5 @@
-// The functions of a torch with CUDA that the binding uses, for a torch without. ci/dry_run/build.py
-// makes the binding take tensors of the CPU for those of a GPU. Workspaces are addresses that nobody
-// reads.
+// The CUDA functions of torch that the binding uses, for a torch without CUDA. ci/dry_run/build.py
+// makes the binding take CPU tensors for GPU tensors. Workspaces are addresses that nothing reads.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdint>
