@@ -1,1 +1,1 @@
-"""Builds wheels of CUDA kernels, and publishes them. No wheel holds this part of the toolkit."""
+"""Builds wheels of CUDA kernels, and publishes them. No wheel contains this part of the toolkit."""

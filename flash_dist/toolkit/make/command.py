@@ -1,6 +1,6 @@
-"""How the tools of ci/ end: what one refuses is a sentence on stderr, and exit code 1.
+"""Ends tools with a sentence on stderr and exit code 1 after an expected error.
 
-Ctrl-C is one word, and 130 as of every program.
+Ctrl-C prints one word, and gives 130 as in every program.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Words = ParamSpec("Words")
 
 
 def complain(error: object) -> None:
-    """Print what a tool refuses."""
+    """Print an error."""
     print(_tell(error), file=sys.stderr, flush=True)
 
 
 def command(main: Callable[Words, int]) -> Callable[Words, int]:
-    """Let a command line end with 1 and the sentence alone, not with a traceback."""
+    """Let a command line end with 1 and the sentence, without a traceback."""
 
     @functools.wraps(main)
     def run(*args: Words.args, **options: Words.kwargs) -> int:
@@ -49,7 +49,7 @@ def command(main: Callable[Words, int]) -> Callable[Words, int]:
 
 @contextmanager
 def told_in_a_sentence() -> Iterator[None]:
-    """End the process likewise, for code that others call: the hooks of pip and setuptools."""
+    """End the process in the same way, for code that others call: hooks of pip and setuptools."""
     try:
         yield
     except KernelsError as error:

@@ -75,9 +75,9 @@ __all__ = ["DISTRIBUTION", "PLACE", "DeclarationError", "Plain", "Project", "rea
 SPILLS_PLACE: Final = f"`spills` of [tool.{TABLE}.gates]"
 TESTS_PLACE: Final = f"`tests` of [tool.{TABLE}.gates]"
 SOURCES_PLACE: Final = f"[[tool.{TABLE}.sources]]"
-EPOCH: Final = 1767225600  # 2026-01-01: of wheels whose table names no time
+EPOCH: Final = 1767225600  # 2026-01-01: for wheels whose table names no time
 
-# Flags that decide what the build decides, or need a link step that it has not.
+# Flags that the build itself sets, or that need a missing link step.
 _OWN_FLAG: Final = re.compile(
     r"--?(gpu-architecture|gpu-code|generate-code|arch|code|gencode)(=.*)?|--?arch=.*|-gencode.*"
     r"|-o|--output-file(=.*)?|-c|--compile|-(rdc|dc|dlto|lto)(=.*)?"
@@ -87,7 +87,7 @@ _OWN_FLAG: Final = re.compile(
 
 @dataclass(frozen=True)
 class Plain:
-    """A file of CUDA that is compiled once for all of its targets."""
+    """A CUDA file that is compiled once for all of its targets."""
 
     path: Path
     targets: tuple[Arch, ...] = ()  # empty: those of the set
@@ -100,7 +100,7 @@ class Plain:
 
     @property
     def family(self) -> str:
-        """The same, with the first target of a file that is for some targets only."""
+        """The role, plus the first target if the file is for some targets only."""
         return f"{self.role}_sm{self.targets[0].number}" if self.targets else self.role
 
     def archs_in(self, archs: Iterable[Arch]) -> tuple[Arch, ...]:
@@ -110,7 +110,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Project:
-    """A package as its table declares it; paths are those of files that exist."""
+    """A package as declared by its table; paths are those of existing files."""
 
     root: Path
     name: str  # the import package
@@ -137,10 +137,10 @@ class Project:
 
     @property
     def epoch(self) -> str:
-        """SOURCE_DATE_EPOCH of a build: the environment's, or the one that is declared.
+        """SOURCE_DATE_EPOCH of a build: the environment's, or the declared one.
 
         Raises:
-            DeclarationError: The environment's is no time that a zip file can hold.
+            DeclarationError: The environment's is not a valid time for a zip file.
         """
         told = os.environ.get("SOURCE_DATE_EPOCH", "").strip() or str(self.source_date_epoch)
         number = int(told) if re.fullmatch("[0-9]{1,12}", told) else -1
@@ -152,7 +152,7 @@ class Project:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """What every wheel requires, beside a CUDA runtime that is not linked statically."""
+        """Requirements of every wheel, except a CUDA runtime that is not linked statically."""
         return (f"torch>={self.torch_min}", *REQUIREMENTS, *self.dependencies)
 
     @property
@@ -164,7 +164,7 @@ class Project:
 
     @property
     def own_targets(self) -> tuple[Arch, ...]:
-        """The targets of one chip or family that some kernels are for alone."""
+        """The chip and family targets that some kernels are exclusively for."""
         found = {arch for one in self.plain for arch in one.targets}
         for family in read_toml_file(self.table, self.table.name)["family"] if self.table else ():
             found.update(map(Arch.parse, family.get("targets", ())))
@@ -172,16 +172,16 @@ class Project:
 
     @property
     def spills_place(self) -> str:
-        """Where the kernels stand that may spill, as messages name it."""
+        """The place that lists the kernels allowed to spill, for messages."""
         if isinstance(self.spills, tuple):
             return SPILLS_PLACE
         return f"`{self.spills.relative_to(self.root).as_posix()}`"
 
     def require_targets(self, archset: ArchSet) -> None:
-        """Insist that each file has a target of a set.
+        """Check that each file has a target of a set.
 
         Raises:
-            DeclarationError: One has none: the libraries of the set would lack its functions.
+            DeclarationError: A file has none: the libraries of the set would lack its functions.
         """
         for one in self.plain:
             if not one.archs_in(archset.archs):
@@ -253,7 +253,7 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
 
 
 def _read_own(data: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
-    """Return the table, with known keys of the right types at every level."""
+    """Return the table; check that its keys are known and of the right types at every level."""
     tool = data.get("tool", {})
     if not isinstance(tool, dict) or TABLE not in tool:
         message = f"`{root / 'pyproject.toml'}` has no table {PLACE}"
@@ -277,7 +277,7 @@ def _read_own(data: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
 def _require_package(
     name: str, own: Mapping[str, Any], data: Mapping[str, Any], root: Path, sets: object
 ) -> None:
-    """Insist on the package and its modules, unless setuptools is told where they are."""
+    """Check that the package and its modules exist, unless setuptools has their place."""
     setuptools = data["tool"].get("setuptools", {})
     if isinstance(setuptools, dict) and {"packages", "package-dir"} & setuptools.keys():
         return
@@ -316,7 +316,7 @@ def _require_flags(flags: tuple[str, ...]) -> None:
 
 
 def _read_spills(told: str | list[Any], root: Path) -> Path | tuple[Mapping[str, Any], ...]:
-    """Return kernels that may spill: a file, or tables."""
+    """Read the kernels that may spill: a file, or tables."""
     needed = ("symbol", "spill_bytes", "reason")
     if isinstance(told, str):
         path = find_path(told, root, SPILLS_PLACE, (".toml", ".json"))
@@ -329,7 +329,7 @@ def _read_spills(told: str | list[Any], root: Path) -> Path | tuple[Mapping[str,
 
 
 def _find_tests(told: list[str] | None, data: Mapping[str, Any], root: Path) -> Iterator[Path]:
-    """Yield the tests that are named; by default a folder, where a group says what it needs."""
+    """Yield the named tests; by default a folder, if a dependency group exists for it."""
     if told is None and "test" in data.get("dependency-groups", {}):
         yield from (path for path in [root / "tests"] if path.is_dir())
     for name in told or ():
@@ -338,7 +338,7 @@ def _find_tests(told: list[str] | None, data: Mapping[str, Any], root: Path) -> 
 
 
 def _find_axes(own: Mapping[str, Any], root: Path) -> list[Any]:
-    """Return the axes that are declared, here or in the file `product`."""
+    """Return the declared axes, from the table or from the file `product`."""
     if "product" not in own:
         return list(own.get("dispatch", {}).get("axes", []))
     path = find_path(own["product"], root, f"`product` of {PLACE}", (".json",))
@@ -347,7 +347,7 @@ def _find_axes(own: Mapping[str, Any], root: Path) -> list[Any]:
 
 
 def _require_table(project: Project, axes: Axes, main_role: str) -> None:
-    """Insist on a table of kernels that they can be generated from."""
+    """Check that kernels can be generated from a table of kernels."""
     if project.table is None:
         return
     roles = read_table(project.table, axes, project.root, project.include)
@@ -358,7 +358,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
             message = f"`{name}` has the name of a role of the table of kernels, `{one.role}`"
             raise DeclarationError(message, hint="reports name kernels by their file: rename it")
     if (project.name, axes) != (NAME, AXES):
-        return  # of a package that this process does not work for
+        return  # of a package that this process does not serve
     from .kernels.table import Table  # noqa: PLC0415 - which needs a reader of TOML
 
     try:
@@ -369,7 +369,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
 
 
 def _require_floor(archset: ArchSet, axes: Axes, oldest_gpu: str) -> None:
-    """Insist on targets that there are kernels for: of some word of the axes, and at all."""
+    """Check that there are kernels for the targets: at all, and for some word of the axes."""
     oldest = Device.parse(oldest_gpu) if oldest_gpu else ANY_GPU
     words = min((w.floor for axis in axes.of("equal") for w in axis.words), default=ANY_GPU)
     why = f"`oldest_gpu` of {PLACE} is {oldest}"
@@ -384,7 +384,7 @@ def _require_floor(archset: ArchSet, axes: Axes, oldest_gpu: str) -> None:
 
 
 def _require_content(project: Project) -> None:
-    """Insist on something to compile, and on one thing of each name."""
+    """Check that there is something to compile, and that names are unique."""
     if not (project.plain or project.table):
         message = f"{PLACE} names nothing to compile"
         hint = f'`[[tool.{TABLE}.sources]]` with `files = ["csrc/*.cu"]` names files of CUDA'

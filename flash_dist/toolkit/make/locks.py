@@ -1,14 +1,14 @@
-"""What sessions, workflows and images install from PyPI, by hash: `nox -s lock_requirements`.
+"""Locks what sessions, workflows and images install from PyPI, by hash: `nox -s lock_requirements`.
 
 `<group>.txt` has every package that a group of pyproject.toml, or of the toolkit's, needs, one
-version each, with the hashes of its wheels for the Pythons and CPUs below. An installer that is
-given such a file with `--require-hashes` takes no other package, and no other bytes of these. Where
-a version has no wheel, it is the hash of its sources. The files of groups that build and publish
-are in `locks/` beside this module, those of the package's own sessions in `ci/locks/`. A group that
-is locked for the first time is taken for one of these.
+version each, with the hashes of its wheels for the Pythons and CPUs below. With `--require-hashes`,
+an installer accepts only these packages with these bytes. If a version has no wheel, the hash is
+that of its sources. The files of groups that build and publish are in `locks/` beside this module,
+those of the package's own sessions in `ci/locks/`. A group that is locked for the first time counts
+as one of these.
 
-torch is in none: builds of it that are kept locally have other hashes, and need other packages. So
-it comes after what every build of it needs, `beside_torch`.
+No file has torch: local builds of it have other hashes and need other packages. It is installed
+after the packages that every build of it needs, `beside_torch`.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ NOT_COVERED: Final = (
 )
 RENEW: Final = "`nox -s lock_requirements` locks all groups again"
 INDEX: Final = "https://pypi.org/simple"
-# What needs a newer Python than the rest; the image has an older one, too.
+# Packages that need a newer Python than the rest; the image has an older one, too.
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
-# What is installed into a folder or machine of its own: no version of another group must fit it.
+# Installed into a folder or machine of their own: they need not agree with other groups.
 ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
-_MARK: Final = "#: "  # before each requirement that a file was made of
+_MARK: Final = "#: "  # precedes each requirement that a file was made from
 
 
 class LockError(KernelsError):
-    """A group is not locked as it is now, or cannot be."""
+    """A group has changed since it was locked, or cannot be locked."""
 
 
 def is_covered(python: tuple[int, int] = sys.version_info[:2]) -> bool:
-    """Whether the hashes are those of the packages of this machine, and of a Python on it."""
+    """Whether the hashes cover this machine and its Python."""
     known = sys.platform == "linux" and platform.machine() in MACHINES
     return known and OLDEST <= python <= NEWEST
 
@@ -63,7 +63,7 @@ def lock_path(group: str) -> Path:
 
 
 def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the words of an installer for groups and their requirements: files with hashes.
+    """Return an installer's arguments for groups and their requirements: files with hashes.
 
     Raises:
         LockError: A group was changed and not locked since.
@@ -81,9 +81,9 @@ def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def constraints(*groups: str) -> str:
-    """Return UV_CONSTRAINT for what uv installs unasked: it holds by hash what these groups lock.
+    """Return UV_CONSTRAINT with these groups' hashes for what uv installs without being asked.
 
-    pip holds no hash of a constraint, uv those of all that it installs and no others.
+    pip checks no hash of a constraint; uv checks those of all that it installs.
     """
     return " ".join(str(lock_path(name)) for name in groups) if is_covered() else ""
 
@@ -98,7 +98,7 @@ def _read_requirements(text: str) -> Iterator[str]:
 
 
 def flatten(groups: Mapping[str, Sequence[str | Mapping[str, str]]], name: str) -> list[str]:
-    """Return what a group requires, with the groups that it includes, each once."""
+    """Return the requirements of a group, with those of included groups, each once."""
     parts = (
         [one] if isinstance(one, str) else flatten(groups, one["include-group"])
         for one in groups[name]
@@ -107,10 +107,10 @@ def flatten(groups: Mapping[str, Sequence[str | Mapping[str, str]]], name: str) 
 
 
 def compile_locks(groups: Mapping[str, Sequence[str | Mapping[str, str]]]) -> dict[str, str]:
-    """Return the file of each group: the newest versions that all of them can share.
+    """Return the file of each group, with the newest versions that all groups can share.
 
     Raises:
-        LockError: uv is not installed, or nothing fits.
+        LockError: uv is not installed, or there is no solution.
     """
     wanted = {name: flatten(groups, name) for name in groups}
     found = {}
@@ -133,7 +133,7 @@ def compile_locks(groups: Mapping[str, Sequence[str | Mapping[str, str]]]) -> di
 
 
 def _mark_newer(wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield what must fit together, each with the Pythons that it is for."""
+    """Yield the requirements that must agree, each with its Pythons."""
     for name, requirements in wanted.items():
         for one in () if name in ALONE else requirements:
             newer = f"python_version >= '{PYTHONS[name]}'" if name in PYTHONS else ""
@@ -143,7 +143,7 @@ def _mark_newer(wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
 def _compile(
     wanted: Iterable[str], made: Path, python: str = "3.10"
 ) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Ask PyPI through uv for what is wanted: at the versions that the file has, if it can be.
+    """Ask PyPI through uv for the requirements; keep the versions in the file if possible.
 
     Returns:
         Each package, by name and version.
@@ -166,7 +166,7 @@ def _compile(
 
 
 def _write_package(package: Mapping[str, Any]) -> str:
-    """Write a package as installers read it."""
+    """Write a package in the form for installers."""
     marker = f" ; {package['marker']}" if "marker" in package else ""
     wheels = [one for one in package.get("wheels", ()) if _is_ours(one["url"].rpartition("/")[2])]
     files = wheels or [package["sdist"]]
@@ -176,7 +176,7 @@ def _write_package(package: Mapping[str, Any]) -> str:
 
 
 def _is_ours(wheel: str) -> bool:
-    """Whether one of our Pythons on one of our CPUs may install a wheel of this name."""
+    """Whether one of our Pythons on one of our CPUs can install a wheel of this name."""
     from packaging.utils import parse_wheel_filename  # noqa: PLC0415 - absent in a container
 
     tags = parse_wheel_filename(wheel.replace("%2B", "+"))[3]

@@ -1,4 +1,4 @@
-"""Where the project is that is built, what it declares, and where its tools write what.
+"""The project that is built: its place, its declaration, and the paths that its tools write.
 
 The toolkit is a folder of the package that it builds, or is installed by itself and builds the
 project in the current folder.
@@ -39,8 +39,8 @@ def _find_package() -> Path:
 
 PACKAGE: Final = _find_package()
 NATIVE: Final = TOOLKIT / "native"  # C++ of any kernel library
-MAKE: Final = str(__package__)  # this folder, as Python names it
-# What of the toolkit builds wheels, and is its own distribution; no wheel of a package has it.
+MAKE: Final = str(__package__)  # import name of this folder
+# The part of the toolkit that builds wheels, and its own distribution; no wheel has it.
 NOT_INSTALLED: Final = tuple(
     TOOLKIT / name
     for name in (
@@ -50,31 +50,31 @@ NOT_INSTALLED: Final = tuple(
         "backend.py",
         "sessions.py",
         "pyproject.toml",
-        "build",  # which `pip install ./toolkit` leaves there
+        "build",  # left there by `pip install ./toolkit`
     )
 )
 PYPROJECT: Final = ROOT / "pyproject.toml"
-GROUPS: Final = TOOLKIT / "pyproject.toml"  # has the requirements of what builds and publishes
+GROUPS: Final = TOOLKIT / "pyproject.toml"  # with the requirements for building and publishing
 README: Final = ROOT / "README.md"
 SETS_FILE: Final = (
     PACKAGE / "archsets.json"
-)  # in every wheel; of a package with its own toolkit, a source
+)  # in every wheel; a source of a package with its own toolkit
 PRODUCT_FILE: Final = PACKAGE / FILE_NAME
-BUILD_FOLDER: Final = f"{VARIABLES}BUILD_DIR"  # the variable that names where objects are kept
-TEMPORARY: Final = f"{NAME}-"  # what the names of temporary folders begin with
+BUILD_FOLDER: Final = f"{VARIABLES}BUILD_DIR"  # the variable with the folder of objects
+TEMPORARY: Final = f"{NAME}-"  # prefix of temporary folders
 
 
 def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where objects are kept from one build to the next."""
+    """Return the folder that keeps objects between builds."""
     return Path(environ.get(BUILD_FOLDER) or ROOT / "build")
 
 
 def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
-    """Return the modules and data of a folder that a wheel has: all but what builds it.
+    """Return the modules and data of a folder that a wheel gets: all except those that build it.
 
     Args:
         package: The folder.
-        toolkit: The toolkit in it; by default that of this package, where it has one.
+        toolkit: The toolkit in it; by default that of this package, if it has one.
     """
     toolkit = toolkit or package / TOOLKIT.name
     left_out = {toolkit / path.name for path in NOT_INSTALLED}
@@ -87,18 +87,18 @@ def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
 
 
 def list_below(*places: Path) -> Iterator[Path]:
-    """Yield the files that places are, or that are below them."""
+    """Yield the given files, and those below given folders."""
     for place in places:
         yield from (path for path in (place, *place.rglob("*")) if path.is_file())
 
 
 def stage_toolkit(folder: Path) -> Path:
-    """Copy a toolkit that is installed by itself to where the next build finds it again.
+    """Copy a toolkit that is installed by itself to a fixed path for the next build.
 
-    Python finds it there, too, without what is installed beside the original.
+    Python imports it from there, without other packages of the original folder.
 
-    An isolated environment lies in another folder each time, and objects are those of one path.
-    Files that are equal keep their time: what was compiled from them stays.
+    An isolated environment has another path each time, and objects depend on one path. Equal files
+    keep their time, so that compiled objects stay valid.
     """
     staged = folder / "toolkit" / FOLDER
     for path in sorted(TOOLKIT.rglob("*")):
@@ -112,15 +112,15 @@ def stage_toolkit(folder: Path) -> Path:
 
 
 def made_mark(folder: Path) -> Path:
-    """Return the file that says of such a folder that it is whole."""
+    """Return the file that marks such a folder as complete."""
     return folder / "complete"
 
 
 @contextmanager
 def make_once(folder: Path) -> Iterator[bool]:
-    """Say whether a folder has to be made, which is kept from one build to the next.
+    """Say whether a folder that is kept between builds has to be made.
 
-    It counts as made when the block has ended without an error; what is there without that goes.
+    It counts as made when the block has ended without an error; an incomplete one is deleted.
     """
     made = made_mark(folder)
     if made.is_file():
@@ -138,10 +138,10 @@ def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
-    """Put a part that a tool makes between two lines that mark its place in the README.
+    """Replace the generated text between two marker lines of the README.
 
     Raises:
-        KernelsError: The marks are not there, once and in order.
+        KernelsError: The markers are not there once and in order.
     """
     begin, end = marks
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
@@ -152,7 +152,7 @@ def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
 
 
 def can_read_toml() -> bool:
-    """Whether this Python has a reader of TOML: 3.10 gets one with the requirements of a build."""
+    """Whether this Python has a TOML parser: 3.10 gets one with the requirements of a build."""
     return sys.version_info >= (3, 11) or find_spec("tomli") is not None
 
 
@@ -162,7 +162,7 @@ def read_pyproject(path: Path = PYPROJECT) -> dict[str, Any]:
 
 
 def load_groups(*, own: bool = True) -> dict[str, Any]:
-    """Return the dependency groups of the toolkit, and `own` ones of the project."""
+    """Return the dependency groups of the toolkit, and the project's `own` groups."""
     files = (GROUPS, PYPROJECT) if own else (GROUPS,)
     found: dict[str, Any] = {}
     for path in files:
@@ -171,7 +171,7 @@ def load_groups(*, own: bool = True) -> dict[str, Any]:
 
 
 def load_project(path: Path = PYPROJECT) -> Project:
-    """Read what the project declares.
+    """Read the project's declaration.
 
     Raises:
         KernelsError: Nothing can be built from it.
@@ -185,9 +185,9 @@ def _load_project(path: Path) -> Project:
 
 
 def load_requirements(group: str, path: Path = GROUPS) -> list[str]:
-    """Read a dependency group that is a list of strings, one a line.
+    """Read a dependency group that is a list of strings, one per line.
 
-    TOML writes it as Python does, and Python 3.10 has no reader of TOML before one is installed.
+    TOML and Python write it alike, and Python 3.10 has no TOML parser before one is installed.
     """
     text = path.read_text(encoding="utf-8")
     start = text.index(f"\n{group} = [") + len(f"\n{group} = ")
@@ -196,12 +196,12 @@ def load_requirements(group: str, path: Path = GROUPS) -> list[str]:
 
 
 def report_path(label: str) -> Path:
-    """Return where setup.py counts kernels and objects, for the log's last lines."""
+    """Return the file in which setup.py counts kernels and objects, for the end of the log."""
     return build_folder() / "reports" / f"{label}.txt"
 
 
 def read_report(label: str, folder: Path | None = None) -> str:
-    """Return what was left for a set, here or in the build folder of a container."""
+    """Read the report on a set, here or in the build folder of a container."""
     path = report_path(label) if folder is None else folder / "reports" / f"{label}.txt"
     return path.read_text(encoding="utf-8").strip()
 

@@ -1,4 +1,4 @@
-"""`requirements`: print what a build of the project installs, for machines without a network."""
+"""`requirements`: prints what a build of the project installs, for machines without a network."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them, one a line."""
+    """Print them, one per line."""
     del args
     print(*list_requirements(), sep="\n")
     return 0
 
 
 def list_requirements() -> list[str]:
-    """Return the toolkit, what compiles on machines like this one, and what wheels depend on.
+    """Return the toolkit, the compilers for machines like this one, and the wheels' dependencies.
 
     Raises:
         KernelsError: There is no project here, or it cannot be built on such a machine.

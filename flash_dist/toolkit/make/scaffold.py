@@ -1,4 +1,4 @@
-"""`new NAME`: write a project with one kernel that builds, installs and tests at once."""
+"""`new NAME`: writes a project with one kernel that can be built, installed and tested at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TEMPLATE: Final = Path(__file__).resolve().with_name("template")
 _PLACEHOLDER: Final = "my_kernels"
 _NAME: Final = re.compile("[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_RENAMED: Final = {"gitignore": ".gitignore"}  # names that tools of this repository would act upon
+_RENAMED: Final = {"gitignore": ".gitignore"}  # names that tools of this repository would act on
 _CHOOSE: Final = "choose another name, such as `my_norms`"
 
 
@@ -39,7 +39,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the project, and print what comes next."""
+    """Write the project, and print the next steps."""
     folder = Path(args.name)
     require_name(args.name)
     require_free(folder)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def require_name(name: str) -> None:
-    """Insist on a name that a package may have.
+    """Check that a package may have a name.
 
     Raises:
         UsageError: It may not.
@@ -71,10 +71,10 @@ def require_name(name: str) -> None:
 
 
 def require_free(folder: Path) -> None:
-    """Insist on a folder that is not there.
+    """Check that a folder does not exist.
 
     Raises:
-        UsageError: It is.
+        UsageError: It exists.
     """
     if folder.exists() or folder.is_symlink():
         message = f"NAME must be that of a new folder, got `{folder}`, which is there already"
@@ -82,10 +82,10 @@ def require_free(folder: Path) -> None:
 
 
 def require_new(name: str) -> None:
-    """Insist on a package that nothing installed here is, or is mistaken for.
+    """Check that a package name is neither installed here nor easily confused with one.
 
     Raises:
-        UsageError: Something is.
+        UsageError: It is.
     """
     package = package_of(name)
     if is_importable(package):
@@ -104,7 +104,7 @@ def write_project(name: str, folder: Path) -> list[Path]:
     """Write the files of a project, and return them.
 
     Raises:
-        UsageError: The name is none, or the folder is there already.
+        UsageError: The name is invalid, or the folder exists.
     """
     require_name(name)
     require_free(folder)

@@ -1,4 +1,4 @@
-"""Steps that several sessions of nox take."""
+"""Steps that several nox sessions share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 GROUPS: Final = load_groups()
 NATIVE: Final = "--native"
 _KEY: Final = "dependency-groups"
-# Plugins that lie beside a machine's torch (pytest-benchmark warns of xdist) are left out of tests.
+# Tests disable plugins beside a machine's torch (pytest-benchmark warns of xdist).
 PLUGINS: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
 
 
@@ -49,7 +49,7 @@ def session_of(function: None = None, /, **options: Any) -> Callable[[Session], 
 
 
 def session_of(function: Session | None = None, /, **options: Any) -> Any:
-    """Register a session as `nox.session` does; what it refuses, or a full disk, is a sentence."""
+    """Register a session as `nox.session` does; print its errors, or a full disk, as a sentence."""
     if function is None:
         return partial(session_of, **options)
 
@@ -66,7 +66,7 @@ def session_of(function: Session | None = None, /, **options: Any) -> Any:
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups of pyproject.toml, by hash; torch comes last and without."""
+    """Install dependency groups of pyproject.toml, by hash; torch comes last and without hash."""
     distinct = dict.fromkeys(BESIDE if name == UNLOCKED else name for name in groups)
     own = [] if EMBEDDED else [name for name in distinct if name not in load_groups(own=False)]
     unlocked = [*own, *({UNLOCKED} & set(groups))]
@@ -87,7 +87,7 @@ def _read_groups(session: nox.Session, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def words_of(session: nox.Session, *groups: str) -> list[str]:
-    """Return what the installer of this session is told for groups: files with hashes."""
+    """Return the installer's arguments for groups: files with hashes."""
     if not is_covered():
         session.log(f"{NOT_COVERED}: installed without hashes")
         return list(nox.project.dependency_groups({_KEY: GROUPS}, *groups))
@@ -98,14 +98,14 @@ def words_of(session: nox.Session, *groups: str) -> list[str]:
 
 
 def install_wheel(session: nox.Session, wheel: str | Path) -> None:
-    """Install a wheel and what it needs: also one of the same version as the one that is there."""
+    """Install a wheel and its requirements, even over the same version."""
     path = str(Path(wheel).resolve())
     session.install("--force-reinstall", "--no-deps", path)
     session.install(path)
 
 
 def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) -> None:
-    """Install groups and a wheel where a machine's torch is seen, and no plugin of its pytest."""
+    """Install groups and a wheel with a machine's torch visible, without its pytest plugins."""
     see_torch(session)
     install(session, *groups)
     install_wheel(session, wheel)
@@ -113,9 +113,9 @@ def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) 
 
 
 def see_torch(session: nox.Session) -> None:
-    """Let a session see the packages beside the torch that the Python of nox sees.
+    """Make the packages beside torch in nox's Python visible to a session.
 
-    System packages need no such file; those of a virtual environment are in no other one.
+    System packages need no such file; those of a virtual environment are in no other environment.
     """
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
@@ -126,13 +126,13 @@ def see_torch(session: nox.Session) -> None:
 
 
 def built_wheels() -> list[str]:
-    """Return the wheels of all sets in dist/; one of the toolkit itself is for any machine."""
+    """Return the wheels of all sets in dist/; a wheel of the toolkit itself is for any machine."""
     found = (ROOT / "dist").glob("*/*.whl")
     return sorted(str(path) for path in found if not path.name.endswith("-none-any.whl"))
 
 
 def require_wheels(session: nox.Session, *names: str) -> None:
-    """Stop, before anything is installed, where dist/ lacks the wheel of a set; of any for none."""
+    """Stop before anything is installed if dist/ lacks the wheel of a set, or any for no set."""
     sets = load_archsets(ARCHSETS)
     lacking = [name for name in names if not any((ROOT / "dist" / name).glob("*.whl"))]
     if not lacking and (names or built_wheels()):
@@ -147,12 +147,12 @@ def require_wheels(session: nox.Session, *names: str) -> None:
 
 
 def set_names(session: nox.Session) -> list[str]:
-    """Return what else a build was told: the sets."""
+    """Return the arguments of a build that are sets."""
     return [arg for arg in session.posargs if arg != NATIVE]
 
 
 def is_native(session: nox.Session) -> bool:
-    """Whether this machine's compiler builds: asked for, or no container engine answers."""
+    """Whether this machine's compiler builds: on request, or without a container engine."""
     if NATIVE in session.posargs:
         return True
     try:
@@ -165,7 +165,7 @@ def is_native(session: nox.Session) -> bool:
 
 
 def build(session: nox.Session) -> None:
-    """Build the sets that were named, in a container or with this machine's compiler."""
+    """Build the named sets, in a container or with this machine's compiler."""
     if not is_native(session):
         build_in_container(session)
         return
@@ -175,7 +175,7 @@ def build(session: nox.Session) -> None:
 
 
 def build_for(session: nox.Session, target: Target) -> None:
-    """Build likewise for another CPU, with a cross compiler."""
+    """Do the same for another CPU, with a cross compiler."""
     session.env.update(target.environ())
     if not is_native(session):
         build_in_container(session)
@@ -191,22 +191,22 @@ def build_for(session: nox.Session, target: Target) -> None:
 
 
 def build_in_container(session: nox.Session) -> None:
-    """Let cibuildwheel build the sets that were named."""
+    """Let cibuildwheel build the named sets."""
     install(session, "runtime", "audit", "container")
     session.run("python", "-m", f"{__package__}.container.portable", *set_names(session))
 
 
 def build_natively(session: nox.Session, names: Sequence[str]) -> None:
-    """Build sets with what is installed in the environment of the session."""
+    """Build sets with the packages in the session's environment."""
     session.run("python", "-m", f"{__package__}.building.build_wheels", *names)
 
 
 def run_preflight(
     session: nox.Session, *names: str, environ: Mapping[str, str] = os.environ
 ) -> list[Preflight]:
-    """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built.
+    """Stop before any download on a machine or with arch sets that cannot be built.
 
-    Returns what was found for each CUDA toolkit that the sets ask for.
+    Return the result for each CUDA toolkit that the sets need.
     """
     try:
         sets, host = load_archsets(ARCHSETS), read_host(environ)
@@ -224,7 +224,7 @@ def run_preflight(
 
 
 def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
-    """Return the CUDA version that CUDA_HOME holds, and insist that some set asks for its major."""
+    """Return the CUDA version in CUDA_HOME, and check that some set needs its major."""
     home = named_home(environ)
     if home is None:
         return None
@@ -235,14 +235,14 @@ def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
 
 
 def install_toolchain(session: nox.Session, *names: str) -> None:
-    """Install what compiles these arch sets; nvcc, too, unless CUDA_HOME names a toolkit.
+    """Install the compilers for these arch sets; also nvcc, unless CUDA_HOME names a toolkit.
 
-    All sessions share one nvcc: the objects of a build folder are those of one path.
+    All sessions share one nvcc: the objects of a build folder depend on its path.
     """
     found = run_preflight(session, *names)
     install(session, "build", "audit")
     environments = Path(session.virtualenv.location).parent
-    for one in reversed(found):  # CUDA_HOME is the newest in the end
+    for one in reversed(found):  # CUDA_HOME ends as the newest
         if named_home(os.environ) and one.is_own:
             home = str(named_home(os.environ))
         else:
@@ -266,12 +266,12 @@ def install_nvcc(
 
 
 def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:
-    """Return what lets the installer of this session take the packages of another CPU."""
+    """Return the installer options for packages of another CPU."""
     return target.uv_options if session.venv_backend == "uv" else target.pip_options
 
 
 def copy_tree(session: nox.Session, tree: Path) -> None:
-    """Copy the files of the project to a new tree, as a commit that is the same each time."""
+    """Copy the files of the project to a new tree, as a commit that is equal each time."""
     shutil.rmtree(tree, ignore_errors=True)
     copy_project(tree)
     day = f"@{load_project().source_date_epoch} +0000"
@@ -283,9 +283,9 @@ def copy_tree(session: nox.Session, tree: Path) -> None:
 
 
 def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) -> None:
-    """Run another session at this place: `requires` would go on to the next after a failure.
+    """Run another session at this point: `requires` would go on to the next after a failure.
 
-    Its environment is the one of this tree's, whatever tree it works on.
+    It uses this tree's environment, whatever tree it works on.
     """
     environments = str(Path(session.virtualenv.location).parent)
     command = [sys.executable, "-m", "nox", "-f", str(tree / "noxfile.py"), "-s", name]
@@ -294,7 +294,7 @@ def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) 
 
 
 def args_of(name: str, args: list[str]) -> list[str]:
-    """Return what of the arguments of a release is for one of its channels: options and values."""
+    """Return the arguments of a release for one of its channels: options and values."""
     taken = CHANNELS[name].options if name in CHANNELS else ()
     places = [args.index(option) for option in taken if option in args]
     return [word for place in places for word in args[place : place + 2]]
@@ -304,7 +304,7 @@ def add_channels(prepare: Session) -> None:
     """Add the session of each channel, such as `sdist` or `index`, which writes into dist/.
 
     Args:
-        prepare: Called first in each of them.
+        prepare: Function that each session calls first.
     """
     for row in CHANNELS.values():
         _add_channel(row, prepare)
@@ -320,14 +320,14 @@ def _add_channel(row: Row, prepare: Session) -> None:
 
 
 def share_links() -> None:
-    """Let uv look for local wheels where pip does: it does not read pip's settings."""
+    """Let uv search pip's folders of local wheels: it does not read pip's settings."""
     links = os.environ.get("PIP_FIND_LINKS", "").split()
     if links:
         os.environ.setdefault("UV_FIND_LINKS", ",".join(links))
 
 
 def write_channel(session: nox.Session, row: Row) -> None:
-    """Write a channel into dist/; what is packed into it is installed into a folder of its own."""
+    """Write a channel into dist/; install its contents into a separate folder first."""
     install(session, *row.groups)
     words = []
     if row.packed:

@@ -26,7 +26,7 @@ share_links()
 
 
 def use_toolkit(session: nox.Session) -> None:
-    """Let a session run the toolkit that the noxfile has imported, and nothing beside it."""
+    """Let a session run only the toolkit that the noxfile has imported."""
     if not EMBEDDED:
         session.env["PYTHONPATH"] = str(stage_toolkit(build_folder()).parent)
 

@@ -1,8 +1,8 @@
-"""The build backend of `pip install .`: setuptools behind a preflight, with a gate after it.
+"""Build backend of `pip install .`: setuptools between a preflight check and an audit.
 
-pip and uv run it in an environment of its own (PEP 517). It asks of PyPI what this machine and the
-wanted targets need, so that a missing compiler is told before anything is downloaded, and returns
-a wheel that has passed the same audit as those of `nox -s build_wheels`.
+pip and uv run it in an isolated environment (PEP 517). It requires from PyPI what this machine and
+the targets need, so that a missing compiler is reported before any download. The wheel passes the
+same audit as those of `nox -s build_wheels`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
     Settings = Mapping[str, Any] | None
 
-UNFINISHED: Final = "unfinished"  # `-C unfinished=true`: who calls repairs and audits the wheel
+UNFINISHED: Final = "unfinished"  # `-C unfinished=true`: the caller repairs and audits the wheel
 BY_PIP: Final = "PIP_BUILD_TRACKER"  # a variable that pip sets for its builds
 
 
 class BackendError(KernelsError):
-    """What was asked of the build backend is not built."""
+    """The build backend does not build what was requested."""
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """Judge the machine and the targets, then say what compiles them."""
+    """Check the machine and the targets, then return the requirements for compiling."""
     needed = load_requirements("backend")
     if _unfinished(config_settings):
         return needed
@@ -65,14 +65,14 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
 
 
 def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
-    """Say what packs the sources."""
+    """Return the requirements for packing the sources."""
     del config_settings
     return load_requirements("backend")
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
-    """Say what describes an editable wheel, which `uv lock` asks for; refuse it to pip at once."""
-    if BY_PIP in os.environ:  # pip would download what the package depends on first, torch with it
+    """Return the requirements of an editable wheel, which `uv lock` needs; refuse pip at once."""
+    if BY_PIP in os.environ:  # otherwise pip would first download the dependencies, torch included
         build_editable("", config_settings)
     return load_requirements("backend")
 
@@ -82,7 +82,7 @@ def build_editable(
     config_settings: Settings = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Refuse: the libraries would have to lie among the sources."""
+    """Refuse: the libraries would lie among the sources."""
     del wheel_directory, config_settings, metadata_directory
     with told_in_a_sentence():
         message = f"{NAME} is not installed in editable mode: its libraries are compiled"
@@ -93,7 +93,7 @@ def build_editable(
 def prepare_metadata_for_build_wheel(
     metadata_directory: str, config_settings: Settings = None
 ) -> str:
-    """Write the wheel's metadata; nothing is compiled."""
+    """Write the wheel's metadata without compiling anything."""
     from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
 
     labelled = _is_labelled(config_settings)
@@ -106,7 +106,7 @@ prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
-    """Pack the sources: the same sources, the same bytes."""
+    """Pack the sources: equal sources give equal bytes."""
     from .sdist import normalise  # noqa: PLC0415 - what only this hook needs
 
     del config_settings
@@ -122,8 +122,8 @@ def build_wheel(
     config_settings: Settings = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Compile one wheel, give it its platform tag, and let it pass the audit."""
-    del metadata_directory  # packing writes the same again
+    """Compile one wheel, set its platform tag, and audit it."""
+    del metadata_directory  # packing writes them again
     if _unfinished(config_settings):
         return _pack(Path(wheel_directory), "bdist_wheel").name
     with told_in_a_sentence():
@@ -139,7 +139,7 @@ def _is_labelled(config_settings: Settings) -> bool:
 
 
 def _pack(target: Path, *words: str, labelled: bool = True) -> Path:
-    """Let setuptools make one file, and move it to its folder when it is whole."""
+    """Let setuptools make one file, and move the finished file to its folder."""
     from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
 
     target.mkdir(parents=True, exist_ok=True)
@@ -168,10 +168,10 @@ def _build_finished(target: Path, *, labelled: bool) -> Path:
 
 
 def settle_environment() -> None:
-    """Fix what the result depends on: time stamps, the build folder and the place of nvcc.
+    """Fix the inputs of the result: time stamps, the build folder and the path of nvcc.
 
-    The isolated environment, and the nvcc in it, lie in another folder every time; objects are
-    those of one nvcc, which is why it is kept beside them.
+    The isolated environment, with its nvcc, has another path every time. Objects depend on nvcc's
+    path, so nvcc is stored beside them.
     """
     os.environ["SOURCE_DATE_EPOCH"] = load_project().epoch
     os.environ[BUILD_FOLDER] = str(_objects_folder())
@@ -180,14 +180,14 @@ def settle_environment() -> None:
 
 
 def _list_headers() -> list[str]:
-    """Return what the headers of torch need."""
+    """Return the requirements for torch's headers."""
     from ..toolchain.torch_headers import FOLDER, list_needed  # noqa: PLC0415 - it reads TOML
 
     return list_needed(_objects_folder() / FOLDER)
 
 
 def _objects_folder() -> Path:
-    """Return where a frontend's build keeps objects."""
+    """Return the folder of objects for builds by a frontend."""
     return Path(os.environ.get(BUILD_FOLDER) or ROOT / "build" / "pip")
 
 

@@ -1,7 +1,7 @@
-"""Sources that are not on torch's stable ABI, found before anything is compiled.
+"""Finds sources that use more than torch's stable ABI before anything is compiled.
 
-Comments and literals are left out as a compiler does. Conditions are not evaluated: an include
-below `#if 0` counts.
+It skips comments and literals as a compiler does. It does not evaluate conditions: an include below
+`#if 0` counts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _UNSTABLE: Final = {"ATen", "TH", "THC", "c10", "caffe2", "pybind11", "torch"}
 _MOST_SHOWN: Final = 3
 _LONGEST_NAME: Final = 80
 
-# Where reading stops. No alternative reads far: what follows is searched for by itself, so that no
-# text is read more than twice. The first line passes over most of a text at once.
+# Tokens at which reading stops. No alternative reads far ahead: later text is searched separately,
+# so that no text is read more than twice. The first line skips most of a text at once.
 _TOKEN: Final = re.compile(
     r"""
     (?= ["'\#%/:] | \b[0-9LPRSTUatu] )
@@ -48,7 +48,7 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE,
 )
-_ENDS: Final = {'"': re.compile(r'["\\\n]'), "'": re.compile(r"['\\\n]")}  # of a literal, perhaps
+_ENDS: Final = {'"': re.compile(r'["\\\n]'), "'": re.compile(r"['\\\n]")}  # possibly of a literal
 _BLANK: Final = re.compile(r"[ \t\f\v]*")
 _WORD: Final = re.compile(r"\w*")
 _SPACE: Final = re.compile(r"\s*")
@@ -57,12 +57,12 @@ _CLOSING: Final = {'"': '"', "<": ">"}
 
 
 class BindingError(KernelsError):
-    """Sources use what is not in torch's stable ABI."""
+    """Sources use names outside of torch's stable ABI."""
 
 
 @dataclass(frozen=True)
 class Mention:
-    """A name of interest, and the line that it is in."""
+    """A name of interest, and its line."""
 
     name: str
     line: int
@@ -70,7 +70,7 @@ class Mention:
 
 @dataclass(frozen=True)
 class Include(Mention):
-    """A header that is included, as it is written."""
+    """An included header, as written."""
 
     quoted: bool
 
@@ -86,13 +86,13 @@ class Include(Mention):
 
     @property
     def is_unstable(self) -> bool:
-        """Whether it is another header of torch or pybind11."""
+        """Whether it is another header of torch, or one of pybind11."""
         return self.plain.partition("/")[0] in _UNSTABLE and not self.is_stable
 
 
 @dataclass
 class Code:
-    """What a file includes, uses and defines: each where it is first."""
+    """Includes, uses and definitions of a file, each at its first place."""
 
     includes: dict[tuple[str, bool], Include] = field(default_factory=dict)
     names: dict[str, Mention] = field(default_factory=dict)  # types, and macros with arguments
@@ -106,7 +106,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a file has that is not in torch's stable ABI."""
+    """A use of something outside of torch's stable ABI."""
 
     path: Path
     mention: Mention
@@ -120,18 +120,18 @@ class Problem:
 
 
 def require_stable(paths: Iterable[Path], include: Sequence[Path] = ()) -> str:
-    """Make sure that sources are on torch's stable ABI, and all that they include of the project.
+    """Check that sources, and the project's headers that they include, use torch's stable ABI only.
 
     Args:
         paths: C++ and CUDA files.
-        include: Folders that `#include` searches. Headers below them, and those beside the file
-            that includes them, are read as well.
+        include: Include folders. Headers below them, and those beside the file that includes them,
+            are read as well.
 
     Returns:
         A warning if no file registers operators; else an empty text.
 
     Raises:
-        BindingError: There is a name or header of pybind11, ATen, c10 or the rest of torch.
+        BindingError: A source uses pybind11, ATen, c10 or another unstable part of torch.
         OSError: A source cannot be read.
     """
     sources = list(paths)
@@ -160,7 +160,7 @@ def require_stable(paths: Iterable[Path], include: Sequence[Path] = ()) -> str:
 def _read_all(
     sources: Iterable[Path], include: Sequence[Path]
 ) -> Iterator[tuple[Path, Path, Code]]:
-    """Read each source, then the headers of the project that it reaches, each file once."""
+    """Read each source, then the project's headers that it reaches, each file once."""
     seen: set[str] = set()
     for source in sources:
         todo = deque([source])
@@ -177,7 +177,7 @@ def _read_all(
 
 
 def _find_header(one: Include, path: Path, include: Sequence[Path]) -> Path | None:
-    """Return the file of the project that an include names; None for any other."""
+    """Return the project's file for an include; None for any other."""
     if one.is_stable or (one.is_unstable and not one.quoted):
         return None
     folders = [path.parent, *include] if one.quoted else include
@@ -187,7 +187,7 @@ def _find_header(one: Include, path: Path, include: Sequence[Path]) -> Path | No
 
 
 def _find_unstable(code: Code, path: Path, include: Sequence[Path]) -> list[Mention]:
-    """Return what is not in the stable ABI, in the order of lines."""
+    """Return the uses outside of the stable ABI, in the order of lines."""
     headers = [one for one in code.includes.values() if one.is_unstable]
     found: list[Mention] = [one for one in headers if not _find_header(one, path, include)]
     found += [one for name, one in code.names.items() if not _is_stable(name)]
@@ -199,12 +199,12 @@ def _is_stable(name: str) -> bool:
 
 
 def read_code(data: bytes) -> Code:
-    """Read the text of a source or header, in any encoding that has ASCII."""
+    """Read the text of a source or header, in any encoding that contains ASCII."""
     return _Reader(data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")).read()
 
 
 class _Reader:
-    """Reads a text from its begin to its end; positions are those after lines were joined."""
+    """Reads a text from start to end; positions count after lines are joined."""
 
     def __init__(self, text: str) -> None:
         pieces = _SPLICE.split(text)
@@ -215,7 +215,7 @@ class _Reader:
         self._code = Code()
 
     def read(self) -> Code:
-        """Return what the text has."""
+        """Return the findings in the text."""
         position = 0
         while token := _TOKEN.search(self._text, position):
             _, newline, passed = self._text[position : token.start()].rpartition("\n")
@@ -224,7 +224,7 @@ class _Reader:
         return self._code
 
     def _read_token(self, token: re.Match[str]) -> int:
-        """Return where the next token may begin."""
+        """Return the position of the next token."""
         kind, start, end = token.lastgroup, *token.span()
         if kind == "comment":
             return self._skip_comment(start)
@@ -266,7 +266,7 @@ class _Reader:
             self._code.names[name] = Mention(name, self._line_of(position))
 
     def _skip_blank(self, blank: re.Pattern[str], position: int) -> int:
-        """Return where blanks and comments end."""
+        """Return the end of blanks and comments."""
         while True:
             found = blank.match(self._text, position)
             position = found.end() if found else position
@@ -280,7 +280,7 @@ class _Reader:
         return self._find("*/", start + 2)
 
     def _skip_literal(self, start: int) -> int:
-        """Return where a literal ends, at the end of its line at the latest."""
+        """Return the end of a literal, at the end of its line at the latest."""
         stops, position = _ENDS[self._text[start]], start + 1
         while stop := stops.search(self._text, position):
             if stop[0] == "\n":
@@ -292,7 +292,7 @@ class _Reader:
         return len(self._text)
 
     def _find(self, wanted: str, position: int) -> int:
-        """Return where a text that is looked for ends; the end of the file if it is not there."""
+        """Return the end of the searched text; the end of the file if it is absent."""
         found = self._text.find(wanted, position)
         return len(self._text) if found < 0 else found + len(wanted)
 
@@ -305,7 +305,7 @@ class _Reader:
         return found[0] if found else ""
 
     def _line_of(self, position: int) -> int:
-        """Return the line of a position, which is behind those that were asked for before."""
+        """Return the line of a position. Positions must ascend between calls."""
         self._newlines += self._text.count("\n", self._counted, position)
         self._counted = position
         return 1 + self._newlines + bisect_right(self._joins, position)

@@ -1,4 +1,4 @@
-"""Build arch sets one after the other: a set that fails costs nobody else their wheel."""
+"""Builds arch sets one after the other; a failure of one does not stop the others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FailedSet:
 
 @dataclass(frozen=True)
 class Builds:
-    """What became of every set."""
+    """Results of all sets."""
 
     built: tuple[BuiltWheel, ...]
     failed: tuple[FailedSet, ...] = ()
@@ -71,7 +71,7 @@ class Builds:
 
 
 def name_build(sets: Sequence[ArchSet]) -> str:
-    """Return the command that builds sets: by name if they are published, else the one by list."""
+    """Return the command that builds sets: by name if they are published, else by list."""
     session, published = sets[0].session, load_archsets(ARCHSETS)
     if any(one.name not in published for one in sets):
         return f"{VARIABLE}='{sets[0]}' nox -s {session}"
@@ -79,7 +79,7 @@ def name_build(sets: Sequence[ArchSet]) -> str:
 
 
 def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) -> Builds:
-    """Build every set, whatever becomes of the others; say before each what is left."""
+    """Build every set despite failures; before each, print the remaining time."""
     built: list[BuiltWheel] = []
     failed: list[FailedSet] = []
     begin = time.monotonic()
@@ -97,11 +97,11 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
 
 
 def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
-    """Guess from the sets that are done: a target compiles once, in the first set that has it."""
+    """Estimate from finished sets: a target compiles once, in the first set that has it."""
     seen: set[object] = set()
     counts = []
     for one in sets:
-        counts.append(1 + len(set(one.archs) - seen))  # packing and judging count as a target
+        counts.append(1 + len(set(one.archs) - seen))  # packing and auditing count as a target
         seen.update(one.archs)
     if not done:
         return ""
@@ -111,7 +111,7 @@ def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
 
 @command
 def report(build: Callable[[Sequence[str]], Builds]) -> int:
-    """Build what the command line names, and say what came out."""
+    """Build the sets of the command line, and report the results."""
     for gap in describe_gaps(ARCHSETS):
         print(
             f"warning: `nox -s index` will refuse these sets: {gap}\n", file=sys.stderr, flush=True

@@ -1,6 +1,6 @@
-"""Build one wheel per arch set into dist/<set>/ with this machine's compiler, then audit it.
+"""Builds one wheel per arch set into dist/<set>/ with this machine's compiler, and audits it.
 
-`nox -s build_wheels` comes here where no container engine answers, and with `--native`.
+`nox -s build_wheels` uses it if no container engine answers, or with `--native`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool) -> BuiltWheel:
-    """Build one wheel and let it pass every gate."""
+    """Build one wheel and run every check on it."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         raw = _make_raw_wheel(archset, environ, Path(folder), published=published)
@@ -40,16 +40,16 @@ def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool
 
 
 def dist_folder(archset: ArchSet) -> Path:
-    """Return where the wheel of a set goes."""
+    """Return the folder for a set's wheel."""
     return ROOT / "dist" / archset.name
 
 
 def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
-    """Move a finished wheel to where the older one was, which stays where there is no room."""
+    """Replace the older wheel by a finished one; keep the older one if the disk is full."""
     target = dist_folder(archset)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as folder:
-        part = Path(folder) / target.name  # where nobody looks for wheels
+        part = Path(folder) / target.name  # not a folder for wheels
         part.mkdir()
         shutil.move(wheel, part)
         shutil.rmtree(target, ignore_errors=True)
@@ -96,7 +96,7 @@ def build_all(args: Sequence[str]) -> Builds:
 
 
 def toolkit_environ(archset: ArchSet, environ: Mapping[str, str]) -> dict[str, str]:
-    """Let CUDA_HOME be the toolkit that compiles a set: of several, each has a variable."""
+    """Point CUDA_HOME at the toolkit that compiles a set; each of several has a variable."""
     home = environ.get(home_variable(archset.toolkit))
     return {**environ, "CUDA_HOME": home} if home else dict(environ)
 

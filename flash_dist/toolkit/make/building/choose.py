@@ -1,4 +1,4 @@
-"""Which arch sets to build: those named, else TORCH_CUDA_ARCH_LIST, else all that are published."""
+"""Chooses the arch sets to build: named ones, else TORCH_CUDA_ARCH_LIST, else all published."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SKIP_UNSUPPORTED = "--skip-unsupported"
 NAMED = f"{VARIABLES}ARCH_SET"  # the variable that names a published set
 VARIABLE = "TORCH_CUDA_ARCH_LIST"
-NATIVE = "native"  # as a list: the GPUs that are here
+NATIVE = "native"  # as a list: the GPUs of this machine
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Name the targets that the list could have meant and the set lacks."""
+        """Name targets that the list could mean and the set lacks."""
         return tuple(note for one in self.sets if (note := describe_lacking(one)))
 
 
@@ -52,11 +52,11 @@ def choose_sets(
     published: Mapping[str, ArchSet],
     toolkit: str | None = None,
 ) -> Choice:
-    """Pick the sets and leave out, or refuse, what the toolkit cannot compile.
+    """Choose the sets, and drop or reject targets that the toolkit cannot compile.
 
     Args:
         args: Names of published sets, and possibly `--skip-unsupported`.
-        environ: Where TORCH_CUDA_ARCH_LIST may be set, and the CPU that is compiled for.
+        environ: Variables, with TORCH_CUDA_ARCH_LIST and the target CPU.
         published: The published sets by name.
         toolkit: CUDA version that compiles the sets of its major. None: each set has its own.
     """
@@ -68,7 +68,7 @@ def choose_sets(
         require_supported(one, _compiling(one, toolkit), skip_unsupported=skip)
         for one in choice.sets
     ]
-    # A list from the environment is named after its content, which may be less now.
+    # A list from the environment is named after its targets, some of which may be dropped now.
     sets = tuple(one if one.name in published else replace(one, name=one.label) for one in able)
     return Choice(sets, choice.reason)
 
@@ -76,19 +76,19 @@ def choose_sets(
 def toolkits_of(
     args: Sequence[str], environ: Mapping[str, str], published: Mapping[str, ArchSet]
 ) -> list[str]:
-    """Return the CUDA versions that the sets of a build ask for, the newest first."""
+    """Return the CUDA versions that the sets of a build need, the newest first."""
     names = [arg for arg in args if arg != SKIP_UNSUPPORTED]
     wanted = {one.toolkit for one in _choose(names, environ, published).sets}
     return sorted(wanted, key=parse_version, reverse=True)
 
 
 def same_major(one: str, other: str) -> bool:
-    """Whether two CUDA versions are of one major: 13.0 and 13.2 are."""
+    """Whether two CUDA versions have the same major: 13.0 and 13.2 have."""
     return parse_version(one)[0] == parse_version(other)[0]
 
 
 def _compiling(archset: ArchSet, toolkit: str | None) -> str:
-    """Return the toolkit that compiles a set; without one of its major that which the set names."""
+    """Return the toolkit that compiles a set; the one that it names if none has its major."""
     if toolkit is None or not same_major(archset.toolkit, toolkit):
         return archset.toolkit
     return toolkit
@@ -119,7 +119,7 @@ def _choose(
 
 
 def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
-    """Refuse targets for GPUs that the package has no kernels for, or leave them out."""
+    """Reject or drop targets for GPUs that the package has no kernels for."""
     kept = tuple(arch for arch in archset.archs if arch.device >= FLOOR)
     if len(kept) == len(archset.archs):
         return archset
@@ -133,16 +133,16 @@ def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
 
 
 def describe_lacking(archset: ArchSet) -> str:
-    """Say which targets of a set lack kernels that the project declares for others alone."""
+    """Say which targets of a set lack kernels that the project declares for other targets alone."""
     return describe_plain(archset, load_project().own_targets) if can_read_toml() else ""
 
 
 def list_of_gpus(own: tuple[Arch, ...], ask_driver: Callable[[], Cuda] = read_cuda) -> ArchSet:
-    """Return the targets of the GPUs here, which `native` stands for.
+    """Return the targets of this machine's GPUs, for `native`.
 
     Args:
-        own: Targets with a suffix that kernels are for.
-        ask_driver: Tells the GPUs.
+        own: Targets with a suffix that have kernels.
+        ask_driver: Returns the GPUs.
     """
     cuda = ask_driver()
     found = list_targets((gpu.device for gpu in cuda.gpus), own)

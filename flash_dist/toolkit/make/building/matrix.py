@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
-    """Return what a job's `strategy.matrix` takes."""
+    """Return the value of a job's `strategy.matrix`."""
     rows = [
         {
             "set": one.name,

@@ -1,8 +1,8 @@
-"""Pack a wheel or the sources with setuptools: what a project declares, compiled and described.
+"""Packs a wheel or the sources with setuptools: a project's compiled and described content.
 
-setuptools reads `[project]` and `[tool.setuptools]` of pyproject.toml as ever. This adds what
-depends on the arch set: version, dependencies, the libraries and the record of the build. A package
-that this toolkit is no folder of gets a copy of its run-time half, `_toolkit`.
+setuptools reads `[project]` and `[tool.setuptools]` of pyproject.toml as usual. This adds
+everything that depends on the arch set: version, dependencies, the libraries and the record of the
+build. A package that does not contain this toolkit gets a copy of its run-time half, `_toolkit`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 def choose_metadata(*, sources: bool, labelled: bool = True) -> dict[str, Any]:
-    """Return version and dependencies of the wheel; the sources are of no arch set.
+    """Return version and dependencies of the wheel, or of the sources, which have no arch set.
 
     Args:
         sources: Pack the sources.
@@ -79,15 +79,15 @@ def choose_metadata(*, sources: bool, labelled: bool = True) -> dict[str, Any]:
 
 
 class BuildNative(build_ext):
-    """Builds the libraries and the manifest in place of setuptools' one extension."""
+    """Builds the libraries and the manifest in place of setuptools' extension."""
 
     def run(self) -> None:
-        """Compile, then copy into the package; what fails is told in a sentence."""
+        """Compile, then copy into the package; report failures in a sentence."""
         with told_in_a_sentence():
             self.compile()
 
     def compile(self) -> None:
-        """Call CMake and describe what came out."""
+        """Call CMake and describe its output."""
         toolchain = find_toolchain()
         headers = find_headers(build_folder() / HEADERS)
         print(headers, flush=True)
@@ -105,7 +105,7 @@ class BuildNative(build_ext):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         version = str(self.distribution.get_version())
-        manifest = make_manifest(build, options, package, version)  # build_py has put modules there
+        manifest = make_manifest(build, options, package, version)  # with build_py's modules
         (package / MANIFEST).write_text(manifest.to_text(), encoding="utf-8")
         report = report_path(plan.archset.label)
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class BuildNative(build_ext):
 
 
 class BuildModules(build_py):
-    """Leaves out what of the toolkit builds wheels."""
+    """Excludes the toolkit's modules that build wheels."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """List the modules of a folder: package, name and path."""
@@ -142,19 +142,19 @@ class WheelWithBill(bdist_wheel):
 
 
 class SdistWithSources(sdist):
-    """Adds what the libraries are compiled from and what git knows, without a MANIFEST.in."""
+    """Adds sources of the libraries and files known to git, without a MANIFEST.in."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
-        """Put the files that are packed into a folder."""
+        """Put the files to pack into a folder."""
         super().make_release_tree(base_dir, sorted({*files, *_list_sources()}))
         if not (EMBEDDED or (ROOT / "setup.cfg").is_file()):
-            # setuptools writes one: packed from the sources again, it would be listed once more
+            # setuptools writes one, which would be listed again when packed from these sources
             (Path(base_dir) / "setup.cfg").unlink(missing_ok=True)
 
 
 def _list_sources() -> Iterator[str]:
-    """Yield the files that the table names, and those of a clone or of unpacked sources."""
-    if EMBEDDED:  # its MANIFEST.in lists all
+    """Yield the files in the table, and those of a clone or of unpacked sources."""
+    if EMBEDDED:  # the MANIFEST.in of the sources lists all
         return
     unpacked = [ROOT] if (ROOT / "PKG-INFO").is_file() else []
     known = [ROOT / name for name in tracked_files() or ()]
@@ -168,11 +168,11 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
     """Run setuptools with these words of a command line.
 
     Args:
-        words: Of the command line.
+        words: Words of the command line.
         labelled: Add the label of the arch set to the version of a wheel.
 
-    Everything temporary is in a staging folder of its own: no module deleted since the last build
-    comes back out of it, and nobody else who does the same at the same time touches it.
+    Temporary files are in a private staging folder: it holds no deleted module of an earlier build,
+    and parallel builds do not share it.
     """
     with told_in_a_sentence():
         metadata = choose_metadata(sources="sdist" in words, labelled=labelled)
@@ -184,7 +184,7 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
             **_find_modules(),
             script_name="setup.py",
             script_args=list(words),
-            verbose=False,  # warnings, but no line for each file, which `-v` shows
+            verbose=False,  # print warnings, but no line for each file, as `-v` does
             ext_modules=[Extension(f"{NAME}._C", sources=[], py_limited_api=True)],
             cmdclass={
                 "build_py": BuildModules,
@@ -204,7 +204,7 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
 
 
 def _find_modules() -> dict[str, Any]:
-    """Return the packages of a project that names none: its own, and nothing beside it."""
+    """Return the packages of a project that names none: only its own."""
     told = read_pyproject(PYPROJECT).get("tool", {}).get("setuptools", {})
     if "packages" in told:
         return {}

@@ -1,7 +1,7 @@
-"""What one wheel is built for, and with which CUDA toolkit: settled before anything is downloaded.
+"""Decides the arch set and CUDA toolkit of one wheel before anything is downloaded.
 
 One variable names a published set, TORCH_CUDA_ARCH_LIST lists targets; without either the wheel is
-for the GPUs that are visible here, and for every GPU where there is none.
+for the GPUs that are visible here, or for every GPU if there is none.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class BuildPlan:
 
 
 def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_cuda) -> BuildPlan:
-    """Settle the toolkit and the one arch set.
+    """Choose the toolkit and the arch set.
 
     Args:
-        environ: What may name them.
-        ask_driver: Tells the GPUs, if nothing else tells what to build for.
+        environ: Variables that may name them.
+        ask_driver: Returns the GPUs, if no variable names targets.
 
     Raises:
         KernelsError: They cannot be built here.
@@ -72,10 +72,10 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
 
 
 def check_sources(plan: BuildPlan) -> BuildPlan:
-    """Judge the sources before anything is compiled, and return the plan with what was noticed.
+    """Check the sources before anything is compiled, and return the plan with warnings.
 
     Raises:
-        KernelsError: A file has no target of the set, or is not on torch's stable ABI.
+        KernelsError: A file has no target of the set, or uses more than torch's stable ABI.
     """
     project = load_project()
     project.require_targets(plan.archset)
@@ -89,19 +89,19 @@ def plan_this_build() -> BuildPlan:
     """Make the plan of this process once: the hooks of the backend share it.
 
     Raises:
-        KernelsError: As of `make_plan`.
+        KernelsError: As from `make_plan`.
     """
     return check_sources(make_plan(os.environ))
 
 
 def find_release(environ: Mapping[str, str]) -> str:
-    """Return the CUDA release of the toolkit that is there, else of the one that will be."""
+    """Return the CUDA release of the existing toolkit, else of the one to install."""
     home = named_home(environ) or installed_home()
     return release_of(tool_version(home, "nvcc")) if home else run_preflight(environ).toolkit
 
 
 def run_preflight(environ: Mapping[str, str]) -> Preflight:
-    """Judge this machine, and the toolkit that CUDA_HOME names."""
+    """Check this machine, and the toolkit in CUDA_HOME."""
     home = named_home(environ)
     own = release_of(tool_version(home, "nvcc")) if home else None
     return check(read_host(environ), cuda_home_version=own)
@@ -110,7 +110,7 @@ def run_preflight(environ: Mapping[str, str]) -> Preflight:
 def choose_targets(
     environ: Mapping[str, str], toolkit: str, ask_driver: Callable[[], Cuda]
 ) -> BuildPlan:
-    """Pick the arch set: named, listed, of the GPUs here, or of all GPUs."""
+    """Choose the arch set: named, listed, for the GPUs here, or for all GPUs."""
     published = load_archsets(ARCHSETS)
     names = environ.get(NAMED, "").split()
     if len(names) > 1:
@@ -173,7 +173,7 @@ def _absence(cuda: Cuda) -> str:
 
 
 def _driver_notes(cuda: Cuda, toolkit: str) -> tuple[str, ...]:
-    """Say before the build, not after it, that the driver here is too old for the result."""
+    """Warn before the build if the driver here is too old for the result."""
     if cuda.driver is None or driver_supports_toolkit(cuda.driver, toolkit):
         return ()
     needed = f"what is built with CUDA {toolkit} needs driver {toolkit_driver(toolkit)} or newer"

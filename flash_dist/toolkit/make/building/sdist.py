@@ -1,7 +1,7 @@
-"""Pack the sources into dist/PACKAGE-X.tar.gz, and check the archive as a user would meet it.
+"""Packs the sources into dist/PACKAGE-X.tar.gz, and checks the archive from a user's view.
 
-Packed again from the archive itself, the sources must give the same bytes; the files must be those
-that git knows; a wheel's metadata must come out of it in an isolated environment.
+Sources packed again from the archive must give the same bytes; the files must be those known to
+git; an isolated environment must be able to make a wheel's metadata from it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from ..wheels.artefacts import Artefact
 
-# Of `python -m build`: with the toolkit that runs, which its own requirements do not name.
+# Of `python -m build`: with the running toolkit, which its own requirements do not name.
 BY_ITSELF = ("--no-isolation", "--skip-dependency-check")
-# What setuptools adds to the sources.
+# Files that setuptools adds to the sources.
 ADDED = ("PKG-INFO", "setup.cfg", f"{NAME}.egg-info/")
 _WHAT_IS_PACKED = (
     "MANIFEST.in says what is packed"
@@ -45,11 +45,11 @@ _WHAT_IS_PACKED = (
 
 
 class SdistError(KernelsError):
-    """The archive of the sources is not what a user can build from."""
+    """A user cannot build from the archive of the sources."""
 
 
 def normalise(path: Path, epoch: int) -> None:
-    """Write a .tar.gz again without what depends on time, machine and user."""
+    """Rewrite a .tar.gz without data that depends on time, machine and user."""
     with tarfile.open(path) as archive:
         members = [(one, _read(archive, one)) for one in archive]
     packed = io.BytesIO()
@@ -89,7 +89,7 @@ def _file_name() -> str:
 def unpack(sdist: Path, folder: Path) -> Path:
     """Unpack an archive and return the tree."""
     with tarfile.open(sdist) as archive:
-        if hasattr(tarfile, "data_filter"):  # Debian 12's Python 3.11.2 has none
+        if hasattr(tarfile, "data_filter"):  # absent in Debian 12's Python 3.11.2
             archive.extractall(folder, filter="data")
         else:
             archive.extractall(folder)  # noqa: S202 - made by us a moment ago
@@ -97,14 +97,14 @@ def unpack(sdist: Path, folder: Path) -> Path:
 
 
 def require_same_bytes(one: Path, other: Path) -> None:
-    """Insist that two archives are one."""
+    """Check that two archives are equal."""
     if one.read_bytes() != other.read_bytes():
         message = f"`{one.name}` packed from its own sources differs"
         raise SdistError(message, hint="MANIFEST.in leaves out what packing depends on")
 
 
 def require_sources(packed: Iterable[str], tracked: Iterable[str]) -> None:
-    """Insist on all that git knows, but for its own and the editors' files, and on nothing else."""
+    """Check that the archive has all files known to git, except git's and editors', and no more."""
     wanted = {name for name in tracked if not name.startswith(".")}
     found = {name for name in packed if not name.startswith(ADDED)}
     differences = [
@@ -123,7 +123,7 @@ def list_files(sdist: Path) -> list[str]:
 
 
 def tracked_files(root: Path = ROOT) -> list[str] | None:
-    """List what git knows; None where the sources are no clone."""
+    """List the files known to git; None if the sources are not a clone."""
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "ls-files"]
@@ -131,9 +131,9 @@ def tracked_files(root: Path = ROOT) -> list[str] | None:
 
 
 def require_metadata(tree: Path) -> str:
-    """Make a wheel's metadata as a user would meet them, and return the wheel's version.
+    """Make a wheel's metadata as a user would, and return the wheel's version.
 
-    The environment is an isolated one, unless the toolkit is no part of these sources.
+    It uses an isolated environment, unless the toolkit is no part of these sources.
     """
     wanted = load_project().version
     options = ["--installer", "uv"] if EMBEDDED else BY_ITSELF
@@ -153,17 +153,17 @@ def require_metadata(tree: Path) -> str:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the packed sources of this version, which are of no wheel."""
+    """Return the packed sources of this version, which belong to no wheel."""
     del artefacts
     path = dist / _file_name()
     return [Published(path)] if path.is_file() else []
 
 
-commands = no_commands  # who builds from source needs no index
+commands = no_commands  # building from source needs no index
 
 
 def pack_and_check() -> str:
-    """Do everything that `nox -s sdist` does; return what came out."""
+    """Do all steps of `nox -s sdist`, and return the archive."""
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
         sdist = make_sdist(ROOT, Path(name) / "first")
         tree = unpack(sdist, Path(name) / "unpacked")

@@ -1,1 +1,1 @@
-"""From sources to libraries, each kernel judged."""
+"""Compiles sources into libraries, and checks each kernel."""

@@ -1,8 +1,8 @@
-"""Assemble the PTX of a wheel offline for every GPU that might compile it at run time.
+"""Assembles the PTX of a wheel offline for every GPU that might compile it at run time.
 
-The build itself never assembles PTX, so this is the only place that sees what the driver's compiler
-will make of it: registers and spills for the PTX's own number and for every newer published target
-that has no SASS in the build, in the shared-memory plan that its GPUs take.
+The build itself never assembles PTX, so only this step predicts the result of the driver's
+compiler: registers and spills, for the PTX's own number and for every newer published target
+without SASS in the build, in the shared-memory plan of its GPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...targets.axes import Place
     from ...targets.devices import Device
 
-# What nvcc passes: kernels are compiled with -O3, which is ptxas's default.
+# nvcc's default: kernels are compiled with -O3, which is also ptxas's default.
 _FLAGS = ("-O3", "-v")
 
 
@@ -36,7 +36,7 @@ class AssembleError(KernelsError):
 
 @dataclass(frozen=True)
 class Ptx:
-    """The PTX of one object file: of a table one kernel, of a plain file all of its kernels."""
+    """The PTX of one object file: one kernel of a table, or all kernels of a plain file."""
 
     arch: Arch
     text: bytes
@@ -44,7 +44,7 @@ class Ptx:
 
 
 def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
-    """Take the PTX out of object files, just as it is shipped."""
+    """Extract the PTX from object files, exactly as shipped."""
     found = []
     for path in objects:
         with open_fatbin(path) as fatbin:
@@ -59,7 +59,7 @@ def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
 def targets_of(ptx: Arch, published: Iterable[ArchSet], built: Iterable[Arch] = ()) -> list[Arch]:
     """Return the PTX's own number and every newer SASS target of the published sets.
 
-    Not those whose GPUs run SASS of `built`: their driver never compiles the PTX.
+    Exclude those whose GPUs run SASS of `built`: their driver never compiles the PTX.
     """
     own = replace(ptx, ptx=False)
     if ptx.suffix:
@@ -75,11 +75,11 @@ def _runs_any(device: Device, sass: Iterable[Arch]) -> bool:
 
 
 def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]]) -> bool:
-    """Tell if GPUs of a target take this plan of the kernel: the largest they have room for.
+    """Tell if GPUs of a target use this plan of the kernel: the largest that fits.
 
     Args:
         symbol: The kernel.
-        target: For the GPUs.
+        target: The target of the GPUs.
         places: Family and place of each kernel of a table.
     """
     if symbol not in places:
@@ -95,7 +95,7 @@ def is_taken(symbol: str, target: Arch, places: Mapping[str, tuple[str, Place]])
 
 
 class Assembler:
-    """Runs ptxas, and remembers what it said about the same text in `cache`."""
+    """Runs ptxas, and stores its output for a text in `cache`."""
 
     def __init__(self, ptxas: str, version: str, cache: Path) -> None:
         self._ptxas = ptxas
@@ -103,12 +103,12 @@ class Assembler:
         self._cache = cache
 
     def recall(self, ptx: Ptx, target: Arch) -> str | None:
-        """Return what it said before; None if it never saw this text for this target."""
+        """Look up the stored output; None if this text was never assembled for this target."""
         kept = self._kept(ptx, target)
         return kept.read_text(encoding="utf-8") if kept.is_file() else None
 
     def run(self, ptx: Ptx, target: Arch) -> str:
-        """Return what `ptxas -v` says."""
+        """Return the output of `ptxas -v`."""
         known = self.recall(ptx, target)
         if known is not None:
             return known
@@ -133,7 +133,7 @@ class Assembler:
 
 
 def assemble(work: Sequence[tuple[Ptx, Arch]], assembler: Assembler, jobs: int) -> list[str]:
-    """Assemble each PTX for its target, and return what `ptxas -v` says of each."""
+    """Assemble each PTX for its target, and return the output of `ptxas -v` for each."""
     new = [job for job in work if assembler.recall(*job) is None]
     with ThreadPoolExecutor(jobs) as pool:
         done = pool.map(lambda job: assembler.run(*job), new)

@@ -1,4 +1,4 @@
-"""Make the manifest of a build from what the compilers and the library said."""
+"""Makes the manifest of a build from the output of the compilers and the library."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ _NOT_COMPILED: Final = frozenset({"debug", "dry_run", "__pycache__"})  # folders
 def make_manifest(
     build: NativeBuild, options: NativeOptions, package: Path, version: str
 ) -> Manifest:
-    """Join everything that is known about a build.
+    """Combine all data on a build.
 
     Args:
-        build: What was compiled.
-        options: What was asked for.
-        package: The folder that is packed, with its Python files and data.
-        version: Of the wheel.
+        build: The compiled libraries.
+        options: The options of the build.
+        package: The folder to pack, with its Python files and data.
+        version: Version of the wheel.
     """
     project = load_project()
     return Manifest(
@@ -92,7 +92,7 @@ def make_manifest(
 
 
 def list_files(package: Path) -> Iterator[str]:
-    """Yield what a package holds beside its libraries, its own record and Python's caches.
+    """Yield the files of a package, without libraries, build record and Python's caches.
 
     Raises:
         ManifestError: There is no module in it.
@@ -106,7 +106,7 @@ def list_files(package: Path) -> Iterator[str]:
 
 
 def hash_sources(root: Path = ROOT) -> str:
-    """Return one hash of the files that the libraries are compiled from, and of their names."""
+    """Return one hash of the names and contents of the sources of the libraries."""
     digest = hashlib.sha256()
     for name, path in sorted(_list_sources(root).items()):
         if not _NOT_COMPILED & set(name.parts):
@@ -116,7 +116,7 @@ def hash_sources(root: Path = ROOT) -> str:
 
 
 def _list_sources(root: Path) -> dict[PurePosixPath, Path]:
-    """Return the sources of the libraries by name: those of the project, and of the toolkit."""
+    """Return the sources of the libraries by name: those of the project and the toolkit."""
     product = PRODUCT_FILE if EMBEDDED else PYPROJECT
     places = [root / place.relative_to(ROOT) for place in (*load_project().compiled, product)]
     own = (NATIVE, TOOLKIT / "make" / "kernels")
@@ -129,13 +129,13 @@ def _list_sources(root: Path) -> dict[PurePosixPath, Path]:
 
 
 def _compression(toolchain: Toolchain) -> str:
-    """Return the flag that CMakeLists.txt chooses."""
+    """Return the compression flag that CMakeLists.txt chooses."""
     codec = toolkit_compression(toolchain.cuda)
     return next(flag for flag, packed in CODECS.items() if packed == codec)
 
 
 def proof_of(arch: Arch) -> str:
-    """Say how far code of a target was proven on real hardware."""
+    """Return how far code of a target was proven on real hardware."""
     return load_proofs(ARCHSETS).get(arch, "assembled")
 
 
@@ -152,8 +152,8 @@ def _plain_records(
 ) -> Iterator[KernelRecord]:
     """Yield a record for each kernel of a plain file and each of its targets.
 
-    Which of them are in an object, and what they cost, the object says: ptxas prints the names of
-    all, and templates are compiled where they are used.
+    The object tells which of them it has, and their resources: ptxas prints all names, and
+    templates are compiled where they are used.
     """
     spilled = {(one.symbol, one.target): one.spill_bytes for one in build.resources}
     for file, compiled in build.plain:

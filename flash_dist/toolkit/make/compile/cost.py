@@ -1,9 +1,9 @@
-"""What compiling costs: minutes per target and kernel family, from Ninja's logs.
+"""Reports compile minutes per target and kernel family, from Ninja's logs.
 
 nox -s build_cost [-- LOG ...]
 
-The logs are those of the build folders, `.ninja_log`. A minute is one of one compiler: with N jobs
-a build takes an Nth of the sum. Offline assembly of PTX, linking and packing are not in it.
+The logs are `.ninja_log` of the build folders. Minutes are of a single compiler: with N jobs a
+build takes an Nth of the sum. Offline assembly of PTX, linking and packing are not included.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 _OBJECT: Final = re.compile(
     r"CMakeFiles/(?P<target>(?:sm|compute)_\w+)\.dir/.*/(?P<stem>\w+)\.cu\.o"
 )
-# What follows a family in a file name.
+# Suffixes of a family in a file name.
 _VARIANT: Final = re.compile(rf"_(?:{'|'.join(FLOORS)}|d[0-9])")
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 
 
 class BuildLogError(KernelsError):
-    """There is no log, or none that Ninja wrote."""
+    """There is no log, or none of Ninja."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def find_logs(folder: Path) -> list[Path]:
 
 
 def read_log(path: Path) -> list[Cost]:
-    """Read what each kernel object took when it was last compiled.
+    """Read the time of each kernel object's last compilation.
 
     Raises:
-        BuildLogError: It cannot be read, or is no log of Ninja.
+        BuildLogError: It cannot be read, or is not a log of Ninja.
     """
     try:
         header, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
@@ -86,7 +86,7 @@ def read_log(path: Path) -> list[Cost]:
 
 
 def make_table(costs: Iterable[Cost]) -> list[str]:
-    """Return a Markdown table: a row per family, a column per target, minutes; and the objects."""
+    """Return a Markdown table of minutes with a row per family and a column per target."""
     seconds: defaultdict[tuple[str, Arch], float] = defaultdict(float)
     objects: Counter[Arch] = Counter()
     for one in costs:

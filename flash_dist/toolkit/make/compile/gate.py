@@ -1,7 +1,7 @@
-"""Compiler launcher: runs a compiler and keeps what ptxas says, for what judges the whole build.
+"""Compiler launcher: runs a compiler and stores ptxas's output for later checks.
 
-CMake puts it before every compiler: `python gate.py [ccache] nvcc ... -o OBJECT`.
-The text of nvcc lies next to the object as OBJECT.ptxas.
+CMake puts it before every compiler: `python gate.py [ccache] nvcc ... -o OBJECT`. nvcc's output
+lies next to the object as OBJECT.ptxas.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ else:  # CMake names the file
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     from ptxas import ptxas_lines  # type: ignore[import-not-found, no-redef]
 
-# A compiler that the system stopped, or that got no memory: a shell, g++ and nvcc say so.
+# Messages of shell, g++ and nvcc after a compiler was killed or ran out of memory.
 _NO_MEMORY: Final = re.compile(
     r"^(?:.*: *(?:\d+ +)?)?Killed(?: {2,}.*)?$"
     r"|Killed signal terminated program|died due to signal 9\b"
@@ -36,7 +36,7 @@ _NAMESPACE: Final = re.compile(r"#define KERNEL_NAMESPACE (\w+)")
 
 
 def main(command: list[str]) -> int:
-    """Run the command, and pass on what others than ptxas say and its warnings."""
+    """Run the command. Print the output of programs other than ptxas, and warnings of ptxas."""
     done = subprocess.run(
         command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -58,11 +58,11 @@ def main(command: list[str]) -> int:
 
 
 def explain_clash(text: str, product: Path = Path("generated/product.h")) -> list[str]:
-    """Say what helps where a function or type has the name of the namespace.
+    """Return the remedy if a function or type has the name of the namespace.
 
     Args:
-        text: What a compiler that failed says.
-        product: The header that names the namespace; compilers run in the build folder.
+        text: Output of a failed compiler.
+        product: The header with the namespace; compilers run in the build folder.
     """
     header = product.read_text(encoding="utf-8") if product.is_file() else ""
     for name in _NAMESPACE.findall(header):

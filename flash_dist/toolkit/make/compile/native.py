@@ -1,7 +1,7 @@
-"""Compile the libraries of a package with CMake and judge every kernel.
+"""Compiles the libraries of a package with CMake and checks every kernel.
 
-The build folder keeps the objects of every target it ever compiled, so that the next arch set
-compiles only what is new to it.
+The build folder keeps the objects of every compiled target, so that the next arch set compiles only
+new targets.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class NativeBuildError(KernelsError):
 
 @dataclass(frozen=True)
 class NativeBuild:
-    """What one arch set was compiled into."""
+    """The compiled libraries of one arch set."""
 
     folder: Path
-    variants: tuple[dict[str, Any], ...]  # variants.json joined with what the library says
+    variants: tuple[dict[str, Any], ...]  # variants.json joined with the library's own data
     fallbacks: Fallbacks
     resources: tuple[KernelResources, ...]  # SASS, from the compilation
     assembled: tuple[KernelResources, ...]  # PTX, from offline assembly
     compiled: int
     reused: int
 
-    plain: tuple[tuple[Plain, Path], ...] = ()  # files and the objects that they became
+    plain: tuple[tuple[Plain, Path], ...] = ()  # files and their objects
 
     @property
     def libraries(self) -> tuple[Path, ...]:
@@ -76,7 +76,7 @@ class NativeBuild:
 
 @dataclass(frozen=True)
 class NativeOptions:
-    """What CMake needs to know."""
+    """Settings for CMake."""
 
     archset: ArchSet
     published: tuple[ArchSet, ...]  # for every CPU
@@ -87,18 +87,18 @@ class NativeOptions:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """What plain files are compiled into."""
+        """The groups of plain files."""
         return list_groups(self.project.plain, self.archset.archs)
 
     @property
     def folder(self) -> Path:
-        """The build folder: shared by all arch sets of one toolkit and CPU."""
+        """The build folder, shared by all arch sets of one toolkit and CPU."""
         foreign = f"-{self.target.machine}" if self.target else ""
         return build_folder() / f"native-{self.toolchain.nvcc}{foreign}"
 
     @property
     def target(self) -> Target | None:
-        """The CPU that is compiled for, if not one like this."""
+        """The target CPU of a cross build."""
         return TARGETS.get(self.archset.machine)
 
 
@@ -156,7 +156,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
     }
     if options.target:
         definitions |= options.target.definitions()
-    if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
+    if os.environ.get("CXX"):  # nvcc itself would use the g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
         definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
     command = ["cmake", "-S", str(native), "-B", str(folder), "-G", "Ninja"]
@@ -173,11 +173,11 @@ def _compile(options: NativeOptions, folder: Path) -> None:
 
 
 def shares_jobs(options: NativeOptions, ninja: tuple[int, ...]) -> bool:
-    """Tell if nvcc compiles the targets of a file side by side where there are cores left.
+    """Tell if nvcc compiles the targets of a file in parallel on free cores.
 
     Args:
-        options: Of the build.
-        ninja: Its version.
+        options: Options of the build.
+        ninja: Version of ninja.
     """
     able = parse_version(options.toolchain.cuda) >= NVCC and ninja >= NINJA
     return able and bool(options.project.plain)
@@ -189,7 +189,7 @@ def _list(paths: Iterable[Path]) -> str:
 
 
 def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
-    """Start over when the folder was made for another nvcc or tree: CMake cannot change either."""
+    """Start over if the folder belongs to another nvcc or tree: CMake cannot change either."""
     cache = folder / "CMakeCache.txt"
     if not cache.is_file():
         return
@@ -209,22 +209,22 @@ def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> None:
 
 
 def _search_path() -> str:
-    """Return where programs are looked for.
+    """Return the search path of programs.
 
-    NOTE: an isolated build of pip has its programs on PATH, and others beside the Python it runs.
+    NOTE: an isolated build of pip has its programs on PATH, and others beside its Python.
     """
     return f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
 
 
 def ninja_version() -> tuple[int, ...]:
-    """Ask Ninja for the first two numbers of its version; none where it says nothing."""
+    """Ask Ninja for the first two numbers of its version; None if it does not answer."""
     ninja = shutil.which("ninja", path=_search_path()) or "false"
     done = subprocess.run([ninja, "--version"], check=False, capture_output=True, text=True)
     return tuple(int(word) for word in done.stdout.split(".")[:2] if word.isdigit())
 
 
 def progress_line(ninja: tuple[int, ...]) -> str:
-    """Return Ninja's format of progress: with the time left where Ninja (1.12) can tell it."""
+    """Return Ninja's progress format, with the remaining time if Ninja (1.12) supports it."""
     return "[%f/%t, %w, %W left] " if ninja >= (1, 12) else "[%f/%t, %e s] "
 
 
@@ -233,15 +233,15 @@ def _object_times(folder: Path) -> dict[Path, int]:
 
 
 def _read_commands(folder: Path) -> set[tuple[str, Path]]:
-    """Return each source with its object, of every target that the folder is configured for."""
+    """Read each source with its object, for every configured target."""
     text = (folder / "compile_commands.json").read_text(encoding="utf-8")
     return {(one["file"], folder / one["output"]) for one in json.loads(text)}
 
 
 def _objects_of(options: NativeOptions, folder: Path) -> list[Path]:
-    """Return what is linked: the objects of the set's targets and of the host code.
+    """Return the objects to link: those of the set's targets and of the host code.
 
-    Objects stay in the folder when their source goes: these are left out.
+    The folder keeps objects of deleted sources; these are excluded.
     """
     outputs = {path for _, path in _read_commands(folder)}
     archs = map(str, options.archset.archs)
@@ -265,7 +265,7 @@ def _object_folder(folder: Path, name: str) -> Path:
 
 
 def _read_said(objects: Iterable[Path]) -> Iterator[str]:
-    """Yield what ptxas said of each object: the launcher keeps it."""
+    """Yield ptxas's output for each object, as stored by the launcher."""
     for path in objects:
         said = path.with_name(path.name + ".ptxas")
         if said.is_file():
@@ -273,14 +273,14 @@ def _read_said(objects: Iterable[Path]) -> Iterator[str]:
 
 
 def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
-    """Tell every kernel that spills, and every permission that is for no kernel.
+    """Report every kernel that spills, and every exception without a kernel.
 
     Args:
-        texts: What ptxas said.
-        options: Of the build.
+        texts: Outputs of ptxas.
+        options: Options of the build.
 
     Raises:
-        NativeBuildError: A kernel spills that may not.
+        NativeBuildError: A kernel spills without an exception.
     """
     project = options.project
     verdict = judge_spills(texts, load_exceptions(project.spills))
@@ -297,7 +297,7 @@ def require_no_spills(texts: Iterable[str], options: NativeOptions) -> None:
 
 
 def _without_kernel(unused: Iterable[str], options: NativeOptions) -> list[str]:
-    """Return the patterns that match no kernel of another set either, as far as that is known."""
+    """Return the patterns that match no kernel of other sets either, as far as known."""
     project, archset = options.project, options.archset
     if not all(one.archs_in(archset.archs) for one in project.plain):
         return []
@@ -315,7 +315,7 @@ def _read_generated(folder: Path, name: str) -> Any:  # noqa: ANN401 - JSON of t
 
 
 def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, Any]]:
-    """Join what was asked for with the launch sizes, which only the library knows."""
+    """Join the requested variants with the launch sizes, which only the library knows."""
     declared = _read_generated(folder, "variants.json")
     built = {variant["symbol"]: variant for variant in ask(folder / PRODUCT.library, target)}
     for variant in declared:
@@ -323,14 +323,14 @@ def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, An
 
 
 def _load_runtime(toolchain: Toolchain) -> None:
-    """Load the CUDA runtime that the library needs: its own search path leads nowhere here."""
+    """Load the CUDA runtime for the library, whose own search path is not valid here."""
     if has_shared_runtime(toolchain.cuda):
         for library in (toolchain.home / "lib64").glob("libcudart.so.*"):
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def ask(path: Path, target: Target | None) -> list[dict[str, Any]]:
-    """Ask a library for its variants, which needs no GPU; for another CPU in an emulator."""
+    """Ask a library for its variants, without a GPU; use an emulator for another CPU."""
     if target is None:
         return ask_library(path)
     found: list[dict[str, Any]] = json.loads(ask_foreign(path, target))

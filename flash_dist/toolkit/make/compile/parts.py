@@ -1,6 +1,6 @@
-"""What of others is in the libraries: linked statically, or compiled in from headers.
+"""Lists work of others in the libraries: linked statically, or compiled in from headers.
 
-The rest, libstdc++.so and torch among it, is loaded from the user's machine and not shipped.
+The rest, such as libstdc++.so and torch, is loaded from the user's machine and not shipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
 
 
 class Packages(NamedTuple):
-    """Where PyPI has the parts of a CUDA major."""
+    """Names of a CUDA major's parts on PyPI."""
 
     runtime: str
     crt: str
@@ -33,7 +33,7 @@ class Packages(NamedTuple):
 CUDA_13: Final = Packages("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-nvvm")
 CUDA_12: Final = Packages("nvidia-cuda-runtime-cu12", *["nvidia-cuda-nvcc-cu12"] * 2)
 
-# What NVIDIA's installer calls them in version.json.
+# Their names in version.json of NVIDIA's installer.
 _INSTALLED: Final = {
     CUDA_13.runtime: ("cuda_cudart",),
     CUDA_13.crt: ("cuda_crt", "cuda_nvcc"),
@@ -47,9 +47,9 @@ def find_parts(folder: Path, toolchain: Toolchain, headers: TorchHeaders) -> tup
     """Return the parts of a build.
 
     Args:
-        folder: Where CMake built.
+        folder: The build folder of CMake.
         toolchain: The CUDA toolkit.
-        headers: Those of torch.
+        headers: The headers of torch.
     """
     packages = CUDA_12 if has_shared_runtime(toolchain.cuda) else CUDA_13
     version, crt, nvvm = (package_version(toolchain, package) for package in packages)
@@ -72,7 +72,7 @@ def _static_runtime(folder: Path, version: str) -> Part:
 
 
 def find_cudart(folder: Path) -> Path:
-    """Return the archive that CMake linked."""
+    """Find the archive that CMake linked."""
     cache = (folder / "CMakeCache.txt").read_text(encoding="utf-8")
     for line in cache.splitlines():
         name, _, value = line.partition("=")
@@ -83,10 +83,10 @@ def find_cudart(folder: Path) -> Path:
 
 
 def package_version(toolchain: Toolchain, package: str) -> str:
-    """Return the version of a package of the toolkit, as pip or NVIDIA's installer recorded it.
+    """Return a toolkit package's version, as recorded by pip or NVIDIA's installer.
 
-    Of a toolkit that says nothing, programs are of nvcc's version and the runtime of its release:
-    the runtime has a number of its own, which would be a guess.
+    Without a record, programs have nvcc's version and the runtime has the release: its full number
+    would be a guess.
     """
     name = package.replace("-", "_")
     for place in (toolchain.home / INFOS, toolchain.home.parents[1]):
@@ -99,7 +99,7 @@ def package_version(toolchain: Toolchain, package: str) -> str:
 
 
 def _read_versions(path: Path) -> dict[str, str]:
-    """Read what NVIDIA's own installer writes into a toolkit; empty where there is none."""
+    """Read the record of NVIDIA's installer in a toolkit; empty if there is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return {name: str(one["version"]) for name, one in data.items()}

@@ -1,8 +1,8 @@
-"""Plain files of CUDA: each is compiled once, with the flags of all its targets.
+"""Compiles each plain CUDA file once, with the flags of all its targets.
 
-One object per target would be wrong for them: a kernel template that two objects instantiate has
-one weak stub in the host code of both, and the linker would keep one, with the kernels of its
-target alone. Kernels of a table carry their target in every name and may be compiled so.
+They cannot have one object per target: a kernel template in two objects has one weak stub in the
+host code of both, and the linker would keep one, with the kernels of its target alone. Kernels of a
+table have their target in every name, so they can.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The name of its library of objects, which no other flags share."""
+        """The name of its object library, unique for its flags."""
         digest = hashlib.sha256("\0".join(self.flags).encode()).hexdigest()[:_DIGITS]
         archs = "_".join(map(str, self.archs))
         return f"plain-{archs}-{digest}" if self.flags else f"plain-{archs}"
@@ -46,8 +46,8 @@ class Group:
     def to_cmake(self) -> str:
         """Write its variables.
 
-        NOTE: CMake drops an option that it has seen, such as the second `-Xptxas` of two. The flags
-        of a file are one option to it, which it splits as a shell does.
+        NOTE: CMake drops repeated options, such as the second `-Xptxas` of two. So the flags of a
+        file are one option, which CMake splits as a shell does.
         """
         sources = "\n    ".join(_quote(path.as_posix()) for path in self.sources)
         own = [f"SHELL:{shlex.join(self.flags)}"] if self.flags else []
@@ -64,13 +64,13 @@ class Group:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Group:
-        """Read plain data; files that are gone are left out."""
+        """Read plain data, without files that are gone."""
         sources = tuple(path for path in map(Path, data["sources"]) if path.is_file())
         return cls(tuple(map(Arch.parse, data["archs"])), tuple(data["flags"]), sources)
 
 
 def _quote(text: str) -> str:
-    """Write an argument of CMake."""
+    """Quote an argument of CMake."""
     return '"{}"'.format(re.sub(r'([\\"$])', r"\\\1", text))
 
 
@@ -85,8 +85,8 @@ def list_groups(files: Iterable[Plain], archs: Sequence[Arch]) -> tuple[Group, .
 def write_groups(groups: Sequence[Group], folder: Path) -> Path:
     """Write the file that CMake includes, and return it.
 
-    Ninja deletes objects that its build file does not name: the groups of other sets that the
-    folder has compiled stay in it, so that the next set finds its objects.
+    Ninja deletes objects that its build file does not name. So the file keeps the groups of other
+    compiled sets, and the next set finds its objects.
     """
     known = {one.name: one for one in (*_read_known(folder / _KNOWN), *groups) if one.sources}
     linked = " ".join(one.name for one in groups)
@@ -98,7 +98,7 @@ def write_groups(groups: Sequence[Group], folder: Path) -> Path:
 
 
 def _read_known(path: Path) -> list[Group]:
-    """Return the groups of earlier sets; none of a file that a build left unfinished."""
+    """Return the groups of earlier sets; none if a build left the file unfinished."""
     if not path.is_file():
         return []
     try:

@@ -1,4 +1,4 @@
-"""Read the output of `ptxas -v` about each kernel."""
+"""Parses the output of `ptxas -v` on each kernel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PROPERTIES = re.compile(r"Function properties for (\S+)")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
-# C7510 to C7520: products of a warpgroup are serialised, or a fence was put in where one was
-# missing. Worse than spills.
+# C7510 to C7520: products of a warpgroup are serialised, or ptxas added a missing fence. Worse than
+# spills.
 _REFUSED = re.compile(r"\(C75[12]\d\)")
 
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel costs on one target."""
+    """Resources of one kernel on one target."""
 
     symbol: str
     target: str
@@ -33,9 +33,9 @@ class KernelResources:
 
 
 def parse_ptxas(text: str) -> list[KernelResources]:
-    """Read the kernels out of the text of one ptxas run, or of several that ran at once.
+    """Read the kernels in the output of one or several parallel ptxas runs.
 
-    Their lines may be mixed: a frame goes to the first kernel of its name that still lacks one.
+    Their lines may be mixed: a frame belongs to the first kernel of its name that still lacks one.
     Functions that were not inlined have frames of their own.
     """
     kernels: list[KernelResources] = []
@@ -62,10 +62,10 @@ def parse_ptxas(text: str) -> list[KernelResources]:
 
 
 def find_warnings(text: str) -> list[str]:
-    """Return the warnings of a loss of performance that no kernel may have."""
+    """Return the warnings of performance loss, which no kernel may have."""
     return [line for line in text.splitlines() if _REFUSED.search(line)]
 
 
 def ptxas_lines(text: str) -> list[str]:
-    """Return the lines that ptxas wrote, without what other programs said."""
+    """Return ptxas's lines, without the output of other programs."""
     return [x for x in text.splitlines() if x.startswith("ptxas") or _FRAME.search(x)]

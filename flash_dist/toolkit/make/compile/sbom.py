@@ -1,6 +1,6 @@
 """The bill of materials inside a wheel: `dist-info/sboms/PACKAGE.cdx.json` (PEP 770).
 
-CycloneDX 1.6, made from `_build.json` and the bytes of the libraries: no clock, no chance.
+CycloneDX 1.6, made only from `_build.json` and the bytes of the libraries.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _LICENSES: Final = LicenseFactory()
 
 
 def write_sbom(dist_info: Path, manifest: Manifest) -> None:
-    """Add the bill to a wheel that is being put together.
+    """Add the bill of materials to a wheel before it is packed.
 
     Args:
         dist_info: The wheel's folder of metadata; the package is beside it.
-        manifest: What the package declares.
+        manifest: The package's manifest.
     """
     root = dist_info.parent
     files = {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in LIBRARIES}
@@ -49,10 +49,10 @@ def write_sbom(dist_info: Path, manifest: Manifest) -> None:
 
 
 def make_sbom(manifest: Manifest, files: Mapping[str, str]) -> str:
-    """Return the bill.
+    """Return the bill of materials.
 
     Args:
-        manifest: What the package declares.
+        manifest: The package's manifest.
         files: SHA-256 of the libraries, by their names in the wheel.
     """
     root = _describe_package(manifest)

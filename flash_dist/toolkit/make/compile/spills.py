@@ -1,6 +1,6 @@
-"""Find the kernels of a build that spill registers without permission of the project.
+"""Finds the kernels of a build that spill registers without an exception of the project.
 
-All of them are told at once, by the names that the source has, when everything is compiled.
+It reports all of them at once, by their names in the source, when everything is compiled.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MANGLED: Final = re.compile(r"_Z[\w$.]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SpillException:
-    """A written permission for some kernels to spill."""
+    """An exception that lets some kernels spill."""
 
     symbol: str  # a pattern such as *_bwd_*_sm75
     spill_bytes: int
     reason: str
 
     def names(self, kernel: str) -> bool:
-        """Tell if it is about a kernel: by its symbol, or by its name as the source has it."""
+        """Tell if it covers a kernel: by its symbol, or by its name in the source."""
         readable = demangle(kernel)
         spellings = (kernel, readable, short_name(readable))
         return any(fnmatchcase(one, self.symbol) for one in spellings)
@@ -41,12 +41,12 @@ class SpillException:
 
 @dataclass(frozen=True)
 class SpillVerdict:
-    """The kernels of a build that spill and may not; true if there is none."""
+    """The kernels of a build that spill without an exception; true if there is none."""
 
-    lines: tuple[str, ...]  # what is refused, each with its targets
+    lines: tuple[str, ...]  # the rejected ones, each with its targets
     spilling: int  # kernels of these
     unused: tuple[str, ...]  # patterns that match no kernel
-    worst: str = ""  # a pattern for the kernel that spills most
+    worst: str = ""  # a pattern for the kernel with the most spills
     most: int = 0  # its bytes
 
     def __bool__(self) -> bool:
@@ -54,7 +54,7 @@ class SpillVerdict:
 
     @property
     def summary(self) -> str:
-        """Say in a sentence what is refused."""
+        """Describe the rejected kernels in a sentence."""
         spills = "spills" if self.spilling == 1 else "spill"
         warnings = count(len(self.lines) - self.spilling, "warning")
         told = [
@@ -69,10 +69,10 @@ class SpillVerdict:
 
 
 def judge_spills(texts: Iterable[str], allowed: Sequence[SpillException]) -> SpillVerdict:
-    """Judge everything that `ptxas -v` said during a build.
+    """Check all output of `ptxas -v` of a build.
 
     Args:
-        texts: Of each run.
+        texts: The output of each run.
         allowed: Kernels that may spill.
     """
     spills: defaultdict[str, dict[str, int]] = defaultdict(dict)  # bytes by kernel and target
@@ -110,12 +110,12 @@ def _describe(symbol: str, spills: Mapping[str, int], may: int) -> str:
 
 
 def _read(line: str) -> str:
-    """Write the names of kernels in a line as the source has them."""
+    """Write the names of kernels in a line as in the source."""
     return _MANGLED.sub(lambda found: _name(found[0]), line.strip())
 
 
 def load_exceptions(told: Path | Iterable[Mapping[str, Any]]) -> list[SpillException]:
-    """Read the written exceptions: rows, or those of a file in TOML or JSON."""
+    """Read the exceptions: rows, or those of a file in TOML or JSON."""
     rows: Iterable[Mapping[str, Any]]
     if isinstance(told, Path):
         text = told.read_text(encoding="utf-8")

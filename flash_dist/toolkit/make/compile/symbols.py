@@ -1,8 +1,8 @@
-"""No two objects may define one mergeable symbol that mentions a kernel.
+"""Checks that no two objects define one mergeable symbol that mentions a kernel.
 
 A host template that is instantiated for a kernel is a weak symbol, a static inside it a unique one.
-Were it the same for two targets, the linker would keep one of them, and the wrong variant would be
-launched or configured without a word. The target is part of every such name, which this proves.
+If two targets shared it, the linker would keep one, and the wrong variant would be launched or
+configured silently. So the target must be part of every such name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SymbolError(KernelsError):
 
 
 def mentions_kernel(symbol: str) -> bool:
-    """Whether a mangled name belongs to one kernel rather than to all."""
+    """Whether a mangled name belongs to a single kernel."""
     if NAMESPACE not in symbol:
         return False
     return _TARGET in symbol or _CONFIG in symbol or _KERNEL in symbol

@@ -1,10 +1,10 @@
 """Make conda packages of the wheels in dist/, and a channel of them: `nox -s conda`.
 
-    OUT/linux-64/*.conda        one per wheel: the same files, and what the solver has to know
-    OUT/linux-64/repodata.json  what clients read; of wheels for Arm in OUT/linux-aarch64
-    OUT/noarch/repodata.json    empty; clients ask for it
+    OUT/linux-64/*.conda        one per wheel: the same files, and data for the solver
+    OUT/linux-64/repodata.json  for clients; wheels for Arm are in OUT/linux-aarch64
+    OUT/noarch/repodata.json    empty; clients request it
 
-Each package is read back and held against its wheel. The same wheels give the same bytes.
+Each package is read back and compared with its wheel. Equal wheels give equal bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     """Return the packages, each with its wheel.
 
     Raises:
-        KernelsError: One is not of these wheels, or a wheel has none.
+        KernelsError: A package has no wheel here, or a wheel has no package.
     """
     return [_describe(path, one) for path, one in find_packages(dist, artefacts).items()]
 
@@ -48,7 +48,7 @@ def _describe(path: Path, one: Artefact) -> Published:
 
 
 def commands(address: str) -> Iterator[Command]:
-    """Yield what installs a package from the channel that it lies in."""
+    """Yield the commands that install a package from its channel."""
     package = parse_conda(Link(address))
     if package is not None:
         yield Command(package.tool, package.line)

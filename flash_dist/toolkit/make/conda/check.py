@@ -1,4 +1,4 @@
-"""A conda package held against the wheel that it was made of: after packing, and in a release."""
+"""Compares a conda package with its wheel, after packing and in a release."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from ..wheels.artefacts import Artefact
 
 CHANNEL: Final = "conda"  # folder in dist/ and in the package index
-_CHANGED: Final = (f".dist-info/{INSTALLER}", ".dist-info/RECORD")  # by us, and RECORD says so
+_CHANGED: Final = (f".dist-info/{INSTALLER}", ".dist-info/RECORD")  # written by us, as RECORD says
 
 
 def recipe_of(one: Artefact) -> Recipe:
-    """Describe a wheel by the table of arch sets."""
+    """Describe a wheel with the table of arch sets."""
     machine = one.manifest.arch_set.machine
     sets = {k: own for k, own in load_archsets(ARCHSETS).items() if own.machine == machine}
     return make_recipe(one, sets, pick_for(PICK, ARCHSETS, machine))
 
 
 def find_packages(dist: Path, artefacts: Sequence[Artefact]) -> dict[Path, Artefact]:
-    """Return the checked packages of dist/conda by path, with the wheel of each.
+    """Find and check the packages of dist/conda; return each path with its wheel.
 
-    Empty where there is no such folder.
+    Empty if there is no such folder.
 
     Raises:
-        KernelsError: One is not of these wheels, or a wheel has none.
+        KernelsError: A package has no wheel here, or a wheel has no package.
     """
     folder = dist / CHANNEL
     if not folder.is_dir():
@@ -71,7 +71,7 @@ def _check_repodata(folder: Path) -> None:
 
 
 def check_package(path: Path, one: Artefact) -> None:
-    """Raise unless a package is whole, says what it has to and holds the files of the wheel."""
+    """Raise unless a package is complete, has the expected metadata and holds the wheel's files."""
     problems = list(_find_problems(path, one))
     if problems:
         details = "".join(f"\n  {problem}" for problem in problems[:10])
@@ -108,7 +108,7 @@ def _compare_files(package: CondaContents, one: Artefact) -> Iterator[str]:
 
 
 def hash_wheel(path: Path) -> dict[str, PackedFile]:
-    """Return the files of a wheel."""
+    """Hash the files of a wheel."""
     with open_wheel(path) as wheel:
         files = {name: wheel.read(name) for name in wheel.names}
     return {

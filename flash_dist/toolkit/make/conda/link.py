@@ -1,7 +1,7 @@
-"""Put the console script of a wheel into its conda package: `info/link.json`.
+"""Puts the console script of a wheel into its conda package: `info/link.json`.
 
-rattler-build's `assemble_package` has no argument for it. So the archive of what a package says of
-itself is written again with one more member.
+rattler-build's `assemble_package` has no argument for it, so the archive of the package's metadata
+is rewritten with one more member.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_link(path: Path, scripts: Sequence[str]) -> None:
-    """Let the clients that install a package write its console scripts."""
+    """Add link.json, from which clients write console scripts on installation."""
     if not scripts:
         return
     with zipfile.ZipFile(path) as archive:
@@ -43,7 +43,7 @@ def _is_info(one: zipfile.ZipInfo) -> bool:
 
 
 def _add_to_info(packed: bytes, scripts: Sequence[str]) -> bytes:
-    """Return the archive with link.json behind its last member, with the times of that."""
+    """Return the archive with link.json after its last member, with that member's times."""
     text, out = json.dumps(make_link(scripts), indent=2).encode(), io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(zstd.decompress(packed))) as old,

@@ -1,4 +1,4 @@
-"""Pack wheels as conda packages and write the folder of the channel; see `channel.py`."""
+"""Packs wheels as conda packages and writes the folder of the channel; see `channel.py`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .repodata import write_repodata
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OWNER: Final = b"conda\n"  # so that pip leaves the files to conda
-_OLDEST: Final = 315532800  # 1980: what a zip archive can hold; rattler-build panics before it
+_OWNER: Final = b"conda\n"  # pip then leaves the files to conda
+_OLDEST: Final = 315532800  # 1980, the first year of zip archives; rattler-build panics before it
 
 
 def write_channel(out: Path, artefacts: Sequence[Artefact], *, epoch: str) -> list[Path]:
-    """Write the whole channel anew.
+    """Write the whole channel.
 
     Args:
-        out: The folder; what is in it goes.
+        out: The folder, whose contents are deleted.
         artefacts: The wheels.
         epoch: SOURCE_DATE_EPOCH: the time stamps in the packages.
 
@@ -42,7 +42,7 @@ def write_channel(out: Path, artefacts: Sequence[Artefact], *, epoch: str) -> li
         The packages.
 
     Raises:
-        KernelsError: A wheel does not verify, or its package is not what it has to be.
+        KernelsError: A wheel does not verify, or its package is wrong.
     """
     moment = _read_epoch(epoch)
     work = out.with_name(f"{out.name}.part")
@@ -89,11 +89,11 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
                 depends=recipe.depends,
                 constrains=recipe.constrains,
                 build_number=recipe.build_number,
-                noarch="python",  # abi3: one package for all Pythons; subdir says the platform
+                noarch="python",  # abi3: one package for all Pythons; subdir has the platform
                 license_files=licenses,
                 timestamp=moment,
                 compression_threads=1,
-                detect_prefix=False,  # a wheel knows no prefix, and its files stay as they are
+                detect_prefix=False,  # wheels contain no prefix, and their files stay unchanged
             )
         except RattlerBuildError as error:
             message = f"rattler-build does not pack `{one.file_name}`: {error}"
@@ -115,7 +115,7 @@ def stage_wheel(one: Artefact, stage: Path) -> list[Path]:
         target = site / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
-        target.chmod(0o644)  # whatever the umask: it shows in the package
+        target.chmod(0o644)  # independent of the umask: the package stores it
     licenses = [site / name for name in files if name.startswith(f"{info}/licenses/")]
     if not licenses:
         message = f"`{one.file_name}` holds no licence to put into a conda package"

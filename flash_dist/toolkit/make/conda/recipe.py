@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from ...targets.archs import ArchSet
     from ..wheels.artefacts import Artefact
 
-PICK: Final = "conda"  # who asks in the table `picks`
+PICK: Final = "conda"  # the client's name in the table `picks`
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the solver reads of one package."""
+    """The solver's data on one package."""
 
     version: str
     build: str
@@ -47,11 +47,11 @@ class Recipe:
 
     @property
     def path(self) -> str:
-        """Where it lies in the channel."""
+        """Its path in the channel."""
         return f"{self.subdir}/{PROJECT}-{self.version}-{self.build}.conda"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what index.json has to say."""
+        """Return the content of index.json."""
         return {
             "name": PROJECT,
             "version": self.version,
@@ -65,15 +65,15 @@ class Recipe:
 
 
 def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -> Recipe:
-    """Describe a wheel to the solver.
+    """Describe a wheel for the solver.
 
     Args:
         one: The wheel.
         archsets: The published sets for CPUs of its kind.
-        pick: The one for those who do not choose.
+        pick: The set for clients that do not choose.
 
     Raises:
-        KernelsError: The wheel says something that conda cannot.
+        KernelsError: conda cannot express the wheel's metadata.
     """
     label, toolkit = one.manifest.arch_set.label, one.manifest.toolkit.cuda
     machine, glibc = read_platform(one.file_name, one.tags)
@@ -87,7 +87,7 @@ def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -
 def rank_set(label: str, toolkit: str, archsets: Iterable[ArchSet], pick: ArchSet) -> int:
     """Return the build number of a set: 1 and up, and 0 for one that is not published.
 
-    The pick is first; then what serves more of the known GPUs; then the newer toolkit.
+    The pick comes first; then the set that serves more known GPUs; then the newer toolkit.
     """
 
     def breadth(one: ArchSet) -> tuple[bool, int, tuple[int, int], str]:

@@ -1,4 +1,4 @@
-"""`repodata.json` of a folder of conda packages: what clients read before they download."""
+"""Writes `repodata.json` of a folder of conda packages, which clients read first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ REPODATA: Final = "repodata.json"
 
 
 def make_repodata(folder: Path) -> str:
-    """Return the list of one platform: of each package its index.json, size and hashes.
+    """Return the list of one platform: index.json, size and hashes of each package.
 
-    NOTE: not by rattler.index: it stamps each package with the time of the run, and Python crashes
-    when it ends after it (py-rattler 0.28).
+    NOTE: rattler.index is not used: it stamps each package with the time of the run, and Python
+    crashes at exit after it (py-rattler 0.28).
     """
     data = {
         "info": {"subdir": folder.name},

@@ -1,4 +1,4 @@
-"""Is there a container engine that works? A client whose daemon does not answer is none."""
+"""Finds a working container engine. A client without an answering daemon does not count."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VARIABLE = "CIBW_CONTAINER_ENGINE"  # `podman` or `podman; create_args: ...`
-# What only an engine that answers can say: a docker client without a daemon prints an empty line.
+# Only an engine that answers can print this: a docker client without a daemon prints an empty line.
 QUESTIONS = {"podman": "{{.Version.Version}}", "docker": "{{.ServerVersion}}"}
 
 
 class EngineError(KernelsError):
-    """An engine that was asked for and does not work."""
+    """A requested engine does not work."""
 
 
 def find_engine(environ: Mapping[str, str]) -> str | None:
-    """Return `podman` or `docker`, whichever answers first; the one that the user named, if any."""
+    """Return `podman` or `docker`, whichever answers first; the user's choice, if any."""
     named = environ.get(VARIABLE, "").partition(";")[0].removeprefix("name:").strip()
     if not named:
         return next((engine for engine in QUESTIONS if answers(engine, environ)), None)
@@ -35,19 +35,19 @@ def find_engine(environ: Mapping[str, str]) -> str | None:
 
 
 def identify_image(engine: str, image: str, environ: Mapping[str, str]) -> str:
-    """Return an image's ID; its name where the engine has not got it."""
+    """Return an image's ID, or its name if the engine does not have it."""
     return inspect_image(engine, image, "{{.Id}}", environ) or image
 
 
 def inspect_image(engine: str, image: str, question: str, environ: Mapping[str, str]) -> str:
-    """Return what the engine answers to a Go template about an image; empty where it has none."""
+    """Return the engine's answer to a Go template about an image; empty if it has none."""
     command = [engine, "image", "inspect", image, "--format", question]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(environ))
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def answers(engine: str, environ: Mapping[str, str]) -> bool:
-    """Whether an engine says its version."""
+    """Whether an engine prints its version."""
     program = shutil.which(engine, path=environ.get("PATH"))
     if program is None:
         return False

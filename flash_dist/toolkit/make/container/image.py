@@ -1,7 +1,7 @@
-"""A local manylinux_2_28 image for machines that reach no image registry; see `nox -s image`.
+"""Makes a local manylinux_2_28 image without an image registry; see `nox -s image`.
 
-Debian 11 has the oldest glibc (2.31) that Debian's mirrors still serve. Its g++ 10 needs nothing of
-glibc that 2.28 lacks, which auditwheel proves of every wheel.
+Debian 11 has the oldest glibc (2.31) that Debian's mirrors still serve. Its g++ 10 needs no glibc
+newer than 2.28, which auditwheel checks for every wheel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROOT_PACKAGES = (
     *TARGETS["aarch64"].packages.split(),
 )
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MIN_MEMORY_DISK = 3 << 30  # the unpacked root: in /dev/shm it is written four times as fast
+MIN_MEMORY_DISK = 3 << 30  # the unpacked root: /dev/shm is four times as fast
 
 
 class ImageError(KernelsError):
@@ -52,19 +52,19 @@ class ImageError(KernelsError):
 
 
 def recipe() -> str:
-    """Return a digest of everything that decides what is in the image."""
+    """Return a digest of everything that determines the image."""
     files = (path.read_text(encoding="utf-8") for path in (CONTAINERFILE, *INSTALLED))
     text = "\n".join([MIRROR, *ROOT_PACKAGES, *files])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Let podman read our settings, unless the machine has settings named by the user."""
+    """Make podman read our settings, unless the user's machine names its own."""
     return {"CONTAINERS_CONF": str(CONTAINERS_CONF), **environ}
 
 
 def is_current(environ: Mapping[str, str]) -> bool:
-    """Whether the image is there and made from the present recipe."""
+    """Whether the image exists and was made from the present recipe."""
     if shutil.which("podman") is None:
         return False
     question = f'{{{{index .Config.Labels "{LABEL}"}}}}'
@@ -72,7 +72,7 @@ def is_current(environ: Mapping[str, str]) -> bool:
 
 
 def require_root() -> None:
-    """Refuse early what would fail late."""
+    """Reject early what would fail late."""
     if os.geteuid() != 0:
         message = "`nox -s image` needs root: it installs podman and unpacks a Debian root"
         raise ImageError(message, hint="run it as root, or use a registry's image as it is")
@@ -99,7 +99,7 @@ def make_image(environ: Mapping[str, str]) -> None:
 
 
 def _fast_folder() -> str | None:
-    """Return a tmpfs with room for the root; dpkg syncs every file it unpacks."""
+    """Return a tmpfs with room for the root; dpkg syncs every file that it unpacks."""
     folder = Path("/dev/shm")  # noqa: S108  # its contents lie in a fresh private folder
     if folder.is_dir() and shutil.disk_usage(folder).free > MIN_MEMORY_DISK:
         return str(folder)
@@ -124,7 +124,7 @@ def _import_base(tar: Path, environ: Mapping[str, str]) -> None:
 
 
 def _fetch_python(folder: Path, target: Path) -> None:
-    """Take CPython's own tarball out of Debian's source package; apt checks its signature."""
+    """Take CPython's own tarball from Debian's source package; apt checks its signature."""
     for part in ("state/lists/partial", "cache/archives/partial"):
         (folder / part).mkdir(parents=True)
     sources = folder / "sources.list"
@@ -147,7 +147,7 @@ def _fetch_python(folder: Path, target: Path) -> None:
 
 
 def _ca_bundle(environ: Mapping[str, str]) -> Path:
-    """Return the certificates that this machine trusts: a proxy may have one of its own."""
+    """Return the certificates that this machine trusts, including those of a proxy."""
     named = environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
     if named and Path(named).is_file():
         return Path(named)

@@ -1,7 +1,7 @@
-"""Build one wheel per arch set into dist/<set>/ with cibuildwheel, in a manylinux container.
+"""Builds one wheel per arch set into dist/<set>/ with cibuildwheel, in a manylinux container.
 
-`nox -s build_wheels` comes here where a container engine answers. The objects and the compiler stay
-in build/container, so that the next container compiles only what is new.
+`nox -s build_wheels` uses it if a container engine answers. Objects and compiler stay in
+build/container, so that the next container compiles only new targets.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ...targets.archs import ArchSet
 
 IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
-HOST = "/host"  # where cibuildwheel shows the whole machine to the container
+HOST = "/host"  # path of the whole machine in cibuildwheel's container
 CACHE = ROOT / "build" / "container"
 UNCHANGED = "unchanged, so not built again"
 HINT = (
@@ -59,7 +59,7 @@ HINT = (
 def cibuildwheel_environ(
     archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
 ) -> dict[str, str]:
-    """Return the environment of one run; `settings.PASSED` says what enters the container."""
+    """Return the environment of one run; `settings.PASSED` lists what enters the container."""
     project = load_project()
     image = image_of(environ)
     chosen = {
@@ -86,18 +86,18 @@ def cibuildwheel_environ(
     if archset.machine == DEFAULT_MACHINE:
         chosen.pop("CXX", None)  # of this machine
     else:
-        chosen["CIBW_TEST_SKIP"] = "*"  # nothing of it runs there; `nox -s arm_test` is for that
+        chosen["CIBW_TEST_SKIP"] = "*"  # the container cannot run it; `nox -s arm_test` tests it
     return chosen
 
 
 def image_of(environ: Mapping[str, str]) -> str:
-    """Return the image that is built in: for another CPU our own, which has a cross compiler."""
+    """Return the image to build in; for another CPU it is our own, with a cross compiler."""
     other = target_machine(environ) != DEFAULT_MACHINE
     return environ.get(IMAGE) or (LOCAL_IMAGE if other else MANYLINUX)
 
 
 def audit_command(archset: ArchSet) -> str:
-    """Return cibuildwheel's audit step: our gates, with what was asked outside the container."""
+    """Return cibuildwheel's audit step: our checks, with the options from outside the container."""
     budget = ["--budget", str(archset.budget_bytes)] if archset.budget_bytes else []
     command = [
         sys.executable,
@@ -114,7 +114,7 @@ def audit_command(archset: ArchSet) -> str:
 def build_wheel(
     archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
 ) -> BuiltWheel:
-    """Let cibuildwheel build, repair, audit and test one wheel, unless it is there already."""
+    """Let cibuildwheel build, repair, audit and test one wheel, unless it exists."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
         tree, output = Path(name) / NAME, Path(name) / "wheels"

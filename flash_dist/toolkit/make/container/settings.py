@@ -1,6 +1,6 @@
-"""The settings of cibuildwheel, as its variables: a project needs no table [tool.cibuildwheel].
+"""Settings of cibuildwheel, as variables: a project needs no table [tool.cibuildwheel].
 
-A variable of the same name that the user has set takes the place of one of these.
+A variable of the same name that the user has set has priority.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PYTHON: Final = "cp311"  # abi3: one Python builds for all
-PROJECT: Final = "/project"  # where cibuildwheel puts the tree
+PROJECT: Final = "/project"  # cibuildwheel's folder for the tree
 TESTED_TORCH: Final = name_variable(NAME)
 # The variables that enter the container.
 PASSED: Final = (
@@ -58,14 +58,14 @@ GROUP: Final = "test"  # the dependency group of the project's tests
 
 
 def cibuildwheel_settings() -> dict[str, str]:
-    """Return what is the same on every machine and for every arch set."""
+    """Return the settings that are equal on every machine and for every arch set."""
     environ = {"CUDA_HOME": str(HOME), STATIC_STDCXX: "ON"}
     if not EMBEDDED:
         environ["PYTHONPATH"] = f"{PROJECT}/{PLACE.parent.as_posix()}"
     return {
         "CIBW_BUILD": f"{PYTHON}-manylinux_x86_64",
         "CIBW_BUILD_FRONTEND": "build[uv]; args: --no-isolation --skip-dependency-check",
-        "CIBW_CONFIG_SETTINGS": f"{UNFINISHED}=true",  # repaired and audited by the steps below
+        "CIBW_CONFIG_SETTINGS": f"{UNFINISHED}=true",  # steps below repair and audit it
         "CIBW_ENVIRONMENT_PASS": " ".join(PASSED),
         "CIBW_ENVIRONMENT": " ".join(f"{name}={value}" for name, value in environ.items()),
         "CIBW_BEFORE_ALL": f"/opt/python/{PYTHON}-{PYTHON}/bin/python -m {MAKE}.container.setup",
@@ -81,7 +81,7 @@ def cibuildwheel_settings() -> dict[str, str]:
 
 
 def _test_settings() -> dict[str, str]:
-    """Return the test step: import, doctor, and what the project tests."""
+    """Return the test step: import, doctor, and the project's tests."""
     toolkit = f"{NAME}.{TOOLKIT.name if EMBEDDED else COPY}"  # in the wheel
     program = f"python {_of_toolkit(TOOLKIT / 'make' / 'container' / 'trial.py')}"
     tests = load_project().tests
@@ -89,7 +89,7 @@ def _test_settings() -> dict[str, str]:
     found = {
         "CIBW_BEFORE_TEST": f"{program} {NAME} --prepare",
         "CIBW_TEST_COMMAND": " ".join(command),
-        "CIBW_TEST_ENVIRONMENT": "PYTHONPATH=",  # the toolkit in the wheel, not that beside it
+        "CIBW_TEST_ENVIRONMENT": "PYTHONPATH=",  # the toolkit in the wheel, not the one beside it
     }
     if any(path.is_dir() for path in tests):
         groups = read_pyproject(PYPROJECT).get("dependency-groups", {})
@@ -99,7 +99,7 @@ def _test_settings() -> dict[str, str]:
 
 
 def _of_toolkit(path: Path) -> str:
-    """Name a file of the toolkit, as cibuildwheel does in a command."""
+    """Return the path of a toolkit file for a cibuildwheel command."""
     return f"{{project}}/{(PLACE / path.relative_to(TOOLKIT)).as_posix()}"
 
 

@@ -1,6 +1,6 @@
-"""Bring nvcc into a container, from PyPI: cibuildwheel's before-all step.
+"""Installs nvcc in a container, from PyPI: cibuildwheel's before-all step.
 
-It stays in the build folder, which outlives the container; /opt/cuda leads there.
+It stays in the build folder, which outlives the container; /opt/cuda links to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _install(folder: Path, *words: str) -> None:
 
 
 def wanted_toolkit() -> str:
-    """Return the CUDA version of the set that is built."""
+    """Return the CUDA version for the set to build."""
     names = os.environ.get(NAMED, "").split()
     return toolkits_of(names, os.environ, load_archsets(ARCHSETS))[0]
 

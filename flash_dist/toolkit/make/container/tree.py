@@ -1,7 +1,7 @@
-"""The files that a build elsewhere gets: those of the project, and a toolkit beside it.
+"""Copies the files for a build elsewhere: those of the project, and a toolkit beside it.
 
-A clone gives what git tracks and what is new and not ignored. Any other folder gives all files but
-hidden ones, `build/`, `dist/` and virtual environments.
+For a clone, these are tracked files and new ones that are not ignored. For any other folder, these
+are all files except hidden ones, `build/`, `dist/` and virtual environments.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from ..project import (
     load_project,
 )
 
-# Where a tree has the toolkit: a package may have it as a folder.
+# Place of the toolkit in a tree, unless a package has it as a folder.
 PLACE: Final = TOOLKIT.relative_to(ROOT) if EMBEDDED else Path("build") / "toolkit" / FOLDER
 _COMPILED: Final = (".so", ".pyc", ".pyo")
 
 
 def copy_project(tree: Path) -> None:
-    """Copy the files of the project with their times, which tell Ninja what is new."""
+    """Copy the files of the project with their times, by which Ninja detects changes."""
     for path in list_project():
         target = tree / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # a link to a folder stays one; that to a file may lead out of the project
+        # keep links to folders; a link to a file may leave the project
         shutil.copy2(path, target, follow_symlinks=path.is_file())
 
 
 def add_toolkit(tree: Path) -> None:
-    """Put the toolkit that runs into a tree, unless it is a folder of the package."""
+    """Put the running toolkit into a tree, unless it is a folder of the package."""
     if not EMBEDDED:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(TOOLKIT, tree / PLACE, ignore=ignored, dirs_exist_ok=True)
 
 
 def list_project() -> list[Path]:
-    """Return the files of the project: also what its table names and git ignores."""
+    """Return the files of the project, including ignored ones that its table names."""
     project = load_project()
     known = list_known(ROOT)
     files = list_files(ROOT) if known is None else known
@@ -57,7 +57,7 @@ def list_project() -> list[Path]:
 
 
 def list_known(root: Path) -> list[Path] | None:
-    """Return the files of a clone; None where git does not know the project."""
+    """Return the files of a clone; None if git does not know the project."""
     command = ["git", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"]
     try:
         done = subprocess.run(command, check=False, capture_output=True)

@@ -1,14 +1,14 @@
-"""Try a wheel in the container, where glibc is old: cibuildwheel's test step.
+"""Tests a wheel in the container, where glibc is old: cibuildwheel's test step.
 
-Under each torch that a variable names, the operators are loaded and doctor is asked about GPUs that
-are not here: those the wheel was built for, and one that it is not for. Then the project's tests
-run: pytest for a folder, Python for a file.
+With each torch in a variable, it loads the operators and asks doctor about GPUs that are not here:
+those that the wheel was built for, and one that it was not built for. Then the project's tests run:
+pytest for a folder, Python for a file.
 
-Standard library only: it runs beside the wheel, and reads nothing of the sources but the tests and
-the hashes of the packages that torch needs.
+It uses the standard library only: it runs beside the wheel. Of the sources, it reads only the tests
+and the hashes of the packages that torch needs.
 
     python trial.py PACKAGE --prepare              installs the first torch
-    python trial.py PACKAGE TOOLKIT [TEST ...]     tries the wheel; TOOLKIT is a module of it
+    python trial.py PACKAGE TOOLKIT [TEST ...]     tests the wheel; TOOLKIT is a module of it
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ import torch
 print("torch", torch.__version__ + ", Python", sys.version.split()[0] + ": the operators load")
 """
 BESIDE = str(Path(__file__).resolve().parents[1] / "locks" / "beside_torch.txt")
-FIRST = 75  # the oldest GPU that CUDA 13 knows
+FIRST = 75  # the oldest GPU that CUDA 13 supports
 
 
 def name_variable(package: str) -> str:
-    """Return the variable that names releases of torch."""
+    """Return the variable that lists releases of torch."""
     return f"{package.upper()}_TEST_TORCH"
 
 
 def install(version: str) -> None:
-    """Install one torch, 2.10 or 2.10.1; the wheel itself stays."""
+    """Install one torch, 2.10 or 2.10.1; keep the wheel."""
     pattern = f"torch=={version}" if version.count(".") > 1 else f"torch=={version}.*"
     install = ["uv", "pip", "install", "--quiet"]
     subprocess.run([*install, "--require-hashes", "--requirement", BESIDE], check=True)
@@ -50,13 +50,13 @@ def install(version: str) -> None:
 
 
 def ask(code: str) -> str:
-    """Run Python where no source tree is in sight."""
+    """Run Python in a folder without a source tree."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def expected(toolkit: str) -> dict[str, bool]:
-    """Return compute capabilities, and whether doctor must find code for them."""
+    """Return compute capabilities, each with whether doctor must find code for it."""
     targets = json.loads(ask(TARGETS.format(toolkit=toolkit)))
     served = {f"{number // 10}.{number % 10}": True for number, _ in targets}
     oldest = min(number for number, _ in targets)
@@ -64,7 +64,7 @@ def expected(toolkit: str) -> dict[str, bool]:
 
 
 def ask_doctor(toolkit: str, capability: str, *, served: bool) -> None:
-    """Insist on doctor's answer for a GPU that is not here."""
+    """Check doctor's answer for a GPU that is not here."""
     code = f"from {toolkit}.cli import main; raise SystemExit(main())"
     command = [sys.executable, "-c", code, "doctor", "--gpu", capability]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -84,7 +84,7 @@ def judge(toolkit: str) -> None:
 
 
 def run_test(path: Path) -> None:
-    """Run the tests of a folder, or the text of a program: none sees the sources beside it."""
+    """Run the tests of a folder, or the text of a program, outside the sources."""
     if path.is_dir():
         words = ["-m", "pytest", "--import-mode=importlib", "-p", "no:cacheprovider", str(path)]
     else:

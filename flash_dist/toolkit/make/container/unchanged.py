@@ -1,7 +1,7 @@
-"""A wheel that would come out the same is not built, audited and tested again.
+"""Skips building, auditing and testing a wheel that would come out the same.
 
-Builds are reproducible (`nox -s repro`): the same sources, image and settings give the same bytes.
-What a wheel was made from is noted beside the objects.
+Builds are reproducible (`nox -s repro`): equal sources, image and settings give equal bytes. A note
+beside the objects records the inputs of a wheel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Note:
-    """What a wheel was made from, and which file it became."""
+    """Inputs of a wheel, and its file."""
 
     inputs: str  # SHA-256 of sources, image and settings
     name: str
@@ -29,12 +29,12 @@ class Note:
 
 
 def digest_inputs(tree: Path, image: str, environ: Mapping[str, str]) -> str:
-    """Return the SHA-256 of all that decides what comes out.
+    """Return the SHA-256 of all inputs of a build.
 
     Args:
-        tree: The sources as the container sees them.
-        image: What identifies the image.
-        environ: That of cibuildwheel; what of it is for the build is taken.
+        tree: The sources for the container.
+        image: Identifier of the image.
+        environ: The environment of cibuildwheel, of which the build's variables count.
     """
     settings = {
         name: value for name, value in environ.items() if name in PASSED or name.startswith("CIBW_")
@@ -44,18 +44,18 @@ def digest_inputs(tree: Path, image: str, environ: Mapping[str, str]) -> str:
 
 
 def find_unchanged(note: Path, inputs: str, folder: Path) -> Path | None:
-    """Return the wheel in a folder if it was made from these inputs and is still what it was."""
+    """Return the wheel in a folder if it was made from these inputs and is unchanged."""
     try:
         made = Note(**json.loads(note.read_text(encoding="utf-8")))
         wheel = folder / made.name
         same = made == Note(inputs, wheel.name, digest_file(wheel))
-    except (OSError, TypeError, ValueError):  # no note, no wheel, or a note of other fields
+    except (OSError, TypeError, ValueError):  # no note, no wheel, or a note with other fields
         return None
     return wheel if same else None
 
 
 def note_wheel(note: Path, inputs: str, wheel: Path) -> None:
-    """Write down what a finished wheel was made from."""
+    """Record the inputs of a finished wheel."""
     note.parent.mkdir(parents=True, exist_ok=True)
     made = Note(inputs, wheel.name, digest_file(wheel))
     note.write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")

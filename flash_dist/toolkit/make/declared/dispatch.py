@@ -1,7 +1,7 @@
-"""The axes and the table of kernels of `[tool.kernels.dispatch]`, before anything is made of them.
+"""Reads the axes and the table of kernels of `[tool.kernels.dispatch]`, and checks them.
 
-`kernels.table` reads the same file for the axes of the package that is built. Here it is judged
-for those that its own table declares.
+`kernels.table` reads the same file for the axes of the package that is built. Here it is checked
+with the axes of its own declaration.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 PLACE: Final = f"[tool.{TABLE}.dispatch]"
 
-# Keys of records beside those of axes (`Variant.to_json`, the manifest).
+# Keys of records beside the axes (`Variant.to_json`, the manifest).
 _RESERVED: Final = frozenset({
     "assembled_for", "dynamic_smem", "family", "proof", "registers", "role", "source",
     "spill_bytes", "stack_bytes", "static_smem", "symbol", "target", "threads",
 })  # fmt: skip
-_MOST_SIZE: Final = 999_999  # six digits: what reads symbols expects no more
+_MOST_SIZE: Final = 999_999  # six digits, the maximum for readers of symbols
 _MOST_CONSTANT: Final = 2**31 - 1
 _NEEDED: Final = ("name", "header", "config", "kernel", "params", "launch", "rows")
 
@@ -84,16 +84,16 @@ def _require_words(table: Mapping[str, Any], where: str) -> None:
 
 
 def read_table(path: Path, axes: Axes, root: Path, include: Iterable[Path]) -> tuple[str, ...]:
-    """Judge a table of kernels, and return its roles.
+    """Check a table of kernels, and return its roles.
 
     Args:
         path: The file.
-        axes: Those that are declared.
+        axes: The declared axes.
         root: The folder of the project.
         include: Folders that have its headers.
 
     Raises:
-        DeclarationError: No kernel can be made of it.
+        DeclarationError: It describes no valid kernel.
     """
     name = path.relative_to(root).as_posix()
     where = f"`{name}`"
@@ -127,10 +127,10 @@ def read_table(path: Path, axes: Axes, root: Path, include: Iterable[Path]) -> t
 
 
 def require_main_role(role: str, roles: Collection[str]) -> None:
-    """Insist on a role that a table has.
+    """Check that a table has a role.
 
     Raises:
-        DeclarationError: It has not.
+        DeclarationError: It does not.
     """
     if role and role not in roles:
         message = f"`main_role` of {PLACE} is `{role}`, which no family of the table has"
@@ -203,7 +203,7 @@ def _list_kernels(
 
 
 def _read_row(row: Mapping[str, Any], axes: Axes, where: str) -> Iterator[tuple[str, int]]:
-    """Yield the numbers of a row; those of the axis `last` are judged, too."""
+    """Yield the numbers of a row; check those of the axis `last`, too."""
     numbers = dict(row)
     last = numbers.pop(axes.last, {}) if axes.last else {}
     if not isinstance(last, dict):

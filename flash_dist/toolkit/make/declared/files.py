@@ -1,4 +1,4 @@
-"""The files and folders that a table names: they exist, and lie in the folder of the project."""
+"""Finds files and folders that a table names, and checks that they lie in the project."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ CUDA: Final = (".cu",)
 CXX: Final = (".cpp", ".cc", ".cxx")
 PYTHON: Final = (".py",)
 MARKDOWN: Final = (".md",)
-FOLDERS: Final = ()  # in place of suffixes
+FOLDERS: Final = ()  # instead of suffixes
 
 _INSIDE: Final = "files must lie in the folder of pyproject.toml: the sources are packed from it"
-_WRITTEN: Final = frozenset({"build", "dist"})  # by builds, at the top of a project
+_WRITTEN: Final = frozenset({"build", "dist"})  # written by builds, at the top of a project
 _NO_SOURCES: Final = frozenset({"__pycache__", "node_modules"})
 _VENV: Final = "pyvenv.cfg"
 _REFUSED: Final = re.compile(r'[\x00-\x1f\x7f;,\\"$`]')  # by CMake in lists, or by nvcc
 _WILD: Final = re.compile(r"[*?\[]")
-_MOST_NAMES: Final = 2000  # that are compared with a wrong one
+_MOST_NAMES: Final = 2000  # number of names compared with a wrong one
 
 
 def find_paths(
     patterns: Iterable[str], root: Path, where: str, suffixes: tuple[str, ...]
 ) -> tuple[Path, ...]:
-    """Return the files that names and patterns of a key stand for, each once.
+    """Return the files that the names and patterns of a key match, each once.
 
-    A pattern leaves out hidden folders, `build/`, `dist/` and virtual environments.
+    Patterns do not match hidden folders, `build/`, `dist/` and virtual environments.
 
     Args:
         patterns: Paths relative to the project, with `*` for several.
         root: The folder of the project.
-        where: How errors name the key.
-        suffixes: Those that the files may have; `FOLDERS` for folders.
+        where: Name of the key in errors.
+        suffixes: Allowed suffixes of the files; `FOLDERS` for folders.
 
     Raises:
-        DeclarationError: One stands for nothing, or for something else.
+        DeclarationError: One matches nothing, or something of another kind.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -53,7 +53,7 @@ def find_paths(
 
 
 def find_path(name: str, root: Path, where: str, suffixes: tuple[str, ...]) -> Path:
-    """Return the one file that a key names."""
+    """Return the single file that a key names."""
     if _WILD.search(name) and not (root / name).exists():
         message = f"{where} must name one file, got {spell(name)}"
         raise DeclarationError(message, hint="name it without `*`")
@@ -62,7 +62,7 @@ def find_path(name: str, root: Path, where: str, suffixes: tuple[str, ...]) -> P
 
 
 def _expand(pattern: str, root: Path, where: str) -> list[Path]:
-    """Return what a pattern stands for; what it leaves out may not be named, either."""
+    """Return the matches of a pattern; excluded folders may not be named directly either."""
     parts = Path(pattern).parts
     if Path(pattern).is_absolute() or ".." in parts:
         message = f"{where} must name files by paths in the project, got {spell(pattern)}"
@@ -104,12 +104,12 @@ def _leave_out(path: Path, root: Path) -> bool:
 def _is_environment(folder: Path) -> bool:
     try:
         return (folder / _VENV).is_file()
-    except OSError:  # it may not be read
+    except OSError:  # it may not be readable
         return False
 
 
 def list_files(root: Path) -> Iterator[Path]:
-    """Yield the files of a project, without those that patterns leave out."""
+    """Yield the files of a project, except those that patterns exclude."""
     for place, folders, files in os.walk(root):
         here = Path(place)
         folders[:] = sorted(one for one in folders if not _leave_out(here / one, root))
@@ -118,7 +118,7 @@ def list_files(root: Path) -> Iterator[Path]:
 
 
 def _near(pattern: str, root: Path) -> str:
-    """Name the file that a path may have meant."""
+    """Suggest the file that a path may have meant."""
     suffix = Path(pattern).suffix
     names = [name for name in _walk(root) if not suffix or name.endswith(suffix)]
     near = get_close_matches(pattern, names, 1, cutoff=0.5)
@@ -138,7 +138,7 @@ def _walk(root: Path) -> list[str]:
 
 
 def _require_fit(path: Path, root: Path, where: str, suffixes: tuple[str, ...]) -> None:
-    """Insist on a file or folder of the right kind that lies in the project."""
+    """Check that a file or folder has the right kind and lies in the project."""
     name = path.relative_to(root).as_posix()
     refused = _REFUSED.search(str(path))
     if refused:
@@ -183,7 +183,7 @@ def _require_readable(path: Path, root: Path, where: str) -> None:
 
 
 def _find_leaving(path: Path, root: Path) -> Iterator[Path]:
-    """Yield a link through which something leaves the project: the path, or what is in it."""
+    """Yield links that leave the project: the path, or one inside it."""
     real = root.resolve()
     if not path.resolve().is_relative_to(real):
         yield path

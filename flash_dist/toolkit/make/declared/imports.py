@@ -1,4 +1,4 @@
-"""Find what importing a package imports, by the text of its modules."""
+"""Finds the imports that importing a package runs, from the text of its modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Import(NamedTuple):
 
 
 def find_import(wanted: str, package: Path, module: str = "__init__") -> Place | None:
-    """Return where importing a module of a package imports another package; None if nowhere.
+    """Return the place where importing a module imports another package; None if there is none.
 
     Imports in functions, below `if TYPE_CHECKING:` and in a `try:` that may fail do not count.
     """
@@ -54,7 +54,7 @@ def _find_modules(package: Path, names: list[str]) -> Iterator[Path]:
 def _read_imports(path: Path, package: Path) -> Iterator[_Import]:
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # whoever imports it says so
+    except (OSError, SyntaxError, ValueError, RecursionError):  # reported by those that import it
         return
     inside = path.relative_to(package.parent).with_suffix("").parts[:-1]
     for node in _walk(tree.body):
@@ -82,7 +82,7 @@ def _walk(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _may_fail(node: ast.stmt) -> bool:
-    """Tell if the body of a statement may import what is absent."""
+    """Tell if a `try` statement allows its imports to fail."""
     handlers = node.handlers if isinstance(node, ast.Try) else []
     return any(
         one.type is None

@@ -1,4 +1,4 @@
-"""The kernels with C names that a file of CUDA defines, as far as its text says."""
+"""Finds the kernels with C names in the text of a CUDA file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Comments, raw strings, strings and characters: none of them holds code but "C".
+# Comments, raw strings, strings and characters, which hold no code except "C".
 _NO_CODE: Final = re.compile(
     r'//(?:\\\n|[^\n])*|/\*.*?(?:\*/|\Z)|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"'
     r"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""",
@@ -20,7 +20,7 @@ _NAME: Final = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
 def find_c_kernels(text: str) -> Iterator[str]:
-    """Yield the names of kernels that `extern "C"` gives a name of C."""
+    """Yield the names of kernels that are declared `extern "C"`."""
     code = _NO_CODE.sub(lambda found: found[0] if found[0] == '"C"' else " ", text)
     for found in _LINKAGE.finditer(code):
         start = found.end()
@@ -36,7 +36,7 @@ def _find_in_block(code: str) -> Iterator[str]:
 
 
 def _find_definition(code: str) -> Iterator[str]:
-    """Yield the name of the function that a text begins with, if it is a kernel with a body."""
+    """Yield the function name at the start of a text, if it is a kernel with a body."""
     head = re.split(r"[;{}]", code, maxsplit=1)[0]
     if "__global__" not in head:
         return
@@ -50,7 +50,7 @@ def _find_definition(code: str) -> Iterator[str]:
 
 
 def _without_attributes(code: str) -> str:
-    """Leave out `__launch_bounds__(256)` and the like before the body."""
+    """Remove `__launch_bounds__(256)` and the like before the body."""
     while found := _ATTRIBUTE.search(code.partition("{")[0]):
         end = _end_of(code, found.end(), "(", ")")
         code = f"{code[: found.start()]} {code[end:]}"
@@ -58,7 +58,7 @@ def _without_attributes(code: str) -> str:
 
 
 def _end_of(code: str, start: int, opening: str, closing: str) -> int:
-    """Return the place after what closes a bracket that was opened before `start`."""
+    """Return the place after the bracket that closes one opened before `start`."""
     depth = 1
     for place in range(start, len(code)):
         depth += (code[place] == opening) - (code[place] == closing)

@@ -1,4 +1,4 @@
-"""The keys of `[tool.kernels]` and of the files that it names, with what each may hold."""
+"""The keys of `[tool.kernels]` and of the files that it names, with their valid values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLACE: Final = f"[tool.{TABLE}]"
-FIRST_SECOND: Final = 315532800  # 1980-01-01, and 2107-12-31: what a zip file can hold
+FIRST_SECOND: Final = 315532800  # 1980-01-01, and 2107-12-31: the range of zip files
 LAST_SECOND: Final = 4354819199
 
 _LINE: Final = re.compile(r"[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*")
@@ -38,16 +38,16 @@ _WORD: Final = re.compile("[a-z]+[0-9]+")
 
 
 class DeclarationError(KernelsError, ValueError):
-    """A table that nothing can be built from."""
+    """A table that cannot be built."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a key may have."""
+    """The valid values of a key."""
 
-    told: str  # as an error names them
+    told: str  # name in errors
     example: str  # in TOML, for a hint
-    find_fault: Callable[[object], str]  # names what was received instead; empty if nothing was
+    find_fault: Callable[[object], str]  # describes an invalid value; empty for a valid one
 
 
 def _text(told: str, example: str, pattern: re.Pattern[str] = _LINE) -> Kind:
@@ -93,7 +93,7 @@ def _tables(told: str, example: str, *, may_be_empty: bool = False) -> Kind:
 
 
 def _or_path(kind: Kind) -> Kind:
-    """Allow a path in its place."""
+    """Allow a path instead."""
 
     def find_fault(value: object) -> str:
         return "" if _fits(value, _LINE) else kind.find_fault(value)
@@ -102,12 +102,12 @@ def _or_path(kind: Kind) -> Kind:
 
 
 def spell(value: object, most: int = 60) -> str:
-    """Write a value as TOML does, on one line and cut off."""
+    """Write a value in TOML, on one line and shortened."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"`{show(value)}`"
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    except (ValueError, RecursionError):  # a number of thousands of digits in it
+    except (ValueError, RecursionError):  # it contains a number of thousands of digits
         text = f"a {type(value).__name__}"
     return f"`{text}`" if len(text) <= most else f"`{text[:most]}...`"
 
@@ -243,17 +243,17 @@ KEYS: Final[dict[str, dict[str, Kind]]] = {
 def require_keys(
     table: object, kind: str, where: str, needed: Collection[str] = (), others: Collection[str] = ()
 ) -> Mapping[str, Any]:
-    """Return a table that has known keys alone, with values that they may have.
+    """Return a table after checking its keys and values.
 
     Args:
-        table: What stands where a table should.
-        kind: Which keys it may have.
-        where: How errors name it.
-        needed: Keys that it must have.
+        table: The value to check.
+        kind: Selects its valid keys.
+        where: Its name in errors.
+        needed: Required keys.
         others: Further keys, with any value.
 
     Raises:
-        DeclarationError: A key is unknown or missing, or its value is not one of its kind.
+        DeclarationError: A key is unknown or missing, or has a wrong value.
     """
     if not isinstance(table, dict):
         message = f"{where} must be a table, got {spell(table)}"
@@ -287,10 +287,10 @@ def read_toml_file(path: Path, name: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        name: How errors name it.
+        name: Its name in errors.
 
     Raises:
-        DeclarationError: It is absent, no UTF-8 or no TOML.
+        DeclarationError: It is absent, not UTF-8 or not TOML.
     """
     try:
         return parse_toml(path.read_bytes().decode("utf-8"))
@@ -313,10 +313,10 @@ def read_json_file(path: Path, name: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        name: How errors name it.
+        name: Its name in errors.
 
     Raises:
-        DeclarationError: It is absent, no UTF-8, or no JSON of an object.
+        DeclarationError: It is absent, not UTF-8, or not a JSON object.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The modules of a package that its table names."""
+"""Checks the modules of a package that its table names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_package(name: str, root: Path) -> Path:
 
 
 def require_commands(package: Path) -> None:
-    """Insist on a package whose commands run, also where torch is absent or broken.
+    """Check that a package's commands run, even if torch is absent or broken.
 
     Raises:
         DeclarationError: It has no commands, or importing it imports torch.
@@ -55,14 +55,14 @@ def require_commands(package: Path) -> None:
 
 
 def require_room(package: Path, sets: object) -> None:
-    """Insist on a package without what a build puts into it.
+    """Check that a package is free of files that a build adds.
 
     Args:
         package: Its folder.
         sets: The file of its arch sets, if there is one.
 
     Raises:
-        DeclarationError: Something is there.
+        DeclarationError: There is such a file.
     """
     for name in (COPY, FILE_NAME, MANIFEST, SETS, BINDING):
         if (package / name).exists() and package / name != sets:
@@ -71,10 +71,10 @@ def require_room(package: Path, sets: object) -> None:
 
 
 def require_modules(own: Mapping[str, Any], package: Path) -> None:
-    """Insist on the modules and functions of a package that its table names.
+    """Check that the modules and functions in the table exist in the package.
 
     Raises:
-        DeclarationError: There is no such module, or no such function in it.
+        DeclarationError: A module or function does not exist.
     """
     _require(own.get("operators", ""), f"`operators` of {PLACE}", package)
     _require(
@@ -97,10 +97,10 @@ def _require(reference: str, where: str, package: Path) -> None:
 
 
 def _may_define(path: Path, name: str) -> bool:
-    """Tell if a module has a name, as far as its text says."""
+    """Tell if the text of a module may define a name."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # whoever imports it says so
+    except (OSError, SyntaxError, ValueError, RecursionError):  # reported by those that import it
         return True
     return any(_binds(node, name) for node in ast.walk(tree))
 

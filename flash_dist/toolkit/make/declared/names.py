@@ -1,4 +1,4 @@
-"""Names that a package cannot have, and names that are too near to each other."""
+"""Rejects package names that have another meaning, or resemble an installed one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DISTRIBUTION: Final = "fatwheel"  # of the toolkit by itself
 COPY: Final = "_toolkit"  # the toolkit in a package that was built with it
 
 _PROJECT: Final = re.compile("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-# The kinds of names that mean something else already, by how an error names them.
+# Kinds of names with another meaning, by their name in errors.
 _TAKEN: Final = {
     "a word of C++": """
         alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char char16_t
@@ -50,7 +50,7 @@ _TAKEN: Final = {
 
 
 def find_owner(name: str) -> str:
-    """Say what else has a name; an empty text if nothing has."""
+    """Return what else has a name; an empty text if nothing has."""
     if name in sys.stdlib_module_names or keyword.iskeyword(name):
         return "a word or module of Python"
     return next((owner for owner, names in _TAKEN.items() if name in names.split()), "")
@@ -60,7 +60,7 @@ def read_name(own: Mapping[str, Any], project: Mapping[str, Any]) -> str:
     """Return the import package of a project.
 
     Raises:
-        DeclarationError: It has no name, or one that something else has.
+        DeclarationError: It has no name, or one with another meaning.
     """
     told = project.get("name")
     if not (isinstance(told, str) and _PROJECT.fullmatch(told)):
@@ -83,10 +83,10 @@ def read_name(own: Mapping[str, Any], project: Mapping[str, Any]) -> str:
 
 
 def require_namespace(own: Mapping[str, Any]) -> None:
-    """Insist on a namespace that nothing else has.
+    """Check that a namespace has no other meaning.
 
     Raises:
-        DeclarationError: It is that of something else.
+        DeclarationError: It has one.
     """
     name = str(own.get("namespace", ""))
     owner = find_owner(name) if name else ""
@@ -96,13 +96,13 @@ def require_namespace(own: Mapping[str, Any]) -> None:
 
 
 def find_neighbours(name: str, folders: Sequence[str] | None = None) -> list[str]:
-    """Return installed packages of the toolkit of which a name is the beginning, or that begin it.
+    """Return the toolkit's installed packages whose name is a prefix of this one, or vice versa.
 
-    The symbols of `my_norms` begin with `my_`, as those of `my` do.
+    The symbols of `my_norms` begin with `my_`, like those of `my`.
 
     Args:
-        name: Of a package that is to be.
-        folders: Where packages are installed; by default where Python looks.
+        name: Name of a new package.
+        folders: Folders of installed packages; by default Python's search path.
     """
     places = map(Path, sys.path if folders is None else folders)
     files = (path for place in places for path in place.glob(f"*/{FILE_NAME}"))

@@ -1,4 +1,4 @@
-"""The table `[project]`, as far as wheels depend on it; setuptools judges the rest."""
+"""Reads the parts of `[project]` that wheels depend on; setuptools checks the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LICENSES: Final = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 
 
 def read_project(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `[project]`, as far as wheels depend on it; setuptools judges the rest."""
+    """Return the parts of `[project]` that wheels depend on; setuptools checks the rest."""
     project = data.get("project")
     if not isinstance(project, dict):
         message = "pyproject.toml has no table [project]"
@@ -62,7 +62,7 @@ def _is_text(value: object) -> bool:
 
 
 def find_licenses(project: Mapping[str, Any], root: Path) -> list[str]:
-    """Return the files that setuptools packs as licences."""
+    """Return the licence files that setuptools packs."""
     patterns = project.get("license-files", _LICENSES)
     hint = 'for example `license-files = ["LICENSE"]`'
     if not isinstance(patterns, (list, tuple)) or not all(map(_is_text, patterns)):

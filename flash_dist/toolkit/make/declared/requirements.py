@@ -1,4 +1,4 @@
-"""What wheels require: releases of torch, and other packages."""
+"""Checks the requirements of wheels: releases of torch, and other packages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .keys import PLACE, DeclarationError, spell
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-OLDEST_TORCH: Final = (2, 10)  # whose stable ABI bindings are compiled for: native/CMakeLists.txt
+OLDEST_TORCH: Final = (2, 10)  # whose stable ABI bindings use: native/CMakeLists.txt
 
 
 def require_releases(own: Mapping[str, Any]) -> None:
-    """Insist on releases of torch that bindings load with, in order."""
+    """Check releases of torch: bindings load with them, and they are in order."""
     oldest = _parse_release(own["torch_min"])
     if oldest < OLDEST_TORCH:
         least = ".".join(map(str, OLDEST_TORCH))
@@ -32,7 +32,7 @@ def _parse_release(text: str) -> tuple[int, ...]:
 
 
 def read_dependencies(told: Iterable[str]) -> Iterator[str]:
-    """Yield requirements, none of them of torch."""
+    """Yield requirements other than torch."""
     where = f"`dependencies` of {PLACE}"
     for text in told:
         name = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", text)
@@ -47,10 +47,10 @@ def read_dependencies(told: Iterable[str]) -> Iterator[str]:
 
 
 def _find_problem(text: str) -> str:
-    """Say what is wrong with a requirement; an empty text if nothing is."""
+    """Describe what is wrong with a requirement; return an empty text if nothing is."""
     try:
         from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
-    except ImportError:  # while the build backend judges the machine
+    except ImportError:  # while the build backend checks the machine
         return ""
     try:
         Requirement(text)

@@ -31,7 +31,7 @@ RESERVED: Final = (
 )  # fmt: skip
 
 _NAME: Final = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{0,40}")
-_CROSS_CUDA: Final = 13  # the first that is compiled with for another CPU
+_CROSS_CUDA: Final = 13  # the first that can compile for another CPU
 _EXAMPLE: Final = (
     'a set has "label", "archs", "who", "toolkit" and "budget_mb", as in "hopper": {"label": '
     '"hopper", "archs": "9.0a", "who": "H100", "toolkit": "13.0", "budget_mb": 10}'
@@ -41,7 +41,7 @@ _RAISE: Final = "raise `toolkit`, or leave the target out"
 
 
 def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
-    """Return the sets of a table: a file, or its content made of the table.
+    """Return the sets of a table: a file, or the equivalent content.
 
     Raises:
         DeclarationError: One cannot be compiled, or two get wheels of one version.
@@ -63,17 +63,17 @@ def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
 
 
 def load_sets(source: Path | Mapping[str, Any]) -> tuple[ArchSet, ...]:
-    """Read the sets, each of which can be compiled and told from the others by its version.
+    """Read the sets, which must be compilable and have different versions.
 
     Raises:
-        DeclarationError: One cannot.
+        DeclarationError: One is not.
     """
     try:
         found = tuple(load_archsets(source).values())
         load_proofs(source)
     except ArchError as error:
         raise _explain(error) from error
-    except (TypeError, ValueError, OverflowError) as error:  # of JSON that means no set
+    except (TypeError, ValueError, OverflowError) as error:  # JSON that describes no set
         message = f"cannot read arch sets: {error}"
         raise DeclarationError(message, hint=_EXAMPLE) from error
     seen: dict[tuple[str, int], ArchSet] = {}
@@ -113,7 +113,7 @@ def _known_targets() -> str:
 
 
 def _explain(error: ArchError) -> DeclarationError:
-    """Return an error with a hint for whoever writes the table."""
+    """Return an error with a hint for the author of the table."""
     told = error.hint or ""
     if "cannot compile" in error.message:
         return DeclarationError(error.message, hint=_RAISE)
@@ -159,7 +159,7 @@ def _complete(name: str, told: object, own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Choose for each CPU the set that serves most GPUs: clients get it that ask for none."""
+    """Choose for each CPU the set for clients that ask for none: it serves most GPUs."""
     archs = {name: ArchSet.parse(one["archs"], name=name).archs for name, one in tables.items()}
     devices = {arch.device for every in archs.values() for arch in every if not arch.ptx}
     machines = {name: str(one.get("machine", DEFAULT_MACHINE)) for name, one in tables.items()}
@@ -173,7 +173,7 @@ def _choose_picks(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str
 
 
 def describe_gaps(source: Path | Mapping[str, Any]) -> Iterator[str]:
-    """Say for each CPU why an index could give no set to a client that names none."""
+    """Say for each CPU why an index could have no set for a client that names none."""
     for machine in dict.fromkeys(one.machine for one in load_archsets(source).values()):
         gap = _describe_gap(source, machine)
         if gap:
@@ -189,7 +189,7 @@ def _describe_gap(source: Path | Mapping[str, Any], machine: str) -> str:
 
 
 def _require_picks(path: Path) -> None:
-    """Insist on a pick of each client, for each CPU that a file has a set for."""
+    """Check that each client has a pick for each CPU with a set."""
     for machine in {one.machine for one in load_archsets(path).values()}:
         try:
             picks = load_picks(path, machine)

@@ -1,1 +1,1 @@
-"""The table of a package's kernels, and the C++ files that follow from it and an arch list."""
+"""The table of a package's kernels, and the C++ files generated from it and an arch list."""

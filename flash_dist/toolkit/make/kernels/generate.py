@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Leave an unchanged file's time stamp alone."""
+    """Write a file, but keep the time stamp of an unchanged one."""
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
-    """Write the translation units of one target, and nothing else, and return their paths."""
+    """Write the translation units of one target, delete others, and return their paths."""
     files: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in variants:
         files[variant.source].append(variant)

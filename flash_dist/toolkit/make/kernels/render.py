@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def render_variant(variant: Variant) -> str:
-    """The kernel and its entry for the dispatcher."""
+    """Write the kernel and its entry for the dispatcher."""
     family, symbol, config = variant.family, variant.symbol, f"{variant.symbol}_config"
     functions = [f"&{symbol}", f"&{family.launch}<{config}>"]
     functions += [f"&{family.refuses}<{config}>"] if family.refuses else []
@@ -36,14 +36,14 @@ extern "C" const KernelEntry {symbol}_entry =
 
 
 def render_source(variants: Sequence[Variant]) -> str:
-    """One translation unit."""
+    """Write one translation unit."""
     headers = dict.fromkeys(["plans.h", "native/entry.h", *(v.family.header for v in variants)])
     includes = "".join(f'#include "{header}"\n' for header in headers)
     return includes + "".join(map(render_variant, variants))
 
 
 def render_product() -> str:
-    """The names of the package, for the headers that any package has."""
+    """Write the names of the package, for the headers common to all packages."""
     return f"""#pragma once
 
 #define KERNEL_NAMESPACE {NAMESPACE}
@@ -51,7 +51,7 @@ def render_product() -> str:
 
 
 def render_names() -> str:
-    """The names of the package, for host code alone: a change of them compiles no kernel again."""
+    """Write the names for host code alone: changing them recompiles no kernel."""
     return f"""#pragma once
 
 #define KERNEL_C(name) {SYMBOLS}##name  // a function of the C interface
@@ -62,12 +62,12 @@ def render_names() -> str:
 
 
 def render_exports() -> str:
-    """The version script of both libraries: they show the C interface, nothing of C++."""
+    """Write the version script of both libraries, which exports the C interface only."""
     return f"{{\n  global: {SYMBOLS}*; PyInit_*;\n  local: *;\n}};\n"
 
 
 def render_plans(table: Table) -> str:
-    """Tile constants: one struct per family, head_dim and plan."""
+    """Write tile constants: one struct per family, head_dim and plan."""
     lines = [
         "#pragma once",
         "",
@@ -85,7 +85,7 @@ def render_plans(table: Table) -> str:
 
 
 def render_own_plans(table: Table, header: str) -> str:
-    """Tile constants of the families that have a header of their own for them."""
+    """Write tile constants of the families with a header of their own."""
     lines = ["#pragma once", "", f"namespace {NAMESPACE} {{", *_plan_structs(table, header)]
     return "\n".join([*lines, "", f"}}  // namespace {NAMESPACE}", ""])
 
@@ -105,7 +105,7 @@ def _plan_structs(table: Table, header: str) -> Iterator[str]:
 
 
 def render_roles(table: Table) -> str:
-    """The names of roles, families and axes, once for all of the host code."""
+    """Write the names of roles, families and axes, once for all of the host code."""
     lines = ["#pragma once", "", f"namespace {NAMESPACE} {{"]
     for kind, names in (("Role", table.roles), ("Family", table.names)):
         function = f"{kind.lower()}_name"
@@ -160,7 +160,7 @@ def _predicate(name: str, kind: str, true_for: Iterable[str]) -> Iterator[str]:
 
 
 def render_variants_inc(variants: Iterable[Variant]) -> str:
-    """The dispatcher's table."""
+    """Write the dispatcher's table."""
     return "".join(f"KERNEL_VARIANT({', '.join(_macro_arguments(v))})\n" for v in variants)
 
 
@@ -177,7 +177,7 @@ def _macro_arguments(variant: Variant) -> Iterator[str]:
 def render_cmake(
     linked: Sequence[Arch], others: Sequence[Arch], sources: dict[Arch, list[str]]
 ) -> str:
-    """Targets, their nvcc flag and their sources."""
+    """Write the targets with their nvcc flag and their sources."""
     lines = [
         f"set(LINKED_TARGETS {' '.join(map(str, linked))})",
         f"set(OTHER_TARGETS {' '.join(map(str, others))})",

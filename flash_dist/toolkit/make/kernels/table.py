@@ -1,4 +1,4 @@
-"""The table of kernels: which families exist, for which words, sizes and shared-memory plans.
+"""The table of kernels: its families with their words, sizes and shared-memory plans.
 
 One variant is one kernel for one target: `PREFIX_fwd_bf16_d64_smem99_sm90a`.
 """
@@ -49,7 +49,7 @@ class Row:
 
     @classmethod
     def from_toml(cls, data: Mapping[str, int]) -> Row:
-        """Take the axes out; everything else becomes a constant of the plan struct."""
+        """Separate the axes; everything else becomes a constant of the plan struct."""
         own = {axis.name for axis in AXES.every}
         constants = tuple((name, value) for name, value in data.items() if name not in own)
         place = AXES.place({**data, **{axis.name: "" for axis in AXES.of("equal")}})
@@ -60,9 +60,9 @@ class Row:
 class Family:
     """Kernels that share one template: one way to serve a role, for some words such as dtypes.
 
-    Several may serve a role. One with `targets` is for these only, and is tried there before the
-    one without, which stays as its fall-back: where `refuses`, a function of the header, has a
-    reason against the arguments, and where shared memory is short.
+    Several may serve a role. A family with `targets` is for these only, and comes before the
+    general one there. The general one is the fallback: if `refuses`, a function of the header,
+    rejects the arguments, or if shared memory is short.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Family:
 
     @classmethod
     def from_toml(cls, data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Family:
-        """Read one [[family]] table; `defaults` has the words of those that name none."""
+        """Read one [[family]] table; `defaults` has the words for families without any."""
         given = {**defaults, **data}
         words = [given.pop(axis.name) for axis in AXES.of("equal")]
         read = {
@@ -95,10 +95,10 @@ class Family:
         return family
 
     def require_name(self) -> None:
-        """Insist on a name from which the role can be told, in a symbol of any binary.
+        """Check that a name tells its role, in a symbol of any binary.
 
         Raises:
-            KernelsError: It is neither the role nor, for some targets only, `<role>_sm<number>`
+            KernelsError: It is neither the role nor, if for some targets only, `<role>_sm<number>`,
                 or `<role>_<axis>_sm<number>` with the axis `last`.
         """
         numbers = sorted({target.number for target in self.targets})
@@ -117,9 +117,9 @@ class Family:
         return not self.targets or target in self.targets
 
     def rows_for(self, sizes: Sequence[int]) -> tuple[Row, ...]:
-        """Return the rows of these first sizes; of a family that has larger ones alone, the least.
+        """Return the rows of these first sizes; if all rows are larger, those of the least size.
 
-        Not of one whose sizes differ from each other (MLA): they are a problem's own.
+        If the sizes of a row differ (MLA), return none: they are for one problem.
         """
         if not sizes:
             return self.rows
@@ -136,9 +136,9 @@ class Family:
 
 
 def split_last(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a [[family]] table, and the one of its rows that have the axis `last`, if any do.
+    """Yield a [[family]] table, and another for those of its rows with the axis `last`.
 
-    There a row names the constants that differ. Types are named likewise: `FwdScoredSm90Config`.
+    A row names the constants that differ. Types are named likewise: `FwdScoredSm90Config`.
     """
     rows = [{**row} for row in data["rows"]]
     changes = [row.pop(AXES.last, None) for row in rows]
@@ -161,12 +161,12 @@ class Table:
     smem_plans: dict[int, int]
     families: tuple[Family, ...]
     fallbacks: Fallbacks
-    every_plan: frozenset[Arch] = frozenset()  # targets that carry smaller plans, too
+    every_plan: frozenset[Arch] = frozenset()  # targets that have smaller plans, too
     own_headers: Path | None = None  # a module with `headers()`: texts by name
 
     @classmethod
     def none(cls) -> Table:
-        """Return the table of a package whose kernels are all plain files."""
+        """Return the table of a package that has plain files only."""
         return cls({}, (), Fallbacks({}, frozenset()))
 
     @classmethod
@@ -187,10 +187,10 @@ class Table:
         return table
 
     def require_fallbacks(self) -> None:
-        """Insist on general families behind each family for some targets.
+        """Check that each family for some targets has a general one.
 
         Raises:
-            KernelsError: A role that serves the calls which a family leaves has none.
+            KernelsError: A role that serves the calls left by a family has none.
         """
         rest = [one for one in self.families if one.targets or one.leaves_half_filled]
         general = {(one.role, w) for one in self.families if one not in rest for w in one.words}
@@ -212,11 +212,11 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The families; of one name are those that serve a role for dtypes of their own."""
+        """The families; several of one name serve a role, each for its own dtypes."""
         return tuple(dict.fromkeys(family.name for family in self.families))
 
     def only(self, sizes: Sequence[int], words: Collection[str]) -> Table:
-        """The part that a debug build compiles; nothing named: everything."""
+        """Return the part that a debug build compiles; everything if nothing is named."""
         families = (
             replace(
                 family,
@@ -228,10 +228,10 @@ class Table:
         return replace(self, families=tuple(families))
 
     def variants(self, target: Arch) -> list[Variant]:
-        """Every kernel that a target gets: its words, and the plans that its devices need.
+        """Yield every kernel of a target: its words, and the plans that its devices need.
 
-        PTX also runs on newer devices: from 8.0 on it carries the plans of an A100, whatever its
-        own number.
+        PTX also runs on newer devices: from 8.0 on it has the plans of an A100, whatever its own
+        number.
         """
         newer = target.ptx and target.number >= _A100
         most = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin
@@ -273,7 +273,7 @@ class Variant:
 
     @property
     def key(self) -> KernelKey:
-        """The kernel that this is a variant of."""
+        """The kernel of this variant."""
         return KernelKey(self.family.role, self.words, self.row.sizes)
 
     @property
@@ -284,29 +284,29 @@ class Variant:
 
     @property
     def config(self) -> str:
-        """The C++ type that carries every compile-time choice of this kernel."""
+        """The C++ type that holds every compile-time choice of this kernel."""
         words = (word.capitalize() for word in self.words)
         arguments = (cpp_target(self.target), *words, *self.row.numbers)
         return f"{self.family.config}<{', '.join(map(str, arguments))}>"
 
     @property
     def source(self) -> str:
-        """Where its code is written, relative to the output folder.
+        """Its source file, relative to the output folder.
 
-        Words that are part of another are apart from it: of the same templates nvcc makes other
-        code beside it.
+        Words that are part of another word have a separate file: beside it, nvcc makes other code
+        of the same templates.
         """
         name = self.family.name
         apart = (word for word in self.words if AXES.words[word].part_of)
-        # without tiles in shared memory a kernel takes no time to compile
+        # without tiles in shared memory, compiling a kernel takes no time
         sizes = [AXES.spell_sizes(self.row.sizes)] if self.row.plan else []
         stem = "_".join([name, *apart, *sizes])
-        if self.target.ptx:  # the driver compiles a whole module at first use
+        if self.target.ptx:  # the driver compiles a whole module on first use
             stem = self.symbol.removeprefix(SYMBOLS)
         return f"targets/{self.target}/{stem}.cu"
 
     def to_json(self) -> dict[str, object]:
-        """As an entry of variants.json."""
+        """Return its entry of variants.json."""
         return {
             "symbol": self.symbol,
             "role": self.family.role,

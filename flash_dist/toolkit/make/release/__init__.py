@@ -1,1 +1,1 @@
-"""What is published beside the wheels: index, manifest, statements; the gate of a release."""
+"""Publishes beside the wheels: index, manifest, statements; and checks a release."""

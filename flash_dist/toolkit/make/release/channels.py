@@ -1,8 +1,8 @@
-"""The ways to publish beside the wheels themselves: one row each, in the order of a release.
+"""Publication channels beside the wheels themselves: one row each, in the order of a release.
 
-A new one is a module with what `make/wheels/channel.py` asks for, and a row here. Its session, the
-index and its page, manifest.json, SHA256SUMS, the statements and install_test follow from the row.
-A module is loaded when it is needed: most of it is not installed where `nox -l` runs.
+To add one, write a module with the interface of `make/wheels/channel.py`, and a row here. Its
+session, the index and its page, manifest.json, SHA256SUMS, the statements and install_test follow
+from the row. A module is loaded on first use: its requirements are missing where `nox -l` runs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One channel: what is known of it without its module."""
+    """One channel, described without loading its module."""
 
     name: str  # of its session, of its files in manifest.json, and of its folder if it has one
     module: str
     summary: str  # for `nox -l`
     groups: tuple[str, ...]  # of pyproject.toml, that its session installs
     packed: tuple[str, ...] = ()  # groups that go into it: its first argument is their folder
-    released: bool = True  # it is part of a release; else a session of its own alone
-    linked: bool = False  # the index takes its folder along, and the page has its links
-    options: tuple[str, ...] = ()  # of a release, that it takes
-    partial: tuple[str, ...] = ()  # what it is told where not all sets were built
+    released: bool = True  # it is part of a release; otherwise only a session
+    linked: bool = False  # the index copies its folder, and the page has its links
+    options: tuple[str, ...] = ()  # of a release, that it accepts
+    partial: tuple[str, ...] = ()  # its arguments if not all sets were built
     trial: str = ""  # the module that installs from it, a phase of install_test
 
     def load(self) -> Channel:
@@ -94,10 +94,10 @@ def released() -> list[Row]:
 def find_published(
     dist: Path, artefacts: Sequence[Artefact], rows: Sequence[Row]
 ) -> Iterator[tuple[Row, Published]]:
-    """Yield the checked files of some channels, those that were made of wheels first.
+    """Yield the checked files of some channels, those made of wheels first.
 
     Raises:
-        KernelsError: A channel is not what its session writes.
+        KernelsError: A channel differs from the output of its session.
     """
     found = [(row, file) for row in rows for file in row.load().check(dist, artefacts)]
     yield from sorted(found, key=lambda pair: pair[1].wheel is None)

@@ -1,12 +1,12 @@
-"""Make dist/hub: of each wheel a repository as Hugging Face's `kernels` loads it.
+"""Makes dist/hub: a repository for Hugging Face's `kernels` from each wheel.
 
 A repository has the files of the package in build/VARIANT/, without the name of the package, and a
-metadata.json with the digest of every file. A process may load several copies, an installed wheel
-among them. torch has one table of operators, though, and the dynamic linker takes a library that is
-loaded already for every other of its name (SONAME). So each copy has names of its own, with the
-digest of its wheel in them: of its operators, and of the library of kernels. They are as long as
-those that they replace, so that nothing else moves in a file and nothing is compiled: it works for
-every wheel and any machine, and the kernels are the bytes that were tested.
+metadata.json with the digest of every file. A process may load several copies, including an
+installed wheel. But torch has one table of operators, and the dynamic linker loads only one library
+of each name (SONAME). So each copy has unique names with its wheel's digest, for its operators and
+its library of kernels. They are as long as the names that they replace, so nothing else moves in a
+file and nothing is compiled: it works for every wheel on any machine, and the kernels are the
+tested bytes.
 
 `python -m PACKAGE.toolkit.make.release.hub`: the wheels of dist/.
 """
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "hub"
 METADATA: Final = "metadata.json"
-VERSION: Final = 1  # of what the kernel offers, as its users name it: `get_kernel(.., version=1)`
+VERSION: Final = 1  # version of the kernel's interface for its users: `get_kernel(.., version=1)`
 
-# Where the sources name operators; other strings of the same spelling are texts.
+# Places where the sources name operators; other equal strings are texts.
 _OPERATORS: Final = re.compile(rf"(?<=\bops\.){NAME}\b|{NAME}(?=::)|(?<=Library\(\"){NAME}(?=\")")
 
-_SHORTEST: Final = 4  # name of a package: shorter ones leave too few names of their length
+_SHORTEST: Final = 4  # minimum characters of a package name: it limits the digits of the digest
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 _HEAD: Final = """---
@@ -76,14 +76,14 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The name of its folder: what `kernels` compares a machine with."""
+        """The name of its folder, which `kernels` compares with a machine."""
         manifest = self.artefact.manifest
         cuda, torch = (x.replace(".", "") for x in (manifest.toolkit.cuda, manifest.torch_min))
         return f"torch-stable-abi{torch}-cu{cuda}-{manifest.arch_set.machine}-linux"
 
     @property
     def id(self) -> str:
-        """The name of the module and of its operators: `m_3k0x9z` of `my_norms`.
+        """The name of the module and of its operators: `m_3k0x9z` for `my_norms`.
 
         It is the first letter of the package, and as many digits of the wheel's digest as fit.
 
@@ -93,7 +93,7 @@ class Variant:
         return _name_copy(NAME, self.artefact.sha256)
 
     def files(self) -> dict[str, bytes]:
-        """Return what lies in the repository, by path."""
+        """Return the files of the repository by path."""
         made = dict(self._package())
         digests = {name: _digest(data) for name, data in sorted(made.items())}
         metadata = {
@@ -122,7 +122,7 @@ class Variant:
 
     @property
     def archs(self) -> list[str]:
-        """The targets that are really in the wheel, as `kernels` compares them with a GPU."""
+        """The targets in the wheel, in the form that `kernels` compares with a GPU."""
         return [_name_arch(arch) for arch in self.artefact.embedded]
 
     def _package(self) -> Iterator[tuple[str, bytes]]:
@@ -134,7 +134,7 @@ class Variant:
                     yield self._own(rest), self._rename(rest, wheel.read(name))
 
     def _rename(self, name: str, data: bytes) -> bytes:
-        """Return a file with the names of this copy in it."""
+        """Return a file with this copy's names."""
         if name in {KERNELS, BINDING}:
             names = [KERNELS] if HAS_DISPATCHER else []
             names += [NAME] if name == BINDING else []
@@ -164,7 +164,7 @@ def _name_copy(name: str, sha256: str) -> str:
 
 
 def _name_arch(arch: Arch) -> str:
-    """Return `9.0a` of sm_90a, `8.0+PTX` of compute_80."""
+    """Return `9.0a` for sm_90a, `8.0+PTX` for compute_80."""
     return f"{arch.major}.{arch.minor}{arch.suffix}{'+PTX' if arch.ptx else ''}"
 
 
@@ -173,10 +173,10 @@ def _digest(data: bytes) -> str:
 
 
 def _replace_strings(data: bytes, names: dict[str, str], file: str) -> bytes:
-    """Replace whole strings of a library by others of their length.
+    """Replace whole strings of a library by others of the same length.
 
     Raises:
-        ArtefactError: A string is not there: the library is not ours, or was made otherwise.
+        ArtefactError: A string is absent: the library is not ours, or was built differently.
     """
     for name, own in names.items():
         old, new = (b"\0" + x.encode() + b"\0" for x in (name, own))
@@ -188,10 +188,10 @@ def _replace_strings(data: bytes, names: dict[str, str], file: str) -> bytes:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the metadata of the repositories; empty where none was written.
+    """Return the metadata of the repositories; empty if none was written.
 
     Raises:
-        ArtefactError: A repository is not what is made of its wheel.
+        ArtefactError: A repository differs from what its wheel gives.
     """
     found = []
     for artefact in artefacts:
@@ -210,7 +210,7 @@ commands = no_commands  # a folder is loaded by its path
 
 
 def write(artefact: Artefact, folder: Path) -> None:
-    """Write the repository of a wheel anew."""
+    """Write the repository of a wheel."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, data in Variant(artefact).files().items():
         path = folder / name

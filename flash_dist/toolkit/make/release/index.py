@@ -57,14 +57,14 @@ def write_index(
     partial: bool,
     offers: Sequence[Offer] = (),
 ) -> list[str]:
-    """Write the whole folder anew.
+    """Write the whole folder.
 
     Args:
-        out: The folder; what is in it goes.
+        out: The folder, whose contents are deleted.
         artefacts: The wheels.
-        url: Where it will be served from, for the commands on the page.
+        url: Its future address, for the commands on the page.
         partial: Go on without the default index when its set was not built.
-        offers: What other channels made of them; their folders are taken along.
+        offers: Files of other channels; their folders are copied.
 
     Returns:
         The indexes, the default one first.
@@ -97,7 +97,7 @@ def write_index(
 
 
 def pick_name(machine: str) -> str:
-    """Return the set of the default index for a kind of CPU: pip and uv read the same one."""
+    """Return the set of the default index for a kind of CPU: pip and uv read the same index."""
     names = {pick_for(client, ARCHSETS, machine).name for client in ("pip", "uv")}
     if len(names) != 1:
         message = f"pip and uv read one index, and `picks` gives them {sorted(names)}"
@@ -106,7 +106,7 @@ def pick_name(machine: str) -> str:
 
 
 def _machines(artefacts: Iterable[Artefact]) -> list[str]:
-    """Return the kinds of CPUs that there are wheels for: the tags tell a client which is its."""
+    """Return the kinds of CPUs with wheels; the tags tell each client its own."""
     return sorted({one.manifest.arch_set.machine for one in artefacts}, reverse=True)
 
 
@@ -140,7 +140,7 @@ def _write_simple(folder: Path, artefacts: Iterable[Artefact]) -> None:
 
 
 def _make_file(one: Artefact) -> File:
-    """Describe a wheel. A `+` is written `%2B`: some stores of files read it as a blank."""
+    """Describe a wheel. A `+` is written `%2B`: some file stores read it as a blank."""
     return File(
         one.file_name,
         f"../../{PACKAGES}/{quote(one.file_name)}",
@@ -152,7 +152,7 @@ def _make_file(one: Artefact) -> File:
 
 
 def _in_order(text: str) -> str:
-    """Write JSON with its one set, the versions, sorted."""
+    """Write JSON with its only set, the versions, sorted."""
     data = json.loads(text)
     if "versions" in data:
         data["versions"].sort()
@@ -170,10 +170,10 @@ def _parse_url(text: str) -> str:
 def find_offers(
     dist: Path, artefacts: Sequence[Artefact], rows: Sequence[Row], url: str
 ) -> list[Offer]:
-    """Return what some channels made of the wheels, as the index serves it.
+    """Return the files that channels made of the wheels, as served by the index.
 
     Raises:
-        KernelsError: A channel is not what its session writes.
+        KernelsError: A channel differs from the output of its session.
     """
     found = []
     for row, file in find_published(dist, artefacts, rows):
@@ -185,7 +185,7 @@ def find_offers(
 
 
 check = no_files  # it is made of the wheels themselves
-commands = no_commands  # those of pip and uv are told of every wheel
+commands = no_commands  # pip's and uv's commands are the same for every wheel
 
 
 @command

@@ -1,6 +1,6 @@
-"""The page of the package index that people read: no script, nothing from elsewhere.
+"""The page of the package index for people: no script, no external files.
 
-It says of each GPU what `select --index` says, from the wheels themselves.
+For each GPU it shows the result of `select --index`, from the wheels themselves.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _LAYOUT = """
 
 @dataclass(frozen=True)
 class Offer:
-    """A file that another channel made of a wheel, as the index serves it."""
+    """A file that another channel made of a wheel, as served by the index."""
 
     channel: str
-    folder: Path  # the channel's own, which lies beside the page as well
+    folder: Path  # of the channel; it lies beside the page
     place: str  # of the file, relative to the page
     wheel: str  # file name
     commands: tuple[Command, ...]
@@ -82,8 +82,8 @@ def make_page(
         artefacts: The wheels.
         indexes: The arch sets of each folder beside the page that is an index.
         url: Address of the page's folder.
-        default: Which of the folders is for those who do not choose.
-        offers: What other channels made of the wheels.
+        default: The folder for users who do not choose.
+        offers: Files that other channels made of the wheels.
     """
     newest = _newest(artefacts)
     version = newest[0].version.public
@@ -119,7 +119,7 @@ def _newest(artefacts: Sequence[Artefact]) -> list[Artefact]:
 
 
 def _needs(artefacts: Iterable[Artefact]) -> str:
-    """Say what all wheels need, each thing once."""
+    """List the needs of all wheels, each once."""
     drivers = {one.manifest.toolkit.driver_min: one.set_name for one in artefacts}
     newest = max(drivers, key=int)
     older = "".join(f" ({k} for {v})" for k, v in sorted(drivers.items()) if k != newest)
@@ -144,7 +144,7 @@ def _install(
     index: str,
     offers: Sequence[Offer],
 ) -> Iterable[Markup]:
-    """Show how to install for whoever does not want to choose, on each kind of CPU."""
+    """Show how to install without choosing, for each kind of CPU."""
     picked = [one for one in artefacts if one.set_name in names]
     for place, one in enumerate(_x86_first(picked)):
         if place == 0:
@@ -172,7 +172,7 @@ def _gpu_tables(artefacts: Sequence[Artefact]) -> Iterable[Markup]:
 
 
 def _gpu_table(artefacts: Sequence[Artefact]) -> Markup:
-    """Show which of some sets for one kind of CPU is for which GPU."""
+    """Show which set is for which GPU, for one kind of CPU."""
     head = ("GPU", "compute capability", "smallest set", "runs")
     candidates = [_candidate(one, "", one.set_name) for one in artefacts]
     rows = []
@@ -244,13 +244,13 @@ def _of_wheel(one: Artefact, offers: Iterable[Offer]) -> list[Offer]:
 
 
 def _commands(one: Artefact, url: str, index: str, offers: Iterable[Offer]) -> tuple[Command, ...]:
-    """Return what installs a wheel, from the index and from the channels that have it."""
+    """Return the commands that install a wheel, from the index and from channels that have it."""
     others = (line for offer in _of_wheel(one, offers) for line in offer.commands)
     return (*find_commands(_candidate(one, url, index), None), *others)
 
 
 def _show_commands(commands: Iterable[Command]) -> Markup:
-    """Show what to type; what is copied is the command alone."""
+    """Show commands to copy, without decoration."""
     rows = (
         element("div", element("b", command.tool), prose(f"`{command.line}`"))
         for command in commands

@@ -1,11 +1,11 @@
 """Write what goes beside the wheels of a release into dist/: `nox -s manifest`.
 
     manifest.json                    every wheel: set, targets, SHA-256, size, tags, toolkit, torch;
-                                     and what other channels made, the sources among them
-    provenance/<file>.intoto.json    what each was built from and how, unsigned
+                                     and files of other channels, including the sources
+    provenance/<file>.intoto.json    sources and build of each file, unsigned
     SHA256SUMS                       of all of these, for `sha256sum --check`
 
-Every wheel is verified first. The same wheels and commit give the same bytes.
+Every wheel is verified first. Equal wheels and commit give equal bytes.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def write_release(dist: Path, artefacts: Sequence[Artefact], source: Source | No
     """Write manifest, statements and checksums.
 
     Args:
-        dist: Where the folders of the wheels are.
+        dist: Folder with the folders of the wheels.
         artefacts: The wheels.
-        source: The commit; None leaves it out.
+        source: The commit; None omits it.
 
     Raises:
         KernelsError: A wheel does not verify, or is not of the commit.
@@ -129,7 +129,7 @@ def _describe(dist: Path, one: Artefact) -> dict[str, Any]:
 
 
 def _describe_file(dist: Path, row: Row, file: Published) -> dict[str, Any]:
-    """Describe what a channel made: what holds the files of a wheel has most to say of it."""
+    """Describe a channel's file; one with the files of a wheel has most facts."""
     one, data = file.wheel, file.path.read_bytes()
     return {
         **(_describe(dist, one) if one else {}),

@@ -45,14 +45,14 @@ _DATE: Final = re.compile(r"20\d\d-\d\d-\d\d")
 
 
 class ReleaseError(KernelsError):
-    """This cannot be released."""
+    """There is an obstacle to this release."""
 
 
 def require_tree(root: Path, version: str) -> str:
-    """Insist on a committed tree and a version that is dated and new; return the commit.
+    """Check that the tree is committed and the version is dated and new; return the commit.
 
     Raises:
-        ReleaseError: It is not so.
+        ReleaseError: One of these is not true.
         SourceError: This is no clone.
     """
     changed = ask_git(root, "status", "--porcelain").splitlines()
@@ -71,7 +71,7 @@ def require_tree(root: Path, version: str) -> str:
 
 
 def require_changelog(text: str, version: str) -> None:
-    """Insist that the newest entry is of this version and has a date."""
+    """Check that the newest changelog entry is of this version and has a date."""
     entries = [(match["version"], match["date"]) for match in _HEADING.finditer(text)]
     newest, date = entries[0] if entries else ("nothing", "")
     if newest != version:
@@ -87,7 +87,7 @@ def require_changelog(text: str, version: str) -> None:
 
 
 def require_engine(environ: Mapping[str, str]) -> str:
-    """Insist on a container engine: a wheel of this machine's compiler serves only its like."""
+    """Require a container engine: wheels of this machine's compiler only run on its like."""
     engine = find_engine(environ)
     if engine is None:
         message = "no container engine answers, and natively built wheels are not released"
@@ -99,12 +99,12 @@ def require_engine(environ: Mapping[str, str]) -> str:
 def find_problems(
     artefacts: Sequence[Artefact], sets: Sequence[ArchSet], version: str, source: Source | None
 ) -> Iterator[str]:
-    """Say why these wheels are no release.
+    """Describe why these wheels are not a release.
 
     Args:
         artefacts: The wheels.
-        sets: Those that are published: there must be one wheel of each, and no other.
-        version: Of the release.
+        sets: The published sets: there must be exactly one wheel of each.
+        version: Version of the release.
         source: The commit; None compares nothing with it.
     """
     built = [one.set_name for one in artefacts]
@@ -144,7 +144,7 @@ def _require_wheel(one: Artefact, archset: ArchSet, version: str, source: Source
 
 
 def describe_publishing(version: str, commit: str, dist: Path, url: str) -> str:
-    """Say what is left for a person to do."""
+    """List the remaining steps for a person."""
     tag = f"git tag -a v{version} -m '{NAME} {version}' {commit[:12]}"
     lines = [
         f"release {version} of commit {commit[:12]} is ready in {dist}",
@@ -157,7 +157,7 @@ def describe_publishing(version: str, commit: str, dist: Path, url: str) -> str:
 
 
 def check_tree(args: argparse.Namespace, version: str) -> None:
-    """Refuse a tree that is not to be released, and a machine that cannot build it."""
+    """Reject a tree that cannot be released, and a machine that cannot build it."""
     if args.tag not in {"", f"v{version}"}:
         message = f"the tag is `{args.tag}`, that of version {version} is `v{version}`"
         raise ReleaseError(message, hint="raise `version` in pyproject.toml, or move the tag")
@@ -168,7 +168,7 @@ def check_tree(args: argparse.Namespace, version: str) -> None:
 
 
 def check_wheels(args: argparse.Namespace, version: str) -> None:
-    """Refuse wheels that are not this release, all of it and nothing else."""
+    """Reject wheels that are not exactly this release."""
     artefacts = find_artefacts(args.dist)
     problems = list(find_problems(artefacts, published_sets(), version, read_source()))
     if problems:
@@ -181,7 +181,7 @@ def check_wheels(args: argparse.Namespace, version: str) -> None:
 
 
 def tell_publishing(args: argparse.Namespace, version: str) -> None:
-    """Print what is left to do."""
+    """Print the remaining steps."""
     missing = [name for name in ("index", FILE_NAME, SUMS) if not (args.dist / name).exists()]
     if missing:
         message = f"`{args.dist}` lacks {', '.join(missing)}"

@@ -1,6 +1,6 @@
-"""What is stated of one file of a release: an in-toto statement with SLSA provenance v1, unsigned.
+"""Statement on one file of a release: in-toto with SLSA provenance v1, unsigned.
 
-Everything in it is from `_build.json` and the source; who signs it vouches for it.
+All of it comes from `_build.json` and the source; a signer vouches for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def state_wheel(one: Artefact, source: Source | None) -> dict[str, Any]:
 
     Args:
         one: The wheel.
-        source: What it was built from; None where that is not known.
+        source: Its sources; None if unknown.
     """
     parameters, compilers = _describe_build(one.manifest)
     made_of = [*_describe_source(source), *map(_describe_part, one.manifest.parts)]
@@ -45,12 +45,12 @@ def state_wheel(one: Artefact, source: Source | None) -> dict[str, Any]:
 def state_file(
     subject: Subject, kind: str, one: Artefact | None, source: Source | None
 ) -> dict[str, Any]:
-    """Return the statement of what a channel made, of a wheel or of the sources.
+    """Return the statement of a channel's file, made of a wheel or of the sources.
 
     Args:
         subject: The file.
         kind: The name of the channel.
-        one: The wheel; None for what was made of the sources alone.
+        one: The wheel; None for a file made of the sources alone.
         source: As for a wheel.
     """
     if one is None:
@@ -88,7 +88,7 @@ def _describe_source(source: Source | None) -> list[dict[str, Any]]:
 
 
 def _describe_build(manifest: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what was asked for, and what compiled it."""
+    """Return the requested build and its compilers."""
     asked = {"arch_set": manifest.arch_set.name, "archs": str(manifest.arch_set)}
     compilers = {
         "nvcc": manifest.toolkit.nvcc,
@@ -100,7 +100,7 @@ def _describe_build(manifest: Manifest) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def describe_objects(manifest: Manifest) -> list[dict[str, Any]]:
-    """List the object files of GPU code: source, target, nvcc flags and the kernels in it."""
+    """List the object files of GPU code: source, target, nvcc flags and kernels."""
     common = [flag for flag in manifest.flags if not flag.startswith("-gencode")]
     kernels: defaultdict[tuple[str, Arch], list[str]] = defaultdict(list)
     for kernel in manifest.kernels:

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 FILE: Final = f"{NAME}.pyz"
 
-# Of a project with a copy of this toolkit, the copy's program: its own may not be here.
+# For a project with a copy of this toolkit, the copy's program: the project may lack its own.
 _RUN: Final = (
     f"from {NAME}.__main__ import run\n\nrun()"
     if EMBEDDED
     else f"from {NAME}.{COPY}.cli import main\n\nsys.exit(main())"
 )
 SHEBANG: Final = b"#!/usr/bin/env python3\n"
-# NOTE: an older Python must get as far as the sentence, so nothing newer is in this.
+# NOTE: an older Python must reach this message, so the program uses no newer syntax.
 MAIN: Final = f"""import sys
 
 if sys.version_info < (3, 10):
@@ -53,7 +53,7 @@ if sys.version_info < (3, 10):
 {_RUN}
 """
 METADATA: Final = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays, licences are in it
+LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays for its licences
 
 
 def build_zipapp(dependencies: Path, out: Path) -> None:
@@ -91,7 +91,7 @@ def _collect_package() -> Iterator[tuple[str, bytes]]:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the program, which is of no wheel; empty where it was not written.
+    """Return the program, which belongs to no wheel; empty if it was not written.
 
     Raises:
         ArtefactError: It was built of other sources.

@@ -1,1 +1,1 @@
-"""What compiles: host compiler, CUDA toolkits, cross compilers, torch's headers."""
+"""Finds and installs compilers: host compiler, CUDA toolkits, cross compilers, torch's headers."""

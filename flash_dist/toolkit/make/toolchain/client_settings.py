@@ -1,7 +1,7 @@
-"""What pip and uv were told about indexes and folders of wheels, as far as a build can see it.
+"""Settings of pip and uv for indexes and folders of wheels, as far as a build can see them.
 
-An isolated build of pip hides the environment that pip itself runs in: its settings and packages
-are asked for in a process of its own.
+An isolated build of pip hides pip's own environment: a separate process asks for its settings and
+packages.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if found is not None and found.submodule_search_locations:
 
 
 def find_links(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the folders and pages where pip and uv look for wheels beside the index."""
+    """Return the folders and pages that pip and uv search for wheels beside the index."""
     named = f"{environ.get('PIP_FIND_LINKS', '')} {environ.get('UV_FIND_LINKS', '')}"
     return f"{named} {read_setting('find-links')}".replace(",", " ").split()
 
 
 def index_url(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the package index: the variables of pip and uv, pip's settings, else PyPI."""
+    """Return the package index: from variables of pip and uv, pip's settings, else PyPI."""
     names = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
     named = next((environ[name] for name in names if environ.get(name)), "")
     return (named or read_setting("index-url") or PYPI).rstrip("/")
 
 
 def find_offline(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the variable that forbids pip or uv to ask an index; empty if none does."""
+    """Return the variable that forbids pip or uv an index; empty if none does."""
     no = {"", "0", "false", "no", "off"}
     return next((name for name in OFFLINE if environ.get(name, "").lower() not in no), "")
 
@@ -53,13 +53,13 @@ def read_setting(name: str) -> str:
 
 
 def find_torch() -> tuple[str, Path] | None:
-    """Return version and folder of the torch that pip will install beside; it is not imported."""
+    """Return version and folder of the torch that pip will install beside, without importing it."""
     version, _, folder = _ask_python(["-c", _FIND_TORCH]).strip().partition(" ")
     return (version, Path(folder)) if folder else None
 
 
 def find_own_torch() -> tuple[str, Path] | None:
-    """Return version and folder of a torch that this Python sees, in an isolated build as well."""
+    """Return version and folder of the torch that this Python sees, also in an isolated build."""
     found = find_spec("torch")
     if found is None or not found.submodule_search_locations:
         return None
@@ -67,7 +67,7 @@ def find_own_torch() -> tuple[str, Path] | None:
 
 
 def _ask_python(words: list[str]) -> str:
-    hiding = {"PYTHONPATH", "PYTHONNOUSERSITE"}  # how pip hides it
+    hiding = {"PYTHONPATH", "PYTHONNOUSERSITE"}  # pip's way to hide it
     environ = {name: value for name, value in os.environ.items() if name not in hiding}
     command = [sys.executable, *words]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Compile on x86_64 for another CPU: nvcc of one CUDA toolkit, headers and libraries of another."""
+"""Compiles on x86_64 for another CPU: nvcc of one CUDA toolkit, headers and libraries of one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .nvcc import ToolchainError, complete_links
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-VARIABLE: Final = f"{VARIABLES}MACHINE"  # the CPU that is compiled for, as `uname -m` says it
-PROGRAMS: Final = ("bin", "nvvm")  # folders of a toolkit with what runs where it is compiled
+VARIABLE: Final = f"{VARIABLES}MACHINE"  # the target CPU, as in `uname -m`
+PROGRAMS: Final = ("bin", "nvvm")  # folders of a toolkit with programs for the compiling CPU
 
 
 @dataclass(frozen=True)
 class Target:
-    """A CPU that is compiled for, and what Debian and Ubuntu call the tools for it."""
+    """A target CPU, and the names of its tools in Debian and Ubuntu."""
 
     machine: str
     folder: str  # nvcc's `--target-directory`
@@ -36,17 +36,17 @@ class Target:
 
     @property
     def emulator(self) -> tuple[str, ...]:
-        """What runs a program of this CPU, with the libraries of the cross compiler."""
+        """The emulator for programs of this CPU, with the libraries of the cross compiler."""
         return (f"qemu-{self.machine}-static", "-L", f"/usr/{self.triple}")
 
     @property
     def uv_options(self) -> tuple[str, ...]:
-        """What lets uv install the packages of this CPU."""
+        """Options of uv for packages of this CPU."""
         return ("--python-platform", f"{self.machine}-manylinux_2_28")
 
     @property
     def pip_options(self) -> tuple[str, ...]:
-        """What lets pip install the packages of this CPU: it takes a tag at its word."""
+        """Options of pip for packages of this CPU; pip needs its exact tags."""
         tags = [f"manylinux_2_{minor}" for minor in range(28, 16, -1)] + ["manylinux2014"]
         words = [word for tag in tags for word in ("--platform", f"{tag}_{self.machine}")]
         return (*words, "--only-binary=:all:")
@@ -56,7 +56,7 @@ class Target:
         return {VARIABLE: self.machine, "CXX": self.gxx}
 
     def definitions(self) -> dict[str, str]:
-        """Return what CMake must know."""
+        """Return the definitions for CMake."""
         return {
             "CMAKE_SYSTEM_NAME": "Linux",
             "CMAKE_SYSTEM_PROCESSOR": self.machine,
@@ -75,17 +75,17 @@ TARGETS: Final = {
 
 
 def target_machine(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the CPU that a build is for."""
+    """Return the target CPU of a build."""
     return environ.get(VARIABLE) or DEFAULT_MACHINE
 
 
 def find_target(environ: Mapping[str, str] = os.environ) -> Target | None:
-    """Return what a build is for; None: CPUs like those that compile."""
+    """Return the target of a build; None for CPUs like the compiling one."""
     return TARGETS.get(target_machine(environ))
 
 
 def require_tools(target: Target, environ: Mapping[str, str] = os.environ) -> None:
-    """Insist on the programs of Debian's packages."""
+    """Check that the programs of Debian's packages exist."""
     needed = (target.gxx, target.emulator[0])
     missing = [name for name in needed if shutil.which(name, path=environ.get("PATH")) is None]
     if missing:
@@ -95,11 +95,11 @@ def require_tools(target: Target, environ: Mapping[str, str] = os.environ) -> No
 
 
 def assemble_home(toolkit: Path, parts: Path, target: Target) -> None:
-    """Make a CUDA_HOME of what was installed for another CPU.
+    """Make a CUDA_HOME from packages for another CPU.
 
     Args:
-        toolkit: CUDA_HOME of the same version for this CPU: nvcc, cicc and ptxas are taken.
-        parts: CUDA_HOME without programs, with headers and libraries for the other.
+        toolkit: CUDA_HOME of the same version for this CPU, the source of nvcc, cicc and ptxas.
+        parts: CUDA_HOME with headers and libraries for the other CPU, without programs.
         target: The other CPU.
     """
     for name in PROGRAMS:
@@ -116,13 +116,13 @@ def assemble_home(toolkit: Path, parts: Path, target: Target) -> None:
 
 
 def _add_headers(have: Path, folder: Path) -> None:
-    """Add the headers that come in one package with nvcc: they are the same for every CPU."""
+    """Add the headers in nvcc's package, which are equal for all CPUs."""
     for path in have.iterdir():
         if path.is_file() and not (folder / path.name).exists():
             shutil.copy2(path, folder)
 
 
-# The C function of the library that lists its kernels, and a program that prints what it returns.
+# The library's C function that lists its kernels, and a program that prints its result.
 ASKED: Final = f"{SYMBOLS}variants_json"
 PROGRAM: Final = f"""\
 #include <cstdint>
@@ -138,7 +138,7 @@ int main() {{
 
 
 def ask_foreign(library: Path, target: Target) -> str:
-    """Return the list of kernels that a library tells: from a program that an emulator runs."""
+    """Return a library's list of kernels, from a program that an emulator runs."""
     program = library.with_name("ask")
     source = program.with_suffix(".cpp")
     source.write_text(PROGRAM, encoding="utf-8")
@@ -148,7 +148,7 @@ def ask_foreign(library: Path, target: Target) -> str:
 
 
 def run_tool(command: Sequence[str]) -> str:
-    """Return what a program prints; raise with what it complains of."""
+    """Return the output of a program; raise with its error output."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError as error:

@@ -1,9 +1,9 @@
-"""Put a CUDA 12.4 toolkit together: PyPI has nvcc for CUDA 13 only.
+"""Assembles a CUDA 12.4 toolkit: PyPI has nvcc for CUDA 13 only.
 
-nvcc, cicc and cudafe++ are those of Debian's package nvidia-cuda-toolkit, unpacked and not
-installed; headers, libdevice and libcudart.so.12 are PyPI's. ptxas is that of CUDA 12.9: SASS of
-any 12.x runs on every driver from 525 on, and the older ptxas spills registers in kernels that the
-newer one does not. All of it is under NVIDIA's End User License Agreement.
+nvcc, cicc and cudafe++ come from Debian's package nvidia-cuda-toolkit, unpacked and not installed;
+headers, libdevice and libcudart.so.12 come from PyPI. ptxas is of CUDA 12.9: SASS of any 12.x runs
+on every driver from 525 on, and the older ptxas spills registers in kernels that the newer one does
+not. All of it is under NVIDIA's End User License Agreement.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LICENSE: Final = "https://docs.nvidia.com/cuda/eula/"
 
 @dataclass(frozen=True)
 class Download:
-    """A file that has the same bytes wherever it is fetched from."""
+    """A file with the same bytes at each of its addresses."""
 
     urls: tuple[str, ...]
     sha256: str
@@ -47,10 +47,10 @@ DEBIAN: Final = Download(
     "cd5fe85aee38d108b315f408a688641478f2402622a10c677478eb7a6c4e5319",
     87240108,
 )
-# Groups of pyproject.toml: two versions of one package, in folders of their own below PARTS.
+# Groups of pyproject.toml: two versions of one package, in separate folders below PARTS.
 PACKAGES: Final = {"12.4": "nvcc12", "12.9": "ptxas12"}
 _LIBRARY: Final = "usr/lib/nvidia-cuda-toolkit"
-# What of the Debian package goes where.
+# Source and destination of files of the Debian package.
 PROGRAMS: Final = {
     f"{_LIBRARY}/bin/nvcc": "bin/nvcc",
     f"{_LIBRARY}/bin/cicc": "nvvm/bin/cicc",
@@ -75,9 +75,9 @@ def assemble_toolkit(parts: Path, home: Path, package: Path) -> None:
     """Make a CUDA_HOME.
 
     Args:
-        parts: Folders named as in PACKAGES, each with these packages installed into it.
+        parts: Folders named as in PACKAGES, each with these packages installed.
         home: The new folder.
-        package: Debian's.
+        package: Debian's package.
     """
     base, newer = (parts / name / "nvidia" for name in PACKAGES)
     shutil.rmtree(home, ignore_errors=True)
@@ -98,7 +98,7 @@ def assemble_toolkit(parts: Path, home: Path, package: Path) -> None:
 
 
 def _unpack(package: Path, home: Path) -> None:
-    """Take the programs out of a .deb: an ar archive with a tar archive in it."""
+    """Extract the programs from a .deb: an ar archive that contains a tar archive."""
     missing = dict(PROGRAMS)
     with package.open("rb") as file:
         member = next(one for one in read_members(file) if one.name.startswith("data.tar"))
@@ -120,7 +120,7 @@ def _unpack(package: Path, home: Path) -> None:
 
 
 def fetch_package(download: Download, folder: Path) -> Path:
-    """Fetch a file unless it is there, and insist on its bytes."""
+    """Fetch a file unless it exists, and check its bytes."""
     path = folder / download.urls[0].rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
@@ -148,7 +148,7 @@ def _download(download: Download, path: Path) -> None:
 
 
 def _try_download(url: str, path: Path) -> str:
-    """Return why nothing came; empty if it did."""
+    """Return the error; empty on success."""
     patience = Patience.of_file()
     try:
         with open_url(url, patience=patience) as response, path.open("wb") as file:
@@ -159,14 +159,14 @@ def _try_download(url: str, path: Path) -> str:
 
 
 def bring_toolkit(parts: Path, home: Path) -> str:
-    """Make a CUDA_HOME of the installed packages and Debian's, and say of what it is.
+    """Make a CUDA_HOME from the installed packages and Debian's, and print its sources.
 
     Args:
         parts: See `assemble_toolkit`; Debian's package is kept in it.
         home: The new folder.
 
     Raises:
-        KernelsError: Something cannot be fetched, or is not what it must be.
+        KernelsError: A file cannot be fetched, or has wrong bytes.
     """
     assemble_toolkit(parts, home, fetch_package(DEBIAN, parts / "debian"))
     version, ptxas = tool_version(home, "nvcc"), tool_version(home, "ptxas")

@@ -1,4 +1,4 @@
-"""Bring a CUDA toolkit, once, with whatever installs packages there: nox, or pip in a container."""
+"""Installs a CUDA toolkit once, with the available installer: nox, or pip in a container."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def install_toolkit(
     target: Target | None = None,
     options: tuple[str, ...] = (),
 ) -> Path:
-    """Return the CUDA_HOME of a toolkit, which is installed unless it is there.
+    """Return the CUDA_HOME of a toolkit, after installing it if necessary.
 
     Args:
         cuda: Its version, such as `13.0`.
-        folder: Where it lies; what is there without being whole goes.
-        install: Called with a folder and the words of an installer for packages into it.
-        target: Another CPU that it compiles for; its parts come beside the toolkit.
-        options: What lets the installer take packages for that CPU.
+        folder: Its folder; an incomplete one is deleted.
+        install: Called with a folder and an installer's arguments for packages in it.
+        target: Another target CPU; its parts are stored beside the toolkit.
+        options: Installer options for packages of that CPU.
 
     Raises:
-        KernelsError: It cannot be brought.
+        KernelsError: It cannot be installed.
     """
     own = _install_own(cuda, folder, install)
     if target is None:
@@ -64,7 +64,7 @@ def _install_own(cuda: str, folder: Path, install: Callable[..., object]) -> Pat
 
 
 def _words(group: str, cuda: str) -> list[str]:
-    """Return what the installer is told for a group: what the published sets need has hashes."""
+    """Return the installer's arguments for a group; those of the published sets have hashes."""
     wanted = load_requirements(group)
     if cuda in (DEFAULT_TOOLKIT, CUDA_12):
         if is_covered():

@@ -1,4 +1,4 @@
-"""Where nvcc is: CUDA_HOME when set, else the `cuda-toolkit` package of this Python."""
+"""Finds nvcc: in CUDA_HOME if set, else in the `cuda-toolkit` package of this Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-INFOS: Final = "dist-info"  # folder in a toolkit: what pip recorded of the packages it is of
+INFOS: Final = "dist-info"  # folder in a toolkit: pip's records of its packages
 
 
 class ToolchainError(KernelsError):
@@ -40,12 +40,12 @@ class Toolchain:
         return release_of(self.nvcc)
 
     def tool(self, name: str) -> str:
-        """Path of one of its programs."""
+        """Return the path of one of its programs."""
         return str(self.home / "bin" / name)
 
 
 def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
-    """Take the toolkit that CUDA_HOME names, else the one installed from PyPI."""
+    """Return the toolkit in CUDA_HOME, else the one installed from PyPI."""
     home = named_home(environ)
     if home is None:
         home = installed_home()
@@ -58,14 +58,14 @@ def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
 
 
 def wheels_of_toolkit(cuda: str) -> str:
-    """Return the requirement of PyPI's wheels of a toolkit, which hold nvcc."""
+    """Return the requirement of PyPI's wheels of a toolkit, which include nvcc."""
     return f"cuda-toolkit[nvcc,cccl]=={cuda}.*"
 
 
 def installed_home() -> Path | None:
     """Return the toolkit from PyPI that this Python sees.
 
-    NOTE: an isolated build of pip has its packages on sys.path and not where sysconfig says.
+    NOTE: an isolated build of pip has its packages on sys.path, not where sysconfig says.
     """
     try:
         nvcc = importlib.metadata.distribution("nvidia-cuda-nvcc")
@@ -76,7 +76,7 @@ def installed_home() -> Path | None:
 
 
 def named_home(environ: Mapping[str, str]) -> Path | None:
-    """Return CUDA_HOME when it is set, and insist that it holds nvcc."""
+    """Return CUDA_HOME if it is set, and check that it contains nvcc."""
     named = environ.get("CUDA_HOME", "").strip()
     if not named:
         return None
@@ -88,12 +88,12 @@ def named_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def home_variable(cuda: str) -> str:
-    """Return what names the toolkit of a CUDA major where several take part in a build."""
+    """Return the variable that names the toolkit of a CUDA major in a build with several."""
     return f"{VARIABLES}CUDA_{cuda.partition('.')[0]}_HOME"
 
 
 def complete_links(home: Path) -> None:
-    """Add the two names that the wheels of 13.x lack and that nvcc.profile looks for."""
+    """Add the two names that nvcc.profile expects and the wheels of 13.x lack."""
     names = {home / "lib64": "lib", home / "lib" / "libcudart.so": "libcudart.so.13"}
     for link, target in names.items():
         if not link.exists():
@@ -101,14 +101,13 @@ def complete_links(home: Path) -> None:
 
 
 def keep_toolkit(home: Path, folder: Path) -> Path:
-    """Copy a toolkit out of a temporary environment to where the next build finds it again.
+    """Copy a toolkit from a temporary environment to a fixed path for the next build.
 
-    What the environment says of its packages goes along: the runtime has a version of its own,
-    which the bill of materials tells.
+    The records of its packages are copied, too: the bill of materials needs the runtime's version.
     """
     kept = folder / f"cuda-{tool_version(home, 'nvcc')}"
     infos = list(home.parents[1].glob("nvidia_*.dist-info"))
-    if infos and not (kept / INFOS).is_dir():  # kept by a version that did not take them along
+    if infos and not (kept / INFOS).is_dir():  # kept by a version that did not copy them
         made_mark(kept).unlink(missing_ok=True)
     with make_once(kept) as missing:
         if missing:
@@ -119,7 +118,7 @@ def keep_toolkit(home: Path, folder: Path) -> Path:
 
 
 def release_of(version: str) -> str:
-    """Return 13.0 of 13.0.88."""
+    """Return 13.0 for 13.0.88."""
     return ".".join(version.split(".")[:2])
 
 
@@ -142,7 +141,7 @@ def gxx_version(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def glibc_version(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the version of the glibc that the host compiler's headers are of; empty of others."""
+    """Return the version of the glibc in the host compiler's headers; empty for other libraries."""
     command = [environ.get("CXX") or "g++", "-E", "-x", "c++", "-dM", "-include", "features.h"]
     done = subprocess.run(
         [*command, os.devnull], capture_output=True, text=True, check=False, timeout=30

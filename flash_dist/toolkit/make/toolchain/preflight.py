@@ -1,4 +1,4 @@
-"""Can this machine compile the kernels, and with which CUDA toolkit? Asked before any download."""
+"""Checks before any download that this machine can compile, and chooses a CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GIB = 1 << 30
-MIN_DISK = 3 * GIB  # toolkit 0.3, objects 0.2 per arch set, wheels; the rest is room
+MIN_DISK = 3 * GIB  # toolkit 0.3, objects 0.2 per arch set, wheels; the rest is reserve
 MIN_MEMORY = 2 * GIB
-MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: room for cicc or ptxas on a large backward kernel
-MIN_GCC = 9  # first with all of C++17
+MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: memory of cicc or ptxas for a large backward kernel
+MIN_GCC = 9  # the first with all of C++17
 _OTHER_DISK = f"free some disk, or let {BUILD_FOLDER} name a folder on another one"
 IN_A_CONTAINER = "build in a container: an older distribution, or `nox -s image`"
 
@@ -31,16 +31,16 @@ Version = tuple[int, int]
 
 
 class PreflightError(KernelsError):
-    """This machine cannot build; the message says why, the hint what would help."""
+    """This machine cannot build. The message has the reason, the hint a remedy."""
 
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit that can be had and the hosts it compiles on.
+    """An available CUDA toolkit and the hosts that it compiles on.
 
-    From its own headers: crt/host_config.h refuses newer gcc, and crt/math_functions.h declares
-    functions in a way that clashes with newer glibc: 13.0 and 13.1 rsqrt with 2.42, 12.4 also
-    sinpi and cospi with 2.41. All are on PyPI but 12.4, see make/toolchain/cuda12.py.
+    According to its own headers: crt/host_config.h refuses newer gcc, and crt/math_functions.h
+    declares functions in a way that clashes with newer glibc: 13.0 and 13.1 rsqrt with 2.42, 12.4
+    also sinpi and cospi with 2.41. All except 12.4 are on PyPI, see make/toolchain/cuda12.py.
     """
 
     cuda: str
@@ -48,7 +48,7 @@ class Toolkit:
     max_glibc: Version | None = None
 
     def refusal(self, gcc: Version, glibc: Version) -> str | None:
-        """Say what of this host the toolkit does not compile with."""
+        """Name the parts of this host that the toolkit does not support."""
         if gcc[0] > self.max_gcc:
             return f"g++ {gcc[0]}"
         if self.max_glibc is not None and glibc > self.max_glibc:
@@ -69,7 +69,7 @@ TOOLKITS = (
 
 @dataclass(frozen=True)
 class Host:
-    """What the build depends on."""
+    """The machine's properties that a build depends on."""
 
     system: str
     machine: str
@@ -79,11 +79,11 @@ class Host:
     disk: int
     memory: int
     cores: int
-    folder: Path = Path()  # whose disk it is
+    folder: Path = Path()  # the folder whose disk counts
 
     @property
     def jobs(self) -> int:
-        """Parallel compilations: one per core, as far as the memory goes."""
+        """Parallel compilations: one per core, limited by memory."""
         return max(1, min(self.cores, self.memory // MEMORY_PER_JOB))
 
 
@@ -94,7 +94,7 @@ class Preflight:
     host: Host
     toolkit: str
     notes: tuple[str, ...] = ()
-    is_own: bool = False  # it is the one that CUDA_HOME names
+    is_own: bool = False  # it is the one in CUDA_HOME
 
     def __str__(self) -> str:
         gcc, glibc = self.host.gcc or (0, 0), self.host.glibc or (0, 0)
@@ -107,11 +107,11 @@ class Preflight:
 
 
 def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
-    """Look at this machine; where nothing tells its memory, it is taken to be enough for one job.
+    """Describe this machine; unknown memory counts as enough for one job.
 
     Args:
         environ: CXX, MAX_JOBS, and BUILD_FOLDER, whose disk counts: objects lie there.
-        root: Where /proc and /sys are.
+        root: Folder with /proc and /sys.
     """
     memory = read_free_memory(root)
     folder = build_folder(environ)
@@ -130,18 +130,18 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the one above it that is there already."""
+    """Return the folder, or its nearest existing parent."""
     return next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
 
 
 def check(host: Host, *, cuda_home_version: str | None = None, wanted: str = "13.0") -> Preflight:
-    """Return the toolkit to compile with, or raise with the way out.
+    """Return the toolkit to compile with, or raise with a hint.
 
     Args:
         host: The machine.
-        cuda_home_version: Version of the toolkit that CUDA_HOME names; None: one from PyPI.
-        wanted: The oldest toolkit to take, which needs the oldest driver; one of the same major
-            may be taken in its place.
+        cuda_home_version: Version of the toolkit in CUDA_HOME; None: one from PyPI.
+        wanted: The oldest acceptable toolkit, which needs the oldest driver; a newer one of the
+            same major may replace it.
     """
     gcc, glibc = _require_host(host)
     if cuda_home_version is not None:
@@ -194,13 +194,13 @@ def _require_host(host: Host) -> tuple[Version, Version]:
 
 
 def _can_replace(cuda: str, wanted: str) -> bool:
-    """Whether a toolkit may compile what another is wanted for: no older, of the same major."""
+    """Whether a toolkit may replace the wanted one: not older, of the same major."""
     found, least = parse_version(cuda), parse_version(wanted)
     return found[0] == least[0] and found >= least
 
 
 def _judge_own(cuda: str, wanted: str, gcc: Version, glibc: Version) -> tuple[str, ...]:
-    """Check the toolkit that CUDA_HOME names against the table."""
+    """Check the toolkit in CUDA_HOME against the table."""
     if not _can_replace(cuda, wanted):
         major = parse_version(wanted)[0]
         message = f"CUDA {wanted} or a newer {major} is needed, CUDA_HOME holds {cuda}"
@@ -239,7 +239,7 @@ def _gcc_version(gxx: str) -> Version | None:
 def _glibc_version() -> Version | None:
     try:
         text = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):  # musl does not know the name
+    except (ValueError, OSError):  # musl lacks the name
         return None
     match = re.fullmatch(r"glibc (\d+)\.(\d+).*", text)
     return (int(match[1]), int(match[2])) if match else None

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LOCK = Path(__file__).resolve().with_name("torch_headers.toml")
-FOLDER = "torch-headers"  # in that of a build: where they are kept
+FOLDER = "torch-headers"  # in a build's folder, which keeps them
 PREFIX = "torch/include/"
-# What bindings on the stable ABI may include.
+# Headers that bindings on the stable ABI may include.
 STABLE = tuple(
     f"{PREFIX}torch/{folder}/"
     for folder in ("csrc/stable", "headeronly", "csrc/inductor/aoti_torch/c")
@@ -53,7 +53,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 class TorchHeadersError(KernelsError):
-    """The torch headers cannot be had."""
+    """The torch headers are not available."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Lock:
         return "\n".join([*lines, ""])
 
     def holds(self, folder: Path) -> bool:
-        """Whether every pinned header lies in this folder, unchanged."""
+        """Whether this folder has every pinned header, unchanged."""
         return all(
             (folder / name).is_file() and _sha256((folder / name).read_bytes()) == digest
             for name, digest in self.sha256.items()
@@ -89,7 +89,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class TorchHeaders:
-    """An include folder and where it comes from."""
+    """An include folder and its origin."""
 
     include: Path
     version: str
@@ -100,7 +100,7 @@ class TorchHeaders:
 
 
 class Archive(Protocol):
-    """The part of zipfile.ZipFile that is used; remotezip.RemoteZip has it too."""
+    """The used part of zipfile.ZipFile; remotezip.RemoteZip has it too."""
 
     def namelist(self) -> list[str]:
         """List the members."""
@@ -110,7 +110,7 @@ class Archive(Protocol):
 
 
 def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
-    """Look in TORCH_ROOT, the cache, a local wheel, the index, an installed torch, in turn."""
+    """Search TORCH_ROOT, the cache, a local wheel, the index and an installed torch, in order."""
     lock = lock or _checked_lock()
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named:
@@ -131,7 +131,7 @@ def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
 
 
 def list_needed(cache: Path, lock: Lock | None = None) -> list[str]:
-    """Return what a build requires to have the headers: torch where nothing else has them."""
+    """Return a build's requirements for the headers: torch if they are nowhere else."""
     lock = lock or Lock.load()
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named or lock.holds(_cached(cache, lock)) or find_local_wheel(lock.version):
@@ -151,7 +151,7 @@ def _cached(cache: Path, lock: Lock) -> Path:
 
 
 def _checked_lock() -> Lock:
-    """Load the pins and make sure that they cover the binding as it is now."""
+    """Load the pins and check that they cover the present binding."""
     lock = Lock.load()
     missing = own_includes(_read_binding()) - lock.sha256.keys()
     if missing:
@@ -171,7 +171,7 @@ def _read_binding() -> str:
 
 
 def extract(archive: Archive, lock: Lock, include: Path) -> int:
-    """Copy the pinned headers out of a wheel, check them, and return their size."""
+    """Copy the pinned headers from a wheel, check them, and return their size."""
     total = 0
     for name, digest in lock.sha256.items():
         data = archive.read(PREFIX + name)
@@ -186,7 +186,7 @@ def extract(archive: Archive, lock: Lock, include: Path) -> int:
 
 
 def fetch_remote(lock: Lock, include: Path) -> int:
-    """Take the headers out of the wheel on the package index without downloading the rest."""
+    """Extract the headers from the wheel on the package index without downloading the rest."""
     from remotezip import RemoteZip, RemoteZipError  # noqa: PLC0415  (only this path needs it)
 
     try:
@@ -215,7 +215,7 @@ def wheel_url(version: str) -> str:
 
 
 def find_local_wheel(version: str) -> Path | None:
-    """Look for a torch wheel in the folders that pip's find-links names."""
+    """Find a torch wheel in the folders of pip's find-links."""
     folders = [Path(link.removeprefix("file://")) for link in find_links()]
     for folder in folders:
         wheels = sorted(folder.glob(f"torch-{version}[-+]*.whl")) if folder.is_dir() else []
@@ -238,7 +238,7 @@ def _from_folder(root: Path, origin: str) -> TorchHeaders:
 
 
 def _from_installed(error: Exception) -> TorchHeaders:
-    """Fall back on the torch of this Python, without importing it."""
+    """Use the torch of this Python as a last resort, without importing it."""
     found = find_own_torch() or find_torch()
     if found is None:
         message = f"the torch headers cannot be fetched from {index_url()}: {error}"
@@ -250,7 +250,7 @@ def _from_installed(error: Exception) -> TorchHeaders:
 
 
 def closure(roots: Iterable[str], read: Callable[[str], str | None]) -> list[str]:
-    """Follow #include lines, whatever #if is around them; `read` returns None for other headers."""
+    """Follow #include lines, ignoring #if; `read` returns None for other headers."""
     todo, found = list(roots), set()
     while todo:
         name = todo.pop()
@@ -265,7 +265,7 @@ def closure(roots: Iterable[str], read: Callable[[str], str | None]) -> list[str
 
 
 def own_includes(text: str) -> set[str]:
-    """Return the torch headers that a source file itself includes."""
+    """Return the torch headers that a source file includes directly."""
     return {name for name in _INCLUDE.findall(text) if name.startswith("torch/")}
 
 

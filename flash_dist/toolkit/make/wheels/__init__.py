@@ -1,1 +1,1 @@
-"""A wheel that is built: repaired, tagged, judged, read and compared."""
+"""Processes a built wheel: repair, tags, checks, reading and comparison."""

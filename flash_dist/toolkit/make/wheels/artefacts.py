@@ -1,4 +1,4 @@
-"""The built wheels in dist/<set>/, read: what index, manifest and statements are made from."""
+"""Reads the built wheels in dist/<set>/, the input of index, manifest and statements."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 
 class ArtefactError(KernelsError):
-    """The wheels in dist/ are not what can be published."""
+    """The wheels in dist/ cannot be published."""
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """One wheel, and what it says and holds."""
+    """One wheel, with its metadata and contents."""
 
     path: Path
     version: Version
     tags: tuple[str, ...]
     sha256: str
     size: int
-    installed_size: int  # all files unpacked
+    installed_size: int  # of all files, unpacked
     metadata: Metadata
     manifest: Manifest
-    embedded: tuple[Arch, ...]  # targets of the images that are really in it, old to new
+    embedded: tuple[Arch, ...]  # targets of the images in it, oldest first
 
     @property
     def file_name(self) -> str:
@@ -53,19 +53,19 @@ class Artefact:
 
     @property
     def set_name(self) -> str:
-        """The arch set; of one that is not published its label, `sm75.sm86`."""
+        """The arch set; for an unpublished one its label, `sm75.sm86`."""
         archset = self.manifest.arch_set
         published = {one.name for one in self.manifest.archsets}
         return archset.name if archset.name in published else archset.label
 
     @property
     def requires_python(self) -> str:
-        """What METADATA says of Python: `>=3.10`."""
+        """Requires-Python of METADATA: `>=3.10`."""
         return str(self.metadata.python or "")
 
 
 def find_artefacts(dist: Path) -> tuple[Artefact, ...]:
-    """Read the wheels in the folders of dist/, in an order that depends on names alone.
+    """Read the wheels in the folders of dist/, in an order that depends only on their names.
 
     Raises:
         KernelsError: There is none, one cannot be read, or two have the same name.
@@ -85,7 +85,7 @@ def read_artefact(path: Path) -> Artefact:
     """Read one wheel of this package.
 
     Raises:
-        KernelsError: It is none, or cannot be read.
+        KernelsError: It is not one, or cannot be read.
     """
     try:
         _, version, _, tags = parse_wheel_filename(path.name)
@@ -124,7 +124,7 @@ def _embedded(path: Path) -> tuple[Arch, ...]:
 
 
 def newest_first(artefacts: Sequence[Artefact]) -> list[Artefact]:
-    """Order for a reader: the newest version first, the smallest file first."""
+    """Sort key: the newest version first, then the smallest file."""
     by_size = sorted(artefacts, key=lambda one: (one.size, one.file_name))
     return sorted(by_size, key=lambda one: one.version.release, reverse=True)
 

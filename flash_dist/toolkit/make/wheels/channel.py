@@ -1,6 +1,6 @@
-"""What a way to publish has to have, and what it says of the files that it made.
+"""Interface of a publication channel, and the description of its files.
 
-The ways themselves are rows of `make/release/channels.py`.
+The channels are rows of `make/release/channels.py`.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Published:
-    """A file that a channel made, and that was held against what it was made of."""
+    """A file that a channel made, checked against its source."""
 
     path: Path
-    wheel: Artefact | None = None  # whose files it holds
-    told: Mapping[str, Any] = field(default_factory=dict)  # what manifest.json says of its kind
+    wheel: Artefact | None = None  # whose files it contains
+    told: Mapping[str, Any] = field(default_factory=dict)  # manifest.json's data on its kind
 
 
 def no_files(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:
-    """Stand for `check` where nothing is published beside the wheels."""
+    """`check` of a channel that writes no files beside the wheels."""
     del dist, artefacts
     return ()
 
 
 def no_commands(address: str) -> tuple[Command, ...]:
-    """Stand for `commands` where the index has nothing to tell of a file."""
+    """`commands` of a channel whose files need no command in the index."""
     del address
     return ()
 
 
 class Channel(Protocol):
-    """What the module of a channel has."""
+    """Interface of a channel's module."""
 
     def main(self) -> int:
-        """Write it anew into dist/, and tell what was written."""
+        """Write it into dist/, and print what was written."""
 
     def check(self, dist: Path, artefacts: Sequence[Artefact]) -> Sequence[Published]:
-        """Return its files beside the wheels, empty where it was not written.
+        """Check and return its files, empty if it was not written.
 
         Raises:
-            KernelsError: They are not what `main` writes.
+            KernelsError: They differ from the output of `main`.
         """
 
     def commands(self, address: str) -> Iterable[Command]:
-        """Yield what installs a file, which the index serves at this address."""
+        """Yield the commands that install a file, which the index serves at this address."""

@@ -33,7 +33,7 @@ REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records th
 def find_stale(
     references: Iterable[Reference], kernels: Mapping[str, AbstractSet[str]]
 ) -> list[str]:
-    """Say which recorded fingerprints are of other code than that which is built."""
+    """Name the recorded fingerprints whose code differs from the built code."""
     problems = []
     for reference in references:
         where = f"{reference.gpu}, recorded {reference.recorded}"
@@ -48,7 +48,7 @@ def find_stale(
 
 
 def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
-    """Return the code of the kernels of all wheels: each toolkit makes its own."""
+    """Return the code of the kernels in all wheels: each toolkit makes different code."""
     kernels: defaultdict[str, set[str]] = defaultdict(set)
     for path in paths:
         with open_wheel(path) as wheel:
@@ -65,7 +65,7 @@ def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
 def keep_built(
     references: Iterable[Reference], toolkits: AbstractSet[str]
 ) -> tuple[Reference, ...]:
-    """Return the recordings of some CUDA versions, and name the others as not checked."""
+    """Return the records of some CUDA versions, and list the others as not checked."""
     kept = tuple(one for one in references if one.toolkit in toolkits)
     for one in references:
         if one not in kept:

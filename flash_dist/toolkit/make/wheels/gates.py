@@ -1,4 +1,4 @@
-"""What every wheel must pass before it lands in dist/, whatever machine it was built on.
+"""Checks that every wheel must pass before it is put into dist/, on any machine.
 
 python -m PACKAGE.toolkit.make.wheels.gates --archs '9.0a' --budget BYTES --platform TAG WHEEL
 """
@@ -49,7 +49,7 @@ class WheelBuildError(KernelsError):
 
 
 def audit(wheel: Path, asked: ArchSet) -> AuditResult:
-    """Compare a wheel with its manifest and with what was asked, and show what each target adds."""
+    """Compare a wheel with its manifest and the request, and print the size of each target."""
     result = audit_wheel(wheel, budget_bytes=asked.budget_bytes)
     print_audit(make_console(), result)  # `audit --kernels WHEEL` lists every kernel
     if not result:
@@ -63,7 +63,7 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
 
 
 def verify(wheel: Path) -> None:
-    """Insist on what `verify` says of the finished wheel, and let all of it be said first."""
+    """Raise unless `verify` accepts the finished wheel; print all of its findings first."""
     results = [result for result in verify_wheel(wheel).results if result.status != "skip"]
     if not results:
         message = f"`{wheel.name}` is not of this package, and nothing of it was verified"
@@ -78,7 +78,7 @@ def verify(wheel: Path) -> None:
 
 
 def require_archs(result: AuditResult, asked: ArchSet) -> None:
-    """Insist on the targets that were asked for: a wheel may be sound and be for others."""
+    """Check that it has the requested targets: a sound wheel may be for others."""
     built = result.contents.manifest.arch_set
     if built.archs != asked.archs:
         message = f"{result.contents.path} is built for `{built}`, requested was `{asked}`"
@@ -86,7 +86,7 @@ def require_archs(result: AuditResult, asked: ArchSet) -> None:
 
 
 def require_fresh(wheel: Path, manifest: Manifest) -> None:
-    """Insist on the `_build.json` of this source: an older one may declare the same kernels."""
+    """Check that `_build.json` is of this source: an older one may declare the same kernels."""
     project = load_project()
     told = {
         "the hash of the C++ and CUDA files": (manifest.sources, hash_sources()),
@@ -107,7 +107,7 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
 
 
 def require_package(wheel: Path, root: Path = ROOT) -> None:
-    """Insist on the Python files and the data of the package, as they are in the sources."""
+    """Check that the package's Python files and data equal the sources."""
     package = root / PACKAGE.relative_to(ROOT)
     files = find_installed(package)
     sources = {
@@ -133,7 +133,7 @@ def require_package(wheel: Path, root: Path = ROOT) -> None:
 
 
 def run_tools(wheel: Path, folder: Path) -> None:
-    """Let the tools of others judge: Python's stable ABI, torch's, glibc."""
+    """Run the tools of others: for Python's stable ABI, torch's, and glibc."""
     require_glibc(wheel)
     run(
         ["abi3audit", "--strict", "--summary", "--assume-minimum-abi3", "3.10", str(wheel)],
@@ -146,7 +146,7 @@ def run_tools(wheel: Path, folder: Path) -> None:
 
 
 def _check_oldest_torch(package: Path) -> None:
-    """Insist that no symbol is younger than the torch that the metadata promises."""
+    """Check that no symbol is newer than the oldest torch in the metadata."""
     command = ["torch-abi-audit", str(package), "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     versions = set(re.findall(r'"min_torch[a-z_]*": "([^"]+)"', done.stdout))
@@ -157,7 +157,7 @@ def _check_oldest_torch(package: Path) -> None:
 
 
 def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
-    """Give the wheel the oldest manylinux tag that is true."""
+    """Give the wheel the oldest true manylinux tag."""
     run(
         [sys.executable, "-m", f"{__package__}.repair", str(raw), str(folder)],
         environ,
@@ -173,15 +173,15 @@ def run(
     hint: str = "its output is above",
     apart: bool = False,
 ) -> None:
-    """Run a command whose output is the user's; raise if it fails.
+    """Run a command with its output shown to the user; raise if it fails.
 
     Args:
         command: Program and arguments.
         environ: Its environment.
-        folder: Where it runs.
-        hint: What helps if it fails.
-        apart: Ctrl-C is for this process alone, which ends the command and all that it started:
-            programs in Python would print a traceback each.
+        folder: Its working folder.
+        hint: The remedy if it fails.
+        apart: Send Ctrl-C to this process alone, which ends the command and its children: otherwise
+            each Python program would print a traceback.
     """
     try:
         call = _call_apart if apart else subprocess.call

@@ -1,6 +1,6 @@
-"""Whether the platform tag of a wheel is true, and which Linux distributions it serves.
+"""Checks the platform tag of a wheel, and names the Linux distributions that it serves.
 
-A file is easily renamed, its code is not.
+A file is easily renamed, but its code stays the same.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-MANYLINUX: Final = "manylinux_2_28"  # what is released: glibc 2.28 or newer
+MANYLINUX: Final = "manylinux_2_28"  # of released wheels: glibc 2.28 or newer
 
 
 class PlatformTagError(KernelsError):
-    """The file name promises what the wheel does not keep."""
+    """A wheel breaks the promise of its file name."""
 
 
 def platform_of(machine: str) -> str:
@@ -33,7 +33,7 @@ def platform_of(machine: str) -> str:
 
 
 def require_platform(wheel: Path, platform: str) -> None:
-    """Insist on one platform tag: neither a newer one nor a list with older ones."""
+    """Require a single platform tag: neither a newer one nor a list with older ones."""
     found = sorted({tag.platform for tag in parse_wheel_filename(wheel.name)[3]})
     if found != [platform]:
         message = f"{wheel.name} must have the platform tag `{platform}`, has {', '.join(found)}"
@@ -41,7 +41,7 @@ def require_platform(wheel: Path, platform: str) -> None:
 
 
 def require_same_tags(wheel: Path) -> None:
-    """Insist that the file name has the tags of the file WHEEL, which auditwheel wrote."""
+    """Check that the file name has the tags of the file WHEEL, which auditwheel wrote."""
     with open_wheel(wheel) as opened:
         names = [name for name in opened.names if name.endswith(".dist-info/WHEEL")]
         texts = [opened.read(name) for name in names]
@@ -54,7 +54,7 @@ def require_same_tags(wheel: Path) -> None:
 
 
 def require_glibc(wheel: Path) -> None:
-    """Insist that no library needs a newer glibc than the tag promises."""
+    """Check that no library needs a newer glibc than the tag promises."""
     floor = read_floor(wheel.name)
     with open_wheel(wheel) as opened:
         needed = max(find_glibc(opened, opened.libraries), default=0)
@@ -65,7 +65,7 @@ def require_glibc(wheel: Path) -> None:
 
 
 def describe_floor(file_names: Iterable[str]) -> str:
-    """Say what tag auditwheel proved, and what the wheels run on."""
+    """Describe the tag that auditwheel proved, and the systems that wheels run on."""
     floors = [read_floor(name) for name in file_names]
     known = [floor for floor in floors if floor is not None]
     if not known or len(known) < len(floors):

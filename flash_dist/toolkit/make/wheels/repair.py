@@ -1,4 +1,4 @@
-"""Give a wheel the manylinux tag that auditwheel proves; also one for another CPU.
+"""Gives a wheel the manylinux tag that auditwheel proves, also if it is for another CPU.
 
 python -m PACKAGE.toolkit.make.wheels.repair [--plat manylinux_2_28] WHEEL FOLDER
 """
@@ -19,7 +19,7 @@ from ..toolchain.cross import target_machine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Loaded by torch, or of the CUDA runtime's own package: never to be packed or counted.
+# Loaded by torch, or part of the CUDA runtime's own package: never packed or counted.
 EXCLUDED: Final = ("libtorch*.so*", "libc10*.so*", "libcuda.so.*", "libcudart.so.*")
 
 
@@ -27,9 +27,9 @@ def repair_words(wheel: Path, folder: Path, machine: str, plat: str | None = Non
     """Return the command line of auditwheel.
 
     Args:
-        wheel: What it repairs.
-        folder: Where the repaired wheel goes.
-        machine: The CPU that the wheel is for.
+        wheel: The wheel to repair.
+        folder: Folder of the repaired wheel.
+        machine: The target CPU of the wheel.
         plat: The tag without the CPU; None takes the oldest that is true.
     """
     tag = f"{plat}_{machine}" if plat else "auto"
@@ -47,11 +47,11 @@ def main(args: Sequence[str] | None = None) -> int:
     given = parser.parse_args(args)
     machine = target_machine()
     sys.argv = repair_words(given.wheel, given.folder, machine, given.plat)
-    # NOTE: auditwheel repairs wheels for any CPU and accepts the tags of that which it runs on;
+    # NOTE: auditwheel repairs wheels for any CPU, but accepts only the tags of its own CPU;
     # manylinux images tell it theirs.
     platform.machine = lambda: machine
     os.environ.pop("AUDITWHEEL_PLAT", None)
-    logging.basicConfig(level=logging.WARNING)  # in front of auditwheel's, which tells every step
+    logging.basicConfig(level=logging.WARNING)  # replaces auditwheel's, which reports every step
     print(f"repairing {given.wheel.name}", flush=True)
     from auditwheel.main import main as auditwheel  # noqa: PLC0415 - asks for the CPU
 

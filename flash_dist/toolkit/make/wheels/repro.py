@@ -1,4 +1,4 @@
-"""Are the files of two builds the same, byte for byte? `nox -s repro` makes both.
+"""Compares the files of two builds byte for byte. `nox -s repro` makes both.
 
 python -m PACKAGE.toolkit.make.wheels.repro ONE OTHER        two folders like dist/
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReproError(KernelsError):
-    """Two builds are not the same, or there is nothing to compare."""
+    """Two builds differ, or there is nothing to compare."""
 
 
 def digest_file(path: Path) -> str:
@@ -28,10 +28,10 @@ def digest_file(path: Path) -> str:
 
 
 def digest_files(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a folder, by its path in there.
+    """Return the SHA-256 of every file below a folder, by relative path.
 
     Raises:
-        ReproError: The folder holds no file: two empty ones would be the same.
+        ReproError: The folder has no file: two empty ones would be equal.
     """
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     found = {path.relative_to(folder).as_posix(): digest_file(path) for path in paths}
@@ -42,7 +42,7 @@ def digest_files(folder: Path) -> dict[str, str]:
 
 
 def find_differences(one: dict[str, str], other: dict[str, str]) -> Iterator[str]:
-    """Say which files are not the same in both, or are in one alone."""
+    """Name the files that differ, or exist in one folder only."""
     for name in sorted(one.keys() | other.keys()):
         if name not in other:
             yield f"only the first build made {name}"

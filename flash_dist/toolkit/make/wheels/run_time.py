@@ -1,4 +1,4 @@
-"""The run-time half of a toolkit that is installed by itself, as a package gets a copy of it."""
+"""Copies the run-time half of a toolkit that is installed by itself into a package."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def run_time_files() -> dict[str, bytes]:
-    """Return what a wheel has in its package beside the project's own files, by name.
+    """Return the files that a wheel adds to the project's own package files, by name.
 
-    A package that has this toolkit as a part of its sources gets nothing.
+    A package with this toolkit among its sources gets none.
     """
     if EMBEDDED:
         return {}

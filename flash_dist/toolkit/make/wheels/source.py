@@ -1,8 +1,8 @@
-"""Which commit wheels were built from, and whether that is true.
+"""Finds the commit that wheels were built from, and checks it.
 
-The Python files in a wheel, its licence and its description are compared with those of the commit,
-and the hash of the files that the libraries were compiled from. Their bytes cannot be traced back:
-two builds of the same commit can be compared (`nox -s repro`).
+It compares Python files, licence and description in a wheel with those of the commit, and the hash
+of the libraries' sources. The libraries' bytes cannot be traced back: two builds of the same commit
+can be compared (`nox -s repro`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from .artefacts import Artefact
 
-# Of a package that has no toolkit among its sources, anything may be a source.
+# If the package has no toolkit among its sources, any file may be a source.
 BUILT_FROM: Final = (
     (NAME, "csrc", "ci", "setup.py", "pyproject.toml", "README.md") if EMBEDDED else (".",)
 )
 _FOLDER: Final = PACKAGE.relative_to(ROOT).as_posix()  # of the package
 _TEXTS: Final = ("LICENSE", "README.md") if EMBEDDED else ()
-_PACKED: Final = (_FOLDER, *_TEXTS)  # as they are
+_PACKED: Final = (_FOLDER, *_TEXTS)  # without the package's folder
 _BUILT: Final = frozenset({MANIFEST, *LIBRARIES})
 _INFO: Final = re.compile(rf"{NAME}-[^/]+\.dist-info/(.+)")
 _WRITTEN: Final = frozenset(
@@ -54,19 +54,19 @@ _HOW_TO_CLONE: Final = (
 
 
 class SourceError(KernelsError):
-    """It cannot be said which commit a wheel was built from."""
+    """The commit of a wheel is unknown."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A commit, and the files of the package in it."""
+    """A commit, and the package's files in it."""
 
     commit: str
     blobs: dict[str, str]  # git's own hash of each file, by path
     sources: str  # hash of the files that the libraries are compiled from
 
     def differences(self, one: Artefact) -> Iterator[str]:
-        """Say what of a wheel is not of this commit."""
+        """Name the differences between a wheel and this commit."""
         if one.manifest.sources != self.sources:
             yield _COMPILED
         packed = dict(_read_sources(one.path))
@@ -76,9 +76,9 @@ class Source:
 
 
 def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield what of a wheel is a file of the sources, with git's hash, under its name there.
+    """Yield the source files in a wheel, with git's hash, under their names in the sources.
 
-    What no build makes has no such name, and so differs from every commit.
+    A file that no build makes has no such name, and so differs from every commit.
     """
     added = {f"{NAME}/{name}" for name in run_time_files()}
     with open_wheel(path) as wheel:
@@ -97,9 +97,9 @@ def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def find_other_toolkit(one: Artefact) -> str:
-    """Name the toolkit that built a wheel if this is another one; else return an empty text.
+    """Name the toolkit that built a wheel if it is another one; else return an empty text.
 
-    A commit has nothing of a toolkit that is installed by itself: a wheel can be compared with
+    The commit does not contain a toolkit that is installed by itself: a wheel can be compared with
     the commit only by the toolkit that built it.
     """
     if EMBEDDED:
@@ -115,7 +115,7 @@ def read_source(root: Path = ROOT) -> Source:
     """Read the commit that is checked out.
 
     Raises:
-        SourceError: This is no clone, or what wheels are built from was changed since.
+        SourceError: This is not a clone, or the sources of wheels have changed since.
     """
     changed = ask_git(root, "status", "--porcelain", "--", *BUILT_FROM).splitlines()
     if changed:
@@ -130,10 +130,10 @@ def read_source(root: Path = ROOT) -> Source:
 
 
 def ask_git(root: Path, *words: str) -> str:
-    """Return what git says of a clone.
+    """Return git's output in a clone.
 
     Raises:
-        SourceError: It is none, or git is not installed.
+        SourceError: It is not a clone, or git is not installed.
     """
     command = ["git", "-C", str(root), *words]
     english = {**os.environ, "LC_ALL": "C"}

@@ -1,4 +1,4 @@
-"""What `doctor` computes on each GPU: the right values, and the same bits in every run."""
+"""Cases that `doctor` computes on each GPU: correct values, and equal bits in every run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTOR = 1.5
 
 @dataclass(frozen=True)
 class ScaleCase(Case):
-    """scale() of so many numbers."""
+    """scale() of this many numbers."""
 
     count: int
 
@@ -33,5 +33,5 @@ class ScaleCase(Case):
 
 
 def load_cases() -> Callable[[torch.device, Sequence[dict[str, Any]]], Sequence[Case]]:
-    """Return what chooses the cases of a device."""
+    """Return a function that chooses the cases of a device."""
     return lambda device, selected: [ScaleCase(1), ScaleCase(1000), ScaleCase(100_003)]

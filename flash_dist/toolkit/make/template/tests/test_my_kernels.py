@@ -1,4 +1,4 @@
-"""scale() against torch."""
+"""Tests of scale() against torch."""
 
 import pytest
 import torch
