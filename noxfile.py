@@ -58,20 +58,20 @@ CHOICES = {
     ("--slow",): [*CORES, "-m", "slow"],
     ("--all",): CORES,
 }
-# The newest versions, for `nox -s newest_nvcc`; all others are locked.
+# The newest versions, for `nox -s newest_nvcc`; all other packages are locked.
 NEWEST_TOOLKIT = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-tileiras", "cuda-cccl")
-SMALL_SET = "hopper"  # one target: what tests build
+SMALL_SET = "hopper"  # the single target that tests build
 OWN_SET = "all"  # of examples/own_kernels
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
-BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones do not import beside its newest version
+BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones cannot import its newest version
 HUB_LOADER = (
-    "kernels==0.17.2"  # its metadata are those that flash_dist/toolkit/make/release/hub.py writes
+    "kernels==0.17.2"  # flash_dist/toolkit/make/release/hub.py writes its metadata
 )
-# Sessions that use this machine's torch, which uv does not see.
+# Sessions that use this machine's torch, which uv cannot see.
 BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-packages"]}
 gpu_session = session_of(**BESIDE_SYSTEM)
-# After the wheels, in order.
+# run after the wheels, in this order
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
 
@@ -84,7 +84,7 @@ def arm_test(session: nox.Session) -> None:
     into = ["--target", str(site), f"--python-version={PYTHON}", *options]
     beside = [BESIDE] if "--torch" in session.posargs else []
     session.install(*into, *words_of(session, "runtime", *beside))
-    if beside:  # the oldest: its package for aarch64 is without CUDA
+    if beside:  # the oldest; its aarch64 package has no CUDA
         oldest = f"torch=={load_project().torch_min}.*"
         session.install(*into, "--no-deps", oldest)
     session.run("python", "-m", "ci.trials.aarch64", "--site", str(site), *session.posargs)
@@ -129,7 +129,7 @@ def wheel_tests(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run the programs in examples/ with the small wheel, on the CPU or on this machine's GPUs."""
     _install_small_wheel(session)
-    session.env["OMP_NUM_THREADS"] = "1"  # what they compute is small
+    session.env["OMP_NUM_THREADS"] = "1"  # their computations are small
     for program in sorted((ROOT / "examples").glob("*.py")):
         run = ["torchrun", "--standalone", "--nproc-per-node=2"]
         session.run(*(run if program.stem == "ring" else ["python"]), str(program))
@@ -145,7 +145,7 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
 
 @session_of
 def toolkit(session: nox.Session) -> None:
-    """Build the toolkit by itself, for anybody's kernels: dist/toolkit/fatwheel-*.whl, .tar.gz."""
+    """Build the toolkit by itself, for other packages: dist/toolkit/fatwheel-*.whl, .tar.gz."""
     install(session, "build")
     out = ROOT / "dist" / "toolkit"
     shutil.rmtree(out, ignore_errors=True)
@@ -155,7 +155,7 @@ def toolkit(session: nox.Session) -> None:
 
 @session_of
 def own_kernels(session: nox.Session) -> None:
-    """Build, judge and test examples/own_kernels as a stranger does, without a GPU."""
+    """Build, audit and test examples/own_kernels as a user of the toolkit does, without a GPU."""
     session.install(str(_copy_toolkit(session)), "nox", "uv")
     tree = ROOT / "build" / "own_kernels"
     shutil.copytree(ROOT / "examples" / "own_kernels", tree, dirs_exist_ok=True)
@@ -174,7 +174,7 @@ def own_kernels(session: nox.Session) -> None:
 
 
 def _copy_toolkit(session: nox.Session) -> Path:
-    """Copy the toolkit, so that building it leaves nothing among the sources."""
+    """Copy the toolkit, so that the build writes nothing into the sources."""
     tree = Path(session.create_tmp()) / "toolkit"
     shutil.rmtree(tree, ignore_errors=True)
     return Path(shutil.copytree(TOOLKIT, tree, ignore=shutil.ignore_patterns("__pycache__")))
@@ -212,14 +212,14 @@ def integrations(session: nox.Session) -> None:
 
 
 def _run_own_tests(session: nox.Session, sdist: Path) -> None:
-    """Run the tests in a source distribution of transformers with our attention."""
+    """Run the tests of a transformers source distribution with our attention."""
     version = sdist.name.removesuffix(".tar.gz").partition("-")[2]
     _upgrade(session, f"transformers=={version}", "accelerate", "parameterized")
     session.run("python", str(ROOT / "tests" / "peers" / "transformers_models.py"), str(sdist))
 
 
 def _upgrade(session: nox.Session, *words: str) -> None:
-    """Upgrade packages and all that they need, but keep our torch."""
+    """Upgrade packages and their dependencies, but keep our torch."""
     session.install(
         "--upgrade", *words, *nox.project.dependency_groups({"dependency-groups": GROUPS}, "torch")
     )
@@ -239,7 +239,7 @@ def reader_tests(session: nox.Session) -> None:
 
 @session_of(default=False)
 def newest_nvcc(session: nox.Session) -> None:
-    """Compare our tables with the newest nvcc on PyPI; fails when NVIDIA releases a CUDA."""
+    """Compare our tables with the newest nvcc on PyPI; fail if NVIDIA has released a new CUDA."""
     install(session, "runtime", "test")
     session.install("--upgrade", *(f"nvidia-{name}" for name in NEWEST_TOOLKIT))
     session.run("python", "-m", "pytest", "tests/newest", *session.posargs)
@@ -288,7 +288,7 @@ def _wheel_of_all(session: nox.Session) -> str:
 
 
 def _go_where_tests_lie(session: nox.Session, name: str) -> None:
-    """Change to a copy of the tests without the sources, so that the installed wheel is tested."""
+    """Change to a copy of the tests without the sources, to test the installed wheel."""
     work = Path(session.create_tmp()) / name
     shutil.rmtree(work, ignore_errors=True)
     for folder in ("tests", "csrc"):
@@ -309,7 +309,7 @@ def peer_tests(session: nox.Session) -> None:
     checkout, wheel, *args = session.posargs
     install_beside_torch(session, wheel, "runtime", "peers")
     program, tested = ROOT / "tests" / "peers" / "flash_attention.py", Path(checkout).resolve()
-    session.chdir(session.create_tmp())  # the wheel, not the tree
+    session.chdir(session.create_tmp())  # the wheel, not the sources
     session.run("python", str(program), str(tested), "-n", "7", *args)
 
 
@@ -317,7 +317,7 @@ def peer_tests(session: nox.Session) -> None:
 def fingerprints(session: nox.Session) -> None:
     """Record fingerprints of this machine's GPUs in flash_dist/fingerprints.json: `-- WHEEL`."""
     install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all(session)]), "runtime")
-    session.chdir(session.create_tmp())  # the wheel, not the tree
+    session.chdir(session.create_tmp())  # the wheel, not the sources
     recorded = str(ROOT / "flash_dist" / "fingerprints.json")
     session.run("python", "-m", "flash_dist", "selftest", "--record", recorded)
 
@@ -380,7 +380,7 @@ def repro(session: nox.Session) -> None:
     docker answers.
     """
     install(session, "runtime")
-    session.env["CIBW_TEST_SKIP"] = "*"  # what is compared is not tried
+    session.env["CIBW_TEST_SKIP"] = "*"  # the comparison covers them
     names = set_names(session) or [SMALL_SET]
     native = [NATIVE] if NATIVE in session.posargs else []
     published = load_archsets(ARCHSETS)
@@ -388,7 +388,7 @@ def repro(session: nox.Session) -> None:
     for folder in ("one", "another-folder"):
         tree = Path(session.create_tmp()) / folder / "flash_dist"
         copy_tree(session, tree)
-        for name in names:  # the session refuses an unknown one
+        for name in names:  # the session rejects unknown ones
             builder = published[name].session if name in published else "build_wheels"
             run_session(session, builder, *native, name, tree=tree)
         for made in (*([row.name, *row.partial] for row in released()), ["manifest"]):
@@ -397,7 +397,7 @@ def repro(session: nox.Session) -> None:
     try:
         session.run("python", "-m", "flash_dist.toolkit.make.wheels.repro", *dists)
     except nox.command.CommandFailed:
-        install(session, "backend")  # setuptools: diffoscope has no wheel
+        install(session, "backend")  # setuptools: diffoscope has no wheel file
         session.install("--no-build-isolation", *words_of(session, "diffoscope"))
         session.run("diffoscope", "--exclude-directory-metadata=yes", *dists)
         raise
@@ -480,7 +480,7 @@ def fuzz(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build dist/docs, an HTML site that needs no network, and check links, widths and search.
 
-    Widths and search are checked where a Chromium is installed, and always where CI is set.
+    Checks widths and search if a Chromium is installed, and always if CI is set.
     """
     install(session, "docs", "runtime")
     session.run("python", "-m", "ci.docs", "dist/docs")
@@ -490,7 +490,7 @@ def docs(session: nox.Session) -> None:
 @session_of(default=False)
 def lock_requirements(session: nox.Session) -> None:
     """Lock the newest versions of all packages that sessions install."""
-    for group in ("uv", "runtime", "index"):  # as they were locked, whatever pyproject.toml says
+    for group in ("uv", "runtime", "index"):  # locked versions, whatever pyproject.toml says
         session.install("--require-hashes", "--requirement", str(lock_path(group)))
     session.run("python", "-m", "flash_dist.toolkit.make.locks")
 

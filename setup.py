@@ -1,4 +1,4 @@
-"""The way in for tools that run setup.py; pip and uv call the build backend, see pyproject.toml."""
+"""Entry point for tools that run setup.py; pip and uv call the build backend in pyproject.toml."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 sys.meta_path.append(MovedModules)
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # a program decides what is shown
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # the program decides what is shown
 
 _MODULES: Final = {
     "BlockMask": ".masks",

@@ -1,4 +1,4 @@
-"""`python -m flash_dist`, and what the console script `flash-dist` runs."""
+"""Entry point of `python -m flash_dist` and of the console script `flash-dist`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def run() -> NoReturn:
     status = main()
     if f"{__package__}.bench.measuring.launched" in sys.modules:
         # torch's profiler may free its buffers before CUPTI has returned them, and abort when the
-        # CUDA context ends: https://github.com/pytorch/pytorch/pull/195207. So it does not end.
+        # CUDA context ends. So it is kept: https://github.com/pytorch/pytorch/pull/195207.
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # nobody reads any more
+            with contextlib.suppress(OSError):  # the reader closed the pipe
                 stream.flush()
         os._exit(status)
     sys.exit(status)

@@ -1,7 +1,7 @@
-"""The errors that this package raises on purpose: public, and those of the toolkit.
+"""Errors that this package raises on purpose: its public ones, and those of the toolkit.
 
-The toolkit serves any package, and its base class has no name of one. Here that class itself gets
-the public name, which tracebacks and pickles have from then on.
+The toolkit serves any package, and its base class is named after none. This module gives that class
+itself its public name, which tracebacks and pickles then show.
 """
 
 from .toolkit.errors import (

@@ -1,4 +1,4 @@
-"""Says where a module is that was imported from another place in earlier versions."""
+"""Names the new place of a module that is imported from its place in an earlier version."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLACES: Final = {name: f"toolkit.{name}" for name in _TOOLKIT} | {
 
 
 class MovedModules:
-    """A finder for `sys.meta_path` that comes after all others, and finds nothing."""
+    """Finder for `sys.meta_path` that runs after all others and finds nothing."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> None:

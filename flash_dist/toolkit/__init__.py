@@ -1,1 +1,1 @@
-"""Builds, inspects, audits and judges the CUDA kernels of any package; knows no attention."""
+"""Build, inspect and audit the CUDA kernels of any package. Nothing here depends on attention."""

@@ -1,4 +1,4 @@
-"""`python -m` for a toolkit that is installed by itself, and its console script."""
+"""Entry point of a toolkit that is installed by itself: `python -m`, and its console script."""
 
 from __future__ import annotations
 

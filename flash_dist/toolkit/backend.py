@@ -1,6 +1,6 @@
-"""The build backend (PEP 517) of a project that builds its kernels with this toolkit.
+"""Build backend (PEP 517) of a project that builds its kernels with this toolkit.
 
-`build-backend = "fatwheel.backend"` in its pyproject.toml. The hooks run in the project's folder.
+Set `build-backend = "fatwheel.backend"` in pyproject.toml. Hooks run in the project's folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors this package raises on purpose: one sentence and, where one is sure, a next step."""
+"""Errors this package raises on purpose: one sentence and, if there is a sure one, a next step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KernelsError(Exception):
 
 
 class UsageError(KernelsError):
-    """An argument of the command line, or a stream, that a subcommand cannot work with."""
+    """An argument of the command line, or a stream, that a subcommand cannot use."""
 
 
 class ArchError(KernelsError, ValueError):
@@ -42,15 +42,15 @@ class ArchError(KernelsError, ValueError):
 
 
 class FatbinError(KernelsError, ValueError):
-    """A binary or wheel that cannot be read, or whose claims are not to be trusted."""
+    """A binary or wheel that cannot be read, or that contradicts itself."""
 
 
 class AccessError(FatbinError):
-    """A file that may be sound: this user may not read it, or this Python cannot unpack it."""
+    """A file that this user may not read, or that this Python cannot unpack. It may be sound."""
 
 
 class LimitError(FatbinError):
-    """A file asks for more work than it may: nothing more of it is read, whatever nests where."""
+    """A file that exceeds a limit on the work of reading it. Reading stops at the limit."""
 
 
 class ExtensionError(KernelsError):
@@ -58,27 +58,27 @@ class ExtensionError(KernelsError):
 
 
 class GroupError(KernelsError):
-    """A process group that is absent, or does not fit the tensors or its other ranks."""
+    """A process group that is absent, or does not match the tensors or its other ranks."""
 
 
 class FetchError(KernelsError):
-    """A page or file that an address names and that cannot be had."""
+    """A page or file that could not be fetched."""
 
 
 class ManifestError(KernelsError, ValueError):
-    """The build manifest is absent or does not describe this package."""
+    """A build manifest that is absent or does not describe this package."""
 
 
 class AuditError(KernelsError):
-    """A built wheel is not what it declares to be."""
+    """A wheel that differs from what it declares."""
 
 
 def show(value: object, most: int = 60) -> str:
-    """Return what was received as Python writes it, on one line and cut off.
+    """Return the repr of a value on one line, shortened.
 
     NOTE: Python writes no int of more than 4300 digits, and a message must not fail for one.
     """
-    if type(value) is int and abs(value) < 2**63:  # torch.compile traces no repr of it
+    if type(value) is int and abs(value) < 2**63:  # torch.compile cannot trace its repr
         return f"{index(value)}"
     try:
         text = " ".join(repr(value).split())
@@ -92,10 +92,10 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def explain_os_error(error: OSError) -> KernelsError:
-    """Say in a sentence what the system refused, and of which file.
+    """Describe in a sentence what the system refused, and for which file.
 
-    NOTE: `shutil.Error`, of a folder that could not be copied, has no number, and a text with a
-    line for each file.
+    NOTE: a `shutil.Error` from copying a folder has no errno, and its text has a line for each
+    file.
     """
     listed = error.args[0] if error.args and isinstance(error.args[0], list) else []
     if listed:
@@ -118,18 +118,18 @@ IN_CHECKOUT = Path(__file__).parents[2].joinpath("noxfile.py").is_file()
 
 
 def hint_to_build(hint: str, otherwise: str) -> str:
-    """Return a hint that names nox where the sources are, and another where they are not.
+    """Return a hint that names nox if the sources are here, and another hint if they are not.
 
-    Who has a wheel, or this program in one file, has no noxfile and no `dist/`.
+    A wheel, or this program in one file, comes without a noxfile and without `dist/`.
     """
     return hint if IN_CHECKOUT else otherwise
 
 
 @contextmanager
 def wrong_usage() -> Iterator[None]:
-    """Let what an option names wrongly be wrong usage, with the same words.
+    """Turn an error about the value of an option into a usage error with the same words.
 
-    NOTE: ArchError is a ValueError, for which argparse would put words of its own.
+    NOTE: ArchError is a ValueError, which argparse would replace by words of its own.
     """
     try:
         yield

@@ -1,9 +1,9 @@
-"""What a package brings of its own: its name, operators, selftest cases, variables, subcommands.
+"""Description of a package: its name, operators, selftest cases, variables and subcommands.
 
-`product.json` says so, in the package that this toolkit is a folder of. A toolkit that is installed
-by itself works for the project in the current folder, whose `pyproject.toml` has a table
-`[tool.kernels]`, and anywhere else for no package. What a product names is imported when it is
-needed: the toolkit itself imports nothing of the package.
+It is read from `product.json` in the package that this toolkit is a folder of. A toolkit that is
+installed by itself serves the project in the current folder, if its `pyproject.toml` has a table
+`[tool.kernels]`, and no package otherwise. Names in it are imported on first use: the toolkit
+itself imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "product.json"
 IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # empty: installed by itself
-FOLDER: Final = __package__ or ""  # the toolkit, as Python names it
+FOLDER: Final = __package__ or ""  # import name of the toolkit
 BINDING: Final = "_C.abi3.so"
-PLACEHOLDER: Final = "https://INDEX/"  # for the address of an index that a project does not name
+PLACEHOLDER: Final = "https://INDEX/"  # default index address of a project that names none
 TABLE: Final = "kernels"  # of pyproject.toml, below `tool`
 
 CAPABILITY: Final = re.compile(r"[1-9][0-9]?\.[0-9]")
@@ -37,31 +37,31 @@ class Variable:
     """An environment variable of the package."""
 
     name: str
-    check: str  # a function that says what is wrong with a value; it returns "" if nothing is
-    finding: Mapping[str, Any]  # for such a value: the fields of an `Entry`
+    check: str  # a function that describes what is wrong with a value; "" if nothing is
+    finding: Mapping[str, Any]  # the fields of an `Entry` for such a value
 
 
 @dataclass(frozen=True)
 class Product:
-    """The package. Parts of it are named `module` or `module:function`, relative to it."""
+    """The package. It names its parts as `module` or `module:function`, relative to itself."""
 
-    name: str  # of the distribution, and of the namespace of its torch operators
-    library: str  # file of the kernels; a copy under another name has one of its own
+    name: str  # of the distribution, and namespace of its torch operators
+    library: str  # file of the kernels; each renamed copy of the package has its own
     summary: str  # the first sentence of its README
-    index: str  # address of the package index that has the releases
+    index: str  # of the package index with the releases
     axes: tuple[Mapping[str, Any], ...] = ()  # of its kernels, see `targets.axes`
     namespace: str = ""  # of C++; empty: the name
-    oldest_gpu: str = ""  # compute capability; empty: the least that a word of the axes needs
-    main_role: str = ""  # the role of kernels that reports name first
-    operators: str = ""  # importing it registers the torch operators; empty: loading the binding
-    cases: str = ""  # returns what chooses the cases of the selftest, see `selftest.case`
+    oldest_gpu: str = ""  # compute capability; empty: the lowest that a word of the axes needs
+    main_role: str = ""  # the kernel role that reports name first
+    operators: str = ""  # importing it registers the torch operators; empty: load the binding
+    cases: str = ""  # returns a function that chooses the selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
     torch_note: str = ""  # says what `doctor -v` shows below torch, given GPUs and torch's version
-    subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by name: a module
-    # What compiling its PTX takes, measured: with CUDA_MODULE_LOADING `lazy` and `eager`.
+    subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # module by name
+    # Measured cost of compiling its PTX with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
     built_with: str = (
-        ""  # the toolkit, if it is no folder of the sources: see `make.wheels.run_time`
+        ""  # the toolkit, unless it is a folder of the sources: see `make.wheels.run_time`
     )
 
     @classmethod
@@ -72,7 +72,7 @@ class Product:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """The compiled files: kernels that a table lists are apart from the binding."""
+        """The compiled files. Kernels of a table have their own library, beside the binding."""
         return tuple(dict.fromkeys((self.library, BINDING)))
 
     def load(self, reference: str) -> Any:  # noqa: ANN401 - whatever it names
@@ -83,7 +83,7 @@ class Product:
 
 
 def package_of(project: str) -> str:
-    """Return the import package that a project of this name has unless it names another."""
+    """Return the default import package of a project with this name."""
     return re.sub(r"[-_.]+", "_", project).lower()
 
 
@@ -91,7 +91,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the product of a project as `product.json` has it.
 
     Args:
-        data: Its `pyproject.toml`. What is malformed in it is left out: `make.declaration` says so.
+        data: Its `pyproject.toml`. Malformed parts are left out; `make.declaration` reports them.
     """
     project, own = _table(data, "project"), _table(_table(data, "tool"), TABLE)
     dispatch, urls = _table(own, "dispatch"), _table(project, "urls")
@@ -120,7 +120,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
 def _by_itself() -> Product:
     """Return the product of a toolkit that is installed by itself.
 
-    It has no module of the project's package, whose wheel has its own toolkit.
+    It has no module of the project's package: the wheel of that package has its own toolkit.
     """
     subcommands = {"new": "make.scaffold", "requirements": "make.requirements"}
     if PROJECT_FOLDER is None:
@@ -136,13 +136,13 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:
-    """Return a line of text; an empty one of what is none."""
+    """Return a line of text; an empty one for any other value."""
     found = data.get(name)
     return " ".join(found.split()) if isinstance(found, str) else ""
 
 
 def _axes(dispatch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return axes of the types that `targets.axes` reads; none if one is of others."""
+    """Return the axes if they have the types that `targets.axes` reads, else none."""
     told = dispatch.get("axes")
     axes = told if isinstance(told, list) else []
     return axes if all(map(_is_axis, axes)) else []
@@ -165,8 +165,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse a text.
 
     Raises:
-        ValueError: It is no TOML.
-        ImportError: This Python 3.10 has no reader of it yet.
+        ValueError: It is not TOML.
+        ImportError: This Python 3.10 has no TOML parser.
     """
     if sys.version_info >= (3, 11):
         import tomllib  # noqa: PLC0415 - no wheel needs it
@@ -177,7 +177,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a file; nothing where there is none, or none that can be read."""
+    """Read a file. Return an empty table if it is absent or unreadable."""
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
     except (ImportError, OSError, ValueError, RecursionError):
@@ -185,10 +185,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def find_project(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of the project that a toolkit which is installed by itself works for.
+    """Return the folder of the project that a toolkit installed by itself serves.
 
     Raises:
-        ValueError: A variable names a folder that no project is in.
+        ValueError: A variable names a folder that is in no project.
     """
     named = environ.get(PROJECT_VARIABLE, "")
     folder = Path(named or ".")
@@ -220,16 +220,16 @@ def _read_product() -> Product:
 
 
 PROJECT_VARIABLE: Final = (
-    f"{FOLDER.upper()}_PROJECT"  # names the folder in place of the current one
+    f"{FOLDER.upper()}_PROJECT"  # names a folder to use instead of the current one
 )
 PROJECT_FOLDER: Final = None if IMPORTED_AS else find_project()
 PRODUCT: Final = _read_product()
 NAME: Final = PRODUCT.name
 PROGRAM: Final = f"python -m {NAME if IMPORTED_AS else FOLDER}"
 SCRIPT: Final = NAME.replace("_", "-")  # the console script; also how indexes spell the name
-VARIABLES: Final = f"{NAME.upper()}_"  # what the names of environment variables begin with
-NAMESPACE: Final = PRODUCT.namespace or NAME  # of C++
-SYMBOLS: Final = f"{NAME}_"  # what the names of kernels and of the C interface begin with
+VARIABLES: Final = f"{NAME.upper()}_"  # prefix of environment variables
+NAMESPACE: Final = PRODUCT.namespace or NAME  # C++ namespace
+SYMBOLS: Final = f"{NAME}_"  # prefix of kernel names and of the C interface
 KERNELS: Final = PRODUCT.library
-NO_CASES: Final = f"{NAME} declares no selftest"  # where PRODUCT.cases is empty
-HAS_DISPATCHER: Final = KERNELS != BINDING  # a table lists kernels, in a library of their own
+NO_CASES: Final = f"{NAME} declares no selftest"  # used if PRODUCT.cases is empty
+HAS_DISPATCHER: Final = KERNELS != BINDING  # a table lists the kernels of its own library

@@ -1,4 +1,4 @@
-"""What a report that leaves this machine does not tell: who, on which host, with which secrets."""
+"""Removes user names, host names and secrets from a report that leaves this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-# Names that tell nothing of anybody, and would garble the words that they are part of.
+# Common names that identify nobody. Replacing them would garble words that contain them.
 COMMON_USERS: Final = frozenset({
     "root", "user", "users", "admin", "ubuntu", "debian", "rocky", "linux", "docker", "container",
     "nvidia", "cuda", "torch", "python", "gpu", "driver", "test", "runner", "build", "install",
@@ -18,8 +18,8 @@ COMMON_USERS: Final = frozenset({
 COMMON_HOSTS: Final = frozenset({*COMMON_USERS, "localhost", "localdomain", "buildkitsandbox"})
 
 _HOMES: Final = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)(?!<)[^/\\\s:'\"`,;)]+")
-# What may be a password is taken for one, also where its author forgot to encode it: quotes, or a
-# slash after a colon that is no port. Each is matched behind a `://`, where it begins, and once.
+# Anything that may be a password is treated as one, even if its author forgot to encode it: quotes,
+# or a slash after a colon without a port. Each match begins after `://` and happens once.
 _LOGIN: Final = re.compile(r"[^/]*@|(?!\[)[^/:]*:(?!\d{1,5}(?:[/?#'\"`]|$)).*@")
 _QUERY: Final = re.compile(r"([^?#]*)[?#](?:.*[^'\"`])?")
 _BARE_LOGIN: Final = re.compile(r"(?<![^\s'\"`(=/\\])[^\s:/@'\"`(=\\]+:[^\s/@]+@(?=[\w[])")
@@ -32,7 +32,7 @@ _SECRETS: Final = (
     ),
     re.compile(r"(\bauthorization\b['\"]?\s*[=:]?\s*['\"]?(?:\w+\s+)?)[^\s'\"`,;]+", re.IGNORECASE),
     re.compile(r"(\bbearer\s+)[^\s'\"`,;]+", re.IGNORECASE),
-    # What GitHub, GitLab, Hugging Face, PyPI and AWS begin theirs with.
+    # Prefixes of tokens of GitHub, GitLab, Hugging Face, PyPI and AWS.
     re.compile(
         r"\b(gh[a-z]_|github_pat_|glpat-|hf_(?=[A-Za-z0-9]{20})|pypi-AgE|AKIA)[A-Za-z0-9_-]{12,}"
     ),
@@ -42,14 +42,14 @@ _DEVICE_ID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]{20,}", re
 
 @dataclass(frozen=True)
 class Redaction:
-    """What to leave out: the home folder becomes `~`, names become what they are names of."""
+    """Replacements: `~` for the home folder, and a placeholder for each name."""
 
     homes: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
 
     def text(self, text: str) -> str:
-        """Return a text without what is to be left out."""
+        """Return a text with the replacements made."""
         for home in sorted(self.homes, key=len, reverse=True):
             text = re.sub(rf"{re.escape(home)}(?!\w|[.-]\w)", "~", text)
         text = re.sub(r"\S+", lambda word: _without_query(without_login(word[0])), text)
@@ -62,7 +62,7 @@ class Redaction:
         return _replace_words(text, self.users, "<user>")
 
     def data(self, value: Any) -> Any:  # noqa: ANN401 - plain data of any shape
-        """Return plain data whose texts, keys included, are without it."""
+        """Return plain data with the replacements made in all texts, including keys."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -73,7 +73,7 @@ class Redaction:
 
 
 def without_login(word: str) -> str:
-    """Return an address, or a word with some in it, without what is before the `@` of a host."""
+    """Return an address, or a text with addresses, without the login before the `@` of a host."""
     scheme, *places = word.split("://")
     return "://".join([scheme, *(place[_end(_LOGIN, place) :] for place in places)])
 
@@ -98,7 +98,7 @@ def _replace_words(text: str, words: tuple[str, ...], instead: str) -> str:
 
 
 def redaction_of_this_machine() -> Redaction:
-    """Read who runs this, and where."""
+    """Read the user and the host names of this machine."""
     node = platform.node()
     hosts = {node, node.partition(".")[0]}
     return Redaction(
@@ -120,5 +120,5 @@ def _read_homes() -> set[str]:
 def _read_users() -> list[str]:
     try:
         return [name for name in (getpass.getuser(),) if name]
-    except (ImportError, KeyError, OSError):  # which one depends on the version of Python
+    except (ImportError, KeyError, OSError):  # the type depends on the version of Python
         return []

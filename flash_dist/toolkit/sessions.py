@@ -1,6 +1,6 @@
 """Sessions of nox for a project that builds its kernels with this toolkit.
 
-`from fatwheel.sessions import *` in its noxfile.py, and `nox -l` lists them.
+Write `from fatwheel.sessions import *` in its noxfile.py; `nox -l` lists them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The version of the package: that of its wheel, or of the program in one file."""
+"""Version of the package: that of its wheel, or of the program in one file."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def read_version() -> str:
     try:
         return load_manifest().package_version
     except ManifestError:
-        return UNBUILT if PACKAGE.is_dir() else metadata.version(PACKAGE.name)  # a zip file's
+        return UNBUILT if PACKAGE.is_dir() else metadata.version(PACKAGE.name)  # of a zip file
