@@ -52,7 +52,7 @@ class NotCheckedError(FlashDistError):
 
 
 def find_problem(subject: str) -> str | None:
-    """Return the reason why a subject is refused, or None."""
+    """Return the problem of a subject, or None."""
     if _WRITTEN_BY_GIT.match(subject):
         return None
     if len(subject) > LONGEST:
@@ -69,7 +69,7 @@ def find_problem(subject: str) -> str | None:
 
 
 def check_message(path: Path) -> Iterator[str]:
-    """Yield the problem of the message in a file, if it has one; `fixup!` and its like may stay."""
+    """Yield the problem of the message in a file, if it has one; `fixup!` and such are allowed."""
     with path.open("rb") as file:
         done = subprocess.run(
             ["git", "stripspace", "--strip-comments"], stdin=file, capture_output=True, check=True

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.kernels.table import Variant
 
 RECORDS: Final = ROOT / "docs" / "outputs"
-COLUMNS: Final = 100  # of the terminal that the commands see: what a page shows without scrolling
+COLUMNS: Final = 100  # width of the terminal: pages show it without scrolling
 NEEDS: Final = {
     "tree": "the sources alone",
     "wheel": "an installed wheel of the set `all`, and the same file in dist/all",
@@ -52,12 +52,12 @@ _BLOCK: Final = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```\n", re.DOTALL |
 
 
 class OutputError(FlashDistError):
-    """An output cannot be taken, or has no place."""
+    """An output cannot be recorded, or has no place."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """One command that the texts show with what it prints."""
+    """One command whose output the texts show."""
 
     name: str  # of the file in docs/outputs
     needs: str
@@ -66,20 +66,20 @@ class Output:
 
     @property
     def command(self) -> str:
-        """The line as a reader types it."""
+        """The line for a reader to type."""
         return f"{_PROGRAM} {self.arguments}"
 
     def read(self, folder: Path = RECORDS) -> str:
-        """Return what was recorded: the command behind `$`, and what it printed."""
+        """Return the record: the command after `$`, and its output."""
         _, _, text = self.path(folder).read_text(encoding="utf-8").partition("\n")
         return text
 
     def path(self, folder: Path = RECORDS) -> Path:
-        """Return where it is recorded."""
+        """Return the path of the record."""
         return folder / f"{self.name}.txt"
 
     def mark(self, folder: Path = RECORDS) -> None:
-        """Let the first line say which numbers of the record are not those of this tree."""
+        """Note in the first line which numbers differ from this tree."""
         place, _, text = self.path(folder).read_text(encoding="utf-8").partition("\n")
         changes = ", ".join(find_changes(text))
         place = place.partition(STALE)[0] + (f"{STALE}{changes}" if changes else "")
@@ -105,10 +105,10 @@ OUTPUTS: Final = (
 
 
 def run_output(output: Output, folder: Path, environ: dict[str, str]) -> str:
-    """Run a command as on a terminal, and return it with what it printed on stdout.
+    """Run a command in a terminal, and return it with its stdout.
 
     Raises:
-        OutputError: It ended with another status than it should.
+        OutputError: It ended with an unexpected status.
     """
     reader, writer = os.openpty()
     with subprocess.Popen(
@@ -131,7 +131,7 @@ def run_output(output: Output, folder: Path, environ: dict[str, str]) -> str:
 
 
 def _read_all(reader: int) -> Iterator[bytes]:
-    """Read a terminal to its end, which is an error of the operating system."""
+    """Read a terminal to its end, which the system reports as an error."""
     with os.fdopen(reader, "rb", buffering=0) as stream:
         while True:
             try:
@@ -144,7 +144,7 @@ def _read_all(reader: int) -> Iterator[bytes]:
 
 
 def make_environ(python: Path, folder: Path, *, tree: bool) -> dict[str, str]:
-    """Return the environment: a plain terminal, and the Python that has the wheel as `python`."""
+    """Return the environment: a plain terminal, and `python` with the wheel."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FLASH_DIST_")}
     link = folder / ".venv"
     if not link.exists():
@@ -161,7 +161,7 @@ def make_environ(python: Path, folder: Path, *, tree: bool) -> dict[str, str]:
 
 
 def prepare(needs: Sequence[str], folder: Path, dist: Path, foreign: Path | None) -> None:
-    """Put the files there that the commands name."""
+    """Create the files that the commands name."""
     if "wheel" in needs:
         from flash_dist.toolkit.make.release.manifest import write_release  # noqa: PLC0415
         from flash_dist.toolkit.make.wheels.artefacts import find_artefacts  # noqa: PLC0415 - of this need alone
@@ -187,7 +187,7 @@ def prepare(needs: Sequence[str], folder: Path, dist: Path, foreign: Path | None
 
 
 def describe_place(output: Output, environ: dict[str, str]) -> str:
-    """Return the first line of a record: when it was taken, from what, and on which GPU."""
+    """Return the first line of a record: its date, its source and its GPU."""
     today = datetime.now(timezone.utc).date().isoformat()
     of = subprocess.run(
         ["python", "-m", "flash_dist", "--version"],
@@ -207,7 +207,7 @@ def _find_gpu() -> str:
 
 
 def record(outputs: Sequence[Output], args: argparse.Namespace) -> None:
-    """Take outputs and keep them."""
+    """Run commands and record their outputs."""
     args.records.mkdir(parents=True, exist_ok=True)
     needs = [output.needs for output in outputs]
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
@@ -228,7 +228,7 @@ def record(outputs: Sequence[Output], args: argparse.Namespace) -> None:
 
 
 def find_texts() -> list[Path]:
-    """Return the Markdown that may show outputs."""
+    """Return the Markdown files that may show outputs."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -236,7 +236,7 @@ def show(text: str, outputs: Sequence[Output] = OUTPUTS, folder: Path = RECORDS)
     """Put the records into the blocks of a text that begin with their command.
 
     Raises:
-        OutputError: A block shows a command that is not recorded.
+        OutputError: A block shows a command without a record.
     """
     recorded = {f"$ {output.command}\n": output for output in outputs}
 
@@ -251,12 +251,12 @@ def show(text: str, outputs: Sequence[Output] = OUTPUTS, folder: Path = RECORDS)
 
 
 def count_installed_files() -> int:
-    """Count what pip installs of a wheel of this tree: what doctor finds as recorded."""
+    """Count the files that pip installs from a wheel of this tree, as doctor counts them."""
     return count_wheel_files() + len(("INSTALLER", "REQUESTED", "direct_url.json"))
 
 
 def count_wheel_files() -> int:
-    """Count what RECORD lists in a wheel of this tree, itself among them."""
+    """Count the entries of RECORD in a wheel of this tree, including itself."""
     package = ROOT / "flash_dist"
     modules = [path for path in find_installed(package) if path.suffix == ".py"]
     others = read_pyproject()["tool"]["setuptools"]["package-data"]["flash_dist"]
@@ -267,7 +267,7 @@ def count_wheel_files() -> int:
 
 
 def count_again(text: str) -> str:
-    """Bring the numbers of files in an output up to date."""
+    """Update the numbers of files in an output."""
     for pattern, count in COUNTS:
         text = pattern.sub(str(count()), text)
     return text
@@ -292,7 +292,7 @@ def count_variants() -> int:
 
 
 def count_kernels() -> int:
-    """Count what the variants of the set `all` are of."""
+    """Count the kernels of those variants."""
     return len({variant.key for variant in _variants_for_hopper()})
 
 
@@ -310,7 +310,7 @@ def _variants_for_hopper() -> list[Variant]:
     return [one for one in build_of("hopper") if one.target.suffix == "a"]
 
 
-# Numbers that only another run can change.
+# Numbers that change only with another run.
 TOLD: Final = (
     ("variants", re.compile(r"(?<= in )\d+(?= variants\s+for)"), count_variants),
     ("kernels", re.compile(r"\d+(?=\s+kernels in)"), count_kernels),
@@ -319,7 +319,7 @@ TOLD: Final = (
 
 
 def find_changes(text: str) -> list[str]:
-    """Say which numbers of an output this tree has otherwise: `404 cases instead of 403`."""
+    """List the numbers of an output that differ in this tree: `404 cases instead of 403`."""
     changes = []
     for what, pattern, count in TOLD:
         now = count()
@@ -329,7 +329,7 @@ def find_changes(text: str) -> list[str]:
 
 
 def update() -> None:
-    """Put the records into the texts; numbers of files also of those that only a GPU can retake."""
+    """Put the records into the texts, and update the file counts of GPU records."""
     for path in RECORDS.glob("*.txt"):
         path.write_text(count_again(path.read_text(encoding="utf-8")), encoding="utf-8")
     for output in OUTPUTS:

@@ -1,6 +1,6 @@
-"""The package names itself nowhere: imports inside of it are relative, child modules too.
+"""Check that the package never names itself: its imports are relative, also of child modules.
 
-So a copy of the folder under another name works. `nox -s lint` runs `python -m ci.own_names`.
+A copy of the folder under another name then works. `nox -s lint` runs `python -m ci.own_names`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PACKAGE: Final = ROOT / "flash_dist"
 
 
 def find_own_names(package: Path = PACKAGE) -> Iterator[str]:
-    """Say where a module of a package names the package."""
+    """Yield the places where a module of a package names the package."""
     modules = {
         ".".join((package.name, *path.relative_to(package).with_suffix("").parts))
         for path in package.rglob("*.py")

@@ -1,4 +1,4 @@
-"""Where the C++ and CUDA of attention are."""
+"""Folders of attention's C++ and CUDA sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flash_dist.toolkit.make.project import ROOT, TOOLKIT
 
 SOURCES: Final = ROOT / "csrc"
 TABLE: Final = SOURCES / "kernels.toml"
-INCLUDES: Final = (SOURCES, TOOLKIT)  # where #include looks, beside the folder of generated headers
+INCLUDES: Final = (SOURCES, TOOLKIT)  # include folders, besides that of generated headers
 
 
 @cache

@@ -32,7 +32,7 @@ PEERS: Final = {
     "x FLASH, deterministic": "sdpa-flash-deterministic",
     "x cuDNN": "sdpa-cudnn",
 }
-CALLS: Final = (  # what a user calls, and its name in results
+CALLS: Final = (  # function for users, and its name in results
     ("`flash_attn_func`", "function"),
     ("with a BlockMask", "function, BlockMask"),
     ("forward with gradients", "forward with gradients"),
@@ -44,13 +44,13 @@ CALLS: Final = (  # what a user calls, and its name in results
 
 
 def load(name: str) -> tuple[Row, ...]:
-    """Read the rows of one file of results, without those that were launched call by call."""
+    """Read the rows of one file of results, except those launched call by call."""
     rows = read_report(RESULTS / f"h200-{name}.json").rows
     return tuple(row for row in rows if not row.eager)
 
 
 def write_ratios(rows: Iterable[Row], peer: str, phase: str) -> str:
-    """Write a peer's times over ours, in bold where ours is slower."""
+    """Write a peer's times relative to ours, in bold if ours is slower."""
     ratios = [row.ratio(peer, phase) if peer in row.entries else None for row in rows]
     texts = [None if ratio is None else f"{ratio:.2f}" for ratio in ratios]
     marked = ("" if x is None else f"**{x}**" if float(x) < 1 else x for x in texts)
@@ -58,7 +58,7 @@ def write_ratios(rows: Iterable[Row], peer: str, phase: str) -> str:
 
 
 def compare_phase(phase: str) -> str:
-    """Compare one phase of all shapes of the paper set: three lengths in one row."""
+    """Compare one phase of all shapes of the paper set, with three lengths in one row."""
     peers = {
         title: peer
         for title, peer in PEERS.items()
@@ -81,7 +81,7 @@ def compare_phase(phase: str) -> str:
 
 
 def compare_means() -> str:
-    """Write geometric means, the lowest and the highest ratio: of the figure, and of all."""
+    """Write geometric means with the lowest and highest ratio: of the figure, and of all."""
     shapes = {"head_dim 64, 128, 256": load("paper")}
     shapes["all"] = (*shapes["head_dim 64, 128, 256"], *load("paper-others"))
     lines = [
@@ -139,7 +139,7 @@ def compare_calls() -> str:
 
 
 def list_scores() -> str:
-    """List what soft caps, ALiBi and sinks take, forward and backward."""
+    """List the cost of soft caps, ALiBi and sinks, forward and backward."""
     lines: dict[tuple[str, str], list[str]] = {}
     for row in load("scores"):
         times = [row.milliseconds(OURS, phase) or 0.0 for phase in ("forward", "backward")]
@@ -164,7 +164,7 @@ def list_long() -> str:
 
 
 def list_corners() -> str:
-    """List odd shapes, and the best peer beside each."""
+    """List odd shapes, each with its best peer."""
     lines = [
         [row.shape.name.removeprefix("bf16 "), *(_best(row, x) for x in ("forward", "backward"))]
         for row in load("corners")
@@ -195,7 +195,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 
 
 def fill_page(text: str) -> str:
-    """Write every table of a page anew."""
+    """Rewrite every table of a page."""
     for name, make in TABLES.items():
         marks = (f"<!-- ci.speed: {name} -->\n", f"<!-- {name}: end -->\n")
         if marks[0] in text:

@@ -1,4 +1,4 @@
-"""The README's table of what runs where, from csrc/kernels.toml; `nox -s outputs` writes it."""
+"""The README's table of supported GPUs, from csrc/kernels.toml; `nox -s outputs` writes it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ MARKS: Final = (
     "<!-- nox -s outputs, from csrc/kernels.toml: from here -->\n",
     "<!-- to here, from csrc/kernels.toml -->\n",
 )
-SUFFIXED: Final = 90  # from here on GPUs have code of their own, such as sm_90a
+SUFFIXED: Final = 90  # the first GPU with code of its own, such as sm_90a
 
-# A pass and the kernels that it needs; the sizes are those of the first. A backward may also store
-# dS (`bwd_dq_gemm`), which is a matter of speed and memory.
+# A pass and its kernels; the sizes are those of the first. A backward may also store dS
+# (`bwd_dq_gemm`), which affects only speed and memory.
 PASSES: Final = {
     "forward": ("fwd",),
     "backward": ("bwd_dkdv", "bwd_dq_recompute"),
@@ -49,7 +49,7 @@ DTYPES: Final = {
 
 @dataclass(frozen=True)
 class Row:
-    """One pass in the dtypes that have the same sizes: those that each GPU has kernels of."""
+    """One pass for the dtypes with equal sizes; these are sizes with kernels on each GPU."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -57,13 +57,13 @@ class Row:
 
     @property
     def common(self) -> tuple[Size, ...]:
-        """The sizes that every GPU with kernels of this pass and dtype has."""
+        """The sizes common to all GPUs with kernels of this pass and dtype."""
         first, *others = filter(None, self.sizes)
         return tuple(size for size in first if all(size in own for own in others))
 
 
 def make_table(table: Table, devices: Sequence[Device]) -> str:
-    """Return the table in Markdown; GPUs that have the same share a column."""
+    """Make the Markdown table; GPUs with equal cells share a column."""
     variants = [table.variants(native_target(device)) for device in devices]
     rows = _find_rows(variants, list(DTYPES))
     columns = [list(own) for _, own in groupby(range(len(devices)), lambda at: _column(rows, at))]
@@ -77,7 +77,7 @@ def make_table(table: Table, devices: Sequence[Device]) -> str:
 
 
 def _find_rows(variants: Sequence[Sequence[Variant]], dtypes: Sequence[str]) -> list[Row]:
-    """Return the rows of all passes; dtypes with the same sizes everywhere share one."""
+    """Return the rows of all passes; dtypes with equal sizes everywhere share one."""
     rows = []
     for name, roles in PASSES.items():
         by_sizes: dict[tuple[tuple[Size, ...], ...], list[str]] = {}
@@ -102,7 +102,7 @@ def _cells(row: Row, columns: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _cell(sizes: Sequence[Size], common: Sequence[Size]) -> str:
-    """Write `no`, `yes`, or what a GPU has more: `yes, also 48, 80`."""
+    """Write `no`, `yes`, or the additional sizes of a GPU: `yes, also 48, 80`."""
     if not sizes:
         return "no"
     more = [size for size in sizes if size not in common]
@@ -110,12 +110,12 @@ def _cell(sizes: Sequence[Size], common: Sequence[Size]) -> str:
 
 
 def native_target(device: Device) -> Arch:
-    """Return the target made for one GPU: whatever code there is for it is in reach of this one."""
+    """Return the target made for one GPU, which can use every kernel for this GPU."""
     return Arch(device.major, device.minor, "a" if device.number >= SUFFIXED else "")
 
 
 def find_sizes(variants: Sequence[Variant], roles: Sequence[str], dtype: str) -> Iterator[Size]:
-    """Yield the sizes of the first kernel that all others have a size for, too."""
+    """Yield the sizes of the first kernel that all other kernels support."""
     own = [
         {one.row.sizes for one in variants if one.words[0] == dtype and one.family.role == role}
         for role in roles
@@ -124,7 +124,7 @@ def find_sizes(variants: Sequence[Variant], roles: Sequence[str], dtype: str) ->
 
 
 def write_devices(devices: Sequence[Device]) -> str:
-    """Write GPUs that follow one another: `7.5`, `8.0 to 12.1`."""
+    """Write consecutive GPUs: `7.5`, `8.0 to 12.1`."""
     first, last = devices[0], devices[-1]
     return str(first) if first == last else f"{first} to {last}"
 

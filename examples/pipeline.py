@@ -1,9 +1,9 @@
-"""Layers on two devices share one mask, made on neither: nothing to move, nothing to forget.
+"""Layers on two devices share one mask, which is made on neither and needs no copies.
 
-    python pipeline.py
+python pipeline.py
 
-With two GPUs the second half of the layers is on the second; otherwise both are on the one, or on
-the CPU. FlexAttention's BlockMask works, too, whichever device it was made on.
+With two GPUs the second half of the layers is on the second; otherwise all are on one GPU or on the
+CPU. FlexAttention's BlockMask works, too, from any device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ mask = BlockMask.documents(documents) & BlockMask.causal()
 
 
 def layer(x: Tensor) -> Tensor:
-    return x + flash_attn_func(x, x, x, mask=mask)  # wherever x is
+    return x + flash_attn_func(x, x, x, mask=mask)  # on the device of x
 
 
 x = torch.randn(1, len(documents), 4, 64, dtype=dtype, device=first, requires_grad=True)

@@ -1,10 +1,10 @@
-"""A robotics policy: what it sees, then actions in blocks, by one mask for all layers.
+"""A robotics policy: images and joints, then actions in blocks, with one mask for all layers.
 
-    python policy.py
+python policy.py
 
-256 tokens of two cameras and a few of the joints see each other; actions come in chunks of ten,
-each of which sees all before it and itself. One camera of the second robot is missing. Multi-query
-attention with 8 heads on one, of head_dim 256.
+256 tokens of two cameras and a few of the joints attend to each other; actions come in chunks of
+ten, each of which attends to all before it and itself. One camera of the second robot is missing.
+Multi-query attention with 8 query heads on one key head, of head_dim 256.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ seqlen = len(blocks)
 there = torch.ones(2, seqlen, dtype=torch.bool)
 there[1, cameras[0] : sum(cameras)] = False  # the second camera of the second robot
 
-# Once, on the host, for all layers, both passes and every device. Keys that are not there get an id
-# behind every query's, so that nobody sees them.
+# Made once, on the host, for all layers, both passes and every device. Absent keys get an id after
+# every query's, so that they are masked.
 ids = torch.tensor(blocks).expand(2, -1)
 mask = BlockMask.block_causal(ids, ids.masked_fill(~there, chunks + 1))
 
@@ -37,7 +37,7 @@ for _ in range(3):  # layers
     x = flash_attn_func(x, k, v, mask=mask)
 x.sum().backward()
 
-# Actions of the last chunk change nothing that is before them.
+# Actions of the last chunk do not affect earlier ones.
 changed = v.clone()
 changed[:, -chunk:] += 1
 moved = flash_attn_func(q, k, changed, mask=mask) != flash_attn_func(q, k, v, mask=mask)

@@ -1,8 +1,8 @@
 """One sequence over several processes, each with its own part of it.
 
-    torchrun --standalone --nproc-per-node 2 ring.py
+torchrun --standalone --nproc-per-node 2 ring.py
 
-With as many GPUs as processes each has one, by NCCL; otherwise all compute on the CPU, by gloo.
+With as many GPUs as processes, each uses one, with NCCL; otherwise all use the CPU, with gloo.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if on_gpus:
     torch.cuda.set_device(rank)
 dist.init_process_group("nccl" if on_gpus else "gloo")
 
-# Every process has all tokens here, so that it can compare; a training step has its own alone.
+# Here every process has all tokens, to compare the result; in training it has only its own.
 torch.manual_seed(0)
 dtype = torch.bfloat16 if on_gpus else torch.float32
 q, k, v = (torch.randn(1, 1024, heads, 64).to(device, dtype) for heads in (8, 2, 2))

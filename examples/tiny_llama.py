@@ -1,9 +1,9 @@
-"""Train a tiny Llama on packed documents, twice: all weights have the same bits at the end.
+"""Train a tiny Llama on packed documents, twice: all weights end with the same bits.
 
-    python tiny_llama.py [STEPS]
+python tiny_llama.py [STEPS]
 
-Documents of different lengths lie one behind the other without padding; cu_seqlens says where each
-begins, so that no token sees another document. Rotary embeddings count from the beginning of each.
+Documents of different lengths are concatenated without padding. cu_seqlens has the start of each,
+so that tokens attend to their own document only. Rotary embeddings count from its start.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn pairs of columns by the angles of their tokens."""
+    """Rotate pairs of columns by the angles of their tokens."""
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     a, b = x.float().chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
 class Layer(nn.Module):
-    """Attention and a gated network, each behind a norm and beside the residual."""
+    """Attention and a gated network, each after a norm and beside the residual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def train(device: str, steps: int) -> tuple[list[float], list[Tensor]]:
         cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
         first = torch.randint(VOCABULARY, (6,)).repeat_interleave(lengths)
         counted = torch.cat([torch.arange(length) for length in lengths.tolist()])
-        ids = ((first + counted * 7) % VOCABULARY).to(device)  # what is to be learned
+        ids = ((first + counted * 7) % VOCABULARY).to(device)  # the data to learn
         logits = model(ids[:-1], cu_seqlens.clamp(max=len(ids) - 1), int(lengths.max()))
         loss = F.cross_entropy(logits.float(), ids[1:])
         optimizer.zero_grad()

@@ -39,7 +39,7 @@ def find_definition(path: Path, name: str) -> Function | ast.ClassDef:
     found: Function | ast.ClassDef | None = None
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
-            found = node  # the last one: overloads stand in front of it
+            found = node  # the last one: overloads come first
         elif isinstance(node, ast.ImportFrom) and _imports(node, name):
             return find_definition(_locate(path, node.module or ""), name)
     if found is None:
@@ -81,7 +81,7 @@ def _describe_method(node: ast.FunctionDef) -> str:
 
 
 def _signature(node: Function, *, bound: bool = False) -> str:
-    """Write the arguments; without annotations they fit on a line, and the text says the types."""
+    """Write the arguments. Without annotations they fit on a line; the text states the types."""
     arguments = node.args
     for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.kwarg):
         if one is not None:

@@ -1,4 +1,4 @@
-"""Look at the built site in headless Chromium: widths, search and copy buttons."""
+"""Check the built site in headless Chromium: widths, search and copy buttons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEIGHT: Final = 1000
 PATIENCE: Final = 180_000  # milliseconds: a busy machine starts a browser slowly
 MEASURE: Final = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
 
-# Each query, and how the address of one of the first results must begin.
+# Each query, and the prefix of an expected address among the first results.
 QUERIES: Final = {
     "no kernel image": "findings/",
     "RTX 3090": "docs/install.html",
@@ -29,7 +29,7 @@ QUERIES: Final = {
 }
 FIRST: Final = 3
 
-# Keep what is copied: the clipboard is not open to a page that is opened as a file.
+# Record copied text: a page opened as a file has no clipboard.
 LISTEN: Final = """() => document.addEventListener("copy", () => {
   window.copied = document.activeElement.value ?? String(getSelection());
 })"""
@@ -42,7 +42,7 @@ def find_chromium() -> str | None:
 
 
 def check_pages(site: Path, chromium: str) -> Iterator[str]:
-    """Yield a sentence for each page that is cut, each failed query and each bad copy button."""
+    """Yield a sentence for each cut-off page, each failed query and each bad copy button."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - of `nox -s docs`
 
     with sync_playwright() as driver:
@@ -60,7 +60,7 @@ def check_pages(site: Path, chromium: str) -> Iterator[str]:
 
 
 def check_page(page: Page) -> Iterator[str]:
-    """Check the page that is open at every width, and the copy button of a block."""
+    """Check the open page at every width, and the copy button of a block."""
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": HEIGHT})
         yield from (f"at {width} px: {problem}" for problem in page.evaluate(MEASURE))
@@ -84,7 +84,7 @@ def check_copied(shown: str, copied: str) -> Iterator[str]:
 
 
 def check_search(page: Page, site: Path) -> Iterator[str]:
-    """Check that the first results of each query include the page that answers it."""
+    """Check that the first results of each query include the expected page."""
     for query, wanted in QUERIES.items():
         page.goto(f"{(site / 'search.html').as_uri()}?q={query}")
         links = page.eval_on_selector_all("ul.search a", "all => all.map((a) => a.href)")

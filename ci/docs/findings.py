@@ -56,7 +56,7 @@ def write_findings() -> Iterator[str]:
 
 
 def write_row(entry: Entry) -> str:
-    """Write the row of the index that the address of a finding leads to."""
+    """Write the row of the index at the address of a finding."""
     title = entry.title.replace("|", "\\|")
     return f'| <span id="{entry.id}" class="finding"></span>[`{entry.id}`](#{entry.id}) | {title} |'
 

@@ -28,24 +28,24 @@ class Links(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what matters of an element."""
+        """Record links, loaded files and anchors of an element."""
         values = {name: value or "" for name, value in attrs}
         self.ids |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
         elif tag in {"link", "script", "img", "iframe", "source"}:
             self.loaded += [values[name] for name in ("href", "src") if name in values]
-        self._in_title = tag == "title" and not self.title  # those that follow are of icons
+        self._in_title = tag == "title" and not self.title  # later titles are of icons
 
     def handle_data(self, data: str) -> None:
-        """Keep the title of the page, without the site's behind it."""
+        """Keep the title of the page, without the site's suffix."""
         if self._in_title:
             self.title = data.strip().removesuffix(f" - {PROJECT}")
             self._in_title = False
 
 
 def check_site(out: Path) -> Iterator[str]:
-    """Say which links lead nowhere, what comes from the network, which finding has no place."""
+    """Yield broken links, content from the network, and findings without a place."""
     pages = {
         path.resolve(): Links(path.read_text(encoding="utf-8"))
         for path in sorted(out.rglob("*.html"))
@@ -70,7 +70,7 @@ def check_site(out: Path) -> Iterator[str]:
 
 
 def check_link(page: Path, link: str, pages: dict[Path, Links]) -> str:
-    """Say what is wrong with a link inside of the site; of others nothing is known."""
+    """Describe what is wrong with an internal link; ignore external ones."""
     parts = urlsplit(link)
     if parts.scheme or parts.netloc:
         return ""

@@ -39,7 +39,7 @@ def find_subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.Argum
 
 
 def write_exit_statuses() -> Iterator[str]:
-    """List the exit statuses that the end of each help explains."""
+    """List the exit statuses that each help text explains."""
     yield "# Exit statuses\n"
     yield "| subcommand | 0 | 1 | 2 | 3 |\n|---|---|---|---|---|"
     for name in SUBCOMMANDS:

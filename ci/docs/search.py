@@ -1,7 +1,7 @@
 """Write the index of the site's search: the text of each section, which MiniSearch reads.
 
-Sphinx's own search takes a page for one set of words: it drops numbers and `no`, does not know
-which words stand together, and sorts pages that tie by their title.
+Sphinx's own search treats a page as one set of words: it drops numbers and `no`, ignores which
+words are adjacent, and sorts equal pages by title.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_TEXTS: Final = frozenset({"genindex.html", "search.html"})
 BLOCKS: Final = frozenset({"br", "dd", "div", "dt", "li", "p", "pre", "section", "td", "th", "tr"})
 VOID: Final = frozenset({"br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"})
 HEADINGS: Final = frozenset({"h1", "h2", "h3", "h4"})
-# Classes of elements whose text the index leaves out: marks beside a heading, schemas, brackets.
+# Classes of elements that the index omits: marks beside a heading, schemas, brackets.
 SKIPPED: Final = frozenset({"headerlink", "highlight-json", "sig-paren"})
 
 
@@ -40,8 +40,8 @@ class Sections(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.found: list[Section] = []
-        self._open: list[tuple[str, Section | None]] = []  # elements, with the section of each
-        self._skipped = 0  # how many of them are left out
+        self._open: list[tuple[str, Section | None]] = []  # open elements, each with its section
+        self._skipped = 0  # number of omitted ones
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -98,6 +98,6 @@ def list_sections(site: Path) -> Iterator[tuple[str, str, str, str]]:
 
 
 def write_index(site: Path) -> None:
-    """Write the sections as a script: a page that is opened as a file may load no other data."""
+    """Write the sections as a script: a page opened as a file may load no other data."""
     sections = json.dumps(list(list_sections(site)), ensure_ascii=False, separators=(",", ":"))
     (site / INDEX).write_text(f"const SECTIONS = {sections};\n", encoding="utf-8")

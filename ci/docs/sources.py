@@ -1,4 +1,4 @@
-"""Lay out the texts of the tree for Sphinx, and add the generated pages."""
+"""Collects the texts of the tree for Sphinx, and adds the generated pages."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ WHERE: Final = """\
 - A program reads the result: [exit statuses](exit-statuses.md) and [schemas](schemas.md).
 """
 
-FOR_SPHINX: Final = {  # files of docs/ that are no pages, and where Sphinx expects them
+FOR_SPHINX: Final = {  # files of docs/ that are no pages, and their places for Sphinx
     "conf.py": "conf.py",
     "site.css": "_static/site.css",
     "search/minisearch.js": "_static/minisearch.js",
@@ -104,7 +104,7 @@ FOR_SPHINX: Final = {  # files of docs/ that are no pages, and where Sphinx expe
 
 
 def collect(source: Path) -> None:
-    """Copy every text to the same relative place, so that links between texts hold."""
+    """Copy every text to the same relative place, so that links between texts work."""
     shutil.rmtree(source, ignore_errors=True)
     for name in TEXTS:
         copy(ROOT / name, source / name)
@@ -122,7 +122,7 @@ def collect(source: Path) -> None:
 
 
 def copy(path: Path, to: Path) -> None:
-    """Copy a file, and make the folder that it goes to."""
+    """Copy a file, and create its folder."""
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(path, to)
 
@@ -140,7 +140,7 @@ def write_pages() -> dict[str, str]:
 
 
 def make_first_page(source: Path) -> None:
-    """Make the README the first page, with the menu, and point links to it there."""
+    """Make the README the first page, with the menu, and redirect links to it."""
     readme = source / "README.md"
     for text in sorted(source.rglob("*.md")):
         own = partial(_lead_to_first_page, text.parent, readme)
@@ -159,7 +159,7 @@ def _lead_to_first_page(folder: Path, readme: Path, link: re.Match[str]) -> str:
 
 
 def find_linked(source: Path) -> Iterator[Path]:
-    """Yield the other files of the tree that the texts link to, such as code."""
+    """Yield the other files that the texts link to, such as code."""
     for text in sorted(source.rglob("*.md")):
         for link in _LINK.findall(text.read_text(encoding="utf-8")):
             place = (text.parent / unquote(link.partition("#")[0])).resolve()

@@ -1,6 +1,6 @@
 """Compile the two libraries for a dry run: g++, the headers of torch, no CUDA.
 
-The host code and the binding are those of csrc/ and of the toolkit. Of each kernel there is its
+It compiles the host code and the binding of csrc/ and of the toolkit. A kernel consists only of its
 entry, with the sizes of its tile and the arguments that it refuses. Launches do nothing.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.targets.archs import Arch
 
 FLAGS: Final = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-w", "-fpermissive")
-# A tensor on the CPU passes for one on a GPU: both kinds of device have the same number.
+# CPU tensors pass as GPU tensors: both kinds of device have the same number.
 AS_ON_GPU: Final = (
     "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
     "-Daoti_torch_create_device_guard=dry_run_create_device_guard",
@@ -59,11 +59,11 @@ class DryRunError(FlashDistError):
 def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path = SOURCES) -> Path:
     """Put the package with both libraries into a folder, and return the folder.
 
-    What was compiled there before from the same text stays.
+    It reuses objects that were compiled there from the same text.
 
     Args:
-        folder: Where everything goes.
-        archs: The targets whose kernels the library has.
+        folder: The output folder.
+        archs: The targets of the library's kernels.
         torch: The folder of an installed torch, with its headers and libraries.
         csrc: The sources.
     """
@@ -130,7 +130,7 @@ def _render_entry(variant: Variant) -> str:
 
 
 def _compile(source: Path, target: Path, include: Sequence[str]) -> None:
-    """Compile one file, unless what it comes to after the preprocessor was compiled before."""
+    """Compile one file, unless its preprocessed text was compiled before."""
     text = _run([*FLAGS, *include, "-E", "-P", str(source)])
     known = target.with_suffix(".ii")
     if target.is_file() and known.is_file() and known.read_text(encoding="utf-8") == text:

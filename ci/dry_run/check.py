@@ -1,8 +1,8 @@
-"""Check that recorded fingerprints belong to the plans that the host code makes today.
+"""Check that recorded fingerprints belong to the present plans of the host code.
 
 python -m ci.dry_run.check
 
-It needs torch and g++, no GPU: a dry run tells the plans.
+It needs torch and g++, no GPU: a dry run computes the plans.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHOWN: Final = 5
 
 
 def find_changed(reference: Reference, plans: Plans) -> list[str]:
-    """Name the cases that were recorded by another plan, or by other kernels."""
+    """Name the cases that were recorded with another plan or other kernels."""
     return [
         one.case
         for one in reference.fingerprints
@@ -41,12 +41,12 @@ def find_changed(reference: Reference, plans: Plans) -> list[str]:
 
 
 def find_unrecorded(reference: Reference, plans: Plans) -> list[str]:
-    """Name the cases without a fingerprint, which the selftest compares with nothing."""
+    """Name the cases without a fingerprint, which the selftest does not compare."""
     return sorted(plans.keys() - {one.case for one in reference.fingerprints})
 
 
 def find_archs(reference: Reference) -> tuple[Arch, ...]:
-    """Return the targets of the kernels that were recorded."""
+    """Return the targets of the recorded kernels."""
     known = {arch for one in load_archsets(ARCHSETS).values() for arch in one.archs}
     ends = {name.rpartition("_")[2] for name in reference.kernels}
     return tuple(sorted(arch for arch in known if arch.identifier in ends))
@@ -60,7 +60,7 @@ def describe(reference: Reference) -> str:
 
 
 def check(references: Iterable[Reference]) -> Iterator[str]:
-    """Say which recordings hold cases of other plans, and print which lack a case."""
+    """Name recordings whose cases have other plans, and print those that lack a case."""
     known: dict[tuple[Setting, tuple[Arch, ...]], Plans] = {}
     for reference in references:
         asked = reference.setting, find_archs(reference)
@@ -80,7 +80,7 @@ def _few(cases: list[str]) -> str:
 
 @command
 def main() -> int:
-    """Check what is recorded in the package."""
+    """Check the recordings in the package."""
     references = read_references(RECORDED)
     problems = list(check(references))
     for problem in problems:

@@ -1,6 +1,6 @@
-"""Run all selftest cases on tensors of the CPU as on a GPU; a line of JSON for each.
+"""Run all selftest cases on CPU tensors as on a GPU, and print a line of JSON for each.
 
-It runs beside a package that build.py has made, with the GPU in DRY_RUN_* variables.
+It uses a package of build.py; DRY_RUN_* variables describe the GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICE: Final = -1  # the index of the CPU, for torch and for the library of a d
 
 
 def use_kernels_of_gpus() -> Any:  # noqa: ANN401
-    """Let our operators do on the CPU as on a GPU; what is returned must be kept."""
+    """Let our operators treat CPU tensors as GPU tensors; the caller must keep the result."""
     library = torch.library.Library("flash_dist", "IMPL")
     for full_name in _C._dispatch_get_all_op_names():  # noqa: SLF001
         package, _, name = full_name.partition("::")
@@ -38,11 +38,11 @@ def use_kernels_of_gpus() -> Any:  # noqa: ANN401
 
 
 def hold_nothing(*_: object) -> None:
-    """Stand for what keeps the arrays of a mask for a stream: there is none."""
+    """Replace the function that keeps a mask's arrays for a stream: there is no stream."""
 
 
 def make_no_values(_seed: int, shape: tuple[int, ...], dtype: torch.dtype, **_: object) -> Tensor:
-    """Stand for what makes inputs: nobody reads them."""
+    """Replace the functions that make inputs, which nothing reads."""
     return torch.empty(shape, dtype=dtype)
 
 

@@ -1,4 +1,4 @@
-"""Find the plans of all selftest cases on a GPU that is described, on any machine.
+"""Find the plans of all selftest cases for a described GPU, on any machine.
 
 python -m ci.dry_run.plans --archs 9.0a [--capability 9.0 --sm-count 132 --smem-limit 232448]
 """
@@ -31,14 +31,14 @@ H200: Final = Setting("9.0", 132, 232448)
 
 
 class Recorded(NamedTuple):
-    """One case: what the library recorded, and what the case says of its inputs."""
+    """One case: the library's record, and the case's description of its inputs."""
 
     plans: list[dict[str, Any]]
     inputs: dict[str, Any]
 
     @property
     def plan(self) -> CasePlan:
-        """The plan as a fingerprint has it."""
+        """The plan in the form of a fingerprint."""
         return CasePlan.of(self.plans, self.inputs)
 
 
@@ -52,16 +52,16 @@ def find_plans(setting: Setting, archs: Sequence[Arch]) -> dict[str, CasePlan]:
 def run_dry(
     setting: Setting, archs: Sequence[Arch], folder: Path, csrc: Path = SOURCES
 ) -> dict[str, Recorded]:
-    """Run each case, and return what was recorded by its name.
+    """Run each case, and return the record of each by name.
 
     Args:
         setting: The GPU.
-        archs: The targets that the library is built for.
-        folder: Where it is compiled; the next run there compiles what is new.
+        archs: The targets of the library.
+        folder: The build folder, which the next run reuses.
         csrc: The sources.
 
     Raises:
-        DryRunError: They do not compile, or a case does not run.
+        DryRunError: The sources do not compile, or a case does not run.
     """
     package = build_package(folder, archs, find_torch(), csrc)
     described = {

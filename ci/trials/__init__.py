@@ -1,1 +1,1 @@
-"""Installs wheels as their users do and looks at what happens; measures sizes."""
+"""Install tests: install wheels as users do, and check the result; also measure sizes."""

@@ -1,7 +1,7 @@
 """Run the aarch64 wheels of dist/ in an emulator: `nox -s arm_test`.
 
-There is no GPU, and torch only with --torch. The libraries load and answer, doctor says what is
-served and finds no driver, inspect reads the file.
+It has no GPU, and torch only with --torch. It checks that the libraries load and answer, that
+doctor names the served GPUs and finds no driver, and that inspect reads the file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 MACHINE: Final = "aarch64"
-UNSERVED: Final = "7.5"  # no Arm machine that is known here has such a GPU
-# The library answers, with what the manifest declares, and refuses in words where no driver is.
+UNSERVED: Final = "7.5"  # no known Arm machine has such a GPU
+# The library answers as the manifest declares, and reports a missing driver.
 LIBRARY: Final = """
 import platform
 from flash_dist.toolkit.builds.manifest import load_manifest
@@ -51,11 +51,11 @@ print(f"{platform.machine()}: {len(found)} kernels as declared; without a driver
 
 
 class ArmTestError(FlashDistError):
-    """A wheel does not do in the emulator what it must."""
+    """A wheel fails in the emulator."""
 
 
 class Trial:
-    """One wheel, unpacked beside what it depends on."""
+    """One wheel, unpacked beside its dependencies."""
 
     def __init__(self, one: Artefact, root: Root, site: Path, folder: Path) -> None:
         self.one = one
@@ -65,7 +65,7 @@ class Trial:
         shutil.unpack_archive(one.path, folder, "zip")
 
     def steps(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        """Return what is tried without torch, by name."""
+        """Return the steps without torch, by name."""
         yield "library", self.try_library
         numbers = sorted({str(arch.device) for arch in self.one.embedded}, key=float)
         yield "doctor --gpu", partial(self.try_gpus, numbers)
@@ -100,7 +100,7 @@ class Trial:
         return [one for one in report["checks"] if one["name"].startswith("gpu")]
 
     def try_doctor(self) -> str:
-        """Ask about this machine: it is another CPU's, and has no driver."""
+        """Ask doctor about this machine: an emulated CPU without a driver."""
         words = ("-m", "flash_dist", "doctor", "--no-selftest", "--json")
         report = json.loads(self._run(*words, code=None))
         names = {check["name"]: check["status"] for check in report["checks"]}
@@ -123,7 +123,7 @@ class Trial:
         return ", ".join(targets)
 
     def try_torch(self) -> str:
-        """Import the binding, call the operator on the CPU, and see an error arrive."""
+        """Import the binding, call the operator on the CPU, and provoke an error."""
         return self._run("-c", CPU_CALL)
 
     def _run(self, *words: str, code: int | None = 0) -> str:
@@ -152,7 +152,7 @@ def find_wheels(dist: Path) -> list[Artefact]:
 
 
 def try_wheel(trial: Trial, *, torch: bool) -> bool:
-    """Print how every step comes out; return whether all did."""
+    """Print the result of every step; return whether all passed."""
     passed = True
     steps = [*trial.steps(), *([("torch", trial.try_torch)] if torch else [])]
     for name, action in steps:
@@ -167,7 +167,7 @@ def try_wheel(trial: Trial, *, torch: bool) -> bool:
 
 @command
 def main(args: Sequence[str] | None = None) -> int:
-    """Command line: where the wheels' dependencies were installed, and what else to try."""
+    """Command line: the folder of the wheels' dependencies, and options."""
     parser = argparse.ArgumentParser(prog="nox -s arm_test --", description="Try aarch64 wheels.")
     parser.add_argument("--site", type=Path, required=True, help="packages for aarch64")
     parser.add_argument("--torch", action="store_true", help="import torch, too: minutes")

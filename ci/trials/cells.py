@@ -1,4 +1,4 @@
-"""What install_test tries, one thing at a time, and how each came out."""
+"""Results of install_test: one per tested item."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 Outcome = Literal["ok", "FAIL", "NOT RUN"]
 
-GPUS: Final = tuple(map(str, SOLD))  # those that everything is tried for
-MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")  # machines with several
+GPUS: Final = tuple(map(str, SOLD))  # clients that everything is tested with
+MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")  # machines with several GPUs
 
 OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "FAIL", "NOT RUN")
 
 
 class InstallError(FlashDistError):
-    """An install came out otherwise than it must."""
+    """An install has a wrong result."""
 
 
 class NotRunError(FlashDistError):
-    """Something cannot be tried on this machine."""
+    """A test cannot run on this machine."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing that was tried."""
+    """One result."""
 
     client: str
     what: str
@@ -41,7 +41,7 @@ class Cell:
 
 
 def attempt(client: str, what: str, action: Callable[[], str]) -> Cell:
-    """Try one thing, which returns a detail or raises."""
+    """Run one test, which returns a detail or raises."""
     try:
         return Cell(client, what, "ok", action())
     except NotRunError as error:
@@ -51,6 +51,6 @@ def attempt(client: str, what: str, action: Callable[[], str]) -> Cell:
 
 
 def count(cells: Iterable[Cell]) -> dict[Outcome, int]:
-    """Return how many cells came out how."""
+    """Count the results by outcome."""
     found = [cell.outcome for cell in cells]
     return {outcome: found.count(outcome) for outcome in OUTCOMES}

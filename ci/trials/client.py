@@ -1,4 +1,4 @@
-"""What pip and uv are tried with: every index, every GPU, offline, upgrades, removal."""
+"""Tests of pip and uv: every index, every GPU, offline, upgrades, removal."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 MACHINES: Final = (*GPUS, *MIXED)
 DRIVER: Final = "580"
-OLDER_DRIVER: Final = "535"  # loads no CUDA 13
+OLDER_DRIVER: Final = "535"  # cannot load CUDA 13
 OLDER_MACHINES: Final = ("7.5", "7.5,9.0", "12.0")
 NO_CODE: Final = 1  # exit status of select and doctor
 
 
 class Trial:
-    """Everything that one client is tried with."""
+    """All tests of one client."""
 
     def __init__(self, client: str, url: str, artefacts: Sequence[Artefact], work: Path) -> None:
         self.client = client
@@ -47,7 +47,7 @@ class Trial:
         self._count = 0
 
     def cells(self) -> Iterator[Cell]:
-        """Try everything; what cannot be tried is a cell, too."""
+        """Run all tests; one that cannot run is a result, too."""
         names = [one.name for one in published_sets() if one.machine == DEFAULT_MACHINE]
         if self.pick in self.by_set:
             yield attempt(self.client, "default index", self.try_default)
@@ -98,20 +98,20 @@ class Trial:
         return Environment(self.client, folder, index or f"{self.url}{DEFAULT}/")
 
     def try_default(self) -> str:
-        """Ask for no version: the pick of the table comes."""
+        """Ask for no version: expect the pick of the table."""
         environment = self._fresh()
         environment.install("flash-dist")
         return environment.require(self.by_set[self.pick])
 
     def try_set(self, name: str) -> str:
-        """Ask for a set by the address of its index, and insist on the hash."""
+        """Ask for a set by the address of its index, and require the hash."""
         one, environment = self.by_set[name], self._fresh()
         pinned = self._pin(one, one.sha256)
         environment.install("--require-hashes", "-r", pinned, index=f"{self.url}{name}/")
         return environment.require(one)
 
     def try_wrong_hash(self) -> str:
-        """Ask for a file that is not there: nothing may be installed."""
+        """Ask for a file with a wrong hash: expect that nothing is installed."""
         environment, pinned = self._fresh(), self._pin(self.by_set[self.pick], "0" * 64)
         try:
             environment.install("--require-hashes", "-r", pinned)
@@ -128,7 +128,7 @@ class Trial:
         return str(path)
 
     def try_offline(self, name: str) -> str:
-        """Download with pip, then install with no index and no network at all."""
+        """Download with pip, then install without index and network."""
         off, one, environment = without_network(), self.by_set[name], self._fresh()
         folder = environment.folder / "wheels"
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -139,7 +139,7 @@ class Trial:
         return environment.require(one)
 
     def try_upgrade(self) -> str:
-        """Upgrade to a version that lacks one file; no file of the old one stays."""
+        """Upgrade to a version that lacks one file; expect no file of the old one."""
         one = self.by_set[self.pick]
         after = make_next(one, self._work / f"{self.client}-next")
         out = self._work / f"{self.client}-two-versions"
@@ -164,7 +164,7 @@ class Trial:
         return " -> ".join([*passed, "nothing"])
 
     def try_select(self, machine: str, driver: str) -> str:
-        """Run the command that select prints for some GPUs; doctor must say the same of each."""
+        """Run the command that select prints for some GPUs; doctor must agree for each."""
         words = ["-m", "flash_dist", "select", "--gpu", machine, "--driver", driver]
         said = _read(_ask_here(*words, "--index", self.url, "--json"))
         if said["chosen"] is None:
@@ -179,7 +179,7 @@ class Trial:
         return f"{version.partition('+')[2]}: {how}"
 
     def try_foreign(self, archset: ArchSet) -> str:
-        """Ask for a machine with other CPUs: its pick comes, and select names its set."""
+        """Ask for a machine with other CPUs: expect its pick, and that select names its set."""
         machine, gpu = archset.machine, str(archset.archs[-1].device)
         pick = self.foreign[load_picks(ARCHSETS, machine)[self.client].name].file_name
         found = self._download(machine)
@@ -194,7 +194,7 @@ class Trial:
         return f"{found}; select for {gpu}: {chosen}"
 
     def _download(self, machine: str) -> str:
-        """Return the file that the client takes from the default index on another machine."""
+        """Return the file that the client downloads from the default index on another machine."""
         folder = self._work / f"{self.client}-{machine}"
         index = dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), f"{self.url}{DEFAULT}/")
         if self.client == "pip":
@@ -211,7 +211,7 @@ class Trial:
         return names[next(folder.glob("*.dist-info")).name]
 
     def _try_refused(self, machine: str, driver: str, said: dict[str, Any]) -> str:
-        """Where select names nothing, doctor must refuse every set, too."""
+        """If select names nothing, require that doctor refuses every set, too."""
         for candidate in said["candidates"]:
             one, environment = self.by_set[candidate["name"]], self._fresh()
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{one.set_name}/")
@@ -229,7 +229,7 @@ def _ask_here(*words: str) -> str:
 
 
 def _ask_doctor(environment: Environment, machine: str, driver: str) -> dict[str, str]:
-    """Return how an installed wheel serves each of some GPUs, in doctor's words."""
+    """Return doctor's verdict of an installed wheel on some GPUs."""
     words = ["-m", "flash_dist", "doctor", "--gpu", machine, "--driver", driver]
     output = environment.run(*words, "--only", "build,driver,gpu", "--json", fine=(0, NO_CODE))
     data = [check["data"] for check in _read(output)["checks"] if check["gpu"] is not None]

@@ -1,4 +1,4 @@
-"""pip and uv, a fresh environment for each install, and a server of files for them."""
+"""pip and uv in a fresh environment for each install, and a file server for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CLIENTS: Final = ("pip", "uv")
 _OURS: Final = re.compile("flash[_-]dist")
-_SAID: Final = 300  # characters from either end of what a failed command says
+_SAID: Final = 300  # characters from either end of a failed command's output
 _UNSHARED: Final = (
     ("unshare", "--net"),
     ("unshare", "--user", "--map-root-user", "--net"),
@@ -40,17 +40,17 @@ class Environment:
     def __init__(self, client: str, folder: Path, index: str) -> None:
         self.client = client
         self.folder = folder
-        self.index = index  # stands in for PyPI
+        self.index = index  # replaces PyPI
         self.python = folder / "bin" / "python"
         call(["uv", "venv", "--quiet", "--python", sys.executable, str(folder)])
 
     def install(self, *words: str, index: str = "", within: Sequence[str] = ()) -> None:
-        """Install, without what flash_dist depends on: torch is not what is tested.
+        """Install without dependencies: these tests do not concern torch.
 
         Args:
-            words: What, and options that pip and uv share.
-            index: The only index; that which stands in for PyPI when empty.
-            within: The start of a command that runs the client: `unshare --net`.
+            words: Requirements, and options that pip and uv share.
+            index: The only index; the replacement of PyPI when empty.
+            within: Prefix of the client's command: `unshare --net`.
         """
         if self.client == "pip":
             command = [sys.executable, "-m", "pip", "--python", str(self.python), "install"]
@@ -62,7 +62,7 @@ class Environment:
         call([*within, *command, *words], named)
 
     def uninstall(self) -> None:
-        """Remove the package again."""
+        """Uninstall the package."""
         if self.client == "pip":
             command = [sys.executable, "-m", "pip", "--python", str(self.python)]
             call([*command, "uninstall", "--quiet", "--yes", "flash_dist"])
@@ -70,11 +70,11 @@ class Environment:
             call(["uv", "pip", "uninstall", "--quiet", "--python", str(self.python), "flash_dist"])
 
     def version(self) -> str:
-        """Return the version that imports."""
+        """Return the version of the imported package."""
         return self.run("-c", "import flash_dist; print(flash_dist.__version__)").strip()
 
     def require(self, one: Artefact) -> str:
-        """Insist that this wheel imports, and that there is no file but those it brought."""
+        """Check that this wheel imports, and that no file comes from elsewhere."""
         found = self.version()
         if found != str(one.version):
             message = f"{found} was installed, expected {one.version}"
@@ -86,27 +86,27 @@ class Environment:
         return found
 
     def run(self, *words: str, fine: Sequence[int] = (0,)) -> str:
-        """Run Python; what flash_dist's tools need comes from the Python that runs this."""
+        """Run Python; the Python that runs this provides the dependencies of flash_dist's tools."""
         place = next(path for path in sys.path if path.endswith("site-packages"))
         variables = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}
         return call([str(self.python), *words], variables, fine=fine)
 
     def leftovers(self) -> list[Path]:
-        """Return the files that are there of the package."""
+        """Return the remaining files of the package."""
         return find_files(self.folder)
 
 
 def find_files(folder: Path) -> list[Path]:
-    """Return the files of flash_dist somewhere below a folder, its console script among them."""
+    """Find the files of flash_dist below a folder, including its console script."""
     files = (path for path in folder.rglob("*") if not path.is_dir())
     return sorted(path for path in files if _OURS.search(str(path.relative_to(folder))))
 
 
 def find_strangers(folder: Path) -> list[str]:
-    """Return those of its files that the RECORD of the installed version does not list.
+    """Find its files that the RECORD of the installed version does not list.
 
     Raises:
-        InstallError: There is no version installed, or more than one.
+        InstallError: No version is installed, or more than one.
     """
     infos = sorted(folder.rglob("flash_dist-*.dist-info"))
     if len(infos) != 1:
@@ -125,12 +125,12 @@ def call(
     *,
     fine: Sequence[int] = (0,),
 ) -> str:
-    """Run a command that knows nothing of this machine's indexes, and return what it prints.
+    """Run a command without this machine's index settings, and return its output.
 
     Args:
-        command: Words.
-        variables: What the command finds in its environment besides.
-        fine: Exit statuses that are no failure.
+        command: Its words.
+        variables: Additional environment variables.
+        fine: Accepted exit statuses.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_", "PYTHON"))}
     closed = {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "UV_OFFLINE": "0"}
@@ -141,7 +141,7 @@ def call(
 def call_openly(
     command: Sequence[str], environ: Mapping[str, str], *, fine: Sequence[int] = (0,)
 ) -> str:
-    """Run a command in this environment and no other, outside the source tree."""
+    """Run a command in exactly this environment, outside the source tree."""
     done = subprocess.run(
         command,
         env=environ,
@@ -160,7 +160,7 @@ def call_openly(
 
 
 def without_network() -> tuple[str, ...]:
-    """Return the start of a command that runs the rest where no network is, not even loopback.
+    """Return the prefix of a command that runs without a network, even without loopback.
 
     Raises:
         NotRunError: This machine cannot do that.
@@ -184,13 +184,13 @@ def _find_unshare() -> tuple[str, ...]:
 
 
 def runs_here(one: Artefact) -> bool:
-    """Whether a wheel is one for this machine and this Python."""
+    """Whether a wheel is for this machine and this Python."""
     return not {str(tag) for tag in sys_tags()}.isdisjoint(one.tags)
 
 
 class _Silent(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Install the wheels of dist/ as conda packages: the part of `nox -s install_test` for conda.
 
-Solver and installer are rattler's, and the machine is described to them: a GPU need not be there.
-What flash-dist depends on is stubs; see `ci/trials/conda_stubs.py`.
+It uses rattler's solver and installer with a described machine, so it needs no GPU. Dependencies of
+flash-dist are stubs; see `ci/trials/conda_stubs.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
 
 
 def cells(artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
-    """Make a channel of the newest wheels in an empty folder and try everything.
+    """Make a channel of the newest wheels in an empty folder and run all tests.
 
-    What cannot be tried is one of the results, too.
+    A test that cannot run is one of the results, too.
     """
     lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
@@ -63,7 +63,7 @@ def cells(artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
 def _write_channels(
     artefacts: Sequence[Artefact], work: Path
 ) -> tuple[dict[Artefact, Recipe], list[str]]:
-    # NOTE: here, so that what is not installed is a result
+    # NOTE: imported here, so that a missing package is a result
     from ci.trials.conda_stubs import write_stubs  # noqa: PLC0415
     from flash_dist.toolkit.make.conda.pack import write_channel  # noqa: PLC0415
 
@@ -73,7 +73,7 @@ def _write_channels(
 
 
 class CondaTrial:
-    """What is tried with the packages of one platform."""
+    """Tests of the packages of one platform."""
 
     def __init__(self, members: dict[Artefact, Recipe], subdir: str, work: Path) -> None:
         self.members = members
@@ -84,7 +84,7 @@ class CondaTrial:
         self._numbers = count(1)
 
     def cells(self) -> Iterator[Cell]:
-        """Try everything."""
+        """Run all tests."""
         if self.pick not in {one.set_name for one in self.members}:
             yield Cell(
                 PICK, f"{self.subdir}: no choice gives {self.pick}", "NOT RUN", "not in dist/"
@@ -108,7 +108,7 @@ class CondaTrial:
             return Cell(PICK, what, "FAIL", str(error))
 
     def try_pick(self, gpus: str) -> str:
-        """Ask for no set on a machine with some GPUs; doctor must be content with what comes."""
+        """Ask for no set on a machine with some GPUs; doctor must accept the result."""
         lowest = str(min(map(Device.parse, gpus.split(",")))) if gpus else ""
         expected = self._expect(lowest, CUDA)
         if expected is None:
@@ -120,7 +120,7 @@ class CondaTrial:
         )
 
     def try_older_cuda(self) -> str:
-        """Ask for no set where the driver is older: what it loads comes, or nothing does."""
+        """Ask for no set with an older driver: expect a set that it loads, or nothing."""
         gpu = next(iter(GPUS))
         expected = self._expect(gpu, OLDER_CUDA)
         if expected is None:
@@ -130,11 +130,11 @@ class CondaTrial:
         return f"{expected.set_name}: {self._require_served(prefix, gpu, OLDER_CUDA)}"
 
     def try_without_cuda(self) -> str:
-        """Ask on a machine without a driver: the refusal must say what is missing."""
+        """Ask on a machine without a driver: the refusal must name what is missing."""
         return self._require_refusal([PROJECT], "", "", "__cuda >=")
 
     def try_set(self, one: Artefact) -> str:
-        """Ask for one set on every GPU: it comes where it fits and nowhere else."""
+        """Ask for one set on every GPU: it must be installed exactly where it fits."""
         cuda = max(CUDA, oldest_cuda(one.manifest), key=parse_version)
         fitting = [gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu))]
         for gpu in GPUS:
@@ -166,7 +166,7 @@ class CondaTrial:
         return " -> ".join([*passed, "nothing"])
 
     def _expect(self, gpu: str, cuda: str) -> Artefact | None:
-        """Return the set that has to come unasked: the pick, where its package fits."""
+        """Return the expected set: the pick, where its package fits."""
         fitting = [
             one
             for one in self.members
@@ -178,7 +178,7 @@ class CondaTrial:
         return next(iter((*picks, *fitting)), None)
 
     def _every_gpu(self) -> str:
-        """Return where a client may be that tells no __cuda_arch: what any set here serves."""
+        """Return the machines of a client without __cuda_arch: all GPUs that a set here serves."""
         served = {arch for one in self.members for arch in one.embedded}
         return ",".join(gpu for gpu in GPUS if is_served(served, Device.parse(gpu)))
 
@@ -227,7 +227,7 @@ class CondaTrial:
         raise InstallError(message)
 
     def _require_served(self, prefix: Path, gpus: str, cuda: str) -> str:
-        """Ask the doctor that was installed; it reads the code in its library, and runs none."""
+        """Ask the installed doctor; it reads the code in its library, and runs none."""
         driver = str(first_driver(parse_version(cuda)))
         words = ["--gpu", gpus, "--driver", driver, "--only", "build,driver,gpu"]
         checks = _ask_doctor(prefix, *words)
@@ -235,7 +235,7 @@ class CondaTrial:
         return ", ".join(how)
 
     def _require_recorded(self, prefix: Path) -> None:
-        """Ask doctor whether all files are those of RECORD."""
+        """Ask doctor whether all files match RECORD."""
         _ask_doctor(prefix, "--only", "install")
 
 

@@ -1,8 +1,8 @@
-"""A conda client for `nox -s install_test`: rattler's solver and installer, one request a process.
+"""A conda client for `nox -s install_test`: rattler's solver and installer in a process.
 
 It reads JSON on stdin and answers on stdout: the packages, or why there are none.
 
-NOTE: a process of its own, which ends without Python's own end: py-rattler 0.28 crashes in that.
+NOTE: the process ends without Python's own exit: py-rattler 0.28 crashes in that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ClientError(FlashDistError):
 
 @dataclass(frozen=True)
 class Request:
-    """What to solve, and where to install it."""
+    """The requirements to solve, and the prefix to install into."""
 
     channels: list[str]
     specs: list[str]
@@ -55,10 +55,10 @@ class Solved:
 
 
 def ask(request: Request) -> dict[str, Solved]:
-    """Solve, and install where a prefix is named; what was there before goes.
+    """Solve, and install if a prefix is named; its old contents are deleted.
 
     Raises:
-        RefusedError: The solver says that it cannot be.
+        RefusedError: There is no solution.
         ClientError: Anything else.
     """
     done = subprocess.run(
@@ -81,7 +81,7 @@ def ask(request: Request) -> dict[str, Solved]:
 
 
 async def _solve(request: Request) -> list[Solved]:
-    # NOTE: here, so that the caller needs no rattler
+    # NOTE: imported here, so that the caller needs no rattler
     from rattler import (  # noqa: PLC0415
         BuildString,
         Channel,
@@ -96,7 +96,7 @@ async def _solve(request: Request) -> list[Solved]:
 
     records = await solve(
         [Channel(url) for url in request.channels],
-        [MatchSpec(spec, strict=False) for spec in request.specs],  # as people type them
+        [MatchSpec(spec, strict=False) for spec in request.specs],  # in the spelling of users
         platforms=[Subdir(request.platform), Subdir("noarch")],
         virtual_packages=[
             GenericVirtualPackage(PackageName(name), Version(version), BuildString("0"))

@@ -1,7 +1,7 @@
-"""Stand-ins for what flash-dist depends on: no real channel is reached by `nox -s install_test`.
+"""Stubs of flash-dist's dependencies: `nox -s install_test` reaches no real channel.
 
-They hold nothing but `bin/python`, which starts the Python that runs the test with the packages of
-the prefix. They are never published.
+They contain only `bin/python`, which starts the Python that runs the test with the packages of the
+prefix. They are never published.
 """
 
 from __future__ import annotations

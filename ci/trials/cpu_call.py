@@ -1,6 +1,6 @@
-"""Import a wheel, call its operator on the CPU, and see an error of the binding arrive.
+"""Import a wheel, call its operator on the CPU, and provoke an error of the binding.
 
-The text of this file is run where no source tree is in sight.
+The text of this file runs in a folder without a source tree.
 """
 
 import sys

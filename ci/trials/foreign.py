@@ -1,4 +1,4 @@
-"""A Debian root for another CPU, in which an emulator runs Python; nothing of it is installed."""
+"""A Debian root for another CPU, in which an emulator runs Python; nothing is installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEBIAN_NAMES: Final = {"aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class Done:
-    """What a program in the emulator said."""
+    """Result of a program in the emulator."""
 
     code: int
     out: str
@@ -35,7 +35,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Root:
-    """The folder, and the emulator for it."""
+    """The folder, and its emulator."""
 
     folder: Path
     emulator: str
@@ -61,7 +61,7 @@ class Root:
 
 
 def make_root(folder: Path, target: Target) -> Root:
-    """Unpack the packages once; no program of theirs runs."""
+    """Unpack the packages once, without running their programs."""
     root = Root(folder, target.emulator[0])
     with make_once(folder) as missing:
         if missing:

@@ -1,7 +1,7 @@
 """Install the wheels of dist/ as users do, from this machine: `nox -s install_test`.
 
-Every cell installs into a fresh environment from a server of files and from nowhere else, and
-looks at what came out. The clients' picks are those of `flash_dist/archsets.json`.
+Every test installs into a fresh environment, only from a local file server, and checks the result.
+The clients' picks are those of `flash_dist/archsets.json`.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stage:
-    """What every phase works on."""
+    """Input of every phase."""
 
     artefacts: tuple[Artefact, ...]
-    url: str  # of the index that is served
+    url: str  # of the served index
     work: Path  # an empty folder
 
 
 class Trying(Protocol):
-    """What the module has that tries another channel."""
+    """Interface of a module that tests another channel."""
 
     def cells(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
-        """Try everything in an empty folder; what cannot be tried is a cell, too."""
+        """Run all tests in an empty folder; one that cannot run is a result, too."""
 
 
 def try_client(client: str, stage: Stage) -> Iterator[Cell]:
-    """Try pip or uv."""
+    """Test pip or uv."""
     return Trial(client, stage.url, stage.artefacts, stage.work).cells()
 
 
 def try_channel(row: Row, stage: Stage) -> Iterator[Cell]:
-    """Try to install from another channel, by the module that knows how."""
+    """Test another channel with its module."""
     trial = cast("Trying", importlib.import_module(row.trial))
     return trial.cells(stage.artefacts, stage.work)
 
 
 def try_torch(stage: Stage) -> Iterator[Cell]:
-    """Try the pick under every torch and Python."""
+    """Test the pick with every torch and Python."""
     return try_torches(stage.artefacts, pick_name(DEFAULT_MACHINE), stage.work)
 
 
@@ -74,7 +74,7 @@ PHASES: Final[dict[str, Callable[[Stage], Iterator[Cell]]]] = {
 
 
 def try_all(dist: Path, phases: Sequence[str] = tuple(PHASES)) -> Iterator[Cell]:
-    """Make the index anew, serve it, and go through the phases."""
+    """Make the index, serve it, and run the phases."""
     artefacts = find_artefacts(dist)
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         out = Path(folder) / "index"
@@ -85,7 +85,7 @@ def try_all(dist: Path, phases: Sequence[str] = tuple(PHASES)) -> Iterator[Cell]
 
 
 def conclude(cells: Sequence[Cell], phases: Sequence[str]) -> str:
-    """Return one line: what came out, of which phases, and which were not asked for."""
+    """Return one line: the counts of results, and the phases run and omitted."""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in count(cells).items())
     others = ", ".join(name for name in PHASES if name not in phases)
     return f"{counts}: {', '.join(phases)}" + (f"; not asked for: {others}" if others else "")

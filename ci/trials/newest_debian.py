@@ -1,7 +1,7 @@
 """Run a wheel on the newest Debian: its glibc, its Python, torch from the index.
 
-mmdebstrap makes a root beside this system's, torch and the wheel go into a folder of it, and
-nothing stays. `toolkit/make/container/trial.py` tries the oldest glibc, in a container.
+mmdebstrap makes a root beside this system's, with torch and the wheel in a folder of it. All is
+deleted at the end. `toolkit/make/container/trial.py` tests the oldest glibc, in a container.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIRROR: Final = "http://deb.debian.org/debian"
 PACKAGES: Final = "python3,libgomp1,libstdc++6,util-linux"
 SITE: Final = "opt/site"
 CHECKS: Final = "system,torch,install,build,extension"
-NOTHING_CHECKED: Final = 3  # doctor's exit status where no GPU is
+NOTHING_CHECKED: Final = 3  # doctor's exit status without a GPU
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Root:
     path: Path
 
     def make(self, suite: str) -> None:
-        """Install Debian; its signatures are checked, its dates not: mirrors may be snapshots."""
+        """Install Debian; check its signatures, but not its dates: mirrors may be snapshots."""
         fresh = '--aptopt=Acquire::Check-Valid-Until "false"'
         command = ["mmdebstrap", "--quiet", "--variant=apt", fresh, f"--include={PACKAGES}"]
         call_openly([*command, suite, str(self.path), MIRROR], os.environ)
 
     def install(self, *requirements: str) -> None:
-        """Install with uv for the Python that is in the root."""
+        """Install with uv for the Python in the root."""
         words = ["--quiet", "--no-cache", "--target", str(self.path / SITE)]
         words += ["--python-version", self.python(), "--only-binary", ":all:"]
         call_openly(["uv", "pip", "install", *words, *requirements], os.environ)
@@ -67,7 +67,7 @@ class Root:
 
 
 def check_machine() -> None:
-    """Insist on what the test needs.
+    """Check the requirements of the test.
 
     Raises:
         NotRunError: Something is missing.
@@ -85,10 +85,10 @@ def check_machine() -> None:
 
 
 def try_wheel(one: Artefact, root: Root, torch: str) -> None:
-    """Import, call the operator, ask doctor; print what answered.
+    """Import, call the operator, run doctor; print the results.
 
     Raises:
-        InstallError: Something did not come out as it must.
+        InstallError: A result is wrong.
     """
     root.install(f"torch=={torch}.*", str(one.path))
     print(read_probe(root.run("-c", PROBE))[1])

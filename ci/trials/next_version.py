@@ -1,4 +1,4 @@
-"""A wheel of the next version, made of a real one: what install_test upgrades to."""
+"""Makes a wheel of the next version from a real one, as the target of an upgrade."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flash_dist.toolkit.make.wheels.artefacts import Artefact, read_artefact
 if TYPE_CHECKING:
     from pathlib import Path
 
-DROPPED: Final = "py.typed"  # a file that the next version has no more
+DROPPED: Final = "py.typed"  # a file that the next version lacks
 
 
 def make_next(one: Artefact, folder: Path) -> Artefact:

@@ -1,7 +1,7 @@
 """Measure the wheels of dist/ and print the README's table of the sets: `nox -s sizes`.
 
-Download and installed size, and the CPU time of a first import (a busy machine does not lengthen
-that): in a fresh environment, without .pyc files, after `import torch` (which takes seconds and is
+It measures download and installed size, and the CPU time of a first import (independent of other
+load): in a fresh environment, without .pyc files, after `import torch` (which takes seconds and is
 not ours), up to the loaded extension. Megabytes are 10^6 bytes.
 """
 
@@ -53,7 +53,7 @@ class Row:
 
     artefact: Artefact
     installed: int  # bytes
-    seconds: float | None  # None for a wheel that does not run here
+    seconds: float | None  # None for a wheel that cannot run here
 
     def __str__(self) -> str:
         one = self.artefact
@@ -65,14 +65,14 @@ class Row:
 
 
 def measure(artefacts: Sequence[Artefact], work: Path, runs: int) -> list[Row]:
-    """Install the wheels, and import them in turn: what else the machine does falls on all."""
+    """Install the wheels, and import them in turn, so that other load affects all of them."""
     environments: dict[Artefact, Environment] = {}
     for one in filter(runs_here, artefacts):
         environments[one] = environment = Environment("uv", work / one.set_name, "")
         environment.install("--no-index", str(one.path))
         environment.require(one)
         runtime = runtime_requirements(one.manifest.toolkit.cuda)
-        if runtime:  # all else is in the environment that measures
+        if runtime:  # the measuring environment has everything else
             command = ["uv", "pip", "install", "--quiet", "--python", str(environment.python)]
             call_openly([*command, *runtime], os.environ)
     rounds = [
@@ -92,7 +92,7 @@ def _make_row(
 
 
 def caption(runs: int) -> str:
-    """Return what the reader must know about the figures."""
+    """Return the caption with the conditions of the figures."""
     torch = metadata.version("torch")
     return (
         f"First import: CPU time, median of {runs}, without .pyc files, after `import torch`; "
@@ -101,7 +101,7 @@ def caption(runs: int) -> str:
 
 
 def choose(artefacts: Iterable[Artefact]) -> list[Artefact]:
-    """Return the newest wheel of each published set, in the order of the table.
+    """Return the newest wheel of each published set, in table order.
 
     Raises:
         InstallError: A set has no wheel.
@@ -116,7 +116,7 @@ def choose(artefacts: Iterable[Artefact]) -> list[Artefact]:
 
 
 def write(rows: Sequence[Row], table: str, readme: Path = README, data: Path = SETS_FILE) -> None:
-    """Put the table between the marks of the README, and the sizes into archsets.json."""
+    """Put the table between the markers of the README, and the sizes into archsets.json."""
     text = replace_between(MARKS, readme.read_text(encoding="utf-8"), table)
     readme.write_text(text, encoding="utf-8")
     archsets: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
-"""One wheel under every torch and Python that it is for: import, the operator on the CPU.
+"""Test one wheel with every torch and Python that it supports: import, the operator on the CPU.
 
-torch and what it needs come from the index that uv is set up for: 3 to 5 GB per torch, of which
-nothing is kept.
+torch and its requirements come from uv's index: 3 to 5 GB per torch, all deleted afterwards.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 
 CLIENT: Final = "torch"
 CPU: Final = "+cpu"
-ABI_ONLY: Final = "3.14"  # by abi3audit where there is no interpreter
-FREE_BYTES: Final = 9_000_000_000  # what the largest torch takes, packages and environment: 7.7 GB
+ABI_ONLY: Final = "3.14"  # with abi3audit if there is no interpreter
+FREE_BYTES: Final = 9_000_000_000  # the largest torch needs 7.7 GB for packages and environment
 STREAM: Final = "aoti_torch_get_current_cuda_stream"
 
 CPU_CALL: Final = Path(__file__).with_name("cpu_call.py").read_text(encoding="utf-8")
 
-# dlsym in the binding looks where its own weak symbol was looked for: in the libraries it needs.
+# dlsym in the binding searches the libraries that it needs, as its own weak symbol did.
 PROBE: Final = f"""{CPU_CALL}
 import ctypes, json
 print(json.dumps({{
@@ -61,7 +60,7 @@ class Pair:
 
     @property
     def requirement(self) -> str:
-        """What is asked of the index; for CPU a build without CUDA."""
+        """The requirement for the index; for CPU a build without CUDA."""
         return f"torch=={self.torch}.0{CPU}" if self.cpu else f"torch=={self.torch}.*"
 
 
@@ -79,7 +78,7 @@ PAIRS: Final = (
 
 
 def try_torches(artefacts: Sequence[Artefact], pick: str, work: Path) -> Iterator[Cell]:
-    """Try the wheel of one set under every pair; packages are shared by the pairs of a torch."""
+    """Test the wheel of one set with every pair; the pairs of a torch share packages."""
     wheels = [one for one in artefacts if one.set_name == pick and runs_here(one)]
     for _, group in groupby(PAIRS, key=lambda pair: pair.torch):
         matrix = Matrix(work / "torch")
@@ -98,7 +97,7 @@ class Matrix:
     work: Path
 
     def try_pair(self, pair: Pair, one: Artefact) -> str:
-        """Install, import, call; or audit the ABI where the interpreter is missing."""
+        """Install, import, call; or audit the ABI if the interpreter is missing."""
         try:
             python = find_python(pair.python)
         except NotRunError:
@@ -113,7 +112,7 @@ class Matrix:
             shutil.rmtree(environment, ignore_errors=True)
 
     def _install(self, pair: Pair, one: Artefact, python: Path, environment: Path) -> None:
-        """Install the wheel with all that it depends on, as users do."""
+        """Install the wheel with all dependencies, as users do."""
         self._require_space()
         self._uv("uv", "venv", "--quiet", "--python", str(python), str(environment))
         command = ["uv", "pip", "install", "--quiet", "--python", str(environment / "bin/python")]
@@ -121,11 +120,11 @@ class Matrix:
             self._uv(*command, pair.requirement)
         except InstallError as error:
             raise NotRunError(str(error)) from error
-        self._uv("uv", "cache", "clean", "--quiet", "torch")  # the largest, and of one Python
+        self._uv("uv", "cache", "clean", "--quiet", "torch")  # the largest, for one Python
         self._uv(*command, str(one.path))
 
     def _require_space(self) -> None:
-        if self.work.exists():  # what is there is most of it
+        if self.work.exists():  # most of it exists already
             return
         self.work.mkdir(parents=True)
         free = shutil.disk_usage(self.work).free
@@ -140,7 +139,7 @@ class Matrix:
 
 
 def read_probe(output: str) -> tuple[dict[str, Any], str]:
-    """Return what the probe found, and that in words.
+    """Return the probe's result, also in words.
 
     Raises:
         InstallError: The binding did not find torch's streams, or found some in a torch without.
@@ -155,7 +154,7 @@ def read_probe(output: str) -> tuple[dict[str, Any], str]:
 
 
 def _require(pair: Pair, one: Artefact, output: str) -> str:
-    """Insist on what was asked for, and return it in words."""
+    """Check the versions, and return them in words."""
     found, said = read_probe(output)
     release = Version(found["torch"])
     got = (f"{release.major}.{release.minor}", ".".join(found["python"].split(".")[:2]))
@@ -169,7 +168,7 @@ def _require(pair: Pair, one: Artefact, output: str) -> str:
 
 
 def audit_abi(one: Artefact) -> str:
-    """Let abi3audit say that a wheel keeps to what every later Python has."""
+    """Let abi3audit check that a wheel only uses the ABI of every later Python."""
     words = ["--strict", "--report", "--assume-minimum-abi3", "3.10", str(one.path)]
     said = call_openly([sys.executable, "-m", "abi3audit", *words], os.environ, fine=(0, 1))
     (spec,) = json.loads(said)["specs"].values()
@@ -182,7 +181,7 @@ def audit_abi(one: Artefact) -> str:
 
 
 def find_python(version: str) -> Path:
-    """Return the interpreter of one version, `3.13`; nothing is downloaded.
+    """Find the interpreter of one version, `3.13`, without downloading.
 
     Raises:
         NotRunError: This machine has none.

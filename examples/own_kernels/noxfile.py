@@ -1,3 +1,3 @@
-"""`nox -l` lists what one can do: build the wheels, and test one of them."""
+"""`nox -l` lists the sessions: build the wheels, and test one of them."""
 
 from fatwheel.sessions import build_wheels, tests  # noqa: F401

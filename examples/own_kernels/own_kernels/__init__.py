@@ -1,4 +1,4 @@
-"""RMS norm and SiLU-and-multiply as CUDA kernels of our own.
+"""RMS norm and SiLU-and-multiply as CUDA kernels.
 
 Importing this needs neither torch nor a GPU, so that `python -m own_kernels doctor` starts on a
 broken install.

@@ -1,7 +1,7 @@
 """The cases of `python -m own_kernels selftest`.
 
 The toolkit runs each case many times, on two streams, over memory filled with NaN. All runs must
-give the same bits, and the first one the values of `exact`.
+give the same bits, and the first must give the values of `exact`.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class SiluMulCase(Case):
 
 
 def load_cases() -> Callable[..., list[Case]]:
-    """Return what chooses the cases of a device."""
+    """Return a function that chooses the cases of a device."""
     return choose_cases
 
 
 def choose_cases(device: torch.device, selected: Iterable[dict[str, Any]]) -> list[Case]:
-    """Return the cases of all columns that a GPU has kernels for; on the CPU, of a few."""
+    """Return the cases for all column counts with kernels on a GPU; a few on the CPU."""
     sizes = {("fp16", 256), ("bf16", 1024)}
     if device.type == "cuda":
         sizes = {(k["dtype"], k["hidden"]) for k in selected if k["role"] == "rms" and k["chosen"]}
@@ -97,7 +97,7 @@ def choose_cases(device: torch.device, selected: Iterable[dict[str, Any]]) -> li
 def _norm_cases(sizes: Iterable[tuple[str, int]], *, many: bool) -> Iterator[Case]:
     for dtype, hidden in sorted(sizes):
         yield RmsNormCase(dtype, 1, hidden)
-        yield RmsNormCase(dtype, 7, hidden - 1)  # no row but the first is aligned
+        yield RmsNormCase(dtype, 7, hidden - 1)  # only the first row is aligned
         yield RmsNormCase(dtype, 7, hidden - 8)
         if many:
             yield RmsNormCase(dtype, MANY // hidden, hidden)

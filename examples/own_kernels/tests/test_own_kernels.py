@@ -1,4 +1,4 @@
-"""Both functions against float64. Tests of a GPU skip where there is none."""
+"""Tests of both functions against float64. GPU tests are skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ LARGE = [(3000, 256), (5003, 1024), (2600, 2048), (1300, 4096), (700, 8192), (70
 
 @pytest.fixture(autouse=True)
 def _poison_new_memory() -> None:
-    """Fill memory that torch uses again with NaN: a kernel must write all of its output."""
+    """Fill memory that torch reuses with NaN: a kernel must write all of its output."""
     for device in range(GPUS):
-        sizes = (1 << 26, *[1 << 16] * 32)  # large and small tensors have memory of their own
+        sizes = (1 << 26, *[1 << 16] * 32)  # large and small tensors have separate memory
         _ = [torch.full((size,), torch.nan, device=f"cuda:{device}") for size in sizes]
 
 
@@ -49,7 +49,7 @@ def make(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> torch.T
 
 @cache
 def built() -> frozenset[str]:
-    """Return the dtypes and families of the kernels that the GPU takes from this build."""
+    """Return the dtypes and families of the kernels that the GPU uses from this build."""
     from own_kernels._toolkit.loading.library import select  # noqa: PLC0415
 
     chosen = [one for one in select(0) if one["chosen"]]
@@ -83,7 +83,7 @@ def differentiate_exactly(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def assert_close(actual: torch.Tensor, exact: torch.Tensor) -> None:
-    """Allow twice the error that rounding the largest value makes; 16 times in float32."""
+    """Allow twice the error of rounding the largest value; 16 times in float32."""
     steps = 8 if actual.dtype == torch.float32 else 1
     allowed = steps * torch.finfo(actual.dtype).eps * exact.abs().max().item() + 1e-6
     worst = (actual.cpu().double() - exact).abs().max().item()

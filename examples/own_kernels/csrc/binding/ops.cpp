@@ -1,5 +1,5 @@
-// The torch operators, on the stable ABI. Python checks arguments with friendlier sentences; here
-// is what would corrupt memory.
+// The torch operators, on the stable ABI. Python checks arguments with friendlier sentences; the
+// checks here prevent memory corruption.
 #include <cstdint>
 #include <tuple>
 

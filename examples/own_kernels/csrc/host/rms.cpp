@@ -20,8 +20,8 @@ bool is_aligned(int hidden, std::initializer_list<const void*> tensors) {
   return aligned;
 }
 
-// Launches the kernel of a role that serves the dtype and the columns of a call, or fails with a
-// sentence that says what is built in.
+// Launches the kernel of a role for the dtype and the columns of a call, or fails with a sentence
+// that names the built kernels.
 template <class Params>
 Loaded find(const Call& call, Role role, const Params& p) {
   return require_kernel(call.device, {role, {call.dtype, p.hidden}}, &p);
@@ -32,7 +32,7 @@ void launch_on(const Call& call, const Loaded& kernel, const Params& p) {
   launch(call.device, kernel, &p, static_cast<cudaStream_t>(call.stream));
 }
 
-// What the bits of dweight follow from, for the plan that the selftest records.
+// Everything that determines the bits of dweight, for the plan that the selftest records.
 void record_backward(const RmsBwdParams& p) {
   if (!is_recording()) return;
   std::ostringstream entry;
@@ -53,7 +53,7 @@ void run_backward(const Call& call, RmsBwdParams p, void* dweight, Allocate allo
   const DeviceScope scope(call.device);
   p.aligned = is_aligned(p.hidden, {p.dout, p.x, p.weight, p.dx});
   const Loaded kernel = find(call, Role::RMS_BWD, p);
-  // As many blocks as run at a time, and no more than rows.
+  // The number of blocks that run at a time, at most the number of rows.
   const int most = device_info(call.device).sm_count * kernel.variant->entry->blocks_per_sm;
   p.blocks = static_cast<int>(std::min<int64_t>(p.rows, most));
   const int64_t bytes = int64_t{p.blocks} * p.hidden * static_cast<int64_t>(sizeof(float));

@@ -1,6 +1,6 @@
 // Copies from global to shared memory by Hopper's copy engine, and the barriers that count their
-// bytes. A phase of a barrier ends when all bytes are there. Phases alternate in parity; the first
-// has parity 0.
+// bytes. A phase of a barrier ends when all bytes have arrived. Phases alternate in parity; the
+// first has parity 0.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,13 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// For one arrival per phase. By one thread, before a __syncthreads().
+// For one arrival per phase. Call it in one thread, before a __syncthreads().
 __device__ __forceinline__ void init_barrier(uint64_t& barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(smem_address(&barrier)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // for the copy engine
 }
 
-// Let the phase wait for `bytes`, and start the copy that brings them. Addresses and bytes are
-// multiples of 16.
+// Let the phase wait for `bytes`, and start their copy. Addresses and bytes are multiples of 16.
 __device__ __forceinline__ void start_copy(void* smem, const void* source, int bytes,
                                            uint64_t& barrier) {
   const uint32_t counter = smem_address(&barrier);

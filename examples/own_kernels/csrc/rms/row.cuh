@@ -54,8 +54,8 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-// The sum over all threads of a block, the same bits in each. A block that sums again must pass
-// another array of `sums` the next time: a slow warp may still read this one.
+// The sum over all threads of a block, with the same bits in each. The next sum of a block must use
+// another array of `sums`: a slow warp may still read this one.
 template <int WARPS>
 __device__ __forceinline__ float block_sum(float value, float (&sums)[WARPS]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
