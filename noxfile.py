@@ -12,8 +12,8 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from ci.install_tests.foreign import PYTHON
 from ci.outputs import FOREIGN
-from ci.trials.foreign import PYTHON
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.make.locks import BESIDE, lock_path
 from flash_dist.toolkit.make.project import ARCHSETS, TOOLKIT, load_project
@@ -65,9 +65,7 @@ OWN_SET = "all"  # of examples/own_kernels
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones cannot import its newest version
-HUB_LOADER = (
-    "kernels==0.17.2"  # flash_dist/toolkit/make/release/hub.py writes its metadata
-)
+HUB_LOADER = "kernels==0.17.2"  # flash_dist/toolkit/make/release/hub.py writes its metadata
 # Sessions that use this machine's torch, which uv cannot see.
 BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-packages"]}
 gpu_session = session_of(**BESIDE_SYSTEM)
@@ -87,7 +85,7 @@ def arm_test(session: nox.Session) -> None:
     if beside:  # the oldest; its aarch64 package has no CUDA
         oldest = f"torch=={load_project().torch_min}.*"
         session.install(*into, "--no-deps", oldest)
-    session.run("python", "-m", "ci.trials.aarch64", "--site", str(site), *session.posargs)
+    session.run("python", "-m", "ci.install_tests.aarch64", "--site", str(site), *session.posargs)
 
 
 @session_of
@@ -406,9 +404,9 @@ def repro(session: nox.Session) -> None:
 @session_of
 def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip, uv and conda, with every torch; 30 minutes, 8 GB."""
-    tried = [group for row in CHANNELS.values() if row.trial for group in row.groups]
+    tried = [group for row in CHANNELS.values() if row.install_test for group in row.groups]
     install(session, "runtime", "audit", "index", "clients", *tried)
-    session.run("python", "-m", "ci.trials.install", *session.posargs)
+    session.run("python", "-m", "ci.install_tests.install", *session.posargs)
 
 
 @session_of(default=False)
@@ -433,7 +431,7 @@ def root_test(session: nox.Session) -> None:
     """Test a wheel on the newest Debian: `-- [WHEEL]`; needs root, mmdebstrap and 5 GB."""
     wheels = session.posargs or [_wheel_of_all(session)]
     install(session, "runtime", "index", "clients")
-    session.run("python", "-m", "ci.trials.newest_debian", *wheels)
+    session.run("python", "-m", "ci.install_tests.newest_debian", *wheels)
 
 
 @session_of
@@ -441,7 +439,7 @@ def sizes(session: nox.Session) -> None:
     """Measure the wheels in dist/; `-- --write` updates the table of sets in the README."""
     require_wheels(session, *load_archsets(ARCHSETS))
     install(session, "runtime", "index", "clients", "torch")
-    session.run("python", "-m", "ci.trials.sizes", *session.posargs)
+    session.run("python", "-m", "ci.install_tests.sizes", *session.posargs)
 
 
 @session_of(venv_backend="virtualenv")

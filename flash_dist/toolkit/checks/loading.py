@@ -81,7 +81,7 @@ def check_loading(environment: Environment) -> CheckResult:
         return CheckResult("skip", summary, entry=EXTENSION_NEEDS_TORCH)
     if loading.source == "predicted":
         return _describe_prediction(loading)
-    result = _describe_trial(environment)
+    result = _describe_attempt(environment)
     explained = loading.status != "ok" and (
         loading.fix or not loading.stage or result.entry in _OUTER
     )
@@ -106,7 +106,7 @@ def _describe_prediction(loading: Loading) -> CheckResult:
     )
 
 
-def _describe_trial(environment: Environment) -> CheckResult:
+def _describe_attempt(environment: Environment) -> CheckResult:
     loading = environment.loading
     if loading.status == "ok":
         both = "the kernel library and the torch extension load"
@@ -123,7 +123,7 @@ def _describe_trial(environment: Environment) -> CheckResult:
         "fail",
         f"{_part(loading)} {verb}: {reason}",
         tuple(line for line in rest if line.strip()),
-        loading.fix or (outer.remedy if outer else _trial_fix(environment)),
+        loading.fix or (outer.remedy if outer else _retry_fix(environment)),
         outer or FAILED.get((loading.stage, loading.status), CHILD_CRASHED),
     )
 
@@ -134,7 +134,7 @@ def find_outer(reason: str) -> Entry | None:
     return next((entry for entry in found if entry in _OUTER), None)
 
 
-def _trial_fix(environment: Environment) -> str:
+def _retry_fix(environment: Environment) -> str:
     """Suggest the loader's variables first: trying again without them costs nothing."""
     named = [name for name in LOADER_VARIABLES if environment.variables.get(name)]
     reinstall = "reinstall torch" if environment.loading.stage == "torch" else reinstall_fix()

@@ -28,8 +28,8 @@ from ..project import (
 from ..toolchain.cross import VARIABLE as MACHINE
 from ..wheels.platform_tags import MANYLINUX
 from .setup import HOME
+from .smoke_test import name_variable
 from .tree import PLACE
-from .trial import name_variable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ def cibuildwheel_settings() -> dict[str, str]:
 def _test_settings() -> dict[str, str]:
     """Return the test step: import, doctor, and the project's tests."""
     toolkit = f"{NAME}.{TOOLKIT.name if EMBEDDED else COPY}"  # in the wheel
-    program = f"python {_of_toolkit(TOOLKIT / 'make' / 'container' / 'trial.py')}"
+    program = f"python {_of_toolkit(TOOLKIT / 'make' / 'container' / 'smoke_test.py')}"
     tests = load_project().tests
     command = [f"{program} {NAME} {toolkit}", *map(_of_project, tests)]
     found = {

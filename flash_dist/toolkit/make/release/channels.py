@@ -35,7 +35,7 @@ class Row:
     linked: bool = False  # the index copies its folder, and the page has its links
     options: tuple[str, ...] = ()  # of a release, that it accepts
     partial: tuple[str, ...] = ()  # its arguments if not all sets were built
-    trial: str = ""  # the module that installs from it, a phase of install_test
+    install_test: str = ""  # the module that installs from it, a phase of install_test
 
     def load(self) -> Channel:
         """Return the module."""
@@ -57,7 +57,7 @@ CHANNELS: Final = {
             "Make dist/conda, a conda channel of the wheels in dist/; the solver picks by GPU.",
             groups=("runtime", "index", "conda"),
             linked=True,
-            trial="ci.trials.conda",
+            install_test="ci.install_tests.conda",
         ),
         Row(
             "index",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from ci.trials.clients import serve
+from ci.install_tests.clients import serve
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.machine.libcuda import Cuda
 from tests.unit.made.builds import ALL, make_environment

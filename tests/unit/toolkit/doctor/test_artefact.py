@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from ci.trials.clients import serve
+from ci.install_tests.clients import serve
 from flash_dist.toolkit.doctor.record import Record
 from flash_dist.toolkit.indexes import fetch
 from flash_dist.toolkit.redaction import Redaction

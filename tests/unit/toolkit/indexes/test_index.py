@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.version import Version
 
-from ci.trials.clients import serve
+from ci.install_tests.clients import serve
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.errors import FetchError
 from flash_dist.toolkit.indexes import fetch

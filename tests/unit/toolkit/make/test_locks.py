@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from flash_dist.toolkit.make import locks, sessions
-from flash_dist.toolkit.make.container import trial
+from flash_dist.toolkit.make.container import smoke_test
 from flash_dist.toolkit.make.container.image import CONTAINERFILE
 from flash_dist.toolkit.make.container.settings import cibuildwheel_settings
 from flash_dist.toolkit.make.locks import (
@@ -198,7 +198,7 @@ def test_a_file_lies_where_its_group_is_looked_for() -> None:
 def test_what_channels_and_the_container_install_is_data_of_the_toolkit() -> None:
     groups = {name for row in CHANNELS.values() for name in (*row.groups, *row.packed)}
     assert {lock_path(name).parent for name in groups} == {locks.OWN_LOCKS}
-    assert str(lock_path("beside_torch")) == trial.BESIDE
+    assert str(lock_path("beside_torch")) == smoke_test.BESIDE
     before_build = cibuildwheel_settings()["CIBW_BEFORE_BUILD"]
     assert before_build.endswith(f" {{project}}/{lock_path('build').relative_to(ROOT)}")
 

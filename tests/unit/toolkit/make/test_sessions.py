@@ -63,7 +63,7 @@ def test_a_group_that_a_project_lacks_is_told_in_a_sentence(
 READERS = (
     "flash_dist.toolkit.make.release.index",
     "flash_dist.toolkit.make.release.manifest",
-    "ci.trials.install",
+    "ci.install_tests.install",
 )  # load all channels
 OWN = ("ci.", "tests.", "flash_dist")
 NATIVE = ("build_wheels", "build_arm")  # in a container they install less: both are tried
@@ -167,8 +167,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Iterator[tuple[str, ..
                 yield (name, *ran)
                 for row in CHANNELS.values() if ran[1] in READERS else ():
                     yield (name, ran[0], row.module)
-                    if row.trial and ran[1] == "ci.trials.install":
-                        yield (name, ran[0], row.trial)
+                    if row.install_test and ran[1] == "ci.install_tests.install":
+                        yield (name, ran[0], row.install_test)
     yield ("the noxfile", "nox", "noxfile")
     yield ("pip install .", "", "flash_dist.toolkit.make.building.backend")
     yield ("the matrix of build.yml", "", "flash_dist.toolkit.make.building.matrix")

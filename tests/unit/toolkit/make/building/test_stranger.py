@@ -370,7 +370,8 @@ def test_the_settings_of_a_container_bear_the_name_of_the_project(stranger: Stra
     assert found["CIBW_BEFORE_ALL"].endswith(f"python -m {DISTRIBUTION}.make.container.setup")
     toolkit = f"{{project}}/build/toolkit/{DISTRIBUTION}"
     assert found["CIBW_TEST_COMMAND"] == (
-        f"python {toolkit}/make/container/trial.py my_norms my_norms._toolkit {{project}}/tests"
+        f"python {toolkit}/make/container/smoke_test.py "
+        "my_norms my_norms._toolkit {project}/tests"
     )
     assert (found["CIBW_TEST_GROUPS"], found["CIBW_TEST_REQUIRES"]) == ("test", "pytest")
     assert "FLASH_DIST" not in str(found)

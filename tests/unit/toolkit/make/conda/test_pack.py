@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.trials.clients import serve
+from ci.install_tests.clients import serve
 from flash_dist.toolkit.audit.verify import verify_wheel
 from flash_dist.toolkit.builds.conda_package import open_conda
 from flash_dist.toolkit.builds.listing import read_listing

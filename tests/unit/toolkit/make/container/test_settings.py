@@ -26,7 +26,7 @@ def test_the_container_asks_for_the_tag_that_is_released() -> None:
 def test_every_file_that_a_step_names_is_in_the_project() -> None:
     words = [word for text in cibuildwheel_settings().values() for word in text.split()]
     named = [word.removeprefix("{project}/") for word in words if word.startswith("{project}/")]
-    assert "ci/trials/cpu_call.py" in named
+    assert "ci/install_tests/cpu_call.py" in named
     assert all((ROOT / name).is_file() for name in named)
 
 
@@ -40,7 +40,7 @@ def test_the_variables_of_the_package_bear_its_name() -> None:
 def test_the_wheel_is_tried_without_a_toolkit_beside_it() -> None:
     found = cibuildwheel_settings()
     assert found["CIBW_TEST_ENVIRONMENT"] == "PYTHONPATH="
-    assert "trial.py flash_dist flash_dist.toolkit {project}/" in found["CIBW_TEST_COMMAND"]
+    assert "smoke_test.py flash_dist flash_dist.toolkit {project}/" in found["CIBW_TEST_COMMAND"]
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_the_files_of_this_package_are_all_there(tmp_path: Path) -> None:
     found = copied(tmp_path)
     assert {
         "csrc/kernels.toml",
-        "ci/trials/cpu_call.py",
+        "ci/install_tests/cpu_call.py",
         "flash_dist/toolkit/native/CMakeLists.txt",
         "flash_dist/toolkit/make/locks/build.txt",
         "setup.py",

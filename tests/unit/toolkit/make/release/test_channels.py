@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import nox.registry
 import pytest
 
-from ci.trials.cells import Cell
-from ci.trials.install import PHASES, Stage, try_channel
+from ci.install_tests.install import PHASES, Stage, try_channel
+from ci.install_tests.results import Result
 from flash_dist.toolkit.indexes.install_commands import Command
 from flash_dist.toolkit.make import shared_sessions
 from flash_dist.toolkit.make.building import sdist
@@ -65,11 +65,11 @@ class Parcels:
         return [Command("post", f"post fetch {address}")]
 
 
-class ParcelTrial:
+class ParcelInstallTest:
     """Tries nothing but says so."""
 
-    def cells(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
-        yield Cell("post", f"{len(artefacts)} parcels", "NOT RUN", work.name)
+    def results(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
+        yield Result("post", f"{len(artefacts)} parcels", "NOT RUN", work.name)
 
 
 ROW = Row(
@@ -79,7 +79,7 @@ ROW = Row(
     groups=("runtime",),
     linked=True,
     partial=("--partial",),
-    trial="parcel_trial",
+    install_test="parcel_install_test",
 )
 
 
@@ -89,7 +89,7 @@ def parcels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parcels:
     write_whole_wheel(tmp_path / "hopper")
     made = Parcels(tmp_path)
     monkeypatch.setitem(sys.modules, "parcels", made)
-    monkeypatch.setitem(sys.modules, "parcel_trial", ParcelTrial())
+    monkeypatch.setitem(sys.modules, "parcel_install_test", ParcelInstallTest())
     monkeypatch.setitem(CHANNELS, ROW.name, ROW)
     return made
 
@@ -247,13 +247,13 @@ def test_the_sessions_of_the_channels_are_those_of_the_table(
 
 def test_a_new_channel_is_a_phase_of_install_test(parcels: Parcels, tmp_path: Path) -> None:
     stage = Stage(find_artefacts(parcels.dist), URL, tmp_path)
-    (cell,) = try_channel(ROW, stage)
-    assert (cell.client, cell.what, cell.outcome) == ("post", "1 parcels", "NOT RUN")
+    (result,) = try_channel(ROW, stage)
+    assert (result.client, result.what, result.outcome) == ("post", "1 parcels", "NOT RUN")
 
 
 OWN = (
     "flash_dist/toolkit/make/conda/",
-    "ci/trials/conda",
+    "ci/install_tests/conda",
     "flash_dist/toolkit/make/release/channels.py",
     "flash_dist/toolkit/indexes/channels.py",
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.trials.clients import serve
+from ci.install_tests.clients import serve
 from flash_dist.toolkit.builds.published import MACHINES, load_picks, published_sets
 from flash_dist.toolkit.cli import main as flash_dist
 from flash_dist.toolkit.errors import ArchError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.trials.aarch64 import find_wheels
+from ci.install_tests.aarch64 import find_wheels
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.errors import ArchError
 from flash_dist.toolkit.make.building.choose import choose_sets, toolkits_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.trials.clients import serve
+from ci.install_tests.clients import serve
 from flash_dist.toolkit.make.project import load_requirements
 from flash_dist.toolkit.make.toolchain.cuda12 import (
     DEBIAN,

@@ -1,4 +1,4 @@
-"""The trial in a container: each torch, the operators, doctor, and the tests of the project."""
+"""The smoke test in a container: each torch, the operators, doctor, the tests of the project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.make.container import trial
+from flash_dist.toolkit.make.container import smoke_test
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,13 +20,13 @@ VARIABLE = "MY_NORMS_TEST_TORCH"
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Install nothing, and note which torch would have been."""
     found: list[str] = []
-    monkeypatch.setattr(trial, "install", found.append)
+    monkeypatch.setattr(smoke_test, "install", found.append)
     return found
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["trial.py", "my_norms", *words])
-    trial.main()
+    monkeypatch.setattr(sys, "argv", ["smoke_test.py", "my_norms", *words])
+    smoke_test.main()
 
 
 def test_the_first_torch_is_there_before_the_wheel(
@@ -47,8 +47,8 @@ def test_every_torch_is_judged_and_then_tested(
     installed: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(VARIABLE, "2.10 2.15")
-    monkeypatch.setattr(trial, "judge", installed.append)
-    monkeypatch.setattr(trial, "run_test", lambda path: installed.append(path.name))
+    monkeypatch.setattr(smoke_test, "judge", installed.append)
+    monkeypatch.setattr(smoke_test, "run_test", lambda path: installed.append(path.name))
     run(monkeypatch, "my_norms._toolkit", str(tmp_path / "one.py"), str(tmp_path / "tests"))
     each = ["my_norms._toolkit", "one.py", "tests"]
     assert installed == ["2.10", *each, "2.15", *each]
@@ -71,8 +71,8 @@ def test_doctor_is_asked_about_each_target_and_one_gpu_without_code(
         asked.append(code)
         return json.dumps(targets)
 
-    monkeypatch.setattr(trial, "ask", ask)
-    assert trial.expected("my_norms._toolkit") == served
+    monkeypatch.setattr(smoke_test, "ask", ask)
+    assert smoke_test.expected("my_norms._toolkit") == served
     assert "from my_norms._toolkit.builds.manifest import load_manifest" in asked[0]
 
 
@@ -84,7 +84,7 @@ def test_a_program_does_not_see_its_folder(tmp_path: Path, monkeypatch: pytest.M
         "import importlib.util, sys\nsys.exit(importlib.util.find_spec('beside_it') is not None)"
     )
     monkeypatch.chdir(tmp_path)
-    trial.run_test(source / "program.py")
+    smoke_test.run_test(source / "program.py")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_program_does_not_see_its_folder(tmp_path: Path, monkeypatch: pytest.M
     ],
     ids=["program", "test", "no test"],
 )
-def test_a_test_that_fails_ends_the_trial(
+def test_a_test_that_fails_ends_the_smoke_test(
     name: str, text: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / name
@@ -106,7 +106,7 @@ def test_a_test_that_fails_ends_the_trial(
     monkeypatch.chdir(tmp_path)
     test = path if path.parent == tmp_path else path.parent
     with pytest.raises(SystemExit, match=f"`{test.name}` ended with {status}"):
-        trial.run_test(test)
+        smoke_test.run_test(test)
 
 
 def test_tests_in_a_folder_run_under_pytest(
@@ -116,7 +116,7 @@ def test_tests_in_a_folder_run_under_pytest(
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_one.py").write_text("def test_one(): pass")
     monkeypatch.chdir(tmp_path)
-    trial.run_test(tmp_path / "tests")
+    smoke_test.run_test(tmp_path / "tests")
     assert not list(tmp_path.rglob(".pytest_cache"))
 
 
@@ -130,6 +130,6 @@ def test_an_answer_of_doctor_that_is_not_expected_is_shown(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(SystemExit, match=r"doctor --gpu 9\.0 ended with 1:\ntold doctor --gpu 9"):
-        trial.ask_doctor("fake_toolkit", "9.0", served=True)
-    trial.ask_doctor("fake_toolkit", "7.5", served=False)
+        smoke_test.ask_doctor("fake_toolkit", "9.0", served=True)
+    smoke_test.ask_doctor("fake_toolkit", "7.5", served=False)
     assert capsys.readouterr().out == "doctor --gpu 7.5: not served, as it should be\n"

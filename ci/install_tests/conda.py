@@ -1,7 +1,7 @@
 """Install the wheels of dist/ as conda packages: the part of `nox -s install_test` for conda.
 
 It uses rattler's solver and installer with a described machine, so it needs no GPU. Dependencies of
-flash-dist are stubs; see `ci/trials/conda_stubs.py`.
+flash-dist are stubs; see `ci/install_tests/conda_stubs.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
-from ci.trials.conda_client import RefusedError, Request, Solved, ask
+from ci.install_tests.conda_client import RefusedError, Request, Solved, ask
+from ci.install_tests.results import GPUS, MIXED, InstallError, Result, attempt
 from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.builds.conda_solver import SUBDIRS, is_served, oldest_cuda
 from flash_dist.toolkit.builds.published import load_picks
@@ -37,34 +37,34 @@ _NEEDED: Final = ("rattler", "rattler_build")
 _MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
 
 
-def cells(artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
+def results(artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
     """Make a channel of the newest wheels in an empty folder and run all tests.
 
     A test that cannot run is one of the results, too.
     """
     lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
-        yield Cell(PICK, "everything", "NOT RUN", f"not installed: {', '.join(lacking)}")
+        yield Result(PICK, "everything", "NOT RUN", f"not installed: {', '.join(lacking)}")
         return
     newest = newest_first(artefacts)
     newest = [one for one in newest if one.version.public == newest[0].version.public]
     try:
         members, stubs = _write_channels(newest, work)
     except (FlashDistError, OSError) as error:
-        yield Cell(PICK, "channel", "FAIL", str(error))
+        yield Result(PICK, "channel", "FAIL", str(error))
         return
     detail = f"NOTE: stubs made for this test: {', '.join(stubs)}"
-    yield Cell(PICK, f"channel of {len(newest)} packages", "ok", detail)
+    yield Result(PICK, f"channel of {len(newest)} packages", "ok", detail)
     for subdir in sorted({recipe.subdir for recipe in members.values()}):
         own = {one: recipe for one, recipe in members.items() if recipe.subdir == subdir}
-        yield from CondaTrial(own, subdir, work).cells()
+        yield from CondaTests(own, subdir, work).results()
 
 
 def _write_channels(
     artefacts: Sequence[Artefact], work: Path
 ) -> tuple[dict[Artefact, Recipe], list[str]]:
     # NOTE: imported here, so that a missing package is a result
-    from ci.trials.conda_stubs import write_stubs  # noqa: PLC0415
+    from ci.install_tests.conda_stubs import write_stubs  # noqa: PLC0415
     from flash_dist.toolkit.make.conda.pack import write_channel  # noqa: PLC0415
 
     write_channel(work / "conda", artefacts, epoch=load_project().epoch)
@@ -72,7 +72,7 @@ def _write_channels(
     return members, write_stubs(work / "stubs", members.values())
 
 
-class CondaTrial:
+class CondaTests:
     """Tests of the packages of one platform."""
 
     def __init__(self, members: dict[Artefact, Recipe], subdir: str, work: Path) -> None:
@@ -83,10 +83,10 @@ class CondaTrial:
         self._work = work
         self._numbers = count(1)
 
-    def cells(self) -> Iterator[Cell]:
+    def results(self) -> Iterator[Result]:
         """Run all tests."""
         if self.pick not in {one.set_name for one in self.members}:
-            yield Cell(
+            yield Result(
                 PICK, f"{self.subdir}: no choice gives {self.pick}", "NOT RUN", "not in dist/"
             )
         for gpus in (*GPUS, *MIXED):
@@ -99,13 +99,13 @@ class CondaTrial:
         if len(self.members) > 1:
             yield self._try("one set to another, uninstall", self.try_switch)
 
-    def _try(self, what: str, action: Callable[[], str]) -> Cell:
+    def _try(self, what: str, action: Callable[[], str]) -> Result:
         here = self.subdir == SUBDIRS.get(platform.machine())
         what = what if here else f"{self.subdir}: {what}"
         try:
             return attempt(PICK, what, action)
         except subprocess.TimeoutExpired as error:
-            return Cell(PICK, what, "FAIL", str(error))
+            return Result(PICK, what, "FAIL", str(error))
 
     def try_pick(self, gpus: str) -> str:
         """Ask for no set on a machine with some GPUs; doctor must accept the result."""

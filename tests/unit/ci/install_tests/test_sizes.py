@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.trials.cells import InstallError
-from ci.trials.sizes import MARKS, Row, choose, write
+from ci.install_tests.results import InstallError
+from ci.install_tests.sizes import MARKS, Row, choose, write
 from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.project import README, SETS_FILE

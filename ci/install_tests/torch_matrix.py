@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from packaging.version import Version
 
-from ci.trials.cells import Cell, InstallError, NotRunError, attempt
-from ci.trials.clients import call_openly, runs_here
+from ci.install_tests.clients import call_openly, runs_here
+from ci.install_tests.results import InstallError, NotRunError, Result, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,7 +77,7 @@ PAIRS: Final = (
 )
 
 
-def try_torches(artefacts: Sequence[Artefact], pick: str, work: Path) -> Iterator[Cell]:
+def try_torches(artefacts: Sequence[Artefact], pick: str, work: Path) -> Iterator[Result]:
     """Test the wheel of one set with every pair; the pairs of a torch share packages."""
     wheels = [one for one in artefacts if one.set_name == pick and runs_here(one)]
     for _, group in groupby(PAIRS, key=lambda pair: pair.torch):
@@ -86,7 +86,7 @@ def try_torches(artefacts: Sequence[Artefact], pick: str, work: Path) -> Iterato
             if wheels:
                 yield attempt(CLIENT, str(pair), partial(matrix.try_pair, pair, wheels[0]))
             else:
-                yield Cell(CLIENT, str(pair), "NOT RUN", f"no wheel of {pick} in dist/ runs here")
+                yield Result(CLIENT, str(pair), "NOT RUN", f"no wheel of {pick} in dist/ runs here")
         shutil.rmtree(matrix.work, ignore_errors=True)
 
 

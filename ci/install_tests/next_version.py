@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from packaging.version import Version
 
-from ci.trials.cells import InstallError
+from ci.install_tests.results import InstallError
 from flash_dist.toolkit.builds.manifest import FILE_NAME, Manifest
 from flash_dist.toolkit.make.wheels.artefacts import Artefact, read_artefact
 

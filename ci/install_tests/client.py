@@ -8,9 +8,9 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
-from ci.trials.clients import Environment, call, runs_here, serve, without_network
-from ci.trials.next_version import make_next
+from ci.install_tests.clients import Environment, call, runs_here, serve, without_network
+from ci.install_tests.next_version import make_next
+from ci.install_tests.results import GPUS, MIXED, InstallError, Result, attempt
 from flash_dist.toolkit.builds.published import load_picks, published_sets
 from flash_dist.toolkit.make.project import ARCHSETS, ROOT
 from flash_dist.toolkit.make.release.index import DEFAULT, write_index
@@ -32,7 +32,7 @@ OLDER_MACHINES: Final = ("7.5", "7.5,9.0", "12.0")
 NO_CODE: Final = 1  # exit status of select and doctor
 
 
-class Trial:
+class ClientTests:
     """All tests of one client."""
 
     def __init__(self, client: str, url: str, artefacts: Sequence[Artefact], work: Path) -> None:
@@ -46,7 +46,7 @@ class Trial:
         self._work = work
         self._count = 0
 
-    def cells(self) -> Iterator[Cell]:
+    def results(self) -> Iterator[Result]:
         """Run all tests; one that cannot run is a result, too."""
         names = [one.name for one in published_sets() if one.machine == DEFAULT_MACHINE]
         if self.pick in self.by_set:
@@ -56,7 +56,7 @@ class Trial:
         else:
             yield self._lack("default index", self.pick)
         for name in (*names, *(set(self.by_set) - set(names))):
-            yield from self._set_cells(name)
+            yield from self._set_results(name)
         if len(self.by_set) > 1:
             yield attempt(self.client, "one set to another, uninstall", self.try_switch)
         lacking = sorted(set(names) - set(self.by_set) - set(self.foreign))
@@ -67,9 +67,9 @@ class Trial:
                 yield self._lack(what, ", ".join(lacking))
             else:
                 yield attempt(self.client, what, partial(self.try_select, machine, driver))
-        yield from self._foreign_cells()
+        yield from self._foreign_results()
 
-    def _foreign_cells(self) -> Iterator[Cell]:
+    def _foreign_results(self) -> Iterator[Result]:
         for archset in published_sets():
             if archset.machine != DEFAULT_MACHINE:
                 what = f"{archset.name} for {archset.machine}"
@@ -78,7 +78,7 @@ class Trial:
                 else:
                     yield self._lack(what, archset.name)
 
-    def _set_cells(self, name: str) -> Iterator[Cell]:
+    def _set_results(self, name: str) -> Iterator[Result]:
         if name not in self.by_set:
             yield self._lack(f"index {name}", name)
             return
@@ -86,11 +86,11 @@ class Trial:
         yield attempt(self.client, f"index {name}, with hashes", index)
         yield attempt(self.client, f"{name}: network off", offline)
 
-    def _lack(self, what: str, name: str) -> Cell:
+    def _lack(self, what: str, name: str) -> Result:
         reason = f"no wheel of {name} in dist/"
         if name in self.foreign:
             reason = f"the wheel of {name} is not for this machine"
-        return Cell(self.client, what, "NOT RUN", reason)
+        return Result(self.client, what, "NOT RUN", reason)
 
     def _fresh(self, index: str = "") -> Environment:
         self._count += 1

@@ -7,8 +7,8 @@ pytest for a folder, Python for a file.
 It uses the standard library only: it runs beside the wheel. Of the sources, it reads only the tests
 and the hashes of the packages that torch needs.
 
-    python trial.py PACKAGE --prepare              installs the first torch
-    python trial.py PACKAGE TOOLKIT [TEST ...]     tests the wheel; TOOLKIT is a module of it
+    python smoke_test.py PACKAGE --prepare              installs the first torch
+    python smoke_test.py PACKAGE TOOLKIT [TEST ...]     tests the wheel; TOOLKIT is a module of it
 """
 
 from __future__ import annotations

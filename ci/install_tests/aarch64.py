@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ci.trials.foreign import Done, Root, make_root
-from ci.trials.torch_matrix import CPU_CALL
+from ci.install_tests.foreign import Done, Root, make_root
+from ci.install_tests.torch_matrix import CPU_CALL
 from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT
@@ -54,7 +54,7 @@ class ArmTestError(FlashDistError):
     """A wheel fails in the emulator."""
 
 
-class Trial:
+class WheelTest:
     """One wheel, unpacked beside its dependencies."""
 
     def __init__(self, one: Artefact, root: Root, site: Path, folder: Path) -> None:
@@ -151,10 +151,10 @@ def find_wheels(dist: Path) -> list[Artefact]:
     return found
 
 
-def try_wheel(trial: Trial, *, torch: bool) -> bool:
+def try_wheel(test: WheelTest, *, torch: bool) -> bool:
     """Print the result of every step; return whether all passed."""
     passed = True
-    steps = [*trial.steps(), *([("torch", trial.try_torch)] if torch else [])]
+    steps = [*test.steps(), *([("torch", test.try_torch)] if torch else [])]
     for name, action in steps:
         start = time.monotonic()
         try:
@@ -179,8 +179,8 @@ def main(args: Sequence[str] | None = None) -> int:
     for one in wheels:
         print(f"{one.file_name}", flush=True)
         with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
-            trial = Trial(one, root, given.site, Path(folder))
-            passed &= try_wheel(trial, torch=given.torch)
+            test = WheelTest(one, root, given.site, Path(folder))
+            passed &= try_wheel(test, torch=given.torch)
     return int(not passed)
 
 

@@ -1,7 +1,7 @@
 """Run a wheel on the newest Debian: its glibc, its Python, torch from the index.
 
 mmdebstrap makes a root beside this system's, with torch and the wheel in a folder of it. All is
-deleted at the end. `toolkit/make/container/trial.py` tests the oldest glibc, in a container.
+deleted at the end. `toolkit/make/container/smoke_test.py` tests the oldest glibc, in a container.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ci.trials.cells import InstallError, NotRunError
-from ci.trials.clients import call_openly
-from ci.trials.torch_matrix import FREE_BYTES, PROBE, read_probe
+from ci.install_tests.clients import call_openly
+from ci.install_tests.results import InstallError, NotRunError
+from ci.install_tests.torch_matrix import FREE_BYTES, PROBE, read_probe
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.make.wheels.artefacts import read_artefact

@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ci.trials.cells import InstallError
-from ci.trials.clients import Environment, call_openly, runs_here
+from ci.install_tests.clients import Environment, call_openly, runs_here
+from ci.install_tests.results import InstallError
 from flash_dist.toolkit.builds.linkage import runtime_requirements
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.command import command

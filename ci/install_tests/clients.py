@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from packaging.tags import sys_tags
 
-from ci.trials.cells import InstallError, NotRunError
+from ci.install_tests.results import InstallError, NotRunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

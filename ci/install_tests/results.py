@@ -28,7 +28,7 @@ class NotRunError(FlashDistError):
 
 
 @dataclass(frozen=True)
-class Cell:
+class Result:
     """One result."""
 
     client: str
@@ -40,17 +40,17 @@ class Cell:
         return f"{self.client:<5} {self.what:<40} {self.outcome:<8} {self.detail}".rstrip()
 
 
-def attempt(client: str, what: str, action: Callable[[], str]) -> Cell:
+def attempt(client: str, what: str, action: Callable[[], str]) -> Result:
     """Run one test, which returns a detail or raises."""
     try:
-        return Cell(client, what, "ok", action())
+        return Result(client, what, "ok", action())
     except NotRunError as error:
-        return Cell(client, what, "NOT RUN", str(error))
+        return Result(client, what, "NOT RUN", str(error))
     except (FlashDistError, OSError) as error:
-        return Cell(client, what, "FAIL", str(error))
+        return Result(client, what, "FAIL", str(error))
 
 
-def count(cells: Iterable[Cell]) -> dict[Outcome, int]:
+def count(results: Iterable[Result]) -> dict[Outcome, int]:
     """Count the results by outcome."""
-    found = [cell.outcome for cell in cells]
+    found = [result.outcome for result in results]
     return {outcome: found.count(outcome) for outcome in OUTCOMES}

@@ -62,7 +62,7 @@ def ask(request: Request) -> dict[str, Solved]:
         ClientError: Anything else.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "ci.trials.conda_client"],
+        [sys.executable, "-m", "ci.install_tests.conda_client"],
         input=json.dumps(asdict(request)),
         capture_output=True,
         text=True,

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from ci.trials.cells import count
-from ci.trials.client import Trial
-from ci.trials.clients import CLIENTS, serve
-from ci.trials.torch_matrix import try_torches
+from ci.install_tests.client import ClientTests
+from ci.install_tests.clients import CLIENTS, serve
+from ci.install_tests.results import count
+from ci.install_tests.torch_matrix import try_torches
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.make.release.channels import CHANNELS
@@ -29,7 +29,7 @@ from flash_dist.toolkit.targets.archs import DEFAULT_MACHINE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ci.trials.cells import Cell
+    from ci.install_tests.results import Result
     from flash_dist.toolkit.make.release.channels import Row
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
@@ -43,37 +43,37 @@ class Stage:
     work: Path  # an empty folder
 
 
-class Trying(Protocol):
+class ChannelTests(Protocol):
     """Interface of a module that tests another channel."""
 
-    def cells(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
+    def results(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
         """Run all tests in an empty folder; one that cannot run is a result, too."""
 
 
-def try_client(client: str, stage: Stage) -> Iterator[Cell]:
+def try_client(client: str, stage: Stage) -> Iterator[Result]:
     """Test pip or uv."""
-    return Trial(client, stage.url, stage.artefacts, stage.work).cells()
+    return ClientTests(client, stage.url, stage.artefacts, stage.work).results()
 
 
-def try_channel(row: Row, stage: Stage) -> Iterator[Cell]:
+def try_channel(row: Row, stage: Stage) -> Iterator[Result]:
     """Test another channel with its module."""
-    trial = cast("Trying", importlib.import_module(row.trial))
-    return trial.cells(stage.artefacts, stage.work)
+    tests = cast("ChannelTests", importlib.import_module(row.install_test))
+    return tests.results(stage.artefacts, stage.work)
 
 
-def try_torch(stage: Stage) -> Iterator[Cell]:
+def try_torch(stage: Stage) -> Iterator[Result]:
     """Test the pick with every torch and Python."""
     return try_torches(stage.artefacts, pick_name(DEFAULT_MACHINE), stage.work)
 
 
-PHASES: Final[dict[str, Callable[[Stage], Iterator[Cell]]]] = {
+PHASES: Final[dict[str, Callable[[Stage], Iterator[Result]]]] = {
     **{client: partial(try_client, client) for client in CLIENTS},
-    **{row.name: partial(try_channel, row) for row in CHANNELS.values() if row.trial},
+    **{row.name: partial(try_channel, row) for row in CHANNELS.values() if row.install_test},
     "torch": try_torch,
 }
 
 
-def try_all(dist: Path, phases: Sequence[str] = tuple(PHASES)) -> Iterator[Cell]:
+def try_all(dist: Path, phases: Sequence[str] = tuple(PHASES)) -> Iterator[Result]:
     """Make the index, serve it, and run the phases."""
     artefacts = find_artefacts(dist)
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
@@ -84,9 +84,9 @@ def try_all(dist: Path, phases: Sequence[str] = tuple(PHASES)) -> Iterator[Cell]
                 yield from PHASES[name](Stage(artefacts, url, Path(folder)))
 
 
-def conclude(cells: Sequence[Cell], phases: Sequence[str]) -> str:
+def conclude(results: Sequence[Result], phases: Sequence[str]) -> str:
     """Return one line: the counts of results, and the phases run and omitted."""
-    counts = ", ".join(f"{number} {outcome}" for outcome, number in count(cells).items())
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in count(results).items())
     others = ", ".join(name for name in PHASES if name not in phases)
     return f"{counts}: {', '.join(phases)}" + (f"; not asked for: {others}" if others else "")
 
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s install_test --", description="Install wheels.")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
-    parser.add_argument("--allow-missing", action="store_true", help="pass with cells not run")
+    parser.add_argument("--allow-missing", action="store_true", help="pass with tests not run")
     parser.add_argument(
         "--only",
         type=_parse_phases,
@@ -114,12 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"some of {','.join(PHASES)}; the verdict is about these alone",
     )
     args = parser.parse_args(argv)
-    cells = []
-    for cell in try_all(args.dist, args.only):
-        print(cell, flush=True)
-        cells.append(cell)
-    print(conclude(cells, args.only))
-    counts = count(cells)
+    results = []
+    for result in try_all(args.dist, args.only):
+        print(result, flush=True)
+        results.append(result)
+    print(conclude(results, args.only))
+    counts = count(results)
     missing = counts["NOT RUN"] > 0 and not args.allow_missing
     return int(counts["FAIL"] > 0 or missing or counts["ok"] == 0)
 

@@ -1,4 +1,4 @@
-"""install_test, apart from the clients: cells, phases, the next version, pairs, what is left."""
+"""install_test, apart from the clients: results, phases, the next version, pairs, what is left."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.version import Version
 
-from ci.trials import install, torch_matrix
-from ci.trials.cells import Cell, InstallError, NotRunError, attempt
-from ci.trials.client import Trial, _require_same
-from ci.trials.clients import call, find_strangers, runs_here
-from ci.trials.install import PHASES, conclude, main
-from ci.trials.next_version import DROPPED, make_next, next_version
-from ci.trials.torch_matrix import PAIRS, Pair, _require, find_python, try_torches
+from ci.install_tests import install, torch_matrix
+from ci.install_tests.client import ClientTests, _require_same
+from ci.install_tests.clients import call, find_strangers, runs_here
+from ci.install_tests.install import PHASES, conclude, main
+from ci.install_tests.next_version import DROPPED, make_next, next_version
+from ci.install_tests.results import InstallError, NotRunError, Result, attempt
+from ci.install_tests.torch_matrix import PAIRS, Pair, _require, find_python, try_torches
 from flash_dist.toolkit.make.wheels.artefacts import find_artefacts, read_artefact
 from tests.unit.made.wheels import write_dist
 from tests.unit.made.whole_wheel import INFO, make_files, write_whole_wheel
@@ -64,8 +64,8 @@ def raise_(error: Exception) -> str:
 def test_a_cell_tells_what_failed_from_what_could_not_be_tried(
     error: Exception, outcome: str
 ) -> None:
-    cell = attempt("pip", "something", lambda: raise_(error))
-    assert (cell.outcome, cell.detail) == (outcome, str(error))
+    result = attempt("pip", "something", lambda: raise_(error))
+    assert (result.outcome, result.detail) == (outcome, str(error))
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_a_run_passes_only_when_something_ran_and_all_of_it_passed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def phase(_: object) -> Iterator[Cell]:
-        return (Cell("pip", str(i), one) for i, one in enumerate(outcomes))  # type: ignore[arg-type]
+    def phase(_: object) -> Iterator[Result]:
+        return (Result("pip", str(i), one) for i, one in enumerate(outcomes))  # type: ignore[arg-type]
 
     write_dist(tmp_path)
     monkeypatch.setitem(install.PHASES, "pip", phase)
@@ -94,7 +94,7 @@ def test_a_run_passes_only_when_something_ran_and_all_of_it_passed(
 
 
 def test_the_verdict_names_the_phases_that_were_not_asked_for() -> None:
-    said = conclude([Cell("pip", "something", "ok")], ("pip",))
+    said = conclude([Result("pip", "something", "ok")], ("pip",))
     assert said.startswith("1 ok, 0 FAIL, 0 NOT RUN: pip; not asked for: ")
     assert said.endswith(", ".join(name for name in PHASES if name != "pip"))
     assert "not asked" not in conclude([], tuple(PHASES))
@@ -153,9 +153,9 @@ def test_a_set_without_a_wheel_and_a_wheel_of_another_machine_are_cells_not_run(
     foreign = read_artefact(other)
     assert runs_here(one)
     assert not runs_here(foreign)
-    cells = list(Trial("pip", "http://127.0.0.1:1/", [foreign], tmp_path).cells())
-    assert {cell.outcome for cell in cells} == {"NOT RUN"}
-    said = {cell.what: cell.detail for cell in cells}
+    results = list(ClientTests("pip", "http://127.0.0.1:1/", [foreign], tmp_path).results())
+    assert {result.outcome for result in results} == {"NOT RUN"}
+    said = {result.what: result.detail for result in results}
     assert said["index hopper"] == "the wheel of hopper is not for this machine"
     assert said["index all"] == "no wheel of all in dist/"
     assert "all" in said["select for 8.7, driver 580"]
@@ -174,8 +174,8 @@ def test_a_file_that_no_installed_version_recorded_is_found(tmp_path: Path) -> N
 
 def test_every_torch_is_a_cell_not_run_without_a_wheel(tmp_path: Path) -> None:
     write_dist(tmp_path)
-    cells = list(try_torches(find_artefacts(tmp_path), "no-such-set", tmp_path))
-    assert [cell.outcome for cell in cells] == ["NOT RUN"] * len(PAIRS)
+    results = list(try_torches(find_artefacts(tmp_path), "no-such-set", tmp_path))
+    assert [result.outcome for result in results] == ["NOT RUN"] * len(PAIRS)
 
 
 def test_too_small_a_disk_is_not_run_before_anything_is_downloaded(
