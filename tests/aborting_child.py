@@ -1,4 +1,4 @@
-"""A selftest's child whose first kernel hits a device-side assertion: its CUDA context is lost."""
+"""Child of a selftest whose first kernel hits a device-side assertion and loses the context."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs tests under a default device of torch that is another one than the CPU.
+"""Runs tests with a default device of torch other than the CPU.
 
-What a test itself makes stays on the CPU, as it would without: only the package's tensors meet the
-default device, and those made without `device=` land there.
+Tensors that a test makes itself stay on the CPU: only the package's tensors that are made without
+`device=` land on the default device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TORCH: Final = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 class _TestsOnCpu(TorchFunctionMode):
-    """Gives what tests make a device, the CPU, where they name none."""
+    """Passes the device CPU to calls of tests that name none."""
 
     def __torch_function__(
         self,
@@ -46,13 +46,13 @@ class _TestsOnCpu(TorchFunctionMode):
 def _is_called_by_a_test() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(TORCH):
-        frame = frame.f_back  # torch on behalf of somebody
+        frame = frame.f_back  # torch on behalf of another caller
     return frame is not None and frame.f_code.co_filename.startswith(TESTS)
 
 
 @contextmanager
 def default_device(name: str) -> Iterator[None]:
-    """Set the default device for a scope as users do: `set_default_device`, `meta` as a context."""
+    """Set the default device in a scope as users do: `set_default_device`, `meta` as a context."""
     if name == "meta":
         with torch.device("meta"), _TestsOnCpu():
             yield

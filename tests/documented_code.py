@@ -1,6 +1,6 @@
 """Run the Python blocks of Markdown pages: `documented_code.py [--package NAME]... PAGE...`.
 
-Each block runs in a process of its own and must be complete. One rule makes it small enough for a
+Each block runs in its own process and must be complete. These rules make it small enough for a
 machine without GPUs:
 
 1. "cuda" becomes "cpu" and "nccl" becomes "gloo", also in `x.cuda()` and in "cuda:0". A statement
@@ -10,8 +10,8 @@ machine without GPUs:
 4. torch.compile takes the backend "aot_eager", which needs no compiler.
 5. `X.from_pretrained(...)` is a tiny X with random weights.
 
-A block that imports one of PACKAGES runs where `--package` names it. Elsewhere it must compile,
-the names that it takes from flash_dist must exist, and nothing else of it runs.
+A block that imports one of PACKAGES runs only if `--package` names it. Otherwise it must compile,
+and the names that it takes from flash_dist must exist.
 
 Prints `PAGE:LINE: error` for each block that fails, and exits 1 if there is one. With `--package`
 only the blocks that import one of the named packages run.
@@ -46,7 +46,7 @@ _FENCED = re.compile(r"^( *)```python\b[^\n]*\n(.*?)^ *```$", re.DOTALL | re.MUL
 _RENAMED = {"nccl": "gloo"}
 _LARGE = range(1000, 65537)
 _SMALL = 64
-_SECONDS = 600  # of one block: a machine may be busy
+_SECONDS = 600  # for one block: the machine may be busy
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def find_blocks(page: Path) -> Iterator[Block]:
 
 
 def find_packages(tree: ast.Module) -> set[str]:
-    """Return those of PACKAGES that a block imports."""
+    """Return the PACKAGES that a block imports."""
     return set().union(*map(_list_imported, ast.walk(tree))) & set(PACKAGES)
 
 
@@ -83,7 +83,7 @@ def _list_imported(node: ast.AST) -> set[str]:
 
 
 class _Cut(ast.NodeTransformer):
-    """Points 1, 2 and 5 of the rule."""
+    """Rules 1, 2 and 5."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         value = node.value
@@ -161,7 +161,7 @@ def _run(block: Block, tree: ast.Module) -> None:
 
 
 def _check_names(block: Block, tree: ast.Module) -> None:
-    """Run the imports from flash_dist, and look up the attributes taken of what they bind."""
+    """Run the imports from flash_dist, and look up the attributes used of the imported names."""
     compile(tree, block.page, "exec")
     ours: dict[str, Any] = {}
     for node in ast.walk(tree):
@@ -187,7 +187,7 @@ def _name_error(block: Block, error: BaseException) -> str:
 
 
 def _attempt(block: Block, packages: set[str], sender: Connection) -> None:
-    """Send the problem of a block, empty if there is none, or None if it is another run's."""
+    """Send the problem of a block, empty if there is none, or None if another run covers it."""
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, sys.stdout.fileno())
     try:
@@ -204,7 +204,7 @@ def _attempt(block: Block, packages: set[str], sender: Connection) -> None:
 
 
 def run_apart(block: Block, packages: set[str]) -> str | None:
-    """Run a block in a process of its own, and return what `_attempt` sends."""
+    """Run a block in its own process, and return the message of `_attempt`."""
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_attempt, args=(block, packages, sender))
@@ -227,7 +227,7 @@ def _find_port() -> int:
 
 
 def main() -> int:
-    """Run all blocks, print the problems and how many blocks ran."""
+    """Run all blocks, print the problems and the number of blocks run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--package", action="append", default=[], choices=PACKAGES)
     parser.add_argument("pages", nargs="+", type=Path)

@@ -1,8 +1,8 @@
-"""Programs that hold operators by earlier names, saved by the wheel that had them.
+"""Programs that use operators by earlier names, saved by the wheel that had these names.
 
-`python -m tests.earlier FILE.zip`, with that wheel installed, saves one program for each operator,
-what it is called with and what it returned. Masks are known by handle: FIRST is the first mask of
-a process, which whoever runs the programs makes before.
+`python -m tests.earlier FILE.zip`, with that wheel installed, saves one program per operator, with
+its inputs and results. Masks are known by handle: FIRST is the first mask of a process, which the
+runner must make before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def make_mask() -> Any:  # noqa: ANN401
-    """Return the mask of FIRST, 5 queries and 7 keys."""
+    """Return the mask with handle FIRST, 5 queries and 7 keys."""
     import flash_dist  # noqa: PLC0415
 
     mask = flash_dist.BlockMask.block_causal([0, 0, 1, 1, 2], [0, 1, 1, 2, 2, 2, 3])
@@ -102,7 +102,7 @@ def save(path: Path) -> None:
 
 
 def run() -> None:
-    """Run the saved programs; print each one's operator."""
+    """Run the saved programs, and print the operator of each."""
     mask = make_mask()
     with zipfile.ZipFile(SAVED) as archive:
         for entry in archive.namelist():

@@ -1,6 +1,6 @@
-"""A selftest's child in which rank 1 computes one wrong bit: what a fleet has to find.
+"""Child process of a selftest in which rank 1 computes one wrong bit, which a fleet must find.
 
-Each time, or just the first: then TEST_FLIPPED names a file that tells later processes.
+It is wrong each time, or only once: then TEST_FLIPPED names a file that tells later processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def digest(tensors: Tensors) -> dict[str, str]:
 
 
 def is_wrong_time() -> bool:
-    """Whether this is the process that errs."""
+    """Whether this is the process to compute a wrong bit."""
     mark = os.environ.get("TEST_FLIPPED")
     if mark is None:
         return True

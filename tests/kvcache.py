@@ -1,4 +1,4 @@
-"""Problems of attention to a cache, and what float64 loops give for them."""
+"""Problems of attention to a cache, and their solution by float64 loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 class Tensors(NamedTuple):
-    """What a call is given."""
+    """Inputs of a call."""
 
     q: Tensor
     k_cache: Tensor
@@ -33,7 +33,7 @@ class Tensors(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """What it must give, float64 on the CPU."""
+    """The expected results, float64 on the CPU."""
 
     out: Tensor
     lse: Tensor
@@ -55,7 +55,7 @@ class Problem:
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
     page: int = 0  # 0: not in pages
-    entries: int = 0  # of a cache that is not in pages; 0: one for each
+    entries: int = 0  # of a cache without pages; 0: one for each
     batch_idx: tuple[int, ...] = ()
     leftpad: tuple[int, ...] = ()
     seqlen_new: int = 0
@@ -68,7 +68,7 @@ class Problem:
 
     @property
     def slope(self) -> float:
-        """The steepest slope of ALiBi: so that the first keys count as well."""
+        """The steepest slope of ALiBi, chosen so that the first keys count as well."""
         return 4 / self.capacity
 
     @property
@@ -116,7 +116,7 @@ class Problem:
         )
 
     def arguments(self, tensors: Tensors) -> dict[str, Any]:
-        """Return what the function is called with."""
+        """Return the arguments of the function."""
         given: dict[str, Any] = {
             "q": tensors.q,
             "k_cache": tensors.k_cache,
@@ -148,7 +148,7 @@ class Problem:
         return out, lse
 
     def operator_calls(self, tensors: Tensors) -> list[tuple[Any, tuple[Any, ...]]]:
-        """Return the operators that such a call ends in, with their arguments."""
+        """Return the operators that such a call dispatches, with their arguments."""
         from flash_dist.kernels import cache  # noqa: F401, PLC0415 - has them registered
 
         caches = tensors.k_cache, tensors.v_cache
@@ -169,7 +169,7 @@ class Problem:
         return calls
 
     def solve(self, tensors: Tensors) -> Solution:
-        """Return what loops give, leaving the tensors as they are."""
+        """Return the results of loops, without changing the tensors."""
         q, k_cache, v_cache, new_k, new_v, cos, sin = (x.double().cpu() for x in tensors[:7])
         k_cache, v_cache = k_cache.clone(), v_cache.clone()
         ordered = self.causal or self.window != (-1, -1)

@@ -1,4 +1,4 @@
-"""Every kind of mask, each with the booleans that it stands for, worked out by their definition."""
+"""Every kind of mask, each with its booleans, computed by definition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOST: Final = "cpu"  # whatever torch's default device is
 
 
 class Sizes(NamedTuple):
-    """What a mask is made for."""
+    """Sizes for a mask."""
 
     batch: int
     num_heads: int
@@ -35,13 +35,13 @@ class Sizes(NamedTuple):
         return torch.arange(self.seqlen_k, device=HOST).unsqueeze(0)
 
     def random(self) -> torch.Generator:
-        """Return a generator that is the same for the same sizes."""
+        """Return a generator that is equal for equal sizes."""
         return torch.Generator(HOST).manual_seed(hash(tuple(self)) % 2**31)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A mask as arguments of `flash_attn_func`, and which pairs those show."""
+    """A mask as arguments of `flash_attn_func`, and the visible pairs."""
 
     options: Mapping[str, Any]
     visible: Tensor | None  # [batch or 1, heads or 1, seqlen_q, seqlen_k]
@@ -113,7 +113,7 @@ def _padding_left(sizes: Sizes) -> Shown:
 
 
 def _steps(length: int, count: int, sizes: Sizes) -> Tensor:
-    """[batch, length] ids that grow at random places."""
+    """[batch, length] ids that increase at random places."""
     ids = torch.randint(0, count, (sizes.batch, length), generator=sizes.random(), device=HOST)
     return ids.sort(-1).values.int()
 
@@ -125,7 +125,7 @@ def _block_causal(sizes: Sizes) -> Shown:
 
 
 def _sixteen_blocks(sizes: Sizes) -> Shown:
-    """What a policy sees: as many blocks of the same length, each sees itself and all before."""
+    """The mask of a policy: blocks of equal length, each of which sees itself and all before."""
     q_ids = (torch.arange(sizes.seqlen_q, device=HOST) * 16 // sizes.seqlen_q).int()
     k_ids = (torch.arange(sizes.seqlen_k, device=HOST) * 16 // sizes.seqlen_k).int()
     visible = (k_ids[None, :] <= q_ids[:, None])[None, None]
@@ -172,7 +172,7 @@ def _intervals(sizes: Sizes) -> Shown:
 
 
 def _intervals_far_apart(sizes: Sizes) -> Shown:
-    """Neighbouring rows see the first keys or the last, those of later tiles what is between."""
+    """Neighbouring rows see the first or the last keys; rows of later tiles, those in between."""
     i, seqlen_k = torch.arange(sizes.seqlen_q, device=HOST), sizes.seqlen_k
     few = seqlen_k // 5
     odd, later = i % 2 == 1, i >= max(64, sizes.seqlen_q * 2 // 3 // 64 * 64)
@@ -185,7 +185,7 @@ def _intervals_far_apart(sizes: Sizes) -> Shown:
 
 
 def _intervals_per_head(sizes: Sizes) -> Shown:
-    """Windows that move with the rows, of another width for each head and batch entry."""
+    """Windows that move with the rows, with a different width for each head and batch entry."""
     shape = (2, sizes.batch, sizes.num_heads, 1)
     before, after = torch.randint(0, 120, shape, generator=sizes.random(), device=HOST)
     middle = torch.arange(sizes.seqlen_q, device=HOST) * sizes.seqlen_k // sizes.seqlen_q
@@ -283,7 +283,7 @@ MASKS: Final[dict[str, Callable[[Sizes], Shown]]] = {
 
 @cache
 def show(name: str, sizes: Sizes, device: str = DEVICE) -> Shown:
-    """Make a mask of MASKS; its object stays where it was made."""
+    """Make a mask of MASKS; its object stays on its device."""
     shown = MASKS[name](sizes)
     return replace(shown, visible=None if shown.visible is None else shown.visible.to(device))
 

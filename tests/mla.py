@@ -1,4 +1,4 @@
-"""Problems of attention to a cache of latent keys, and what float64 loops give for them."""
+"""Problems of attention to a cache of latent keys, and their solution by float64 loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 class Tensors(NamedTuple):
-    """What a call is given."""
+    """Inputs of a call."""
 
     q: Tensor
     k_cache: Tensor
@@ -66,7 +66,7 @@ class Problem:
         )
 
     def arguments(self, tensors: Tensors) -> dict[str, Any]:
-        """Return what the function is called with."""
+        """Return the arguments of the function."""
         return {
             "q": tensors.q,
             "k_cache": tensors.k_cache,
@@ -82,7 +82,7 @@ class Problem:
         return flash_dist.flash_mla_with_kvcache(**{**self.arguments(tensors), **changes})
 
     def operator_call(self, tensors: Tensors) -> tuple[Any, tuple[Any, ...]]:
-        """Return the operator and what it is called with."""
+        """Return the operator and its arguments."""
         band = -1, 0 if self.causal else -1
         numbers = 0, self.scale, *band, DEFAULT_BUDGET_MB << 20, 0.0, None, None, self.head_dim_v
         where = tensors.seqlens, None, None, tensors.table, None, 0

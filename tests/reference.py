@@ -1,6 +1,6 @@
-"""What the kernels are held against: float64, and the error of torch's own MATH backend.
+"""References for the kernels: float64, and the error of torch's own MATH backend.
 
-Nothing here comes from the package, so that one mistake cannot be in both.
+It uses nothing of the package, so that one mistake cannot be in both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Problem:
     v: Tensor
     dout: Tensor
     visible: Tensor | None = None  # [batch or 1, heads or 1, seqlen_q, seqlen_k]; None: all
-    options: Mapping[str, Any] = field(default_factory=dict)  # that mean the same to the product
+    options: Mapping[str, Any] = field(default_factory=dict)  # equivalent arguments of the product
     softmax_scale: float | None = None
     dlse: Tensor | None = None  # [batch, num_heads_q, seqlen_q]
     name: str = ""
@@ -66,7 +66,7 @@ def random_problem(  # noqa: PLR0913 - a shape
     seed: int = 0,
     name: str = "",
 ) -> Problem:
-    """Return normal random inputs, the same for the same arguments."""
+    """Return normal random inputs, equal for equal arguments."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(seqlen: int, heads: int, dim: int) -> Tensor:
@@ -139,11 +139,12 @@ def compute_exact(problem: Problem) -> dict[str, Tensor]:
 
 
 def bound_single(problem: Problem) -> dict[str, float]:
-    """Return how far off out, dq, dk, dv may be in float32.
+    """Return the allowed errors of out, dq, dk, dv in float32.
 
-    A score is rounded to 2^-24 of it, and its exponential is off by that, whatever computes it: the
-    error grows with the largest score, as torch's own does. It is held against the largest value of
-    the same formula with absolute values, since gradients are sums that cancel.
+    A score is rounded to 2^-24 of its value, and its exponential has that error in any
+    implementation: the error grows with the largest score, as torch's own does. The bound is
+    relative to the largest value of the same formula with absolute values, since gradients are sums
+    that cancel.
     """
     heads = problem.q[0, 0, ..., 0].numel()
     q, k, v, dout = (
@@ -170,9 +171,9 @@ def bound_single(problem: Problem) -> dict[str, float]:
 
 
 def size_terms(problem: Problem) -> Tensor:
-    """Return for each row the largest score that its products have with absolute values.
+    """Return for each row the largest score of its products with absolute values.
 
-    A sum in float32 is off by a share of that, also where the terms cancel.
+    The error of a sum in float32 is a fraction of that, also if the terms cancel.
     """
     heads = problem.q[0, 0, ..., 0].numel()
     q, k = (
@@ -186,14 +187,14 @@ def size_terms(problem: Problem) -> Tensor:
 
 
 def bound_delta(problem: Problem) -> dict[str, Tensor]:
-    """Return how far off dq and dk are by delta and by dS in 16 bits alone, about 1 sigma.
+    """Return the errors of dq and dk from delta and dS in 16 bits alone, about 1 sigma.
 
     The backward of flash-attention (Dao, arXiv:2205.14135, section B.2) takes delta, the sum of
-    dout * out with out as it was stored, from dP, the sum of dout * v. Where one key has nearly all
-    the weight of a row the two cancel, the true gradient vanishes, and what is left is the rounding
-    of out to 16 bits, independent from element to element, and that of the two sums in float32. A
-    formula that keeps the weights finds 0 there. dS is rounded for the products with k and q,
-    by torch as well; where few terms are left, who is nearer is luck.
+    dout * out with the stored out, from dP, the sum of dout * v. If one key has nearly all the
+    weight of a row, the two cancel and the true gradient vanishes. The rest is the rounding of out
+    to 16 bits, independent for each element, and that of the two sums in float32. A formula that
+    keeps the weights gives 0 there. dS is rounded for the products with k and q, in torch as well;
+    with few remaining terms, either may be nearer by chance.
     """
     heads = problem.q[0, 0, ..., 0].numel()
     q, k, v, dout = (
@@ -222,8 +223,8 @@ def bound_delta(problem: Problem) -> dict[str, Tensor]:
 def compute_half(problem: Problem) -> dict[str, Tensor]:
     """Return out, dq, dk, dv of torch's SDPA with its MATH backend, in the inputs' dtype.
 
-    By itself that backend computes in float32 and rounds once; here it keeps to the inputs' dtype,
-    step by step. It has no lse: the gradient of that comes from its scores in the same dtype.
+    By default that backend computes in float32 and rounds once; here each step uses the inputs'
+    dtype. It has no lse, whose gradient is computed from its scores in the same dtype.
     """
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
     heads = q[0, 0, ..., 0].numel()
@@ -248,7 +249,7 @@ def compute_half(problem: Problem) -> dict[str, Tensor]:
 
 @contextmanager
 def _math_in_half() -> Iterator[None]:
-    """Choose the MATH backend, and let it compute in 16 bits."""
+    """Select the MATH backend, and make it compute in 16 bits."""
     allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # noqa: FBT003 - torch's signature
     try:
@@ -265,18 +266,18 @@ def find_faults(
     half: Mapping[str, Tensor] | None = None,
     exact: Mapping[str, Tensor] | None = None,
 ) -> list[str]:
-    """Say which tensors are off.
+    """Name the tensors with too large errors.
 
-    Allowed is twice the error of torch's MATH backend in maximum and root mean square, for
-    float32 what `bound_single` says, for lse 1e-4 of 1 + |lse| and 2^-22 of `size_terms`. What
-    vanishes, such as gradients with one key, may be as far off as rounding of the inputs makes it,
-    dq and dk also as `bound_delta` says.
+    The allowed error is twice that of torch's MATH backend in maximum and root mean square, for
+    float32 `bound_single`, for lse 1e-4 of 1 + |lse| and 2^-22 of `size_terms`. Vanishing results,
+    such as gradients with one key, may have the error from rounding the inputs, dq and dk also that
+    of `bound_delta`.
 
     Args:
-        actual: What the product computed, any of NAMES.
-        problem: What it was asked.
-        half: What to take the allowed error from instead of `compute_half`.
-        exact: The float64 reference, if it is at hand.
+        actual: Results of the product, any of NAMES.
+        problem: Its inputs.
+        half: Results that replace `compute_half` for the allowed error.
+        exact: The float64 reference, if already computed.
     """
     exact = exact or compute_exact(problem)
     single = problem.q.dtype == torch.float32
@@ -309,7 +310,7 @@ def find_faults(
     found = []
     for name, row in zip(names, torch.stack(rows).tolist(), strict=True):
         text = _judge(name, row, problem.q.dtype, bounds.get(name))
-        if text and not single and name in {"dq", "dk"}:  # seldom, so that it costs little
+        if text and not single and name in {"dq", "dk"}:  # rarely, to keep the cost low
             left = bound_delta(problem)[name]
             more = (SIGMAS * float(_max_of(left)), SIGMAS * float(_rms_of(left)))
             text = _judge(name, row, problem.q.dtype, None, more)
@@ -325,14 +326,14 @@ def _judge(
     single: float | None,
     more: tuple[float, float] = (0.0, 0.0),
 ) -> str | None:
-    """Say what is wrong with one tensor's errors, None if nothing is.
+    """Describe what is wrong with one tensor's errors, None if nothing is.
 
     Args:
-        name: Of the tensor.
-        row: What `find_faults` measured.
-        dtype: Of the problem.
+        name: Name of the tensor.
+        row: Measurements of `find_faults`.
+        dtype: Dtype of the problem.
         single: float32's bound.
-        more: What is allowed beyond what vanishes may be off by, in maximum and root mean square.
+        more: Additional allowed error, in maximum and root mean square.
     """
     misplaced, *pairs, size = row
     if misplaced:
@@ -349,16 +350,16 @@ def _judge(
 
 
 def _allowed(base: float, want: float, size: float, dtype: torch.dtype, left: float) -> float:
-    """Return the error that is allowed.
+    """Return the allowed error.
 
-    Where half precision is exact by luck (one key: gradients of zero), the rounding of the result
-    and of float32 sums remain.
+    If half precision is exact by chance (one key: gradients of zero), the rounding of the result
+    and of float32 sums remains.
     """
     return max(MARGIN * base, torch.finfo(dtype).eps / 2 * want + 1e-5 * size + left + 2.0**-25)
 
 
 def assert_close(actual: Mapping[str, Tensor], problem: Problem) -> None:
-    """Raise with every tensor that is further off than `find_faults` allows."""
+    """Raise with every tensor whose error exceeds that of `find_faults`."""
     faults = find_faults(actual, problem)
     assert not faults, "\n".join(faults)
 

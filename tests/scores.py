@@ -1,6 +1,6 @@
-"""Calls with softcap, ALiBi and sinks, and what they are held against: the formula in float64.
+"""Calls with softcap, ALiBi and sinks, and their reference: the formula in float64.
 
-The formula is written for torch's autograd, so that no derivative of ours is in it.
+The formula is written for torch's autograd, so that it contains no derivative of ours.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ SOFTCAP: Final = 3.0  # small, so that scores reach it
 
 @dataclass(frozen=True)
 class Scored:
-    """A problem and what happens to its scores."""
+    """A problem and its score modifications."""
 
     problem: Problem
     softcap: float = 0.0
     alibi_slopes: Tensor | None = None  # [num_heads_q] or [batch or documents, num_heads_q]
     sinks: Tensor | None = None  # [num_heads_q]
     name: str = ""
-    documents: Documents | None = None  # one behind the other, in a batch of 1
+    documents: Documents | None = None  # concatenated, in a batch of 1
 
     def __str__(self) -> str:
         return f"{self.name} of {self.problem}"
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the product is asked, sinks apart."""
+        """Arguments of the product, except sinks."""
         return {"softcap": self.softcap, "alibi_slopes": self.alibi_slopes}
 
 
 def score(
     problem: Problem, features: str, seed: int = 0, documents: Documents | None = None
 ) -> Scored:
-    """Return the problem with softcap, alibi, alibi-batch and sinks, as far as named.
+    """Return the problem with the named ones of softcap, alibi, alibi-batch and sinks.
 
     lse gets a gradient, too.
     """
@@ -72,7 +72,7 @@ def score(
 
 
 def compute(scored: Scored, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return all results by the formula in a dtype, differentiated by torch."""
+    """Compute all results by the formula in a dtype, differentiated by torch."""
     problem = scored.problem
     leaves = [x.detach().to(dtype).requires_grad_() for x in (problem.q, problem.k, problem.v)]
     if scored.sinks is not None:
@@ -114,7 +114,7 @@ def _formula(
 
 
 def _slopes_by_row(scored: Scored, heads: int) -> Tensor:
-    """Return [batch, heads, 1, 1], or of documents [1, heads, seqlen_q, 1]."""
+    """Return [batch, heads, 1, 1], or for documents [1, heads, seqlen_q, 1]."""
     slopes, problem = scored.alibi_slopes, scored.problem
     assert slopes is not None
     if scored.documents is None:
@@ -125,7 +125,7 @@ def _slopes_by_row(scored: Scored, heads: int) -> Tensor:
 
 
 def _distances(scored: Scored) -> Tensor:
-    """Return [seqlen_q, seqlen_k]; of documents each from its own bottom right."""
+    """Return [seqlen_q, seqlen_k]; for documents from the bottom right of each."""
     q, k = scored.problem.q, scored.problem.k
     lengths_q, lengths_k = scored.documents or ((q.shape[1],), (k.shape[1],))
 
@@ -139,10 +139,10 @@ def _distances(scored: Scored) -> Tensor:
 
 
 def of_rounded_out(name: str, out: Tensor, scored: Scored) -> float:
-    """Return how far a result may be off because delta is of `out` as it was rounded.
+    """Return the allowed error from computing delta with the rounded `out`.
 
-    The formula has out with all its bits. The sinks' gradient is a multiple of delta; with one key
-    beside a sink dq and dk are, too: dP - delta is then a difference of two that are close.
+    The formula uses out with all its bits. The sinks' gradient is a multiple of delta; with one key
+    beside a sink dq and dk are, too: dP - delta is then a difference of two close numbers.
     """
     problem = scored.problem
     rounding = torch.finfo(problem.q.dtype).eps * float(
@@ -159,9 +159,9 @@ def of_rounded_out(name: str, out: Tensor, scored: Scored) -> float:
 
 
 def find_faults(actual: Mapping[str, Tensor], scored: Scored) -> list[str]:
-    """Say which results are further from float64 than twice the formula's own in the dtype.
+    """Name the results whose float64 error exceeds twice the formula's own in the dtype.
 
-    In float32 also what `tests.reference.bound_single` gives a score.
+    In float32 it adds `tests.reference.bound_single` of a score.
     """
     exact, half = compute(scored, torch.float64), compute(scored, scored.problem.q.dtype)
     single = scored.problem.q.dtype == torch.float32

@@ -19,7 +19,7 @@ uint3 threadIdx, blockIdx;
 dim3 gridDim, blockDim;
 
 namespace flash_dist {
-alignas(1024) uint8_t smem_bytes[256 << 10];  // what kernels name their shared memory
+alignas(1024) uint8_t smem_bytes[256 << 10];  // the name of kernels' shared memory
 }
 
 namespace emulator {
@@ -41,31 +41,31 @@ struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
-  const unsigned* awaited = nullptr;  // goes on when this is no longer `seen`
+  const unsigned* awaited = nullptr;  // continues when this is not `seen`
   unsigned seen = 0;
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
   std::vector<uint32_t> unfenced;  // words written since its last fence
 };
 
-// Of 4 bytes of shared memory: who was last there, between which barriers, and whose copy is on its
-// way to them.
+// 4 bytes of shared memory: the last accesses, between which barriers, and a pending copy to them.
 struct Word {
   int writer = NOBODY, reader = NOBODY, copier = NOBODY;
   unsigned written = 0, read = 0;
   bool fenced = true;
 };
 
-// Of some threads, in shared memory or with a number: counts arrivals, and bytes that boxes are to bring.
+// A barrier of some threads, in shared memory or numbered: counts arrivals, and expected bytes of
+// boxes.
 struct Barrier {
   int arrivals = 0, missing = 0;
   int64_t bytes = 0;
-  unsigned phase = 0;  // that is open
+  unsigned phase = 0;  // the open phase
   struct Later {
     int thread;
     std::vector<Copy> copies;
   };
-  std::vector<Later> later;  // arrivals behind copies
+  std::vector<Later> later;  // arrivals after copies
 };
 
 struct Range {
@@ -91,7 +91,7 @@ struct Block {
   unsigned epoch = 1;                    // barriers of any kind
   std::map<uint32_t, Barrier> counting;  // by address
   std::map<int, Barrier> numbered;
-  std::vector<uint32_t> landed;  // words that copies with an arrival wrote, unfenced
+  std::vector<uint32_t> landed;  // words written by copies with an arrival, unfenced
   std::vector<std::vector<BoxCopy>> boxes;
   std::vector<BoxCopy> box;
 };
@@ -141,7 +141,7 @@ void resume(int number) {
   if (!problem.empty()) throw std::runtime_error(problem);
 }
 
-// Goes on with a warp for as long as one of its lanes can.
+// Runs a warp for as long as one of its lanes can continue.
 bool run_warp(int warp) {
   bool ran = false;
   for (bool again = true; again;) {
@@ -161,7 +161,7 @@ Barrier& barrier_at(uint32_t address) {
   return found->second;
 }
 
-// If all have come, and all bytes.
+// If all threads have arrived, and all bytes.
 void end_phase(Barrier& barrier) {
   if (barrier.missing > 0 || barrier.bytes > 0) return;
   barrier.missing = barrier.arrivals;
@@ -183,7 +183,7 @@ void write_copied(const Copy& copy) {
   }
 }
 
-// What a thread copied is in.
+// The copies of a thread have arrived.
 void land(const Copy& copy, int thread) {
   for (int i = 0; i < 4; ++i) {
     Word& word = block->words[copy.target / 4 + i];
@@ -195,7 +195,7 @@ void land(const Copy& copy, int thread) {
   write_copied(copy);
 }
 
-// A box that was asked for comes, whichever. The copy engine writes as wgmma reads.
+// A random requested box arrives. The copy engine writes as wgmma reads.
 void bring_box() {
   auto& boxes = block->boxes;
   std::swap(boxes[random_order() % boxes.size()], boxes.back());
@@ -223,7 +223,7 @@ void run_block(const Kernel& kernel, int threads, size_t smem) {
   own.smem = smem;
   own.alive = threads;
   block = &own;
-  std::memset(smem_bytes, 0xff, smem);  // NaN, wherever it is taken for numbers
+  std::memset(smem_bytes, 0xff, smem);  // NaN in every number format
   for (Thread& thread : own.threads) {
     thread.stack = std::make_unique<char[]>(STACK_BYTES);
     getcontext(&thread.context);
@@ -239,7 +239,7 @@ void run_block(const Kernel& kernel, int threads, size_t smem) {
     bool ran = false;
     for (int warp : order) {
       ran |= run_warp(warp);
-      // Seldom, so that whoever does not wait for a box is there before it.
+      // Rarely, so that a missing wait for a box shows.
       if (!own.boxes.empty() && random_order() % 64 == 0) bring_box(), ran = true;
     }
     if (!ran && !own.boxes.empty()) bring_box(), ran = true;
@@ -286,7 +286,7 @@ void watch_write(Word& word, int warp) {
   word.written = now;
 }
 
-// A copy of 16 bytes begins, source null: of zeros.
+// Starts a copy of 16 bytes; source null: zeros.
 void reserve(uint32_t target, const void* source) {
   if (source != nullptr) read_global(source, 16);
   Word* words = words_of(target, 16);
@@ -488,7 +488,7 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 threads, void**
   gridDim = grid;
   blockDim = threads;
   using namespace flash_dist;
-  // With a map in front, where there is one.
+  // With a map in front, if there is one.
   const bool has_map = static_cast<const CUtensorMap*>(arguments[0])->mark == CUtensorMap::MARK;
   const auto run = [&] {
     void* code = const_cast<void*>(kernel);

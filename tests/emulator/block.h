@@ -1,10 +1,10 @@
-// The threads of a block, each a fiber of one host thread, and what they do together.
+// The threads of a block, each a fiber of one host thread, and their synchronisation.
 //
-// Who goes on is drawn from a seed, so that a missing barrier shows as other bits. Shared memory that
-// the wrappers of ptx/ touch is watched beside that: two warps between the same barriers (any, whoever
-// comes to them), of which one writes, are an error, as is whoever touches what a copy is still
-// bringing. So are a copy from or to what nobody has declared, lanes of a warp that do different
-// things, and barriers that not all threads come to.
+// A seed decides which thread continues, so that a missing barrier changes bits. Accesses of the
+// wrappers in ptx/ to shared memory are checked, too. These are errors: accesses of two warps
+// between the same barriers (any barrier counts), of which one writes; access to memory that a copy
+// is still writing; copies from or to undeclared memory; lanes of a warp that diverge; and barriers
+// that not all threads reach.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace emulator {
 
 constexpr int LANES = 32;
 constexpr int WARPGROUP = 128;
-constexpr int MAX_OPERAND = 640;  // bytes of what a thread brings to an instruction of several
+constexpr int MAX_OPERAND = 640;  // bytes that a thread contributes to a collective instruction
 
 [[noreturn]] void fail(const char* format, ...);
 
@@ -24,24 +24,24 @@ constexpr int MAX_OPERAND = 640;  // bytes of what a thread brings to an instruc
 void declare(const void* data, int64_t bytes, bool may_write);
 void forget_declared();
 
-// What chooses the order of warps, and what was counted since.
+// Inputs that decide the order of warps, and counters since then.
 void seed(unsigned number);
 int64_t bank_conflicts();
 
-// A barrier of the block; and of some of its threads, by its number, who come to it and may wait there.
+// A barrier of the block; and a numbered one of some threads, which arrive and may wait there.
 void synchronize();
 void come_to(int id, int threads, bool waits);
 
-// Barriers in shared memory that count arrivals, and bytes that boxes are to bring (ptx/mbarrier.cuh).
-// Arrivals of this thread's copies since the last group or such arrival come with them, when somebody
+// Barriers in shared memory that count arrivals, and expected bytes of boxes (ptx/mbarrier.cuh).
+// They include arrivals of this thread's copies since the last group or such arrival, when a thread
 // waits for them.
 void make_barrier(uint32_t address, int arrivals);
 void arrive(uint32_t address, int bytes);
 void arrive_behind_copies(uint32_t address);
 void wait_for_phase(uint32_t address, int parity);
 
-// Shared memory, by its address: the place, watched. by_proxy: as wgmma reads it, which sees what a
-// thread wrote or copied only behind that thread's fence(), or, of copies that a barrier told of, anybody's.
+// Shared memory by address, checked. by_proxy: as wgmma reads it, which sees a thread's writes and
+// copies only after that thread's fence(), or after anybody's for copies that a barrier reported.
 uint8_t* read_shared(uint32_t address, int bytes, bool by_proxy = false);
 uint8_t* write_shared(uint32_t address, int bytes);
 void fence();
@@ -51,17 +51,17 @@ void count_conflicts(const uint32_t (&rows)[8]);
 const uint8_t* read_global(const void* source, int bytes);
 uint8_t* write_global(void* target, int bytes);
 
-// Of this thread: a copy of 16 bytes, source null: of zeros; what began becomes a group; all but so
-// many groups are there.
+// Of this thread: start a copy of 16 bytes, source null: zeros; make a group of the started copies;
+// wait until at most this many groups are pending.
 void start_copy(uint32_t target, const void* source);
 void close_group();
 void wait_for_groups(int pending);
 
-// 16 bytes of a box that is copied when its turn comes, source null: of zeros; the box is complete.
+// 16 bytes of a box that is copied later, source null: zeros; the box is complete.
 void start_box_copy(uint32_t target, const void* source, uint32_t barrier);
 void close_box();
 
-// Threads that have an instruction in common, a warp or a warpgroup.
+// Threads with a collective instruction, a warp or a warpgroup.
 struct Team {
   int arrived = 0, operation = 0;
   unsigned generation = 0;
@@ -69,10 +69,10 @@ struct Team {
 };
 Team& own_team(int size);
 int own_thread();
-// Goes on when the team's generation is another.
+// Continues when the team's generation changes.
 void wait_for_others(const Team& team);
 
-// An instruction of SIZE threads: each brings `in`, the last to come computes all(in, out).
+// An instruction of SIZE threads: each passes `in`, the last to arrive computes all(in, out).
 template <class Out, int SIZE = LANES, class In, class All>
 Out together(int operation, const In& in, All all) {
   static_assert(sizeof(In) <= MAX_OPERAND && sizeof(Out) <= MAX_OPERAND);
@@ -129,7 +129,7 @@ template <class T>
 T __shfl_up_sync(unsigned, T x, int step) {
   return emulator::shuffle(x, [=](int lane) { return lane < step ? lane : lane - step; });
 }
-// NOTE: of all lanes the same source, which is how the kernels call it.
+// NOTE: the source is the same for all lanes, as the kernels call it.
 template <class T>
 T __shfl_sync(unsigned, T x, int source) {
   return emulator::shuffle(x, [=](int) { return source; });

@@ -1,4 +1,4 @@
-// What core/maps.h takes of the driver's header: a map that the emulator itself reads, tensor_copy.cuh.
+// The part of the driver's header that core/maps.h uses: a map for the emulator's tensor_copy.cuh.
 #pragma once
 
 #include <cstdint>

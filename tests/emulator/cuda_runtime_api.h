@@ -1,5 +1,5 @@
-// What the kernels and their launches take of CUDA, for a C++ compiler without it: a launch runs the
-// blocks of a grid one after the other, block.h.
+// The part of CUDA that kernels and launches use, for a C++ compiler without CUDA: a launch runs
+// the blocks of a grid one after the other, block.h.
 #pragma once
 
 #include "native/dry_run/cuda_types.h"

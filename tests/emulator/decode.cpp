@@ -43,8 +43,8 @@ const DeviceInfo& device_info(int) { return device; }
 DeviceScope::DeviceScope(int) {}
 DeviceScope::~DeviceScope() {}
 
-// The family that is made for the GPU if it takes the arguments; of that the largest tile that shared
-// memory has room for, of the smallest columns that suffice.
+// The family made for the GPU if it supports the arguments; of that, the largest tile that fits in
+// shared memory, with the fewest sufficient columns.
 Loaded find_kernel(int, const KernelKey& key, const void* params) {
   const Variant* best = nullptr;
   const auto rank = [](const Variant* v) {
@@ -89,10 +89,10 @@ struct Memory {
 
 }  // namespace
 
-// What one call is given, as tests/unit/made/emulator.py lays it out.
+// Arguments of one call, laid out as in tests/unit/made/emulator.py.
 struct EmulatedCall {
   int64_t batch, seqlen_q, num_heads_q, num_heads_kv, head_dim, head_dim_v;
-  int64_t entries, page, pages;  // pages of a row of the table; 0: there is none
+  int64_t entries, page, pages;  // pages in a row of the table; 0: no table
   int64_t left, right, budget, capability, sm_count, smem_limit, seed;
   double softmax_scale, softcap;
   void *q, *k, *v, *out, *lse, *seqlens, *table, *alibi, *sinks;

@@ -1,21 +1,21 @@
-"""Random attention problems held against float64, run three times, and once in poisoned memory.
+"""Random attention problems compared with float64, run three times, and once in poisoned memory.
 
     python -m tests.fuzz.attention [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
     python -m tests.fuzz.attention --bits-only --longest 5000 --jobs 4 [--bits FILE]
 
-Needs an installed flash_dist; `--device cpu` tries the program itself. A case has a random dtype,
-shape, head_dim, memory layout, mask (or documents packed one behind the other), workspace budget
-and magnitude (or softcap, ALiBi and sinks, at magnitude 1), and a default device of torch's that is
-not that of its tensors. The same seed gives the same cases. Allowed is what tests.reference allows
-(tests.scores where scores are bent): twice the error of the same formula in torch at the same
-inputs. Exit status 1 if anything is off; every finding names its case, and `--only NUMBER` runs
-that one alone.
+It needs an installed flash_dist; `--device cpu` tests the program itself. A case has a random
+dtype, shape, head_dim, memory layout, mask (or packed documents), workspace budget and magnitude
+(or softcap, ALiBi and sinks, at magnitude 1), and a default device of torch other than that of its
+tensors. The same seed gives the same cases. The allowed error is that of tests.reference
+(tests.scores if scores are modified): twice the error of the same formula in torch with the same
+inputs. Exit status 1 after a finding; every finding names its case, and `--only NUMBER` runs that
+one alone.
 
-A case that has not ended after `--patience` seconds hangs: its process names it, says where its
-threads are and ends, and so does the program. `--bits-only` leaves float64 out, so that cases can
-be long and many: with other work beside it on the GPU, a test of kernels whose parts wait for each
-other. `--bits` writes a digest of each case's results to a file that does not exist, and holds them
-against one that does: of kernels that were built with delays (docs/debugging.md).
+A case that has not ended after `--patience` seconds hangs: its process names it, prints the stacks
+of its threads and ends, and so does the program. `--bits-only` skips float64, so that cases can be
+long and many: with other work on the GPU, it tests kernels whose blocks wait for each other.
+`--bits` writes a digest of each case's results to a new file, or compares them with an existing
+one: of kernels that were built with delays (docs/debugging.md).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ DEFAULT_DEVICES: Final = (None, "meta", "cuda")
 BUDGETS: Final = (0, 1, 16, 1024)  # MiB
 LONGEST: Final = 900  # tokens
 SMALLEST, LARGEST = 1e-3, 30.0  # standard deviations of the inputs
-RUNS: Final = 3  # with the same bits, after the one in poisoned memory
+RUNS: Final = 3  # with equal bits, after the one in poisoned memory
 _PACKED: Final = ("packed", "packed causal", "packed window")
 _FEATURES: Final = (
     *("softcap", "alibi", "alibi-batch", "sinks", "softcap alibi", "softcap sinks"),
@@ -69,7 +69,7 @@ _USUAL_DIMS: Final = (32, 64, 64, 96, 128, 128, 192, 256)
 
 @dataclass(frozen=True)
 class Case:
-    """One random problem, drawn from its number alone."""
+    """One random problem, derived from its number alone."""
 
     number: int
     dtype: str
@@ -106,14 +106,14 @@ class Case:
 
     @property
     def is_packed(self) -> bool:
-        """Whether its documents lie one behind the other."""
+        """Whether its documents are packed."""
         return self.mask in _PACKED
 
 
 def draw_case(
     number: int, *, seed: int = 0, dtypes: Sequence[str] = tuple(DTYPES), longest: int = LONGEST
 ) -> Case:
-    """Return a case of at most `longest` tokens; the same for the same arguments."""
+    """Return a case of at most `longest` tokens; equal for equal arguments."""
     chance = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
     dtype = chance.choice(dtypes)
     mask = chance.choice((*MASKS, *MASKS, *_PACKED * 4))
@@ -158,7 +158,7 @@ def _draw_length(chance: random.Random, longest: int) -> int:
 
 
 def _draw_magnitudes(chance: random.Random, dtype: str) -> tuple[float, float, float, float]:
-    """Draw standard deviations; float16 ends at 65504, so its gradients are kept below."""
+    """Draw standard deviations; float16 ends at 65504, so its gradients stay below."""
     low, high = math.log(SMALLEST), math.log(LARGEST)
     q, k, v, dout = (math.exp(chance.uniform(low, high)) for _ in range(4))
     if dtype == "fp16":
@@ -171,19 +171,19 @@ def _contiguous(x: Tensor) -> Tensor:
 
 
 def _heads_first(x: Tensor) -> Tensor:
-    """As transposed from [batch, heads, seqlen, head_dim]."""
+    """A view with heads first, as transposed from [batch, heads, seqlen, head_dim]."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _wider(x: Tensor) -> Tensor:
-    """A slice of rows that are 16 elements longer, as of a projection of q, k and v together."""
+    """A slice of rows that are 16 elements longer, as in a joint projection of q, k and v."""
     held = x.new_full((*x.shape[:-1], x.shape[-1] + 16), torch.nan)
     held[..., 8:-8] = x
     return held[..., 8:-8]
 
 
 def _longer(x: Tensor) -> Tensor:
-    """The middle of a sequence, as of a cache."""
+    """The middle of a longer sequence, as in a cache."""
     held = x.new_full((x.shape[0], x.shape[1] + 5, *x.shape[2:]), torch.nan)
     held[:, 2:-3] = x
     return held[:, 2:-3]
@@ -198,7 +198,7 @@ LAYOUTS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 
 def run_case(case: Case, *, device: str, seed: int, bits_only: bool = False) -> Checked:
-    """Say what is off in a case, of its bits alone or beside float64, too."""
+    """Describe errors of a case: only of its bits, or also of its values."""
     there = None if device == "cpu" and case.default_device == "cuda" else case.default_device
     default = torch.device(there) if there else contextlib.nullcontext()
     with default, workspace(case.megabytes):
@@ -268,7 +268,7 @@ def _make_problem(case: Case, device: str, seed: int) -> Problem:
     shape: dict[str, Any] = {"batch": case.batch, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     problem = random_problem(**shape, **_shape(case, device, seed))
     sizes = Sizes(case.batch, case.num_heads, seqlen_q, seqlen_k)
-    shown = show.__wrapped__(case.mask, sizes, device)  # anew: under another default device
+    shown = show.__wrapped__(case.mask, sizes, device)  # repeated with another default device
     problem = replace(problem, visible=shown.visible, options=shown.options, name=case.mask)
     return _finish(case, problem, LAYOUTS[case.layout])
 

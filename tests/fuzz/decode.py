@@ -1,16 +1,15 @@
-"""Random batches of queries to caches: a sequence has the same bits in every way of asking for it.
+"""Random calls of flash_attn_with_kvcache: a sequence has the same bits in every equivalent call.
 
-    python -m tests.fuzz.decode [--seconds 300] [--cases 1000] [--seed 0] [--jobs 4] [--bits FILE]
+python -m tests.fuzz.decode [--seconds 300] [--cases 1000] [--seed 0] [--jobs 4] [--bits FILE]
 
-Needs an installed flash_dist; `--device cpu` tries the program itself. A case is one call of
+Needs an installed flash_dist; `--device cpu` tests the program itself. A case is one call of
 `flash_attn_with_kvcache`: random lengths, heads, head_dim, pages, entries, left padding, appended
 keys, rotary angles, causal mask and window, softcap, ALiBi and sinks, 1 to 64 queries. Its
-sequences are asked for together, each alone, in another batch, in other pages or none, in chunks of
-queries, and, on a GPU, by a graph that was captured while the cache was empty: each within the
-default workspace, which lets several blocks share a sequence, and within none, so that none does.
-out, lse and what was appended must have the same bits. The same seed gives the same cases; exit
-status 1 if a bit differs; `--only NUMBER` runs one case alone, `--bits` is that of
-tests.fuzz.attention.
+sequences are computed together, each alone, in another batch, in other pages or none, in chunks of
+queries, and, on a GPU, by a graph that was captured with an empty cache: each with the default
+workspace, which lets several blocks share a sequence, and with none, so that no blocks do. out, lse
+and what was appended must have the same bits. The same seed gives the same cases; exit status 1 if
+a bit differs; `--only NUMBER` runs one case alone, `--bits` is that of tests.fuzz.attention.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _PAGES: Final = (16, 48, 64, 256)
 
 @dataclass(frozen=True)
 class Case:
-    """One random call, drawn from its number alone."""
+    """One random call, derived from its number alone."""
 
     number: int
     dtype: str
@@ -70,7 +69,7 @@ class Case:
 
 
 class Results(NamedTuple):
-    """What a call gives, the cache in the order of its sequences."""
+    """Results of a call, with the cache in the order of its sequences."""
 
     out: Tensor
     lse: Tensor
@@ -79,7 +78,7 @@ class Results(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A call that must give some of what the whole one gives."""
+    """A call that must reproduce some results of the whole call."""
 
     name: str
     tensors: Tensors
@@ -88,7 +87,7 @@ class Way(NamedTuple):
 
 
 def draw_case(number: int, *, seed: int, dtypes: Sequence[str], longest: int) -> Case:
-    """Return a case of at most `longest` keys a sequence before new ones."""
+    """Return a case of at most `longest` keys per sequence before new ones."""
     chance = random.Random(f"decode {seed} {number}")  # noqa: S311 - no secret
     heads_kv = chance.choice((1, 1, 2, 2, 3, 4, 8))
     usual = chance.random() < 0.7
@@ -125,7 +124,7 @@ def draw_case(number: int, *, seed: int, dtypes: Sequence[str], longest: int) ->
 
 
 def _draw_places(chance: random.Random, seqlens: Sequence[int]) -> dict[str, Any]:
-    """Draw pages, or entries and left padding, which pages do not go with."""
+    """Draw pages, or entries and left padding, which pages do not support."""
     if chance.random() < 0.5:
         return {"page": chance.choice((*_PAGES, 16 * chance.randint(1, 20)))}
     places: dict[str, Any] = {}
@@ -138,12 +137,12 @@ def _draw_places(chance: random.Random, seqlens: Sequence[int]) -> dict[str, Any
 
 
 def _draw_number(chance: random.Random, most: int) -> int:
-    """Draw from 0 to `most`, small ones as often as large ones."""
+    """Draw from 0 to `most`, with small numbers as often as large ones."""
     return int(math.exp(chance.uniform(0.0, math.log(most + 1.5)))) - 1
 
 
 def check_case(case: Case, *, device: str) -> Checked:
-    """Hold all ways of asking for the sequences of a case against each other."""
+    """Compare all equivalent calls for the sequences of a case."""
     problem = case.problem
     tensors = problem.make(DTYPES[case.dtype], device)
     whole, found = attend(problem, tensors), []
@@ -159,7 +158,7 @@ def check_case(case: Case, *, device: str) -> Checked:
 
 
 def ways_of(case: Case, tensors: Tensors) -> Iterator[Way]:
-    """Yield the calls that give what the whole call gives, or a part of it."""
+    """Yield the calls that must reproduce the results of the whole call, or some of them."""
     problem, chance = case.problem, random.Random(case.number)  # noqa: S311 - no secret
     everyone, queries = list(range(problem.batch)), problem.seqlen_q
     yield Way("again", tensors, everyone, queries)
@@ -173,13 +172,13 @@ def ways_of(case: Case, tensors: Tensors) -> Iterator[Way]:
     others = chance.sample(everyone, chance.randint(1, problem.batch))
     yield Way(f"sequences {others}", choose(tensors, others), others, queries)
     first = chance.randint(1, queries)
-    # On the CPU a product of fewer rows has other bits.
+    # on the CPU a product of fewer rows has other bits
     if tensors.q.is_cuda and _can_be_cut(problem, queries - first):
         yield Way(f"the first {first} queries", cut_off(tensors, first), everyone, first)
 
 
 def _can_be_cut(problem: Problem, left_out: int) -> bool:
-    """Whether a call without the last queries and their keys means the same for the others."""
+    """Whether removing the last queries and their keys leaves the other results unchanged."""
     pads = problem.leftpad or (0,) * problem.batch
     shortest = min(length - pad for length, pad in zip(problem.seqlens, pads, strict=True))
     return problem.causal and not problem.seqlen_new and left_out <= shortest
@@ -204,7 +203,7 @@ def cut_off(tensors: Tensors, queries: int) -> Tensors:
 
 
 def in_order(tensors: Tensors, cache: Tensor) -> Tensor:
-    """Return a cache as [batch, capacity, heads, head_dim], whatever entries or pages it has."""
+    """Return a cache as [batch, capacity, heads, head_dim], for any entries or pages."""
     if tensors.table is not None:
         return cache[tensors.table.long()].flatten(1, 2)
     return cache if tensors.batch_idx is None else cache[tensors.batch_idx.long()]
@@ -217,7 +216,7 @@ def leave_pages(tensors: Tensors) -> Tensors:
 
 
 def cut_up(tensors: Tensors, page: int, seed: int) -> Tensors:
-    """Return the call on a cache in pages, which lie in a random order."""
+    """Return the call on a paged cache with pages in random order."""
     plain = leave_pages(tensors)
     batch, capacity, *_ = plain.k_cache.shape
     pages = -(-capacity // page)
@@ -250,7 +249,7 @@ def _results(problem: Problem, tensors: Tensors, out: Tensor, lse: Tensor) -> Re
 
 
 def replay(problem: Problem, tensors: Tensors) -> Iterator[Results]:
-    """Capture the call on an empty cache; fill that, tell the lengths, and replay it."""
+    """Capture the call on an empty cache; then fill it, set the lengths, and replay."""
     empty = tensors._replace(
         k_cache=torch.zeros_like(tensors.k_cache),
         v_cache=torch.zeros_like(tensors.v_cache),

@@ -1,13 +1,13 @@
-"""Random attention problems with extreme values, held against float64 by a stated bound.
+"""Random attention problems with extreme values, compared with float64 under an error bound.
 
-    python -m tests.fuzz.extremes [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
+python -m tests.fuzz.extremes [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
 
 Scores reach 1e4, factors on them 1e-3 to 1e3, soft caps 1e-3 to 2^40, sinks infinity; some inputs
 hold an infinity or NaN. The formula in 16 bits says nothing about such problems, so that the bound
-comes from the roundings: with A the largest value of the same formula with absolute values,
-u = 2^-11 (2^-8 in bfloat16, 2^-22 in float32) and
+comes from the roundings: with A the largest value of the same formula with absolute values, u =
+2^-11 (2^-8 in bfloat16, 2^-22 in float32) and
 
-    e = 2^-20 (4 + the largest sum of |q| |k| * scale + the largest ALiBi term) + the cap's error,
+e = 2^-20 (4 + the largest sum of |q| |k| * scale + the largest ALiBi term) + the cap's error,
 
 which is 2^-21 of a cap up to 100 and 2^-20 of the largest score above, results may be off by
 
@@ -63,7 +63,7 @@ UNITS: Final = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32:
 
 @dataclass(frozen=True)
 class Case:
-    """One random problem, drawn from its number alone."""
+    """One random problem, derived from its number alone."""
 
     number: int
     dtype: str
@@ -88,7 +88,7 @@ class Case:
 
 
 def draw_case(number: int, *, seed: int = 0, dtypes: Sequence[str] = tuple(DTYPES)) -> Case:
-    """Return a case; the same for the same arguments."""
+    """Return a case; equal for equal arguments."""
     chance = random.Random(f"extreme {seed} {number}")  # noqa: S311 - no secret
     dtype = chance.choice(dtypes)
     heads_kv = chance.randint(1, 2)
@@ -164,14 +164,14 @@ def make(case: Case, *, device: str, seed: int) -> Scored:
 
 
 def run_case(case: Case, *, device: str, seed: int) -> Checked:
-    """Say what is off in a case."""
+    """Describe errors of a case."""
     scored = make(case, device=device, seed=seed)
     with workspace(case.megabytes):
         results = [attend_scored(scored, poison=poison) for poison in (True, False)]
     first, again = results
     differing = [name for name, x in first.items() if not same_bits(x, again[name])]
     found = [f"other bits in another run: {', '.join(differing)}"] * bool(differing)
-    first.pop("dsinks", None)  # of an infinite one only ours has a gradient
+    first.pop("dsinks", None)  # only ours has a gradient for an infinite one
     exact = compute(scored, torch.float64)
     found += find_faults(first, exact, scored)
     lost = _rows_that_cannot_be_finite(scored)
@@ -204,7 +204,7 @@ def _read_cache(scored: Scored) -> dict[str, Tensor]:
 def find_faults(
     got: Mapping[str, Tensor], exact: Mapping[str, Tensor], scored: Scored
 ) -> list[str]:
-    """Name the results that are further from float64 than the module says, or finite wrongly."""
+    """Name the results outside of the module's bounds, or wrongly finite."""
     bounds = _bounds(scored, exact["lse"])
     found = []
     for name, x in got.items():
@@ -257,7 +257,7 @@ def _products(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _bounds(scored: Scored, lse: Tensor) -> dict[str, float]:
-    """Return how far off each result may be; see the module."""
+    """Return the error bounds of the results; see the module."""
     problem, cap = scored.problem, scored.softcap
     q, k, v, dout = (
         x.double().nan_to_num(0.0, 0.0, 0.0)

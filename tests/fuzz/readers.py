@@ -1,12 +1,12 @@
 """Mutated binaries through every reader: only our own error may come out, quickly.
 
-    python -m tests.fuzz.readers [--cases 100000] [--seed 0]
+python -m tests.fuzz.readers [--cases 100000] [--seed 0]
 
-Each case is a small valid file of some kind with bytes flipped, cut out, repeated or made large,
-sections renamed, images of other kinds and targets, or full of what only begins like GPU code; or a
-bomb: packed zeros, members by the thousand, archives in archives. The same seed gives the same
-cases. Exit status 1 at the first that raises anything else, takes longer than 2 s of CPU time or
-more than 1 GB.
+Each case is a small valid file of some kind with bytes flipped, cut out, repeated or enlarged,
+renamed sections, images of other kinds and targets, or many false beginnings of GPU code; or a
+bomb: packed zeros, thousands of members, nested archives. The same seed gives the same cases. Exit
+status 1 at the first that raises anything else, takes longer than 2 s of CPU time or more than 1
+GB.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def make_seeds() -> dict[str, bytes]:
 
 
 def make_registered(images: bytes, name: str = ".data") -> bytes:
-    """Return a Windows library with a struct for a container in a section, and one without."""
+    """Return a Windows library with a registered container, and one without registration."""
     data = (name, b"\0" * 24 + images + images)
     (address,) = addresses(data)
     struct_ = struct.pack("<IIQQ", WRAPPER, 1, address + 24, 0)
@@ -129,7 +129,7 @@ def make_registered(images: bytes, name: str = ".data") -> bytes:
 
 
 def make_renamed(images: bytes) -> bytes:
-    """Return a library whose containers and structs lie in sections of other names, and in none."""
+    """Return a library whose containers and structs are in renamed sections, and in none."""
     segment = struct.pack("<IIQQQQQQ", 1, 6, 0, 0, 0, 1 << 20, 1 << 20, 4096)
     place = 64 + len(segment)
     structs = b"".join(struct.pack("<IIQQ", WRAPPER, n, place + n - 1, 0) for n in (1, 2, 3))
@@ -143,7 +143,7 @@ def make_renamed(images: bytes) -> bytes:
 
 
 def make_suffixed(number: int, note: str = "") -> bytes:
-    """Return a cubin that tells its target itself, as nvcc 13 writes it."""
+    """Return a cubin that states its target itself, as nvcc 13 writes it."""
     parts = (Part(".nv.compat", FOR_ONE_CHIP), Part(".note.nv.tkinfo", note.encode()))
     data = bytearray(cubin(Kernel("alpha"), more=parts[:1] if not note else parts[1:]))
     data[8] = 8  # ABI version
@@ -171,7 +171,7 @@ def pack(members: dict[str, bytes], compression: int) -> bytes:
 
 
 def pack_tar(members: dict[str, bytes]) -> bytes:
-    """Return a tar archive, with extended headers where a name is long."""
+    """Return a tar archive, with extended headers for long names."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, data in members.items():
@@ -207,7 +207,7 @@ JSON_PAGE: Final = {
 
 
 def make_bombs() -> dict[str, bytes]:
-    """Return small files that ask for much, by suffix: the budgets must stop each."""
+    """Return small files that cost much work, by suffix: the budgets must stop each."""
     images = make_texts(NOISE + b" " * TEXT_SIZE, 12)
     many = container(*[entry(SASS, 80, b"")] * 6000)
     member = b"a.o/            0           0     0     100644  " + b"%-10d`\n"
@@ -263,12 +263,12 @@ def make_bombs() -> dict[str, bytes]:
 
 
 def make_texts(text: bytes, images: int = 8) -> bytes:
-    """Return images of the same PTX; eight are the most that a small file may unpack."""
+    """Return images of the same PTX; a small file may unpack at most eight."""
     return container(*[entry(PTX, 80, text, codec="zstd")] * images)
 
 
 def make_ptx() -> dict[str, bytes]:
-    """Return texts of PTX that are full of one thing, by its name."""
+    """Return PTX texts that consist mostly of one construct, by its name."""
     bodies = {
         "braces": b"{}",
         "nested_braces": b"{{{}}}",
@@ -327,7 +327,7 @@ def flip(data: bytearray, chance: random.Random) -> None:
 
 
 def enlarge(data: bytearray, chance: random.Random) -> None:
-    """Put a number that is special where one may stand."""
+    """Insert a special number at a random place."""
     form = chance.choice(("<I", "<Q"))
     size = struct.calcsize(form)
     place = chance.randrange(max(1, len(data) - size)) // 4 * 4
@@ -335,7 +335,7 @@ def enlarge(data: bytearray, chance: random.Random) -> None:
 
 
 def cut(data: bytearray, chance: random.Random) -> None:
-    """Leave something out, mostly the end."""
+    """Remove a part, mostly the end."""
     first = chance.randrange(len(data))
     del data[first : chance.choice((len(data), first + chance.randint(1, 64)))]
 
@@ -348,14 +348,14 @@ def repeat(data: bytearray, chance: random.Random) -> None:
 
 
 def flood(data: bytearray, chance: random.Random) -> None:
-    """Write the beginning of some kind of GPU code over a place, up to thousands of times."""
+    """Write the beginning of GPU code of some kind over a place, up to thousands of times."""
     piece = chance.choice(BEGINNINGS) * chance.choice((1, 1, 1, 3, 100, 5000))
     place = chance.randrange(len(data)) // 8 * 8
     data[place : place + len(piece) if chance.random() < 0.5 else place] = piece
 
 
 def rename(data: bytearray, chance: random.Random) -> None:
-    """Give a section, by its name wherever that stands, another name of the same length."""
+    """Rename a section, at every place of its name, to another name of the same length."""
     old = chance.choice(NAMES)
     new = chance.choice(NAMES)[: len(old)].ljust(len(old), b"x")
     place = data.find(old)
@@ -364,7 +364,7 @@ def rename(data: bytearray, chance: random.Random) -> None:
 
 
 def retarget(data: bytearray, chance: random.Random) -> None:
-    """Change kind, suffix flags or number of an entry, or all of its header behind them."""
+    """Change kind, suffix flags or number of an entry, or its whole header."""
     places = [
         place
         for place in range(0, len(data) - 64, 8)
@@ -414,7 +414,7 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
 
 
 def read_everything(path: Path) -> None:
-    """Read a file at every level; our own error is an answer."""
+    """Read a file at every level; our own error is a valid result."""
     if path.suffix in {".html", ".json"}:
         with contextlib.suppress(FetchError):
             make_index("fuzz", path.read_text("utf-8", "replace"), "https://host/simple/")
@@ -435,7 +435,7 @@ def read_everything(path: Path) -> None:
 
 
 def read_symbols(shared: SharedObject) -> None:
-    """Read what the dynamic linker reads; each table, whatever became of the others."""
+    """Read the dynamic linking data: each table, even after errors in others."""
     for name in _SYMBOL_TABLES:
         with contextlib.suppress(FatbinError):
             getattr(shared, name)
@@ -447,11 +447,11 @@ def read_symbols(shared: SharedObject) -> None:
 
 
 def run_case(path: Path) -> tuple[str, float]:
-    """Read one file; return what is wrong with how that went, and the seconds.
+    """Read one file; return the problem, if any, and the seconds.
 
-    NOTE: it is read at several levels; a command reads one, and has the time for itself.
+    NOTE: it is read at several levels; a command reads one level in this time.
     """
-    start = time.process_time()  # a busy machine is no finding
+    start = time.process_time()  # a busy machine is not a finding
     try:
         read_everything(path)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
@@ -461,7 +461,7 @@ def run_case(path: Path) -> tuple[str, float]:
 
 
 def run_bomb(path: Path) -> tuple[str, float]:
-    """Read one bomb as a command does, at the level that takes longest; return the same."""
+    """Read one bomb as a command does, at the slowest level; return the same."""
     worst = 0.0
     for choice in (*map(Choice, LEVELS), Choice(checked=True)):
         start = time.process_time()
@@ -478,7 +478,7 @@ def run_bomb(path: Path) -> tuple[str, float]:
 
 
 def run(cases: int, seed: int, *, bombs: bool = False) -> str:
-    """Run the cases and return what is wrong with the first bad one; empty if none is."""
+    """Run the cases and return the problem of the first bad one; empty if there is none."""
     seeds = make_seeds()
     slowest = 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -507,7 +507,7 @@ def run(cases: int, seed: int, *, bombs: bool = False) -> str:
 
 
 def make_case(name: str, data: bytes, chance: random.Random) -> bytes:
-    """Mutate a file; of a conda package often what is packed in it."""
+    """Mutate a file; for a conda package often its packed contents."""
     if name == "pkg.conda" and chance.random() < 0.7:
         return wrap_conda(mutate(pack_tar({"lib/a.so": data[:2000], "l" * 150: b"x"}), chance))
     return mutate(data, chance)

@@ -1,7 +1,7 @@
-"""What the programs here that draw random problems have in common.
+"""Common code of the programs here that draw random problems.
 
-Cases are shared out among processes. A finding is printed at once. A case that does not end is
-named by a watchdog, which ends its process and so the program.
+Processes share the cases. A finding is printed at once. A watchdog names a case that does not end,
+and ends its process and so the program.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 PATIENCE: Final = 60.0  # seconds
-HANGS: Final = 3  # exit status of a process whose case does
+HANGS: Final = 3  # exit status of a process with a hanging case
 
 
 class Checked(NamedTuple):
-    """What a case gave."""
+    """Result of a case."""
 
-    found: list[str]  # what is off
+    found: list[str]  # findings
     digest: str  # of the bits of its results
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one process does."""
+    """Work of one process."""
 
     numbers: Sequence[int]
-    draw: Callable[[int], object]  # the case of a number
+    draw: Callable[[int], object]  # makes the case of a number
     check: Callable[[Any], Checked]
     deadline: float  # of time.time()
     patience: float  # seconds for a case
@@ -53,15 +53,15 @@ class Share:
 
 
 class Done(NamedTuple):
-    """What one process did."""
+    """Results of one process."""
 
     cases: int
     findings: int
-    digests: dict[str, str]  # of the cases of which nothing is off
+    digests: dict[str, str]  # of the cases without findings
 
 
 def add_options(parser: argparse.ArgumentParser, *, cases: int) -> None:
-    """Add what every program takes."""
+    """Add the options of every program."""
     parser.add_argument("--seconds", type=float, default=300.0, help="stop after (default 300)")
     parser.add_argument("--cases", type=int, default=cases, help=f"at most (default {cases})")
     parser.add_argument("--seed", type=int, default=0)
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser, *, cases: int) -> None:
 def run_program(
     args: argparse.Namespace, draw: Callable[[int], object], check: Callable[[Any], Checked]
 ) -> int:
-    """Check the cases that the options ask for, print what is off, and return the exit status."""
+    """Check the selected cases, print findings, and return the exit status."""
     deadline = time.time() + args.seconds
     threads = max(torch.get_num_threads() // args.jobs, 1)
     numbers = range(args.cases) if args.only is None else range(args.only, args.only + 1)
@@ -126,11 +126,11 @@ def run_share(share: Share) -> Done:
 
 @contextlib.contextmanager
 def watched(case: object, patience: float) -> Iterator[None]:
-    """Name a case that does not end, and end the process: nothing else gets it off a kernel."""
+    """Name a case that does not end, and end the process: nothing else stops a kernel."""
 
     def give_up() -> None:
         _print(f"{case}: no end after {patience:g} s")
-        faulthandler.dump_traceback(sys.stdout)  # in which call, if not in a kernel
+        faulthandler.dump_traceback(sys.stdout)  # the call, if not a kernel
         os._exit(HANGS)
 
     watchdog = threading.Timer(patience, give_up)
@@ -143,7 +143,7 @@ def watched(case: object, patience: float) -> Iterator[None]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one dtype hold the same, NaN and the sign of 0 included."""
+    """Whether two tensors of one dtype have equal bits, including NaN and the sign of 0."""
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
 
@@ -157,9 +157,9 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
 
 
 def _compare_digests(path: Path, digests: dict[str, str]) -> list[str]:
-    """Write digests to a new file, or name the cases of which another file says else.
+    """Write digests to a new file, or name the cases that differ from an existing file.
 
-    Cases that only one of the two has are left out: the time may have ended before them.
+    It skips cases in only one of the two: the time may have ended before them.
     """
     if not path.exists():
         path.write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
@@ -171,7 +171,7 @@ def _compare_digests(path: Path, digests: dict[str, str]) -> list[str]:
 
 
 def choose_dtypes(args: argparse.Namespace, role: str = "fwd") -> tuple[str, ...]:
-    """Return those dtypes of the options that the installed build has kernels of a role for."""
+    """Return the dtypes of the options for which the installed build has kernels of a role."""
     asked = args.dtype or tuple(DTYPES)
     if args.device == "cpu":
         return tuple(name for name in DTYPES if name in asked)
@@ -182,6 +182,6 @@ def choose_dtypes(args: argparse.Namespace, role: str = "fwd") -> tuple[str, ...
 
 
 def _print(*lines: str) -> None:
-    """Write whole lines, as several processes do at once, and at once: a program may be stopped."""
+    """Print whole lines at once: several processes print, and a program may be stopped."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""cu_seqlens that leave rows to no document, and some that lie, with what is computed from them."""
+"""cu_seqlens with rows outside of all documents, and invalid ones, with their defined results."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Boundaries:
         }
 
     def rows(self) -> list[tuple[range, range]]:
-        """Return the queries and keys of each document, cut off where the tensors end."""
+        """Return the queries and keys of each document, clipped to the tensors."""
         queries = cut_off(self.ends_q, TOTALS[0], self.longest_q)
         keys = cut_off(self.ends_k, TOTALS[1], self.longest_k)
         return list(zip(queries, keys, strict=True))
 
     def problem(self, *, causal: bool = False, **shape: Any) -> Packed:  # noqa: ANN401
-        """Return random inputs with a mask that says the same as the boundaries."""
+        """Return random inputs with a mask equivalent to the boundaries."""
         base: Problem = random_problem(seqlen_q=TOTALS[0], seqlen_k=TOTALS[1], **shape)
         visible = torch.zeros(*TOTALS, dtype=torch.bool, device=base.q.device)
         for queries, keys in self.rows():
@@ -53,7 +53,7 @@ class Boundaries:
         return Packed(problem, (), ())
 
     def uncovered(self) -> tuple[Tensor, Tensor]:
-        """Return which queries and which keys are of no document."""
+        """Return the queries and keys that belong to no document."""
         found = [torch.ones(total, dtype=torch.bool) for total in TOTALS]
         for document in self.rows():
             for none, rows in zip(found, document, strict=True):
@@ -62,14 +62,14 @@ class Boundaries:
 
 
 def cut_off(ends: tuple[int, ...], total: int, longest: int) -> list[range]:
-    """Return the rows of each document: on the axis, and no more than the longest."""
+    """Return the rows of each document, clipped to the axis and the longest length."""
     on_axis = [min(max(end, 0), total) for end in ends]
     return [
         range(begin, begin + min(max(end - begin, 0), longest)) for begin, end in pairwise(on_axis)
     ]
 
 
-# Legal: some rows are of no document.
+# Valid: some rows belong to no document.
 SPARSE: Final = {
     "a tail": Boundaries((0, 70, 200), (0, 130, 190)),
     "a long tail": Boundaries((0, 3, 5), (0, 2, 9), 3, 7),
@@ -77,7 +77,7 @@ SPARSE: Final = {
     "queries alone": Boundaries((0, 150, 300), (0, 0, 0)),
     "keys alone": Boundaries((0, 0, 0), (0, 150, 260)),
 }
-# Not legal, but what is computed is defined.
+# Invalid, but with defined results.
 LIES: Final = {
     "a head": Boundaries((40, 70, 300), (100, 101, 260)),
     "nothing covered, at the end": Boundaries((5, 5, 5), (260, 260, 260), 1, 1),
@@ -91,7 +91,7 @@ LIES: Final = {
     "one row of many": Boundaries((0, 300), (0, 260), 1, 1),
     "near the largest int": Boundaries((MOST - 5, MOST, MOST), (0, MOST - 1, MOST)),
 }
-# What is computed is undefined; nothing else may change.
+# With undefined results; nothing else may change.
 CHAOS: Final = {
     "decreasing": Boundaries((0, 200, 100, 300), (0, 260, 10, 200)),
     "turned round": Boundaries((300, 200, 100, 0), (260, 100, 50, 0)),

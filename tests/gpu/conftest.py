@@ -1,10 +1,10 @@
 """GPU tests run from an installed wheel; without a GPU each skips with the reason.
 
-FLASH_DIST_TEST_PTX=80 demands that the driver made every kernel launched from PTX of that number,
-FLASH_DIST_TEST_PTX=sass that it made none from PTX. Under FLASH_DIST_SMEM_LIMIT every kernel must
-be that of the largest plan that fits. FLASH_DIST_TEST_DEVICE=cpu runs the tests that any device can
-run on the reference instead, to try the tests themselves. --share 2/5 runs every fifth test from
-the second on: some of everything, where the time is short.
+FLASH_DIST_TEST_PTX=80 requires that the driver compiled every launched kernel from PTX of that
+number, FLASH_DIST_TEST_PTX=sass that it compiled none. Under FLASH_DIST_SMEM_LIMIT every kernel
+must be that of the largest plan that fits. FLASH_DIST_TEST_DEVICE=cpu runs the device-independent
+tests on the reference, to test the tests themselves. --share 2/5 runs every fifth test from the
+second on, to save time.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ COMPILED: Final = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run take a share of the tests."""
+    """Add the option for a share of the tests."""
     parser.addoption("--share", default="1/1", metavar="I/N", help="every N-th test from the I-th")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take the share that was asked for, and skip what the device at hand cannot run."""
+    """Keep the requested share, and skip tests that the present device cannot run."""
     first, step = map(int, config.getoption("--share").split("/"))
     items[:] = items[first - 1 :: step]
     for item in items:
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test for every dtype (`half`: 16 bits) and every compiled size (`head_dims`)."""
+    """Parametrise tests with every dtype (`half`: 16 bits) and compiled size (`head_dims`)."""
     names = metafunc.fixturenames
     if "dtype" in names:
         metafunc.parametrize("dtype", list(DTYPE_NAMES.values()), ids=list(DTYPE_NAMES))
@@ -69,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @cache
 def built() -> dict[torch.dtype, int]:
-    """Return the largest head_dim that this build has kernels for, by dtype."""
+    """Return the largest head_dim of this build's kernels, by dtype."""
     if DEVICE == "cpu":
         return dict.fromkeys(DTYPE_NAMES.values(), 256)
     from flash_dist.toolkit.loading.library import variants  # noqa: PLC0415
@@ -83,7 +83,7 @@ def built() -> dict[torch.dtype, int]:
 
 @pytest.fixture(autouse=True)
 def built_kernels(request: pytest.FixtureRequest) -> None:
-    """Skip a dtype and a head_dim that this build has no kernels for."""
+    """Skip a dtype and a head_dim without kernels in this build."""
     names = set(request.fixturenames)
     if not names & {"dtype", "half"}:
         return
@@ -96,7 +96,7 @@ def built_kernels(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def any_half() -> torch.dtype:
-    """Return one 16-bit dtype of the build, bfloat16 if it has that."""
+    """Return one 16-bit dtype of the build, preferably bfloat16."""
     return torch.bfloat16 if torch.bfloat16 in built() else torch.float16
 
 
@@ -118,7 +118,7 @@ def fp16() -> torch.dtype:
 
 @pytest.fixture(autouse=True)
 def loaded_variants() -> Iterator[None]:
-    """Record which variant each launch loaded; hold it against its name and the run's demand."""
+    """Record the variant of each launch; compare it with its name and the run's requirements."""
     yield
     if DEVICE == "cpu":
         return
@@ -142,7 +142,7 @@ def _check_loaded(loaded: dict[str, Any], demanded: str | None) -> None:
 
 
 def _check_plan(loaded: dict[str, Any], limit: str | None) -> None:
-    """Hold a variant against the limit of the run: the largest plan of its target that fits."""
+    """Check that a variant is the largest plan of its target within the run's limit."""
     if not limit:
         return
     from flash_dist.toolkit.loading.library import variants  # noqa: PLC0415
@@ -155,13 +155,13 @@ def _check_plan(loaded: dict[str, Any], limit: str | None) -> None:
     (ours,) = (x for x in built if x["symbol"] == loaded["symbol"])
     plans = [x["plan"] for x in built if all(x[name] == ours[name] for name in names)]
     fitting = [plan for plan in plans if plan * 1024 <= room]
-    # Two plans of the largest GPUs: which of them is taken follows from the shape.
+    # The largest GPUs have two plans: the shape decides between them.
     largest = {TILES_FOR_MANY, max(fitting)} if TILES_FOR_MANY in fitting else {max(fitting)}
     assert loaded["plan"] in largest, f"{loaded} of plans {plans}, {room} bytes"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print every variant that was launched."""
+    """Print every launched variant."""
     for symbol, loaded in sorted(SEEN.items()):
         terminalreporter.write_line(
             f"loaded {symbol}: binaryVersion {loaded['binary_version']}, "

@@ -1,8 +1,8 @@
-"""torch's context parallelism on these kernels, beside its own and beside ring_attention.
+"""Compares torch's context parallelism on these kernels with its own and with ring_attention.
 
-    python tests/gpu/context_parallel.py [SEQLEN ...]
+python tests/gpu/context_parallel.py [SEQLEN ...]
 
-Takes all GPUs of this machine. Prints one line of JSON: by seqlen the largest error of each tensor
+Uses all GPUs of this machine. Prints one line of JSON: by seqlen the largest error of each tensor
 of torch's ring over its largest value on one GPU, and how many of its runs have other bits than the
 first, with these kernels and with torch's; whether both have the same bits; and milliseconds of
 forward and backward, medians: on one GPU, by ring_attention, by torch's ring with these kernels and
@@ -49,7 +49,7 @@ def differentiate(attend: Callable[..., Tensor], dout: Tensor, *tensors: Tensor)
 
 
 def measure(call: Callable[[], object]) -> float:
-    """Return the median of milliseconds, over ranks that wait for each other."""
+    """Return the median time in milliseconds over synchronised ranks."""
     times = []
     for _ in range(2 * RUNS + 2):
         torch.cuda.synchronize()
@@ -86,7 +86,7 @@ def run_torchs_ring(mesh: DeviceMesh, whole: list[Tensor]) -> tuple[list[list[Te
 
 
 def try_one(mesh: DeviceMesh, seqlen: int) -> dict[str, Any]:
-    """Compare one GPU, ring_attention and torch's ring on the same random numbers everywhere."""
+    """Compare one GPU, ring_attention and torch's ring with equal random numbers everywhere."""
     generator = torch.Generator("cuda").manual_seed(0)
     whole = [
         torch.randn(1, seqlen, NUM_HEADS, HEAD_DIM, generator=generator, device="cuda").bfloat16()

@@ -1,10 +1,10 @@
-"""Captures a layer with torch.cuda.make_graphed_callables: a program, as a failed capture stays.
+"""Captures a layer with torch.cuda.make_graphed_callables, as a program: a failed capture persists.
 
-    python tests/gpu/graphed.py [ours|packed|masked|torch] [alone|alive]
+python tests/gpu/graphed.py [ours|packed|masked|torch] [alone|alive]
 
 `alive`: an autograd graph of the same parameters, made on the default stream, still exists. Trains
-a step with the captured layer, holds its gradients against those of the layer itself, and prints
-`same`; or prints what was raised.
+a step with the captured layer, compares its gradients with those of the layer itself, and prints
+`same`, or the error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-if __name__ == "__main__":  # a program is found by its path
+if __name__ == "__main__":  # the program is found by its path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from flash_dist import BlockMask, flash_attn_func, flash_attn_varlen_func
@@ -28,14 +28,14 @@ SEQLEN = 200
 
 
 def by_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of torch in our layout."""
+    """Compute torch's attention in our layout."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     function = torch.nn.functional.scaled_dot_product_attention
     return function(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def attentions() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    """Return the functions by their names on the command line."""
+    """Return the functions by their command-line names."""
     ends = torch.tensor([0, 70, SEQLEN], dtype=torch.int32, device="cuda")
     mask = BlockMask.documents([int(token > SEQLEN // 3) for token in range(SEQLEN)])
 

@@ -1,4 +1,4 @@
-"""Documents of different lengths packed one after the other, and the same as a masked Problem."""
+"""Packed documents of different lengths, and the equivalent masked Problem."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Packed:
     lengths_k: tuple[int, ...]
 
     def document(self, index: int) -> Problem:
-        """Return one document as a call of its own."""
+        """Return one document as a separate call."""
         problem = self.problem
         q, k = (starts(lengths) for lengths in (self.lengths_q, self.lengths_k))
         rows, keys = slice(q[index], q[index + 1]), slice(k[index], k[index + 1])
@@ -38,7 +38,7 @@ class Packed:
         )
 
     def part(self, result: dict[str, Tensor], index: int) -> dict[str, Tensor]:
-        """Return a document's share of the result."""
+        """Return a document's part of the result."""
         q, k = (starts(lengths) for lengths in (self.lengths_q, self.lengths_k))
         rows, keys = slice(q[index], q[index + 1]), slice(k[index], k[index + 1])
         return {
@@ -51,7 +51,7 @@ class Packed:
 
 
 def starts(lengths: tuple[int, ...]) -> list[int]:
-    """Return where each document starts, and the end."""
+    """Return the start of each document, and the end."""
     return list(accumulate(lengths, initial=0))
 
 

@@ -1,6 +1,6 @@
-"""Ring attention over all GPUs of this machine, held against one of them, as a program.
+"""Compares ring attention over all GPUs of this machine with one of them, as a program.
 
-    python tests/gpu/ring.py [SEQLEN]
+python tests/gpu/ring.py [SEQLEN]
 
 Prints one line of JSON: by dtype and mask the largest error of each tensor over its largest value,
 how many of five runs have other bits than the first, and milliseconds of forward and backward on
@@ -40,7 +40,7 @@ def differentiate(attend: Callable[..., Tensor], dout: Tensor, *tensors: Tensor)
 
 
 def measure(call: Callable[[], object]) -> float:
-    """Return the median of milliseconds, over ranks that wait for each other."""
+    """Return the median time in milliseconds over synchronised ranks."""
     times = []
     for _ in range(RUNS + 2):
         torch.cuda.synchronize()
@@ -53,7 +53,7 @@ def measure(call: Callable[[], object]) -> float:
 
 
 def try_one(dtype: torch.dtype, seqlen: int, *, causal: bool) -> dict[str, Any]:
-    """Compare the ring with one GPU, on the same random numbers everywhere."""
+    """Compare the ring with one GPU, with equal random numbers everywhere."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(heads: int) -> Tensor:

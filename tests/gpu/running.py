@@ -1,4 +1,4 @@
-"""Running the product on a Problem."""
+"""Runs the product on a Problem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """Return out, lse, dq, dk, dv; memory that the call may get is full of NaN before."""
+    """Return out, lse, dq, dk, dv; free memory is full of NaN before."""
     return _attend(problem, None, {**problem.options, **options}, poison=poison)
 
 
@@ -32,7 +32,7 @@ def attend_scored(
     poison: bool = True,
     **options: Any,  # noqa: ANN401 - of flash_attn_func
 ) -> dict[str, torch.Tensor]:
-    """Return the same with softcap, ALiBi and sinks, and dsinks where there are any."""
+    """Return the same with softcap, ALiBi and sinks, and dsinks if there are any."""
     problem = scored.problem
     assert problem.dlse is not None
     given = {**problem.options, **scored.options, **options}
@@ -60,7 +60,7 @@ def _attend(
 
 
 def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 - of flash_attn_func
-    """Run every problem; raise with all that is off."""
+    """Run every problem; raise with all errors."""
     faults: list[str] = []
     for problem in problems:
         faults += find_faults(attend(problem, **options), problem)
@@ -69,7 +69,7 @@ def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 
 
 
 def has_whole_shared_memory() -> bool:
-    """Whether kernels may take what the GPU has: a run with less leaves some out."""
+    """Whether kernels may use all shared memory: a run with less skips some."""
     return "FLASH_DIST_SMEM_LIMIT" not in os.environ
 
 
@@ -94,7 +94,7 @@ def workspace(megabytes: int) -> Iterator[None]:
 
 @contextmanager
 def no_wait_for_the_gpu() -> Iterator[None]:
-    """Let every torch call raise that would wait for the GPU, and only within the scope."""
+    """Make every torch call raise that would wait for the GPU, in this scope only."""
 
     def set_mode(mode: str) -> None:
         with warnings.catch_warnings():
@@ -109,17 +109,17 @@ def no_wait_for_the_gpu() -> Iterator[None]:
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    """Return the bytes that a call asks the allocator for at its peak.
+    """Return the peak of the bytes that a call allocates.
 
-    What the thread of the backward still holds of the call before may go while the next one is
-    measured, which then looks smaller: the largest of a few counts.
+    The backward's thread may free memory of the previous call during the measurement, which then
+    looks smaller: the result is the largest of several.
     """
-    call()  # what is made once
+    call()  # one-time allocations
     return max(_peak_of_one(call) for _ in range(3))
 
 
 def _peak_of_one(call: Callable[[], object]) -> int:
-    gc.collect()  # what a failed test left behind must not go in between
+    gc.collect()  # memory of a failed test must not be freed in between
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = int(torch.cuda.memory_stats()["requested_bytes.all.current"])

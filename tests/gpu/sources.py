@@ -1,4 +1,4 @@
-"""The sources of the kernels, for tests that compile parts of them."""
+"""Sources of the kernels, for tests that compile parts of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ NEEDS_NVCC: Final = pytest.mark.skipif(
 
 
 def include_flags(folder: Path) -> list[str]:
-    """Write the generated header that all need into a folder; return the flags of nvcc."""
+    """Write the generated header that all sources need; return the flags of nvcc."""
     (folder / "product.h").write_text("#define KERNEL_NAMESPACE flash_dist\n", encoding="utf-8")
     return [f"-I{path}" for path in (CSRC, TOOLKIT, folder)]

@@ -1,6 +1,6 @@
 """The benchmark on a GPU: loops, and graphs of what is short, backward included.
 
-How long an attention takes is told to the clock: others may use the GPU at the same time.
+The clock gets the duration of an attention, because others may use the GPU at the same time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.unit.made.told_clock import LONG_MS, SHORT_MS, Told, tell
 
 PHASES = ("forward", "backward")
 SHAPE = square(1, 256, (4, 4), 64, CAUSAL, "fp16")
-FASTEST_GHZ = 4  # no GPU's clock is faster
+FASTEST_GHZ = 4  # faster than any GPU's clock
 
 
 class ToldGpuClock(Told, GpuClock):
-    """The clock of a GPU, told how long an attention takes."""
+    """The clock of a GPU, with a given duration of an attention."""
 
 
 @pytest.mark.gpu
@@ -41,7 +41,7 @@ def test_what_is_short_is_replayed_beside_its_launches(
             assert [(phase, x.graph) for phase, x in entry.timings.items()] == [
                 (phase, graph) for phase in PHASES
             ]
-            for timing in entry.timings.values():  # of one attention, however many a graph has
+            for timing in entry.timings.values():  # of one attention, for any number in a graph
                 assert timing.median_ms == pytest.approx(SHORT_MS)
 
 
@@ -58,7 +58,7 @@ def test_what_takes_long_is_launched_call_by_call_alone(monkeypatch: pytest.Monk
 
 @pytest.mark.gpu
 def test_a_run_takes_no_less_than_the_gpu_works() -> None:
-    """Work of so many cycles: a busy machine makes it longer, nothing makes it shorter."""
+    """The work takes a fixed number of cycles: a busy machine can only make it longer."""
     device = torch.device("cuda", torch.cuda.current_device())
     clock = GpuClock(device)
     cycles = 4_000_000

@@ -1,6 +1,6 @@
-"""cu_seqlens that leave rows to no document, or lie: zeros, and no other tensor changes.
+"""cu_seqlens with rows outside of documents, or invalid: zeros, and no other tensor changes.
 
-compute-sanitizer sees each tensor on its own where torch does not cache memory:
+compute-sanitizer sees separate tensors if torch does not cache memory:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \
         python tests/gpu/small_cases.py boundaries
@@ -37,7 +37,7 @@ FENCE: Final = 1 << 16  # bytes
 
 @contextmanager
 def fences(packed: Packed) -> Iterator[None]:
-    """Free memory for the results that is full of NaN and lies between tensors that must stay."""
+    """Free NaN-filled memory for the results, between tensors that must not change."""
     problem, fenced, holes = packed.problem, [], []
     lse = problem.q[..., 0].float()
     for x in (problem.q, problem.k, problem.v, problem.dout, lse) * 3:
@@ -53,7 +53,7 @@ def fences(packed: Packed) -> Iterator[None]:
 
 
 def check_uncovered(boundaries: Boundaries, result: dict[str, Tensor]) -> None:
-    """Require zeros and -inf where no document is."""
+    """Require zeros and -inf outside of documents."""
     queries, keys = (x.to(result["out"].device) for x in boundaries.uncovered())
     for name, rows in (("out", queries), ("dq", queries), ("dk", keys), ("dv", keys)):
         assert (result[name][:, rows] == 0).all(), f"{name} of rows that no document covers"
@@ -61,7 +61,7 @@ def check_uncovered(boundaries: Boundaries, result: dict[str, Tensor]) -> None:
 
 
 def check(boundaries: Boundaries, packed: Packed, **options: Any) -> None:  # noqa: ANN401
-    """Run twice in memory full of NaN: the same bits, float64's values, and zeros."""
+    """Run twice in memory full of NaN: equal bits, float64's values, and zeros."""
     given = boundaries.given(packed.problem.q.device)
     with fences(packed):
         result = attend_packed(packed, given=given, **options)
@@ -74,7 +74,7 @@ def check(boundaries: Boundaries, packed: Packed, **options: Any) -> None:  # no
 
 
 def check_everywhere(boundaries: Boundaries, dtype: torch.dtype) -> None:
-    """Check all ways through the backward."""
+    """Check all paths of the backward."""
     for i, (head_dim, head_dim_v) in enumerate(HEAD_DIMS):
         for num_heads_kv, megabytes in ((1, 0), (1, 1), (1, 1024), (4, 1024)):
             packed = boundaries.problem(
@@ -181,7 +181,7 @@ def test_a_replayed_graph_fills_what_the_new_boundaries_leave(half: torch.dtype)
     packed = first.problem(num_heads=4, num_heads_kv=2, dtype=half)
     device = packed.problem.q.device
     given = replace(first, longest_q=128, longest_k=64).given(device)
-    attend_packed(packed, given=given, poison=False)  # what is made once
+    attend_packed(packed, given=given, poison=False)  # one-time work
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = attend_packed(packed, given=given, poison=False)
@@ -252,7 +252,7 @@ def test_a_captured_call_warns_once_instead_of_checking(half: torch.dtype) -> No
     boundaries = LIES["past the totals"]
     packed = boundaries.problem(num_heads=2, dtype=half)
     device = packed.problem.q.device
-    attend_packed(packed, given=SPARSE["a tail"].given(device))  # what is made once
+    attend_packed(packed, given=SPARSE["a tail"].given(device))  # one-time work
     given = boundaries.given(device)
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings(record=True) as caught:

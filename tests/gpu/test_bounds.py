@@ -1,4 +1,4 @@
-"""What must not be read is full of NaN: around views, past head_dim, past key lengths."""
+"""Memory that must not be read is full of NaN: around views, past head_dim, past key lengths."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _some() -> torch.Tensor:
 
 
 def _ids() -> torch.Tensor:
-    """Documents of keys, [batch, seqlen_k]: 9 of those that no query sees."""
+    """Documents of keys, [batch, seqlen_k]: 9 for those that no query sees."""
     ids: torch.Tensor = torch.where(_kept()[:, 0, 0], torch.arange(330) % 3, 9)
     return ids
 
@@ -129,7 +129,7 @@ def _intervals(gap: int) -> BlockMask:
     return BlockMask.from_intervals((begin + odd).minimum(end - 1), (begin + odd + 40).minimum(end))
 
 
-UNSEEN: dict[str, Callable[[], BlockMask]] = {  # keys before and behind those that a query sees
+UNSEEN: dict[str, Callable[[], BlockMask]] = {  # keys before and after those that a query sees
     "booleans": lambda: BlockMask.from_dense(_some()[:, :1] & _kept()),
     "booleans-of-heads": lambda: BlockMask.from_dense(_some() & _kept()),
     "booleans-of-keys": lambda: BlockMask.from_dense(_kept().expand(-1, 1, 150, -1)),
@@ -199,7 +199,7 @@ def test_keys_that_nobody_sees_are_not_read_at_any_head_dim(
 
 
 def check_unread(name: str, junk: float, head_dims: tuple[int, int], dtype: torch.dtype) -> None:
-    """Hold the bits with junk in unseen keys and values against those with others there."""
+    """Compare the bits with different junk in masked keys and values."""
     batch, num_heads, seqlen_q, seqlen_k = SIZES
     mask = UNSEEN[name]()
     seen = mask.visible(*SIZES).flatten(1, 2).any(1).expand(batch, -1)

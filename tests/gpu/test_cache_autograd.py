@@ -1,4 +1,4 @@
-"""Caches beside autograd, autocast and transforms of torch.func, and tensors at odd addresses."""
+"""Caches with autograd, autocast and transforms of torch.func, and tensors at odd addresses."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def read_cache() -> tuple[Callable[[Tensor], Tensor], Tensor]:
 
 
 def read_latent() -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """Return the same of latent keys."""
+    """Return the same for latent keys."""
     table = torch.arange(4, dtype=torch.int32, device="cuda").view(2, 2)
     keys = draw(4, 64, 1, 576, dtype=torch.bfloat16, seed=1)
     lengths = torch.full((2,), 100, dtype=torch.int32, device="cuda")

@@ -51,7 +51,7 @@ def compiled(problem: Problem, **options: Any) -> Callable[..., Any]:  # noqa: A
 
 
 def at_odd_addresses(problem: Problem) -> Problem:
-    """Return the same problem with tensors that begin 1 element behind a multiple of 16 bytes."""
+    """Return the same problem with tensors that begin 1 element after a multiple of 16 bytes."""
 
     def move(x: torch.Tensor) -> torch.Tensor:
         return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
@@ -286,7 +286,7 @@ def test_the_memory_of_a_compiled_backward_follows_the_limit(any_half: torch.dty
 
 
 class Causal(torch.nn.Module):
-    """What is exported."""
+    """The exported module."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return flash_attn_func(q, k, v, causal=True)

@@ -1,4 +1,4 @@
-"""Many rows on a cache on Hopper: the bits of the general kernel, which short memory asks for."""
+"""Multi-row decode on Hopper: the bits of the general kernel, which low shared memory selects."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ PROBLEMS: Final = {
     "few columns": replace(LONG, head_dim=40, head_dim_v=24),
     "more columns than 64": replace(LONG, head_dim=96),
 }
-BUDGETS: Final = (1536, 1, 0)  # MB of workspace: which blocks share a sequence
+BUDGETS: Final = (1536, 1, 0)  # MB of workspace: it decides which blocks share a sequence
 ENDS: Final = ((0, 5, 5, 21, 36), (0, 1100, 2200, 4200, 8300))  # of packed queries and keys
 
 
 def calls() -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Yield what each call gives, by its name; few queries on many keys run on the same kernels."""
+    """Yield the results of each call, by name; few queries on many keys use the same kernels."""
     for dtype in DTYPES:
         for name, problem in PROBLEMS.items():
             for megabytes in BUDGETS:
@@ -83,7 +83,7 @@ def save(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What both kernels give."""
+    """The results of both kernels."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("Hopper's families are for compute capability 9.0")
     unlimited = {name: value for name, value in os.environ.items() if name != LIMIT}
@@ -129,7 +129,7 @@ def test_both_kernels_have_the_same_bits(runs: dict[str, Any]) -> None:
 
 
 def check_chunks(problem: Problem, dtype: torch.dtype, ends: Iterable[int]) -> None:
-    """Hold chunks of the queries, each from the one before to its end, against all at once."""
+    """Compare chunks of queries, each to the end of its keys, with all queries at once."""
     tensors = problem.make(dtype, DEVICE)
     out, lse = problem.call(tensors)
     begin = 0
@@ -153,7 +153,7 @@ def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: t
 def test_a_prefill_of_many_tiles_has_the_bits_of_its_chunks(
     window: tuple[int, int], half: torch.dtype
 ) -> None:
-    """Where tiles are many each computes the keys that it sees, in a chunk what all of them see."""
+    """With many tiles, each computes its visible keys; in a chunk, the keys visible to all."""
     problem = Problem((2000, 1700), 2000, 2000, 32, 8, 128, causal=True, window=window)
     check_chunks(problem, half, range(250, 2001, 250))
 

@@ -1,6 +1,6 @@
-"""Every mask where torch's default device is the GPU, as `torch.set_default_device("cuda")` has it.
+"""Every mask with the GPU as torch's default device, as after `torch.set_default_device("cuda")`.
 
-With FLASH_DIST_TEST_DEVICE=cpu the default device is `meta`, which is not the CPU, either.
+With FLASH_DIST_TEST_DEVICE=cpu the default device is `meta`, which also differs from the CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_every_mask_is_made_planned_and_used_as_without(half: torch.dtype) -> No
         assert_same_bits(want, got, name)
 
 
-MADE: dict[str, Callable[[], BlockMask]] = {  # of tensors that lie on the default device
+MADE: dict[str, Callable[[], BlockMask]] = {  # of tensors on the default device
     "padding": lambda: BlockMask.padding(torch.tensor([331, 5])),
     "padding-of-numbers": lambda: BlockMask.padding(list(torch.tensor([331, 5]))),
     "prefix": lambda: BlockMask.prefix(torch.tensor([40, 0])),

@@ -1,4 +1,4 @@
-"""The same bits on every run."""
+"""Equal bits in every run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BITS = {2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True)
 class Case:
-    """A shape, its mask and the workspace (MiB) that makes it take the path it is there for."""
+    """A shape, its mask and the workspace (MiB) that selects the tested path."""
 
     mask: str
     batch: int
@@ -76,7 +76,7 @@ CASES = {
 def count_differing(
     call: Callable[[], dict[str, torch.Tensor]], *, runs: int = RUNS
 ) -> dict[str, int]:
-    """Return how many elements of each tensor differ from the first run in any of the others."""
+    """Return the number of elements of each tensor that differ from the first run in any other."""
     first = call()
     differing = {name: torch.zeros((), dtype=torch.int64, device="cuda") for name in first}
     for _ in range(runs - 1):
@@ -190,7 +190,7 @@ def test_rows_of_a_causal_mask_do_not_depend_on_later_tokens(
 ) -> None:
     sizes = {"head_dim": head_dims[0], "head_dim_v": head_dims[1], "dtype": dtype}
     problem = masked_problem("causal", seqlen_q=500, num_heads=4, num_heads_kv=2, **sizes)
-    seen = 250  # in the midst of the rows of a warp
+    seen = 250  # in the middle of a warp's rows
 
     def change(x: torch.Tensor) -> torch.Tensor:
         changed = x.clone()

@@ -1,4 +1,4 @@
-"""Several GPUs in one box."""
+"""Several GPUs in one machine."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_tensors_on_two_gpus_are_refused() -> None:
 
 
 def run_program(program: Path, *words: str, seconds: int = 200) -> dict[str, Any]:
-    """Run a program in a process of its own: what it may break is not ours."""
+    """Run a program in its own process: it may break its CUDA context."""
     package = str(Path(flash_dist.__file__).parents[1])
     try:
         result = subprocess.run(
@@ -141,6 +141,6 @@ def test_torchs_context_parallelism_runs_on_our_kernels(capsys: pytest.CaptureFi
         print(f"\ncontext_parallel: {found}")  # noqa: T201 - the record
     assert "error" not in found, found
     for one in found.values():
-        assert not one["same as torch's kernels"]  # rounded elsewhere
+        assert not one["same as torch's kernels"]  # other rounding
         assert one["differing"] == 0
         assert max(one["errors"].values()) < 0.02, one["errors"]

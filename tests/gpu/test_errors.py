@@ -1,4 +1,4 @@
-"""Wrong inputs raise in words, and the context stays usable."""
+"""Invalid inputs raise with a sentence, and the context stays usable."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ MOST = 2**31 - 1
 
 
 def rows(count: int, dtype: torch.dtype, *, packed: bool = False) -> torch.Tensor:
-    """Return as many rows as are asked for, of the memory of one."""
+    """Return the requested number of rows over the memory of one."""
     row = torch.ones(1, 1, 1, 64, device="cuda", dtype=dtype).expand(1, count, 1, 64)
     return row[0] if packed else row
 

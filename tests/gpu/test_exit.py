@@ -1,4 +1,4 @@
-"""A process that ends right after its last call does so quietly: no thread of ours is left."""
+"""A process that ends right after its last call ends quietly: no thread of ours is left."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ assert threading.enumerate() == [threading.main_thread()], threading.enumerate()
 """
 
 
-# NOTE: not behind a backward: a process that ends at once after one aborts now and then with any
-# autograd.Function in Python, as torch's own thread still lets go of the graph then. With one that
-# multiplies by 2, one of 8 processes did so (torch 2.11, Python 3.12).
+# NOTE: not after a backward: a process that ends right after one sometimes aborts, with any
+# autograd.Function in Python, because torch's own thread still releases the graph. With a function
+# that multiplies by 2, one of 8 processes did so (torch 2.11, Python 3.12).
 @pytest.mark.parametrize("what", ["mask", "forward"])
 def test_a_process_ends_quietly_after_a_mask_of_70000_rows_of_heads(what: str) -> None:
     for _ in range(ROUNDS):

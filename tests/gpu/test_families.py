@@ -1,4 +1,4 @@
-"""Two families of one role: the one for this target is tried first, the other remains."""
+"""Two families of one role: the one for this target is tried first, the other is the fallback."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RECOMPUTED_SM90: Final = RECOMPUTED | {"fwd": "fwd_sm90", "bwd_dkdv": "bwd_dkdv_
 
 @dataclass(frozen=True)
 class Kind:
-    """How Hopper's own kernels make the gradients, and what does where they cannot."""
+    """Families that Hopper's own kernels use for the gradients, and their fallback."""
 
     head_dim: int
     native: dict[str, str]  # family of each role
@@ -69,9 +69,9 @@ KINDS: Final = {
 
 @pytest.fixture(scope="module", params=list(KINDS.values()), ids=list(KINDS))
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
-    """What ran natively, and where shared memory is short.
+    """Results of native kernels, and with little shared memory.
 
-    Of the backward: all gradients by one kernel, keys of one block, and of two.
+    For the backward: all gradients in one kernel, keys of one block, and of two.
     """
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("Hopper's families are for compute capability 9.0")

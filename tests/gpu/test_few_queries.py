@@ -1,4 +1,4 @@
-"""Few queries on many keys: values, and bits that depend on a sequence's own lengths alone."""
+"""Few queries on many keys: values, and bits that depend only on a sequence's own lengths."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_packed_documents_are_those_of_float64(half: torch.dtype) -> None:
     assert not find_faults(attend_packed(packed), packed.problem)
 
 
-@pytest.mark.gpu  # elsewhere a head that is of none is refused
+@pytest.mark.gpu  # other kernels reject a head without this
 def test_rows_of_no_document_are_zeros(any_half: torch.dtype) -> None:
     problem = random_problem(seqlen_q=40, seqlen_k=3000, num_heads=2, dtype=any_half)
     q, k, v = (x[0] for x in (problem.q, problem.k, problem.v))

@@ -1,4 +1,4 @@
-"""Processes that are forked after flash_dist was asked for its GPUs can use them."""
+"""Processes that are forked after a query of flash_dist for its GPUs can use the GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-# What a program may do before it starts workers: nothing of it may initialise CUDA.
+# Calls that a program may make before it starts workers: none may initialise CUDA.
 BEFORE = """
 import os
 import sys
@@ -65,7 +65,7 @@ assert attend(0) == 1.0  # and so can this one
 """
 )
 
-# Once CUDA is in use here, the answer comes from here, and from a forked child as well.
+# Once this process uses CUDA, the answer comes from this process, and also from a forked child.
 AFTER = """
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The other entries: torch's signature, FlexAttention's, and partial results merged."""
+"""Other entry points: torch's signature, FlexAttention's, and merged partial results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.reference import (
 
 
 def leaves(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, k, v as [batch, num_heads, seqlen, head_dim], as torch has them."""
+    """Q, k, v as [batch, num_heads, seqlen, head_dim], in torch's layout."""
     q, k, v = (
         x.detach().transpose(1, 2).requires_grad_() for x in (problem.q, problem.k, problem.v)
     )
@@ -37,7 +37,7 @@ def leaves(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def finish(problem: Problem, out: Tensor, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Return out, dq, dk, dv of a function that has torch's layout."""
+    """Return out, dq, dk, dv of a function with torch's layout."""
     grads = torch.autograd.grad(out, inputs, problem.dout.transpose(1, 2))
     names = ("out", "dq", "dk", "dv")
     tensors = (x.transpose(1, 2) for x in (out.detach(), *grads))

@@ -1,4 +1,4 @@
-"""float32_precision "ieee": FFMA kernels, as near to float64 as torch's float32 is."""
+"""float32_precision "ieee": FFMA kernels, as close to float64 as torch's float32."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MULTIPLYING: Final = ("fwd", "bwd_dq_recompute", "bwd_dkdv")
 
 
 def kernels() -> dict[str, str]:
-    """Return the dtype in the name of the kernel that each role launched last."""
+    """Return the dtype in the name of each role's last kernel."""
     symbols = {role: str(one["symbol"]) for role, one in last_variant().items()}
     return {
         role: re.sub(r"_d[0-9].*", "", name).rpartition("_")[2] for role, name in symbols.items()
@@ -82,7 +82,7 @@ def test_ieee_is_at_most_three_times_as_far_off_as_torch_where_scores_are_large(
             ours.setdefault(key, []).append(error)
             theirs.setdefault(key, []).append(eager[key])
     far = {key: (max(x), max(theirs[key])) for key, x in ours.items()}
-    # Largest errors of few near ties: of either, another row decides.
+    # Largest errors with few near ties: other inputs decide other rows.
     assert all(error <= 3 * allowed for error, allowed in far.values()), far
 
 

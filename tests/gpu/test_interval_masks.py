@@ -1,4 +1,4 @@
-"""Masks that are tensors: planned on the GPU, without a wait, in graphs of both kinds."""
+"""Masks as tensors: planned on the GPU, without waiting, in graphs of both kinds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INTERVALS = (
 
 
 def find_intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return lo and hi of booleans [batch, heads, seqlen_q, seqlen_k]; no row has a gap."""
+    """Return lo and hi of booleans [batch, heads, seqlen_q, seqlen_k] without gaps in rows."""
     keys = torch.arange(seen.shape[-1], device=seen.device)
     lo = torch.where(seen, keys, seen.shape[-1]).amin(-1)
     hi = torch.where(seen, keys + 1, 0).amax(-1)
@@ -172,4 +172,4 @@ def test_one_graph_of_torch_compile_makes_masks_of_all_lengths(mode: str) -> Non
         for a, b in zip(*grads, strict=True):
             assert torch.equal(a, b)
     if mode == "default":
-        assert counter.frame_count == 2  # one size, then any
+        assert counter.frame_count == 2  # one size, then dynamic sizes

@@ -1,4 +1,4 @@
-"""Attention to a cache on a GPU: values, bits, graphs, and numbers that lie."""
+"""Attention to a cache on a GPU: values, bits, graphs, and invalid numbers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_results_and_cache_are_those_of_loops(name: str, half: torch.dtype) -> N
     poison_memory(tensors.q.device)
     out, lse = problem.call(tensors)
     tolerance = 2e-2 if half == torch.bfloat16 else 3e-3
-    rounding = 2 * tolerance if problem.rotary_dim else 0.0  # of what was turned
+    rounding = 2 * tolerance if problem.rotary_dim else 0.0  # of the rotated values
     torch.testing.assert_close(out.double().cpu(), expected.out, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse.double().cpu(), expected.lse, atol=1e-5 + rounding, rtol=1e-5)
     for got, wanted in ((tensors.k_cache, expected.k_cache), (tensors.v_cache, expected.v_cache)):
@@ -86,7 +86,7 @@ def test_out_alone_has_the_same_bits(name: str, half: torch.dtype) -> None:
     poison_memory(tensors.q.device)
     arguments = problem.arguments(others) | {"return_softmax_lse": False}
     alone = flash_attn_with_kvcache(**arguments)
-    poison_memory(tensors.q.device)  # what lse was written to is free again
+    poison_memory(tensors.q.device)  # the memory of lse is free again
     assert torch.equal(_bits(alone), _bits(out))
 
 
@@ -110,7 +110,7 @@ def _call(tensors: Tensors, changes: dict[str, Any], problem: Problem) -> tuple[
 
 
 def _in_pages(tensors: Tensors, page: int) -> dict[str, Tensor]:
-    """Cut a cache up and mix the pages."""
+    """Split a cache into shuffled pages."""
     batch, capacity, *rest = tensors.k_cache.shape
     pages = capacity // page
     order = torch.randperm(batch * pages, device=DEVICE)
@@ -198,7 +198,7 @@ def test_lengths_may_grow_under_a_graph_and_nothing_waits(any_half: torch.dtype)
 
 
 def test_numbers_that_lie_read_and_write_nothing_outside(any_half: torch.dtype) -> None:
-    """The cache is the middle of larger tensors, of which nothing may change."""
+    """The cache is the middle of larger tensors, which must not change."""
     problem = Problem(seqlens=(3, 5, 7), seqlen_new=2, page=16, heads=4)
     tensors = problem.make(any_half, DEVICE)
     room = [torch.randn(64, *x.shape[1:], device=DEVICE).to(any_half) for x in tensors[1:3]]
@@ -242,7 +242,7 @@ def test_windows_may_begin_anywhere_in_a_group_of_units(
         )
         tensors = problem.make(any_half, DEVICE)
         shared = problem.call(tensors)
-        with workspace(0):  # nobody shares a sequence
+        with workspace(0):  # no blocks share a sequence
             assert _same(shared, problem.call(tensors)), batch
 
 
@@ -320,7 +320,7 @@ def test_packed_queries_have_the_bits_of_queries_alone(
         seqlens=LONG, capacity=3104, heads=8, heads_kv=2, head_dim=head_dim, page=16, causal=True
     )
     tensors = problem.make(any_half, DEVICE)
-    before, behind = 3, 9  # rows that no sequence has
+    before, behind = 3, 9  # rows that belong to no sequence
     ends = [before + sum(lengths[:i]) for i in range(4)]
     q = torch.randn(ends[-1] + behind, 8, head_dim, device=DEVICE).to(any_half)
     cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=DEVICE)

@@ -1,4 +1,4 @@
-"""Queries with a heads_per_kv axis, strides and expanded keys: the same bits, nothing copied."""
+"""Queries with a heads_per_kv axis, strides and expanded keys: equal bits, no copies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def grouped(problem: Problem) -> Problem:
 
 
 def other_order(problem: Problem) -> Problem:
-    """Stored as [batch, seqlen, heads_per_kv, num_heads_kv, head_dim], given as a view."""
+    """A view of memory stored as [batch, seqlen, heads_per_kv, num_heads_kv, head_dim]."""
     five = grouped(problem)
     return replace(
         five,
@@ -92,7 +92,7 @@ LAYOUTS: dict[str, Callable[[Problem], Problem]] = {
 
 
 def flat_gradients(result: dict[str, Tensor], problem: Problem) -> dict[str, Tensor]:
-    """Return the results as for q, k, v with four axes; what was expanded is summed."""
+    """Return the results as for q, k, v with four axes, summed over expanded axes."""
     shapes = {
         "out": (*problem.q.shape[:-1], problem.v.shape[-1]),
         "dq": problem.q.shape,
@@ -148,7 +148,7 @@ def test_a_layout_of_float32_does_not_change_a_bit(
 def test_the_rows_of_a_tensor_may_all_be_the_same_memory(
     name: str, head_dims: tuple[int, int], half: torch.dtype
 ) -> None:
-    """No tensor map has such rows: it is copied, and the bits are those of the copy."""
+    """Such rows have no tensor map: they are copied, with the bits of the copy."""
     problem = random_problem(
         batch=2,
         seqlen_q=200,
@@ -201,7 +201,7 @@ def scattered(x: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor) -> Tensor:
-    """Contiguous, but begins an element behind a multiple of 16 bytes."""
+    """Contiguous, but starts an element after a multiple of 16 bytes."""
     room = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
     return room[1:].view(x.shape).copy_(x)
 
@@ -253,7 +253,7 @@ def test_autograd_may_hand_over_expanded_gradients(half: torch.dtype) -> None:
 
 @pytest.mark.gpu
 def test_a_compiled_backward_may_hand_over_a_slice(half: torch.dtype) -> None:
-    """The gradient of a `cat` is a slice: it begins where the first part ends, here at 2 bytes."""
+    """The gradient of a `cat` is a slice: it starts where the first part ends, here at 2 bytes."""
     problem = random_problem(num_heads=2, seqlen_q=70, dtype=half)
     weight = torch.randn(problem.dout.numel() + 1, device=problem.q.device, dtype=half)
 
@@ -284,7 +284,7 @@ def test_gradients_reach_what_keys_were_expanded_from(half: torch.dtype) -> None
 
 
 class Cost:
-    """Bytes that a call allocates at its peak, and the kernels that it launches."""
+    """Peak of the bytes that a call allocates, and the kernels that it launches."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.bytes = peak_of(call)
@@ -298,7 +298,7 @@ class Cost:
 
 
 def forward_and_backward(problem: Problem) -> tuple[Cost, Cost]:
-    """Return what forward and what backward cost, without autograd's own work on views."""
+    """Return the cost of forward and backward, without autograd's own work on views."""
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:  # noqa: ANN401 - without lse a tensor
@@ -311,9 +311,9 @@ def forward_and_backward(problem: Problem) -> tuple[Cost, Cost]:
 
 
 def check_that_ours_alone_run(forward: Cost, backward: Cost, problem: Problem) -> None:
-    """Raise unless all kernels are ours, and the forward one that allocates its results.
+    """Raise unless all kernels are ours, and the forward kernel allocates its results.
 
-    Tickets, by which blocks add in order, are set to 0 before a kernel that takes them.
+    The semaphores by which blocks add in order are set to 0 before a kernel that uses them.
     """
     assert len(forward.kernels) == 1, forward.kernels
     launched = [name for name in backward.kernels if not name.startswith("Memset")]

@@ -1,4 +1,4 @@
-"""Causal sequences so long that the backward begins with the blocks of the first keys."""
+"""Causal sequences so long that the backward starts with the blocks of the first keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-LONG: Final = 32768  # keys, as csrc/host/launch.cpp has it
+LONG: Final = 32768  # keys, as in csrc/host/launch.cpp
 HEAD_DIMS: Final = (32, 64, 96, 128)
 HEADS: Final = ((2, 2), (4, 2), (4, 1))
-CHUNK: Final = 2048  # queries whose scores are there at a time
-TILE: Final = 128  # rows whose error is looked at together
+CHUNK: Final = 2048  # queries whose scores exist at a time
+TILE: Final = 128  # rows whose error is measured together
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=lambda heads: f"{heads[0]}-on-{heads[1]}")
@@ -63,7 +63,7 @@ def test_gradients_of_a_long_sequence_are_right_and_the_same_on_every_run(
 
 
 def differentiate(problem: Problem) -> dict[str, Tensor]:
-    """Return dq, dk and dv in float64, some queries of a head at a time."""
+    """Return dq, dk and dv in float64, computed for some queries of a head at a time."""
     q, k, v, dout = (x.double() for x in (problem.q, problem.k, problem.v, problem.dout))
     grads = {name: torch.zeros_like(x) for name, x in (("dq", q), ("dk", k), ("dv", v))}
     group = q.shape[2] // k.shape[2]

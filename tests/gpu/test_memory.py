@@ -1,4 +1,4 @@
-"""How much memory a backward call takes: the formula of docs/memory.md, and offsets past 2^31."""
+"""Memory of a backward call: the formula of docs/memory.md, and offsets past 2^31."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ceil_to(size: int, step: int) -> int:
 
 
 def backward_of(problem: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """Return a call of the backward alone."""
+    """Return a call that runs only the backward."""
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
     out = flash_attn_func(q, k, v, **problem.options)
     return lambda: torch.autograd.grad(out, (q, k, v), problem.dout, retain_graph=True)
@@ -60,12 +60,12 @@ def count_slots(problem: Problem) -> int:
 
 
 def is_fused(problem: Problem) -> bool:
-    """Whether the backward that ran last made all gradients of such a problem in one kernel."""
+    """Whether the last backward of such a problem made all gradients in one kernel."""
     return problem.q.shape[-1] <= 128 and "bwd_fused" in last_variant()
 
 
 def stored(problem: Problem) -> int:
-    """Return the bytes of what the kernels of a backward in one chunk leave to each other."""
+    """Return the bytes that the kernels of a backward in one chunk pass to each other."""
     batch, seqlen_q, heads, _ = problem.q.shape
     if not is_fused(problem):
         return 8192 * batch * heads * count_slots(problem)
@@ -75,7 +75,7 @@ def stored(problem: Problem) -> int:
 
 
 def statistics(problem: Problem) -> int:
-    """Return the bytes of lse and delta, in float32 of the normalizers, too."""
+    """Return the bytes of lse and delta, including float32 normalizers."""
     batch, seqlen_q, heads, _ = problem.q.shape
     each = 12 if problem.q.dtype == torch.float32 else 8
     return ceil_to(each * batch * heads * ceil_to(seqlen_q, 128), 256)
@@ -248,9 +248,9 @@ def _take_blocks(size: int, taken: list[torch.Tensor]) -> None:
 
 @contextmanager
 def memory_left(room: int) -> Iterator[None]:
-    """Let torch's allocator hand out so many bytes more.
+    """Limit torch's allocator to this many more bytes.
 
-    What it holds back in blocks that other tests left behind is taken first.
+    It first uses up the blocks cached from other tests.
     """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -278,8 +278,8 @@ def test_no_memory_for_the_workspace_is_torchs_error_and_leaks_nothing(
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    # The gradients, 32 MiB each, have room, dS has not: 8192 bytes for each of 128 heads and up to
-    # 1024 tiles.
+    # The gradients, 32 MiB each, fit; dS does not: 8192 bytes for each of 128 heads and up to 1024
+    # tiles.
     with memory_left(gradients(problem) + (64 << 20)):
         for _ in range(3):
             with pytest.raises(torch.OutOfMemoryError, match="of workspace on GPU 0") as caught:
@@ -301,8 +301,8 @@ def test_no_memory_for_the_output_is_torchs_error(half: torch.dtype) -> None:
     assert torch.equal(want, flash_attn_func(q, q[:, :64], q[:, :64]))
 
 
-# Fills the GPU behind torch's back, so that the driver has no memory to load a kernel into, and
-# prints what the calls after that compute and by which kernels.
+# Fills the GPU without torch's allocator, so that the driver has no memory to load a kernel, and
+# prints the results and the kernels of the calls after that.
 FIRST_LOAD = """
 import ctypes, hashlib, sys
 import torch

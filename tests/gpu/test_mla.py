@@ -1,4 +1,4 @@
-"""Attention to latent keys on a GPU: values, bits, graphs, and numbers that lie."""
+"""Attention to latent keys on a GPU: values, bits, graphs, and invalid numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PROBLEMS = {
 
 @pytest.fixture(autouse=True)
 def bf16() -> None:
-    """Skip where the GPU has no matrix instruction for it."""
+    """Skip if the GPU has no matrix instruction for it."""
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("no bfloat16 before compute capability 8.0")
 
@@ -69,7 +69,7 @@ def test_the_kernel_of_latent_keys_ran(heads: int) -> None:
     problem = Problem(heads=heads, **DEEPSEEK)
     problem.call(problem.make(BF16, DEVICE))
     on_hopper = torch.cuda.get_device_capability() == (9, 0) and has_whole_shared_memory()
-    # Not where there is PTX alone.
+    # Not if there is only PTX.
     is_built = any(one["family"] == "mla_sm90" for one in variants())
     family = "mla_sm90" if on_hopper and is_built and heads >= MANY_HEADS else "mla"
     assert last_variant()["mla"]["symbol"].startswith(f"flash_dist_{family}_bf16")
@@ -89,7 +89,7 @@ def test_keys_behind_a_sequence_are_not_read(page: int, heads: int) -> None:
 
 
 def _in_pages(tensors: Tensors, page: int) -> dict[str, Tensor]:
-    """Cut a cache up and mix the pages."""
+    """Split a cache into shuffled pages."""
     batch, capacity, *rest = tensors.k_cache.shape
     pages = batch * capacity // page
     order = torch.randperm(pages, device=DEVICE)
@@ -171,7 +171,7 @@ def test_lengths_may_grow_under_a_graph_and_nothing_waits(heads: int) -> None:
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_numbers_that_lie_read_nothing_outside(heads: int) -> None:
-    """The cache is the middle of a larger tensor: of what lies beside it, results would be NaN."""
+    """The cache is the middle of a larger tensor: reading outside would give NaN."""
     problem = Problem(seqlens=(3, 5, 7), page=16, heads=heads, **DEEPSEEK)
     tensors = problem.make(BF16, DEVICE)
     pages = tensors.k_cache.shape[0]

@@ -1,4 +1,4 @@
-"""Which operators a call in eager mode takes, and which ones whoever looks at them sees."""
+"""Operators that a call dispatches in eager mode, and those that observers see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ["band", "mask", "packed"]
 
 
 class Names(TorchDispatchMode):
-    """Notes the operators of ours that it sees."""
+    """Records the names of our operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""doctor's proof on real GPUs: a dead child, equal GPUs, a fleet with a wrong rank."""
+"""The selftest of doctor on real GPUs: a dead child, equal GPUs, a fleet with a wrong rank."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_two_equal_gpus_compute_the_same_bits() -> None:
 
 
 @needs_pair
-@pytest.mark.alone  # beside other tests it is these that it waits for
+@pytest.mark.alone  # beside other tests, it waits for these
 def test_two_gpus_are_proven_at_once_and_share_what_is_right() -> None:
     proof = Proof(gather_gpus(read_installed()), runs=30, timeout=TIMEOUT)
     gpus = gather_gpus().cuda.gpus[:2]

@@ -1,4 +1,4 @@
-"""Numbers of unusual size: scales, logits, gradients, infinities."""
+"""Extreme values: scales, logits, gradients, infinities."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_scores_of_one_query_change_no_bit_of_another(
 
 
 def _close_keys(problem: Problem) -> Problem:
-    """Make all keys nearly the same, and queries that find them all: no score stands out."""
+    """Make all keys nearly equal, with queries that attend to all of them: no score stands out."""
     base = problem.k[:, :1, :1]
     heads = problem.k.shape[2]
     return replace(
@@ -121,7 +121,7 @@ def test_float32_weighs_a_key_that_stands_out_by_one(single: torch.dtype) -> Non
     q, k, dout = base.q.clone(), base.k.clone(), torch.zeros_like(base.dout)
     q[..., 0] = torch.linspace(10, 33, 64, device=q.device)[:, None]
     k[..., 0] = -30
-    k[:, 77, :, 0] = 150  # scores of 190 to 620, all others are hundreds below
+    k[:, 77, :, 0] = 150  # scores of 190 to 620; all others are lower by hundreds
     dout.copy_(torch.eye(64, device=q.device)[:, None])
     weights = attend(replace(base, q=q, k=k, dout=dout))["dv"][:, 77]  # of each query
     assert float((weights - 1).abs().max()) <= 2.0**-22  # lse is rounded to 2^-15
@@ -137,7 +137,7 @@ def test_constant_rows_weigh_every_key_the_same(
             replace(base, dout=torch.zeros_like(base.dout)),
         )
     )
-    for name in ("k", "v"):  # dq is a sum that cancels: what is left is the rounding of out
+    for name in ("k", "v"):  # dq is a sum that cancels: the rest is the rounding of out
         first: torch.Tensor = getattr(base, name)[:, :1]
         changed: dict[str, Any] = {name: first.expand_as(base.k).contiguous()}
         problem = replace(base, **changed)
@@ -162,14 +162,14 @@ def test_gradients_scale_with_dout(
         problem = replace(base, dout=base.dout * factor)
         result = attend(problem)
         exact, half = compute_exact(problem), None
-        if dtype == torch.float16 and factor > 1:  # the error of torch's half where it has one
+        if dtype == torch.float16 and factor > 1:  # the error of torch's half if it has one
             half = {
                 key: (exact[key] + (value.double() - compute_exact(base)[key]) * factor)
                 if key != "out"
                 else value
                 for key, value in compute_half(base).items()
             }
-            for key in ("dq", "dk", "dv"):  # the rest is held against torch's own overflow below
+            for key in ("dq", "dk", "dv"):  # the rest is compared with torch's own overflow below
                 finite = result[key].isfinite()
                 result[key] = torch.where(finite, result[key].double(), exact[key])
         faults = find_faults(result, problem, exact=exact, half=half)
@@ -203,10 +203,10 @@ def spoil(x: torch.Tensor, row: int, value: float) -> torch.Tensor:
 
 
 def find_spread(result: Mapping[str, torch.Tensor], exact: Mapping[str, torch.Tensor]) -> list[str]:
-    """Say which tensors are finite where they should not be, or not where they should.
+    """Name the tensors with wrong infinities or NaN.
 
-    Of a row with an infinite score, torch's gradients are NaN for every key; weights that come from
-    lse, as torch's own FLASH has them, are NaN only where the score is.
+    In a row with an infinite score, torch's gradients are NaN for every key; weights from lse, as
+    in torch's own FLASH, are NaN only at that score.
     """
     faults = []
     for name in ("out", "dq", "dk", "dv"):

@@ -289,12 +289,12 @@ def test_out_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
 
 
 def family_of(role: str) -> str:
-    """Return the family that ran last for a role."""
+    """Return the last family that ran for a role."""
     return str(last_variant()[role]["family"])
 
 
 def has_families_for_hopper(dtype: torch.dtype) -> bool:
-    """Whether calls without scores take them here, all of them."""
+    """Whether calls without score modification use only Hopper's families here."""
     problem = random_problem(seqlen_q=300, dtype=dtype, causal=True)
     attend_scored(score(problem, "sinks"))
     return has_whole_shared_memory() and family_of("fwd") == "fwd_sm90"
@@ -331,7 +331,7 @@ def test_bent_scores_have_families_of_their_own_on_hopper(
         assert {one: family_of(one) for one in expected} == expected, features
 
 
-# From the least to the largest, on both sides of FAST_CAP of csrc/core/params.h.
+# From the smallest to the largest, on both sides of FAST_CAP of csrc/core/params.h.
 SOFTCAPS = (1e-3, 0.1, 1.0, 30.0, 100.0, 101.0, 1e3, 1e4, 1e6, 1e9, 2.0**40)
 
 

@@ -23,7 +23,7 @@ MANY: Final = 140  # sequences whose large tiles fill any GPU
 
 
 def run_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:  # noqa: ANN401
-    """Return out and lse, and the family and the plan of shared memory that ran."""
+    """Return out and lse, and the family and the shared-memory plan that ran."""
     out, lse = flash_attn_func(q, k, v, return_lse=True, **options)
     ran = last_variant()["fwd"]
     return {"out": out, "lse": lse}, (ran["family"], ran["plan"])

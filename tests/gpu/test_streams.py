@@ -1,4 +1,4 @@
-"""Calls on several streams, threads and GPUs: a mask is shared, what is remembered is of each."""
+"""Calls on several streams, threads and GPUs: masks are shared, cached state is per device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def resident_of(mask: BlockMask, device: str = "cuda:0") -> registry.Resident:
 
 
 def overwrite_free_blocks(elements: int) -> None:
-    """Fill blocks of a size on every stream that a mask may have been copied on."""
+    """Overwrite free blocks of a size on every stream that may have copied a mask."""
     for _ in range(POOLED_STREAMS):
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.full((elements,), 2**30, dtype=torch.int32, device="cuda")

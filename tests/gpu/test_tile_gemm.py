@@ -1,7 +1,7 @@
 """One-tile products and stores per operand mode, head_dim, dtype and target.
 
-Compiles tile_gemm.cu with the machine's nvcc; targets other than the GPU's own run through the JIT
-of their PTX.
+Compiles tile_gemm.cu with the machine's nvcc; other targets than the GPU's own run as JIT-compiled
+PTX.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODES: Final = (  # in the order of tile_gemm.cu
     "two-warps",
     "two-warps-8-columns",
 )
-SCORES: Final = MODES[:2]  # the first product only; the others round it for a second
+SCORES: Final = MODES[:2]  # only the first product; the others round it for a second
 TARGETS: Final = {
     "ptx-7.5-fp16": (75, "", "compute_75", "Fp16"),
     "ptx-8.0-fp16": (80, "", "compute_80", "Fp16"),
@@ -35,7 +35,7 @@ TARGETS: Final = {
     "sass-9.0a-fp16": (90, "a", "sm_90a", "Fp16"),
     "sass-9.0a-bf16": (90, "a", "sm_90a", "Bf16"),
 }
-SPANS: Final = {  # the rows that exist, and how many columns do not
+SPANS: Final = {  # existing rows, and number of missing columns
     "whole": (0, 32, 0),
     "first-rows": (0, 17, 0),
     "inner-rows": (5, 29, 0),
@@ -78,7 +78,7 @@ def pointer(x: torch.Tensor) -> ctypes.c_void_p:
 def multiply(
     compiled: tuple[ctypes.CDLL, torch.dtype], mode: str, head_dim: int, span: tuple[int, int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a mode's product and that of float64; what does not exist is NaN in memory."""
+    """Return a mode's product and float64's; absent elements are NaN in memory."""
     library, dtype = compiled
     first, end, absent = span
     exists = torch.zeros(ROWS, head_dim, dtype=torch.bool, device="cuda")

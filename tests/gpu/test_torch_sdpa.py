@@ -1,4 +1,4 @@
-"""torch's own attention on our kernels, and `flash_dist.sdpa()`: the same bits as our functions."""
+"""torch's own attention on our kernels, and `flash_dist.sdpa()`: the bits of our functions."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_torchs_kernels_come_back() -> None:
         own = functional.scaled_dot_product_attention(*tensors)
         torch_sdpa.activate()
         again = functional.scaled_dot_product_attention(*tensors)
-    assert not torch.equal(ours, own)  # rounded elsewhere
+    assert not torch.equal(ours, own)  # other rounding
     same({"out": again}, {"out": ours})
 
 

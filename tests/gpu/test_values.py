@@ -179,7 +179,7 @@ def test_values_match_at_the_shapes_of_the_policies(dtype: torch.dtype) -> None:
 def test_large_gradients_of_float16_do_not_overflow_before_the_results(
     head_dim: int, half: torch.dtype
 ) -> None:
-    """dS passes 65504 there in the first rows; dq, dk and dv stay below."""
+    """dS exceeds 65504 in the first rows; dq, dk and dv stay below."""
     for seqlen, megabytes in product((60, 700), (0, 1024)):
         problem = random_problem(
             seqlen_q=seqlen, num_heads=4, head_dim=head_dim, dtype=half, causal=True

@@ -1,4 +1,4 @@
-"""Packed documents: values, neighbours, no wait for the GPU, and bits that no batch changes."""
+"""Packed documents: values, neighbours, no waiting for the GPU, and batch-invariant bits."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_query_axis_of_heads_per_kv_changes_no_bit(half: torch.dtype) -> None:
 def test_no_call_waits_for_the_gpu(half: torch.dtype) -> None:
     packed = pack((300, 0, 65, 700), num_heads=4, num_heads_kv=2, dtype=half, causal=True)
     given = boundaries(packed, packed.problem.q.device)
-    attend_packed(packed, given=given, poison=False)  # what is made once
+    attend_packed(packed, given=given, poison=False)  # one-time work
     with no_wait_for_the_gpu():
         for batch_invariant in (False, True):
             attend_packed(packed, given=given, poison=False, batch_invariant=batch_invariant)
@@ -167,7 +167,7 @@ def test_a_captured_call_follows_the_boundaries_on_the_gpu(half: torch.dtype) ->
     first, second = (100, 65, 0, 235), (7, 235, 158, 0)
     calls = [pack(lengths, num_heads=4, num_heads_kv=2, dtype=half) for lengths in (first, second)]
     given = boundaries(calls[0], calls[0].problem.q.device)
-    attend_packed(calls[0], given=given, poison=False)  # what is made once
+    attend_packed(calls[0], given=given, poison=False)  # one-time work
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = attend_packed(calls[0], given=given, poison=False)
@@ -182,7 +182,7 @@ def test_a_captured_call_follows_the_boundaries_on_the_gpu(half: torch.dtype) ->
 
 @pytest.fixture
 def tight_workspace() -> Iterator[None]:
-    """Room for what one entry stores and not for a batch, which would recompute on its own."""
+    """A workspace for one entry but not for a batch, which would recompute by itself."""
     with workspace(2):
         yield
 

@@ -1,4 +1,4 @@
-"""One tile at a time through Hopper's copy engine and the matrix instructions of warpgroups.
+"""Single tiles through Hopper's copy engine and the matrix instructions of warpgroups.
 
 Compiles warpgroup_tile.cu with the machine's nvcc.
 """
@@ -18,7 +18,7 @@ from tests.gpu.sources import CSRC, HERE, NEEDS_NVCC, include_flags
 ELEMENTS: Final = {"Fp16": torch.float16, "Bf16": torch.bfloat16}
 M, K = 64, 128
 COLUMNS: Final = (64, 80, 96, 112, 128, 192, 256)  # of D
-MODES: Final = (  # in the order of warpgroup_tile.cu: whether the rows of A, of B are k
+MODES: Final = (  # in the order of warpgroup_tile.cu: whether the rows of A and of B are k
     ("by-rows", False, False),
     ("b-by-columns", False, True),
     ("a-by-columns", True, False),
@@ -70,7 +70,7 @@ def test_a_product_of_a_warpgroup_is_exact_up_to_rounding(
     library, dtype = compiled
     number = NAMES.index(mode)
     _, a_by_columns, b_by_columns = MODES[number]
-    stride = 264  # elements, more than any row has; NaN behind the rows and between them
+    stride = 264  # elements, more than any row has; NaN after the rows and between them
     memory = [torch.full((257, stride), torch.nan, device="cuda", dtype=dtype) for _ in range(2)]
     a = memory[0][: K if a_by_columns else M, : M if a_by_columns else K]
     b = memory[1][: K if b_by_columns else columns, : columns if b_by_columns else K]
@@ -90,7 +90,7 @@ def test_a_product_of_a_warpgroup_is_exact_up_to_rounding(
 def copy(
     library: ctypes.CDLL, source: torch.Tensor, target: torch.Tensor, shape: tuple[int, ...]
 ) -> str | None:
-    """Copy a view of five axes to another; why not, if there is no map."""
+    """Copy a view of five axes to another; return the reason if there is no map."""
     batches, rows, heads_kv, members, columns = shape
     strides = [(ctypes.c_int64 * 4)(*x.stride()[:4]) for x in (source, target)]
     torch.cuda.synchronize()

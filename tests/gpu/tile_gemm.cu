@@ -1,6 +1,6 @@
-// One-tile products and stores through the steps that the mma.sync kernels are made of, for
-// test_tile_gemm.py. Compiled there for one target and dtype, with all head_dims in one library:
-// -DTARGET=90 -DTARGET_SUFFIX="'a'" -DELEMENT=Bf16.
+// One-tile products and stores through the steps of the mma.sync kernels, for test_tile_gemm.py.
+// Compiled there for one target and dtype, with all head_dims in one library: -DTARGET=90
+// -DTARGET_SUFFIX="'a'" -DELEMENT=Bf16.
 #include "mma/bwd/store.cuh"
 #include "mma/fragments.cuh"
 #include "ptx/barrier.cuh"
@@ -129,9 +129,9 @@ __device__ void multiply_by_two(uint32_t sA, uint32_t sB, uint32_t sD, uint32_t 
     s.clear();
     const auto b = NT == 1 ? Operand<HEAD_DIM>::b_8(sB) : Operand<HEAD_DIM>::b(sB);
     gemm_abt<Chip, ELEMENT, HEAD_DIM, 4, 1, NT>(s, a, b, k0 + half * NT * 8);
-    barrier_sync(1 + pair, 64);  // the fragments of the last pass are read
+    barrier_sync(1 + pair, 64);  // the fragments of the last pass have been read
     put_fragments<Chip, ELEMENT, BLOCKS>(at, s, half);
-    barrier_sync(1 + pair, 64);  // both warps have put theirs
+    barrier_sync(1 + pair, 64);  // both warps have written theirs
 #pragma unroll
     for (int k = 0; k < BLOCKS; ++k) {
       const uint4 x = load_shared_16(at + k * FRAGMENT_BYTES);
@@ -198,7 +198,7 @@ void store(bool by_two, int rows, int columns, const void* c, void* dst) {
       by_two, rows, columns, static_cast<const float*>(c), static_cast<uint16_t*>(dst));
 }
 
-// f(head_dim as a constant) for a compiled one; whether everything went well.
+// Calls f with head_dim as a constant, if compiled; returns whether all went well.
 template <class F>
 bool dispatch(int head_dim, F f) {
   switch (head_dim) {

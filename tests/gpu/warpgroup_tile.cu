@@ -167,7 +167,7 @@ bool run_mode(int mode, const View& a, const View& b, float* c, bool twice) {
   return false;
 }
 
-// Whether it ran. a, b: tensors whose rows are row_stride elements apart.
+// Returns whether it ran. a, b: tensors whose rows are row_stride elements apart.
 extern "C" bool run_product(int n, int mode, void* a, void* b, int64_t row_stride, float* c,
                             bool twice) {
   const View view_a{a, 0, row_stride, 0, 0}, view_b{b, 0, row_stride, 0, 0};
@@ -223,7 +223,7 @@ __global__ void copy(const __grid_constant__ CopyParams p) {
   wait_until_read<0>();
 }
 
-// Copies a [batches, rows, heads_kv, members, columns] view to another; null, or why there is no map.
+// Copies a [batches, rows, heads_kv, members, columns] view; returns null, or why there is no map.
 extern "C" const char* run_copy(void* from, void* to, const int64_t* strides_from,
                                 const int64_t* strides_to, int batches, int rows, int heads_kv,
                                 int members, int columns) {

@@ -1,7 +1,7 @@
-"""The Python blocks of the pages that need other packages run, by tests/documented_code.py's rule.
+"""Python blocks of pages that need other packages run, by the rules of tests/documented_code.py.
 
-Those of transformers and diffusers run where these are installed, those of kernels where
-FLASH_DIST_TEST_HUB names a repository. That of torchtitan runs nowhere: tests/wheel looks up its
+Blocks of transformers and diffusers run if these are installed, blocks of kernels if
+FLASH_DIST_TEST_HUB names a repository. The block of torchtitan never runs: tests/wheel looks up its
 names.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from tests.integrations.hub.repository import copy_repository
 
 PROGRAM = Path(__file__).resolve().parents[1] / "documented_code.py"
-# The pages lie in the sources, above the copy of the tests that `nox -s integrations` makes.
+# The pages are in the sources, above the copy of the tests that `nox -s integrations` makes.
 ROOT = next(folder for folder in PROGRAM.parents if (folder / "docs").is_dir())
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -1,8 +1,8 @@
-"""The newest nvcc of PyPI writes nothing that our tables do not know: `nox -s newest_nvcc`.
+"""The newest nvcc of PyPI writes nothing that our tables lack: `nox -s newest_nvcc`.
 
-It fails when NVIDIA releases a CUDA, not when somebody changes this package, so that it runs once a
-week (.github/workflows/newest.yml) and is no part of what every change must pass. What it says is
-what to add: a row of a table, or an entry kind of `flash_dist/toolkit/gpucode/containers/`.
+It fails when NVIDIA releases a CUDA, not when this package changes, so it runs once a week
+(.github/workflows/newest.yml) and not for every change. Its message names the addition: a row of a
+table, or an entry kind of `flash_dist/toolkit/gpucode/containers/`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __tile_global__ void tile(float* x) {
 }
 """
 TILE_OPTIONS: Final = ("-std=c++20", "--enable-tile", "-tilefatbin")
-NOT_READ: Final = "image of kind 128 (CUDA Tile IR)"  # which is said of it everywhere
+NOT_READ: Final = "image of kind 128 (CUDA Tile IR)"  # reported for it everywhere
 
 
 @pytest.fixture(scope="module")
 def toolkit() -> str:
-    """Return the release that is installed, whose links are complete."""
+    """Return the installed release, with complete links."""
     home = installed_home()
     assert home is not None, "no nvcc is installed: `nox -s newest_nvcc` installs the newest"
     complete_links(home)
@@ -54,7 +54,7 @@ def toolkit() -> str:
 
 @pytest.fixture(scope="module")
 def codes(toolkit: str) -> tuple[str, ...]:
-    """Return what nvcc compiles: `sm_90`, and those with suffixes as far as a table has them."""
+    """Return nvcc's targets: `sm_90`, and those with suffixes as far as a table has them."""
     plain = run("nvcc", "--list-gpu-code").split()
     listed = {str(arch) for arch in TOOLKIT_ARCHS.get(toolkit, ()) if arch.suffix}
     return (*(one for one in plain if one.startswith("sm_")), *sorted(listed))
@@ -66,7 +66,7 @@ def gencode(code: str) -> str:
 
 
 def complain(report: FatbinReport) -> list[str]:
-    """Return what is not understood, without what is known not to be read."""
+    """Return the parts that were not interpreted, except those known to be unreadable."""
     isas = {entry.ptx_isa for entry in report.entries if entry.ptx_isa} - PTX_ISA_CUDA.keys()
     unknown = [f"PTX_ISA_CUDA has no PTX ISA {isa[0]}.{isa[1]}" for isa in isas]
     return unknown + [text for text in report.warnings if NOT_READ not in text]

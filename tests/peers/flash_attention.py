@@ -1,14 +1,14 @@
-"""Run flash-attention's own tests through flash_dist.compat, with their imports alone changed.
+"""Run flash-attention's own tests through flash_dist.compat, changing only their imports.
 
     python tests/peers/flash_attention.py CHECKOUT [--served 490] [--others 40] [PYTEST ...]
     python tests/peers/flash_attention.py CHECKOUT --suite 3 --served 400
     python tests/peers/flash_attention.py CHECKOUT --device cpu --longest 256 --served 60
 
-needs flash_dist installed, pytest and einops, and a GPU unless the device is another. The file has
-some 400,000 cases: of each of its tests a seeded sample is run, of cases that ask for what is
-served, which must pass, and of others, which should be refused in our words and are counted. Suite
-3 are flash-attention 3's tests of caches, with attention_chunk left at 0 as well. Run as a file, so
-that Python does not find the sources of flash_dist beside the installed package.
+It needs an installed flash_dist, pytest, einops, and a GPU unless another device is chosen. The
+file has some 400,000 cases. Of each test it runs a seeded sample of supported cases, which must
+pass, and of others, which should be refused in our words and are counted. Suite 3 is
+flash-attention 3's tests of caches, also with attention_chunk at 0. Run it as a file, so that
+Python does not find the sources of flash_dist beside the installed package.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ LONG: Final = {"test_flash_attn_race_condition": 20}  # runs 250 times: fewer ca
 
 @dataclass(frozen=True)
 class Suite:
-    """A file of tests and what stands for what it imports."""
+    """A file of tests and the replacements of its imports."""
 
     file: str  # in a checkout
-    modules: Mapping[str, str]  # the module here of each that is imported, with all below it
-    truths: Mapping[str, str]  # what only tests need, and the module here with it
-    # What a case must ask for to be served; an argument that is not here may be anything.
+    modules: Mapping[str, str]  # our module for each imported one, with all below it
+    truths: Mapping[str, str]  # modules that only tests need, and our replacement
+    # Values of a supported case; an argument that is not here may have any value.
     neutral: Mapping[str, Callable[[Any], bool]]
-    apart: tuple[tuple[str, str], ...] = ()  # arguments of which only one may be truthy
-    beside: tuple[str, ...] = ()  # files that it imports, of its folder
-    changes: Mapping[str, str] = field(default_factory=dict)  # patterns, and what to put there
+    apart: tuple[tuple[str, str], ...] = ()  # arguments of which at most one may be truthy
+    beside: tuple[str, ...] = ()  # imported files of its folder
+    changes: Mapping[str, str] = field(default_factory=dict)  # patterns, and their replacements
     options: tuple[str, ...] = ()  # of pytest
 
     def is_neutral(self, named: Mapping[str, Any]) -> bool:
-        """Whether a case asks for nothing that is not served."""
+        """Whether a case has supported arguments only."""
         asked = (check(named[name]) for name, check in self.neutral.items() if name in named)
         return all(asked) and not any(named.get(a) and named.get(b) for a, b in self.apart)
 
@@ -74,7 +74,7 @@ SUITES: Final = {
             "d": lambda value: value % 8 == 0,
             "dropout_p": lambda value: value == 0,
         },
-        # Pages have no gradients: the test asks for none, but its queries require them.
+        # Pages have no gradients: the test needs none, but its queries require them.
         changes={
             r"(?m)^( *)q_unpad,\n( *k_unpad if paged_kv_block_size is None)": (
                 r"\1q_unpad if paged_kv_block_size is None else q_unpad.detach(),\n\2"
@@ -106,7 +106,7 @@ SUITES: Final = {
 def rewrite_imports(
     text: str, has: Callable[[str, str], bool], suite: Suite = SUITES["2"]
 ) -> tuple[str, list[str]]:
-    """Let a file import from compat what that has; return the file and the names it has not."""
+    """Import from compat the names that it has; return the file and the missing names."""
     lines, dropped = text.splitlines(), []
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     for node in sorted(imports, key=lambda node: node.lineno, reverse=True):
@@ -127,7 +127,7 @@ def rewrite_imports(
 
 
 def move_to_cpu(text: str) -> str:
-    """Let a file make its tensors on the CPU, and take that for a GPU that is served whole."""
+    """Make a file use CPU tensors, and treat the CPU as a supported GPU."""
     return text.replace('torch.cuda.get_device_capability("cuda")', "(9, 0)").replace(
         '"cuda"', '"cpu"'
     )
@@ -142,7 +142,7 @@ def has_name(module: str, name: str) -> bool:
 
 
 class Drawn:
-    """A seeded sample of the cases of one test: without expanding all of them."""
+    """A seeded sample of the cases of one test, without expanding all of them."""
 
     def __init__(self, axes: Sequence[tuple[str, Sequence[Any]]], seed: str) -> None:
         self.names = [name.strip() for names, _ in axes for name in names.split(",")]
@@ -152,8 +152,8 @@ class Drawn:
         self.size = prod(map(len, self._axes))
 
     def draw(self, count: int, *, wanted: Callable[[Case], bool]) -> list[Case]:
-        """Return up to count different cases that are wanted, in the order in which they came."""
-        if self.size <= 20_000:  # so few are shuffled
+        """Return up to count different wanted cases, in order of appearance."""
+        if self.size <= 20_000:  # few enough to shuffle
             cases = list(map(self._flatten, product(*self._axes)))
             self._random.shuffle(cases)
             return list(islice(filter(wanted, cases), count))
@@ -171,21 +171,21 @@ class Drawn:
         return tuple(value for one, wide in pairs for value in (one if wide else (one,)))
 
     def is_neutral(self, case: Case, suite: Suite = SUITES["2"]) -> bool:
-        """Whether a case asks for nothing that is not served."""
+        """Whether a case has supported arguments only."""
         return suite.is_neutral(dict(zip(self.names, case, strict=True)))
 
     def is_short(self, case: Case, longest: int) -> bool:
-        """Whether none of its sequences has more tokens."""
+        """Whether no sequence has more tokens."""
         named = zip(self.names, case, strict=True)
         return all(value <= longest for name, value in named if name in LENGTHS)
 
 
-# What follows is a plugin of pytest, loaded in every process of a run.
+# The rest is a plugin of pytest, loaded in every process of a run.
 OUTCOMES: Final[Counter[tuple[str, str, str]]] = Counter()  # test, kind, outcome
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What the command line hands on."""
+    """Declare the options."""
     parser.addoption("--served", type=int, required=True, help="cases of each test")
     parser.addoption("--others", type=int, required=True, help="cases of each test")
     parser.addoption("--suite", choices=SUITES, required=True)
@@ -196,7 +196,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Put a sample in the place of the product of a test's marks."""
+    """Replace the product of a test's marks by a sample."""
     option, name = metafunc.config.getoption, metafunc.definition.originalname
     marks = [mark for mark in metafunc.definition.own_markers if mark.name == "parametrize"]
     drawn = Drawn([mark.args[:2] for mark in marks], f"{option('--seed')} {name}")
@@ -222,10 +222,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, Any, Any]:
-    """Tell a refusal from a failure; one of a case that is not served is no failure."""
+    """Tell a refusal from a failure; a refusal of an unsupported case is no failure."""
     report = yield
     report.kind = SERVED if f"[{SERVED}-" in item.name else OTHER
-    # NOTE: an attribute named `result` does not come out of a process of xdist.
+    # NOTE: an attribute named `result` is not passed on by a process of xdist.
     report.ending = report.outcome
     if call.excinfo is not None and report.failed and _is_refusal(item, call.excinfo):
         report.ending = "refused"
@@ -243,7 +243,7 @@ def _is_refusal(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException])
 
 
 def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - with what makereport added
-    """Count in the process that hears of all."""
+    """Count in the process that collects all reports."""
     if report.when == "call" or report.outcome != "passed":
         OUTCOMES[
             report.nodeid.rpartition("::")[2].partition("[")[0], report.kind, report.ending
@@ -251,7 +251,7 @@ def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - with what m
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say for each test how its cases ended."""
+    """Print how the cases of each test ended."""
     for kind in (SERVED, OTHER):
         counts = {key: count for key, count in OUTCOMES.items() if key[1] == kind}
         for test in sorted({key[0] for key in counts}):

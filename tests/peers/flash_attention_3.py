@@ -1,6 +1,6 @@
-"""What the tests of flash-attention 3 for caches import, as calls of flash_dist.compat.
+"""Imports of flash-attention 3's cache tests, as calls of flash_dist.compat.
 
-That is version 2 by its names; version 3 calls some arguments otherwise, and has a few more.
+compat has version 2's names; version 3 renames some arguments, and adds a few.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 - flash-attention's signature
     rotary_seqlens: Tensor | None = None,
     **others: Any,  # noqa: ANN401 - as they are
 ) -> Any:  # noqa: ANN401 - out, or out and lse
-    """Call with the names of version 2, whatever is None left out."""
+    """Call with the names of version 2, without arguments that are None."""
     if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
         others["rotary_seqlens"] = rotary_seqlens  # which is refused
     given = {"cache_seqlens": cache_seqlens, "block_table": page_table, **others}
@@ -35,4 +35,4 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 - flash-attention's signature
 
 
 def get_scheduler_metadata(*_: object, **__: object) -> None:
-    """Nothing is scheduled ahead of a call."""
+    """Return nothing: calls need no schedule."""

@@ -1,6 +1,6 @@
-"""What flash-attention's tests import of `flash_attn.layers.rotary`, which needs Triton there.
+"""Imports of flash-attention's tests from `flash_attn.layers.rotary`, which needs Triton.
 
-Written by its signature, as a truth for `flash_attn_with_kvcache`: complex numbers, turned.
+Written from its signature, as a reference for `flash_attn_with_kvcache`: rotated complex numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def apply_rotary_emb(
     *,
     seqlen_offsets: int | Tensor = 0,
 ) -> Tensor:
-    """Turn the first columns of x by the angles of their positions, in float32.
+    """Rotate the first columns of x by the angles of their positions, in float32.
 
     Args:
         x: [batch, seqlen, heads, head_dim].

@@ -1,15 +1,14 @@
-"""Run torch's own tests of its flash attention with our provider active, and count who served them.
+"""Run torch's own tests of its flash attention with our provider, and count the served calls.
 
     python tests/peers/torch_attention.py FOLDER [--cases 120] [--seconds 130] [PYTEST ...]
     python tests/peers/torch_attention.py FOLDER --device cpu --cases 2
 
-FOLDER is `test` of a checkout of torch, or has a file of it: `test_transformers.py`, of which the
-tests that may ask for flash are run, and `test_varlen_attention.py`. Needs torch, flash_dist,
-pytest and expecttest, and a GPU unless the device is another: on the CPU varlen attention alone
-comes to the provider. The first file has some 4,000 such cases: of each test a seeded sample is
-run. What fails is run again without the provider, so that a failure of torch's own kernels is told
-from one of ours. Run as a file, so that Python does not find the sources of flash_dist beside the
-installed package.
+FOLDER is `test` of a checkout of torch, or has a file of it: `test_transformers.py`, with the tests
+that may use flash attention, and `test_varlen_attention.py`. It needs torch, flash_dist, pytest,
+expecttest, and a GPU unless another device is chosen: on the CPU only varlen attention uses the
+provider. The first file has some 4,000 such cases: it runs a seeded sample of each test. Failures
+run again without the provider, to tell failures of torch's own kernels from ours. Run it as a file,
+so that Python does not find the sources of flash_dist beside the installed package.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ FILES: Final = ("test_varlen_attention.py", "test_transformers.py")
 CLASSES: Final = re.compile(
     r"Test(SDPA|SDPACudaOnly|SDPAFailureModes|AttnBias|VarlenAttention)(CUDA|CPU)$"
 )
-# By what torch names them; of the backends in a list flash is number 0.
+# Torch's names; flash is number 0 of the backends in a list.
 OTHER_BACKENDS: Final = re.compile(
     r"mem_eff|cudnn|sdp_math|attention_math|fused_kernel[12]_|broadcasting_kernel1_"
 )
 DROPOUT: Final = re.compile(r"dropout_p_0_0*[1-9]")
 
-# Tests that a provider fails whoever it is, or a machine that does other work meanwhile.
+# Tests that fail with any provider, or on a busy machine.
 KNOWN: Final = {
     "test_fused_backwards_throws_determinism_warning": (
         "wants the warning that torch's backward is not deterministic: ours is"
@@ -60,24 +59,24 @@ SERVED, PASSED_ON, OTHER = "served", "passed on", "no flash"
 
 @dataclass(frozen=True)
 class Result:
-    """How a case ended, and what it asked of the provider."""
+    """Result of a case, and its calls of the provider."""
 
     name: str  # without the file: class::test
     test: str  # without its parameters
     outcome: str  # "passed", "failed" or "skipped"
     reason: str  # of a failure, in a line
     served: int  # calls of torch's flash operators that our kernels computed
-    passed_on: dict[str, int]  # calls that went to torch's, by what we have no kernel for
+    passed_on: dict[str, int]  # calls that went to torch's kernels, by the unsupported argument
 
     @property
     def kind(self) -> str:
-        """Whose kernels it tested: ours if they computed any call."""
+        """The kernels that it tested: ours if they computed any call."""
         return SERVED if self.served else PASSED_ON if self.passed_on else OTHER
 
 
 @dataclass(frozen=True)
 class Sample:
-    """How many cases of a test are run."""
+    """Number of cases to run of a test."""
 
     cases: int
     dropout: int
@@ -85,7 +84,7 @@ class Sample:
 
 
 def draw(names: Sequence[str], tests: Sequence[str], options: Sample) -> list[int]:
-    """Return places of the cases of a sample in an order in which every part of it is one, too."""
+    """Return the cases of a sample in an order in which every prefix is a sample, too."""
     groups: dict[tuple[str, bool], list[int]] = defaultdict(list)
     for place, (name, test) in enumerate(zip(names, tests, strict=True)):
         groups[test, bool(DROPOUT.search(name))].append(place)
@@ -98,15 +97,15 @@ def draw(names: Sequence[str], tests: Sequence[str], options: Sample) -> list[in
     return places
 
 
-# What follows is a plugin of pytest, loaded in every process of a run.
+# The rest is a plugin of pytest, loaded in every process of a run.
 START: Final = time.monotonic()
-ASKED: Final[Counter[str]] = Counter()  # of the case that runs: "" served, else why it was not
+ASKED: Final[Counter[str]] = Counter()  # of the running case: "" served, else the reason why not
 REGISTRATION: Final = pytest.StashKey[Any]()  # which ends with the object
-RESULTS: Final[list[Result]] = []  # in the process that hears of all
+RESULTS: Final[list[Result]] = []  # in the process that collects all reports
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What the command line hands on."""
+    """Declare the options."""
     parser.addoption("--sample", required=True, help="JSON of a Sample, or of a list of names")
     parser.addoption("--provider", choices=("cuda", "cpu", "none"), required=True)
     parser.addoption("--device", choices=("cuda", "cpu"), required=True)
@@ -115,8 +114,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Activate the provider, with an ear to what it is asked."""
-    if config.getoption("--device") == "cpu":  # or the cases are skipped
+    """Activate the provider, and record its calls."""
+    if config.getoption("--device") == "cpu":  # otherwise the cases are skipped
         platforms: Any = import_module("torch.testing._internal.common_cuda")
         platforms.PLATFORM_SUPPORTS_FLASH_ATTENTION = True
     if config.getoption("--provider") == "none":
@@ -125,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
     calls: Any = import_module(f"{integration}.calls")
     calls.tell = lambda reason: ASKED.update([reason])
     provider = import_module(f"{integration}.provider")
-    for name, serve in provider._KERNELS.items():  # where all calls come by
+    for name, serve in provider._KERNELS.items():  # all calls pass here
         provider._KERNELS[name] = _count(serve)
     if config.getoption("--provider") == "cpu":
         config.stash[REGISTRATION] = provider.Registration("CPU")
@@ -134,7 +133,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _count(serve: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a kernel of the provider count the calls that it computes."""
+    """Make a kernel of the provider count the calls that it computes."""
 
     def counted(*args: object, **options: object) -> Any:  # noqa: ANN401
         results = serve(*args, **options)
@@ -146,7 +145,7 @@ def _count(serve: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave a sample of the cases that may ask for flash, or those that were named."""
+    """Keep a sample of the cases that may use flash attention, or the named ones."""
     asked = json.loads(config.getoption("--sample"))
     if isinstance(asked, list):
         items[:] = [item for item in items if _name(item) in asked]
@@ -161,7 +160,7 @@ def _name(item: pytest.Item) -> str:
 
 
 def _test(item: pytest.Item) -> str:
-    """Return the name that the test has in its file: torch makes one of each set of parameters."""
+    """Return the test's name in its file: torch makes one test of each set of parameters."""
     names = (name for name in find_tests(item.path) if item.name.startswith(name))
     return max(names, key=len, default=item.name)
 
@@ -186,7 +185,7 @@ def _may_ask_for_flash(name: str) -> bool:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, Any, Any]:
-    """Tell what the case asked of the provider; an attribute comes out of a process of xdist."""
+    """Attach the case's calls of the provider; xdist passes attributes on."""
     report = yield
     if call.when == "setup":
         ASKED.clear()
@@ -199,26 +198,26 @@ def pytest_runtest_makereport(
 
 
 def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - with what makereport added
-    """Collect in the process that hears of all."""
+    """Collect in the process that has all reports."""
     if report.when == "call" or report.outcome != "passed":
         RESULTS.append(Result(**report.found))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """End between two cases once the time is over."""
+    """Stop between two cases once the time is over."""
     if time.monotonic() - START > item.config.getoption("--seconds"):
         item.session.shouldstop = "the time is over"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what was collected."""
+    """Write the collected results."""
     if not hasattr(session.config, "workerinput"):
         path = Path(session.config.getoption("--results"))
         path.write_text(json.dumps([asdict(result) for result in RESULTS]), encoding="utf-8")
 
 
-# What follows runs pytest, and says what came out.
+# The rest runs pytest, and prints the results.
 def report(results: Sequence[Result], without: Sequence[Result]) -> list[str]:
     """Return counts by test, then a line for each failure; `without` is without the provider."""
     lines = []
@@ -244,7 +243,7 @@ def _tally(kind: str, name: str, results: Iterable[Result]) -> str:
 
 
 def find_own(results: Sequence[Result], without: Sequence[Result]) -> list[Result]:
-    """Return failures that nobody foretold and that torch's own kernels do not have."""
+    """Return failures that are not expected and that torch's own kernels do not have."""
     theirs = {result.name for result in without if result.outcome == "failed"}
     failed = [result for result in results if result.outcome == "failed"]
     return [one for one in failed if one.test not in KNOWN and one.name not in theirs]
@@ -261,12 +260,12 @@ def _tell_failures(results: Sequence[Result], without: Sequence[Result]) -> list
 
 
 def move_to_cpu(text: str) -> str:
-    """Let a file make tests for the CPU of those for a GPU."""
+    """Make a file's GPU tests run on the CPU."""
     return text.replace('"cuda"', '"cpu"')
 
 
 def run(folder: Path, args: argparse.Namespace, options: Sequence[str], **own: str) -> list[Result]:
-    """Run pytest on the files in a folder, and read what its plugin wrote."""
+    """Run pytest on the files in a folder, and read the output of its plugin."""
     results = folder / "results.json"
     results.unlink(missing_ok=True)
     here = Path(__file__).resolve()
@@ -279,7 +278,7 @@ def run(folder: Path, args: argparse.Namespace, options: Sequence[str], **own: s
         "PYTHONPATH": os.pathsep.join(filter(None, found)),
         "PYTORCH_TESTING_DEVICE_ONLY_FOR": args.device,  # no cases for other devices
     }
-    with contextlib.suppress(KeyboardInterrupt):  # what came before it is told
+    with contextlib.suppress(KeyboardInterrupt):  # earlier results are known
         subprocess.run(command, cwd=folder, env=environ, check=False)
     if not results.exists():
         return []

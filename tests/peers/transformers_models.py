@@ -1,12 +1,12 @@
 """Run transformers' own tests of equivalence on our name, with tiny llama, gemma3 and gpt_oss.
 
-    python tests/peers/transformers_models.py SDIST [PYTEST ...]
+python tests/peers/transformers_models.py SDIST [PYTEST ...]
 
-needs torch, flash_dist and transformers installed, pytest and parameterized. SDIST is the source
-distribution of that version of transformers (`pip download --no-deps --no-binary :all:`): it has
-the tests that models share, not those of each model. There `sdpa` is read as our name, and two
-modules that it lacks are empty. Run as a file, so that Python does not find the sources of
-flash_dist beside the installed package.
+It needs torch, flash_dist, transformers, pytest and parameterized. SDIST is the source distribution
+of that version of transformers (`pip download --no-deps --no-binary :all:`): it has the tests that
+models share, not those of each model. `sdpa` in them is replaced by our name, and two missing
+modules are empty. Run it as a file, so that Python does not find the sources of flash_dist beside
+the installed package.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Final
 import pytest
 
 COMMON: Final = "test_modeling_common.py"
-MISSING: Final = {  # modules of the checkout that are imported for other tests
+MISSING: Final = {  # modules of the checkout that other tests import
     "exporters/test_export.py": "class ExportTesterMixin: ...\n",
     "generation/test_utils.py": "class GenerationTesterMixin: ...\n",
 }
 FROM, TO = 'attn_implementation="sdpa"', 'attn_implementation="fdist"'
 
-# What a model's own test file has: a class with its configuration and inputs.
+# A model's own test file: a class with its configuration and inputs.
 CASES: Final = """
 import unittest
 
@@ -86,12 +86,12 @@ def make_case(name):
 
 TestLlama, TestGemma3, TestGptOss = map(make_case, ("llama", "gemma3", "gpt_oss"))
 """
-# Weights of attention are not returned: these are refused by name.
+# Attention weights are not returned: these tests are excluded by name.
 WANTED: Final = "(test_ours or test_eager_matches_sdpa_inference) and not output_attentions"
 
 
 def unpack(sdist: Path, folder: Path) -> str:
-    """Put the tests of a source distribution, and ours, into a folder; return their package."""
+    """Unpack the tests of a source distribution, and ours, into a folder; return their package."""
     package = "transformers_tests"
     with tarfile.open(sdist) as archive:
         for member in archive.getmembers():
@@ -134,7 +134,7 @@ def main() -> int:
 
 
 def _only_tests(root: Path, folder: Path) -> str:
-    """Return a folder from which our tests can be imported, but not the sources of flash_dist."""
+    """Return a folder from which only our tests can be imported, not the sources of flash_dist."""
     only = folder / "ours"
     only.mkdir()
     (only / "tests").symlink_to(root / "tests")

@@ -1,4 +1,4 @@
-"""Hold what we read of a file against what cuobjdump says: images, their bytes, their kernels."""
+"""Compares our reading of a file with cuobjdump's: images, their bytes, their kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Ours:
-    """Everything we read of a file, also of each member of an archive."""
+    """Everything that we read of a file, including members of an archive."""
 
     def __init__(self, path: Path) -> None:
         self.entries: list[FatbinEntry] = []
@@ -50,7 +50,7 @@ class Ours:
 
     @property
     def images(self) -> Counter[tuple[str, str]]:
-        """Kind and target, as cuobjdump's lists name them."""
+        """Kind and target in the form of cuobjdump's lists."""
         kinds = {"sass": "cubin", "ptx": "ptx"}
         return Counter(
             (kinds[entry.kind], their_target(entry))
@@ -60,7 +60,7 @@ class Ours:
 
     @property
     def codecs(self) -> dict[str, set[str]]:
-        """Which codecs the images of each kind have."""
+        """The codecs of the images of each kind."""
         found: dict[str, set[str]] = {}
         for entry in self.entries:
             found.setdefault(entry.kind, set()).add(entry.codec)
@@ -68,18 +68,18 @@ class Ours:
 
 
 def their_target(entry: FatbinEntry) -> str:
-    """Return a target as cuobjdump lists it: PTX like SASS, and SASS without the suffix `f`."""
+    """Return a target in cuobjdump's form: PTX like SASS, and SASS without the suffix `f`."""
     name = str(entry.arch).replace("compute_", "sm_")
     return name.removesuffix("f") if entry.kind == "sass" else name
 
 
 def digest(image: bytes) -> str:
-    """Hash an image; of PTX, cuobjdump leaves out the NUL at the end."""
+    """Hash an image; cuobjdump omits the NUL at the end of PTX."""
     return hashlib.sha256(image.rstrip(b"\0")).hexdigest()
 
 
 def compare(path: Path, folder: Path) -> Ours:
-    """Fail unless images, bytes and kernels of a file are those that cuobjdump finds."""
+    """Fail unless images, bytes and kernels of a file equal cuobjdump's."""
     ours = Ours(path)
     assert ours.warnings == []
     assert ours.images == list_images(path)
@@ -89,7 +89,7 @@ def compare(path: Path, folder: Path) -> Ours:
 
 
 def compare_kernels(ours: Counter[Resources], theirs: Counter[Resources]) -> None:
-    """Fail unless our kernels are theirs; beside them, they list device functions."""
+    """Fail unless our kernels equal theirs; they also list device functions."""
     assert not ours - theirs
     functions = {one.name for one in theirs - ours}
     assert functions.isdisjoint(one.name for one in ours)

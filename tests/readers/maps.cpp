@@ -1,6 +1,6 @@
-// host/maps.cpp on a driver that writes down what it is asked for: one JSON object for each line of
-// the input, "encoder rows columns members heads_kv batches box_rows offset" and the strides "batch
-// row head_kv head_group", in elements. encoder 0: the driver has none.
+// host/maps.cpp on a driver that records its calls: one JSON object for each line of the input,
+// "encoder rows columns members heads_kv batches box_rows offset" and the strides "batch row
+// head_kv head_group", in elements. encoder 0: the driver has none.
 #include <iostream>
 #include <sstream>
 #include <string>

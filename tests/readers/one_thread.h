@@ -1,5 +1,5 @@
-// What device code of csrc/ needs of CUDA, for one thread on the host: functions that decide where a
-// block works can then be called from C++ without a GPU. Included before them.
+// The part of CUDA that device code of csrc/ uses, for one thread on the host, so that C++ without
+// a GPU can call the functions that place a block's work. Included before them.
 #pragma once
 
 #include <cuda.h>

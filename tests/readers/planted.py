@@ -1,4 +1,4 @@
-"""A source with a stub of every kind, for targets before sm_80, and kernels that only look so."""
+"""A source with a stub of every kind, for targets before sm_80, and kernels that resemble stubs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the dispatcher makes of each error of the CUDA runtime, at each of its calls.
+"""The dispatcher's reaction to each error of the CUDA runtime, at each of its calls.
 
-The host code of csrc/ is compiled with NVIDIA's headers and linked to a runtime that fails where it
-is told to (failures.cpp). Only an image that cannot run here is passed over; any other failure is
-an error, and the next call launches what it would have launched without.
+The host code of csrc/ is compiled with NVIDIA's headers and linked to a runtime that fails on
+request (failures.cpp). The dispatcher skips only an image that cannot run here; any other failure
+is an error, and the next call launches what it would have launched otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs("nvcc")
 
-# What says that an image will never run here.
+# Errors for an image that can never run here.
 REFUSALS: Final = {
     "cudaErrorInvalidDeviceFunction",
     "cudaErrorInvalidKernelImage",
@@ -49,19 +49,20 @@ LOADING: Final = (
     "cudaFuncSetAttribute",
     "cudaOccupancyMaxActiveClusters",
 )
-# Of those that may pass, what is tried at every call; all others at the first of each function.
+# Of the temporary errors, the first is tested at every call, the others at the first call of each
+# Of the temporary errors, the first is tested at every call, others at each function's first call.
 PASSING: Final = ("cudaErrorMemoryAllocation", "cudaErrorStreamCaptureUnsupported")
 
 
 class Attempt(NamedTuple):
-    """What one forward and backward did."""
+    """Results of one forward and backward."""
 
     errors: list[str]
     launched: list[str]
     calls: dict[str, int]
-    left_behind: int  # what cudaGetLastError still has
-    device: int  # current afterwards
-    first_keys_first: bool  # of what makes all gradients
+    left_behind: int  # the remaining result of cudaGetLastError
+    device: int  # current device afterwards
+    first_keys_first: bool  # of the kernel of all gradients
 
 
 Pair = tuple[Attempt, Attempt]
@@ -96,7 +97,7 @@ def ask(
     sizes: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> list[Pair]:
-    """Return both attempts for each failure: which function, which of its calls, the code."""
+    """Return both attempts for each failure: function, call number, error code."""
     behind = f" ; {sizes}" if sizes else ""
     lines = "".join(f"{function} {count} {code}{behind}\n" for function, count, code in failures)
     kept = {name: value for name, value in os.environ.items() if name != BUDGET_VARIABLE}
@@ -144,7 +145,7 @@ def test_an_error_that_may_pass_leaves_the_next_call_as_it_would_have_been(
             assert sentence.startswith("CUDA out of memory. ") == (
                 case[2] == "cudaErrorMemoryAllocation"
             ), case
-        else:  # giving the device back, of which there is nobody to tell
+        else:  # restoring the device, whose failure cannot be reported
             assert case[0] == "cudaSetDevice", case
             assert first.launched == undisturbed.launched, case
 
@@ -257,7 +258,7 @@ def test_no_head_is_refused(program: Path, seqlen_q: int, num_heads_kv: int, gro
 
 
 def with_cache(program: Path, *sizes: int, seqlen_new: int = 0) -> list[str]:
-    """Return what decode and append say of a batch, seqlen_q, capacity, num_heads_kv and group."""
+    """Return what decode and append gave for batch, seqlen_q, capacity, num_heads_kv, group."""
     line = " ".join(map(str, (*sizes, -1, 64 << 20, 1, 0, seqlen_new)))
     ((first, second),) = ask(program, ("nothing", 0, 0), sizes=line)
     assert first.errors == second.errors
@@ -311,7 +312,7 @@ def test_more_blocks_than_a_launch_has_say_what_to_do(program: Path, codes: dict
     assert "hint: pass less at a time" in first.errors[0]
 
 
-# 1000 queries and keys of 2 x 4 heads: 16 MiB of dS where there is room, in as many chunks as fit.
+# 1000 queries and keys of 2 x 4 heads: 16 MiB of dS if there is room, else as many chunks as fit.
 SIZES = "2 1000 1000 1 4 -1"
 
 
@@ -368,7 +369,7 @@ UNBOUNDED: Final = 1 << 30
 def families_with(
     program: Path, softcap: float, budget: int, head_dim: int = 64, **environ: str
 ) -> list[str]:
-    """Return the families of what runs of a causal bfloat16 call, one after the other."""
+    """Return the families of a causal bfloat16 call, in order."""
     sizes = f"{SIZES} {budget} 1 {softcap} -1 {head_dim} {UNBOUNDED} 0 0"
     ((ran, again),) = ask(program, ("nothing", 0, 0), sizes=sizes, environ=environ)
     assert ran.errors == []
@@ -377,7 +378,7 @@ def families_with(
 
 
 def families_of(ran: Attempt) -> list[str]:
-    """Return the families of what ran of a bfloat16 call."""
+    """Return the families that ran for a bfloat16 call."""
     return [one.partition("_bf16")[0].removeprefix("flash_dist_") for one in ran.launched]
 
 
@@ -473,7 +474,7 @@ def test_causal_sequences_of_grouped_heads_begin_with_the_first_keys(
     ("heads", "budget", "backward"),
     [
         (4, 1 << 30, {"bwd_dkdv_sm90", "bwd_dq_gemm_sm90"}),
-        (4, 200 << 20, {"bwd_fused_sm90"}),  # half of which does not hold dS
+        (4, 200 << 20, {"bwd_fused_sm90"}),  # half of which cannot hold dS
         (16, 1 << 30, {"bwd_fused_sm90"}),
     ],
     ids=["one round", "without the memory", "more rounds"],

@@ -1,6 +1,6 @@
-"""Four wheels of others, fetched from PyPI, are read as cuobjdump reads them.
+"""Four wheels of other projects, fetched from PyPI, are read as cuobjdump reads them.
 
-They are small and unlike: LZ4 and zstd, linked on the device and not, PTX of CUDA 12 and 13, code
+They are small and differ: LZ4 and zstd, linked on the device and not, PTX of CUDA 12 and 13, code
 for 15 GPUs, and names that are older than `sm_90a`.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs("cuobjdump")
 
-# With the libraries that hold GPU code, and in how many images.
+# With their libraries with GPU code, and the number of images.
 WHEELS: Final = {
     "nvidia-nvjpeg-cu12==12.4.0.76": {"libnvjpeg.so.12": 175},
     "torchaudio==2.11.0": {"libtorchaudio.abi3.so": 21, "torchaudio_prefixctc.abi3.so": 7},
@@ -36,7 +36,7 @@ PATIENCE: Final = 120  # seconds
 
 
 def fetch(requirement: str, folder: Path) -> Path:
-    """Download one wheel; skip where PyPI is not reached."""
+    """Download one wheel; skip if PyPI is unreachable."""
     options = ("--quiet", "--no-deps", "--retries", "1", "--timeout", "15", *PLATFORM)
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder)]
     try:

@@ -1,4 +1,4 @@
-"""The gate that a build ends with passes our own wheel, and refuses one with an unstable symbol."""
+"""The checks at the end of a build pass our own wheel, and reject one with an unstable symbol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
-WHEELS = sorted((DIST / "hopper").glob("*.whl"))  # what `nox -s small_wheel` builds
+WHEELS = sorted((DIST / "hopper").glob("*.whl"))  # the wheel of `nox -s small_wheel`
 pytestmark = [
     pytest.mark.skipif(not WHEELS, reason="no wheel is in dist/, `nox -s small_wheel` builds one"),
     pytest.mark.skipif(shutil.which("abi3audit") is None, reason="abi3audit is not installed"),
@@ -77,7 +77,7 @@ def rewrite(wheel: Path, folder: Path, changes: Mapping[str, bytes], name: str =
 
 
 def make_binding(lab: Lab, symbol: str) -> bytes:
-    """Compile a binding that needs what ours needs, and this symbol of Python or torch."""
+    """Compile a binding with the needs of ours, and this symbol of Python or torch."""
     needed = tuple(lab.build(f"stubs/{name}", "") for name in sorted(BINDING_NEEDS))
     source = f"void* {symbol}(void*); void* PyInit__C(void) {{ return {symbol}(0); }}"
     options = ("-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags")
@@ -101,7 +101,7 @@ def test_a_tag_of_an_older_glibc_than_the_code_needs_is_refused(tmp_path: Path) 
 
 
 def test_a_stable_symbol_is_no_finding(tmp_path: Path) -> None:
-    """It is the symbol that fails below: this binding fails later, as it names nothing of torch."""
+    """The symbol is the failure below: this binding fails later, as it uses nothing of torch."""
     done = judge(rewrite(WHEELS[0], tmp_path, {BINDING: make_binding(Lab(tmp_path), STABLE)}))
     assert "the binding needs torch unknown" in done.stderr
 

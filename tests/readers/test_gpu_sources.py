@@ -1,4 +1,4 @@
-"""What tests/gpu compile on a machine with a GPU compiles here, too."""
+"""Sources that tests/gpu compile on a machine with a GPU also compile here."""
 
 from __future__ import annotations
 

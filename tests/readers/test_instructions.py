@@ -1,4 +1,4 @@
-"""Bodies of kernels are counted and judged as NVIDIA's own nvdisasm prints them."""
+"""Bodies of kernels are measured and judged as in NVIDIA's own nvdisasm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def disassemble(cubin: Path) -> dict[str, list[str]]:
 
 
 def describe(name: str, mnemonics: list[str], body: Body) -> Body:
-    """Make of mnemonics what we make of bytes; what only `.nv.info` tells is taken over."""
+    """Derive from mnemonics what we derive from bytes; copy facts that are only in `.nv.info`."""
     if len(mnemonics) * WORD_SIZE > MAX_SCANNED_BYTES:
         return Body(name, len(mnemonics))
     length = len(mnemonics)

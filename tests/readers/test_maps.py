@@ -1,4 +1,4 @@
-"""What is asked of the driver for a tensor's map, and which tensors have none."""
+"""Requests to the driver for a tensor's map, and tensors that have none."""
 
 from __future__ import annotations
 

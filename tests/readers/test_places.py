@@ -1,7 +1,7 @@
-"""Where the blocks of a kernel work, and who waits for whom: device code, called on the host.
+"""Work and order of a kernel's blocks: device code, called on the host.
 
-What decides it are plain functions of a call's parameters. Compiled as C++ (one_thread.h), they are
-gone through for thousands of random calls, without a GPU.
+Plain functions of a call's parameters decide them. They are compiled as C++ (one_thread.h) and run
+for thousands of random calls, without a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outputs_of(source: str, generated: Path, folder: Path, headers: Path = SOURCES) -> list[str]:
-    """Return the lines that a program prints, with headers of csrc/ that come before the others."""
+    """Return the output lines of a program, with headers of csrc/ that come before the others."""
     program = folder / "program"
     flags = ["-std=c++17", "-O1", "-cudart=none", "-Xcompiler=-w,-fno-access-control"]
     run("nvcc", *flags, "-I", headers, *include(generated), HERE / source, "-o", program)
@@ -39,7 +39,7 @@ def outputs_of(source: str, generated: Path, folder: Path, headers: Path = SOURC
 
 
 def with_change(folder: Path, name: str, old: str, new: str) -> Path:
-    """Return a folder of headers in which one has another line."""
+    """Return a folder of headers in which one header has a changed line."""
     text = (SOURCES / name).read_text(encoding="utf-8")
     assert text.count(old) == 1
     changed = folder / "changed" / name

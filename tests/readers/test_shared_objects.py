@@ -1,4 +1,4 @@
-"""A set that gets one more target compiles that target alone: all else has the same commands."""
+"""A set with one more target compiles that target alone: all other commands stay the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def configure(folder: Path, archs: str) -> dict[str, tuple[str, int, int]]:
-    """Return, by object, what Ninja decides by: the command, and the times of what is generated."""
+    """Return, by object, Ninja's inputs: the command, and the times of generated files."""
     toolchain = find_toolchain()
     headers = TorchHeaders(folder / "no-torch", "0", "test")
     _configure(NativeOptions(ArchSet.parse(archs), (), toolchain, headers, 1), folder)

@@ -1,4 +1,4 @@
-"""Stubs of every kind, planted and compiled, are found; small kernels that are meant are not."""
+"""Stubs of every kind, planted and compiled, are found; small real kernels are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The libraries of our own wheels, as far as some are built, are read as cuobjdump reads them."""
+"""The libraries of our own wheels, if built, are read as cuobjdump reads them."""
 
 from __future__ import annotations
 

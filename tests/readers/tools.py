@@ -1,8 +1,8 @@
 """NVIDIA's tools, with which our readers are compared: nvcc, cuobjdump and nvdisasm.
 
-    python -m tests.readers.tools
+python -m tests.readers.tools
 
-says where they are; exit status 1 if one is missing, so that a session does not skip everything.
+prints their paths; exit status 1 if one is missing, so that a session does not skip everything.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ TOOLS: Final = ("nvcc", "cuobjdump", "nvdisasm")
 
 
 def find_tool(name: str) -> str | None:
-    """Look into CUDA_HOME for nvcc, into the packages of this Python for the rest, then on PATH."""
+    """Search CUDA_HOME for nvcc, the packages of this Python for the rest, then PATH."""
     home = os.environ.get("CUDA_HOME") if name == "nvcc" else None
     folder = Path(home or Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13") / "bin"
     return str(folder / name) if (folder / name).is_file() else shutil.which(name)
 
 
 def needs(*tools: str) -> pytest.MarkDecorator:
-    """Skip where one of these tools is missing."""
+    """Skip if one of these tools is missing."""
     missing = [tool for tool in tools if find_tool(tool) is None]
     return pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing)}")
 
 
 def include(generated: Path) -> list[str]:
-    """Return the flags of a compiler for the folders that #include looks in."""
+    """Return a compiler's flags for the include folders."""
     return [f"-I{folder}" for folder in (*INCLUDES, generated)]
 
 
 def run(tool: str, *args: str | Path, folder: Path | None = None) -> str:
-    """Run a tool and return what it prints; its complaint is the error."""
+    """Run a tool and return its output; its error output is the error."""
     command = [find_tool(tool) or tool, *map(str, args)]
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", check=False, cwd=folder
@@ -56,7 +56,7 @@ def run(tool: str, *args: str | Path, folder: Path | None = None) -> str:
 
 
 def compile_code(output: Path, source: str | Path, *options: str) -> Path:
-    """Compile a CUDA source, given as text or as file, to what the options and suffix say."""
+    """Compile a CUDA source, a text or a file, to the form that options and suffix name."""
     if isinstance(source, str):
         code = output.with_suffix(".cu")
         code.write_text(source, encoding="utf-8")
@@ -71,7 +71,7 @@ def gencode(*targets: str) -> list[str]:
 
 
 class Resources(NamedTuple):
-    """One kernel, as both print it."""
+    """One kernel, as both tools describe it."""
 
     target: str
     name: str
@@ -85,7 +85,7 @@ _USED = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
 def list_images(path: Path) -> Counter[tuple[str, str]]:
-    """Ask cuobjdump for kind and target of all images. It calls PTX for 8.0 `sm_80`, too."""
+    """Ask cuobjdump for kind and target of all images. It also calls PTX for 8.0 `sm_80`."""
     text = run("cuobjdump", "-all", "-lelf", "-lptx", path)
     return Counter((match[2], match[1]) for match in _LISTED.finditer(text))
 
@@ -114,7 +114,7 @@ def list_resources(path: Path) -> Counter[Resources]:
 
 
 def main(tools: Sequence[str] = TOOLS) -> int:
-    """Say where the tools are."""
+    """Print the paths of the tools."""
     for tool in tools:
         print(f"{tool}: {find_tool(tool) or 'missing'}")  # noqa: T201 - a program
     return int(any(find_tool(tool) is None for tool in tools))

@@ -1,6 +1,6 @@
-"""What several unit tests share: one thread for torch, the command line, the program in one file.
+"""Fixtures of several unit tests: one thread for torch, the command line, the .pyz program.
 
-On small tensors several threads wait for each other, longest on a busy host.
+Several threads wait for each other on small tensors, longest on a busy host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; childre
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Return what runs a command and hands over its output."""
+    """Return a function that runs a command and returns its output."""
     return Cli(capsys)
 
 

@@ -1,4 +1,4 @@
-"""A copy of the folder under another name works, and finds nothing by the old name."""
+"""A copy of the folder under another name works, without the old name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.made.wheels import write_dist
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Whoever imports the package by its name fails.
+# Importing the package by its name fails.
 RUN = """
 import runpy, sys
 sys.modules["flash_dist"] = None

@@ -1,4 +1,4 @@
-"""No tensor of the package lands on whatever device is torch's default one."""
+"""No tensor of the package lands on torch's default device by accident."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flash_dist.masks import BlockMask
 from tests.default_device import default_device
 
 PACKAGE: Final = Path(flash_dist.__file__).parent
-# What has no argument for a device: torch.Tensor(2, 3), torch.FloatTensor([1.0]), and so on.
+# Calls without an argument for a device: torch.Tensor(2, 3), torch.FloatTensor([1.0]), and so on.
 WITHOUT_DEVICE: Final = frozenset({"Tensor", "normal"}) | {
     f"{kind}Tensor" for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Bool")
 }
@@ -23,7 +23,7 @@ MAKERS: Final = frozenset(maker.__name__ for maker in _device_constructors()) | 
 
 
 def find_homeless(source: str) -> list[str]:
-    """Return the calls of torch, and the imports from it, that make tensors wherever it says."""
+    """Find the calls of torch, and imports from it, that make tensors on the default device."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module == "torch":

@@ -1,4 +1,4 @@
-"""The base error: of the toolkit under a name of no package, here under the public one."""
+"""The base error: neutral name in the toolkit, public name here."""
 
 from __future__ import annotations
 

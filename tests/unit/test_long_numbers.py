@@ -1,4 +1,4 @@
-"""Numbers of thousands of digits, which Python 3.11 does not read: damage like any other."""
+"""Numbers of thousands of digits, which Python 3.11 cannot read, count as damage."""
 
 from __future__ import annotations
 

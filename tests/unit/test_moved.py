@@ -1,4 +1,4 @@
-"""Whoever imports a module from its old place is told the new one."""
+"""Importing a module from its old place names the new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages that plug this one into others are found by their names, as functions are."""
+"""Packages that plug this one into others are found by name, as functions are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of modules can be taken in at a glance."""
+"""Folders of modules are small, and each has a docstring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autocast casts what reads a cache, as it does the inputs of every other function."""
+"""Autocast casts calls on a cache like the inputs of every other function."""
 
 from __future__ import annotations
 

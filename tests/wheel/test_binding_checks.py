@@ -1,8 +1,8 @@
-"""No layout reaches the binding that its checks refuse: Python copies it, or says what is wrong.
+"""No layout that the binding's checks reject gets there: Python copies it, or raises an error.
 
-The binding's checks end in a RuntimeError, for whoever calls operators directly. Tensors here say
-that they lie on a GPU; what an operator is given is held against what its CUDA kernel reads, and
-then computed on the CPU. An operator or an argument that is new must be put in the tables below.
+The binding's checks end in a RuntimeError, for direct calls of operators. Tensors here claim to be
+on a GPU; an operator's arguments are compared with the inputs of its CUDA kernel, and then computed
+on the CPU. A new operator or argument must be added to the tables below.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Tensor = torch.Tensor
 ALIGNMENT: Final = 16
 
 
-# --- What the binding checks of each tensor, csrc/binding -----------------------------------------
+# --- The binding's checks of each tensor, csrc/binding --------------------------------------------
 
 
 def is_of_rows(x: Tensor) -> bool:
-    """With strides that need no copy; the binding copies what begins at an odd address."""
+    """With strides that need no copy; the binding copies tensors at odd addresses."""
     step = ALIGNMENT // x.element_size()
     outer = zip(x.shape[:-1], x.stride()[:-1], strict=True)
     dense = x.stride(-1) == 1 and x.shape[-1] % step == 0
@@ -39,7 +39,7 @@ def is_of_rows(x: Tensor) -> bool:
 
 
 def is_cache(x: Tensor) -> bool:
-    """As check_cache."""
+    """As in check_cache."""
     return is_of_rows(x) and x.data_ptr() % ALIGNMENT == 0
 
 
@@ -81,7 +81,7 @@ IN_PYTHON: Final = ("attention_masked", "plan_")  # operators that call the bind
 
 
 def find_bound() -> dict[str, Any]:
-    """Return the schemas of the operators that the binding has kernels for, by their names."""
+    """Return the schemas of the operators with kernels in the binding, by name."""
     names = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
     own = {name for space, _, name in names if space == "flash_dist"}
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -99,11 +99,11 @@ def test_every_tensor_that_an_operator_takes_has_its_check_here() -> None:
     assert tensors == set(CHECKS)
 
 
-# --- Tensors that say that they lie on a GPU ------------------------------------------------------
+# --- Tensors that claim to be on a GPU ------------------------------------------------------------
 
 
 class OnGpu(Tensor):
-    """Notes in `called` what operators of ours are given."""
+    """Records in `called` the arguments of our operators."""
 
     called: Final[list[tuple[str, dict[str, Any]]]] = []
     is_cuda = property(lambda _: True)
@@ -134,7 +134,7 @@ def on_gpu(x: Any) -> Any:  # noqa: ANN401
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a GPU have kernels for all; what is known of layouts is not kept for other tests."""
+    """Fake a GPU with kernels for all; do not keep cached layouts for other tests."""
     chosen = {"symbol": "fwd_sm90", "binary_version": 90, "ptx_version": 90}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(support, "select", lambda *_, **__: [{"chosen": chosen}])
@@ -213,7 +213,7 @@ CALLS: Final[dict[str, Call]] = {
         {"head_dim_v": 16},
     ),
 }
-# Operators that only others than these calls take: eager ones of plain tensors, and backwards.
+# Operators that these calls do not use: eager ones of plain tensors, and backwards.
 OTHERS: Final = {
     "attention_no_grad",
     "attention_backward",
@@ -223,11 +223,11 @@ OTHERS: Final = {
 TWINS: Final = {
     "attention_no_grad": "attention",
     "decode_no_lse": "decode",
-}  # have the arguments, checked alike
+}  # have these arguments, with equal checks
 
 
 def shift(x: Tensor) -> Tensor:
-    """Return the same behind an odd address."""
+    """Return the same at an odd address."""
     made = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     return made.copy_(x)
 
@@ -245,7 +245,7 @@ def spread(x: Tensor) -> Tensor:
 
 
 def turn(x: Tensor) -> Tensor:
-    """Return the same with its axes the other way around in memory."""
+    """Return the same with reversed axes in memory."""
     axes = tuple(reversed(range(x.dim())))
     return x.permute(axes).contiguous().permute(axes)
 
@@ -296,7 +296,7 @@ def test_a_layout_is_read_copied_or_named(name: str, argument: str, change: str)
 
 
 def shrink(x: Tensor) -> Tensor:
-    """Return the first of each axis but the last, with strides that no other layout has."""
+    """Return the first of each axis except the last, with strides that no other layout has."""
     one = x[(slice(0, 1),) * (x.dim() - 1)]
     if not x.is_floating_point():
         one = one[..., :1]

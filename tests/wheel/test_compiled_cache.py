@@ -1,4 +1,4 @@
-"""A compiled decoding step writes its cache in place, and says where Inductor would copy it."""
+"""A compiled decoding step writes its cache in place, and warns if Inductor would copy it."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def nobody_was_warned() -> Iterator[None]:
 def count_copies(
     function: Callable[..., Tensor], make: Callable[[], list[Tensor]]
 ) -> tuple[int, list[str]]:
-    """Compile and return the tensors as large as a cache that a call makes, and our warnings."""
+    """Compile; return the tensors of a cache's size that a call makes, and our warnings."""
     generator = torch.Generator().manual_seed(0)
     one = [torch.randn(1, 1, HEADS, HEAD_DIM, generator=generator) for _ in range(3)]
     given, compared = make(), make()
     compiled = torch.compile(function, fullgraph=True)
     config: Any = torch.compiler.config
-    with (  # a graph that is found in a cache writes no code
+    with (  # a cached graph writes no code
         config.patch(force_disable_caches=True),
         warnings.catch_warnings(record=True) as caught,
     ):

@@ -1,4 +1,4 @@
-"""Masks and attention where torch's default device is not the one that the tensors lie on."""
+"""Masks and attention with a default device of torch other than that of the tensors."""
 
 from __future__ import annotations
 

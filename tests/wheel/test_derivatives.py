@@ -1,4 +1,4 @@
-"""Gradients of the operators themselves: hand-written calls, exported programs, packages."""
+"""Gradients of the operators themselves: direct calls, exported programs, packages."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_autocast_leaves_the_formulas_of_an_operator_alone() -> None:
 
 
 class Layer(torch.nn.Module):
-    """Projection and attention, as a model has them."""
+    """Projection and attention, as in a model."""
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401
         super().__init__()

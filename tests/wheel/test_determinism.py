@@ -1,4 +1,4 @@
-"""The program that counts runs with other bits, tried on the CPU on short sequences."""
+"""The program that counts nondeterministic runs, tested on the CPU on short sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "determinism.py"
 SMALL = ("--device", "cpu", "--shorter", "128", "--runs", "2")
-# The last gradient is another one in every third run.
+# The last gradient differs in every third run.
 PLANTED = """
 import runpy, sys
 import torch

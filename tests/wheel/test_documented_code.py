@@ -1,7 +1,7 @@
-"""Every Python block of the Markdown pages runs, by the rule of tests/documented_code.py.
+"""Every Python block of the Markdown pages runs, by the rules of tests/documented_code.py.
 
-Blocks that import transformers, diffusers, kernels or torchtitan are compiled here, and the names
-that they take from flash_dist are looked up. The first three run in tests/integrations.
+Blocks that import transformers, diffusers, kernels or torchtitan are compiled here, and their
+imports from flash_dist are looked up. The first three run in tests/integrations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ torch.distributed.init_process_group("nccl")
 assert torch.distributed.get_backend() == "gloo"
 """
 
-# Each block of this page and its problem: the text behind `LINE: `, or None.
+# Each block of this page and its problem: the text after `LINE: `, or None.
 PLANTED = [
     ("kept = 1", None),
     ("print(kept)", "NameError: name 'kept' is not defined"),

@@ -1,4 +1,4 @@
-"""No size is a constant of a graph: one serves all batches and lengths, exported or not."""
+"""No size is a constant of a graph: one graph serves all batches and lengths, exported or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flash_dist import (
 )
 
 Tensor = torch.Tensor
-ANY: Any = flash_dist  # where a type checker cannot count arguments
+ANY: Any = flash_dist  # a type checker cannot count these arguments
 Attention = Any  # a function of q, k and v
 SLOPES, SINKS = torch.tensor([0.5, 0.25]), torch.tensor([0.1, 0.2])
 PADDING = BlockMask.padding([1])
@@ -153,7 +153,7 @@ def test_one_graph_serves_all_batches_and_lengths(attend: Attention) -> None:
     for sizes in SIZES:
         inputs = draw(*sizes)
         for x in inputs:
-            torch._dynamo.mark_dynamic(x, (0, 1))  # raises where a size is taken for a constant
+            torch._dynamo.mark_dynamic(x, (0, 1))  # raises if a size is treated as a constant
         assert torch.equal(compiled(*inputs), attend(*inputs))
     assert counter.frame_count == 1
 

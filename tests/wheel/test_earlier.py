@@ -1,4 +1,4 @@
-"""Programs that an earlier version saved run with this one."""
+"""Programs saved by an earlier version run with this one."""
 
 from __future__ import annotations
 

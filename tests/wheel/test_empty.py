@@ -1,4 +1,4 @@
-"""Calls without a query, a key or a batch entry, and with one key: as torch serves them."""
+"""Calls without a query, a key or a batch entry, and with one key: as in torch."""
 
 from __future__ import annotations
 

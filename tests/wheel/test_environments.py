@@ -1,6 +1,6 @@
-"""The installed wheel in environments that are not as they should be: a sentence, a step, a status.
+"""The installed wheel in faulty environments: a sentence, a fix, a status.
 
-Each fault is planted around a process of its own; the install itself stays as it is.
+Each fault is planted around a separate process; the install itself does not change.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import flash_dist
 
 PACKAGE = Path(flash_dist.__file__).parent
 LIBRARY = PACKAGE / "libflash_dist_kernels.so"
-RUNS = "open('ran.txt', 'w').close(); raise SystemExit(9)\n"  # a script called as a package is
+RUNS = "open('ran.txt', 'w').close(); raise SystemExit(9)\n"  # a script with the name of a package
 
-# What may be asked without a GPU, and the status where nothing is wrong.
+# Commands that work without a GPU, and their status without a fault.
 COMMANDS = {
     "doctor --no-selftest": 3,
     "doctor --gpu 9.0 --driver 580": 0,
@@ -47,7 +47,7 @@ HARMLESS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process is started, and with which variables."""
+    """Working folder and variables of a process."""
 
     folder: Path
     environ: dict[str, str] = field(default_factory=dict)

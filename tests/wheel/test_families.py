@@ -1,4 +1,4 @@
-"""Families for one target only: what an installed wheel and its readers say of them."""
+"""Families for one target only: reports of an installed wheel and its readers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from flash_dist.toolkit.targets.verdict import Build, Situation, judge_kernel
 
 LIBRARY: Final = Path(flash_dist.__file__).parent / KERNELS
 SPECIFIC: Final = "flash_dist_fwd_sm90_bf16_d128_smem227_sm90a"
-LARGER: Final = "flash_dist_fwd_sm90_bf16_d128_smem226_sm90a"  # beside one of its size for scores
+LARGER: Final = "flash_dist_fwd_sm90_bf16_d128_smem226_sm90a"  # beside one with score modification
 SCORED: Final = "flash_dist_fwd_scored_sm90_bf16_d128_smem226_sm90a"
 GENERAL: Final = "flash_dist_fwd_bf16_d128_smem163_sm90a"
 
 
 @pytest.fixture(scope="module")
 def variants() -> list[dict[str, Any]]:
-    """What the library says of itself."""
+    """The library's description of its variants."""
     loaded = ctypes.CDLL(str(LIBRARY))
     loaded.flash_dist_variants_json.restype = ctypes.c_int64
     size = loaded.flash_dist_variants_json(None, ctypes.c_int64(0)) + 1

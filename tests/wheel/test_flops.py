@@ -1,4 +1,4 @@
-"""What torch's FlopCounterMode counts for calls of ours."""
+"""Counts of torch's FlopCounterMode for our calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that draw random problems, tried on the CPU, each with planted faults."""
+"""The programs that draw random problems, tested on the CPU, each with planted faults."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ for name in ("attend", "attend_packed", "attend_scored"):
     setattr(attention, name, lambda *_, **__: time.sleep(99))
 sys.exit(attention.main(["--device", "cpu", "--only", "1", "--patience", "0.5"]))
 """
-# A condition, the result that is then off by one in its last element, and what is said of it.
+# A condition, the result whose last element is then off by one, and the message.
 CACHE_FAULTS = {
     "alone": ("tensors.q.shape[0] < problem.batch", "out", " alone, 1536 MiB: other bits of out"),
     "in pages": (
@@ -86,7 +86,7 @@ CACHE_FAULTS = {
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """Copy the tests away from the source tree, whose flash_dist holds no kernels."""
+    """Copy the tests outside the source tree, whose flash_dist has no kernels."""
     shutil.copytree(TESTS, tmp_path / "tests", ignore=shutil.ignore_patterns("unit", "*.pyc"))
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""What is known of a call on a cache: no refusal is lost to it, and nothing lives on in it."""
+"""Cached facts of a call on a cache: they hide no refusal, and keep nothing alive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Arguments = dict[str, Any]
 
 
 def arguments() -> Arguments:
-    """Return those of a call that appends to pages and rotates."""
+    """Return the arguments of a call that appends to pages and rotates."""
     draw = torch.Generator().manual_seed(0)
     return {
         "q": torch.randn(2, 1, 4, 16, generator=draw),
@@ -215,7 +215,7 @@ def test_a_call_leaves_the_mode_of_gradients_as_it_was(*, enabled: bool) -> None
         flash_attn_with_kvcache(**served)
         assert torch.is_grad_enabled() == enabled
         with pytest.raises(ValueError, match="block_table"):
-            flash_attn_with_kvcache(**wrong)  # the operator itself looks, on the CPU
+            flash_attn_with_kvcache(**wrong)  # on the CPU the operator itself checks
         assert torch.is_grad_enabled() == enabled
     with torch.inference_mode():
         flash_attn_with_kvcache(**served)

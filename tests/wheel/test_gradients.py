@@ -1,4 +1,4 @@
-"""No gradient is dropped in silence, and keys that are left out have gradients of 0."""
+"""No gradient is dropped silently, and unused keys have gradients of 0."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
     return torch.randn(*shape, generator=generator, dtype=dtype)
 
 
-# --- Keys that are left out ----------------------------------------------------------------------
+# --- Unused keys ---------------------------------------------------------------------------------
 
-ENDS_Q: Final = (0, 3, 3, 8)  # before rows of nobody
+ENDS_Q: Final = (0, 3, 3, 8)  # before rows that belong to no sequence
 ENDS_K: Final = (0, 10, 13, 25)
 USED: Final = (4, 3, MOST)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ def attend_used(q: Tensor, k: Tensor, v: Tensor, used: Tensor, **options: Any) -
 
 
 def attend_each(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:  # noqa: ANN401
-    """Return out of each sequence alone, with the keys that it uses."""
+    """Return out of each sequence alone, with its used keys."""
     slopes = options.pop("alibi_slopes", None)
     out = torch.zeros(*q.shape[:2], v.shape[2], dtype=q.dtype)
     for i, used in enumerate(USED):
@@ -178,7 +178,7 @@ def test_the_greatest_number_of_used_keys_is_all_of_them() -> None:
     assert torch.equal(out, attend_used(q, k, v, int32(10, 3, 12)))
 
 
-# --- What has no gradients -----------------------------------------------------------------------
+# --- Calls without gradients ---------------------------------------------------------------------
 
 TABLE: Final = torch.arange(4, dtype=torch.int32).view(2, 2)
 ENDS, LENGTHS = int32(0, 1, 2), int32(20, 3)
@@ -223,7 +223,7 @@ ARGUMENTS: dict[str, tuple[Callable[..., Tensor], dict[str, tuple[int, ...]]]] =
 
 
 class Decoding:
-    """A call without gradients, with all that it computes with."""
+    """A call without gradients, with all of its inputs."""
 
     def __init__(self, function: str) -> None:
         self.run, shapes = ARGUMENTS[function]

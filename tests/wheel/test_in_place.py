@@ -1,4 +1,4 @@
-"""New keys are written in place, and autograd notices as it does with torch's own operators."""
+"""New keys are written in place, and autograd notices as with torch's own operators."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_append_is_one_write_of_each_cache(options: dict[str, Any]) -> None:
         assert [x._version for x in caches] == [version + 1 for version in before]
     before = [x._version for x in caches]
     k_cache, v_cache = caches
-    flash_attn_with_kvcache(draw(2, 1, 2, 16), k_cache, v_cache, cache_seqlens=3)  # reads alone
+    flash_attn_with_kvcache(draw(2, 1, 2, 16), k_cache, v_cache, cache_seqlens=3)  # only reads
     assert [x._version for x in caches] == before
 
 

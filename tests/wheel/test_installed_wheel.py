@@ -1,4 +1,4 @@
-"""Runs in an environment that holds the wheel, torch and pytest, and not the source tree."""
+"""Tests in an environment with the wheel, torch and pytest, but without the source tree."""
 
 from __future__ import annotations
 

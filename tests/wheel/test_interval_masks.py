@@ -1,4 +1,4 @@
-"""Masks that are tensors: the same as BlockMasks of the intervals, and made within graphs."""
+"""Masks that are tensors: equal to BlockMasks of the intervals, and made within graphs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_one_graph_makes_masks_for_all_lengths() -> None:
         )
         for name, x in got.items():
             torch.testing.assert_close(x, want[name], msg=name)
-    assert counter.frame_count == 2  # one size, then any
+    assert counter.frame_count == 2  # one size, then dynamic sizes
 
 
 def test_operators_keep_what_torch_demands_of_them() -> None:

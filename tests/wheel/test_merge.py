@@ -59,7 +59,7 @@ def test_packed_halves_make_the_whole() -> None:
 def test_a_row_that_one_side_did_not_see_keeps_its_values() -> None:
     out_a, lse_a, out_b, lse_b = parts(torch.bfloat16)
     lse_a, lse_b = lse_a.float(), lse_b.float()
-    out_a[:, 0] = torch.nan  # what a row without a key holds does not matter
+    out_a[:, 0] = torch.nan  # contents of a row without a key do not matter
     out, lse = merge_attention(out_a, lse_a, out_b, lse_b)
     assert torch.equal(out[:, 0], out_b[:, 0])
     assert torch.equal(lse[:, :, 0], lse_b[:, :, 0])
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused_in_words(
 
 
 def test_a_row_whose_lse_is_infinite_has_all_of_the_weight() -> None:
-    """As of a sink of +inf."""
+    """As with a sink of +inf."""
     out_a, lse_a, out_b, lse_b = parts()
     lse_a[:, :, 0] = lse_b[:, :, 1] = lse_a[:, :, 3] = lse_b[:, :, 3] = INF
     leaves = [x.requires_grad_() for x in (out_a, lse_a, out_b, lse_b)]

@@ -1,4 +1,4 @@
-"""Numbers of every kind in the place of numbers: taken, or refused in a sentence."""
+"""Numbers of every kind as arguments: accepted, or refused in a sentence."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SEQLENS: Final = torch.tensor([0, 3, 8], dtype=torch.int32)
 TABLE: Final = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
-FUNCTIONS: Any = flash_dist  # what is wrong for its types is right here
-HUGE: Final = 10**5000  # beyond floats, and beyond what Python writes
+FUNCTIONS: Any = flash_dist  # wrong for its types, but right here
+HUGE: Final = 10**5000  # beyond floats, and beyond Python's printable ints
 
 
 def draw(*shape: int) -> torch.Tensor:

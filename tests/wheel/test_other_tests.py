@@ -1,4 +1,4 @@
-"""Tests that need a GPU are at least found where there is none: nothing else loads them here."""
+"""Tests that need a GPU can be collected without one: nothing else loads them here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call does in Python before its operator: little, and the same checks as ever."""
+"""Python overhead of a call before its operator: small, with all checks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tenso
 
 
 def entered(run: Callable[[], object]) -> list[str]:
-    """Return the functions written in Python that a run enters, once what it finds is found."""
+    """Return the Python functions that a run enters once its caches are filled."""
     names: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -55,7 +55,7 @@ def entered(run: Callable[[], object]) -> list[str]:
 
 @pytest.fixture
 def operator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
-    """Stand for the kernels, whose CPU form is written in Python, too."""
+    """Replace the kernels, whose CPU form is also written in Python."""
 
     def fwd(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         return q.detach().clone(), torch.zeros(1, 2, 8)

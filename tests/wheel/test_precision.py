@@ -1,4 +1,4 @@
-"""What is chosen for float32 reaches the operators: of calls, gradients, graphs and programs."""
+"""The choice for float32 reaches the operators: of calls, gradients, graphs and programs."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ BUDGET = 1 << 20
 
 def is_ieee(operator: Any, args: Sequence[Any]) -> bool:  # noqa: ANN401 - torch.ops.X.Y
     place = [argument.name for argument in operator._schema.arguments].index("ieee")
-    return len(args) > place and bool(args[place])  # defaults are left out
+    return len(args) > place and bool(args[place])  # defaults are omitted
 
 
 class Calls(TorchDispatchMode):
-    """Which of our operators ran, each with whether products are FFMA."""
+    """Records our operators that ran, each with whether its products are FFMA."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]

@@ -1,4 +1,4 @@
-"""Programs of benchmarks/ and examples/ where they cannot run: a sentence, and at once."""
+"""Programs of benchmarks/ and examples/ that cannot run here: a sentence, at once."""
 
 from __future__ import annotations
 

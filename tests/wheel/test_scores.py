@@ -1,4 +1,4 @@
-"""softcap, alibi_slopes and sinks on the CPU: gradients, graphs, and what is refused."""
+"""softcap, alibi_slopes and sinks on the CPU: gradients, graphs, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention and flex_attention on the CPU, against torch's own."""
+"""scaled_dot_product_attention and flex_attention on the CPU, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_torch_compile_takes_block_masks_and_says_so_of_booleans() -> None:
 
 
 def flex_mask() -> Any:  # noqa: ANN401
-    """Torch's mask with a table of booleans behind it, in 2 blocks of queries by 2 of keys."""
+    """Torch's mask of a table of booleans, in 2 blocks of queries by 2 of keys."""
     table = seen(2, 150, 200)
     return create_block_mask(lambda b, _h, q, k: table[b, q, k], 2, None, 150, 200, device="cpu")
 

@@ -1,4 +1,4 @@
-"""`with flash_dist.sdpa():` on the CPU, against torch's own function."""
+"""`with flash_dist.sdpa():` on the CPU, compared with torch's own function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls as programs write them for flash-attention: by position, with its neutral values."""
+"""Calls in the style of programs for flash-attention: by position, with its neutral values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 CU_SEQLENS = torch.tensor([0, 3, 3, 8], dtype=torch.int32)
 
-# What programs pass to say nothing: flash-attention 2's own, then what 3 and 4 add.
+# Neutral values that programs pass: flash-attention 2's own, then those added by 3 and 4.
 NEUTRAL: dict[str, dict[str, Any]] = {
     "defaults": {"dropout_p": 0.0, "softcap": 0.0, "alibi_slopes": None, "deterministic": True},
     "softcap-None": {"softcap": None},
@@ -40,7 +40,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "speed": {"pack_gqa": True, "sm_margin": 0, "attention_chunk": 0},
     "mods": {"score_mod": None, "mask_mod": None, "aux_tensors": None, "page_table": None},
 }
-# The same window, however it is written.
+# The same window in all spellings.
 WINDOWS: dict[str, Any] = {
     "numpy": (np.int64(2), np.int32(1)),
     "tensor": torch.tensor([2, 1]),
@@ -199,7 +199,7 @@ def test_a_length_found_inside_of_a_compiled_graph_is_taken(
         longest_q, longest_k = lengths(cu_seqlens.diff().max())
         return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, longest_q, longest_k)
 
-    torch._dynamo.reset()  # it counts how often this line was compiled
+    torch._dynamo.reset()  # it counts compilations of this line
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         for needs_grad in (False, True):

@@ -1,4 +1,4 @@
-"""torch's flash operators on ours: registered for the CPU here, where torch has none of its own."""
+"""torch's flash operators on ours, registered for the CPU, which lacks torch's own."""
 
 from __future__ import annotations
 

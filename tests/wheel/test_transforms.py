@@ -1,4 +1,4 @@
-"""torch.func over attention: grad, vjp, vmap, and in words what there is not."""
+"""torch.func over attention: grad, vjp, vmap, and sentences for the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 @pytest.fixture
 def inputs() -> Triple:
-    """Return q, k, v with an axis more in front."""
+    """Return q, k, v with an additional first axis."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(3, ENTRIES, 2, 5, 2, 8, dtype=torch.float64, generator=generator).unbind()  # type: ignore[return-value]
 

@@ -40,7 +40,7 @@ def pack() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def attend_one_by_one(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
-    """Return out and lse of documents attended on their own."""
+    """Return concatenated out and lse of documents attended separately."""
     outs, lses = [], []
     documents = zip(q.split(LENGTHS_Q), k.split(LENGTHS_K), v.split(LENGTHS_K), strict=True)
     for one_q, one_k, one_v in documents:
@@ -155,7 +155,7 @@ def test_cu_seqlens_that_do_not_begin_with_0_are_named_at_every_entry(
     call(q, k, v, cu_q, cu_k, **options)
     (cu_q if side == "q" else cu_k)[0] = 1
     if side == "k" and entry in {"all in one", "keys that are used of pages"}:
-        call(q, k, v, cu_q, cu_k, **options)  # which do not look at it
+        call(q, k, v, cu_q, cu_k, **options)  # which do not read it
         return
     with pytest.raises(Exception, match=rf"cu_seqlens(_{side})?\[0\] must be 0, got (1|another)"):
         call(q, k, v, cu_q, cu_k, **options)

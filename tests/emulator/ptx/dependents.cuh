@@ -1,4 +1,4 @@
-// csrc/ptx/dependents.cuh in the emulator, where launches follow each other.
+// csrc/ptx/dependents.cuh in the emulator, which runs launches in sequence.
 #pragma once
 
 namespace flash_dist {

@@ -1,5 +1,5 @@
-// csrc/ptx/ldmatrix.cuh in the emulator: four tiles of 8 rows, whose addresses lanes 8 * i to 8 * i + 7
-// give.
+// csrc/ptx/ldmatrix.cuh in the emulator: four tiles of 8 rows, with addresses from lanes 8 * i to 8
+// * i + 7.
 #pragma once
 
 #include <cstdint>

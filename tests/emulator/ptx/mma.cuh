@@ -1,4 +1,4 @@
-// csrc/ptx/mma.cuh in the emulator; its fragments are as the PTX ISA has them, "Matrix Fragments for
+// csrc/ptx/mma.cuh in the emulator, with fragments as in the PTX ISA, "Matrix Fragments for
 // mma.m16n8k16 with floating point type".
 #pragma once
 

@@ -1,4 +1,4 @@
-// csrc/ptx/registers.cuh in the emulator, whose threads have as many as they like.
+// csrc/ptx/registers.cuh in the emulator, whose threads have unlimited registers.
 #pragma once
 
 namespace flash_dist {

@@ -1,5 +1,5 @@
-// What the kernels of a cache take of csrc/ptx/tensor_copy.cuh, in the emulator: a box comes some time after
-// it was asked for, row by row.
+// The part of csrc/ptx/tensor_copy.cuh that kernels of a cache use, in the emulator: a box arrives
+// some time after its request, row by row.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
-// csrc/ptx/wgmma.cuh in the emulator: a product is there at once. Operands in shared memory are found as
-// the PTX ISA says, "Matrix Descriptor", with a swizzle of 128 bytes.
+// csrc/ptx/wgmma.cuh in the emulator, which computes a product at once. Operands in shared memory
+// are laid out as in the PTX ISA, "Matrix Descriptor", with a swizzle of 128 bytes.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-"""A tiny Flux of diffusers on these kernels: by sdpa(), as it calls torch's function, or by name.
+"""A tiny Flux of diffusers on these kernels: through sdpa(), or by name.
 
-And single layers, with the masks that its models have.
+It also tests single layers, with the masks of its models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 @pytest.fixture(autouse=True)
 def _its_own_backend() -> Iterator[None]:
-    """Give diffusers back its default: a name that one model takes becomes that of all."""
+    """Restore diffusers' default backend: a name that one model sets becomes that of all."""
     with diffusers.attention_backend("native"):
         yield
 
@@ -69,7 +69,7 @@ def run(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:  # noqa: ANN401
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Return the shapes of the queries that our kernels are given."""
+    """Return the shapes of the queries that our kernels get."""
     shapes: list[tuple[int, ...]] = []
     attend = autograd.attend
 

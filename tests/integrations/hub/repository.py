@@ -1,4 +1,4 @@
-"""A copy of a repository that `nox -s hub` made, for the torch that is here."""
+"""Copies a repository of `nox -s hub` for the installed torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def copy_repository(made: Path, folder: Path) -> Path:
-    """Copy a repository to `folder`; under a torch for the CPU its variant is one of that backend.
+    """Copy a repository to `folder`; for a torch of the CPU, rename its variant to that backend.
 
-    Hugging Face's loader looks for the backend of torch, and for no other.
+    Hugging Face's loader looks only for the backend of torch.
     """
     shutil.copytree(made, folder)
     if torch.version.cuda:

@@ -1,8 +1,8 @@
-"""What `nox -s hub` made, through Hugging Face's loader, alone and beside the installed package.
+"""Output of `nox -s hub` through Hugging Face's loader, alone and beside the installed package.
 
-FLASH_DIST_TEST_HUB is a repository. Under a torch for CUDA the loader takes it as it is, with a GPU
-or without. Under one for the CPU it takes variants of that backend alone: a copy of the folder says
-that it is one.
+FLASH_DIST_TEST_HUB is a repository. With a CUDA torch the loader uses it directly, with or without
+a GPU. With a CPU torch it uses only variants of that backend: a copy of the folder claims to be
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.integrations.hub.repository import copy_repository
 
 kernels = pytest.importorskip("kernels")
 
-# Loads the copy, in the wanted order with the package, and holds both against each other.
+# Loads the copy and the package in the given order, and compares both.
 PROGRAM = """
 import sys
 from importlib import import_module
@@ -53,7 +53,7 @@ loaded = {line.split()[-1] for line in maps if line.endswith("_kernels.so")}
 assert len(loaded) == (1 if order == "alone" else 2), loaded
 """
 
-# transformers takes the copy for flash-attention, which is not installed here, nor need we be.
+# transformers takes the copy for flash-attention, which need not be installed, nor need we.
 MODEL = """
 import sys
 import torch
@@ -75,7 +75,7 @@ assert any(name.startswith("f_") for name in sys.modules)
 """
 
 # Requests of several lengths at once, on pages. transformers passes single queries their pages on
-# CUDA alone: its look at the machine is left out.
+# CUDA alone: its test of the machine is skipped.
 BATCHES = """
 import inspect
 import torch
@@ -126,7 +126,7 @@ assert len(calls) == 2 * 11, calls  # layers, and tokens behind the first
 """
 
 
-# The card's lines, where its folder lies, with the tensors that they speak of.
+# The lines of the card, from its folder, with the tensors that they name.
 PRINTED = """
 import re
 import sys

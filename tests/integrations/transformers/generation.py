@@ -1,4 +1,4 @@
-"""Tokens that tiny models generate, of the same prompts everywhere."""
+"""Tokens that tiny models generate from fixed prompts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tiny models of many families, with random weights: the same ones whatever attention they use.
+"""Tiny models of many families, with random weights that do not depend on the attention.
 
-They are on the CPU, or where FLASH_DIST_TEST_DEVICE says.
+They are on the CPU, or on the device in FLASH_DIST_TEST_DEVICE.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOWER: Final = {
 
 @dataclass(frozen=True)
 class Family:
-    """How to make a model of a family, and what its forward is asked."""
+    """Recipe for a model of a family, and the arguments of its forward."""
 
     model: str
     config: str

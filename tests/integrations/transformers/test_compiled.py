@@ -1,4 +1,4 @@
-"""A model is compiled as one graph, whatever its lengths, and equals eager attention in it."""
+"""A model compiles as one graph for all lengths, and equals eager attention in it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.skipif(
 
 NAME = register()
 TOLERANCE = 1e-5  # of the largest number
-SPLIT = 7  # where the second document begins
+SPLIT = 7  # start of the second document
 GAPS = torch.ones_like(IDS)
 GAPS[0, 3:5] = 0
 POSITIONS = torch.cat([torch.arange(SPLIT), torch.arange(SEQLEN - SPLIT)])[None].to(DEVICE)
 
 
 def make(name: str, attention: str) -> Any:  # noqa: ANN401
-    """Return a model that compiles: of experts a CPU computes by default what no graph holds."""
+    """Return a model that compiles: the default experts on a CPU cannot be in a graph."""
     model = DECODERS[name].make(attention)
     if name == "gpt_oss" and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("batched_mm")
@@ -79,7 +79,7 @@ def test_a_compiled_forward_is_one_graph_for_all_lengths(name: str, kind: str) -
         assert error(got, want) <= TOLERANCE
         for x in (want, got):
             (x * torch.linspace(-1, 1, x.numel(), device=DEVICE).view(x.shape)).mean().backward()
-    assert counter.frame_count <= 2  # one size, then any
+    assert counter.frame_count <= 2  # one size, then dynamic sizes
     for graph in counter.graphs:
         assert "flash_dist" in graph.print_readable(print_output=False)
     wanted = dict(eager.named_parameters())

@@ -1,4 +1,4 @@
-"""No gradient is dropped in silence where a model is called without `torch.no_grad()`."""
+"""No gradient is dropped silently if a model is called without `torch.no_grad()`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PADDINGS = {"padded": LEFT, "whole": torch.ones_like(LEFT)}
 
 
 def step(name: str, implementation: str, padding: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return logits and gradients of a token behind a prompt, of a model in eval mode."""
+    """Return logits and gradients of a token after a prompt, of a model in eval mode."""
     model = DECODERS[name].make(implementation)
     past = model(IDS[:, :-1], attention_mask=padding[:, :-1], use_cache=True).past_key_values
     out = model(IDS[:, -1:], attention_mask=padding, past_key_values=past).logits

@@ -1,7 +1,7 @@
 """Tiny models on these kernels equal the same models in transformers' own eager attention.
 
-On the CPU, where the operators are plain torch, or on a GPU (models.py). What transformers of a
-version does not route through its interface is left out, by the name of what it lacks.
+They run on the CPU, where the operators are plain torch, or on a GPU (models.py). Features that a
+version of transformers does not route through its interface are skipped by name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAME = register()
 VERSION = Version(transformers.__version__)
 TOLERANCE = 1e-5  # of the largest number
 HALF_TOLERANCE = 1e-3  # likewise, beside twice the error of eager attention
-SPLIT = 7  # where the second document begins
+SPLIT = 7  # start of the second document
 
 BOTH = LEFT.clone()
 BOTH[1, 10:] = 0
@@ -56,14 +56,14 @@ since_5_4 = pytest.mark.skipif(Version("5.4") > VERSION, reason="5.4 made masks 
 
 
 class Run(NamedTuple):
-    """What a model gave."""
+    """Results of a model."""
 
     out: Tensor
     gradients: dict[str, Tensor]
 
 
 def run(model: Any, keep: Tensor | None = None, **inputs: Any) -> Run:  # noqa: ANN401
-    """Return the first output of a model, where tokens are, and gradients of a sum of all of it."""
+    """Return the first output of a model at the tokens, and gradients of its sum."""
     out = model(**inputs)[0]
     out = out if keep is None else out[keep.bool()]
     weights = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape)
@@ -87,7 +87,7 @@ def require_equal(got: Run, want: Run, tolerance: float = TOLERANCE) -> None:
 
 @pytest.fixture(autouse=True)
 def _ran(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
-    """Hold that our functions were called: a model that fell back to eager would equal it, too."""
+    """Check that our functions were called: a model that fell back to eager would be equal, too."""
     calls = []
     ours = "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "attend_once"
     for name in ours:
@@ -127,7 +127,7 @@ def test_output_and_gradients_are_those_of_eager(family: Family, padding: Tensor
 
 
 def with_all_experts(family: Family) -> Family:
-    """Return a family that chooses no experts, since which ones may turn on a bit."""
+    """Return a family that uses all experts, since one bit may change the choice."""
     options = dict(family.options)
     if "num_experts_per_tok" in options:
         experts = {"num_local_experts", "n_routed_experts"} & options.keys()
@@ -138,7 +138,7 @@ def with_all_experts(family: Family) -> Family:
 
 
 def require_no_worse(got: Run, eager: Run, exact: Run) -> None:
-    """Hold what flash-attention promises: at most twice the error of eager attention."""
+    """Check flash-attention's promise: at most twice the error of eager attention."""
     assert error(got.out, exact.out) <= 2 * error(eager.out, exact.out) + HALF_TOLERANCE
     largest = max(x.abs().max() for x in exact.gradients.values())
 
@@ -176,7 +176,7 @@ PACKINGS = {
 
 
 def run_documents(model: Any) -> Run:  # noqa: ANN401
-    """Return what a model gives for each document alone, one behind the other."""
+    """Return a model's concatenated results for separate documents."""
     parts = [IDS[:1, :SPLIT], IDS[:1, SPLIT:]]
 
     def both(**_: object) -> tuple[Tensor]:

@@ -1,4 +1,4 @@
-"""Masks of a caller's own: which numbers hide, as in eager attention and sdpa, and empty rows."""
+"""Masks of a caller: the numbers that mask, as in eager attention and sdpa, and empty rows."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_causal_layer_without_a_mask_begins_at_the_first_key_as_in_sdpa(
 
 
 def test_a_mask_of_all_keys_is_refused_by_a_layer_whose_cache_has_the_last_ones() -> None:
-    """It would be cut at the wrong end: eager attention refuses it by an error of torch."""
+    """It would be cut at the wrong end: eager attention rejects it with an error of torch."""
     seen = torch.ones(BATCH, 1, 2, SEQLEN, dtype=torch.bool, device=DEVICE)
     seen[:, :, 0, -1] = False
     for name, error in (("eager", RuntimeError), (NAME, ValueError)):

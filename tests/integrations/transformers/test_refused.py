@@ -1,4 +1,4 @@
-"""What models ask for that has no kernel is refused, and so is a mask that no graph can hold."""
+"""Features of models without a kernel are refused, and so is a mask that no graph can hold."""
 
 from __future__ import annotations
 

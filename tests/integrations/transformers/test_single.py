@@ -1,4 +1,4 @@
-"""One query, as generated tokens are: by which kernels, of which keys, and with which bits."""
+"""Single queries, as for generated tokens: their kernels, keys and bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = register()
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Return the intervals that were looked into."""
+    """Return the examined intervals."""
     intervals: list[Tensor] = []
     for name in ("_split", "_pack"):
         look = getattr(single, name)
@@ -38,7 +38,7 @@ def test_what_one_query_sees_is_looked_into_once_a_forward(found: list[Tensor]) 
 
 
 def one_query(**options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # noqa: ANN401
-    """Return query, key, value of a static cache, and the keys that there are."""
+    """Return query, key, value of a static cache, and the valid keys."""
     generator = torch.Generator().manual_seed(4)
     query = torch.randn(2, 4, 1, 16, generator=generator).to(DEVICE, **options)
     key, value = torch.randn(2, 2, 2, 8, 16, generator=generator).to(DEVICE, **options)
@@ -51,7 +51,7 @@ def one_query(**options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # noqa:
 def test_an_interval_that_changes_in_place_is_looked_into_anew(
     monkeypatch: pytest.MonkeyPatch, found: list[Tensor], dtype: torch.dtype, *, recorded: bool
 ) -> None:
-    if recorded:  # as in a CUDA graph, which must do it whenever it is replayed
+    if recorded:  # as in a CUDA graph, which must do it in every replay
         monkeypatch.setattr(single, "_is_repeated", lambda _: True)
     query, key, value, interval = one_query(dtype=dtype)
     module = torch.nn.Module()

@@ -1,4 +1,4 @@
-"""Models under torch.jit.trace and FakeTensorMode: what a trace would keep is refused."""
+"""Models under torch.jit.trace and FakeTensorMode: values that a trace would keep are refused."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DOCUMENTS = torch.cat([torch.arange(6), torch.arange(8)])[None].to(DEVICE)
 
 
 class Logits(torch.nn.Module):
-    """A model as torch.jit.trace takes it: tensors in, one tensor out."""
+    """A model in the form for torch.jit.trace: tensors in, one tensor out."""
 
     def __init__(self, *names: str) -> None:
-        """Name the arguments behind the tokens."""
+        """Name the arguments after the tokens."""
         super().__init__()
         self.model = DECODERS["llama"].make(NAME)
         self.names = names

@@ -1,4 +1,4 @@
-"""Masks of torch that change after they were read: counted by torch or not."""
+"""Masks of torch that change after conversion, with and without torch's version counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a build serves a GPU: what a call is told, on GPUs that are not here."""
+"""Support of a GPU by a build: results for calls on GPUs that are not here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """Leave nothing that was said of these GPUs."""
+    """Clear the cached answers for these GPUs."""
     yield
     support.require_kernels.cache_clear()
 
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ask:
-    """Return a question to a build without kernels, on a GPU of the test's capability."""
+    """Return a query of a build without kernels, on a GPU of the test's capability."""
     refused = [{"chosen": None, "refused": [{"symbol": "fwd", "reason": "too new"}]}]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: request.param)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU")

@@ -47,7 +47,7 @@ def commit(folder: Path, message: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a repository with one commit whose subject follows no rule: the base of the tests."""
+    """Make a repository with one commit whose subject breaks the rule: the base of the tests."""
     for name, value in IDENTITY.items():
         monkeypatch.setenv(name, value)
     for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):  # of a hook that runs the tests
@@ -146,7 +146,7 @@ def test_a_shallow_clone_without_the_base_is_told_so(clone: Path, tmp_path: Path
 
 
 def test_sources_that_are_no_checkout_are_told_so(clone: Path) -> None:
-    """Even where they are unpacked inside of another checkout."""
+    """Even if they are unpacked inside another checkout."""
     unpacked = clone / "unpacked"
     unpacked.mkdir()
     with pytest.raises(NotCheckedError, match=r"no commit subject was checked.*not a git checkout"):

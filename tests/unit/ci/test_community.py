@@ -1,4 +1,4 @@
-"""What a repository says to those who report, cite and depend: the forms of GitHub."""
+"""Files of the repository for reports, citations and dependencies: the forms of GitHub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation: its commands are understood, its pages hold what is data elsewhere."""
+"""The documentation: its commands parse, and its pages repeat data correctly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENDS = {"|", "||", "&&", ";", ">", ">>", "2>", "&"}  # of a command, in a shell
 
 
 def find_commands(text: str) -> Iterator[list[str]]:
-    """Yield the arguments of our commands, in blocks and in backticks; what they print is none."""
+    """Yield the arguments of our commands, in blocks and in backticks, without their output."""
     typed = re.sub(
         r"^(```console\n\$ [^\n]*\n).*?^```", r"\1```", text, flags=re.DOTALL | re.MULTILINE
     )
@@ -54,14 +54,14 @@ def read_arguments(text: str) -> list[str]:
     lexer.whitespace_split = True
     try:
         words = list(lexer)
-    except ValueError:  # a quotation mark of what is around it, such as TOML's
+    except ValueError:  # a quotation mark of the surrounding text, such as TOML
         words = text.rstrip("\"'").split()
     end = next((place for place, word in enumerate(words) if word in ENDS), len(words))
     return words[:end]
 
 
 def understand(arguments: list[str]) -> str:
-    """Say what our own parser objects to; empty if nothing, or if it is a mere mention."""
+    """Return our own parser's objection; empty if there is none, or for a mere mention."""
     if "--help" in arguments or arguments in ([], ["--version"], *([name] for name in SUBCOMMANDS)):
         return ""
     try:
@@ -85,7 +85,7 @@ def test_every_link_of_a_text_leads_to_a_file(path: Path) -> None:
 
 
 def test_what_contributing_tells_to_touch_is_there() -> None:
-    """Every path in backticks, but for places that a newcomer makes."""
+    """Every path in backticks, except places that a newcomer creates."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     folders = "csrc|flash_dist|ci|tests|docs|benchmarks|\\.github"
     named = re.findall(rf"`((?:{folders})/[\w./-]*)`", text)
@@ -94,7 +94,7 @@ def test_what_contributing_tells_to_touch_is_there() -> None:
 
 
 def test_the_page_on_kernels_names_things_that_are_there() -> None:
-    """What stands in backticks right behind a link to a file of code is in that file."""
+    """A name in backticks after a link to a file of code is in that file."""
     page = ROOT / "docs" / "kernels.md"
     named = re.findall(r"\]\((\.\./[^)]+)\)[,:]? `(\w+)`", " ".join(page.read_text().split()))
     assert len(named) > 8
@@ -122,7 +122,7 @@ def test_the_readme_is_read_in_two_minutes() -> None:
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_of_a_text_has_lines_that_a_page_has_room_for(path: Path) -> None:
-    """What programs print may be longer: there the page breaks it."""
+    """Output of programs may be longer: the page wraps it."""
     blocks = r"^```(?:sh|python|toml|yaml)\n(.*?)^```"
     code = re.findall(blocks, path.read_text(), re.DOTALL | re.MULTILINE)
     assert [line for block in code for line in block.splitlines() if len(line) > COLUMNS] == []

@@ -1,6 +1,6 @@
-"""The example of docs/from-pybind.md: what is before is refused, what is after builds and computes.
+"""The example of docs/from-pybind.md: the old code is rejected, the new code builds and computes.
 
-g++ compiles it, with the words of CUDA that a dry run has; a loop stands for the launch.
+g++ compiles it, with CUDA's keywords from a dry run; a loop replaces the launch.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def build(folder: Path, options: tuple[str, ...], key: str) -> Path:
 
 
 def run(library: Path, code: str) -> str:
-    """Run code behind the Python of the page."""
+    """Run code after the Python of the page."""
     program = f"{read_files()['ops.py']}\nLIBRARY = {str(library)!r}\n{code}"
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What the texts show of our commands: as recorded, and still true."""
+"""Outputs of our commands in the texts: as recorded, and still true."""
 
 from __future__ import annotations
 

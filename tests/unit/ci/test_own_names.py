@@ -1,4 +1,4 @@
-"""`nox -s lint`: the package names itself nowhere."""
+"""`nox -s lint`: the package never names itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of speed: those of the pages are made from the results."""
+"""The tables of speed: those of the pages follow from the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workflows of GitHub build what is published, by sessions that exist; `nox -s workflows`."""
+"""GitHub's workflows build all published sets, with existing sessions; `nox -s workflows`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has which tokens, and that each rank does the same work: pure rules, no processes."""
+"""The tokens of each rank, and equal work for each: pure rules, no processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the binding says of tensors that it refuses: the values got and those allowed.
+"""The binding's messages for invalid tensors: the values received and those allowed.
 
-A dry run compiles it; tensors of the CPU pass for those of a GPU, whose number is then -1.
+A dry run compiles it; CPU tensors pass as GPU tensors, whose number is then -1.
 """
 
 from __future__ import annotations

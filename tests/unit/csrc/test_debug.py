@@ -1,4 +1,4 @@
-"""The C++ program's command line and masks, compiled without torch and CUDA; how it is started."""
+"""The C++ program's command line and masks, compiled without torch and CUDA; and its start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "csrc" / "debug"
 TILE = 64
 
-# What the program does instead of running kernels: it prints the arrays of the mask.
+# The program's substitute for running kernels: it prints the arrays of the mask.
 STUB = """
 #include <cstdio>
 #include "run.h"
@@ -116,7 +116,7 @@ def test_a_wrong_command_line_is_one_sentence_and_status_2(
 
 
 def _visible(mask: str, seqlen_q: int, seqlen_k: int) -> list[tuple[int, int]]:
-    """Lowest and one past the highest key of every query, by trying each key."""
+    """First and end visible key of every query, by trying each key."""
     kind, _, argument = mask.partition(":")
     rows = []
     for i in range(seqlen_q):

@@ -1,4 +1,4 @@
-"""Delays are in no kernel unless it is built for them."""
+"""Kernels have no delays unless built with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SWITCH = "FLASH_DIST_DELAYS"
 
 
 def body_of_delay(*flags: str) -> str:
-    """Return what the preprocessor leaves of the function."""
+    """Return the preprocessor's output for the function."""
     require_compiler()
     header = str(CSRC / "ptx" / "delay.cuh")
     command = [os.environ.get("CXX", "g++"), "-x", "c++", "-E", "-P", *flags, header]

@@ -1,4 +1,4 @@
-"""Which tiles of queries and keys a band makes visible, asked for from either side."""
+"""Visible tiles of queries and keys under a band, computed from either side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.made.planner import compile_program
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Prints each band and tile of queries for which the two sides differ, and how many were compared.
+# Prints each band and tile of queries on which both sides differ, and the number compared.
 PROGRAM = """
 #include <cstdio>
 #include <initializer_list>

@@ -54,7 +54,7 @@ def plant(tmp_path: Path) -> Plant:
 
 
 def without_leaves(launch: str) -> tuple[str, str]:
-    """Return the change that takes the key from the family with this function."""
+    """Return the change that removes the key from the family with this function."""
     return f'refuses = "{launch}"\n{LEAVES}', f'refuses = "{launch}"\n'
 
 
@@ -66,7 +66,7 @@ def family_for(table: Table, role: str, head_dim: int) -> str | None:
 
 
 def roles_without_opt_in(table: Table) -> set[str]:
-    """Return the roles that doctor judges on an H100 whose blocks have no more than 48 KB."""
+    """Return the roles that doctor judges on an H100 with at most 48 KB per block."""
     verdict = judge_device(make_table_build(table), Situation(HOPPER, smem_limit=NO_OPT_IN))
     return {kernel.key.role for kernel in verdict.kernels}
 

@@ -1,4 +1,4 @@
-"""Who includes whom in csrc: kernel families stand side by side on core, core stands on ptx."""
+"""Include rules of csrc: kernel families include only core, and core includes only ptx."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CSRC: Final = Path(__file__).parents[3] / "csrc"
 HEADERS: Final = (".h", ".cuh")
 INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
-# Folders of no kernel family: what families share, and the host's.
+# Folders without a kernel family: shared code, and the host's.
 SHARED: Final = ("ptx", "core")
 HOST: Final = ("host", "binding", "debug")
 # Generated: they include no code of ours.
@@ -36,14 +36,14 @@ def families(csrc: Path) -> list[str]:
 def allowed(csrc: Path) -> dict[str, tuple[str, ...]]:
     """Return what each folder of device code may include, beside COMMON."""
     return {
-        "ptx": ("ptx", "native"),  # one wrapper per instruction knows of nothing above
+        "ptx": ("ptx", "native"),  # one wrapper per instruction depends on nothing above
         "core": ("core", "ptx", "native"),
         **{family: (family, "core", "ptx", "native") for family in families(csrc)},
     }
 
 
 def broken_rules(csrc: Path) -> Iterator[str]:
-    """Yield a line for each include that crosses a wall."""
+    """Yield a line for each include that breaks a rule."""
     for folder, others in allowed(csrc).items():
         for path, name in includes(csrc, csrc / folder):
             if name.split("/")[0] not in others and Path(name).name not in COMMON:
@@ -62,7 +62,7 @@ def includes(csrc: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def unused(csrc: Path, roots: set[str]) -> list[str]:
-    """Return the device headers that nothing includes and that are no root."""
+    """Return the device headers that no file includes and that are not roots."""
     named = {name for _, name in includes(csrc, csrc)} | roots
     headers = (
         path.relative_to(csrc).as_posix()
@@ -115,6 +115,6 @@ def test_a_crossing_is_named(tmp_path: Path, path: str, name: str) -> None:
 
 
 def write(root: Path, path: str, text: str) -> None:
-    """Write a file and the folders above it."""
+    """Write a file and its parent folders."""
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""csrc/kernels.toml: what every target gets out of it, published or not."""
+"""csrc/kernels.toml: its kernels for every target, published or not."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def variants_of(target: Arch) -> list[Variant]:
 
 
 def launched_for(size: Size, dtype: str) -> Iterator[tuple[str, Size]]:
-    """Yield the kernels of a forward and a backward, each with the size that it is asked for."""
+    """Yield the kernels of a forward and a backward, each with the requested size."""
     head_dim, head_dim_v = size
     yield "fwd", size
     yield "bwd_dkdv", size
     yield "bwd_dq_recompute", size
     if dtype in {"fp16", "bf16"}:
         yield "bwd_dq_gemm", size
-    if dtype == "ieee32":  # what has no product is that of fp32
+    if dtype == "ieee32":  # without a product, fp32's
         return
     yield "bwd_delta", (head_dim_v, head_dim_v)
     yield "bwd_reduce", (head_dim, head_dim)
@@ -62,13 +62,13 @@ def launched_for(size: Size, dtype: str) -> Iterator[tuple[str, Size]]:
 
 
 def smallest_holding(size: Size, compiled: Collection[Size]) -> Size:
-    """Return what the dispatcher takes: the fewest columns in all, then the fewest of v."""
+    """Return the dispatcher's choice: the fewest columns in total, then the fewest of v."""
     holding = [x for x in compiled if x[0] >= size[0] and x[1] >= size[1]]
     return min(holding, key=lambda x: (sum(x), x[1]))
 
 
 def plans_for(target: Arch, family: str, dtype: str, size: Size) -> dict[Size, list[int]]:
-    """Return the size that serves a kernel, and the plans that a target has for it."""
+    """Return the size that serves a kernel, and its plans for a target."""
     mine = [v for v in variants_of(target) if (v.family.name, v.words[0]) == (family, dtype)]
     chosen = smallest_holding(size, {v.row.sizes for v in mine})
     return {chosen: [v.row.plan for v in mine if v.row.sizes == chosen]}
@@ -137,7 +137,7 @@ def test_code_that_runs_on_an_a100_and_on_smaller_parts_has_the_plans_of_both(ta
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_no_target_carries_a_plan_that_none_of_its_devices_would_take(target: Arch) -> None:
     if str(target) == "sm_90a":
-        return  # carries the plans of smaller GPUs to test them
+        return  # has the plans of smaller GPUs to test them
     rooms = {device.smem_optin for device in KNOWN_DEVICES if judge(target, device)}
     for variant in variants_of(target):
         same = [

@@ -1,4 +1,4 @@
-"""The kernels that read a cache of latent keys, emulated: values, bits, and what they touch."""
+"""The kernels for a cache of latent keys, emulated: values, bits, and memory accesses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Problem:
     values_in_keys: bool = True
 
     def make(self) -> dict[str, Any]:
-        """Return random tensors, the cache not in pages; keys behind a sequence are NaN."""
+        """Return random tensors, without pages; keys after a sequence are NaN."""
         generator = torch.Generator().manual_seed(sum(self.lengths) + self.heads)
         batch, capacity = len(self.lengths), -(-max(*self.lengths, 1) // 64) * 64
 
@@ -85,7 +85,7 @@ PROBLEMS: Final = {
     "parts of a group": Problem((512, 513, 1537), heads=17),
     "a few more heads": Problem((0, 63, 65, 129), heads=50, seqlen_q=3),
     "many heads of few columns": Problem((150,), heads=48, head_dim=288, head_dim_v=256),
-    # the emulator on a kernel that GPUs have proved
+    # the emulator on a kernel that is proven on GPUs
     "values of their own": Problem((300, 70), 8, 3, 2, 64, 64, values_in_keys=False),
 }
 
@@ -108,11 +108,11 @@ def test_values_are_those_of_float64(name: str, gpu: Gpu, *, causal: bool) -> No
 
 
 LENGTHS: Final = (1500, 0, 300, 2500, 128)
-CALLS: Final = {  # of each kernel, and what decides who computes what
+CALLS: Final = {  # of each kernel, and of the inputs that decide the distribution of work
     "8.0": (Problem(LENGTHS, seqlen_q=2), AMPERE),
     "9.0, many heads": (Problem(LENGTHS, heads=50, seqlen_q=2), HOPPER),
     "9.0, half a tile of rows": (Problem(LENGTHS, heads=17, seqlen_q=2), HOPPER),
-    # which are shared out by tasks where these are as many as multiprocessors
+    # tasks are split if there are as many as multiprocessors
     "9.0, equal lengths": (Problem((1300,) * len(LENGTHS), heads=64, seqlen_q=1), HOPPER),
 }
 CHANGES: Final[dict[str, dict[str, int]]] = {
@@ -127,7 +127,7 @@ CHANGES: Final[dict[str, dict[str, int]]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """A call, and what it gives on a GPU of 3 multiprocessors."""
+    """A call, and its results on a GPU of 3 multiprocessors."""
 
     tensors: dict[str, Any]
     gpu: Gpu
@@ -135,7 +135,7 @@ class Call:
     lse: Tensor
 
     def assert_same(self, rows: slice = slice(None), **changes: Any) -> None:  # noqa: ANN401
-        """Insist on the same bits for some sequences, with some arguments changed."""
+        """Check equal bits for some sequences, with some arguments changed."""
         arguments = {**self.tensors, "causal": True, "gpu": self.gpu, **changes}
         out, lse, _ = emulate(**arguments)
         assert_same_bits(self.out[rows], out)
@@ -149,7 +149,7 @@ def assert_same_bits(one: Tensor, other: Tensor) -> None:
 
 @pytest.fixture(scope="module", params=CALLS)
 def call(request: pytest.FixtureRequest) -> Call:
-    """Sequences of which some are shared out."""
+    """Sequences of which some are split."""
     problem, gpu = CALLS[request.param]
     tensors = problem.make()
     out, lse, _ = emulate(**tensors, causal=True, gpu=gpu)
@@ -210,7 +210,7 @@ def test_chunks_of_queries_have_the_bits_of_all_at_once(call: Call) -> None:
 @pytest.mark.parametrize("lie", [-(2**31), -1, 7, 2**31 - 1])
 @pytest.mark.parametrize("gpu", [AMPERE, HOPPER], ids=["8.0", "9.0"])
 def test_wrong_numbers_read_nothing_outside(lie: int, gpu: Gpu) -> None:
-    """The emulator fails where a copy is of no tensor."""
+    """The emulator fails if a copy is outside of all tensors."""
     tensors = Problem((64, 64), heads=48).make()
     table = torch.full((2, 3), lie, dtype=torch.int32)
     pages = tensors["k"].reshape(8, 16, 1, HEAD_DIM)

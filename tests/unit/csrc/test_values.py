@@ -1,4 +1,4 @@
-"""The values of axes in C++: which sizes hold a call's, which words are near to it."""
+"""The values of axes in C++: the sizes that hold a call's, and the nearest words."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ int main() {
 
 
 def test_the_words_that_differ_least_come_first(tmp_path: Path) -> None:
-    """A call of words that no kernel has together is told of those that are built in."""
+    """A call with a combination of words that no kernel has gets a list of the built ones."""
     (tmp_path / "product.h").write_text("#define KERNEL_NAMESPACE example\n")
     axes = "constexpr int WORD_AXES = 2, KEY_AXES = 3;"
     (tmp_path / "roles.h").write_text(f"namespace example {{ {axes} }}\n")

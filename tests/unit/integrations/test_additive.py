@@ -1,4 +1,4 @@
-"""Which numbers that are added to scores hide a key: at or below the lowest float16."""
+"""Additive masks: numbers at or below the lowest float16 mask a key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def add(low: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return a mask as programs make it: of float32, or in the precision of a model."""
+    """Return a mask as programs make it: in float32, or in a model's precision."""
     return torch.where(SEEN, 0.0, low).to(dtype)
 
 

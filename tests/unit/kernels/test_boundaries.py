@@ -1,4 +1,4 @@
-"""What cu_seqlens may hold, and the variable that makes calls on a GPU look."""
+"""Valid cu_seqlens, and the variable that makes calls on a GPU check them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEGAL = {
     "no sequence": (0,),
     "nothing covered": (0, 0, 0),
 }
-# values, max_seqlen, what the error says
+# values, max_seqlen, error text
 REFUSED = {
     "before the axis": ((-1, 20), 20, "cu_seqlens_q[0] must be 0, got -1: "),
     "without the 0 in front": ((4, 9, 20), 20, "cu_seqlens_q[0] must be 0, got 4: "),

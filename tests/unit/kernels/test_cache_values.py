@@ -1,4 +1,4 @@
-"""What the numbers of a cache may be, and which sentence names one that is not."""
+"""Valid numbers of a cache, and the sentence for each invalid one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What float32_precision chooses, for whom and until when."""
+"""The choice of float32_precision, with its scope."""
 
 from __future__ import annotations
 

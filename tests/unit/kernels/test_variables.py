@@ -1,4 +1,4 @@
-"""Whether a variable is set is found without the exceptions that os.environ raises inside."""
+"""Testing for a variable raises none of the exceptions inside os.environ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets so small that a test reaches their end."""
+"""Budgets so small that a test reaches their limit."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def allow(monkeypatch: pytest.MonkeyPatch, work: budget.Work, most: int) -> None:
-    """Let any file ask for this much work of a kind, and no more; all of a command share it."""
+    """Limit this kind of work for any file; all files of a command share it."""
     monkeypatch.setitem(budget.LIMITS, work, budget.Limit(most, 0, most))

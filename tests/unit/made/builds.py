@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.make.kernels.table import Table
 
-# The published sets, written out so that a change of the data file shows up in no test's meaning.
+# The published sets, written out so that a change of the data file does not change tests.
 ALL = "7.5;8.0+PTX;9.0a;10.0;12.0"
 TURING_AMPERE_ADA = "7.5;8.0;8.6;8.9+PTX"
 HOPPER = "9.0a"
@@ -55,7 +55,7 @@ def make_key(role: str, dtype: str, *head_dims: int) -> KernelKey:
 
 
 def make_variants(arch: Arch, *, toolkit: str = "13.0", proof: str = "native") -> list[Variant]:
-    """Every variant that the table of kernels has for a target."""
+    """Return every variant in the table of kernels for a target."""
     origin = Origin(toolkit, (9, 0) if arch.ptx else None, "zstd")
     places = (
         (family, Place((dtype,), (head_dim, head_dim), plan))
@@ -87,7 +87,7 @@ def make_build(archs: str, *, label: str = "test", proof: str = "native") -> Bui
 
 
 def make_table_build(table: Table, archs: str = HOPPER, *, stated: bool = True) -> Build:
-    """Return what a table of kernels (csrc/kernels.toml) builds; earlier builds state no facts."""
+    """Return the build of a table of kernels (csrc/kernels.toml); earlier builds state no facts."""
     variants = tuple(
         Variant.of(one.symbol, one.family.name, one.place, one.target)
         for arch in ArchSet.parse(archs).archs
@@ -137,7 +137,7 @@ def make_what_if(archs: str, *devices: str, driver: str | None = "580") -> Envir
 
 
 class Passes:
-    """A selftest that finds nothing."""
+    """A selftest without findings."""
 
     def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
         del gpus

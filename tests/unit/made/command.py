@@ -1,4 +1,4 @@
-"""Run a command of the command line within a test, and hand over what it printed."""
+"""Runs a subcommand within a test, and returns its output."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Cli:
         self._capsys = capsys
 
     def run(self, *words: object) -> tuple[int, str, str]:
-        """Run a command, and return its status and what it printed on stdout and stderr."""
+        """Run a command; return its status and its output on stdout and stderr."""
         status = main([str(word) for word in words])
         return (status, *self._capsys.readouterr())
 
     def __call__(self, *words: object, status: int = 0) -> Printed:
-        """Run a command, which must end with the status, and return what it printed."""
+        """Run a command, check its status, and return its output."""
         ended, out, err = self.run(*words)
         assert ended == status, f"status {ended} instead of {status}\n{out}{err}"
         return Printed(out, err)

@@ -1,8 +1,8 @@
-"""A CUDA driver that keeps a diary: a small libcuda.so.1 with the functions that we call.
+"""A CUDA driver that records its use: a small libcuda.so.1 with the functions that we call.
 
-As the real one, it is of no use in a forked child once the parent has called `cuInit`. Each
-`cuInit` that works writes the process into the file that FAKE_DIARY names. CUDA_VISIBLE_DEVICES is
-how many GPUs there are.
+Like the real one, it does not work in a forked child once the parent has called `cuInit`. Each
+successful `cuInit` writes the process into the file in FAKE_DIARY. CUDA_VISIBLE_DEVICES is the
+number of GPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared libraries with the tables of the dynamic linker and no code, made by struct."""
+"""Makes shared libraries with the tables of the dynamic linker and no code, by struct."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def make_shared(
 
     Args:
         defined: Its own symbols.
-        undefined: The one that it needs, in that version.
-        flags: Of the version; 2 for one that is needed weakly.
-        version: Its name.
+        undefined: The symbol that it needs, in that version.
+        flags: Flags of the version; 2 for a weak need.
+        version: Name of the version.
     """
     strings = _Strings()
     names = [strings.add(undefined), *map(strings.add, defined)]
@@ -92,7 +92,7 @@ def _lay_out(tags: list[tuple[int, int]], tables: dict[int, bytes]) -> bytes:
 
 
 def _make_hash(defined: tuple[str, ...], first: int = 2) -> bytes:
-    """Write one bucket that holds all names from a symbol on; its filter lets all pass."""
+    """Write one bucket with all names from a symbol on; its filter passes all."""
     values = [hash_name(name.encode()) & ~1 for name in defined]
     values[-1] |= 1
     return struct.pack("<IIIIQI", 1, first, 1, 0, 2**64 - 1, first) + struct.pack(

@@ -1,4 +1,4 @@
-"""The kernels that read a cache, compiled for this machine's CPU and run in tests/emulator."""
+"""The kernels for a cache, compiled for this machine's CPU and run in tests/emulator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES: Final = {  # head_dims of each role
     "mla_fold": {576},
 }
 ROOM: Final = {99: 101376, 163: 166912, 227: 232448}  # bytes of shared memory, by the plan
-UNBOUNDED: Final = 1 << 30  # as core/params.h says it
+UNBOUNDED: Final = 1 << 30  # as in core/params.h
 ENOUGH: Final = 1 << 30  # bytes of workspace
 
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed with the process
@@ -72,7 +72,7 @@ class _Call(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What decides who computes what, and no bit of it."""
+    """Properties that distribute the work, without effect on bits."""
 
     sm_count: int = 3
     plan: int = 163
@@ -101,7 +101,7 @@ def _library() -> ctypes.CDLL:
     sources.append(NATIVE / "recording.cpp")
     library = folder / "emulated.so"
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
-    flags.append("-Wno-psabi")  # notes of how maps are passed by value
+    flags.append("-Wno-psabi")  # notes on passing maps by value
     include = [f"-I{path}" for path in (EMULATOR, *INCLUDES, folder)]
     command = [os.environ.get("CXX", "g++"), *flags, *include, *map(str, sources), "-o"]
     subprocess.run([*command, str(library)], check=True)
@@ -126,10 +126,10 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
     sinks: Tensor | None = None,
     gpu: Gpu = Gpu(),
 ) -> tuple[Tensor, Tensor, int]:
-    """Return out, lse and how many rows of 16 bytes met in a bank.
+    """Return out, lse and the number of bank conflicts of rows of 16 bytes.
 
     Args:
-        q: [batch, seqlen_q, num_heads_q, head_dim], bfloat16 as all, contiguous.
+        q: [batch, seqlen_q, num_heads_q, head_dim], bfloat16 like all tensors, contiguous.
         k: [entries, page, num_heads_kv, head_dim].
         v: Likewise, head_dim_v; None: the first columns of k.
         lengths: [batch], int32.
@@ -137,12 +137,12 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
         head_dim_v: Columns of v and out.
         causal: Aligned to the bottom right.
         left: Keys before the diagonal that a query sees; None: all.
-        softcap: Of the scores; 0: none.
+        softcap: Softcap of the scores; 0: none.
         alibi, sinks: [num_heads_q], float32.
-        gpu: What it runs on.
+        gpu: The emulated GPU.
 
     Raises:
-        RuntimeError: What the emulator or the host code found.
+        RuntimeError: An error of the emulator or the host code.
     """
     batch, seqlen_q, heads, head_dim = q.shape
     out = q.new_full((batch, seqlen_q, heads, head_dim_v), torch.nan)

@@ -1,10 +1,10 @@
-"""A selftest's child without a GPU: it reports, as often as told, and ends as told.
+"""Child process of a selftest without a GPU: it reports and ends as requested.
 
-    python fake_child.py --device N --runs N --report FILE --parent PID --threads N --exact FOLDER
+python fake_child.py --device N --runs N --report FILE --parent PID --threads N --exact FOLDER
 
-TEST_CHILDREN names a folder where each tells what it was given and when it ran. TEST_TOGETHER is
-how many must be there before one goes on, however long it takes a busy machine to start them.
-Device 7 dies in its third case, device 8 never ends.
+TEST_CHILDREN names a folder where each writes its arguments and its times. TEST_TOGETHER is the
+number that must have started before one continues, however long that takes. Device 7 dies in its
+third case, device 8 never ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make ELF files, cubins and fat binaries byte by byte, for tests that need no compiler."""
+"""Makes ELF files, cubins and fat binaries byte by byte, for tests without a compiler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pad(data: bytes, size: int = 8) -> bytes:
 
 @dataclass(frozen=True)
 class Part:
-    """A section to be."""
+    """Input of a section."""
 
     name: str
     data: bytes
@@ -52,7 +52,7 @@ def elf(
 ) -> bytes:
     """Lay out header, data, section table. Part number n becomes section n + 1.
 
-    The first part may begin with program headers, which follow the header: say how many.
+    The first part may begin with program headers, which follow the header: pass their number.
     """
     names = b"\0" + b"".join(part.name.encode() + b"\0" for part in parts) + b".shstrtab\0"
     everything = [*parts, Part(".shstrtab", names, STRTAB)]
@@ -85,7 +85,7 @@ def library(
     wrappers: int | None = None,
     extra: tuple[Part, ...] = (),
 ) -> bytes:
-    """Make a host library that holds these containers."""
+    """Make a host library with these containers."""
     parts = [Part(".text", b"\xc3" * 16), *extra]
     if relocatable is not None:
         parts.append(Part("__nv_relfatbin", relocatable))
@@ -101,7 +101,7 @@ def library(
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel to be."""
+    """Input of a kernel."""
 
     name: str
     registers: int = 32
@@ -171,7 +171,7 @@ def _kernel_parts(kernel: Kernel, numbers: dict[str, int]) -> list[Part]:
 
 
 def ptx(*names: str, target: str = "sm_80", version: str = "9.0") -> bytes:
-    """Write PTX as nvcc does, as far as names go."""
+    """Write PTX like nvcc's, as far as names matter."""
     head = f".version {version}\n.target {target}\n.address_size 64\n\n"
     entries = "".join(
         f"\t// .globl\t{name}\n.visible .entry {name}(\n\t.param .u64 {name}_param_0\n)\n"
@@ -209,10 +209,10 @@ def entry(  # noqa: PLR0913  (one argument per field that a test bends)
     identifier: bytes = b"",
     compat: bytes = b"",
 ) -> bytes:
-    """Make one entry; `declared` lies about the unpacked size, `payload_size` about the packed.
+    """Make one entry; `declared` falsifies the unpacked size, `payload_size` the packed one.
 
     Args:
-        compat: What the header copies of the cubin's `.nv.compat`, behind an empty text.
+        compat: The header's copy of the cubin's `.nv.compat`, after an empty text.
     """
     packers: dict[str, Callable[[bytes], bytes]] = {"lz4": lz4_literals, "zstd": zstd.compress}
     packed = packers[codec](payload) if codec in packers else payload
@@ -238,7 +238,7 @@ def entry(  # noqa: PLR0913  (one argument per field that a test bends)
 
 
 def stream(*images: bytes, codec: str = "zstd", table: bytes | None = None) -> bytes:
-    """Put stored images, entries of their own, into one of kind 256, as `fatbinary --concat`."""
+    """Put stored images, separate entries, into one of kind 256, like `fatbinary --concat`."""
     records, whole = b"", b""
     for image in images:
         size, payload_size = struct.unpack_from("<IQ", image, 4)

@@ -1,8 +1,8 @@
-"""Load a module as in a fresh environment, where only some dependency groups are installed.
+"""Loads a module as in a fresh environment with only some dependency groups installed.
 
-`python -m tests.unit.made.fresh_environment GROUP,GROUP MODULE [ARGUMENT ...]`: every distribution
-that is not locked for the groups is hidden. One that is locked and that is not here is played, so
-that a lean environment answers as a full one does. With arguments the module is run.
+`python -m tests.unit.made.fresh_environment GROUP,GROUP MODULE [ARGUMENT ...]`: it hides every
+distribution that is not locked for the groups. It stubs locked ones that are missing here, so that
+a small environment gives the results of a full one. With arguments it runs the module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[3]
-# Not imported from `make.locks`, which would load what is to be hidden.
+# Not imported from `make.locks`, which would load modules to hide.
 LOCKS = (ROOT / "ci" / "locks", ROOT / "flash_dist" / "toolkit" / "make" / "locks")
 OURS = {"flash_dist", "ci", "csrc", "tests", "noxfile", "setup"}
 
@@ -36,7 +36,7 @@ def normal(name: str) -> str:
 
 
 def distributions(groups: Sequence[str]) -> set[str]:
-    """Return all that is installed for groups: torch is in none of the files."""
+    """Return all distributions of groups; torch is in none of the files."""
     found = {"torch"} if "torch" in groups else set()
     for group in groups:
         name = "beside_torch" if group == "torch" else group
@@ -75,12 +75,12 @@ class Fresh(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: it is played."""
+        """Do nothing: it is a stub."""
 
 
 def main(groups: str, module: str, *words: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] not in OURS]:
-        if name.partition(".")[0] not in sys.stdlib_module_names:  # what .pth files load
+        if name.partition(".")[0] not in sys.stdlib_module_names:  # loaded by .pth files
             del sys.modules[name]
     sys.meta_path.insert(0, Fresh(distributions([one for one in groups.split(",") if one])))
     if words:

@@ -1,4 +1,4 @@
-"""A clock of the CPU, for runs that no GPU has."""
+"""A clock of the CPU, for runs without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HostMark:
         self.seconds = time.perf_counter()
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def since(self, earlier: Mark) -> float:
         """Subtract."""
@@ -36,7 +36,7 @@ class HostClock:
 
     @staticmethod
     def start(run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
-        """Run to the end; the CPU's caches are left as they are."""
+        """Run to the end, without changing the CPU's caches."""
         del cold, cover_us
         begin = HostMark()
         run()
@@ -45,11 +45,11 @@ class HostClock:
 
     @staticmethod
     def mark() -> Mark:
-        """Remember the time."""
+        """Record the time."""
         return HostMark()
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     @staticmethod
     def capture(make: Callable[[], Run], repeats: int) -> Run:
@@ -64,5 +64,5 @@ class HostClock:
 
     @staticmethod
     def read() -> Reading:
-        """Tell nothing: NVML knows GPUs."""
+        """Return nothing: NVML reads GPUs only."""
         return Reading()

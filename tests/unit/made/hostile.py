@@ -1,4 +1,4 @@
-"""Values that no honest file has, and every place to put one."""
+"""Values that no valid file has, and every place to put one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small shared libraries made by the C compiler, without any of the system's."""
+"""Makes small shared libraries with the C compiler, without the system's libraries."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def define(*names: str) -> str:
 
 
 def call(*names: str) -> str:
-    """Return C that calls functions of others."""
+    """Return C that calls functions of other libraries."""
     declared = "".join(f"void {name}(void);\n" for name in names)
     return declared + "void calls(void) {" + "".join(f"{name}();" for name in names) + "}\n"
 
 
 def make_cache(*entries: tuple[str, str] | tuple[str, str, int], damaged: int = 0) -> bytes:
-    """Return a cache as `ldconfig` writes it: name, file and, for newer CPUs, what they need.
+    """Return a cache in `ldconfig`'s form: name, file and, for newer CPUs, their requirements.
 
     Args:
-        entries: Of the cache.
-        damaged: Where the name of one more entry would be; 0 for none.
+        entries: Entries of the cache.
+        damaged: Offset of the name of one more entry; 0 for none.
     """
     count = len(entries) + bool(damaged)
     start, strings, table = 48 + 24 * count, b"", b""
@@ -48,7 +48,7 @@ def make_cache(*entries: tuple[str, str] | tuple[str, str, int], damaged: int = 
 
 @dataclass(frozen=True)
 class Lab:
-    """A folder to build in."""
+    """A folder for building."""
 
     folder: Path
 
@@ -65,11 +65,11 @@ class Lab:
 
         Args:
             name: The path.
-            source: C.
-            options: For the linker.
-            needs: Libraries that it shall need.
-            version: The symbol version of everything that it defines.
-            soname: Its own name; that of the file when empty.
+            source: Source in C.
+            options: Options of the linker.
+            needs: Libraries that it needs.
+            version: Symbol version of all its definitions.
+            soname: Its SONAME; the file name when empty.
         """
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class Lab:
 
 @cache
 def _compile(source: str, options: tuple[str, ...], version: str, soname: str) -> bytes:
-    """Compile a library that needs no other; many tests have the same ones."""
+    """Compile a library without needs, once: many tests use the same ones."""
     return _link(source, options, version, soname, ())
 
 

@@ -1,4 +1,4 @@
-"""Masks for property tests, each with the booleans that it stands for by its definition."""
+"""Masks for property tests, each with its booleans by definition."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A mask, the call it is for, and what it must show, [batch, heads, seqlen_q, seqlen_k]."""
+    """A mask, its call, and its pairs, [batch, heads, seqlen_q, seqlen_k]."""
 
     mask: BlockMask
     shape: Shape
@@ -169,7 +169,7 @@ def intervals(draw: st.DrawFn, shape: Shape) -> Case:
 
 @st.composite
 def far_apart(draw: st.DrawFn, shape: Shape) -> Case:
-    """Intervals that end on tiles or beside; in some tiles every other row has another one."""
+    """Intervals that end on tiles or beside; in some tiles every other row has a different one."""
     generator = seeded(draw)
     planes = draw(st.sampled_from([(), (shape.batch,), (shape.batch, shape.heads)]))
     size = (*planes, -(-shape.seqlen_q // 64), 2, 2)  # a tile's even and odd rows; lo and hi
@@ -234,7 +234,7 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...]) -> Case:
 
 @st.composite
 def combinations(draw: st.DrawFn, kinds: tuple[str, ...] = tuple(KINDS)) -> Case:
-    """What two or three masks of the same call show together."""
+    """The common pairs of two or three masks of the same call."""
     shape = draw(shapes())
     parts = [
         draw(KINDS[kind](shape))

@@ -1,4 +1,4 @@
-"""Mask functions as transformers makes them: the same names, and the same variables closed over."""
+"""Mask functions like those of transformers: the same names, and the same closure variables."""
 
 from __future__ import annotations
 

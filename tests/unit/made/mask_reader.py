@@ -1,6 +1,6 @@
-"""Reads a mask's plan as kernels do: from one buffer of int32 and a list of integers alone.
+"""Reads a mask's plan as kernels do: from one buffer of int32 and a list of integers.
 
-Written from the description of the arrays, tile by tile, sharing nothing with the planner.
+It follows the description of the arrays, tile by tile, and shares no code with the planner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LISTS: Final = ("query64", "query128", "key64", "key128")
 
 @dataclass(frozen=True)
 class Visit:
-    """A tile that a kernel works on."""
+    """A tile that a kernel processes."""
 
     m: int
     n: int

@@ -1,4 +1,4 @@
-"""Make PE libraries and COFF objects byte by byte, for tests that need no Windows."""
+"""Makes PE libraries and COFF objects byte by byte, for tests without Windows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ X86_64, ARM64, I386 = 0x8664, 0xAA64, 0x14C
 PE32, PE32_PLUS = 0x10B, 0x20B
 FILE_ALIGNMENT = 512
 PAGE = 4096
-BASE = 0x180000000  # where a library is loaded
+BASE = 0x180000000  # load address of a library
 CODE, DATA, DISCARDED = 0x60000020, 0xC0000040, 0x42000040
 
 
@@ -19,7 +19,7 @@ def pe(
     virtual_sizes: dict[str, int] | None = None,
     flags: dict[str, int] | None = None,
 ) -> bytes:
-    """Lay out DOS header, PE header, section table and data, which is padded as linkers do."""
+    """Lay out DOS header, PE header, section table and data, padded like linkers' output."""
     dos = b"MZ".ljust(60, b"\0") + struct.pack("<I", 128) + bytes(64)
     option = struct.pack("<H22xQ", kind, BASE).ljust(240, b"\0")
     start = 128 + 4 + 20 + len(option) + 40 * len(sections)
@@ -37,7 +37,7 @@ def pe(
 
 
 def addresses(*sections: tuple[str, bytes]) -> list[int]:
-    """Return where each section is once the library is loaded: on pages of its own."""
+    """Return the address of each section in the loaded library: on separate pages."""
     found = [BASE + PAGE]
     for _, data in sections:
         found.append(found[-1] + max(1, -(-len(data) // PAGE)) * PAGE)
@@ -62,5 +62,5 @@ def coff(*sections: tuple[str, bytes], machine: int = X86_64) -> bytes:
 def _section(
     name: bytes, virtual: int, place: tuple[int, int], *, address: int = 0, flags: int = DATA
 ) -> bytes:
-    """Return a header; of the bytes in the file it tells how many and where."""
+    """Return a header with the size and offset of the bytes in the file."""
     return struct.pack("<8sIIIIIIHHI", name, virtual, address, *place, 0, 0, 0, 0, flags)

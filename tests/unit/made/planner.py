@@ -1,4 +1,4 @@
-"""What of csrc/ this machine's C++ compiler compiles: small programs, and the planner."""
+"""The parts of csrc/ for this machine's C++ compiler: small programs, and the planner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed wi
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the planner knows of a GPU and of the kernels that it would run."""
+    """The planner's data on a GPU and its kernels."""
 
     sm_count: int
     key_tile: int
@@ -54,7 +54,7 @@ class Call:
     budget: int = 1536 * MIB
     batch_invariant: bool = False
     normalizes: bool = False
-    aligned: bool = False  # scores depend on where the last query is (ALiBi)
+    aligned: bool = False  # scores depend on the position of the last query (ALiBi)
     per_head: bool = False  # query heads have masks of their own
 
 
@@ -62,7 +62,7 @@ _GPU_FIELDS: Final = {one.name for one in fields(Gpu)}
 
 
 def require_compiler() -> None:
-    """Skip a test where nothing compiles C++."""
+    """Skip a test if there is no C++ compiler."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler `{compiler}`")
@@ -98,7 +98,7 @@ def _include(generated: Path) -> list[str]:
 
 
 def plan_backward(**request: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of Call and of Gpu
-    """Return how a backward is cut into launches; head_dim_v is by default head_dim."""
+    """Return the launches of a backward; head_dim_v is by default head_dim."""
     gpu = Gpu(**{name: request.pop(name) for name in _GPU_FIELDS & request.keys()})
     request.setdefault("head_dim_v", request["head_dim"])
     line = _line_of(Call(**request, gpu=gpu))
@@ -110,7 +110,7 @@ def plan_backward(**request: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of
 
 
 def _line_of(call: Call) -> str:
-    """Write a call as csrc/debug/plans.cpp reads it."""
+    """Write a call in the form for csrc/debug/plans.cpp."""
     gpu, slots = call.gpu, call.key_slots
     shape = (call.batch, call.seqlen_q, call.seqlen_k, call.num_heads_kv, call.group)
     dkdv = (gpu.sm_count, gpu.key_tile, gpu.blocks_per_sm)

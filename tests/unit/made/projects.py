@@ -1,4 +1,4 @@
-"""Projects that a toolkit which is installed by itself could build: files, and their table."""
+"""Projects that a toolkit installed by itself could build: files, and their table."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ PYPROJECT: dict[str, Any] = {
 
 
 def make_project(root: Path, **files: str) -> dict[str, Any]:
-    """Write the files of a project, with others of these names, and return its pyproject.toml."""
+    """Write a project's files, some replaced by others, and return its pyproject.toml."""
     for name, text in {**FILES, **files}.items():
         write(root / name, text)
     return copy.deepcopy(PYPROJECT)
 
 
 def write(path: Path, text: str = "") -> Path:
-    """Write a file, and the folders that it needs."""
+    """Write a file and its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
@@ -127,7 +127,7 @@ def put(data: dict[str, Any], place: str, value: object) -> None:
 
 
 def refuse(data: dict[str, Any], root: Path) -> str:
-    """Return what is said against a table: one sentence and one hint, cut off where it is long."""
+    """Return the error for a table: one sentence and one hint, shortened if long."""
     with pytest.raises(DeclarationError) as caught:
         read_declaration(data, root)
     require_sentence(caught.value)
@@ -135,7 +135,7 @@ def refuse(data: dict[str, Any], root: Path) -> str:
 
 
 def require_sentence(error: DeclarationError) -> None:
-    """Insist on one sentence and one hint."""
+    """Check for one sentence and one hint."""
     assert error.hint, error.message
     for text in (error.message, error.hint):
         assert text == " ".join(text.split()), text

@@ -1,7 +1,7 @@
-"""Machines as they were met, each a record of `doctor --save`, and what doctor is to say of each.
+"""Machines from practice, each a record of `doctor --save`, and doctor's expected results.
 
-To add one: `doctor --save FILE` on the machine, or a copy of another file with its facts changed;
-then its line in the table.
+To add one: run `doctor --save FILE` on the machine, or edit a copy of another file; then add its
+line to the table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Found = tuple[str, str, str]  # name, status, id
 
 @dataclass(frozen=True)
 class Scenario:
-    """A machine, every result of doctor that has an id, the exit status, and what is said."""
+    """A machine, every result of doctor with an id, the exit status, and the output."""
 
     record: Record
     found: tuple[Found, ...]
@@ -90,7 +90,7 @@ def make_machine(
     driver: str = "580.65.06",
     hidden: tuple[tuple[str, str, str], ...] = (),
 ) -> Environment:
-    """Return a sound machine; its GPUs in the order of CUDA, those that CUDA hides in front."""
+    """Return a sound machine; its GPUs in the order of CUDA, those hidden from CUDA first."""
     machine = make_environment(archs, driver=driver)
     shown = tuple(
         Gpu(index, name, Device.parse(device), 24 << 30, 82, pci=pci)
@@ -105,7 +105,7 @@ def _bus(gpu: tuple[str, str, str]) -> str:
 
 
 def change_host(environment: Environment, **changes: object) -> Environment:
-    """Return the same machine with other facts around its GPUs."""
+    """Return the same machine with other host facts."""
     assert environment.host is not None
     host = replace(environment.host, **changes)  # type: ignore[arg-type]
     return replace(environment, host=host)

@@ -1,4 +1,4 @@
-"""The modules that a wheel has, among those of this tree."""
+"""The modules of this tree that a wheel contains."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A clock that is told how long each attention takes, on whatever device runs it.
+"""A clock with a given duration of each attention, on any device.
 
-What is measured then depends on what was run, and not on who else uses the machine.
+The measured times then depend on the runs only, not on other work of the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONG_MS: Final = 0.5
 
 
 class ToldMark:
-    """A moment of the device, and how much attention was launched before it."""
+    """A moment of the device, with the amount of attention launched before it."""
 
     def __init__(self, mark: Mark, milliseconds: float) -> None:
         self.mark = mark
@@ -33,7 +33,7 @@ class ToldMark:
         self.mark.wait()
 
     def since(self, earlier: Mark) -> float:
-        """Subtract; the device's own time must be there as well."""
+        """Subtract; add the device's own time."""
         if not isinstance(earlier, ToldMark):
             raise TypeError(earlier)
         if self.mark.since(earlier.mark) < 0:
@@ -42,14 +42,14 @@ class ToldMark:
 
 
 class Told:
-    """Mixin that tells the time of a device clock; put it in front of the clock's class."""
+    """Mixin that sets the time of a device clock; put it before the clock's class."""
 
     captures = True
     milliseconds = SHORT_MS
     attentions = 0  # launched so far, those of a graph with each replay
 
     def counted(self, make: Callable[..., Run]) -> Callable[..., Run]:
-        """Return what makes runs that are counted."""
+        """Return a function that makes counted runs."""
 
         def make_counted(*args: Any, **options: Any) -> Run:  # noqa: ANN401 - of make
             run = make(*args, **options)
@@ -100,7 +100,7 @@ class ToldHostClock(Told, HostClock):
 
 
 def tell(monkeypatch: pytest.MonkeyPatch, clock: Told, milliseconds: float) -> None:
-    """Count the runs that are measured, and let each attention take so long."""
+    """Count the measured runs, with this duration of each attention."""
     clock.milliseconds = milliseconds
     for name in ("make_run", "make_copy"):
         monkeypatch.setattr(phase, name, clock.counted(getattr(phase, name)))

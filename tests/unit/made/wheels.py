@@ -1,4 +1,4 @@
-"""Wheels of this package made by hand, folders of them, and a server on this machine."""
+"""Wheels of this package made by hand, folders of them, and a local server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tell_version(archset: ArchSet, version: str) -> str:
 
 
 def make_toolkit(cuda: str) -> ToolkitInfo:
-    """Return a toolkit as a build with it tells it; in front of nvcc 12.4 stands a newer ptxas."""
+    """Return a toolkit as recorded by a build; nvcc 12.4 comes with a newer ptxas."""
     if cuda == "12.4":
         return ToolkitInfo(cuda, "12.4.131", "12.9.86", "525", "8.4")
     isa = format_version(toolkit_ptx_isa(cuda))
@@ -96,7 +96,7 @@ def make_image(arch: Arch) -> bytes:
 def write_wheel(
     folder: Path, archset: ArchSet, version: str = "0.1.0", *, tags: str = TAGS
 ) -> Path:
-    """Write a wheel with manifest and GPU code, as large as others are beside it."""
+    """Write a wheel with manifest and GPU code, with a realistic relative size."""
     folder.mkdir(parents=True, exist_ok=True)
     told_version = tell_version(archset, version)
     tags = tags.format(machine=archset.machine)
@@ -113,7 +113,7 @@ def write_wheel(
 
 
 def write_dist(folder: Path, version: str = "0.1.0") -> Path:
-    """Write every published set into a folder of its own, as builds do."""
+    """Write every published set into a separate folder, as builds do."""
     for archset in published_sets():
         write_wheel(folder / archset.name, archset, version)
     return folder
@@ -124,7 +124,7 @@ def _hash(path: Path) -> str:
 
 
 def write_simple_index(folder: Path, dist: Path) -> Path:
-    """Write a static PEP 503 index over the wheels of a folder."""
+    """Write a static PEP 503 index of the wheels in a folder."""
     project = folder / "simple" / "flash-dist"
     project.mkdir(parents=True)
     links = "".join(

@@ -53,7 +53,7 @@ PARTS = (
 
 
 def make_declared() -> Manifest:
-    """Return what the wheel declares: one kernel for one target."""
+    """Return the wheel's declaration: one kernel for one target."""
     kernel = make_kernel("sm_90a", source="targets/sm_90a/fwd_d64.cu")
     flags = ("-O3", "--compress-mode=size", "-gencode=arch=compute_90a,code=sm_90a")
     project = load_project()
@@ -67,7 +67,7 @@ def make_files(
     *,
     platform: str = PLATFORM,
 ) -> dict[str, bytes]:
-    """Return the files of the wheel without RECORD; it may hold other code than it declares."""
+    """Return the files of the wheel without RECORD; its code may differ from its declaration."""
     manifest = manifest or make_declared()
     images = map(_make_image, map(Arch.parse, embedded))
     needs = ("libc.so.6",)
@@ -92,7 +92,7 @@ def make_wheel_file(platform: str = PLATFORM) -> bytes:
 
 
 def make_metadata(manifest: Manifest, *more: str) -> bytes:
-    """Return METADATA with more lines at its end."""
+    """Return METADATA with additional lines at its end."""
     lines = [
         "Metadata-Version: 2.4",
         "Name: flash_dist",
@@ -131,7 +131,7 @@ def write_whole_wheel(
     record: bytes | None = None,
     name: str = NAME,
 ) -> Path:
-    """Write the wheel, or one of other files or with another RECORD; the same bytes each time."""
+    """Write the wheel, or one with other files or another RECORD; the same bytes each time."""
     files = make_files() if files is None else files
     record = make_record(files) if record is None else record
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Zip archives written byte by byte, so that each can lie in one place."""
+"""Writes zip archives byte by byte, so that each can be wrong in one place."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ FILE, FOLDER, LINK = 0o100644, 0o40755, 0o120777
 
 @dataclass(frozen=True)
 class Packed:
-    """One member and what is wrong with it."""
+    """One member and its fault."""
 
     name: str
     data: bytes = b""
     mode: int = FILE
-    before: bytes = b""  # in front of its header
-    header_name: str = ""  # in its own header, where that is another
+    before: bytes = b""  # before its header
+    header_name: str = ""  # in its own header, if different
     header_extra: bytes = b""
     header_size: int | None = None
     list_extra: bytes = b""
     comment: bytes = b""
-    behind: bytes = b""  # after the end of what unpacks, and counted as its own
+    behind: bytes = b""  # after the end of the unpacked data, and counted as its own
     flags: int = 0
     method: int = 8
     in_list: bool = True
-    at: int | None = None  # listed with a header that is already there, and no bytes of its own
-    made: int = 3  # on which system, in the list
+    at: int | None = None  # listed with another member's header, and no bytes of its own
+    made: int = 3  # operating system, in the list
     needed: int = 20
     disk: int = 0
     attributes: int = 0

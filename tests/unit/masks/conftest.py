@@ -1,4 +1,4 @@
-"""Every test of a mask runs without a default device of torch, and under each that is another."""
+"""Runs every mask test without a default device of torch, and with each other one."""
 
 from __future__ import annotations
 

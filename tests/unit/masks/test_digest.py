@@ -1,4 +1,4 @@
-"""The digest of a mask's plan: all that decides an array is in it, places in memory are not."""
+"""The digest of a mask's plan contains all inputs of its arrays, and no memory addresses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = [case for case in make_cases([Kernels("bf16", 64, 64)], 0) if case.mask 
 
 
 def digest_all() -> dict[str, str]:
-    """Return what the cases of the selftest say of their masks."""
+    """Return the selftest cases' descriptions of their masks."""
     found = {}
     for case in CASES:
         inputs = Inputs.make(case, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Masks made of FlexAttention's BlockMask show what FlexAttention shows."""
+"""Masks made of FlexAttention's BlockMask show the same pairs as FlexAttention."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ def test_mask_mod_is_asked_in_strips_and_only_where_blocks_are_partial() -> None
 
 
 class Recording:
-    """A mask_mod that says what another says, and notes of how many pairs it is asked, and where.
+    """A mask_mod that wraps another one and records the number and place of evaluated pairs.
 
-    Under vmap it sees one pair; the operations below see all that are asked about together.
+    Under vmap it sees one pair; the operations below see all that are evaluated together.
     """
 
     def __init__(self, mod: MaskMod) -> None:
@@ -128,7 +128,7 @@ class Recording:
 
 
 class Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation makes, batched ones as a whole."""
+    """Records the size of the largest tensor of any operation, counting batched ones whole."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Masks that are tensors: their plans, read as kernels read them, against the intervals."""
+"""Masks that are tensors: their plans, read like kernels, compared with the intervals."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_mask_is_shown_in_one_line_without_its_numbers() -> None:
 
 
 def random_runs(seed: int) -> tuple[Tensor, Tensor, int]:
-    """Return first and end key tile of each query tile, none of either or both axes among them."""
+    """Return first and end key tile of each query tile, including empty and full ranges."""
     generator = torch.Generator("cpu").manual_seed(seed)
 
     def number(most: int, *shape: int) -> Tensor:
@@ -219,7 +219,7 @@ def test_a_long_row_is_planned_as_a_short_one(seed: int) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The bytes of the largest tensor that an operator returns."""
+    """Records the bytes of the largest tensor that an operator returns."""
 
     bytes = 0
 

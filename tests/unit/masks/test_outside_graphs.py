@@ -1,4 +1,4 @@
-"""Masks that are made and planned where torch.compile looks: it compiles nothing of them."""
+"""Masks that are made and planned under torch.compile: it compiles nothing of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_torch_compile_has_no_graph_of_a_mask_that_is_made_where_it_looks(
     assert counter.frame_count == 0
     assert torch.equal(seen, make().visible(*SHAPE))
     torch.compiler.reset()
-    if make is OTHERS["sdpa's"]:  # whoever compiles without breaks gets torch's function there
+    if make is OTHERS["sdpa's"]:  # compiling without graph breaks uses torch's function there
         return
     with pytest.raises(Unsupported, match=r"made before|once outside"):
         torch.compile(work, backend=counter, fullgraph=True)(torch.ones(3))

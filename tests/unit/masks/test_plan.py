@@ -1,4 +1,4 @@
-"""Plans of masks, read as kernels read them, against the masks' definitions."""
+"""Plans of masks, read like kernels, compared with the masks' definitions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 SETTINGS = settings(
     database=None,
     deadline=None,
-    derandomize=True,  # the same examples in every run
+    derandomize=True,  # equal examples in every run
     max_examples=40,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -39,7 +39,7 @@ def plan_of(case: Case) -> MaskPlan:
 
 
 def assert_walks_agree(case: Case, plan: MaskPlan) -> None:
-    """Every way that a kernel may go sees the same pairs, and finds the same slots."""
+    """Check that every block order of a kernel sees the same pairs and finds the same slots."""
     assert plan.batches in {1, case.shape.batch}
     assert plan.heads in {1, case.shape.heads}
     for batch in range(case.shape.batch):
@@ -57,7 +57,7 @@ def assert_walks_agree(case: Case, plan: MaskPlan) -> None:
 
 
 def bounds_of(seen: Tensor) -> tuple[int, int]:
-    """The first and the end key that a query of [heads, seqlen_q, seqlen_k] booleans sees."""
+    """First and end key that a query of [heads, seqlen_q, seqlen_k] booleans sees."""
     keys = seen.any(0).any(0).nonzero().flatten().tolist()
     return (keys[0], keys[-1] + 1) if keys else (0, 0)
 
@@ -322,7 +322,7 @@ def test_a_long_mask_is_planned_at_once(mask: BlockMask) -> None:
 
 
 def kind_of(name: str, sizes: Sizes) -> tuple[str, ...]:
-    """Return what is particular about the plan of one of the masks that kernels are tested with."""
+    """Return the kind of plan of one of the kernels' test masks."""
     mask = MASKS[name](sizes).options.get("mask", BlockMask.full())
     if mask.band is not None:
         return ("band",)
@@ -362,7 +362,7 @@ def test_rows_far_apart_have_tiles_of_every_code_but_bits() -> None:
         assert set(tiles.entries[:, 1:3].flatten().tolist()) == {FULL, EMPTY, BY_ROWS}
 
 
-# --- The numbers that carry a mask ----------------------------------------------------------------
+# --- The integers that describe a mask ------------------------------------------------------------
 
 
 def test_every_array_of_a_plan_has_its_place_in_the_layout() -> None:

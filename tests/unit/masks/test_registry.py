@@ -1,4 +1,4 @@
-"""What torch's allocator is told of a mask's buffer, with a GPU that is not there."""
+"""Calls to torch's allocator for a mask's buffer, with a fake GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Buffer:
-    """Stands for a tensor on a GPU."""
+    """Stub of a tensor on a GPU."""
 
     device: torch.device
     told: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Buffer:
 
 
 class Gpus:
-    """The current device, the current stream of each, and whether it is captured."""
+    """The current device, the current stream of each, and whether it is being captured."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.device, self.streams, self.capturing = 0, {0: 0, 1: 0}, False

@@ -1,4 +1,4 @@
-"""BlockMask as an object: immutable, shared by threads, strict about what it is given."""
+"""BlockMask as an object: immutable, shared by threads, strict with arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVERY_KIND: dict[str, Callable[[], BlockMask]] = {
 
 
 def shown(mask: BlockMask, *shape: int) -> list[list[int]]:
-    """What the first batch entry's first head sees, as 0 and 1."""
+    """The pairs of the first batch entry's first head, as 0 and 1."""
     seen: list[list[int]] = mask.visible(*shape)[0, 0].int().tolist()
     return seen
 
@@ -148,7 +148,7 @@ def test_a_mask_is_freed_with_its_last_reference() -> None:
 def test_a_plan_is_made_once_for_a_shape() -> None:
     mask = BlockMask.padding([3, 4]) & BlockMask.causal()
     assert mask.plan(2, 1, 4, 5) is mask.plan(2, 1, 4, 5)
-    assert mask.plan(2, 8, 4, 5) is mask.plan(2, 1, 4, 5)  # heads do not matter to it
+    assert mask.plan(2, 8, 4, 5) is mask.plan(2, 1, 4, 5)  # it does not depend on heads
     assert mask.plan(2, 1, 4, 6) is not mask.plan(2, 1, 4, 5)
     causal = BlockMask.causal()
     assert causal.plan(1, 1, 4, 5) is causal.plan(7, 3, 4, 5)

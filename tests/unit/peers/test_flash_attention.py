@@ -1,4 +1,4 @@
-"""flash-attention's tests with another import: what is changed, drawn and counted; no GPU."""
+"""flash-attention's tests with another import: changed, drawn and counted cases; no GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flash_attn.layers.rotary import apply_rotary_emb
 def test(): flash_attn_func()  # of flash_attn
 """
 
-# What flash_dist would be: the second argument is refused unless it is 0.
+# Stub of flash_dist: the second argument is refused unless it is 0.
 PACKAGE = """\
 def attend(d, dropout_p):
     if dropout_p:
@@ -54,7 +54,7 @@ def test_cached(d):
 def test_long(seqlen_q, seqlen_k):
     assert seqlen_k == 64
 """
-# The same for version 3: pages of 32 are served wrongly.
+# The same for version 3: pages of 32 give wrong results.
 PACKAGE_3 = """\
 def flash_attn_with_kvcache(q, k, v, new_k, new_v, block_table=None, cache_leftpad=None, **others):
     if others or (block_table and cache_leftpad):
@@ -146,7 +146,7 @@ def test_a_case_is_as_long_as_its_longest_sequence() -> None:
 
 
 def run_tests(folder: Path, package: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests in a folder against a package of the name, as the program's user does."""
+    """Run the tests in a folder with a package of the name, as the program's user does."""
     site = folder / "site" / "flash_dist" / "compat"
     site.mkdir(parents=True)
     (site / "flash_attn.py").write_text(package)
@@ -162,7 +162,7 @@ def run_tests(folder: Path, package: str, *options: str) -> subprocess.Completed
 
 
 def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_path: Path) -> None:
-    """By a package of the name that serves one function, wrongly for d 16."""
+    """With a package that serves one function, wrongly for d 16."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_flash_attn.py").write_text(TESTS)
     done = run_tests(tmp_path, PACKAGE, "--longest=64")
@@ -175,7 +175,7 @@ def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_
 
 
 def test_caches_of_version_3_are_asked_for_by_our_names(tmp_path: Path) -> None:
-    """By a package of the name that serves a cache in pages, wrongly in those of 32."""
+    """With a package that serves a paged cache, wrongly for pages of 32."""
     (tmp_path / "hopper").mkdir()
     (tmp_path / "hopper" / "test_flash_attn.py").write_text(TESTS_3)
     (tmp_path / "hopper" / "test_util.py").write_text("def expect(page):\n    return page\n")

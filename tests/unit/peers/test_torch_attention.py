@@ -1,4 +1,4 @@
-"""torch's tests with our provider: what is drawn, and who is said to have served; no GPU."""
+"""torch's tests with our provider: drawn cases and served calls; no GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.peers.torch_attention import KNOWN, Result, Sample, draw, find_own, r
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What flash_dist would be: it has no kernel for dropout, and computes 7 wrongly.
+# Stub of flash_dist: it has no kernel for dropout, and computes 7 wrongly.
 PROVIDER = """\
 from . import calls
 
@@ -33,7 +33,7 @@ class Registration:
         assert key == "CPU"
         installed.append(_KERNELS["forward"])
 """
-# The file of torch: its operator asks who is installed first, and is itself wrong for 9.
+# Torch's file: its operator asks the installed provider first, and is itself wrong for 9.
 TESTS = """\
 import sys
 import pytest
@@ -72,7 +72,7 @@ class TestOthersCPU:
 
 
 def write_packages(site: Path) -> None:
-    """Write what stands for flash_dist, and for the part of torch that is asked for a GPU."""
+    """Write stubs of flash_dist, and of the part of torch that is asked for a GPU."""
     for name, modules in {
         "flash_dist/integrations/torch_sdpa": {"provider": PROVIDER, "calls": ""},
         "torch/testing/_internal": {"common_cuda": ""},
@@ -86,7 +86,7 @@ def write_packages(site: Path) -> None:
 
 
 def run_tests(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests in a folder against packages of the names, as the program's user does."""
+    """Run the tests in a folder with packages of the names, as the program's user does."""
     (folder / "test_varlen_attention.py").write_text(TESTS)
     write_packages(folder / "site")
     program = str(ROOT / torch_attention.__file__)

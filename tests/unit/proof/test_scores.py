@@ -1,4 +1,4 @@
-"""What cases of the selftest do to their scores."""
+"""Score modifications of selftest cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The distribution that the toolkit is by itself has all of its files."""
+"""The toolkit's own distribution has all of its files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ else:
     import tomli as tomllib
 
 DATA = tomllib.loads(GROUPS.read_text(encoding="utf-8"))
-TEMPLATE = "make/template/"  # whose modules are those of another package
+TEMPLATE = "make/template/"  # its modules are those of another package
 
 
 def list_files() -> list[str]:
     paths = (path for path in TOOLKIT.rglob("*") if path.is_file())
     names = (path.relative_to(TOOLKIT).as_posix() for path in paths)
-    built = ("build/", f"{DISTRIBUTION}.egg-info/")  # which `pip install ./toolkit` leaves there
+    built = ("build/", f"{DISTRIBUTION}.egg-info/")  # left there by `pip install ./toolkit`
     return sorted(
         name for name in names if "__pycache__" not in name and not name.startswith(built)
     )

@@ -1,4 +1,4 @@
-"""The name of a package stands in one place, and what the package brings is found by it."""
+"""The name of a package is in one place, through which its parts are found."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OURS = re.compile(r"flash[_-]dist", re.IGNORECASE)
 
 
 def find_files() -> dict[str, Path]:
-    """Return modules and data of the toolkit, by their paths in it."""
+    """Return modules and data of the toolkit by relative path."""
     built = {"__pycache__", "build", "fatwheel.egg-info"}  # `pip install ./toolkit` leaves two
     paths = {path.relative_to(TOOLKIT): path for path in sorted(TOOLKIT.rglob("*"))}
     return {
@@ -53,7 +53,7 @@ def test_no_file_of_the_toolkit_holds_the_name_of_a_package(name: str) -> None:
 def test_the_product_of_this_package_is_read_from_its_file() -> None:
     data = json.loads((PACKAGE / "product.json").read_text(encoding="utf-8"))
     assert data["name"] == NAME == "flash_dist"
-    assert data["library"] == f"lib{NAME}_kernels.so"  # as the build names it
+    assert data["library"] == f"lib{NAME}_kernels.so"  # the name in the build
     assert Product.from_json(data) == PRODUCT
 
 
@@ -155,7 +155,7 @@ def test_a_malformed_table_has_a_product_all_the_same(place: str) -> None:
         read = Product.from_json(json.loads(json.dumps(describe_product(data))))
         texts = (read.summary, read.index, read.main_role, read.operators, read.cases)
         assert all("\n" not in text for text in texts)
-        with suppress(ArchError, AxesError):  # both are a ValueError, which __main__.py tells
+        with suppress(ArchError, AxesError):  # both are a ValueError, which __main__.py reports
             Axes.from_json(read.axes)
 
 

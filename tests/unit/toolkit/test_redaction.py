@@ -1,4 +1,4 @@
-"""Names of people and hosts, and secrets, are left out of what leaves this machine."""
+"""Names of people and hosts, and secrets, are removed from everything that leaves this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages with different versions of the toolkit in one environment: each runs its own."""
+"""Packages with different versions of the toolkit in one environment: each uses its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(json.dumps({key: one.__file__ for key, one in modules if getattr(one, "__f
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with two packages; the toolkit of the second was changed."""
+    """Return a folder with two packages; the toolkit of the second is changed."""
     folder = tmp_path_factory.mktemp("site")
     for name, mark in PACKAGES.items():
         package = folder / name
@@ -54,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(site: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with the packages and flash_dist, away from the sources."""
+    """Run Python with the packages and flash_dist, outside the sources."""
     paths = os.pathsep.join(map(str, (site, ROOT)))
     environ: Mapping[str, str] = {
         **os.environ,

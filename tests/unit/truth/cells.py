@@ -1,4 +1,4 @@
-"""What the rules are asked: libraries, machines, and what each of the two says of them."""
+"""Inputs of the rules, libraries and machines, and the answers of both sides."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ VARIABLES: Final[dict[str, dict[str, str]]] = {
 }
 
 
-HOW: Final = {  # doctor's words for what the rules tell apart
+HOW: Final = {  # doctor's words for distinctions of the rules
     "native": "native",
     "same-major": "native",
     "family": "native",
@@ -70,7 +70,7 @@ HOW: Final = {  # doctor's words for what the rules tell apart
     "none": "no",
     "not-on-this-hardware": "no",
 }
-OBSTACLES: Final = {  # its words for the rule that keeps code from running, the first that fit
+OBSTACLES: Final = {  # its words for each rule against running code; the first match counts
     "or older, not": "ends",
     "a GPU of compute capability": "begins",
     "so the driver ignores": "force",
@@ -86,7 +86,7 @@ OBSTACLES: Final = {  # its words for the rule that keeps code from running, the
 
 
 def parse_image(text: str) -> Image:
-    """Read `sm_90a` or `compute_90@8.8`, where an ISA stands behind PTX."""
+    """Read `sm_90a` or `compute_90@8.8`, with an ISA after PTX."""
     kind, rest = text.split("_")
     name, _, isa = rest.partition("@")
     digits, suffix = name.rstrip("af"), name[len(name.rstrip("af")) :]
@@ -95,7 +95,7 @@ def parse_image(text: str) -> Image:
 
 
 def make_foreign(name: str, images: str, toolkit: str = "", **properties: Any) -> Library:  # noqa: ANN401
-    """Return a library of somebody else."""
+    """Return a library of another project."""
     return Library(name, tuple(map(parse_image, images.split())), toolkit, **properties)
 
 
@@ -135,7 +135,7 @@ FOREIGN: Final = (
 
 
 def read_sets() -> tuple[Library, ...]:
-    """Return the published sets as their file says them; what `+PTX` means, PyTorch does."""
+    """Return the published sets from their file; `+PTX` has PyTorch's meaning."""
     sets = json.loads((ROOT / "flash_dist" / "archsets.json").read_text("utf-8"))["set"]
     return tuple(_read_set(name, one) for name, one in sets.items())
 
@@ -153,7 +153,7 @@ def _read_set(name: str, one: dict[str, Any]) -> Library:
 
 
 def write_library(folder: Path, one: Library) -> Path:
-    """Write a published set as a wheel of ours, anything else as a library of nobody's."""
+    """Write a published set as our own wheel, anything else as another project's library."""
     archset = next((found for found in published_sets() if found.name == one.name), None)
     if archset is None:
         path = folder / f"{one.name}.so"
@@ -199,14 +199,14 @@ def _make_entry(image: Image, one: Library, *names: str) -> bytes:
 
 @dataclass(frozen=True)
 class Answer:
-    """What doctor says of a library on one GPU."""
+    """Doctor's answer for a library on one GPU."""
 
     how: str
     said: str
 
     @property
     def obstacle(self) -> str:
-        """The rule that its sentence speaks of; empty where code runs."""
+        """Return the rule in its sentence; empty if the code runs."""
         found = (rule for words, rule in OBSTACLES.items() if words in self.said)
         return next(found, "unexplained") if self.how == "no" else ""
 
@@ -214,7 +214,7 @@ class Answer:
 def ask(
     path: Path, gpus: Sequence[Number], driver: int, variables: dict[str, str]
 ) -> tuple[int, list[Answer]]:
-    """Return the exit status of `doctor`, and what it says of each GPU."""
+    """Return the exit status of `doctor`, and its answer for each GPU."""
     command = ["doctor", "--wheel", str(path), "--driver", str(driver), "--json"]
     command += ["--gpu", ",".join(f"{major}.{minor}" for major, minor in gpus)]
     for name, value in variables.items():

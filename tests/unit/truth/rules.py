@@ -1,4 +1,4 @@
-"""Whether code runs on a GPU, told from rules.toml alone: nothing of flash_dist is imported."""
+"""Decides from rules.toml alone whether code runs on a GPU, without flash_dist."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Image:
 
 @dataclass(frozen=True)
 class Library:
-    """What a file holds."""
+    """GPU code of a file."""
 
     name: str
     images: tuple[Image, ...]
-    toolkit: str = ""  # that compiled it, where the file says so
+    toolkit: str = ""  # that compiled it, if the file says so
     codec: str = "none"
     machine: str = "x86_64"
     of_tile: bool = False  # kernels of CUDA Tile: the headers of its cubins lack their suffix
@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How code runs: native, jit, unpromised or no; each obstacle alone would be one."""
+    """How code runs: native, jit, unpromised or no; with each obstacle, one of which is enough."""
 
     how: str
     obstacles: frozenset[str] = frozenset()
@@ -74,7 +74,7 @@ def write_isa(toolkit: str) -> str:
 
 
 def judge(library: Library, case: Case) -> Outcome:
-    """Return what the rules say."""
+    """Apply the rules."""
     case = replace(case, gpu=_renumber(case.gpu))
     obstacles = {
         name
@@ -115,7 +115,7 @@ def _choose(images: tuple[Image, ...], case: Case) -> tuple[str, set[str]]:
 
 
 def _reaches(image: Image, gpu: Number) -> bool:
-    """Whether an image is for the GPU by its number and its suffix."""
+    """Whether an image is for the GPU by number and suffix."""
     number = _renumber(image.number)
     if image.suffix == "a":
         return gpu == number
@@ -125,13 +125,13 @@ def _reaches(image: Image, gpu: Number) -> bool:
 
 
 def _renumber(number: Number) -> Number:
-    """Return what newer releases call it."""
+    """Return the name in newer releases."""
     text = f"{number[0]}.{number[1]}"
     return parse_number(RULES["isa"]["renumbered"].get(text, text))
 
 
 def _is_tegra(image: Image, gpu: Number) -> bool:
-    """Whether the rule for the desktop does not hold, as one of the two is Tegra."""
+    """Whether the desktop rule does not apply, because one of the two is Tegra."""
     parts = set(map(parse_number, RULES["tegra"]["gpus"]))
     number = _renumber(image.number)
     return number != gpu and bool({number, gpu} & parts)
@@ -149,7 +149,7 @@ def _is_listed(image: Image) -> bool:
 
 
 def _find_first(gpu: Number) -> int:
-    """Return the first branch whose release lists the GPU; 0 for one in no document."""
+    """Return the first branch whose release lists the GPU; 0 for a GPU in no document."""
     rows = RULES["isa"]["history"]
     first = next((n for n, row in enumerate(rows) if gpu in _list_targets(row)), None)
     if first is None:
@@ -168,7 +168,7 @@ def _is_dropped(case: Case) -> bool:
 
 
 def _need_driver(library: Library) -> int:
-    """Return the first branch that takes what a toolkit made, 0 where none is told."""
+    """Return the first branch that loads a toolkit's output, 0 if unknown."""
     return int(RULES["minor"]["first"].get(library.toolkit.split(".", maxsplit=1)[0], 0))
 
 

@@ -1,7 +1,7 @@
-"""What doctor says of libraries on GPUs that are not here, held against NVIDIA's documents.
+"""Doctor's answers for libraries on GPUs that are not here, compared with NVIDIA's documents.
 
-rules.toml has the rules and where each is written, rules.py applies them; neither knows this
-package. A cell is a library on a GPU under a driver and environment variables.
+rules.toml has the rules with their sources, rules.py applies them; neither knows this package. A
+cell is a library on a GPU under a driver and environment variables.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from tests.unit.truth.cells import Answer
 
 LIBRARIES: Final = (*read_sets(), *FOREIGN)
-OLDEST: Final = (7, 5)  # that flash_dist has kernels for
+OLDEST: Final = (7, 5)  # supported by flash_dist's kernels
 each_library = pytest.mark.parametrize("one", LIBRARIES, ids=lambda one: str(one.name))
 
 
 def disagree(
     path: Path, one: Library, driver: int, name: str, gpus: tuple[Number, ...] = GPUS
 ) -> list[str]:
-    """Return the cells where doctor and the rules differ: in whether and how, or in why not."""
+    """Return the cells where doctor and the rules differ in whether, how, or why not."""
     _, answers = ask(path, gpus, driver, VARIABLES[name])
     return compare(one, driver, name, gpus, answers)
 
@@ -46,7 +46,7 @@ def disagree(
 def compare(
     one: Library, driver: int, name: str, gpus: tuple[Number, ...], answers: Iterable[Answer]
 ) -> list[str]:
-    """Return where what doctor answered differs from the rules."""
+    """Return the differences between doctor's answers and the rules."""
     variables = VARIABLES[name]
     found = []
     for gpu, answer in zip(gpus, answers, strict=True):
@@ -63,7 +63,7 @@ def compare(
 
 
 def pick_cells(one: Library) -> Iterable[tuple[int, str]]:
-    """Return a third of the drivers, each with other variables, both others for each library."""
+    """Return a third of the drivers, each with other variables, for each library."""
     names = tuple(VARIABLES)
     first = LIBRARIES.index(one)
     drivers = DRIVERS[first % 3 :: 3]

@@ -1,4 +1,4 @@
-"""install_test, apart from the clients: results, phases, the next version, pairs, what is left."""
+"""install_test without its clients: results, phases, the next version, pairs, leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of sizes: which wheels it is about, its rows, and where it is written."""
+"""The table of sizes: its wheels, its rows, and its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padding taken out and put back, against loops over the sequences."""
+"""Removing and restoring padding, compared with loops over the sequences."""
 
 from __future__ import annotations
 

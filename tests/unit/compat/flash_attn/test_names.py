@@ -1,4 +1,4 @@
-"""flash_dist.compat.flash_attn: what it has, what it says of the rest; nothing compiled is here."""
+"""Names of flash_dist.compat.flash_attn, and errors for the rest; nothing here is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""register() adds a name to diffusers' own, and says what it lacks."""
+"""register() adds a name to diffusers, and reports missing parts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DISPATCH = "diffusers.models.attention_dispatch"
 
 
 class Names(str, Enum):
-    """As diffusers has it."""
+    """Stub of diffusers' names."""
 
     NATIVE = "native"
     _NATIVE_FLASH = "_native_flash"
 
 
 class Registry:
-    """As diffusers has one: functions by members."""
+    """Stub of diffusers' registry: functions by members."""
 
     known: dict[Names, Callable[..., object]]
 

@@ -1,7 +1,7 @@
-"""The choice of torch's varlen_attn, by torch's own code, with our rule in front of it.
+"""The backend choice of torch's varlen_attn, by torch's own code, with our rule before it.
 
-The code is that of torch 2.14 and 2.15, beside that of the torch that is here. A GPU is told by its
-compute capability and by cuDNN's version, and tensors of it have no memory.
+The code is that of torch 2.14 and 2.15, and that of the installed torch. A GPU is described by its
+compute capability and cuDNN's version; its tensors have no memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLACE = "torch.nn.attention.varlen"
 
 
 class Registration:
-    """As the provider has one, without the extension."""
+    """Stub of the provider's registration, without the extension."""
 
     def __init__(self) -> None:
         self._order = Order()
@@ -44,7 +44,7 @@ class Registration:
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let torch see a GPU of compute capability 9.0 and cuDNN 9.24."""
+    """Make torch see a GPU of compute capability 9.0 and cuDNN 9.24."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92400)
     provider = ModuleType("provider")
@@ -61,7 +61,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=MODULES.values(), ids=list(MODULES))
 def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return torch's code, where torch has it."""
+    """Return torch's code, if torch has it."""
     monkeypatch.setitem(sys.modules, PLACE, request.param)
     found: ModuleType = request.param
     return found

@@ -1,4 +1,4 @@
-"""Calls that went to torch's own kernels are named once, and shown by doctor."""
+"""Calls that went to torch's own kernels are reported once, and shown by doctor."""
 
 from __future__ import annotations
 

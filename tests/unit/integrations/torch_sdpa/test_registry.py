@@ -1,4 +1,4 @@
-"""The provider in torch's registry: known by name, active on request alone, and given back."""
+"""The provider in torch's registry: known by name, active on request only, and removable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Registration:
-    """As the provider has one, without the extension."""
+    """Stub of the provider's registration, without the extension."""
 
     alive = 0
 

@@ -1,4 +1,4 @@
-"""What layers are given shows the pairs that a mask function of transformers shows."""
+"""Masks for layers show the pairs of a transformers mask function."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make(
 
 
 def show(mask: Sight | Tensor | None, queries: int, keys: int) -> Tensor:
-    """Return booleans [batch, queries, keys] of what layers make of a mask."""
+    """Return booleans [batch, queries, keys] of the mask that layers make."""
     seen = torch.zeros(BATCH, queries, keys, dtype=torch.bool)
     if isinstance(mask, Tensor):
         assert mask.shape == (BATCH, 1, 1, 2)
@@ -202,7 +202,7 @@ def test_one_query_that_sees_all_keys_needs_no_mask() -> None:
 
 
 def test_what_a_module_may_contradict_is_said_by_a_mask() -> None:
-    assert make(FUNCTIONS["full"]).band.is_full  # modules of some encoders are causal, they say
+    assert make(FUNCTIONS["full"]).band.is_full  # some encoders claim to be causal
 
 
 @pytest.mark.parametrize("name", ["prefill", "static-prefill"])

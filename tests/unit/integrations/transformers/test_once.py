@@ -1,4 +1,4 @@
-"""What is read of a tensor, and what needs no reading."""
+"""Values that are read from a tensor once, and those that need no reading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_longest_sequence_may_be_given_as_any_whole_number(given: int | None
 
 
 class LlamaAttention(torch.nn.Module):
-    """A layer of some name."""
+    """A layer of this name."""
 
 
 TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]], dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Mask functions are read by their names; what is not known is not guessed."""
+"""Mask functions are recognised by name; unknown ones are not guessed."""
 
 from __future__ import annotations
 

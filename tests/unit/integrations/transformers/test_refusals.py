@@ -1,4 +1,4 @@
-"""What has no kernel is refused by the name of the module, with what to set."""
+"""Requests without a kernel are refused with the module's name, and with the setting to change."""
 
 from __future__ import annotations
 

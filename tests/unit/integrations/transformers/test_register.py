@@ -1,4 +1,4 @@
-"""register() asks transformers for two classes, and says what it lacks."""
+"""register() needs two classes of transformers, and reports missing parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Interface:
-    """As transformers has two of: functions by name."""
+    """Stub of the two interfaces of transformers: functions by name."""
 
     def __init__(self) -> None:
         self.known: dict[str, Callable[..., object]] = {}

@@ -1,4 +1,4 @@
-"""The gate in front of anybody's release: what is required, what falls short, how it is said."""
+"""The audit of anybody's release: requirements, shortfalls and messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BOTH = container(
 
 
 def cubin_for(number: int, compat: bytes = b"") -> bytes:
-    """Return a cubin whose own header tells its target, as nvcc 13 writes it."""
+    """Return a cubin that states its target itself, as nvcc 13 writes it."""
     more = (Part(".nv.compat", compat),) if compat else ()
     data = bytearray(cubin(Kernel("alpha"), Kernel("beta"), more=more))
     data[8] = 8  # ABI version
@@ -82,7 +82,7 @@ def test_a_release_that_has_all_passes(lib: Path) -> None:
 def test_what_a_library_loads_itself_is_judged_as_one_and_warned_of(
     tmp_path: Path, cli: Cli
 ) -> None:
-    """cuFFT: each of 18 000 fatbins is for one target, and the library takes what it wants."""
+    """cuFFT: each of 18 000 fatbins is for one target, and the library chooses among them."""
     path = tmp_path / "libcufft.so"
     each = b"".join(container(entry(SASS, one, cubin_for(one))) for one in (80, 90))
     path.write_bytes(library(extra=(Part(".data", each, flags=3),)))
@@ -302,7 +302,7 @@ def test_a_pyproject_toml_that_cannot_be_read_is_refused(
     reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     (tmp_path / "pyproject.toml").write_bytes(b"authors = 'J\xf6rg'")
-    if reason == "Permission denied":  # whoever runs the tests may be root, who reads everything
+    if reason == "Permission denied":  # the tests may run as root, which can read everything
 
         def refuse(*_: object, **__: object) -> str:
             raise PermissionError(errno.EACCES, reason, "pyproject.toml")
@@ -341,11 +341,11 @@ def test_what_passes_says_so(lib: Path, cli: Cli) -> None:
     assert "[ok]    all requirements are met, and all code is understood" in out
 
 
-# --- What is claimed is checked -------------------------------------------------------------------
+# --- Claims are checked ---------------------------------------------------------------------------
 
 
 def overwrite(data: bytes, start: bytes, size: int) -> bytes:
-    """Put noise over a payload that begins with some bytes."""
+    """Overwrite a payload that begins with some bytes."""
     place = data.index(start)
     noise = random.Random(1).randbytes(size)  # noqa: S311 - no secret
     return data[:place] + noise + data[place + size :]
@@ -428,7 +428,7 @@ def test_lto_ir_alone_is_no_code_for_any_gpu(tmp_path: Path) -> None:
 def test_an_image_counts_as_what_it_says_itself(
     tmp_path: Path, require: str, *, passes: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A header of CUDA Tile says sm_120, and its cubin is sm_120a: for 12.0 alone, not 12.1."""
+    """A header of CUDA Tile has sm_120 for a cubin of sm_120a, which is for 12.0 alone."""
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(entry(SASS, 120, cubin_for(120, FOR_ONE_CHIP)))))
     assert main(["audit", "--require", require, "--forbid-extra", str(path)]) == int(not passes)
@@ -555,7 +555,7 @@ OURS = (
 def test_fatbins_of_one_target_that_their_kernels_name_are_judged_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ours: the library takes the variant that is named after the GPU, and not the driver."""
+    """Ours: the library, not the driver, takes the variant that is named after the GPU."""
     path = tmp_path / "lib.so"
     write_variants(path, *OURS)
     assert problems(path, require="7.5;8.0+PTX;9.0a") == (
@@ -623,7 +623,7 @@ def test_a_fatbin_without_a_kernel_lacks_nothing(tmp_path: Path) -> None:
 
 
 def test_names_in_c_plus_plus_are_compared_as_their_source_has_them(tmp_path: Path) -> None:
-    """The length of a mangled name changes with the target in it."""
+    """The length of a mangled name changes with its target."""
     path = tmp_path / "lib.so"
     write_variants(path, "sm_80: _Z8gemm_s80Pf", "sm_90a: _Z9gemm_sm90Pf", "sm_80: _Z9gemm_sm80Pf")
     assert problems(path, require="8.0;9.0a") == (

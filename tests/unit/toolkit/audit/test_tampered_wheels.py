@@ -1,6 +1,6 @@
-"""Wheels that somebody changed and made a right RECORD for: which check of `verify` refuses each.
+"""Tampered wheels with a valid RECORD: the check of `verify` that rejects each.
 
-What only the manifest of a release can tell is in the table as well, and in docs/install.md.
+The table also has changes that only the manifest of a release reveals, as docs/install.md does.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tampered:
-    """A change of the files, of how they are packed, or of the file's name."""
+    """A change of the files, of their compression, or of the file's name."""
 
-    refused_by: set[str]  # names of checks; empty: only the manifest of a release tells
+    refused_by: set[str]  # names of checks; empty: only a release's manifest reveals it
     files: Callable[[Files], Files] = lambda files: files
     pack: Pack = build_zip
     name: str = NAME
@@ -95,7 +95,7 @@ def both(*changes: Callable[[Files], Files]) -> Callable[[Files], Files]:
 
 
 def one(name: str, **changes: object) -> Pack:
-    """Pack one member otherwise."""
+    """Compress one member differently."""
 
     def pack(members: list[Packed]) -> bytes:
         assert any(member.name == name for member in members)
@@ -133,7 +133,7 @@ def twin(members: list[Packed]) -> bytes:
 
 
 def uncounted(data: bytes) -> bytes:
-    """Say one member less than the list has: some readers count, others read to the end."""
+    """Count one member less than the list has: some readers count, others read to the end."""
     end = bytearray(data)
     for place in (-14, -12):
         end[place] -= 1
@@ -142,7 +142,7 @@ def uncounted(data: bytes) -> bytes:
 
 WIDE = struct.pack("<HHQQ", 1, 16, 5, 5)
 INIT = "flash_dist/__init__.py"
-TYPED = b'"py.typed"'  # the last file that the build lists
+TYPED = b'"py.typed"'  # the last file in the build's list
 FOREIGN = {"files"}
 ALL_UNREAD = {"files", "record", "metadata", "audit", "sbom"}
 
@@ -181,7 +181,7 @@ TAMPERED: dict[str, Tampered] = {
     "library with a version": Tampered(
         {"files", "audit", "sbom"}, add("flash_dist.libs/libgomp.so.1", b"\x7fELF")
     ),
-    # Names that mean another file than they say.
+    # Names that mean another file.
     "dot in front": Tampered(FOREIGN, add("./flash_dist/__init__.py")),
     "dot inside": Tampered(FOREIGN, add("flash_dist/./__init__.py")),
     "two slashes": Tampered(FOREIGN, add("flash_dist//__init__.py")),
@@ -214,7 +214,7 @@ TAMPERED: dict[str, Tampered] = {
         {"archive"}, pack=more(Packed("flash_dist/", b"MZ" * 9, FOLDER, method=0))
     ),
     "foreign folder": Tampered(FOREIGN, pack=more(Packed("torch/", b"", FOLDER, method=0))),
-    # Bytes that belong to nothing, and headers that tell something else.
+    # Bytes that belong to nothing, and contradictory headers.
     "program in front": Tampered({"archive"}, pack=text(lambda data: b"#!/bin/sh\n" + data)),
     "bytes behind": Tampered({"archive"}, pack=text(lambda data: data + b"\0" * 9)),
     "archive behind": Tampered(
@@ -250,7 +250,7 @@ TAMPERED: dict[str, Tampered] = {
     "fewer members by the count": Tampered({"archive"}, pack=text(uncounted)),
     "comment of a member": Tampered({"archive"}, pack=one(WHEEL, comment=b"evil")),
     "size behind the member": Tampered({"archive"}, pack=one(WHEEL, flags=8)),
-    # What the wheel says of itself.
+    # The wheel's claims about itself.
     "version of METADATA": Tampered(
         {"metadata", "audit"}, edit(METADATA, b"Version: 0.1.0+cu130", b"Version: 0.1.1+cu130")
     ),
@@ -311,13 +311,13 @@ TAMPERED: dict[str, Tampered] = {
     "dist-info of another version": Tampered(
         {"files", "metadata"}, renamed(INFO, "flash_dist-9.9.9.dist-info")
     ),
-    # Code and bill.
+    # Code and bill of materials.
     "kernels of nobody": Tampered({"audit", "sbom"}, add(KERNELS, make_linked(exports=("f",)))),
     "machine that is none": Tampered(
         {"files", "metadata", "audit", "sbom"}, edit(MANIFEST, b'"x86_64"', b'"evil"')
     ),
     "no bill": Tampered({"sbom"}, drop(SBOM)),
-    # Files that the build did not list, or that it did.
+    # Files missing from the build's list, or from the wheel.
     "more modules": Tampered(FOREIGN, add("flash_dist/evil.py")),
     "more data": Tampered(FOREIGN, add("flash_dist/evil.json", b"{}")),
     "no module": Tampered(FOREIGN, drop(INIT)),
@@ -331,7 +331,7 @@ TAMPERED: dict[str, Tampered] = {
         FOREIGN,
         both(add("flash_dist/x.pth"), edit(MANIFEST, TYPED, TYPED + b', "x.pth"')),
     ),
-    # Text that two readers read as two things, or a newer one as something else.
+    # Text that two readers, or a newer one, read differently.
     "newer kind of METADATA": Tampered(
         {"metadata"}, edit(METADATA, b"Metadata-Version: 2.4", b"Metadata-Version: 9.9")
     ),
@@ -341,7 +341,7 @@ TAMPERED: dict[str, Tampered] = {
         {"files", "metadata", "audit", "sbom"}, edit(MANIFEST, b"{", b'{"version": 1,')
     ),
     "name twice in the bill": Tampered({"sbom"}, edit(SBOM, b"{", b'{"bomFormat": "CycloneDX",')),
-    # Nobody but the manifest of a release knows that these are not ours.
+    # Only the manifest of a release reveals that these are not ours.
     "changed module": Tampered(set(), add(INIT)),
     "more modules, which are listed": Tampered(
         set(),
@@ -404,7 +404,7 @@ def test_whatever_a_wheel_says_of_itself_is_no_traceback(name: str, tmp_path: Pa
 
 
 def write_verified(files: Files, folder: Path) -> None:
-    """Verify a wheel of these files, whatever comes out."""
+    """Verify a wheel of these files, with any result."""
     members = [Packed(name, data) for name, data in files.items()]
     if RECORD not in files:
         members.append(Packed(RECORD, make_record(files)))

@@ -1,4 +1,4 @@
-"""`verify`: a whole wheel passes, and every planted fault is caught by its own id."""
+"""`verify`: a whole wheel passes, and every planted fault has its own id."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def without(name: str) -> Callable[[Files], Files]:
     return lambda files: {key: data for key, data in files.items() if key != name}
 
 
-# What somebody did to the files, after which RECORD was made anew, and what must be noticed.
+# A change of the files before RECORD was made again, and the expected finding.
 FAULTS: dict[str, tuple[Callable[[Files], Files], dict[str, str]]] = {
     "nothing": (lambda files: files, {}),
     "no bill of materials": (without(SBOM), {"sbom": "verify-sbom-missing"}),
@@ -215,7 +215,7 @@ def test_a_wheel_without_record_is_noticed(tmp_path: Path) -> None:
     wheel = write_whole_wheel(tmp_path)
     wheel.write_bytes(wheel.read_bytes().replace(RECORD.encode(), RECORD[:-1].encode() + b"X"))
     assert failures(wheel) == {
-        "archive": "verify-archive",  # both names were changed, but that of the header
+        "archive": "verify-archive",  # both names were changed, except in the header
         "files": "verify-foreign-file",
         "record": "verify-record",
     }

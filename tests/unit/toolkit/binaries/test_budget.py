@@ -1,4 +1,4 @@
-"""The work that a file may ask for: by its size, whatever nests in it, and on every machine."""
+"""Limits on the work for a file: by its size, for any nesting, equal on every machine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.binaries.budget import Work
 
 MIB = 1 << 20
-# The most that one file was seen to have, with its size: torch 2.11 and 2.7, NCCL 2.27 and 2.30,
-# cuBLASLt 13, cuDNN 9, each as a library and the wheels of torch as such.
+# The largest counts seen in one file, with its size: torch 2.11 and 2.7, NCCL 2.27 and 2.30,
+# cuBLASLt 13, cuDNN 9, each as a library, and the wheels of torch.
 SEEN: dict[Work, tuple[int, int]] = {
     "bytes": (7_000 * MIB, 420 * MIB),
     "searched": (1_600 * MIB, 420 * MIB),
@@ -54,7 +54,7 @@ def test_a_limit_says_what_it_is_of_and_what_to_do() -> None:
 
 
 def read(path: Path, level: str = "kernels") -> list[str]:
-    """Return the reasons why things are unread."""
+    """Return the reasons for unread parts."""
     try:
         _, unread = inspect_libraries(open_libraries(path), Choice(level))  # type: ignore[arg-type]
     except FatbinError as error:
@@ -151,7 +151,7 @@ def test_an_image_beyond_the_limit_ends_the_file_at_every_level(
 
 
 def test_a_small_file_cannot_ask_for_much(tmp_path: Path) -> None:
-    """Of 64 KB, over 1000 times its size per image, and image after image."""
+    """Of 64 KB, over 1000 times its size per image, and many images."""
     text = random.Random(0).randbytes(4096) + b" " * (7 * MIB)  # noqa: S311 - no secret
     images = container(*[entry(PTX, 80, text, codec="zstd")] * 16)
     path = tmp_path / "bomb.fatbin"

@@ -1,4 +1,4 @@
-"""Names in readable form, also where a name was made to do harm."""
+"""Names in readable form, including malicious ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_libstdcxx = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[module._Child]:
-    """Start from nothing: no answers kept, no failures counted."""
+    """Clear the cache and the failure count."""
     fresh = module._Child()
     monkeypatch.setattr(module, "_child", fresh)
     demangle.cache_clear()
@@ -80,7 +80,7 @@ def test_what_is_no_name_stays_as_it_is(name: str) -> None:
 @needs_libstdcxx
 def test_a_name_that_unpacks_without_end_stays_as_it_is() -> None:
     def spent() -> float:
-        """Return the seconds of work, that of children that have ended with it."""
+        """Return the seconds of CPU time, including children that have ended."""
         return sum(os.times()[:4])
 
     started = spent()

@@ -1,4 +1,4 @@
-"""Windows libraries and object files, honest and hostile."""
+"""Windows libraries and object files, valid and hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dynamic linker reads of a library: real ones, stripped ones, damaged ones."""
+"""Dynamic linking data of libraries: real ones, stripped ones, damaged ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tar archives as a stream: what tarfile writes, and what nobody honest does."""
+"""Tar archives as a stream: output of tarfile, and hostile ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(files: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
 
 
 def header(name: str, size: int, kind: bytes = b"0", data: bytes = b"") -> bytes:
-    """Make one member whose header may say anything."""
+    """Make one member with any header."""
     info = tarfile.TarInfo(name)
     info.size, info.type = size, kind
     return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)

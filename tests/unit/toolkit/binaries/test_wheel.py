@@ -1,4 +1,4 @@
-"""Wheels, honest and hostile."""
+"""Wheels, valid and hostile."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_names_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> N
 def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pkg.whl"
     with warnings.catch_warnings(), zipfile.ZipFile(path, "w") as archive:
-        warnings.simplefilter("ignore")  # zipfile says that the name comes twice
+        warnings.simplefilter("ignore")  # zipfile warns that the name comes twice
         archive.writestr("pkg/lib.so", LIBRARY)
         archive.writestr("pkg/lib.so", b"another")
     with pytest.raises(FatbinError, match=r"holds `pkg/lib\.so` twice"), open_wheel(path):
@@ -157,7 +157,7 @@ def test_members_of_the_rarer_codecs_are_read_and_their_damage_is_an_error(
     with open_wheel(path) as wheel:
         assert wheel.read("lib.so") == LIBRARY
     whole = path.read_bytes()
-    start, end = 30 + len("lib.so") + 9, whole.index(b"PK\x01\x02")  # behind LZMA's own head
+    start, end = 30 + len("lib.so") + 9, whole.index(b"PK\x01\x02")  # after LZMA's own header
     for place in range(start, end - 16, 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         broken = pytest.raises(FatbinError, match=r"`lib\.so`")

@@ -1,4 +1,4 @@
-"""Kernels of plain files: no table lists them, and the manifest says of which file they are."""
+"""Kernels of plain files, which no table lists: the manifest names their files."""
 
 from __future__ import annotations
 

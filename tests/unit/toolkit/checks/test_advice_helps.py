@@ -1,6 +1,6 @@
-"""Advice that is followed helps: the same command does not give it again, and all of it ends.
+"""Following doctor's advice helps: no step comes twice, and all paths end.
 
-A state is a machine and a build. The advice of a state is read out of what doctor says, and taken:
+A state is a machine and a build. The test reads the advice from doctor's output and follows it:
 each alternative, and each driver that `or newer` allows, leads to another state.
 """
 
@@ -51,7 +51,7 @@ _MOST_STEPS: Final = 6
 
 @dataclass(frozen=True)
 class State:
-    """A machine, and the build that lies on it."""
+    """A machine, and its installed build."""
 
     devices: tuple[Device, ...]
     driver: int | None
@@ -80,7 +80,7 @@ def _build(archs: str, toolkit: str, machine: str) -> Build:
 
 
 def compile_list(text: str) -> str:
-    """Insist that our toolkit compiles a list."""
+    """Check that our toolkit compiles a list."""
     return str(require_supported(ArchSet.parse(text), DEFAULT_TOOLKIT))
 
 
@@ -123,10 +123,10 @@ SET: Final = (
 
 
 def follow(step: str, state: State) -> Iterator[State]:
-    """Yield the state behind each alternative of a step.
+    """Yield the state after each alternative of a step.
 
     Raises:
-        AssertionError: A part of it is not understood here.
+        AssertionError: The test does not know a part of it.
     """
     for words, take in _WAYS:
         found = re.match(words, step)
@@ -196,7 +196,7 @@ _WAYS: Final = (
 
 
 def insist(state: State, done: tuple[State, ...] = (), known: set[State] | None = None) -> None:
-    """Follow all advice to its end: none comes again, and no way goes on without one."""
+    """Follow all advice to its end: no step repeats, and no path ends with a failure."""
     known = set() if known is None else known
     assert len(done) <= _MOST_STEPS, done
     if state in known:
@@ -204,7 +204,7 @@ def insist(state: State, done: tuple[State, ...] = (), known: set[State] | None 
     for step in advise(state):
         for behind in follow(step, state):
             if behind == state:
-                continue  # to try it out changes nothing
+                continue  # a step for testing changes nothing
             assert step not in advise(behind), (step, state, behind)
             assert behind not in (*done, state), (step, done, behind)
             insist(behind, (*done, state), known)
@@ -213,7 +213,7 @@ def insist(state: State, done: tuple[State, ...] = (), known: set[State] | None 
 
 @cache
 def cases(machine: str) -> tuple[tuple[str, str], ...]:
-    """Return the builds that may lie there: what is published, and lists of two toolkits."""
+    """Return the possible builds: the published ones, and lists of two toolkits."""
     sets = [(str(one), one.toolkit) for one in SETS.values() if one.machine == machine]
     lists = ("7.5", "8.0", "12.0+PTX", "compute_75")
     own = [(one, toolkit) for one in lists for toolkit in ("12.8", DEFAULT_TOOLKIT)]

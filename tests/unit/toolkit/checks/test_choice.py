@@ -1,4 +1,4 @@
-"""Doctor's --only, --skip, --devices, -v and -q: what is not asked for is not run."""
+"""Doctor's --only, --skip, --devices, -v and -q: other checks do not run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Machine:
-    """A machine made by hand, and what was run on it."""
+    """A machine made by hand, which records the steps that ran."""
 
     def __init__(self, made: Environment) -> None:
         self.made = made

@@ -1,4 +1,4 @@
-"""Every code that `cuInit` may end with: doctor and `explain` say the same of it."""
+"""Every error code of `cuInit`: doctor and `explain` agree."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_code_is_known_in_every_way_of_writing_it(number: int) -> None:
 
 
 def _same_text(text: str) -> int:
-    """Return the first number of a text: 300 says the same as 200."""
+    """Return the first number with the same text: 300 for 200."""
     return next(number for number, code in sorted(CODES.items()) if code.text == text)
 
 

@@ -1,4 +1,4 @@
-"""Looking at the machine: every way in which a part is absent or broken is a state."""
+"""Describing the machine: every absent or broken part is a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries of others that the driver refuses: the step that helps is that of the cause."""
+"""Libraries of others that the driver refuses: the fix matches the cause."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_is_not_understood_is_said_before_any_verdict(tmp_path: Path) -> No
 def test_a_library_of_which_nothing_is_understood_is_not_said_to_have_no_gpu_code(
     tmp_path: Path, parts: list[Part]
 ) -> None:
-    """It registers two containers, and none was found."""
+    """It registers two containers, which were not found."""
     path = tmp_path / "lib.so"
     path.write_bytes(elf(parts))
     *_, result = examine_libraries(MACHINE, open_libraries(path))

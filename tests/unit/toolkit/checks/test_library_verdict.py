@@ -1,4 +1,4 @@
-"""Anybody's libraries on GPUs: what the driver takes of each container."""
+"""Anybody's libraries on GPUs: the images that the driver takes of each container."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ TABLE = [
     ((sass(86, codec="zstd"),), "8.6", "535", "no", "None"),
     ((sass(86, codec="zstd"),), "8.6", "550", "native", "sm_86"),
     ((entry(LTO, 80, CUBIN),), "8.0", "580", "no", "None"),
-    # code version 1.8 is CUDA 13's, except for sm_100 and newer, where 12.8 wrote it, too
+    # code version 1.8 is CUDA 13's, except for sm_100 and newer, where 12.8 also wrote it
     ((entry(SASS, 75, CUBIN, isa=(1, 8)),), "7.5", "575", "no", "None"),
     ((entry(SASS, 75, CUBIN, isa=(1, 8)),), "7.5", "580", "native", "sm_75"),
     ((entry(SASS, 75, CUBIN, isa=(1, 7)),), "7.5", "525", "native", "sm_75"),

@@ -1,4 +1,4 @@
-"""What doctor says of loading: predicted, tried, and where the two differ."""
+"""Doctor's results of loading: predicted, tried, and where the two differ."""
 
 from __future__ import annotations
 

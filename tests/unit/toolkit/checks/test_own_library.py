@@ -1,4 +1,4 @@
-"""Our own wheels before they are installed: judged kernel by kernel, as they are afterwards."""
+"""Our own wheels before installation: judged kernel by kernel, as afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KERNELS, MANIFEST = "flash_dist/libflash_dist_kernels.so", "flash_dist/_build.js
 
 
 def make_images(arch: Arch) -> bytes:
-    """Return a container for each kernel of a target, as separate sources give."""
+    """Return a container for each kernel of a target, as from separate sources."""
     symbols = [variant.symbol for variant in make_variants(arch)]
     if arch.ptx:
         return b"".join(container(entry(PTX, arch.number, ptx(symbol))) for symbol in symbols)
@@ -151,4 +151,4 @@ def test_a_wheel_whose_kernels_cannot_be_read_fails(
     out = cli("doctor", "--wheel", path, "--gpu", "7.5", "--json", status=1).out
     checks = json.loads(out)["checks"]
     found = [(check["status"], check["id"]) for check in checks if check["name"] == "library"]
-    assert found == [("fail", "library-unread")]  # and nothing of libraries without GPU code
+    assert found == [("fail", "library-unread")]  # and no result for libraries without GPU code

@@ -1,4 +1,4 @@
-"""What torch itself has, read from planted libraries and judged on GPUs."""
+"""GPU code of torch, read from planted libraries and judged on GPUs."""
 
 from __future__ import annotations
 

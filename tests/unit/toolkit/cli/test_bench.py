@@ -1,4 +1,4 @@
-"""`python -m flash_dist bench` as a user meets it, without a GPU."""
+"""User's view of `python -m flash_dist bench`, without a GPU."""
 
 from __future__ import annotations
 

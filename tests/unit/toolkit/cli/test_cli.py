@@ -1,4 +1,4 @@
-"""What every subcommand does with its streams and with arguments it does not understand."""
+"""Streams and unknown arguments of every subcommand."""
 
 from __future__ import annotations
 

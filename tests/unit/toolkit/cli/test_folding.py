@@ -1,4 +1,4 @@
-"""How sentences are broken and coloured in a terminal, and that commands can be copied from it."""
+"""Wrapped and coloured sentences in a terminal, from which commands can be copied."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMAND = (
     "https://example.org/flash_dist/simple/ --no-deps`"
 )
 CODE = re.compile(r"`[^`\n]+`")
-WORD = re.compile(r"\(more: `[^`\n]+`\)|`[^`\n]+`")  # what is not broken
+WORD = re.compile(r"\(more: `[^`\n]+`\)|`[^`\n]+`")  # unbroken text
 
 
 def results() -> Iterator[CheckResult]:

@@ -1,4 +1,4 @@
-"""Steps that work where they are read: nox and `dist/` are in a clone, and nowhere else."""
+"""Hints work where they are read: nox and `dist/` exist in a clone, and nowhere else."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(errors.__file__).parents[1]
-# Functions that are called in a clone alone.
+# Functions that are called in a clone only.
 CLONE_ONLY = {"_build", "build_fix"}
 
 
 def find_nox(tree: ast.AST, *, excused: bool = False) -> Iterator[ast.Constant]:
-    """Yield the strings that name nox, but for those that a clone alone prints."""
+    """Yield the strings that name nox, except those printed only in a clone."""
     for node in ast.iter_child_nodes(tree):
         is_hint = isinstance(node, ast.Call) and "hint_to_build" in ast.unparse(node.func)
         is_meant = isinstance(node, ast.FunctionDef) and node.name in CLONE_ONLY
@@ -91,7 +91,7 @@ def test_commands_of_a_published_set_where_there_is_no_clone() -> None:
         ("uv", f'uv pip install "flash_dist==0.1.0+cu130.all" --index {INDEX}all/'),
         ("build", "FLASH_DIST_ARCH_SET=all pip install flash_dist-0.1.0.tar.gz"),
     ]
-    # from the sources pip compiles on x86_64, for it, and with CUDA 13
+    # pip compiles the sources on x86_64, for it, and with CUDA 13
     assert [tool for tool, _ in commands("cuda12", "x86_64")] == ["pip", "uv"]
     assert commands("arm", "aarch64") == [
         ("pip", f'pip install "flash_dist==0.1.0+cu130.arm" --extra-index-url {INDEX}arm/'),
@@ -124,7 +124,7 @@ def test_a_list_for_arm_is_cross_compiled_where_there_is_no_clone() -> None:
 def test_no_command_names_nox_where_the_package_is_installed(
     tmp_path: Path, arguments: str
 ) -> None:
-    """A copy of the package without the rest of the clone, as pip would leave it."""
+    """The test copies the package without the rest of the clone, as pip would install it."""
     copy = tmp_path / "site" / "flash_dist"
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(PACKAGE, copy, ignore=ignored, symlinks=True)

@@ -1,4 +1,4 @@
-"""Names that would print a line like ours, or steer a terminal, are escaped by all subcommands."""
+"""All subcommands escape names that imitate our lines or steer a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads files and judges machines that are not here needs neither torch nor our extension."""
+"""Reading files and judging absent machines need neither torch nor our extension."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.made.whole_wheel import NAME, write_whole_wheel
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What takes seconds, and the one module that loads our extension.
+# Modules that take seconds to import, and the module that loads our extension.
 HEAVY = ("torch", "numpy", "flash_dist.kernels.operators")
 RUN = """
 import sys

@@ -1,4 +1,4 @@
-"""`python -m flash_dist inspect` as a user meets it."""
+"""User's view of `python -m flash_dist inspect`."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_where_no_kernel_can_be_read_none_is_called_real(tmp_path: Path, cli: Cl
     ],
 )
 def test_an_empty_path_is_no_folder(command: str, cli: Cli) -> None:
-    """As a script passes it, whose variable is not set."""
+    """A script passes it if its variable is not set."""
     err = cli(*command.split(), "", status=2).err
     assert "a path must name a file or folder, got an empty one" in err
 
@@ -307,7 +307,7 @@ def test_a_gpu_as_target_takes_all_code_named_after_it(
 
 
 def test_json_of_many_kernels_comes_in_pieces(lib: Path) -> None:
-    """The text of a large library would take several times the memory of what was read."""
+    """The text of a large library would take several times the memory of its data."""
     inspections, _ = inspect_libraries(open_libraries(lib), Choice("kernels"))
     pieces = list(json_pieces("kernels", inspections, []))
     assert len(pieces) > 20

@@ -1,4 +1,4 @@
-"""How far the selftests of several GPUs are: on a terminal, in a log, beside JSON, on Ctrl-C."""
+"""Progress of several GPUs' selftests: on a terminal, in a log, beside JSON, on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def watch(argv: list[str], environ: dict[str, str], *, stop: bytes = b"") -> tuple[int, str, str]:
-    """Run with stderr on a terminal; Ctrl-C as soon as `stop` is shown. Return what was shown."""
+    """Run with stderr on a terminal; send Ctrl-C when `stop` is shown. Return the shown text."""
     main_end, child_end = pty.openpty()
     with subprocess.Popen(
         argv,
@@ -102,7 +102,7 @@ def test_a_terminal_is_shown_how_many_cases_are_left_and_nothing_stays(
     status, out, shown = watch(command(name), environ)
     assert status == 0, out
     assert re.search(r"selftest of gpus 0, 1: \d of 8 cases, about \d+ s left", shown)
-    assert shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K")  # the cursor is there, the line is not
+    assert shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K")  # the cursor is visible, the line is gone
     assert out.index("selftest 0") < out.index("selftest 1")
 
 
@@ -155,7 +155,7 @@ def test_ctrl_c_ends_all_selftests_and_leaves_the_terminal_as_it_was(
     assert status == 130
     assert "Traceback" not in shown + out
     assert shown.rstrip().endswith("\x1b[2K")
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is shown again
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is visible again
     children = [json.loads(one.read_text()) for one in (tmp_path / "children").iterdir()]
     assert len(children) == 2
     wait_until(lambda: not any(is_running(str(child["pid"])) for child in children))

@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md, run as they stand there."""
+"""The recipes of docs/recipes.md, run unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPLETE = (
 
 
 def block(language: str, words: str) -> str:
-    """Return the one block of a language that holds these words."""
+    """Return the only block of a language that contains these words."""
     found = [
         text for text in re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL) if words in text
     ]
@@ -116,7 +116,7 @@ def test_what_if_and_comparison_answer(project: Path) -> None:
 
 
 def accept(command: list[str]) -> argparse.Namespace:
-    """Let our own parser read a command; it raises UsageError for what it does not know."""
+    """Parse a command with our own parser; it raises UsageError for unknown parts."""
     assert command[:3] == ["python", "-m", "flash_dist"]
     return make_parser().parse_args(command[3:])
 

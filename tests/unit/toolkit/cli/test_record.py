@@ -1,4 +1,4 @@
-"""`doctor --save` and `--load`: what is printed there is printed here."""
+"""`doctor --save` and `--load`: the output there is repeated here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def be_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Environment], None]:
-    """Make this machine another one, on which every selftest is good."""
+    """Replace this machine by another one, on which every selftest passes."""
 
     def put(machine: Environment) -> None:
         monkeypatch.setattr("flash_dist.toolkit.cli.doctor.gather_environment", lambda _: machine)

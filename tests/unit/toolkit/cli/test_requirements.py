@@ -1,4 +1,4 @@
-"""An install without its requirements, or with something else in their place: one sentence."""
+"""A missing or hidden requirement of an install gives one sentence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def run_without(names: list[str], *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run a subcommand where packages are not installed."""
+    """Run a subcommand with packages hidden."""
     command = [sys.executable, "-c", BLOCK, ",".join(names), *argv]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""What the commands print with --json is what docs/schema says."""
+"""Output of --json follows docs/schema."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_a_schema_is_one(name: str) -> None:
 
 def test_every_command_with_json_has_a_schema() -> None:
     assert set(SCHEMAS) - {"record"} == set(SUBCOMMANDS) - {
-        "bench",  # whose --json keeps a run for itself
-        "explain",  # these two are in that of doctor
+        "bench",  # its --json writes a run to a file
+        "explain",  # doctor's schema contains these two
         "fleet",
     }
 

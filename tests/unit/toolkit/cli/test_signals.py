@@ -1,4 +1,4 @@
-"""Whoever ends a process early finds nothing of it left."""
+"""Ending a process early leaves no files behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
-    """Let children hear a signal even where these tests were started by nohup or with `&`."""
+    """Let children receive a signal even if the tests were started by nohup or with `&`."""
     heard: signal.Signals = request.param
     before = signal.signal(heard, signal.SIG_DFL)
     yield heard
@@ -36,7 +36,7 @@ def test_a_signal_leaves_no_temporary_folder(number: signal.Signals, tmp_path: P
         words = ["doctor", "--wheel", url, "--gpu", "9.0"]
         command = [sys.executable, "-m", "flash_dist", *words]
         with subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE) as process:
-            connection, _ = server.accept()  # and never answers
+            connection, _ = server.accept()  # never answers
             with connection:
                 assert [path.name[:11] for path in tmp_path.iterdir()] == ["flash_dist-"]
                 time.sleep(0.1)
@@ -57,7 +57,7 @@ def test_a_rank_that_waits_for_the_others_ends_at_once(tmp_path: Path) -> None:
         with subprocess.Popen(
             command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL
         ) as process:
-            connection, _ = server.accept()  # and never answers
+            connection, _ = server.accept()  # never answers
             with connection:
                 time.sleep(0.5)
                 process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""-v and -q of every subcommand, what a terminal is shown, and Ctrl-C."""
+"""-v and -q of every subcommand, their terminal output, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_terminal_is_shown_what_takes_longer_than_its_patience(name: str, seco
 
 
 def read_terminal(descriptor: int) -> bytes:
-    """Read on until the other side closes, which Linux reports as an error."""
+    """Read until the other side closes, which Linux reports as an error."""
     try:
         return os.read(descriptor, 4096)
     except OSError:
@@ -103,7 +103,7 @@ def read_terminal(descriptor: int) -> bytes:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Let children hear SIGINT even where these tests were started in the background."""
+    """Let children receive SIGINT even if the tests were started in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -123,7 +123,7 @@ def test_ctrl_c_ends_the_children_and_is_130(argv: list[str], tmp_path: Path) ->
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert children
-    wait_until(lambda: not any(map(is_running, children)))  # one just started ends a bit later
+    wait_until(lambda: not any(map(is_running, children)))  # a new process ends a bit later
     assert list(tmp_path.iterdir()) == []
 
 
@@ -164,7 +164,7 @@ def test_a_child_whose_parent_has_ended_does_not_begin() -> None:
 
 
 def wait_until(done: Callable[[], bool]) -> None:
-    """Wait for what other processes do."""
+    """Wait for other processes."""
     until = time.monotonic() + 30
     while not done():
         assert time.monotonic() < until
@@ -172,7 +172,7 @@ def wait_until(done: Callable[[], bool]) -> None:
 
 
 def is_running(child: str) -> bool:
-    """Whether a process is there and no zombie that nobody has waited for."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -180,7 +180,7 @@ def is_running(child: str) -> bool:
 
 
 def wait_for_children(process: subprocess.Popen[bytes]) -> list[str]:
-    """Wait for the child in which the kernels run."""
+    """Wait for the child that runs the kernels."""
     until = time.monotonic() + 30
     while time.monotonic() < until and process.poll() is None:
         path = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -1,4 +1,4 @@
-"""Files that inspect and audit cannot read: a sentence that names them, and a step."""
+"""Files that inspect and audit cannot read: a sentence that names them, and a fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIBRARY = library(container(entry(SASS, 80, cubin(Kernel("alpha")))), wrappers=1
 
 
 def complaint(cli: Cli, *argv: str) -> tuple[str, str]:
-    """Run a subcommand that fails; return its sentence and its hint."""
+    """Run a failing subcommand; return its sentence and its hint."""
     out, err = cli(*argv, status=2)
     assert out == ""
     said, empty, hint, end = err.split("\n")

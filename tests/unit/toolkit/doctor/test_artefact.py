@@ -1,4 +1,4 @@
-"""Doctor on addresses: a wheel is judged, and of an index page the wheel that fits best."""
+"""Doctor on addresses: it judges a wheel, and the best wheel of an index page."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_hash_of_an_index_page_is_held_against_what_came(site: Path, cli: Cl
         status, out, err = doctor(cli, f"{url}simple/flash-dist/", "9.0")
     assert (status, out) == (2, "")
     assert "has the sha256 " in err
-    status, out, _ = doctor(cli, str(page), "9.0")  # another one is judged, and that is said
+    status, out, _ = doctor(cli, str(page), "9.0")  # another wheel is judged, and reported
     assert status == 0
     assert "judged: flash_dist-0.1.0+cu130.hopper" not in out
     assert ".hopper-cp310-abi3-manylinux_2_34_x86_64.whl is not judged: " in out
@@ -202,7 +202,7 @@ def test_several_wheels_are_judged_after_one_option(site: Path, cli: Cli) -> Non
     )
     out = cli("doctor", "--wheel", hopper, hopper, "--gpu", "9.0").out
     assert out.count("native code (sm_90a)") == 2
-    # code in one wheel is of no use to who installs the other
+    # code in one wheel does not help users of the other
     for words in (["--wheel", hopper, blackwell], ["--wheel", hopper, "--wheel", blackwell]):
         out = cli("doctor", *words, "--gpu", "9.0", status=1).out
         assert re.search(r"\[fail\] +gpu 0 +flash_dist-0\.1\.0\+cu130\.blackwell", out)

@@ -1,4 +1,4 @@
-"""Doctor on recorded machines: what each check says, exit codes, JSON."""
+"""Doctor on recorded machines: results of each check, exit codes, JSON."""
 
 from __future__ import annotations
 

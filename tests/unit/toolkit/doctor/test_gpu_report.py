@@ -1,4 +1,4 @@
-"""`flash_dist.check()`: what doctor says of the GPUs, as data."""
+"""`flash_dist.check()`: doctor's GPU results as data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_build(machine: Environment, found: Installed, _: Cuda) -> Environment:
 
 @pytest.fixture
 def put(monkeypatch: pytest.MonkeyPatch) -> Put:
-    """Make a machine and a build look like those of this process."""
+    """Replace the machine and the build of this process."""
 
     def make(archs: str, *devices: str) -> Environment:
         machine = make_environment(archs, *devices)

@@ -1,4 +1,4 @@
-"""What a proof keeps of a GPU beside the results of its selftest."""
+"""GPU data that a proof keeps beside the selftest results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of machines: what is read is what was written, and nothing else is."""
+"""Records of machines: reading returns exactly the written data."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_record_is_judged_as_the_machine_is(scenario: Scenario) -> None:
 def test_a_record_is_as_its_schema_says_and_can_be_read_by_people(scenario: Scenario) -> None:
     text = scenario.record.to_text(NOTHING)
     jsonschema.validate(json.loads(text), SCHEMA, cls=jsonschema.Draft202012Validator)
-    assert max(map(len, text.splitlines())) <= 2 * LINE  # a sentence is not cut
+    assert max(map(len, text.splitlines())) <= 2 * LINE  # sentences are not shortened
     assert len(text.splitlines()) < 200
 
 

@@ -1,4 +1,4 @@
-"""Doctor on machines as they were met: status, ids and exit status of the whole examination."""
+"""Doctor on machines from practice: status, ids and exit status of the whole examination."""
 
 from __future__ import annotations
 

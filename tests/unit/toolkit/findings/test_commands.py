@@ -1,4 +1,4 @@
-"""Commands that hints print: each exists as it is printed, from a wheel, a clone and the .pyz."""
+"""Commands in printed hints: each works as printed, from a wheel, a clone and the .pyz."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPUTED: Final = "8.6"
 PROGRAM: Final = "python -m flash_dist "
 COMMAND: Final = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:python3? |pip |nox |torchrun )[^`]*)`")
 OURS: Final = "-m flash_dist "
-PLACES: Final = {  # what stands in commands for the reader's own: names that a test gives a meaning
+PLACES: Final = {  # placeholders in commands, with the value that a test gives them
     "FILE": "lib.so",
     "ID": "no-gpu",
     "LOG": "build.log",
@@ -65,7 +65,7 @@ def commands_in(text: str) -> list[str]:
 
 @cache
 def told_by_entries() -> dict[str, str]:
-    """Return the commands of all entries, and an id that tells each."""
+    """Return the commands of all entries, and an id that contains each."""
     return {
         command: one.id
         for one in FINDINGS.values()
@@ -78,7 +78,7 @@ def fill(command: str) -> str:
 
 
 def words_of(command: str) -> list[str]:
-    """Return a command's words, without what the shell does."""
+    """Return a command's words, without the shell's own."""
     return shlex.split(fill(command).partition(" < ")[0].partition(" 2>")[0])
 
 
@@ -86,7 +86,7 @@ def words_of(command: str) -> list[str]:
 
 
 def literals(path: Path) -> Iterator[str]:
-    """Return every text of a module that is no docstring; what is computed in it is 8.6."""
+    """Return every text of a module that is not a docstring; computed parts become 8.6."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     inside = {
         id(part)
@@ -108,7 +108,7 @@ def literals(path: Path) -> Iterator[str]:
 
 @cache
 def told_anywhere() -> dict[str, str]:
-    """Return the commands in all texts of the package, and a module that tells each."""
+    """Return the commands in all texts of the package, and a module that contains each."""
     return told_by_entries() | {
         command: path.stem
         for path in find_modules()
@@ -145,7 +145,7 @@ def test_nox_has_the_sessions_that_are_told() -> None:
     "command", [one for one in told_by_entries() if re.search(r"(?:^| )pip (?!un)\w", one)]
 )
 def test_pip_has_the_options_that_are_told(command: str) -> None:
-    """Without an index pip finds nothing, and says so only where it understands the rest."""
+    """pip finds nothing without an index, and says so only if it understands the rest."""
     words = words_of(command)
     start = words.index("pip")
     argv = [sys.executable, "-m", *words[start:], "--no-index", "-q", "--dry-run"]
@@ -163,7 +163,7 @@ def test_pip_has_the_options_that_are_told(command: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with what the commands are about, and a `python` that is this one."""
+    """Return a folder with the subjects of the commands, and a `python` that is this one."""
     made = tmp_path_factory.mktemp("hints")
     image = library(container(entry(SASS, 80, cubin(Kernel("alpha")))), wrappers=1)
     (made / "lib.so").write_bytes(image)
@@ -179,12 +179,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def situation(
     request: pytest.FixtureRequest, folder: Path, program: Path
 ) -> tuple[Path, dict[str, str], str]:
-    """Return how the package is here: the folder to be in, variables, and how Python begins."""
+    """Return the package's installation: the working folder, variables, and Python's command."""
     variables = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "HOME": str(folder), "COLUMNS": "80"}
     if request.param == "clone":
         return ROOT, variables, ""
     if request.param == "pyz":
-        target = folder / "flash dist.pyz"  # people have spaces in their paths
+        target = folder / "flash dist.pyz"  # users have spaces in their paths
         shutil.copy(program, target)
         start = f"import sys; sys.path.insert(0, {str(target)!r}); sys.argv = ['flash dist.pyz']\n"
         return folder, variables, start
@@ -240,7 +240,7 @@ def runs_anywhere(command: str) -> bool:
     if command.startswith(WITHOUT_NETWORK):
         return "zipfile" not in command
     words = shlex.split(command.partition(" < ")[0])
-    if "-P" in words:  # Python 3.11, and an installed package: there the folder is not looked into
+    if "-P" in words:  # Python 3.11, and an installed package: the folder is not searched there
         return False
     return "torchrun" not in words and bool(set(words) & WITHOUT_GPU) and "torch" not in command
 
@@ -253,14 +253,14 @@ def told_with(*words: str) -> list[str]:
 
 
 def test_what_installs_a_package_again_leaves_its_dependencies_alone() -> None:
-    """By --force-reinstall pip takes the newest of every dependency, a pinned numpy's too."""
+    """With --force-reinstall pip takes the newest of every dependency, even of a pinned numpy."""
     ours = {"flash_dist", COMPUTED}  # of our own package; of one of three without a dependency
     for command in told_with("pip", "install", "--force-reinstall"):
         assert "--no-deps" in command or ours & set(command.split()), command
 
 
 def test_what_installs_a_package_again_names_its_version() -> None:
-    """Without one pip takes the newest, of another index: a torch of another CUDA."""
+    """Without a version pip takes the newest, from another index: a torch of another CUDA."""
     for command in told_with("pip", "install", "--force-reinstall"):
         words = command.partition(" install ")[2].split()
         named = [one for one in words if not one.startswith("-")]
@@ -277,7 +277,7 @@ def test_what_compiles_a_package_again_does_so() -> None:
 
 
 def test_a_newer_torch_is_never_told_alone() -> None:
-    """Packages compiled for the old one do not load beside it."""
+    """Packages compiled for the old torch do not load beside it."""
     for one in FINDINGS.values():
         if "pip install --upgrade torch`" in one.remedy:
             assert "again" in one.remedy, one.id

@@ -1,4 +1,4 @@
-"""What `explain` prints, and how it is given what people have."""
+"""Output of `explain`, and its input in the forms that users have."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_on_a_terminal_lines_are_folded_between_words_and_commands_are_whole(col
 
 
 def run_on_a_terminal(argv: Sequence[str], columns: int) -> str:
-    """Run the module on a terminal of so many columns; return what it shows, without colours."""
+    """Run the module on a terminal of this width; return its text without colours."""
     leader, follower = pty.openpty()
     environ = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     command = [sys.executable, "-m", "flash_dist", *argv]

@@ -1,4 +1,4 @@
-"""The entries of flash_dist/toolkit/findings against the modules that use them, both ways."""
+"""The entries of flash_dist/toolkit/findings and the modules that use them, both ways."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ SUBJECT_MODULES = f"{findings.__name__}."
 
 @cache
 def users() -> dict[str, set[Entry]]:
-    """Return the entries that each module of the package has imported, or made."""
-    make_parser()  # which imports every subcommand, and with them every check
+    """Return the entries that each module of the package imports or makes."""
+    make_parser()  # it imports every subcommand, and so every check
     return {
         name: {value for value in vars(module).values() if isinstance(value, Entry)}
         for name, module in list(sys.modules.items())
@@ -53,7 +53,7 @@ def test_every_entry_is_found_by_somebody_or_explains_a_message() -> None:
     }
     told = {entry for entry in FINDINGS.values() if entry.messages or entry.codes}
     told |= {FINDINGS[one.finding["id"]] for one in PRODUCT.variables}
-    told.add(OWN_SENTENCE)  # explains sentences of this package, which are read from its source
+    told.add(OWN_SENTENCE)  # it explains sentences of this package from its source
     unused = {entry.id for entry in FINDINGS.values() if entry not in told | used}
     assert not unused, "no module imports it: delete the entry, or find it"
 

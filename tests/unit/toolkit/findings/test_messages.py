@@ -1,4 +1,4 @@
-"""Messages that people pasted into public threads, and what logs and terminals do to them."""
+"""Messages from public threads, with the changes that logs and terminals make."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRANGE: Final = [one for one in MESSAGES if not one["ids"]]
 REPORTS: Final = [  # of public reports, whose threads were not kept: the ids, and a message
     line.split("\t") for line in DATA.with_name("reports.tsv").read_text("utf-8").splitlines()
 ]
-DOCUMENTED: Final = {  # by CUDA, the loader or a library, and in no thread that was found
+DOCUMENTED: Final = {  # of CUDA, the loader or a library, found in no thread
     "PTX JIT compilation was disabled": "jit-disabled",
     "RuntimeError: Expect q/k/v and block_mask to be on the same device but got cuda:1 and "
     "cuda:0.": "flex-mask-device",
@@ -106,7 +106,7 @@ def test_a_phrase_is_known_to_its_entry_alone() -> None:
 
 
 class Example(dict[str, str]):
-    """What may stand in the places of a phrase."""
+    """Possible values of a phrase's variable parts."""
 
     def __missing__(self, place: str) -> str:
         examples = {
@@ -120,7 +120,7 @@ class Example(dict[str, str]):
         return examples.get(place, "1.2")
 
 
-# --- As it is pasted ------------------------------------------------------------------------------
+# --- As pasted ------------------------------------------------------------------------------------
 
 
 def colour(text: str) -> str:
@@ -133,7 +133,7 @@ def prefix(text: str) -> str:
 
 
 def wrap_hard(text: str) -> str:
-    """Break lines as a terminal of 37 columns does: within words."""
+    """Break lines like a terminal of 37 columns: within words."""
     lines = (line[at : at + 37] for line in text.split("\n") for at in range(0, len(line) or 1, 37))
     return "\n".join(lines)
 
@@ -244,7 +244,7 @@ def test_a_name_that_goes_on_is_another_one(text: str) -> None:
     assert ids(text) == []
 
 
-# --- What comes near ------------------------------------------------------------------------------
+# --- Similar texts --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every sentence that flash_dist raises is known to `explain`, collected from its source."""
+"""`explain` knows every sentence that flash_dist raises, collected from its source."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HINTED: Final = {
 
 
 class Raised(NamedTuple):
-    """A sentence as somebody sees it: with values in its places, below a trace."""
+    """A sentence as users see it: with values, below a traceback."""
 
     module: str
     function: str
@@ -57,7 +57,7 @@ class Raised(NamedTuple):
 
 
 def render(node: ast.expr) -> tuple[str, int, int] | None:
-    """Return a text with a value in each place, and how many words and letters are its own."""
+    """Return a text with values, and its numbers of own words and letters."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value, len(node.value.split()), len(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -69,7 +69,7 @@ def render(node: ast.expr) -> tuple[str, int, int] | None:
 
 
 def read_part(part: ast.expr) -> str:
-    """Return a part of an f-string, with names of the package as they are said."""
+    """Return a part of an f-string, with names of the package as printed."""
     if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name):
         return str(getattr(product, part.value.id, "\0"))
     return str(part.value) if isinstance(part, ast.Constant) else "\0"
@@ -88,7 +88,7 @@ def collect() -> tuple[Raised, ...]:
 
 
 def collect_from(function: ast.FunctionDef, module: str) -> Iterator[Raised]:
-    """Return what a function raises, in so many words or by a name that it gave them."""
+    """Return the texts that a function raises, directly or by a name."""
     inner = {
         id(node)
         for other in ast.walk(function)

@@ -51,7 +51,7 @@ def test_the_steps_run_in_one_other_thread_that_ends() -> None:
 
 
 def test_a_single_step_needs_no_thread() -> None:
-    """An archive has thousands of objects; to start a thread takes longer than many an image."""
+    """An archive has thousands of objects; starting a thread takes longer than many an image."""
     with run_ahead(lambda _: threading.get_ident(), ["alone"]) as walk:
         assert [(item, result()) for item, result in walk] == [("alone", threading.get_ident())]
 
@@ -60,7 +60,7 @@ def test_a_single_step_needs_no_thread() -> None:
 def test_the_thread_has_ended_when_an_error_comes_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
-    """An error keeps its frames; left to the garbage collector, the thread once hung a command."""
+    """An error keeps its frames; left to the garbage collector, the thread can hang a command."""
     image = entry(PTX, 80, ptx("alpha"), codec="zstd")
     path = tmp_path / "images.fatbin"
     path.write_bytes(container(*[image] * 20))

@@ -1,4 +1,4 @@
-"""Verdicts on kernels, from made-up bodies of every length; tests/readers has compiled ones."""
+"""Verdicts on kernels, from made-up bodies of every length; tests/readers compiles real ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sass(number: int, *kernels: Kernel) -> bytes:
 
 
 def ptx(number: int, **bodies: str) -> bytes:
-    """Write PTX of these bodies; `40` stands for as many statements that store."""
+    """Write PTX of these bodies; `40` stands for that many statements that store."""
     text = ".version 9.0\n"
     for name, body in bodies.items():
         inner = "st.global.u32 [a], 1;\n" * int(body) if body.isdigit() else body

@@ -1,4 +1,4 @@
-"""The target that a cubin names counts where the header of its entry names another."""
+"""The target in a cubin counts if the header of its entry has another."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOR_MORE = struct.pack("<BBH", 2, 9, 0)
 def make(
     number: int, *, abi: int = 8, flags: int = 0, compat: bytes = b"", note: str = ""
 ) -> bytes:
-    """Return a cubin that tells its target as nvcc writes it."""
+    """Return a cubin that states its target as nvcc writes it."""
     parts = (Part(".nv.compat", compat), Part(".note.nv.tkinfo", note.encode()))
     data = bytearray(cubin(Kernel("alpha"), more=tuple(one for one in parts if one.data)))
     data[8] = abi
@@ -42,7 +42,7 @@ def make(
     return bytes(data)
 
 
-# The cubin, and what it is where the header says no suffix, `a` and `f`.
+# The cubin, and its target if the header has no suffix, `a` and `f`.
 TOLD = {
     "nothing": (make(90), "sm_90", "sm_90a", "sm_90f"),
     "a flag of CUDA 12": (make(90, abi=7, flags=0x800), "sm_90a", "sm_90a", "sm_90a"),

@@ -1,4 +1,4 @@
-"""Fat binaries made byte by byte: what is found, what is refused, and that nothing escapes."""
+"""Fat binaries made byte by byte: their contents, refusals, and no other exceptions."""
 
 from __future__ import annotations
 
@@ -464,7 +464,7 @@ def test_lz4_follows_its_format(packed: bytes, unpacked: bytes) -> None:
 def test_broken_payloads_and_bombs_are_refused(
     codec: Codec, packed: bytes, size: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "lz4", None)  # our own decoder, whatever is installed
+    monkeypatch.setitem(sys.modules, "lz4", None)  # our own decoder, even if lz4 is installed
     start = time.process_time()
     with pytest.raises(FatbinError, match=words):
         decompress(codec, packed, size)
@@ -473,7 +473,7 @@ def test_broken_payloads_and_bombs_are_refused(
 
 def test_lz4_in_c_gives_the_same_and_refuses_what_is_broken() -> None:
     pytest.importorskip("lz4.block")
-    good = lz4_sequence(b"abc", 2, 300) + lz4_literals(b"!" * 16)  # C wants a literal end
+    good = lz4_sequence(b"abc", 2, 300) + lz4_literals(b"!" * 16)  # C requires a literal end
     assert decompress("lz4", good, 319) == codecs.decompress_lz4(good, 319)
     broken = (
         (lz4_sequence(b"abcd", 5, 4), 8),
@@ -598,12 +598,12 @@ def test_a_cubin_without_symbols_has_no_kernels() -> None:
     assert read_cubin_kernels(elf([], CUDA), SM_80) == ()
 
 
-# --- Anything at all ------------------------------------------------------------------------------
+# --- Random damage --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_no_damage_raises_anything_but_our_own_error(tmp_path: Path) -> None:
-    """Flip, cut and repeat bytes of a library that has everything, from a fixed seed."""
+    """Flip, cut and repeat bytes of a library with all features, from a fixed seed."""
     images = [
         entry(SASS, 80, cubin(ALPHA, BETA)),
         entry(SASS, 90, cubin(ALPHA, BETA), suffix="a", codec="lz4"),
@@ -626,7 +626,7 @@ def damage(good: bytes, chance: random.Random) -> bytes:
     for _ in range(chance.choice((1, 1, 4, 32))):
         data[chance.randrange(len(data))] = chance.randrange(256)
     if chance.random() < 0.3:
-        # headers and section table, where most of the meaning is
+        # headers and section table, where most fields are
         place = chance.choice((chance.randrange(64), len(data) - 1 - chance.randrange(640)))
         data[place] = chance.choice((0, 1, 0x7F, 0xFF))
     if chance.random() < 0.2:
@@ -666,7 +666,7 @@ def test_offsets_beyond_four_gib_are_read(tmp_path: Path) -> None:
 
 
 def write_large(path: Path, images: int, payload: int) -> None:
-    """Write images of this many bytes; all but the headers is a hole in the file."""
+    """Write images of this many bytes; everything except headers is a hole in the file."""
     header = entry(SASS, 80, b"", payload_size=payload)
     size = images * (len(header) + payload)
     head = elf([Part(".nv_fatbin", b"")])
@@ -685,7 +685,7 @@ def write_large(path: Path, images: int, payload: int) -> None:
 
 
 def test_headers_of_a_large_library_take_a_moment(tmp_path: Path) -> None:
-    """3000 images of 160 KiB: about the size of the largest library in the wild."""
+    """3000 images of 160 KiB: about the size of the largest known library."""
     path = tmp_path / "large.so"
     write_large(path, 3000, 160 << 10)
     start = time.process_time()
@@ -721,7 +721,7 @@ print(most[0])
 def test_a_large_library_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "large.so"
     write_large(path, 1000, 64 << 10)
-    with path.open("r+b") as file:  # without holes: pages that are there are mapped many at a time
+    with path.open("r+b") as file:  # without holes: existing pages are mapped many at a time
         data = file.read()
         file.seek(0)
         file.write(data)

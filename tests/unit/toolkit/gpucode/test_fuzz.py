@@ -22,7 +22,7 @@ def test_mutated_binaries_raise_our_own_error_only(seed: int) -> None:
 
 @pytest.mark.slow
 def test_every_bomb_is_stopped_by_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "SLOWEST", 6.0)  # cores are shared here; the session is strict
+    monkeypatch.setattr(readers, "SLOWEST", 6.0)  # shared cores; the session is strict
     assert readers.run(0, 0, bombs=True) == ""
 
 

@@ -1,4 +1,4 @@
-"""Hashes of kernels' code: what changes them and what does not."""
+"""Hashes of kernels' code: changes that alter them, and changes that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be inspected: files by their magic, archives, folders, packages, processes."""
+"""Inputs of inspect: files by their magic, archives, folders, packages, processes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def write_conda(path: Path, files: dict[str, bytes], packed: bytes | None = None
 
 
 def names(path: Path) -> list[str]:
-    """Return the names of what is in a path; all of it holds the one image of IMAGES."""
+    """Return the names of the libraries in a path; each holds the one image of IMAGES."""
     found = []
     for item in open_libraries(path):
         assert isinstance(item, Library)
@@ -97,7 +97,7 @@ def names(path: Path) -> list[str]:
 
 
 def split(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the names of what is in a folder, and of what could not be read with the reason."""
+    """Return the names of a folder's libraries, and the unreadable ones with the reason."""
     read: list[str] = []
     unread: list[tuple[str, str]] = []
     for item in open_libraries(path):
@@ -423,7 +423,7 @@ def test_a_package_is_the_files_that_it_installed(site: Path) -> None:
     assert read == [str(site / "../tool"), str(site / "demo/lib.so")]
     unread = [(item.name, item.reason) for item in items if isinstance(item, Unread)]
     gone = (str(site / "demo/gone.so"), "No such file or directory")
-    assert unread == ([] if sys.version_info >= (3, 12) else [gone])  # 3.12 leaves it out itself
+    assert unread == ([] if sys.version_info >= (3, 12) else [gone])  # 3.12 omits it itself
 
 
 @pytest.mark.usefixtures("site")

@@ -1,4 +1,4 @@
-"""Bodies of kernels: how long they are and what they do, from SASS words and PTX statements."""
+"""Bodies of kernels: length and behaviour, from SASS words and PTX statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The toolkit that made an image, as the image tells it, and what drivers make of it."""
+"""The toolkit that made an image, according to the image, and the drivers that load it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def hows(path: Path, images: bytes, driver: str, *devices: str) -> list[str]:
 
 
 def test_code_of_cuda_13_is_for_its_drivers_on_every_gpu(tmp_path: Path) -> None:
-    """It was refused for 9.0 and native for 10.0 and 12.0, of which the headers tell nothing."""
+    """It was refused for 9.0 and native for 10.0 and 12.0, whose headers do not tell it."""
     image = cubin(Kernel("k", cuda=130))
     images = container(*[entry(SASS, number, image, isa=(1, 8)) for number in (90, 100, 120)])
     gpus = ("9.0", "10.0", "12.0")

@@ -1,4 +1,4 @@
-"""Packages of other channels: conda's by name and folder, and what a new channel takes."""
+"""Packages of other channels: conda's by name and folder, and the parts of a new channel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_conda_package_is_of_one_wheel(package: tuple[str, str], *, holds: boo
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a channel of a test alone makes of a wheel: `hopper.parcel`."""
+    """Product of a test channel for a wheel: `hopper.parcel`."""
 
     label: str
     name: str = "flash-dist"

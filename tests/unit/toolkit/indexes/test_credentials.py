@@ -1,4 +1,4 @@
-"""Private indexes: who is asked for what, and that a password goes nowhere else."""
+"""Private indexes: each server gets its own credentials, and no other server gets them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = f'<a href="/files/{WHEEL}">x</a>'.encode()
 
 
 class Private:
-    """A server that answers one user, and notes what it is told."""
+    """A server that answers one user, and records its requests."""
 
     def __init__(self) -> None:
         self.told: list[str | None] = []
@@ -134,7 +134,7 @@ def test_a_redirection_takes_no_password_to_another_server(private: Private) -> 
             fetch(f"http://bob:s%40cret@{private.host}/go/")
         assert other.told == [None]
     private.redirect = f"http://{private.host}/simple/"
-    assert fetch(f"http://{private.host}/go/")  # its own server is told again
+    assert fetch(f"http://{private.host}/go/")  # its own server gets it again
 
 
 @pytest.mark.parametrize(

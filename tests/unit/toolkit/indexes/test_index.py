@@ -1,4 +1,4 @@
-"""Folders and package indexes: which wheels they offer, and what is refused."""
+"""Folders and package indexes: their wheels, and refused contents."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_index_is_followed_to_the_project_and_judged_by_labels(tmp_path: Path
             assert {one.name for one in offer.candidates} == NAMES
             sizes = {one.name: one.size for one in offer.candidates}
             hopper = tmp_path / "dist" / "hopper" / HOPPER
-            assert sizes["hopper"] == hopper.stat().st_size  # asked of the server
+            assert sizes["hopper"] == hopper.stat().st_size  # from the server
             assert commands(place, "hopper") == {
                 "pip": 'pip install "flash_dist==0.1.0+cu130.hopper" '
                 f"--extra-index-url {url}simple/",
@@ -131,7 +131,7 @@ def test_wheels_for_another_python_or_system_are_left_out_here(tmp_path: Path) -
     write_wheel(tmp_path, hopper)
     assert len(read_offer(read_index(str(tmp_path))).candidates) == 2
     offer = read_offer(read_index(str(tmp_path)), python="3.11.0")
-    assert len(offer.candidates) <= 1  # none where this runs on another machine than x86_64 Linux
+    assert len(offer.candidates) <= 1  # none if this runs on another machine than x86_64 Linux
     assert "wheels are not for this Python or system" in offer.problems[0]
 
 
@@ -221,7 +221,7 @@ def test_a_name_of_many_tags_is_no_wheel(tmp_path: Path) -> None:
 
 @contextmanager
 def drip(answer: bytes) -> Iterator[str]:
-    """Serve an answer byte by byte, ten a second, for as long as anybody waits."""
+    """Serve an answer byte by byte, ten a second, as long as the client waits."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         stopped = threading.Event()
 
@@ -284,7 +284,7 @@ def test_pages_of_one_index_share_their_time(
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[str]:
-    """Serve one answer as it is, and hang up."""
+    """Serve one raw answer, and hang up."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve_one() -> None:

@@ -1,4 +1,4 @@
-"""Which arch set serves some GPUs."""
+"""The arch set chosen for some GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, Device, Driver
 from flash_dist.toolkit.targets.verdict import FLOOR
 
 R580 = Driver.parse("580")
-# Of this test: what is chosen of two sets that serve alike does not change with a release.
+# For this test only: the choice between two equal sets does not change with a release.
 MEGABYTES = {
     "turing-ampere-ada": 9.5,
     "hopper": 3.8,
@@ -55,7 +55,7 @@ def chosen_name(gpus: str, driver: Driver | None = R580) -> str | None:
         ("10.3,12.1", "blackwell"),
         ("8.6,9.0", "cuda12"),  # as natively as `all`, and smaller
         ("7.5,9.0", "cuda12"),
-        ("9.0,13.0", "all"),  # machine code for one of them, where the smaller set has PTX for both
+        ("9.0,13.0", "all"),  # SASS for one of them; the smaller set has PTX for both
         ("8.6,9.0,12.0", "all"),
         ("7.5,9.0,12.0", "all"),
         ("8.7", "all"),  # integrated: SASS of 8.6 is not promised, PTX of 8.0 is
@@ -75,7 +75,7 @@ def test_arm_machines_get_machine_code_of_their_set(gpu: str) -> None:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_no_other_set_serves_a_pair_of_gpus_better(machine: str) -> None:
-    """The order in one sentence: most GPUs served, most with machine code, natively, smallest."""
+    """The order in one sentence: most GPUs served, most with SASS, natively, smallest."""
     candidates = candidates_of(published_sets(), machine)
     able = [*(device for device in KNOWN_DEVICES if device >= FLOOR), Device(13, 0)]
     for pair in (*combinations(able, 1), *combinations(able, 2)):
@@ -146,7 +146,7 @@ def make_candidate(archs: str, version: str, size: int | None = None) -> Candida
 
 
 def test_a_set_without_code_for_a_dtype_does_not_serve() -> None:
-    # the PTX of 7.5 has no bfloat16, and that of the wheel's other target is for another chip
+    # the PTX of 7.5 has no bfloat16, and the wheel's other target is for another chip
     selection = select(devices("8.6"), None, [make_candidate("7.5+PTX;9.0a", "1.0")])
     assert selection.chosen is None
     assert describe_lack(selection.smaller[0], None) == "code for some dtypes only for 8.6"

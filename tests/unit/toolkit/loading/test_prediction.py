@@ -1,4 +1,4 @@
-"""Each reason for which a library does not load, planted, and what must not be taken for one."""
+"""Each reason for which a library does not load, planted, and similar sound cases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lab(tmp_path: Path) -> Lab:
 
 @pytest.fixture
 def host(lab: Lab) -> LoadHost:
-    """Return a machine with a small torch and next to nothing else."""
+    """Return a machine with a small torch and little else."""
     lab.build("torch/lib/libc10.so", define("_ZN3c105ErrorC2Ev"))
     lab.build("torch/lib/libtorch.so", define("aoti_torch_get_data_ptr", "torch_call_dispatcher"))
     with Path(sys.executable).resolve().open("rb") as program:
@@ -51,7 +51,7 @@ def host(lab: Lab) -> LoadHost:
 
 
 def with_linker(host: LoadHost, **changes: Any) -> LoadHost:  # noqa: ANN401 - of any field
-    """Return the same machine with a linker that has read nothing and goes by other variables."""
+    """Return the same machine with a fresh linker and other variables."""
     return replace(host, linker=replace(host.linker, _opened={}, **changes))
 
 
@@ -264,7 +264,7 @@ def test_code_for_another_cpu_is_named(lab: Lab, host: LoadHost) -> None:
     cause = only_cause(path, host)
     assert cause.id == "wrong-architecture"
     assert cause.summary.startswith("m.so is compiled for s390x, this Python runs on ")
-    data[4] = 1  # a file of 32 bits cannot be read further, and need not be
+    data[4] = 1  # a 32-bit file cannot be read further, and need not be
     path.write_bytes(data)
     assert only_cause(path, host).id == "wrong-architecture"
 
@@ -305,7 +305,7 @@ def test_a_function_that_this_python_lacks_is_named(lab: Lab, host: LoadHost) ->
     assert cause.summary == (
         "m.abi3.so needs `PyObject_GetOptionalAttr`, which Python 3.11 does not have"
     )
-    assert predict_loading(path, host).status == "ok"  # without its symbols nobody can tell
+    assert predict_loading(path, host).status == "ok"  # nothing is known without its symbols
 
 
 def test_a_library_that_nothing_provides_is_named_with_what_needs_it(

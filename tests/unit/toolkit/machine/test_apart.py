@@ -1,4 +1,4 @@
-"""The driver is asked in a process of its own: what is forked later has CUDA."""
+"""A separate process asks the driver: processes forked later have CUDA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = needs_gcc
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Run a script on a machine with that driver; return what it printed, word by word."""
+    """Run a script on a machine with that driver; return its output, split into words."""
     driver = build_driver(tmp_path)
 
     def call(script: str, **environ: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""How much of a host a process may use, in a container and outside of one."""
+"""CPU cores and memory available to a process, inside and outside of a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking around the GPUs: planted root folders, and an NVML compiled for the test."""
+"""Describing the GPUs' host: planted root folders, and an NVML compiled for the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flash_dist.toolkit.machine.loader_path import LoaderPath, find_loaded
 from flash_dist.toolkit.machine.nvml import Nvml
 from tests.unit.made.library_builder import make_cache
 
-ELF = Path(sys.executable).read_bytes()[:64]  # a library of this machine, as far as it is read
+ELF = Path(sys.executable).read_bytes()[:64]  # the readable part of a library for this machine
 FOLDER = "usr/lib/x86_64-linux-gnu"
 MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Release Build\n"
 
@@ -39,7 +39,7 @@ def plant_library(root: Path, folder: str, name: str, release: str) -> None:
 
 
 def plant_driver(root: Path) -> None:
-    """Put what a driver leaves on a machine with one GPU."""
+    """Plant the files of a driver on a machine with one GPU."""
     plant_library(root, FOLDER, "libcuda.so", "580.65.06")
     plant_library(root, FOLDER, "libnvidia-ptxjitcompiler.so", "580.65.06")
     write(root, "proc/driver/nvidia/version", MODULE)
@@ -134,7 +134,7 @@ def test_wsl_is_known_and_its_jit_compiler_is_not_missed(tmp_path: Path) -> None
 def test_a_missing_jit_compiler_is_told_where_the_driver_has_one(tmp_path: Path) -> None:
     plant_library(tmp_path, FOLDER, "libcuda.so", "580.65.06")
     assert look(tmp_path).lacks_jit_compiler
-    newer = Host(libcuda=f"/{FOLDER}/libcuda.so.999.10")  # its parts are not known yet
+    newer = Host(libcuda=f"/{FOLDER}/libcuda.so.999.10")  # its parts are unknown
     jetson = Host(libcuda="/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1.1")
     assert not newer.lacks_jit_compiler
     assert not jetson.lacks_jit_compiler

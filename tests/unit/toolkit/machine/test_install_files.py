@@ -1,4 +1,4 @@
-"""The installed files against pip's record of them."""
+"""The installed files compared with pip's record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def record(name: str, data: bytes) -> str:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Return a package that is installed as pip does it."""
+    """Return a package installed as pip does it."""
     package = tmp_path / "site-packages" / "flash_dist"
     info = package.parent / "flash_dist-0.1.0.dist-info"
     info.mkdir(parents=True)
@@ -79,7 +79,7 @@ def test_a_sound_install_is_as_recorded(package: Path) -> None:
 
 
 def test_a_script_that_is_elsewhere_is_no_damage(package: Path) -> None:
-    """As `pip install --target` leaves it, and a copy of site-packages."""
+    """`pip install --target` and a copy of site-packages leave it there."""
     path = package.parent / "flash_dist-0.1.0.dist-info" / "RECORD"
     count = read(package).count
     path.write_text(path.read_text() + record("../../../bin/flash-dist", b"#!/bin/python\n"))
@@ -111,7 +111,7 @@ def test_another_copy_on_the_path_is_a_warning(package: Path, tmp_path: Path) ->
 
 
 def link_files(package: Path, view: Path) -> None:
-    """Install as `uv --link-mode symlink` and Spack do: each file is a link."""
+    """Install like `uv --link-mode symlink` and Spack: each file is a link."""
     for file in package.parent.rglob("*"):
         if file.is_file():
             link = view / file.relative_to(package.parent)
@@ -120,7 +120,7 @@ def link_files(package: Path, view: Path) -> None:
 
 
 def link_folders(package: Path, view: Path) -> None:
-    """Install as `pex --venv` and Nix do: each folder is a link."""
+    """Install like `pex --venv` and Nix: each folder is a link."""
     view.mkdir(parents=True)
     for folder in package.parent.iterdir():
         (view / folder.name).symlink_to(folder)
@@ -144,7 +144,7 @@ def test_an_install_of_links_is_one_install(
 
 
 def test_a_package_that_was_found_through_a_link_knows_the_link(package: Path) -> None:
-    """The package is found where Python found it, not in the store that the link leads to."""
+    """The package's folder is where Python found it, not the link's target."""
     venv = package.parents[1] / "venv"
     venv.mkdir()
     (venv / "flash_dist").symlink_to(ROOT / "flash_dist")
@@ -229,7 +229,7 @@ def test_what_a_build_leaves_beside_the_sources_is_no_record(package: Path) -> N
 
 def test_doctor_in_a_clone_says_to_leave_it(tmp_path: Path) -> None:
     (tmp_path / "flash_dist").mkdir()
-    (tmp_path / "flash_dist" / "__init__.py").touch()  # what stands for the installed package
+    (tmp_path / "flash_dist" / "__init__.py").touch()  # stub of the installed package
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(
         [sys.executable, "-m", "flash_dist", "doctor", "--only", "install,build", "--json"],
@@ -271,7 +271,7 @@ def test_a_folder_in_place_of_a_file_counts_as_changed(package: Path) -> None:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Let this user read no file of these names, also where it is root."""
+    """Make files of these names unreadable for this user, even as root."""
 
     def opens(path: Path, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as Path.open
         if path.name in names:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Names and structures as in nvml.h. Two GPUs: an A100 in MIG mode with a gap between its two
-# instances, and one that knows no MIG. INIT, COUNT and SECOND are return codes.
+# instances, and one without MIG support. INIT, COUNT and SECOND are return codes.
 SOURCE = r"""
 #include <cstdio>
 #include <cstring>

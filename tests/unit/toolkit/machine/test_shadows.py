@@ -1,4 +1,4 @@
-"""What Python imports in place of an installed package, told without importing it."""
+"""Files that Python imports instead of an installed package, found without importing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.toolkit.cli.test_schemas import SCHEMAS
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install a torch and a numpy where Python looks after the folder that it is started in."""
+    """Install a torch and a numpy in a folder that Python searches after the working folder."""
     site, here = tmp_path / "site", tmp_path / "here"
     here.mkdir()
     for name in ("torch", "numpy"):
@@ -174,7 +174,7 @@ def test_what_no_folder_and_no_variable_brings_is_to_be_renamed(
 def test_the_installed_one_an_editable_one_and_an_empty_folder_are_no_shadows(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (Path.cwd() / "torch").mkdir()  # without a module in it: Python goes on
+    (Path.cwd() / "torch").mkdir()  # it contains no module: Python continues
     assert find_shadow("torch") is None
     assert read_torch() == Torch("ok", "2.13.0", "13.0")
     link = tmp_path / "link"

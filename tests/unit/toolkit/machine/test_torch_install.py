@@ -1,4 +1,4 @@
-"""Where torch lies, found without importing it."""
+"""The folder of torch, found without importing it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder the only one beside the standard library, as if nothing was imported yet."""
+    """Make a folder the only one beside the standard library, with a fresh import state."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr("sys.path", [str(tmp_path), sysconfig.get_path("stdlib")])
     monkeypatch.setattr("sys.path_importer_cache", {})

@@ -1,4 +1,4 @@
-"""How the tools of ci/ end."""
+"""Exit of the tools of ci/."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_other_errors_stay_what_they_are() -> None:
         broken()
 
 
-OTHERS = {"gate.py", "repair.py"}  # they end as the program does that they start
+OTHERS = {"gate.py", "repair.py"}  # they end like the program that they start
 ENDING = 'if __name__ == "__main__":\n    sys.exit(main('
 
 

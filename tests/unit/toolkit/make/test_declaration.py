@@ -1,4 +1,4 @@
-"""Every error that a table can have is one sentence, before anything is compiled."""
+"""Every error of a table is one sentence, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_table_without_an_error_is_read_whole(tmp_path: Path) -> None:
         spills=({"symbol": "*_bwd_*", "spill_bytes": 64, "reason": "measured"},),
         licenses=("LICENSE",),
     )
-    assert data == PYPROJECT  # as it was
+    assert data == PYPROJECT  # restores it
     assert found.wheel_version("13.0", "hopper") == "0.1.0+cu130.hopper"
 
 
@@ -159,7 +159,7 @@ def test_an_unknown_key_is_named_with_the_one_that_was_meant(
     )
 
 
-# Values of TOML of every type; no key takes the value that none of its kind may have.
+# Values of every TOML type; no key accepts the value that its whole kind excludes.
 ODD: dict[str, Any] = {
     "empty text": "",
     "a line break": "a\nb",
@@ -185,7 +185,7 @@ ODD: dict[str, Any] = {
 
 
 def list_places(data: object, place: str = "") -> Iterator[str]:
-    """Yield where a value stands, in every table and list."""
+    """Yield the place of each value, in every table and list."""
     items: Any = data.items() if isinstance(data, dict) else []
     items = enumerate(data) if isinstance(data, list) else items
     for key, value in items:
@@ -203,7 +203,7 @@ PLACES = [
         for key in ("name", "requires-python", "dynamic", "scripts", "license-files")
     ),
 ]
-# What is no error: nothing to add, and values of the kind.
+# No errors: nothing to add, and values of the kind.
 FINE = {
     "namespace": {"a word"},
     "binding": {"an empty list"},
@@ -227,7 +227,7 @@ FINE = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a project that no test writes into."""
+    """Return a project that no test changes."""
     root = tmp_path_factory.mktemp("project")
     make_project(root)
     return root

@@ -1,4 +1,4 @@
-"""What is installed from PyPI has the bytes that are locked, and nothing else comes along."""
+"""Packages from PyPI have the locked bytes, and no other package is installed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ each_client = pytest.mark.parametrize("client", CLIENTS)
 
 
 class Recorder:
-    """A session that notes what it is told."""
+    """A session that records its commands."""
 
     posargs: tuple[str, ...] = ()
 
@@ -81,7 +81,7 @@ def make_wheel(folder: Path, name: str, *needs: str) -> Path:
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Serve a package and what it needs from a folder, and lock both as a group."""
+    """Serve a package and its dependencies from a folder, and lock both as a group."""
     wheels = {
         "given": make_wheel(tmp_path, "given", "needed"),
         "needed": make_wheel(tmp_path, "needed"),
@@ -183,7 +183,7 @@ def test_groups_have_the_same_versions_wherever_they_are_installed(
 
 
 def read_packages(path: Path) -> Iterator[tuple[Requirement, list[str]]]:
-    """Yield what a file locks, and the hashes."""
+    """Yield the locked packages of a file, with their hashes."""
     for line in path.read_text(encoding="utf-8").replace("\\\n", "").splitlines():
         if not line.startswith("#"):
             package, *hashes = re.split(r" +(?=--hash)", line)
@@ -271,7 +271,7 @@ def test_a_python_that_is_not_locked_installs_without_hashes_and_says_so(
 
 def test_what_starts_a_check_a_workflow_and_an_image_is_installed_by_hash() -> None:
     places = [CONTAINERFILE]
-    if (ROOT / ".github").is_dir():  # the sources in an archive are without it
+    if (ROOT / ".github").is_dir():  # the sources in an archive do not have it
         places += [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / ".ci" / "run"]
     texts = {path.name: path.read_text(encoding="utf-8") for path in places}
     for name, text in {**texts, "settings": cibuildwheel_settings()["CIBW_BEFORE_BUILD"]}.items():

@@ -1,4 +1,4 @@
-"""What is made once and kept from one build to the next."""
+"""Folders that are made once and kept between builds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def leave_unfinished(folder: Path) -> None:
         assert missing
         folder.mkdir()
         (folder / "stray").touch()
-        (folder / "stray").mkdir()  # there is a file: this fails
+        (folder / "stray").mkdir()  # a file is in the way: this fails
 
 
 def test_what_was_left_unfinished_goes_before_it_is_made_again(tmp_path: Path) -> None:

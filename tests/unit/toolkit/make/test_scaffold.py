@@ -1,4 +1,4 @@
-"""`new NAME` writes a project whose table is accepted and whose files hold no placeholder."""
+"""`new NAME` writes a project with a valid table and without placeholders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every session installs what its modules import: a fresh environment has nothing by chance."""
+"""Every session installs the imports of its modules: a fresh environment has no extras."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ READERS = (
     "ci.install_tests.install",
 )  # load all channels
 OWN = ("ci.", "tests.", "flash_dist")
-NATIVE = ("build_wheels", "build_arm")  # in a container they install less: both are tried
+NATIVE = ("build_wheels", "build_arm")  # in a container they install less: both cases are tested
 
 
 @dataclass
 class Fake:
-    """A session that notes which groups it installs, and with which of them it runs a module."""
+    """A session that records the groups it installs, and those with which it runs a module."""
 
     folder: Path
     posargs: list[str]
@@ -94,7 +94,7 @@ class Fake:
 
     def run(self, *words: str, **_: object) -> str:
         if words[0] in ("python", sys.executable) and words[1] == "-m":
-            outside = words[0] != "python"  # the environment that nox runs in
+            outside = words[0] != "python"  # nox's own environment
             if words[2].startswith(OWN):
                 groups = ["nox"] if outside else self.groups
                 self.ran.append((",".join(dict.fromkeys(groups)), *words[2:]))
@@ -113,7 +113,7 @@ class Fake:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make what sessions look for in the tree, and no more."""
+    """Create the files that sessions need in the tree."""
     folder = tmp_path_factory.mktemp("tree")
     for name in published_sets_by_name():
         (folder / "dist" / name).mkdir(parents=True)
@@ -121,7 +121,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tests", "csrc"):
         (folder / name).mkdir()
     (folder / "examples" / "own_kernels").mkdir(parents=True)
-    own = folder / "build" / "own_kernels" / "dist" / "all"  # what the session itself builds
+    own = folder / "build" / "own_kernels" / "dist" / "all"  # the session itself builds it
     own.mkdir(parents=True)
     (own / "own_kernels-0.1.0-cp310-abi3-linux_x86_64.whl").touch()
     (folder / "pyproject.toml").touch()
@@ -129,7 +129,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(name: str, posargs: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Run a session of the noxfile, but for what takes a machine's compiler, engine or GPU."""
+    """Run a session of the noxfile, without its use of compiler, engine or GPU."""
     module, sessions = load_noxfile(monkeypatch)
     found = [SimpleNamespace(toolkit="13.0", is_own=False)]
     played: dict[str, Callable[..., Any]] = {
@@ -155,7 +155,7 @@ def record(name: str, posargs: list[str], tree: Path, monkeypatch: pytest.Monkey
 
 
 def calls(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Iterator[tuple[str, ...]]:
-    """Yield each session with what it runs; and what runs where nothing is installed yet."""
+    """Yield each session with its commands; and commands that run before any installation."""
     for name in load_noxfile(monkeypatch)[1]:
         choices: list[list[str]] = [["--native"], []] if name in NATIVE else [[]]
         if name == "peer_tests":
@@ -202,7 +202,7 @@ def test_every_session_installs_what_its_modules_import(
 
 
 def load(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Load a module where only some groups are installed."""
+    """Load a module with only some groups installed."""
     command = [sys.executable, "-m", "tests.unit.made.fresh_environment", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
@@ -245,7 +245,7 @@ def test_what_upgrades_packages_leaves_the_torch_that_is_pinned(
     calls = record("integrations", posargs, tree, monkeypatch).installed
     upgrades = [words for words in calls if "--upgrade" in words]
     assert upgrades
-    for words in upgrades:  # uv upgrades all that they need: torch would be the newest, for CUDA
+    for words in upgrades:  # uv upgrades all dependencies: torch would be the newest, for CUDA
         assert any(word.startswith("torch==") for word in words), words
 
 
@@ -262,7 +262,7 @@ def test_no_session_beside_a_machines_torch_is_made_by_uv_which_would_not_see_it
 
 
 class Environment:
-    """A session in a virtual environment that is there, which notes what it installs."""
+    """A session in an existing virtual environment, which records its installations."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -283,7 +283,7 @@ class Environment:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Environment:
-    """Make an environment in which nothing is installed."""
+    """Make an empty environment."""
     folder = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     return Environment(folder)
@@ -296,7 +296,7 @@ def test_a_session_sees_the_torch_of_the_virtual_environment_that_nox_is_in(
     for name in ("torch", "numpy"):
         (site / name).mkdir(parents=True)
         (site / name / "__init__.py").touch()
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # of a test that ran before
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # of an earlier test
     monkeypatch.syspath_prepend(site)
     helpers.see_torch(empty.session)
     printed = empty.run("python", "-c", "import torch, numpy; print(torch.__file__)")

@@ -1,4 +1,4 @@
-"""What a reader of the report sees: colours that say no more than was checked, units, one table."""
+"""A reader's view of the report: colours that claim only what was checked, units, one table."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def test_a_check_that_was_not_run_is_counted_in_the_verdict() -> None:
 
 
 class Skips(Passes):
-    """A selftest that is not run."""
+    """A selftest that does not run."""
 
     def run(self, gpu: Gpu) -> CheckResult:
         return CheckResult("skip", f"not run on {gpu.name}")
 
 
 class Takes(Passes):
-    """A selftest that takes longer on each GPU than on the one before it."""
+    """A selftest that takes longer on each GPU than on the one before."""
 
     def run(self, gpu: Gpu) -> CheckResult:
         return CheckResult("ok", f"bit-equal ({20 + gpu.index} s)")
@@ -215,7 +215,7 @@ def read_colours(block: str) -> dict[str, str]:
 
 
 def luminance(colour: str) -> float:
-    """WCAG 2.2's relative luminance."""
+    """Compute WCAG 2.2's relative luminance."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,4 +1,4 @@
-"""The page of `doctor --report`: what it shows, leaves out, and that nothing breaks out."""
+"""The page of `doctor --report`: its contents, omissions, and escaping."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
-    """Reads a page, strictly: every element is closed where it belongs."""
+    """Reads a page, strictly: every element is closed in its place."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The base class of cases: what a package need not write."""
+"""The base class of cases: defaults for a package."""
 
 from __future__ import annotations
 

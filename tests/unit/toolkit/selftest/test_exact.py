@@ -1,4 +1,4 @@
-"""What cases must give: once for all who share a folder, right whatever became of it."""
+"""Expected values of cases: computed once for all users of a folder, correct in any state of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def never(*_: object, **__: object) -> NoReturn:
-    """Stand where attention is: exact values need none."""
+    """Replace attention: exact values do not need it."""
     raise AssertionError
 
 

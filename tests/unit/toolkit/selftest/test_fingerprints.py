@@ -1,4 +1,4 @@
-"""Fingerprints: what is compared with what, and the file that keeps them."""
+"""Fingerprints: their comparison, and their file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet: who is odd, who cannot be told, what is not comparable."""
+"""A fleet: odd members, undecidable cases, incomparable members."""
 
 from __future__ import annotations
 

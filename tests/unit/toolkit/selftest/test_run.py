@@ -1,4 +1,4 @@
-"""The selftest: inputs, comparison, reference, cases, and what becomes of a child that dies."""
+"""The selftest: inputs, comparison, reference, cases, and the result of a child that dies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def textbook(  # noqa: PLR0913 - what attention takes
     lengths: tuple[int, ...],
     scores: Scores,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in float32 with torch's own gradients: an implementation to test."""
+    """Attention in float32 with torch's own gradients: the tested implementation."""
     group = q.shape[2] // k.shape[2]
     s = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float().repeat_interleave(group, 2))
     s = s * q.shape[-1] ** -0.5
@@ -195,7 +195,7 @@ def test_the_reference_bends_scores_as_the_formula_does(words: str, *, causal: b
 def compare(
     exact: dict[str, torch.Tensor], baseline: dict[str, torch.Tensor], *actual: float
 ) -> tuple[Difference, ...]:
-    """Compare the one tensor of a result."""
+    """Compare the only tensor of a result."""
     ((name, reference),) = exact.items()
     allowed = {name: allowed_error(name, reference, baseline[name])}
     return compare_values(exact, allowed, {name: torch.tensor(actual)})
@@ -404,7 +404,7 @@ def test_a_child_that_dies_is_a_finding(code: str, cause: str, said: str) -> Non
 
 
 def test_a_child_that_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time is over once it has said all that it says, however long that takes."""
+    """Its timeout starts after all its output, however long that takes."""
     now = [0.0]
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
     command = [sys.executable, "-c", CASE_THEN + "time.sleep(600)"]
@@ -418,7 +418,7 @@ def test_a_child_that_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def watch(outcomes: list[Outcome], child: Generator[Path, None, Outcome]) -> Iterator[Path]:
-    """Yield the report as long as the child runs, then keep how it ended."""
+    """Yield the report while the child runs, then keep its outcome."""
     outcomes.append((yield from child))
 
 

@@ -1,4 +1,4 @@
-"""Selftests of several GPUs at once: how many, how far, and what is left when one ends badly."""
+"""Selftests of several GPUs at once: number, progress, and results if one fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture(autouse=True)
 def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Return where the children tell of themselves; what they leave is in the same place."""
+    """Return the folder of the children's reports; their temporary files are there, too."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     folder, temporary = tmp_path / "children", tmp_path / "tmp"
     folder.mkdir()
@@ -156,7 +156,7 @@ def test_progress_counts_the_cases_of_all_and_says_how_long_they_take() -> None:
     done = [one.done for one in shown]
     assert done == sorted(done)
     half = next(one for one in shown if one.done >= 2)
-    assert half.total == 8  # of the second nothing is known yet: as the first
+    assert half.total == 8  # the second is unknown: it counts like the first
     assert half.seconds_left is not None
     assert 0 < half.seconds_left < 20
 
@@ -210,7 +210,7 @@ def outcomes(together: SideBySide, *devices: str) -> Iterator[str]:
 
 
 def test_eight_run_at_the_same_time(children: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of them goes on before all are there: one after the other they would never end."""
+    """None continues before all have started: in sequence they would never end."""
     monkeypatch.setenv("TEST_TOGETHER", "8")
     with start(*"01234569", cores=8) as together:
         assert set(outcomes(together, *"01234569")) == {"done"}

@@ -1,4 +1,4 @@
-"""The step that helps: it agrees with the sentence above it and can really be taken."""
+"""The printed fix: it agrees with the sentence above it and can really be followed."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def test_a_driver_that_does_not_work_the_gpu_is_to_be_the_one_that_does() -> Non
 @pytest.mark.parametrize(
     ("toolkit", "device", "driver", "name", "end"),
     [
-        # what the driver loads goes before what is better under a newer one
+        # a set that the driver loads precedes a better one for a newer driver
         ("13.0", "8.6", "535", "cuda12", "install that wheel"),
         ("12.4", "8.6", "535", "cuda12", "install that wheel"),
         ("13.0", "12.0", "580", "blackwell", "install that wheel"),
-        # where only a newer driver has any, both steps are told at once
+        # if only a newer driver has any, both steps are printed at once
         ("12.4", "12.0", "535", "blackwell", ", and NVIDIA driver 580 or newer"),
         ("13.0", "12.0", "570", "blackwell", ", and NVIDIA driver 580 or newer"),
     ],

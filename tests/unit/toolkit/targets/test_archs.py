@@ -224,7 +224,7 @@ UNKNOWN = Origin(toolkit=None)
         ("compute_80", "700", Origin("13.4"), "jit", ""),
         ("compute_80", "615", Origin("13.5"), "no", "PTX ISA 9.5 needs driver 620 or newer"),
         ("compute_80", "620", Origin("13.5"), "jit", ""),
-        # newer than the table: no driver of the table, and nobody knows of a newer one
+        # newer than the table: no known driver loads it
         ("compute_80", "620", Origin("13.9"), "no", "PTX of CUDA 13.9 needs a driver newer than"),
         ("compute_80", "700", Origin("13.9"), "unverified", "PTX of CUDA 13.9 is newer than this"),
         ("sm_80", "580", Origin("13.9"), "native", ""),
@@ -236,11 +236,11 @@ UNKNOWN = Origin(toolkit=None)
         ("compute_80", "550", CUDA_12, "jit", ""),
         ("sm_80", "450", Origin("11.8"), "native", ""),
         ("sm_80", "440", Origin("11.8"), "no", "needs driver 450"),
-        # zstd came with the 12.4 driver, LZ4 was always there
+        # zstd came with the 12.4 driver, LZ4 always worked
         ("sm_80", "545", Origin("12.8", codec="zstd"), "no", "zstd needs driver 550"),
         ("sm_80", "545", Origin("12.8", codec="lz4"), "native", ""),
         ("sm_80", "550", Origin("12.8", codec="zstd"), "native", ""),
-        # an entry's own PTX ISA outranks what the toolkit usually writes
+        # an entry's own PTX ISA overrides the toolkit's usual one
         ("compute_80", "525", Origin("12.8", ptx_isa=(8, 0)), "jit", ""),
         ("compute_80", "525", Origin(None, ptx_isa=(8, 1)), "no", "PTX ISA 8.1 needs driver 530"),
         ("compute_80", "580", Origin(None, ptx_isa=(99, 0)), "no", "PTX ISA 99.0 needs a driver"),

@@ -1,4 +1,4 @@
-"""Named axes of kernels: symbols, records and the choice of a size follow from what is declared."""
+"""Named axes of kernels: symbols, records and the choice of a size follow the declaration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flash_dist.toolkit.targets.axes import (
     smallest_size,
 )
 
-# What another package might declare: two axes of words, one size, no shared-memory plans.
+# Axes of another package: two axes of words, one size, no shared-memory plans.
 NORMS = Axes.from_json(
     [
         {"name": "dtype", "rule": "equal", "words": {"fp16": {"floor": "7.5"}}},

@@ -1,4 +1,4 @@
-"""A build of another package is judged and explained by what its own manifest says."""
+"""A build of another package is judged and explained by its own manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs by name: as people write them, and as drivers and shops do."""
+"""GPUs by name: as written by people, drivers and shops."""
 
 from __future__ import annotations
 

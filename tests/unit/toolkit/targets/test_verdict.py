@@ -1,4 +1,4 @@
-"""Which variant each GPU runs, against a table written by hand from the compatibility guides."""
+"""The variant that each GPU runs, compared with a table written by hand from NVIDIA's guides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files full of what only begins like GPU code: a second of work for 100 MB, and it is said."""
+"""Files full of false beginnings of GPU code: a second of work for 100 MB, and a warning."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_flood_is_searched_within_its_time_and_what_is_passed_over_is_named(
 
 @pytest.mark.parametrize("kind", ["fatbin", "section", "data"])
 def test_holes_of_a_file_are_passed_whatever_their_size(tmp_path: Path, kind: str) -> None:
-    """A sparse file of 256 GiB took longer than anybody waited."""
+    """A sparse file of 256 GiB would take unbounded time."""
     path = tmp_path / "sparse.so"
     size = 64 << 30
     code = container(entry(2, 80, b"x" * 64))

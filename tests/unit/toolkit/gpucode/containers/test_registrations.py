@@ -1,4 +1,4 @@
-"""Containers in any section, found by the structs that register them; what looks like one else."""
+"""Containers in any section, found by the structs that register them; and lookalikes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.gpucode.images import FatbinReport
 
-BASE = 0x10000  # where the file is loaded
-WRITABLE, READABLE = 3, 2  # flags: loaded, and written to
+BASE = 0x10000  # load address of the file
+WRITABLE, READABLE = 3, 2  # flags: loaded, and writable
 IMAGE = cubin(Kernel("alpha"))
 ONE = container(entry(SASS, 80, IMAGE))
 TWO = container(entry(SASS, 90, IMAGE, suffix="a"))
@@ -51,7 +51,7 @@ def wrapper(pointer: int, version: int = 1) -> bytes:
 
 
 def read(folder: Path, *parts: Part) -> FatbinReport:
-    """Load the file at an address; `@` in a struct stands for where a part is."""
+    """Load the file at an address; `@` in a struct stands for a part's address."""
     segment = Part(".head", struct.pack("<IIQQQQQQ", 1, 6, 0, BASE, BASE, 1 << 20, 1 << 20, 4096))
     path = folder / "lib.so"
     path.write_bytes(elf([segment, *parts], segments=1))
@@ -59,7 +59,7 @@ def read(folder: Path, *parts: Part) -> FatbinReport:
 
 
 def place(*before: bytes) -> int:
-    """Return where a part is loaded, by what is before it."""
+    """Return the load address of a part, from the parts before it."""
     return BASE + 64 + 56 + sum(len(one) + -len(one) % 8 for one in before)
 
 
@@ -123,7 +123,7 @@ def test_a_struct_counts_by_what_it_points_to(tmp_path: Path, version: int, shif
 
 @pytest.mark.parametrize("section", [".data", ".nvFatBinSegment", ".textgpu"])
 def test_what_is_registered_and_not_understood_is_named(tmp_path: Path, section: str) -> None:
-    """`audit` says "all of it understood" where nothing warns."""
+    """`audit` reports everything as read if there is no warning."""
     newer = b"\x51" + TEXT[1:]
     structs = Part(section, wrapper(place()) + wrapper(1), flags=WRITABLE)
     report = read(tmp_path, Part(".other", newer, flags=WRITABLE), structs)
@@ -187,7 +187,7 @@ def test_what_only_begins_like_a_container_is_warned_of(tmp_path: Path, data: by
 def test_the_start_of_a_container_in_code_is_most_often_a_number(
     tmp_path: Path, size: int, said: int
 ) -> None:
-    """NVIDIA's fatbinary has it in .text, as has whoever writes containers."""
+    """NVIDIA's fatbinary has it in .text, like every program that writes containers."""
     code = ONE[:8] + struct.pack("<Q", size) + bytes(64)
     report = read(tmp_path, Part(".text", code, flags=RUN))
     assert (report.entries, len(report.warnings)) == ((), said)
@@ -201,7 +201,7 @@ FRAME = zstd.compress(BARE)
 
 @pytest.mark.parametrize("windows", [False, True], ids=["elf", "pe"])
 def test_cubins_in_no_container_are_read(tmp_path: Path, *, windows: bool) -> None:
-    """cuBLASLt has 409 frames of zstd; who embeds the output of `nvcc -cubin` has them as is."""
+    """cuBLASLt has 409 frames of zstd; embedded output of `nvcc -cubin` is stored as is."""
     data = b"x" * 24 + BARE + bytes(8) + ONE + FRAME + b"y" * 8 + FRAME
     if windows:
         report = read_windows(tmp_path, (".rdata", data))
@@ -305,7 +305,7 @@ def test_an_object_file_for_windows_is_searched_too(tmp_path: Path) -> None:
 
 
 def test_many_structs_and_sections_are_no_work(tmp_path: Path) -> None:
-    """Each struct is looked up, not searched for, among as many sections as a file may have."""
+    """Each struct is looked up instead of searched, among as many sections as a file may have."""
     sections = [(f"{number}", b"") for number in range(8000)]
     structs = b"".join(wrapper(2**40 + number) for number in range(20_000))
     start = time.process_time()
@@ -321,7 +321,7 @@ def test_structs_that_point_nowhere_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_ptx_of_objects_serves_what_was_linked_of_them_alone(tmp_path: Path) -> None:
-    """NCCL on 8.0: all objects fit, and 20 of 76 fatbins hold sm_100f and nothing else."""
+    """NCCL on 8.0: all objects fit, and 20 of 76 fatbins hold only sm_100f."""
     objects = container(entry(PTX, 80, ptx("alpha")))
     linked = container(entry(SASS, 90, IMAGE))
     alone = container(entry(SASS, 100, IMAGE, suffix="f"))

@@ -62,7 +62,7 @@ def test_each_image_of_a_stream_is_one_of_its_container(tmp_path: Path, codec: s
 
 
 def test_ptx_stands_in_streams_as_well(tmp_path: Path) -> None:
-    """fatbinary puts PTX for several targets into a stream of its own."""
+    """fatbinary puts PTX for several targets into a separate stream."""
     text = ptx("alpha", target="sm_90", version="9.5")
     images = (entry(PTX, 80, ptx("alpha"), isa=(9, 4)), entry(PTX, 90, text, isa=(9, 5)))
     report = read(tmp_path, stream(*images))

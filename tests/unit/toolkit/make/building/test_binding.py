@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STABLE = "#include <torch/csrc/stable/library.h>\nSTABLE_TORCH_LIBRARY(mine, m) {}\n"
-PATIENCE = 20  # seconds of a CPU; a text that was read again and again would take minutes
+PATIENCE = 20  # seconds of CPU; repeated reading of a text would take minutes
 
 
 def write(folder: Path, **texts: str) -> None:
@@ -24,7 +24,7 @@ def write(folder: Path, **texts: str) -> None:
 
 
 def find(folder: Path, text: str | bytes, *include: Path) -> str:
-    """Return what is found in a source, between the colon and the semicolon of the message."""
+    """Return the findings in a source: the message between colon and semicolon."""
     source = folder / "a.cpp"
     source.write_bytes(text if isinstance(text, bytes) else text.encode())
     try:

@@ -23,7 +23,7 @@ EPOCH = 1767225600
 
 
 def pack(folder: Path, *, names: list[str], user: str, mtime: int) -> Path:
-    """Pack an archive as some user did at some time."""
+    """Pack an archive as one user at one time."""
     tree = folder / "flash_dist-0.1.0"
     tree.mkdir(parents=True)
 
@@ -110,6 +110,6 @@ def test_an_archive_is_unpacked_by_a_python_without_filters_too(
     if not filters:
         monkeypatch.delattr(tarfile, "data_filter")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Pythons that want a filter
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Pythons that require a filter
         tree = unpack(path, tmp_path / "unpacked")
     assert (tree / "setup.py").read_text() == "content of setup.py"

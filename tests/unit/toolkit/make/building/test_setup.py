@@ -1,4 +1,4 @@
-"""setup.py plans once, and says little while it packs: warnings, and no line for each file."""
+"""setup.py plans once, and prints warnings only, not a line for each file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flash_dist.toolkit.make.project import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Runs setup.py up to the compiler, then prints how many plans were made, and of which set.
+# Runs setup.py up to the compiler, then prints the number of plans made, and their set.
 COUNT_PLANS = """
 import runpy, sys
 from flash_dist.toolkit.make.building import plan
@@ -46,7 +46,7 @@ def test_one_plan_is_made_for_metadata_and_libraries(tmp_path: Path) -> None:
 
 
 def pack_modules(folder: Path, *options: str) -> list[str]:
-    """Copy the package as a build does, and return what is said; nothing is compiled."""
+    """Copy the package as a build does, without compiling; return the output."""
     command = [sys.executable, "setup.py", *options, "build_py", "--build-lib", str(folder)]
     environ = {**os.environ, "FLASH_DIST_ARCH_SET": "hopper", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A stranger's project, with the toolkit installed by itself: everything up to the compiler."""
+"""A project of others, with the toolkit installed by itself: everything up to the compiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BACKEND = f"{DISTRIBUTION}.backend"
 
 
 class Stranger:
-    """A folder with the toolkit on the path of Python, and a project beside it."""
+    """A folder with the toolkit on Python's path, and a project beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -228,8 +228,8 @@ def list_files(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
-# A table as `new` writes it, with one thing changed: text, what takes its place, and what is said.
-# The commands do not need what some of them name, and work without it.
+# A table as written by `new`, with one change: text, replacement, and error. The commands do not
+# need the files named in some of them, and work without these.
 BROKEN = {
     "a test that is not there": (
         "wheel_mb = 5",
@@ -314,7 +314,7 @@ def test_nox_ends_with_the_sentence_as_well(stranger: Stranger, tmp_path: Path) 
 def require_sentence(done: subprocess.CompletedProcess[str], entry: str, said: str) -> None:
     assert "Traceback" not in done.stderr, done.stderr
     if entry == "the commands" and done.returncode == 0:
-        assert (done.stderr, bool(done.stdout)) == ("", True)  # they need nothing of it
+        assert (done.stderr, bool(done.stdout)) == ("", True)  # they do not need it
         return
     assert done.returncode in {1, 2}, done.stderr
     assert said in done.stderr
@@ -346,7 +346,7 @@ def test_a_hook_that_cannot_do_what_is_asked_ends_in_a_sentence(
 
 
 def tell(stranger: Stranger, code: str, cwd: Path | None = None, **environ: str) -> str:
-    """Return what a program prints that sees the toolkit of the stranger."""
+    """Return the output of a program that sees the toolkit of the project."""
     done = stranger.run("-c", code, cwd=cwd, environ=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout

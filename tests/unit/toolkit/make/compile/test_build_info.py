@@ -1,4 +1,4 @@
-"""The list of files that a build writes into its own record."""
+"""The list of files in a build's own record."""
 
 from __future__ import annotations
 

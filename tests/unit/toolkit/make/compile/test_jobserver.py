@@ -1,4 +1,4 @@
-"""The jobs of a build are tokens in a named pipe, as GNU make has them."""
+"""The jobs of a build are tokens in a named pipe, as in GNU make."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_objects_are_kept_for_the_same_nvcc_and_the_same_tree(
     (folder / "CMakeCache.txt").write_text(CACHE.format(sources=tmp_path / "csrc"))
     forget_moved(folder, nvcc, tmp_path / tree)
     assert folder.is_dir() is kept
-    forget_moved(folder, nvcc, tmp_path / tree)  # a folder that is not there is no reason to fail
+    forget_moved(folder, nvcc, tmp_path / tree)  # a missing folder is no error
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_without_ninja_cmake_is_left_to_say_so() -> None:
 
 
 def options_of(archs: str, *patterns: str, **project: Any) -> NativeOptions:  # noqa: ANN401
-    """Return those of a build, with permissions to spill."""
+    """Return the options of a build, with spill exceptions."""
     rows = tuple({"symbol": one, "spill_bytes": 8, "reason": "measured"} for one in patterns)
     own = Project(ROOT, "my_norms", "0.1.0", "2.10", **{"spills": rows, **project})
     archset = ArchSet.parse(archs, name="chosen")

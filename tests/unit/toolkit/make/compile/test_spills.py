@@ -1,4 +1,4 @@
-"""Spills are judged once for a whole build: all are told, by names as the source has them."""
+"""Spills are judged once for a whole build: all are reported, under their source names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READABLE = "fht::hadamard_kernel<float16>"
 
 
 def say(symbol: str, *, spills: int = 0, target: str = "sm_80") -> str:
-    """Write what `ptxas -v` says of a kernel."""
+    """Write the output of `ptxas -v` on a kernel."""
     return (
         f"ptxas info    : Compiling entry function '{symbol}' for '{target}'\n"
         f"ptxas info    : Function properties for {symbol}\n"

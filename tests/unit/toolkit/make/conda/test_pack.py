@@ -1,4 +1,4 @@
-"""Conda packages really packed: deterministic, held against their wheels, verified, listed."""
+"""Conda packages, really packed: deterministic, equal to their wheels, verified, listed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_verify_takes_a_conda_package_and_its_manifest(
 
 
 def rewrite(path: Path, change: str) -> None:
-    """Pack a package anew with one of its parts exchanged for that of another."""
+    """Pack a package again with one of its parts taken from another."""
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     part = next(name for name in parts if name.startswith(change))

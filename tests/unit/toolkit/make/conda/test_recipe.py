@@ -1,4 +1,4 @@
-"""What a conda package says of a wheel: GPUs, driver, dependencies, build string and number."""
+"""Conda metadata of a wheel: GPUs, driver, dependencies, build string and number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METADATA = "Metadata-Version: 2.4\nName: flash_dist\nVersion: 0.1.0\nRequires-Py
 
 
 def allows(constraint: str, device: Device) -> bool:
-    """Read a constraint as conda does, `a0` being just before a version."""
+    """Read a constraint as conda does; `a0` is just before a version."""
     for part in constraint.split("|"):
         low, _, high = part.partition(",")
         assert low.startswith(">=")

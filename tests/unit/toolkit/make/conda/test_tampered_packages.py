@@ -1,4 +1,4 @@
-"""Conda packages that somebody changed, with a right paths.json: which check refuses each."""
+"""Tampered conda packages with a valid paths.json: the check that rejects each."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ EVIL_LINK = (
 
 @dataclass
 class Package:
-    """A package taken apart; members are written in their order."""
+    """An unpacked package; members are written in order."""
 
     name: str
     outer: dict[str, bytes]
     info: dict[str, bytes]
     files: dict[str, bytes]
-    entries: list[tarfile.TarInfo]  # more of the archive of files
+    entries: list[tarfile.TarInfo]  # more members of the archive of files
     behind: bytes = b""
     modes: dict[str, int] | None = None
 
@@ -51,7 +51,7 @@ class Package:
         self.info["info/index.json"] = json.dumps(index).encode()
 
     def list_paths(self, **changes: object) -> None:
-        """Write paths.json of the files, and more of the first."""
+        """Write paths.json of the files, with changes to the first."""
         paths: list[dict[str, Any]] = [
             {
                 "_path": name,

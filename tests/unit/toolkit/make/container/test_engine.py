@@ -15,7 +15,7 @@ OLD_CLIENT = "echo; echo Cannot connect to the Docker daemon >&2; exit 0"
 
 
 def make_engines(folder: Path, **scripts: str) -> dict[str, str]:
-    """Put programs on a PATH of their own."""
+    """Put programs on a separate PATH."""
     for name, script in scripts.items():
         program = folder / name
         program.write_text(f"#!/bin/sh\n{script}\n")

@@ -1,4 +1,4 @@
-"""The settings of cibuildwheel: what is in the container, and how each step finds it."""
+"""The settings of cibuildwheel: contents of the container, and paths of each step."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ VARIABLE = "MY_NORMS_TEST_TORCH"
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Install nothing, and note which torch would have been."""
+    """Install nothing, and record each torch."""
     found: list[str] = []
     monkeypatch.setattr(smoke_test, "install", found.append)
     return found

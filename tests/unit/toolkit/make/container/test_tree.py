@@ -1,4 +1,4 @@
-"""A build elsewhere gets the project, and nothing that builds or users have put beside it."""
+"""A build elsewhere gets the project, without files of builds or users beside it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def declare(monkeypatch: pytest.MonkeyPatch, *include: Path) -> None:
-    """Let the table name no file but folders of headers."""
+    """Let the table name no file, only folders of headers."""
     declared = replace(
         load_project(), include=include, binding=(), plain=(), table=None, host=(), tests=()
     )

@@ -1,4 +1,4 @@
-"""A wheel is built again unless nothing that decides its bytes has changed."""
+"""A wheel is built again unless none of its inputs has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes and tables of kernels that kernels can be generated from."""
+"""Axes and tables that kernels can be generated from."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_table_that_no_kernel_comes_of_is_refused(text: str, said: str, tmp_pa
 
 
 def test_every_value_of_a_table_is_judged(tmp_path: Path) -> None:
-    """Whatever stands in place of a value, only sentences come of it."""
+    """Any replacement of a value gives a sentence."""
     odd: list[object] = [None, True, 0, -1, 1.5, "x", "", [], [3], {}, {"a": 1}]
     data = tomllib.loads(TABLE)
     path = write(tmp_path / "csrc/kernels.toml")
@@ -232,7 +232,7 @@ def test_a_table_that_cannot_be_read_is_told_with_the_declaration(
 def test_what_the_generator_refuses_is_told_with_the_declaration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the package that the process works for, whose axes the generator has."""
+    """For the package of this process, whose axes the generator has."""
     data = make_project(tmp_path)
     put(data, "sources", ...)
     put(data, "dispatch.axes", [axis.to_json() for axis in OWN_AXES.every])

@@ -1,4 +1,4 @@
-"""Files that a table names exist, are of their kind, and lie in the project."""
+"""Files in a table exist, have the right kind, and lie in the project."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_project_in_a_folder_that_cmake_cannot_take_is_refused(tmp_path: Path)
 def test_a_file_that_may_not_be_read_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read all
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root can read all
     assert "names `csrc/a.cu`, which this user may not read" in refuse(root, "csrc/a.cu")
 
 

@@ -1,4 +1,4 @@
-"""Kernels with names of C, found in the text of a file."""
+"""Kernels with C names, found in the text of a file."""
 
 from __future__ import annotations
 

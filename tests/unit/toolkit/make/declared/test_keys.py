@@ -1,4 +1,4 @@
-"""What is received is shown as TOML writes it; files that are no TOML are told in a sentence."""
+"""Invalid values are shown as in TOML; files that are not TOML give a sentence."""
 
 from __future__ import annotations
 

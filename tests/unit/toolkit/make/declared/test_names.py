@@ -1,4 +1,4 @@
-"""Names that a package cannot have."""
+"""Invalid names of packages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_installed_package_whose_name_begins_another_is_named(tmp_path: Path)
     for name in ("my", "my_norms", "my_norms_more", "mynorms", "other"):
         write(tmp_path / name / "product.json", "{}")
         write(tmp_path / name / "_toolkit" / "product.py")
-    write(tmp_path / "my_no" / "product.json", "{}")  # of something else
+    write(tmp_path / "my_no" / "product.json", "{}")  # of another package
     folders = [str(tmp_path), str(tmp_path / "none")]
     assert find_neighbours("my_norms", folders) == ["my", "my_norms_more"]
     assert find_neighbours("my_rows", folders) == ["my"]

@@ -1,4 +1,4 @@
-"""Arch sets that can be compiled, and told apart by their versions."""
+"""Arch sets must be compilable, and have different versions."""
 
 from __future__ import annotations
 

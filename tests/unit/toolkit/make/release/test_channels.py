@@ -1,4 +1,4 @@
-"""The table of channels: what is in it, and that a new one is one module and one row."""
+"""The table of channels, and adding one with one module and one row."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
-MODULES: list[Channel] = [sdist, conda, index, zipapp, hub]  # mypy holds them against the protocol
+MODULES: list[Channel] = [sdist, conda, index, zipapp, hub]  # mypy compares them with the protocol
 URL = "https://example.org/x/"
 
 
 class Parcels:
-    """A channel of this test alone: a file with the SHA-256 of each wheel."""
+    """A test channel: a file with the SHA-256 of each wheel."""
 
     def __init__(self, dist: Path) -> None:
         self.dist = dist
@@ -66,7 +66,7 @@ class Parcels:
 
 
 class ParcelInstallTest:
-    """Tries nothing but says so."""
+    """Runs no test, and says so."""
 
     def results(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
         yield Result("post", f"{len(artefacts)} parcels", "NOT RUN", work.name)
@@ -190,7 +190,7 @@ def test_a_channel_that_is_no_part_of_a_release_is_in_no_manifest(
 
 
 class Recorder:
-    """Stands for the session that nox gives to a function."""
+    """Stub of the session that nox passes to a function."""
 
     def __init__(self, *posargs: str) -> None:
         self.posargs = posargs
@@ -208,7 +208,7 @@ def load_noxfile(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[str, Any]]:
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     sessions: OrderedDict[str, Any] = OrderedDict()
     monkeypatch.setattr(nox.registry, "_REGISTRY", sessions)
-    monkeypatch.delitem(sys.modules, shared_sessions.__name__, raising=False)  # registers anew
+    monkeypatch.delitem(sys.modules, shared_sessions.__name__, raising=False)  # registers again
     spec = importlib.util.spec_from_file_location("noxfile_of_this_test", ROOT / "noxfile.py")
     assert spec is not None
     assert spec.loader is not None
@@ -261,14 +261,14 @@ ASKING = ("ci", "flash_dist/toolkit/make", "flash_dist/toolkit/indexes", "noxfil
 
 
 def find_modules() -> list[Path]:
-    """List the modules that ask the table, and are none of conda's own."""
+    """List the modules that ask the table, except conda's own."""
     paths = [path for place in ASKING for path in (ROOT / place, *(ROOT / place).rglob("*.py"))]
     names = {path.relative_to(ROOT).as_posix(): path for path in paths if path.suffix == ".py"}
     return [path for name, path in sorted(names.items()) if not name.startswith(OWN)]
 
 
 def find_words(tree: ast.AST) -> Iterator[str]:
-    """Yield names and texts of the code; docstrings and comments are for people."""
+    """Yield names and texts of the code, without docstrings and comments."""
     for node in ast.walk(tree):
         match node:
             case ast.Expr(value=ast.Constant() as docstring):
@@ -290,7 +290,7 @@ def test_words_are_those_of_the_code() -> None:
 
 
 def test_no_other_module_names_conda() -> None:
-    # sets of a table may not have the names of folders in dist/, of every channel
+    # sets of a table may not use folder names in dist/ of any channel
     modules = [path for path in find_modules() if path.parts[-2:] != ("declared", "sets.py")]
     assert len(modules) > 50
     named = [

@@ -1,4 +1,4 @@
-"""A wheel as a repository of Hugging Face's `kernels`: names of its own, digests, what is in it."""
+"""A wheel as a repository of Hugging Face's `kernels`: unique names, digests, contents."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETS = {archset.name: archset for archset in published_sets()}
 def make(
     folder: Path, name: str = "hopper", strings: tuple[str, ...] = ("flash_dist", KERNELS)
 ) -> Artefact:
-    """Write a wheel whose libraries end in some strings, and read it."""
+    """Write a wheel whose libraries end with some strings, and read it."""
     path = write_wheel(folder / name, SETS[name])
     with zipfile.ZipFile(path) as wheel:
         members = {x: wheel.read(x) for x in wheel.namelist()}

@@ -1,4 +1,4 @@
-"""The static index: pages that pip and uv read, and one that people read."""
+"""The static index: pages for pip and uv, and one for people."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_page_tells_targets_from_the_wheels_and_needs_nothing_else(tmp_path:
     assert "sm_75, sm_80, compute_80, sm_90a, sm_100, sm_120" in page
     code = re.findall(r"<b>pip</b><code>(.*?)</code>", page)
     command = f'pip install "flash_dist==0.1.0+cu130.all" --extra-index-url {URL}simple/'
-    assert html.unescape(re.sub("<[^>]*>", "", code[0])) == command  # alone, to be copied
+    assert html.unescape(re.sub("<[^>]*>", "", code[0])) == command  # separate, for copying
     assert ".commands b { color: var(--dim); font-weight: 400; user-select: none; }" in page
     assert "<th>" not in page
     assert page.count('<th scope="col">') == 4 * page.count("<table>")

@@ -1,4 +1,4 @@
-"""What `nox -s release` refuses."""
+"""Refusals of `nox -s release`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_two_wheels_of_one_set_are_refused(tmp_path: Path) -> None:
 
 
 def test_every_wheel_of_a_folder_is_told(tmp_path: Path) -> None:
-    """Natively tagged ones, one sentence each."""
+    """Natively tagged wheels, one sentence each."""
     said = problems(write_dist(tmp_path), *published_sets())
     assert len(said) == len(published_sets())
 

@@ -1,4 +1,4 @@
-"""Building for another CPU: whose toolkit parts are taken, and what a build is for."""
+"""Building for another CPU: its toolkit parts, and the target of a build."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_toolkit_of_this_cpu_stays_as_it_is(tmp_path: Path) -> None:
     toolkit, parts = make_toolkits(tmp_path)
     before = sorted(path.relative_to(toolkit) for path in toolkit.rglob("*"))
     assemble_home(toolkit, parts, ARM)
-    assemble_home(toolkit, parts, ARM)  # a second time is no reason to fail
+    assemble_home(toolkit, parts, ARM)  # a second call is no error
     assert sorted(path.relative_to(toolkit) for path in toolkit.rglob("*")) == before
     files = (path for path in toolkit.rglob("*") if path.is_file())
     assert {path.read_text() for path in files} == {"x86"}

@@ -1,4 +1,4 @@
-"""A CUDA 12.4 toolkit is put together from Debian's package and PyPI's."""
+"""A CUDA 12.4 toolkit is assembled from Debian's package and PyPI's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_deb(path: Path, names: Iterable[str]) -> Path:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Path:
-    """Install the packages of PyPI, as far as they are taken from."""
+    """Install the used files of PyPI's packages."""
     files = {
         "12.4/nvidia/cuda_cccl/include/nv/target": "",
         "12.4/nvidia/cuda_nvcc/include/crt/host_config.h": "",

@@ -69,9 +69,9 @@ def test_the_toolkit_of_pypi_gets_the_names_it_lacks(
     home = make_toolkit(tmp_path / "nvidia" / "cu13")
     (home / "lib" / "libcudart.so.13").write_text("")
     (tmp_path / "nvidia_cuda_nvcc-13.0.88.dist-info").mkdir()
-    monkeypatch.setattr("sys.path", [str(tmp_path)])  # where an isolated build of pip has it
+    monkeypatch.setattr("sys.path", [str(tmp_path)])  # its place in an isolated build of pip
     assert find_toolchain({}).home == home
-    complete_links(home)  # a second time changes nothing
+    complete_links(home)  # a second call changes nothing
     assert (home / "lib64").readlink().name == "lib"
     assert (home / "lib64" / "libcudart.so").resolve().name == "libcudart.so.13"
 
@@ -93,7 +93,7 @@ def test_a_kept_toolkit_is_copied_once_and_again_when_the_copy_was_cut_short(
 def test_a_kept_toolkit_knows_the_versions_of_its_packages(tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     home = make_toolkit(site / "nvidia" / "cu13")
-    old = keep_toolkit(home, tmp_path / "build")  # as it was kept before
+    old = keep_toolkit(home, tmp_path / "build")  # as kept by an earlier version
     assert not (old / "dist-info").exists()
     for name in ("nvidia_cuda_runtime-13.0.96", "nvidia_cuda_crt-13.0.88", "rich-15.0.0"):
         (site / f"{name}.dist-info").mkdir()

@@ -1,4 +1,4 @@
-"""The gate that recorded fingerprints are of the kernels built."""
+"""The check that recorded fingerprints are of the built kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of faulty wheel is refused by the gate that a build ends with, `make/wheels/gates.py`.
+"""The checks at the end of a build, `make/wheels/gates.py`, reject every kind of faulty wheel.
 
 An unstable symbol needs a compiler: `tests/readers/test_gates.py`.
 """
@@ -51,12 +51,12 @@ PACKAGE = {
 
 
 def make_files(*args: Any, **options: Any) -> Files:  # noqa: ANN401
-    """Return the files of a wheel with the package as the sources have it."""
+    """Return the files of a wheel with the package's files from the sources."""
     return {**make_small_files(*args, **options), **PACKAGE}
 
 
 def declare(archs: str = "9.0a", **changes: Any) -> Manifest:  # noqa: ANN401
-    """Return what a wheel of this source declares for a list of targets."""
+    """Return the manifest of a wheel of this source for a list of targets."""
     project = load_project()
     archset = ArchSet.parse(archs, name="hopper", label="hopper")
     fresh = replace(
@@ -78,7 +78,7 @@ def declare(archs: str = "9.0a", **changes: Any) -> Manifest:  # noqa: ANN401
 def judge(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Judge:
-    """Run the audit step on a wheel; the tools of others, which come last, are not there."""
+    """Run the audit step on a wheel, without the tools of others, which come last."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def run(wheel: Path, *, archs: str = "9.0a", budget: int = 100_000_000) -> tuple[int, str]:
@@ -232,7 +232,7 @@ def test_a_stale_manifest_is_refused(
 def test_a_manifest_of_before_the_libraries_were_linked_anew_is_refused(
     judge: Judge, tmp_path: Path
 ) -> None:
-    """RECORD is right and the kernels are alike; the bill of materials has the older bytes."""
+    """RECORD is right and the kernels are equal; the bill of materials has the older bytes."""
     files = make_files(declare())
     linked = {**files, KERNELS: files[KERNELS] + b"\0"}
     status, said = judge(write_whole_wheel(tmp_path, linked))

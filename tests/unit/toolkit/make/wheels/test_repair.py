@@ -1,4 +1,4 @@
-"""What auditwheel is asked, and as which CPU."""
+"""Arguments of auditwheel, and the CPU that it runs as."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two builds are the same only if every file of both is."""
+"""Two builds are equal only if every file of both is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wheel has beside the files of its project, where the toolkit is installed by itself."""
+"""Files that a wheel has beside those of its project, with a toolkit installed by itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    """Let the toolkit work for a project, whose arch sets it returns."""
+    """Let the toolkit serve a project, and return its arch sets."""
     data = make_project(tmp_path)
     sets = read_declaration(data, tmp_path).sets
     monkeypatch.setattr(run_time, "EMBEDDED", False)
