@@ -324,7 +324,7 @@ def fingerprints(session: nox.Session) -> None:
 def fingerprint_check(session: nox.Session) -> None:
     """Check that recorded fingerprints are of the kernels in dist/ and of today's plans; no GPU.
 
-    The plans need g++. `-- --partial` skips the kernels of a CUDA of which no wheel is in dist/.
+    The plans need g++. `-- --partial` skips the kernels of a CUDA without a wheel in dist/.
     """
     require_wheels(session)
     install(session, "runtime", "build", "torch")

@@ -1,11 +1,11 @@
-"""What the texts show of our commands: run here, kept in docs/outputs, put into the Markdown.
+"""Outputs of our commands in the texts: run here, kept in docs/outputs, put into the Markdown.
 
-    python -m ci.outputs tree wheel foreign --foreign FOLDER    what needs no GPU
-    python -m ci.outputs gpu --python .venv/bin/python          what does, from an installed wheel
+    python -m ci.outputs tree wheel foreign --foreign FOLDER    commands without a GPU
+    python -m ci.outputs gpu --python .venv/bin/python          the others, from an installed wheel
 
-Each file of docs/outputs says in its first line where it was taken; the rest stands in a text, as
-it is. `nox -s outputs` and `nox -s gpu_outputs` prepare the environments. An output that needs a
-GPU may be older than the tree: then its first line ends with `; stale: ` and what changed.
+Each file of docs/outputs names its origin in its first line; the rest is copied into a text. `nox
+-s outputs` and `nox -s gpu_outputs` prepare the environments. An output that needs a GPU may be
+older than the tree: then its first line ends with `; stale: ` and what changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Layers on two devices share one mask, which is made on neither and needs no copies.
 
-python pipeline.py
+    python pipeline.py
 
 With two GPUs the second half of the layers is on the second; otherwise all are on one GPU or on the
 CPU. FlexAttention's BlockMask works, too, from any device.

@@ -1,6 +1,6 @@
 """A robotics policy: images and joints, then actions in blocks, with one mask for all layers.
 
-python policy.py
+    python policy.py
 
 256 tokens of two cameras and a few of the joints attend to each other; actions come in chunks of
 ten, each of which attends to all before it and itself. One camera of the second robot is missing.

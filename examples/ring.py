@@ -1,6 +1,6 @@
 """One sequence over several processes, each with its own part of it.
 
-torchrun --standalone --nproc-per-node 2 ring.py
+    torchrun --standalone --nproc-per-node 2 ring.py
 
 With as many GPUs as processes, each uses one, with NCCL; otherwise all use the CPU, with gloo.
 """

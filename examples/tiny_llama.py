@@ -1,6 +1,6 @@
 """Train a tiny Llama on packed documents, twice: all weights end with the same bits.
 
-python tiny_llama.py [STEPS]
+    python tiny_llama.py [STEPS]
 
 Documents of different lengths are concatenated without padding. cu_seqlens has the start of each,
 so that tokens attend to their own document only. Rotary embeddings count from its start.

@@ -1,6 +1,6 @@
 """Random calls of flash_attn_with_kvcache: a sequence has the same bits in every equivalent call.
 
-python -m tests.fuzz.decode [--seconds 300] [--cases 1000] [--seed 0] [--jobs 4] [--bits FILE]
+    python -m tests.fuzz.decode [--seconds 300] [--cases 1000] [--seed 0] [--jobs 4] [--bits FILE]
 
 Needs an installed flash_dist; `--device cpu` tests the program itself. A case is one call of
 `flash_attn_with_kvcache`: random lengths, heads, head_dim, pages, entries, left padding, appended

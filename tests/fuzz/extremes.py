@@ -1,13 +1,13 @@
 """Random attention problems with extreme values, compared with float64 under an error bound.
 
-python -m tests.fuzz.extremes [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
+    python -m tests.fuzz.extremes [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
 
 Scores reach 1e4, factors on them 1e-3 to 1e3, soft caps 1e-3 to 2^40, sinks infinity; some inputs
 hold an infinity or NaN. The formula in 16 bits says nothing about such problems, so that the bound
 comes from the roundings: with A the largest value of the same formula with absolute values, u =
 2^-11 (2^-8 in bfloat16, 2^-22 in float32) and
 
-e = 2^-20 (4 + the largest sum of |q| |k| * scale + the largest ALiBi term) + the cap's error,
+    e = 2^-20 (4 + the largest sum of |q| |k| * scale + the largest ALiBi term) + the cap's error,
 
 which is 2^-21 of a cap up to 100 and 2^-20 of the largest score above, results may be off by
 

@@ -1,6 +1,6 @@
 """Mutated binaries through every reader: only our own error may come out, quickly.
 
-python -m tests.fuzz.readers [--cases 100000] [--seed 0]
+    python -m tests.fuzz.readers [--cases 100000] [--seed 0]
 
 Each case is a small valid file of some kind with bytes flipped, cut out, repeated or enlarged,
 renamed sections, images of other kinds and targets, or many false beginnings of GPU code; or a

@@ -1,6 +1,6 @@
-"""Long sequences of which an H200 cuts keys and queries, short enough for compute-sanitizer.
+"""Long sequences whose keys and queries an H200 splits, short enough for compute-sanitizer.
 
-The planner's own tests ask it for them. Where one kernel makes all gradients there are no cells.
+The planner's own tests check that. If one kernel makes all gradients, nothing is split.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Long:
-    """A backward of one sequence, and a workspace that dS does not fit in as a whole."""
+    """A backward of one sequence, and a workspace that is too small for all of dS."""
 
     seqlen_q: int
     seqlen_k: int

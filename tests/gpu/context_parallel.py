@@ -1,6 +1,6 @@
 """Compares torch's context parallelism on these kernels with its own and with ring_attention.
 
-python tests/gpu/context_parallel.py [SEQLEN ...]
+    python tests/gpu/context_parallel.py [SEQLEN ...]
 
 Uses all GPUs of this machine. Prints one line of JSON: by seqlen the largest error of each tensor
 of torch's ring over its largest value on one GPU, and how many of its runs have other bits than the

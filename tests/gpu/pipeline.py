@@ -1,6 +1,6 @@
 """Two layers on two GPUs share one mask made on the first, forward and backward, as a program.
 
-python tests/gpu/pipeline.py flash_dist|flex
+    python tests/gpu/pipeline.py flash_dist|flex
 
 Prints one line of JSON: the largest error of each tensor over its largest value, or the failure.
 """

@@ -1,6 +1,6 @@
 """Compares ring attention over all GPUs of this machine with one of them, as a program.
 
-python tests/gpu/ring.py [SEQLEN]
+    python tests/gpu/ring.py [SEQLEN]
 
 Prints one line of JSON: by dtype and mask the largest error of each tensor over its largest value,
 how many of five runs have other bits than the first, and milliseconds of forward and backward on

@@ -1,11 +1,11 @@
 """One small case of every kernel and of every kind of mask, as a program: for compute-sanitizer.
 
-    compute-sanitizer --tool racecheck python tests/gpu/small_cases.py WHAT [1/4] [--dtype bf16]
+compute-sanitizer --tool racecheck python tests/gpu/small_cases.py WHAT [1/4] [--dtype bf16]
 
 WHAT is all, kernels, masks, cells, caches or boundaries; the second argument runs one of several
-parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints each kernel when it has run, and
-at the end those of the build that did not. Inputs are drawn on the CPU and copied, so that under
-`--kernel-name` initcheck knows all that our kernels may read as written.
+parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. It prints each kernel after it ran, and
+at the end those of the build that did not run. Inputs are drawn on the CPU and copied, so that
+initcheck with `--kernel-name` sees all memory that our kernels read as written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-if __name__ == "__main__":  # a program is found by its path, tests by the folder that they are in
+if __name__ == "__main__":  # the program is found by its path, tests by their folder
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from flash_dist.toolkit.loading.library import last_variant, variants
@@ -57,7 +57,7 @@ class Ran(set[str]):
     """The kernels that ran so far, by their symbols."""
 
     def look(self) -> None:
-        """Add those that ran last, and print the new ones: a tool may stop the program."""
+        """Add the last kernels, and print new ones: a tool may stop the program."""
         last = {variant["symbol"] for variant in last_variant().values()}
         print(*sorted(last - self), sep="\n", end="\n" if last - self else "", flush=True)  # noqa: T201
         self.update(last)
@@ -74,20 +74,20 @@ def compiled_sizes(dtypes: Sequence[str]) -> list[Size]:
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """Return the dtype of the tensors that a kernel's dtype is for."""
+    """Return the dtype of the tensors for a kernel's dtype."""
     return torch.float32 if dtype == IEEE32 else DTYPES[dtype]
 
 
 def precision_of(dtype: str) -> str:
-    """Return the float32_precision that a kernel's dtype is for."""
+    """Return the float32_precision for a kernel's dtype."""
     return "ieee" if dtype == IEEE32 else "tf32x3"
 
 
 def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
     """Run forward and backward of every compiled size, with and without workspace, and packed.
 
-    Also sequences of one tile, some whose queries blocks share, and so many that large tiles fill
-    the GPU.
+    It includes sequences of one tile, some whose queries blocks share, and enough for large tiles
+    to fill the GPU.
     """
     for dtype, head_dim, head_dim_v in sizes_of_part:
         sizes: dict[str, Any] = {
@@ -196,7 +196,7 @@ def of_role(role: str) -> list[dict[str, Any]]:
 
 
 def run_boundaries(ran: Ran, sizes: Sequence[Size]) -> None:
-    """Run every compiled size with cu_seqlens that leave rows out, and with some that lie."""
+    """Run every compiled size with cu_seqlens that omit rows, and with invalid ones."""
     for dtype, head_dim, head_dim_v in sizes:
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
@@ -250,7 +250,7 @@ def main() -> None:
     torch.cuda.synchronize()
     others = sorted({variant["symbol"] for variant in variants()} - ran)
     print(f"{len(ran)} kernels ran, {len(others)} did not:", *others, sep="\n")  # noqa: T201 - a program
-    time.sleep(1)  # NOTE: until torch's thread has let go of the last graph, see test_exit.py
+    time.sleep(1)  # NOTE: wait until torch's thread has released the last graph, see test_exit.py
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Long sequences in cells of keys and queries: the bits of one piece, within the budget."""
+"""Long sequences split into query x key chunks: unsplit bits, within the budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOMY = 30_000  # MiB that hold dS of every case
 
 @dataclass(frozen=True)
 class Case:
-    """A backward, and limits at which an H200 stores its dS in cells, of most head_dims."""
+    """A backward, and limits at which an H200 stores its dS in chunks, for most head_dims."""
 
     options: dict[str, Any]
     seqlen_q: int
@@ -30,7 +30,7 @@ class Case:
     batch: int = 1
 
     def make(self, head_dim: int, dtype: torch.dtype) -> Problem:
-        """Draw it."""
+        """Draw the inputs."""
         problem = random_problem(
             batch=self.batch,
             seqlen_q=self.seqlen_q,
@@ -102,7 +102,7 @@ def test_cells_of_any_size_have_the_same_bits(head_dim: int, half: torch.dtype) 
 
 
 def test_distances_of_alibi_are_those_of_the_whole_sequence(half: torch.dtype) -> None:
-    """A limit at which queries would be cut changes neither dk nor dv."""
+    """A limit that would split queries changes neither dk nor dv."""
     problem = CASES["causal"].make(128, half)
     slopes = torch.tensor([0.5, 0.1, 0.02, 0.004], device=problem.q.device)
     with workspace(ROOMY):
@@ -117,7 +117,7 @@ def test_distances_of_alibi_are_those_of_the_whole_sequence(half: torch.dtype) -
 
 
 def test_cells_of_a_longer_sequence_are_near_what_is_computed_again(half: torch.dtype) -> None:
-    """An independent kernel of dQ, and no cut, at 64k tokens and the default budget."""
+    """Compared with an independent kernel of dQ, without splits, at 64k tokens."""
     problem = replace(
         random_problem(seqlen_q=65536, num_heads=1, head_dim=256, dtype=half), options=CAUSAL
     )

@@ -1,6 +1,6 @@
 """Run transformers' own tests of equivalence on our name, with tiny llama, gemma3 and gpt_oss.
 
-python tests/peers/transformers_models.py SDIST [PYTEST ...]
+    python tests/peers/transformers_models.py SDIST [PYTEST ...]
 
 It needs torch, flash_dist, transformers, pytest and parameterized. SDIST is the source distribution
 of that version of transformers (`pip download --no-deps --no-binary :all:`): it has the tests that

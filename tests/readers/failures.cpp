@@ -1,13 +1,14 @@
-// The host code on a runtime that fails where it is told to: one JSON object for each line "call
-// count code" of the input. The count-th call of that function fails with the code, once: code 0 of
-// cudaFuncGetAttributes says that a kernel was compiled to other registers, of
-// cudaOccupancyMaxActiveClusters that no cluster fits. Behind a semicolon there may be sizes: batch
-// seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype softcap seqlen_new. With
-// the last one the calls are decode and append, seqlen_k the capacity of their cache.
+// The host code on a runtime that fails on request: one JSON object for each line "call count code"
+// of the input. The count-th call of that function fails with the code, once. Code 0 of
+// cudaFuncGetAttributes means that a kernel was compiled to another register count, of
+// cudaOccupancyMaxActiveClusters that no cluster fits. Sizes may follow after a semicolon: batch
+// seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype softcap seqlen_new.
+// With the last one the calls are decode and append, with a cache of capacity seqlen_k.
 //
-//   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
+// g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
-// Each line is a process of its own, that makes the same calls twice on GPU 1 while GPU 0 is current. The kernels are those of GENERATED/variants.inc, of which none runs.
+// Each line is a separate process that makes the same calls twice on GPU 1 while GPU 0 is current.
+// The kernels are those of GENERATED/variants.inc; none of them runs.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,9 +27,9 @@
 
 namespace {
 
-constexpr int REGISTERS = 168;  // of the families whose warpgroups share them out
+constexpr int REGISTERS = 168;  // of the families whose warpgroups redistribute them
 
-std::string failing;  // the function, and which of its calls fails
+std::string failing;  // the function, and the number of its failing call
 int failing_at = 0;
 cudaError_t failing_with = cudaSuccess;
 
@@ -54,13 +55,13 @@ cudaError_t launch_fused(const void* kernel, const void* params, cudaStream_t st
   return launch_kernel(kernel, params, stream);
 }
 
-// The only kernel whose place follows from lengths: it has none for longer sequences.
+// The only kernel with a limit on lengths: it refuses longer sequences.
 const char* refuse_longer(const void* params) {
   const auto& p = *static_cast<const flash_dist::BwdParams*>(params);
   return std::max(p.seqlen_q, p.seqlen_k) > 64 ? "a tile does not hold a sequence" : nullptr;
 }
 
-// Families of scored calls take no others, and those beside them none of these.
+// Families with score modification take such calls only, their counterparts none of them.
 template <class Params, bool SCORED>
 const char* refuse_scores(const void* params) {
   const bool bends = static_cast<const Params*>(params)->scores.bends;
@@ -256,7 +257,7 @@ AppendParams make_append() {
   return p;
 }
 
-// The sentence of each call that failed, and every kernel that was launched.
+// The error of each failed call, and every launched kernel.
 std::string attempt() {
   launched.clear();
   calls.clear();

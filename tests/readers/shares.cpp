@@ -1,10 +1,10 @@
-// How attention to a cache is shared out (core/decode_work.cuh), gone through share by share as the
-// kernels do, and task by task as those that fold do, for sequences of random lengths. Prints each call for
-// which a unit is not computed once, a record lies outside of the workspace or is written twice, what
-// is folded is not there, a task has not one result, or its units are not those of which a row sees a key;
-// then how many tasks there were.
+// The splits of attention to a cache (core/decode_work.cuh), replayed share by share like the
+// kernels, and task by task like the combine kernels, for sequences of random lengths. Prints each
+// call in which a unit is not computed exactly once, a record is outside of the workspace or
+// written twice, the combine kernel reads an unwritten record, a task does not have exactly one
+// result, or its units are not the visible ones. Then it prints the number of tasks.
 //
-//   nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED shares.cpp -o shares
+// nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED shares.cpp -o shares
 #include <cstdio>
 #include <map>
 #include <random>
@@ -56,7 +56,7 @@ struct Cache {
   Cache(const Cache&) = delete;
 
  private:
-  // A cache, packed queries to one, or what is few queries of packed sequences.
+  // A cache, with packed queries, or packed sequences with few queries.
   void choose_kind() {
     CacheParams& cache = p.cache;
     cache.entries = p.batch;
@@ -80,7 +80,7 @@ struct Cache {
     }
   }
 
-  // As host/decode.cpp does, on GPUs and with budgets of all sizes.
+  // As in host/decode.cpp, for GPUs and budgets of all sizes.
   void share_out() {
     const int rows = p.group * (p.few_alone ? min(p.seqlen_q, MORE_QUERIES) : p.seqlen_q);
     p.row_tiles = (rows + p.task_rows - 1) / p.task_rows;
@@ -107,7 +107,7 @@ struct Task {
   bool operator==(const Task& other) const { return !(*this < other) && !(other < *this); }
 };
 
-// What a record holds: units of a task.
+// Content of a record: units of a task.
 struct Record {
   Task task;
   int begin, end;
@@ -120,7 +120,7 @@ class Replay {
  public:
   explicit Replay(const DecodeParams& params) : p(params), shares(count(params)) {
     const bool rests = p.cache.capacity > UNIT_KEYS * PART_UNITS;
-    const int least = rests ? p.shares * resting_records(PART_UNITS) : 0;  // whatever the budget
+    const int least = rests ? p.shares * resting_records(PART_UNITS) : 0;  // for any budget
     records_ = p.max_units == 0 ? least : decode_records(p.max_units, p.shares, PART_UNITS);
     units_.resize(shares.total);
   }
@@ -138,14 +138,14 @@ class Replay {
     return right_ && static_cast<int>(results_.size()) == tasks;
   }
 
-  // Whether tasks are not cut though there would be places for their parts.
+  // Whether tasks stay unsplit although their parts would fit.
   bool keeps_tasks() const { return shares.grain == Grain::TASK && shares.total <= p.max_units; }
   bool cuts_groups() const { return shares.grain == Grain::PART; }
 
   int tasks = 0;
 
  private:
-  // Whether a tile's units are those from the first to the last of which any row sees a key, or one without.
+  // Whether a tile's units are the range from the first to the last visible one, or a single one.
   bool has_seen_units(RowTile own) const {
     const DecodeExtent extent(p, own);
     const CacheKeys keys(p.cache, own.batch, p.batch);
@@ -166,7 +166,7 @@ class Replay {
     return end == 0 ? extent.units() == 1 : extent.first == first && extent.end == end;
   }
 
-  // What the constructor does with all threads of a block.
+  // The work of the constructor with all threads of a block.
   static Shares count(const DecodeParams& p) {
     alignas(Shares) char bytes[sizeof(Shares)] = {};
     Shares& s = reinterpret_cast<Shares&>(bytes);
@@ -180,7 +180,7 @@ class Replay {
     return s;
   }
 
-  // As decode_block(), mla_block() and mla_sm90_block().
+  // As in decode_block(), mla_block() and mla_sm90_block().
   void compute(int share) {
     int begin, end;
     DecodeCursor at;
@@ -207,7 +207,7 @@ class Replay {
     }
   }
 
-  // What a share has of a task, behind a group: in its own records, if it has such.
+  // Partial results of a share after a group: in its own records, if it has any.
   void rest(int share) { right_ &= resting_records(PART_UNITS) * (share + 1) <= records_; }
 
   void write(int64_t record, const DecodeCursor& at, int first) {
@@ -215,7 +215,7 @@ class Replay {
     right_ &= written_.insert({record, {Task(at), first, at.unit + 1}}).second;
   }
 
-  // As decode_fold_block().
+  // As in decode_fold_block().
   void fold() {
     const int most = p.batch * p.row_tiles * p.num_heads_kv;
     const bool by_task = most <= p.shares;
@@ -243,10 +243,10 @@ class Replay {
     ++results_[Task(at)];
   }
 
-  // As fold_groups() of core/decode_fold.h.
+  // As in fold_groups() of core/decode_fold.h.
   void read_groups(const DecodeCursor& at) {
     const int groups = count_groups(at.extent);
-    int next = at.extent.first;  // what is to be folded
+    int next = at.extent.first;  // next unit to combine
     for (int number = 0; number < groups; ++number) {
       const GroupRecords records(p, shares, at, number);
       right_ &= 1 <= records.parts && records.parts <= Shares::PARTS;
@@ -271,12 +271,12 @@ class Replay {
   typename Shares::Smem smem_;
   int64_t records_;
   bool right_ = true;
-  std::vector<int> units_;  // how often each is computed
+  std::vector<int> units_;  // number of computations of each
   std::map<int64_t, Record> written_;
   std::map<Task, int> results_;
 };
 
-// Calls in which tasks are not cut though they might be, and those in which groups are.
+// Calls in which tasks stay unsplit although they could be split, and those with split groups.
 struct Cuts {
   int kept = 0, cut = 0;
 };

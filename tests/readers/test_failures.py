@@ -49,7 +49,6 @@ LOADING: Final = (
     "cudaFuncSetAttribute",
     "cudaOccupancyMaxActiveClusters",
 )
-# Of the temporary errors, the first is tested at every call, the others at the first call of each
 # Of the temporary errors, the first is tested at every call, others at each function's first call.
 PASSING: Final = ("cudaErrorMemoryAllocation", "cudaErrorStreamCaptureUnsupported")
 

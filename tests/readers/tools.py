@@ -1,6 +1,6 @@
 """NVIDIA's tools, with which our readers are compared: nvcc, cuobjdump and nvdisasm.
 
-python -m tests.readers.tools
+    python -m tests.readers.tools
 
 prints their paths; exit status 1 if one is missing, so that a session does not skip everything.
 """

@@ -1,10 +1,10 @@
-// Whose turn it is to add to a query tile's dQ (sm90/bwd/work.cuh), of every block of keys of random
-// calls. Prints each tile whose turns are not 0, 1, 2, ... in the order in which blocks begin, of
-// which the last is said to be that, or for which a block that sees it has none: a block would wait
-// for ever, or dQ would lack something. Then how many tiles there were, how many are seen, and of
-// how many of these the blocks of the first keys begin first.
+// The order in which blocks of keys add to a query tile's dQ (sm90/bwd/work.cuh), for random calls.
+// Prints each tile whose turns are not 0, 1, 2, ... in the launch order of the blocks, whose last
+// block is not marked as the last, or to which a block that sees it never adds: a block would wait
+// for ever, or dQ would lack a part. Then it prints the number of tiles, of visible tiles, and of
+// those at which the blocks of the first keys start first.
 //
-//   nvcc -std=c++17 -I csrc -I GENERATED turns.cpp -o turns
+// nvcc -std=c++17 -I csrc -I GENERATED turns.cpp -o turns
 #include <climits>
 #include <cstdio>
 #include <random>
@@ -72,7 +72,7 @@ struct Problem {
 
   // Of a call whose longest sequences are longer.
   void pack() {
-    static const int cu_seqlens[] = {0, 0};  // read by nothing here
+    static const int cu_seqlens[] = {0, 0};  // not read here
     p.packing = {cu_seqlens, cu_seqlens};
     p.seqlen_q += below(300);
     p.seqlen_k += below(300);
@@ -81,7 +81,7 @@ struct Problem {
     if (below(8) == 0) sequence.seqlen_k = 0;
   }
 
-  // The arrays that flash_dist/masks/intervals.py makes.
+  // The arrays of flash_dist/masks/intervals.py.
   void make_intervals() {
     MaskParams& mask = p.mask;
     mask.kind = MaskKind::ROWS;
@@ -131,7 +131,7 @@ struct Problem {
   }
 };
 
-// The turns that blocks have at a tile, in the order of their tickets.
+// The turns of blocks at a tile, in launch order.
 struct Turns {
   int count = 0;
   bool ends = false, right = true;
@@ -146,7 +146,7 @@ struct Turns {
 
 int tiles = 0, seen_tiles = 0, seen_from_the_first = 0;
 
-// The items of a block of keys and a stripe of queries, as its loader describes them.
+// The items of a block of keys and a query chunk, as described to its loader.
 void add_block(const Problem& problem, int key0, int stripe, std::vector<Turns>& turns) {
   const BwdParams& p = problem.p;
   alignas(DkdvSm90Work) char bytes[sizeof(DkdvSm90Work)] = {};

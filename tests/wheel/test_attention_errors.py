@@ -1,4 +1,4 @@
-"""What cannot be attended is refused in words, whichever function is asked."""
+"""Invalid calls are refused in words by every function."""
 
 from __future__ import annotations
 

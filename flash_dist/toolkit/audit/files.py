@@ -92,7 +92,7 @@ def _slashes(name: str) -> Iterator[int]:
 
 
 def find_foreign_kinds(members: Iterable[Member]) -> Iterator[str]:
-    """Describe members that are links or devices, or have permissions that nobody needs."""
+    """Describe members that are links or devices, or have unneeded permissions."""
     for one in members:
         kind, allowed = stat.S_IFMT(one.mode), stat.S_IFREG
         if one.name.endswith("/"):

@@ -1,7 +1,7 @@
 """Checks that a wheel or conda package is the one released, and as declared. Fails closed.
 
-RECORD and the bill of materials are inside the wheel: whoever changes the wheel can change them.
-Only a manifest from another source proves that nobody did.
+RECORD and the bill of materials are inside the wheel: a change of the wheel can change them, too.
+Only a manifest from another source can prove that there was none.
 """
 
 from __future__ import annotations

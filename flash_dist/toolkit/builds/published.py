@@ -10,7 +10,7 @@ set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of
         wheel_mb   what the wheel had when it was last built; may be absent
 proof   how far code of a target was proven on real hardware: `native` (it ran there), `jit` (its
         PTX ran on a newer GPU); a target not listed was assembled only
-picks   which set a client gets that asks for none, by machine: it must serve every GPU that any
+picks   set of a client that asks for none, by machine: it must serve every GPU that any
         set for this machine serves; `*` stands for every other client
 
 Builds and the installed package read the same file. It is JSON, which every Python reads.

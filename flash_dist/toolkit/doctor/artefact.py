@@ -1,4 +1,4 @@
-"""Fetches the target of an address for as long as it is judged: a file, or an index page's best."""
+"""Fetches the target of an address while it is judged: a file, or an index page's best wheel."""
 
 from __future__ import annotations
 

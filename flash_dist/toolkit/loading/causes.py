@@ -196,7 +196,7 @@ def missing_driver(file: str, missing: Missing) -> Finding:
 
 
 def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Finding:
-    """No library provides what the file, or a library that it needs, needs."""
+    """Libraries are absent that the file, or a library it needs, needs."""
     names = [f"`{one.name}`{_name_user(one)}" for one in missing]
     which = "which was" if len(names) == 1 else "which were"
     listed = list_few(names, _SHOWN_SYMBOLS)

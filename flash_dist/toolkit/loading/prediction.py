@@ -279,7 +279,7 @@ class _Judge:
                 yield symbol
 
     def _interpreter(self) -> list[SharedObject]:
-        """Return the interpreter and what is loaded with it, including libpython."""
+        """Return the interpreter and the libraries that are loaded with it, including libpython."""
         linker = self.host.linker
         shared = linker.open(linker.program) if linker.program is not None else None
         if shared is None:

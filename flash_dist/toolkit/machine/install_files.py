@@ -31,7 +31,7 @@ class InstallFiles:
     """State of the installed files; names are relative to `folder`."""
 
     status: Literal["recorded", "unrecorded"] = "unrecorded"
-    folder: str = ""  # that the package lies in
+    folder: str = ""  # that contains the package
     count: int = 0  # files that were compared
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()

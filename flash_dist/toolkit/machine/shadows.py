@@ -21,7 +21,7 @@ class Shadow:
     name: str
     version: str  # of the one that is installed
     installed: str  # that contains it
-    file: str  # what is imported
+    file: str  # the imported file or folder
     place: str  # that contains it
 
     @property

@@ -1,4 +1,4 @@
-"""The project that is built: its place, its declaration, and the paths that its tools write.
+"""The project to build: its place, its declaration, and the paths that its tools write.
 
 The toolkit is a folder of the package that it builds, or is installed by itself and builds the
 project in the current folder.

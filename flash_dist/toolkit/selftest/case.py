@@ -1,6 +1,6 @@
 """Base class of the selftest's cases, which the package derives.
 
-from ._toolkit.selftest.case import Case, make_values
+    from ._toolkit.selftest.case import Case, make_values
 
     @dataclass(frozen=True)
     class ScaleCase(Case):

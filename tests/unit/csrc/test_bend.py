@@ -1,7 +1,7 @@
-"""How Hopper's kernels bend scores, each lane of a warp, against the formula in double precision.
+"""Score modification in Hopper's kernels, each lane of a warp, against double precision.
 
-csrc/sm90/bend.cuh is compiled by this machine's C++ compiler: what it takes of the GPU, the lane's
-number, approximations and shared memory, stands in for that in headers found before ours.
+This machine's C++ compiler compiles csrc/sm90/bend.cuh: headers that come first replace the lane's
+number, approximations and shared memory of the GPU.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ inline float2 load_shared_8(uint32_t at) { return {shared[at / 4], shared[at / 4
 """,
 }
 
-# Prints the greatest error of the forward's scores, then those of P and of what dS is made of.
+# Prints the largest error of the forward's scores, then those of P and of the factors of dS.
 PROGRAM: Final = """
 #include <algorithm>
 #include <cstdio>

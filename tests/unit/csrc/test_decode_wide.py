@@ -1,4 +1,4 @@
-"""Many rows on a cache, emulated: the kernel for Hopper has the bits of the general one."""
+"""Multi-row decode, emulated: the kernel for Hopper has the bits of the general one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Problem:
     sinks: bool = False
 
     def make(self) -> dict[str, Any]:
-        """Return the arguments of a call; keys behind a sequence are NaN."""
+        """Return the arguments of a call; keys after a sequence are NaN."""
         generator = torch.Generator().manual_seed(sum(self.lengths) + self.seqlen_q)
         batch, capacity = len(self.lengths), -(-max(*self.lengths, 1) // 64) * 64
 
@@ -123,7 +123,7 @@ def test_bits_are_the_same_in_pages(page: int) -> None:
 @pytest.mark.parametrize("sm_count", [1, 3])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_chunk_of_few_queries_has_the_bits_of_all_at_once(head_dim: int, sm_count: int) -> None:
-    """Sixteen rows are the kernel's of few queries; tiles of one multiprocessor differ in keys."""
+    """Sixteen rows use the kernel for few queries; tiles of one multiprocessor differ in keys."""
     arguments = Problem((1100,), seqlen_q=150, head_dim=head_dim).make()
     out, lse = run(replace(HOPPER, sm_count=sm_count), **arguments)
     for begin, end in ((0, 16), (16, 80), (80, 150)):

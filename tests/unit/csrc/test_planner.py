@@ -1,4 +1,4 @@
-"""How a backward is cut into launches: properties of the plan over many shapes, without a GPU."""
+"""The launches of a backward: properties of the plan over many shapes, without a GPU."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ Chunk = dict[str, Any]
 
 
 def by_unit(chunks: Iterable[Chunk]) -> dict[int, list[Chunk]]:
-    """Return the chunks of every unit, in the order of their launches."""
+    """Return the chunks of every unit, in launch order."""
     found: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         for unit in range(chunk["unit_begin"], chunk["unit_begin"] + chunk["units"]):
@@ -84,13 +84,13 @@ def by_unit(chunks: Iterable[Chunk]) -> dict[int, list[Chunk]]:
 
 
 def assert_ends(chunks: list[Chunk], first: str, last: str) -> None:
-    """A sum begins with its first chunk and is written by its last."""
+    """Check that a sum begins with its first chunk and is written by its last."""
     assert [chunk[first] for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
     assert [chunk[last] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
 def are_in_order(one: Chunk, next_one: Chunk) -> bool:
-    """Whether all queries of a chunk come before those of another: member by member, ascending."""
+    """Whether all queries of a chunk come before another's: query head by query head, ascending."""
     if one["member_begin"] == next_one["member_begin"]:
         return bool(one["query_end"] <= next_one["query_begin"])
     return bool(one["member_begin"] + one["members"] <= next_one["member_begin"])
@@ -109,10 +109,10 @@ def keys_seen(shape: dict[str, Any], query: int) -> range:
 def assert_unit_is_complete(
     chunks: list[Chunk], shape: dict[str, Any], members: int, stripes: int
 ) -> None:
-    """Every visible tile is in one chunk; sums have their chunks in order, marked at their ends."""
+    """Check that every visible tile is in one chunk, and that sums have ordered, marked chunks."""
     for key in {0, shape["seqlen_k"] - 1, *(chunk["key_begin"] for chunk in chunks)}:
         mine = [chunk for chunk in chunks if chunk["key_begin"] <= key < chunk["key_end"]]
-        if stripes > 1:  # another kernel adds what each of them leaves
+        if stripes > 1:  # another kernel adds their partial sums
             assert [(chunk["sums_first"], chunk["sums_last"]) for chunk in mine] == [(True, False)]
             continue
         assert_ends(mine, "sums_first", "sums_last")
@@ -132,7 +132,7 @@ def assert_unit_is_complete(
 
 
 def assert_complete(made: dict[str, Any], shape: dict[str, Any]) -> None:
-    """Every unit gets all its keys and queries once, in the order of summation."""
+    """Check that every unit gets all keys and queries once, in the order of summation."""
     units = by_unit(made["chunks"])
     assert sorted(units) == list(range(shape["batch"] * shape["num_heads_kv"]))
     members = shape["group"] // made["group_split"]
@@ -141,24 +141,24 @@ def assert_complete(made: dict[str, Any], shape: dict[str, Any]) -> None:
 
 
 class Resting:
-    """Memory in which sums rest between chunks: whose they are, element by element in blocks."""
+    """Memory for sums between chunks: the owner of each block of elements."""
 
     def __init__(self) -> None:
-        """Nothing rests there."""
+        """Start with empty memory."""
         self.owners: dict[tuple[int, int], object] = {}
 
     def put(self, begin: int, end: int, owner: object) -> None:
-        """Write a sum; what it overlaps is gone."""
+        """Write a sum; it overwrites what it overlaps."""
         clear = {at: what for at, what in self.owners.items() if at[1] <= begin or end <= at[0]}
         self.owners = {**clear, (begin, end): owner}
 
     def assert_holds(self, begin: int, end: int, owner: object) -> None:
-        """Nobody has overwritten what rested."""
+        """Check that a stored sum was not overwritten."""
         assert self.owners.get((begin, end)) == owner
 
 
 def assert_sums_rest(made: dict[str, Any], shape: dict[str, Any], head_dim: int) -> None:
-    """What a chunk takes up is what an earlier one left, within the workspace."""
+    """Check that each chunk continues a sum stored by an earlier one, within the workspace."""
     queries, keys = Resting(), Resting()
     for chunk in made["chunks"]:
         heads = chunk["units"] * made["group_split"] * chunk["members"]
@@ -231,7 +231,7 @@ def test_memory_follows_the_formula(shape: dict[str, Any]) -> None:
 
 
 def assert_memory_follows_the_formula(made: dict[str, Any], shape: dict[str, Any]) -> None:
-    """Compare the workspace with host/plan.h, of 192 columns and 128 of v."""
+    """Compare the workspace with host/plan.h, for 192 columns and 128 of v."""
     chunks, split = made["chunks"], made["group_split"]
     units = max(chunk["units"] for chunk in chunks)
     members = max(chunk["members"] for chunk in chunks)
@@ -363,7 +363,7 @@ def test_blocks_of_unknown_length_get_sixteen_waves(
     assert plan(**sizes, **changes)["group_split"] == 16 * one_wave
 
 
-TRIANGLE = [n * 16 - n * (n - 1) // 2 for n in range(17)]  # of 16 key tiles, as a causal mask has
+TRIANGLE = [n * 16 - n * (n - 1) // 2 for n in range(17)]  # of 16 key tiles, as under a causal mask
 
 
 @pytest.mark.parametrize("sm_count", [8, 16, 24])
@@ -399,12 +399,12 @@ PAIRS = {"key_tile": 128, "blocks_per_sm": 1, "dq_blocks_per_sm": 1, "cluster": 
 def test_a_group_is_split_until_more_partial_sums_cost_more_than_blocks_that_end_late(
     sizes: dict[str, int], split: int
 ) -> None:
-    made = plan(**PAIRS, **sizes, mask=CAUSAL)  # what was fastest on an H200, or within 3 % of it
+    made = plan(**PAIRS, **sizes, mask=CAUSAL)  # the fastest on an H200, or within 3 % of it
     assert made["group_split"] == split
 
 
 def test_blocks_of_the_first_keys_that_few_queries_see_end_late() -> None:
-    late = [n * (n + 1) // 2 for n in range(17)]  # the last keys are seen by the most queries
+    late = [n * (n + 1) // 2 for n in range(17)]  # most queries see the last keys
     sizes = {"num_heads_kv": 1, "group": 64, "sm_count": 16, "blocks_per_sm": 1}
     rows = {"mask": (ROWS, -1, -1, 0)}
     early, shared = (
@@ -594,7 +594,7 @@ def test_slots_of_a_mask_with_arrays_are_those_it_brings() -> None:
 
 
 def test_stripes_of_a_mask_with_arrays_hold_its_tiles() -> None:
-    # Blocks of keys that 1, 2, 3, .. query tiles see.
+    # Blocks of keys seen by 1, 2, 3, .. query tiles.
     tiles = 512
     slots = [n * (n + 1) // 2 for n in range(tiles + 1)]
     sizes = {"seqlen_q": tiles * TILE, "seqlen_k": tiles * TILE, "num_heads_kv": 1}
@@ -915,7 +915,7 @@ def test_partial_sums_of_shared_queries_take_half_the_budget() -> None:
         (square(1, 4096, 16, 4), 128, True),
         (square(1, 4096, 4, 4), 96, True),
         (square(1, 4096, 4, 4), 64, False),  # there storing dS takes half as long again
-        (square(1, 4096, 16, 16), 128, False),  # more rounds, of which the first one alone waits
+        (square(1, 4096, 16, 16), 128, False),  # more rounds, of which only the first waits
         (square(1, 4096, 1, 1), 128, False),  # its queries are shared
     ],
     ids=str,

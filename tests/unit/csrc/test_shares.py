@@ -1,4 +1,4 @@
-"""How many blocks share the keys of caches."""
+"""The number of blocks that share the keys of caches."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ int main() {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a program that reads calls and prints how many shares they get."""
+    """Return a program that reads calls and prints their numbers of shares."""
     return compile_program(tmp_path_factory.mktemp("shares"), PROGRAM)
 
 
 def shares_of(program: Path, *calls: tuple[int, int, int]) -> list[int]:
-    """Ask the program: multiprocessors, blocks that one has room for, tasks."""
+    """Ask the program, given multiprocessors, blocks per multiprocessor, tasks."""
     lines = "".join(f"{a} {b} {c}\n" for a, b, c in calls)
     done = subprocess.run([program], input=lines, check=True, capture_output=True, text=True)
     return [int(line) for line in done.stdout.split()]

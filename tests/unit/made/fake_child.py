@@ -1,6 +1,6 @@
 """Child process of a selftest without a GPU: it reports and ends as requested.
 
-python fake_child.py --device N --runs N --report FILE --parent PID --threads N --exact FOLDER
+    python fake_child.py --device N --runs N --report FILE --parent PID --threads N --exact FOLDER
 
 TEST_CHILDREN names a folder where each writes its arguments and its times. TEST_TOGETHER is the
 number that must have started before one continues, however long that takes. Device 7 dies in its

@@ -39,7 +39,7 @@ class Seldom:
 
 
 def _ignore(_: str) -> None:
-    """Ignore progress that nobody sees."""
+    """Ignore progress."""
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def find_shared(definitions: Iterable[tuple[str, str, str]]) -> dict[str, list[s
 
 
 def read_definitions(objects: Sequence[Path]) -> list[tuple[str, str, str]]:
-    """Ask nm what the objects define."""
+    """Ask nm for the definitions in the objects."""
     command = ["nm", "--defined-only", "--format=posix", "--print-file-name", *map(str, objects)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -2,13 +2,13 @@
 
     OUT/index.html              for people: which file for which GPU, and how to install it
     OUT/packages/               the wheels, and the METADATA of each beside it (PEP 658)
-    OUT/<channel>/              another channel that the page links to, where it was made
-    OUT/simple/                 the default index: the set that clients get which ask for none,
+    OUT/<channel>/              another channel that the page links to, if it was made
+    OUT/simple/                 the default index: the set for clients that ask for none,
                                 one for each kind of CPU
     OUT/<set>/                  the index of one arch set
     OUT/<...>/<project>/        index.html (PEP 503), index.json (PEP 691), links relative
 
-The same wheels give the same bytes. Any server of files serves it.
+Equal wheels give equal bytes. Any file server can serve it.
 """
 
 from __future__ import annotations
