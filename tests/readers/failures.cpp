@@ -5,7 +5,7 @@
 // seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype softcap seqlen_new.
 // With the last one the calls are decode and append, with a cache of capacity seqlen_k.
 //
-// g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
+//   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
 // Each line is a separate process that makes the same calls twice on GPU 1 while GPU 0 is current.
 // The kernels are those of GENERATED/variants.inc; none of them runs.

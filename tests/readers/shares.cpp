@@ -4,7 +4,7 @@
 // written twice, the combine kernel reads an unwritten record, a task does not have exactly one
 // result, or its units are not the visible ones. Then it prints the number of tasks.
 //
-// nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED shares.cpp -o shares
+//   nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED shares.cpp -o shares
 #include <cstdio>
 #include <map>
 #include <random>

@@ -4,7 +4,7 @@
 // for ever, or dQ would lack a part. Then it prints the number of tiles, of visible tiles, and of
 // those at which the blocks of the first keys start first.
 //
-// nvcc -std=c++17 -I csrc -I GENERATED turns.cpp -o turns
+//   nvcc -std=c++17 -I csrc -I GENERATED turns.cpp -o turns
 #include <climits>
 #include <cstdio>
 #include <random>
