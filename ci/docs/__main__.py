@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def run_sphinx(out: Path) -> None:
-    """Collect the sources and let Sphinx make a page of each; a warning is an error."""
+    """Collect the sources and let Sphinx make a page of each; warnings are errors."""
     source = ROOT / "build" / "docs"
     collect(source)
     shutil.rmtree(out, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Generate the index of findings, and a page for each topic.
 
-`findings.html#ID` is the stable address of a finding: it lands at a row of the index, and the
-script there continues to the page of the topic.
+`findings.html#ID` is the stable address of a finding: it leads to a row of the index, whose script
+opens the page of the topic.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class ClientTests:
         return f"{before} -> {environment.require(after)}"
 
     def try_switch(self) -> str:
-        """Replace one set by another, through all of them, and remove the last."""
+        """Replace one set by another, through all of them, and uninstall the last."""
         environment, passed = self._fresh(), []
         for name, one in self.by_set.items():
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{name}/")

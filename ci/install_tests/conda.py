@@ -150,7 +150,7 @@ class CondaTests:
         return f"{how}; {len(fitting)} GPUs, refused on {', '.join(refused) or 'none'}"
 
     def try_switch(self) -> str:
-        """Replace one set by another in one prefix, and remove that."""
+        """Replace one set by another in one prefix, and uninstall that."""
         prefix, passed = self._fresh(), []
         for one in list(self.members)[:2]:
             gpu = next(gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu)))

@@ -38,7 +38,7 @@ class UsageError(KernelsError):
 
 
 class ArchError(KernelsError, ValueError):
-    """An architecture, arch set, device or driver that cannot be understood or compiled."""
+    """An architecture, arch set, device or driver that is malformed or cannot be compiled."""
 
 
 class FatbinError(KernelsError, ValueError):

@@ -56,7 +56,7 @@ class Product:
     operators: str = ""  # importing it registers the torch operators; empty: load the binding
     cases: str = ""  # returns a function that chooses the selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
-    torch_note: str = ""  # says what `doctor -v` shows below torch, given GPUs and torch's version
+    torch_note: str = ""  # makes the text below torch in `doctor -v` from GPUs and torch's version
     subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # module by name
     # Measured cost of compiling its PTX with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)

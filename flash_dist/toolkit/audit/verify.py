@@ -92,7 +92,7 @@ class Verification:
 
 
 def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
-    """Check a file of a release; what cannot be read is a failed check.
+    """Check a file of a release; an unreadable part is a failed check.
 
     Args:
         path: The file.

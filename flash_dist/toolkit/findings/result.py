@@ -116,7 +116,7 @@ def worst_status(results: tuple[CheckResult, ...]) -> Status:
 
 
 def exit_code(results: tuple[CheckResult, ...], *, checked_gpu: bool, strict: bool = False) -> int:
-    """Return the exit code: 1 for a failure (strict: also a warning), 3 if no GPU was looked at."""
+    """Return the exit code: 1 for a failure (strict: also a warning), 3 if no GPU was examined."""
     status = worst_status(results)
     if status == "fail" or (strict and status == "warn"):
         return EXIT_FINDINGS

@@ -173,7 +173,7 @@ def _judge(
 def choose_arch(
     archs: tuple[Arch, ...], device: Device, driver: Driver | None = None
 ) -> tuple[Arch, RunVerdict] | None:
-    """Return the target the device is best served by, None if none runs or might run there.
+    """Return the target that serves the device best, None if none runs or might run there.
 
     Among equals the one closest to the device wins: higher number, then `a`, `f`, no suffix.
     """

@@ -52,7 +52,7 @@ __device__ __forceinline__ void rms_sm90_block(const RmsParams& p) {
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : smem.x_full) init_barrier(barrier);
   }
-  __syncthreads();  // the barriers are there before any thread waits on them
+  __syncthreads();  // the barriers are initialised before any thread waits on them
   for (int stage = 0; stage < STAGES; ++stage) {
     start_row(blockIdx.x + int64_t{stage} * gridDim.x, stage);
   }

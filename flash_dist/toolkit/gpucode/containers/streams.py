@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..images import FatbinEntry
 
 CONCATENATED: Final = 256
-COST: Final = 4  # in images: one is as much work as any, and takes few bytes of the file
+COST: Final = 4  # in images: one costs as much work as any, and takes few bytes of the file
 _TABLE: Final = Struct("<II")  # number of images, size of the table including these two
 
 
