@@ -207,7 +207,7 @@ def test_one_library_may_mix_codecs(tmp_path: Path) -> None:
     ["strip", "strip --strip-all -R .comment", "objcopy --compress-debug-sections"],
     ids=["strip", "strip-all", "compressed-debug"],
 )
-def test_what_binutils_leave_holds_the_same_code(
+def test_the_output_of_binutils_holds_the_same_code(
     tmp_path: Path, shared: Path, command: str
 ) -> None:
     copied = Path(shutil.copy(shared, tmp_path))

@@ -46,7 +46,7 @@ def _is_homeless(call: ast.Call) -> bool:
     return function.attr in MAKERS and not any(word.arg == "device" for word in call.keywords)
 
 
-def test_whatever_makes_a_tensor_says_where() -> None:
+def test_every_new_tensor_names_its_device() -> None:
     sources = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     assert any("torch.arange(" in source for source in sources.values())
     found = [f"{path}:{one}" for path, text in sources.items() for one in find_homeless(text)]

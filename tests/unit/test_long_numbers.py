@@ -40,12 +40,14 @@ REFUSING: Final[dict[str, Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize("read", REFUSING.values(), ids=REFUSING)
-def test_what_must_be_a_number_is_refused_in_a_sentence(read: Callable[[], object]) -> None:
+def test_arguments_that_must_be_numbers_are_refused_in_a_sentence(
+    read: Callable[[], object],
+) -> None:
     with pytest.raises(FlashDistError):
         read()
 
 
-def test_what_may_be_none_is_none() -> None:
+def test_optional_values_become_none() -> None:
     headers: Any = SimpleNamespace(headers={"Content-Length": LONG})
     assert content_length(headers) is None
     assert parse_wheel(Link(f"https://host/flash_dist-{LONG}-py3-none-any.whl")) is None
@@ -76,7 +78,7 @@ def test_a_version_of_glibc_is_newer_than_any() -> None:
     ],
     ids=["number", "text", "cut off", "list"],
 )
-def test_what_was_received_is_shown_on_one_line(value: object, text: str) -> None:
+def test_the_received_value_is_shown_on_one_line(value: object, text: str) -> None:
     assert show(value) == text
 
 
@@ -92,5 +94,5 @@ def test_what_was_received_is_shown_on_one_line(value: object, text: str) -> Non
     ],
     ids=["int", "fraction", "tuple"],
 )
-def test_what_python_does_not_write_is_described(value: object, text: str) -> None:
+def test_numbers_that_python_does_not_write_are_described(value: object, text: str) -> None:
     assert show(value) == text

@@ -13,7 +13,7 @@ ROOMS = [path.parent for top in ("flash_dist", "ci") for path in (ROOT / top).rg
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
-def test_a_room_has_few_modules_and_says_its_job_in_a_sentence(room: Path) -> None:
+def test_a_folder_has_few_modules_and_a_docstring(room: Path) -> None:
     modules = [path.name for path in room.glob("*.py") if path.name != "__init__.py"]
     assert len(modules) <= MOST_MODULES, sorted(modules)
     docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))

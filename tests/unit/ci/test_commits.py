@@ -134,7 +134,7 @@ def test_a_subject_of_two_lines_is_one(clone: Path) -> None:
     assert list(check_history(clone, base)) == []
 
 
-def test_a_shallow_clone_without_the_base_is_told_so(clone: Path, tmp_path: Path) -> None:
+def test_a_shallow_clone_without_the_base_is_an_error(clone: Path, tmp_path: Path) -> None:
     base = git(clone, "rev-parse", "HEAD")
     commit(clone, "bad")
     shallow = tmp_path / "shallow"
@@ -145,7 +145,7 @@ def test_a_shallow_clone_without_the_base_is_told_so(clone: Path, tmp_path: Path
     assert len(list(check_history(shallow, base))) == 1
 
 
-def test_sources_that_are_no_checkout_are_told_so(clone: Path) -> None:
+def test_sources_that_are_no_checkout_are_reported(clone: Path) -> None:
     """Even if they are unpacked inside another checkout."""
     unpacked = clone / "unpacked"
     unpacked.mkdir()
@@ -153,7 +153,7 @@ def test_sources_that_are_no_checkout_are_told_so(clone: Path) -> None:
         list(check_history(unpacked))
 
 
-def test_what_git_refuses_is_an_error(tmp_path: Path) -> None:
+def test_errors_of_git_are_errors(tmp_path: Path) -> None:
     (tmp_path / ".git").write_text("gitdir: /absent\n")
     with pytest.raises(FlashDistError, match="git cannot read") as caught:
         list(check_history(tmp_path))

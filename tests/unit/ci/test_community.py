@@ -27,7 +27,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", [BUG, GPU, SECURITY], ids=lambda path: path.name)
-def test_what_a_reporter_is_asked_to_call_can_be_called(path: Path) -> None:
+def test_commands_in_the_issue_forms_exist(path: Path) -> None:
     asked = ASKED.findall(path.read_text(encoding="utf-8"))
     assert any(words.startswith("doctor --report report.html") for words in asked)
     assert path == SECURITY or "--save record.json" in " ".join(asked)

@@ -84,7 +84,7 @@ def test_every_link_of_a_text_leads_to_a_file(path: Path) -> None:
     assert [link for link in inside if link and not (path.parent / link).exists()] == []
 
 
-def test_what_contributing_tells_to_touch_is_there() -> None:
+def test_paths_in_contributing_exist() -> None:
     """Every path in backticks, except places that a newcomer creates."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     folders = "csrc|flash_dist|ci|tests|docs|benchmarks|\\.github"

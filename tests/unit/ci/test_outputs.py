@@ -41,7 +41,7 @@ def test_the_lines_of_doctor_in_the_readme_are_of_its_record() -> None:
     assert [line for line in shown.splitlines() if line not in record.splitlines()] == []
 
 
-def test_what_is_recorded_is_shown_and_nothing_else_is_kept() -> None:
+def test_every_record_is_shown_and_no_other_is_kept() -> None:
     texts = "".join(path.read_text(encoding="utf-8") for path in find_texts())
     assert [one.name for one in OUTPUTS if f"```console\n$ {one.command}\n" not in texts] == []
     assert {path.stem for path in RECORDS.iterdir()} == {one.name for one in OUTPUTS}
@@ -50,7 +50,7 @@ def test_what_is_recorded_is_shown_and_nothing_else_is_kept() -> None:
 @pytest.mark.parametrize(
     "output", [one for one in OUTPUTS if one.needs == "tree"], ids=lambda one: one.name
 )
-def test_what_needs_the_sources_alone_is_printed_today(output: Output, tmp_path: Path) -> None:
+def test_outputs_of_the_sources_alone_are_up_to_date(output: Output, tmp_path: Path) -> None:
     environ = make_environ(Path(sys.executable), tmp_path, tree=True)
     assert run_output(output, tmp_path, environ) == output.read()
 
@@ -77,7 +77,7 @@ def test_the_numbers_of_kernels_are_those_of_the_table(output: Output) -> None:
 @pytest.mark.parametrize(
     "output", [one for one in OUTPUTS if one.needs == "gpu"], ids=lambda one: one.name
 )
-def test_what_needs_a_gpu_is_of_this_tree_or_marked_as_stale(output: Output) -> None:
+def test_outputs_of_a_gpu_are_up_to_date_or_marked_as_stale(output: Output) -> None:
     stale = bool(find_changes(output.read()))
     assert output.is_marked() == stale, "`python -m ci.outputs` marks it, `nox -s gpu_outputs` runs"
 
@@ -152,7 +152,7 @@ def test_a_run_is_a_terminal_without_colours_and_with_a_home_of_its_own(tmp_path
     assert text.splitlines()[2:] == ["~", "100"]
 
 
-def test_another_status_than_was_expected_is_told(tmp_path: Path) -> None:
+def test_an_unexpected_status_is_reported(tmp_path: Path) -> None:
     environ = make_environ(Path(sys.executable), tmp_path, tree=True)
     with pytest.raises(OutputError, match="ended with status 2"):
         run_output(Output("wrong", "tree", "doctor --gpu nonsense"), tmp_path, environ)
@@ -167,9 +167,7 @@ def test_an_output_of_another_wheel_is_not_kept(
     assert list((tmp_path / "records").iterdir()) == []
 
 
-def test_a_wheel_that_is_not_there_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_wheel_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--dist", str(tmp_path), "--records", str(tmp_path / "records")]
     assert main(["wheel", *options]) == 1
     assert "must hold one wheel, it holds 0" in capsys.readouterr().err

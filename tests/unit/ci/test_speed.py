@@ -31,7 +31,7 @@ def test_every_file_of_results_is_named_in_a_page() -> None:
     assert found == {path.name for path in (ROOT / "benchmarks" / "results").iterdir()}
 
 
-def test_a_table_that_is_out_of_date_is_written_anew(tmp_path: Path) -> None:
+def test_an_outdated_table_is_rewritten(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- ci.speed: calls -->\nold\n<!-- calls: end -->\nb\n", encoding="utf-8")
     assert main(["--write"], [page]) == 0

@@ -99,7 +99,7 @@ def run_tests(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_who_served_is_counted_and_failures_of_torchs_own_kernels_are_told_apart(
+def test_served_calls_are_counted_and_failures_of_torchs_own_kernels_are_separate(
     tmp_path: Path,
 ) -> None:
     done = run_tests(tmp_path, "-n", "2")  # which counts for both processes

@@ -93,7 +93,7 @@ def test_a_wheel_reads_what_its_project_is_described_as() -> None:
     assert Axes.from_json(read.axes) == Axes.from_json(AXES)
 
 
-def test_what_is_not_told_has_a_default() -> None:
+def test_absent_fields_have_a_default() -> None:
     data = {"project": {"name": "My-Norms"}, "tool": {"kernels": {}}}
     assert Product.from_json(describe_product(data)) == Product(
         name="my_norms",

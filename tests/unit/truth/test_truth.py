@@ -94,7 +94,7 @@ def test_doctor_says_so_in_every_cell(one: Library, tmp_path: Path) -> None:
     assert not found, "\n".join(found)
 
 
-def test_a_gpu_fares_beside_another_as_it_does_alone(tmp_path: Path) -> None:
+def test_a_gpu_has_the_same_verdict_beside_another_as_alone(tmp_path: Path) -> None:
     one = next(one for one in LIBRARIES if one.name == "all")
     path = write_library(tmp_path, one)
     assert not [line for gpu in GPUS for line in disagree(path, one, 580, "nothing-set", (gpu,))]
@@ -104,7 +104,7 @@ def test_a_gpu_fares_beside_another_as_it_does_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @each_library
-def test_pairs_fare_as_their_gpus_do_and_the_exit_status_tells(
+def test_pairs_have_the_results_of_their_gpus_and_the_worst_exit_status(
     one: Library, tmp_path: Path
 ) -> None:
     path = write_library(tmp_path, one)

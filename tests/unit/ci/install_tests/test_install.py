@@ -61,7 +61,7 @@ def raise_(error: Exception) -> str:
         (FileNotFoundError("uv"), "FAIL"),
     ],
 )
-def test_a_cell_tells_what_failed_from_what_could_not_be_tried(
+def test_a_result_distinguishes_failures_from_tests_that_cannot_run(
     error: Exception, outcome: str
 ) -> None:
     result = attempt("pip", "something", lambda: raise_(error))
@@ -186,7 +186,7 @@ def test_too_small_a_disk_is_not_run_before_anything_is_downloaded(
         torch_matrix.Matrix(tmp_path / "torch")._require_space()
 
 
-def test_what_the_probe_prints_is_what_the_cell_says(tmp_path: Path) -> None:
+def test_the_result_has_the_output_of_the_probe(tmp_path: Path) -> None:
     said = _require(PAIR, whole_wheel(tmp_path), probed())
     assert said == "torch 2.15.0+cu132, Python 3.13.0 (main), stream symbol bound"
 
@@ -209,9 +209,7 @@ def test_a_probe_that_saw_something_else_fails(
         _require(PAIR, whole_wheel(tmp_path), probed(**changes))
 
 
-def test_a_python_that_nobody_has_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_python_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uv = tmp_path / "uv"
     uv.write_text(f"#!{sys.executable}\nraise SystemExit('no interpreter found')\n")
     uv.chmod(0o755)

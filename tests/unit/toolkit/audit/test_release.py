@@ -79,7 +79,7 @@ def test_a_release_that_has_all_passes(lib: Path) -> None:
     assert problems(lib, max_size="1MB", min_driver="580", no_stubs="alpha|beta") == ()
 
 
-def test_what_a_library_loads_itself_is_judged_as_one_and_warned_of(
+def test_fatbins_that_a_library_loads_itself_count_as_one_with_a_warning(
     tmp_path: Path, cli: Cli
 ) -> None:
     """cuFFT: each of 18 000 fatbins is for one target, and the library chooses among them."""
@@ -136,7 +136,7 @@ def test_a_release_without_gpu_code_fails(tmp_path: Path) -> None:
     assert problems(path) == ("no GPU code for NVIDIA inside",)
 
 
-def test_what_is_not_understood_fails(tmp_path: Path) -> None:
+def test_unknown_formats_fail(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(library(BOTH + b"junkjunk"))
     (problem,) = problems(path)
@@ -179,7 +179,7 @@ def test_a_driver_that_cannot_load_all_of_it_is_a_shortfall(tmp_path: Path) -> N
     assert problems(path, min_driver="580") == ()
 
 
-def test_what_a_baseline_had_must_still_be_there(lib: Path, tmp_path: Path) -> None:
+def test_targets_and_kernels_of_a_baseline_must_still_be_there(lib: Path, tmp_path: Path) -> None:
     newer = tmp_path / "new.so"
     newer.write_bytes(library(container(entry(SASS, 80, cubin(Kernel("alpha"))))))
     assert problems(newer, baseline=str(lib)) == (
@@ -268,9 +268,7 @@ def test_libraries_of_some_names_have_requirements_of_their_own(
     assert cli("audit", "pkg", status=1).out.count("no code for sm_90a, which is required") == 2
 
 
-def test_a_table_for_libraries_that_are_not_there_is_told(
-    lib: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_a_table_for_absent_libraries_is_reported(lib: Path, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.flash_dist.audit."*cuda9*"]\nrequire = "8.0"\n')
     assert "no library is named like `*cuda9*`" in cli("audit", lib).out
 
@@ -322,7 +320,7 @@ def test_json_and_annotations_say_the_same(lib: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"::error file={lib}::{problem}\n"
 
 
-def test_what_falls_short_has_an_id_that_is_named_once(lib: Path, cli: Cli) -> None:
+def test_each_shortfall_has_an_id_that_is_named_once(lib: Path, cli: Cli) -> None:
     argv = ["audit", str(lib), "--require", "8.6;12.0", "--max-size", "10"]
     out = cli(*argv, status=1).out
     assert out.count("[fail]") == 3
@@ -335,7 +333,7 @@ def test_what_falls_short_has_an_id_that_is_named_once(lib: Path, cli: Cli) -> N
     assert document["findings"][-1]["docs"] == "findings.html#audit-too-large"
 
 
-def test_what_passes_says_so(lib: Path, cli: Cli) -> None:
+def test_a_release_that_passes_is_reported(lib: Path, cli: Cli) -> None:
     out = cli("audit", lib).out
     assert f"{lib}: 1 library, sm_80, compute_80, sm_90a" in out
     assert "[ok]    all requirements are met, and all code is understood" in out
@@ -466,7 +464,7 @@ def test_a_header_that_promises_more_than_its_cubin_satisfies_nothing(tmp_path: 
     assert problems(path, require="9.0a") == (f"{path}: no code for sm_90a, which is required",)
 
 
-def test_what_no_known_driver_loads_is_not_promised_for_the_oldest(tmp_path: Path) -> None:
+def test_code_that_no_known_driver_loads_is_not_promised_for_the_oldest(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(entry(PTX, 80, ptx("alpha", version="9.9"), isa=(9, 9)))))
     for driver in ("580", "620", "700"):
@@ -631,7 +629,7 @@ def test_names_in_c_plus_plus_are_compared_as_their_source_has_them(tmp_path: Pa
     )
 
 
-def test_what_runs_there_as_well_as_its_own_code_is_accepted(tmp_path: Path) -> None:
+def test_code_that_runs_as_well_as_the_required_code_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     write_files(path, "10.0f 9.0a 8.0")
     assert problems(path, require="10.0;10.3;9.0;8.0", forbid_extra=True) == ()

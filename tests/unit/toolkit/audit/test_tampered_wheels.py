@@ -377,7 +377,7 @@ def test_the_wheel_that_they_were_made_of_passes(tmp_path: Path) -> None:
     assert found, [result for result in found.results if not result]
 
 
-def test_what_wheels_require_is_what_the_project_does() -> None:
+def test_wheels_require_the_dependencies_of_the_project() -> None:
     wanted = {str(Requirement(one)) for one in requirements_of(make_declared())}
     assert wanted == {str(Requirement(one)) for one in load_project().requirements}
 
@@ -393,7 +393,7 @@ def test_a_floor_of_glibc_is_read_of_the_libraries(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [MANIFEST, SBOM])
-def test_whatever_a_wheel_says_of_itself_is_no_traceback(name: str, tmp_path: Path) -> None:
+def test_no_metadata_of_a_wheel_gives_a_traceback(name: str, tmp_path: Path) -> None:
     files = make_files()
     whole = json.loads(files[name])
     for number, path in enumerate(places(whole)):
@@ -427,9 +427,7 @@ LINES = [
 
 @pytest.mark.parametrize("name", [MANIFEST, SBOM, METADATA, WHEEL, RECORD, f"{INFO}/top_level.txt"])
 @pytest.mark.parametrize("line", LINES, ids=[f"{line[:12]!r}" for line in LINES])
-def test_whatever_a_text_of_a_wheel_holds_is_no_traceback(
-    name: str, line: bytes, tmp_path: Path
-) -> None:
+def test_no_text_in_a_wheel_gives_a_traceback(name: str, line: bytes, tmp_path: Path) -> None:
     start = time.process_time()
     for before in (b"", make_files().get(name, b"")):
         changed = {**make_files(), name: before + line}

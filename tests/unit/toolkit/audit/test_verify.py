@@ -75,7 +75,7 @@ def test_a_download_that_was_cut_short_is_called_so(tmp_path: Path) -> None:
     assert "the file was cut short" in archive.details[0]
 
 
-def test_what_keeps_all_checks_from_a_file_is_printed_once(tmp_path: Path, cli: Cli) -> None:
+def test_an_obstacle_to_all_checks_is_printed_once(tmp_path: Path, cli: Cli) -> None:
     wheel = write_whole_wheel(tmp_path)
     wheel.write_bytes(wheel.read_bytes()[:-100])
     out = cli("verify", wheel, status=1).out
@@ -257,9 +257,7 @@ def test_a_manifest_that_is_none_is_a_sentence(text: str, tmp_path: Path) -> Non
     assert main(["verify", "--manifest", str(path), str(write_whole_wheel(tmp_path))]) == 2
 
 
-def test_a_sound_wheel_of_others_is_named_and_nothing_is_said_against_it(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_a_sound_wheel_of_others_is_named_without_findings(tmp_path: Path, cli: Cli) -> None:
     wheel = tmp_path / "other-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("other/__init__.py", "")
@@ -282,7 +280,7 @@ def test_a_sound_wheel_says_what_was_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", None])
-def test_what_cannot_be_read_fails(content: bytes | None, tmp_path: Path) -> None:
+def test_unreadable_files_fail(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / NAME
     if content is not None:
         path.write_bytes(content)
@@ -295,9 +293,7 @@ def test_what_cannot_be_read_fails(content: bytes | None, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["flash_dist-0.1.0.tar.gz", "flash_dist.pyz"])
-def test_of_sources_and_program_only_the_manifest_tells(
-    name: str, tmp_path: Path, cli: Cli
-) -> None:
+def test_only_the_manifest_covers_sources_and_program(name: str, tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / name
     path.write_bytes(b"packed")
     listing = write_listing(tmp_path, path)

@@ -84,7 +84,7 @@ def test_members_have_their_names_and_data(data: bytes, names: list[str]) -> Non
 
 
 @pytest.mark.skipif(shutil.which("ar") is None, reason="needs ar")
-def test_what_ar_writes_is_read(tmp_path: Path) -> None:
+def test_archives_of_ar_are_read(tmp_path: Path) -> None:
     for name in ("b.o", LONG, "a.o"):
         (tmp_path / name).write_bytes(name.encode() * 3)
     subprocess.run(["ar", "rc", "lib.a", "b.o", LONG, "a.o"], cwd=tmp_path, check=True)

@@ -92,7 +92,7 @@ def test_all_files_of_a_command_share_what_is_there_beside_their_bytes(
     Budget(500).spend("kernels", 5)
 
 
-def test_what_a_file_may_ask_for_by_its_bytes_no_other_takes_away() -> None:
+def test_no_file_uses_up_the_budget_of_another_files_bytes() -> None:
     with one_command():
         small, large = Budget(0), Budget(1 << 20)
         small.spend("symbols", small.left("symbols"))
@@ -127,7 +127,7 @@ def test_a_hundred_small_files_that_ask_for_everything_are_as_much_work_as_one(
     assert 3 * MIB < worked["bytes"] <= 4 * MIB + 3 * 64 * size
 
 
-def test_what_nests_shares_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_files_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two libraries, each in an archive in one wheel: their images count together."""
     images = container(*[entry(SASS, 80, cubin(Kernel("alpha")))] * 3)
     path = tmp_path / "pkg.whl"

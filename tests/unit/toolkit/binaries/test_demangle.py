@@ -72,7 +72,7 @@ def test_names_are_demangled(mangled: str, readable: str) -> None:
         pytest.param("_Z1f" + "P" * 60_000 + "i", id="too-deep"),
     ],
 )
-def test_what_is_no_name_stays_as_it_is(name: str) -> None:
+def test_a_text_that_is_no_name_is_unchanged(name: str) -> None:
     assert demangle(name) == name
 
 

@@ -123,7 +123,7 @@ def test_a_long_name_outside_its_table_is_refused() -> None:
         *("pe32", "machine", "kind", "upx"),
     ],
 )
-def test_what_is_not_read_is_an_error(tmp_path: Path, data: bytes, words: str) -> None:
+def test_a_file_of_another_kind_is_an_error(tmp_path: Path, data: bytes, words: str) -> None:
     with pytest.raises(FatbinError, match=words) as caught:
         read(tmp_path, data)
     assert caught.value.hint

@@ -41,7 +41,7 @@ def without_sections(path: Path) -> SharedObject:
     return SharedObject(bytes(data))
 
 
-def test_what_a_library_needs_and_offers_is_read(lab: Lab) -> None:
+def test_needs_and_exports_of_a_library_are_read(lab: Lab) -> None:
     provider = lab.build("libprovider.so.1", define("provided"), version="PROVIDER_1.0")
     path = lab.build(
         "libuser.so", call("provided", "missing") + WEAK, "-Wl,-rpath,$ORIGIN:/opt/lib",
@@ -127,7 +127,7 @@ def test_the_platform_is_read_of_any_elf_file(
             SharedObject(header)
 
 
-def test_what_is_not_loaded_is_no_shared_library() -> None:
+def test_a_file_that_is_not_loaded_is_no_shared_library() -> None:
     assert not is_shared(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x01\0" + bytes(46))  # an object
     assert not is_shared(b"MZ" + bytes(100))
     assert not is_shared(b"\x7fELF")

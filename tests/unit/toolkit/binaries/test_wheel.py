@@ -115,14 +115,14 @@ def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"PK\x03\x04", b"no zip at all" * 100])
-def test_what_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "pkg.whl"
     path.write_bytes(data)
     with pytest.raises(FatbinError, match="not a wheel"), open_wheel(path):
         pass
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.whl")
     for path in (tmp_path, tmp_path / "pipe.whl", tmp_path / "absent.whl"):
         with pytest.raises(FatbinError, match="cannot read"), open_wheel(path):
@@ -177,7 +177,7 @@ def test_a_bomb_of_the_rarer_codecs_comes_piece_by_piece(tmp_path: Path, compres
     assert max(sizes) <= 1 << 20
 
 
-def test_a_dictionary_that_no_honest_member_has_is_refused(tmp_path: Path) -> None:
+def test_an_unreasonably_large_dictionary_is_refused(tmp_path: Path) -> None:
     path = write_wheel(tmp_path / "pkg.whl", {"lib.so": LIBRARY}, zipfile.ZIP_LZMA)
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, 30 + len("lib.so") + 5, 3 << 30)
@@ -218,7 +218,7 @@ def test_sizes_are_bounded_before_anything_is_unpacked(
         pass
 
 
-def test_a_member_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+def test_a_member_with_a_false_size_is_refused(tmp_path: Path) -> None:
     path = write_wheel(tmp_path / "pkg.whl", {"lib.so": bytes(1 << 20)})
     data = bytearray(path.read_bytes())
     directory = data.index(b"PK\x01\x02")

@@ -145,7 +145,7 @@ def test_a_missing_key_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"version": 1, "version": 1}', '{"version": NaN}']
 )
-def test_what_is_no_manifest_is_an_error(text: str) -> None:
+def test_a_file_that_is_no_manifest_is_an_error(text: str) -> None:
     with pytest.raises(ManifestError):
         Manifest.from_text(text, source="test")
 

@@ -35,7 +35,7 @@ def test_every_field_that_is_asked_for_is_read() -> None:
     assert found.homepage == "https://example.org/"
 
 
-def test_what_it_does_not_say_is_empty() -> None:
+def test_absent_fields_are_empty() -> None:
     found = parse_metadata(b"Version: 1\n", "a.whl")
     assert (found.python, found.requirements) == (None, ())
     assert (found.summary, found.license, found.homepage) == ("", "", "")
@@ -58,7 +58,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_understood_is_a_sentence(text: bytes) -> None:
+def test_malformed_metadata_gives_a_sentence(text: bytes) -> None:
     with pytest.raises(FatbinError, match=r"cannot read `METADATA` in `a\.whl`: .") as caught:
         parse_metadata(text, "a.whl")
     assert caught.value.hint

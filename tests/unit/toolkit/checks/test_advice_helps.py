@@ -223,9 +223,7 @@ def cases(machine: str) -> tuple[tuple[str, str], ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("variable", VARIABLES, ids=lambda name: name or "nothing-set")
 @pytest.mark.parametrize("device", [Device(6, 1), *ABLE, Device(13, 0)], ids=str)
-def test_what_doctor_advises_helps_on_every_gpu_driver_and_build(
-    device: Device, variable: str
-) -> None:
+def test_doctors_advice_helps_on_every_gpu_driver_and_build(device: Device, variable: str) -> None:
     for machine in ("x86_64", "aarch64"):
         known: set[State] = set()
         for driver, (archs, toolkit) in product((None, *VARIABLES[variable]), cases(machine)):
@@ -234,9 +232,7 @@ def test_what_doctor_advises_helps_on_every_gpu_driver_and_build(
 
 @pytest.mark.parametrize("driver", [None, 470, 535, 575, 580, 615], ids=str)
 @pytest.mark.parametrize("name", ["hopper", "all", "cuda12", "arm"])
-def test_what_doctor_advises_helps_where_there_is_no_jit_compiler(
-    name: str, driver: int | None
-) -> None:
+def test_doctors_advice_helps_without_a_jit_compiler(name: str, driver: int | None) -> None:
     known: set[State] = set()
     for device in ABLE:
         start = State((device,), driver, "9.0a", machine=SETS[name].machine, lacks_compiler=True)
@@ -246,7 +242,7 @@ def test_what_doctor_advises_helps_where_there_is_no_jit_compiler(
 @pytest.mark.slow
 @pytest.mark.parametrize("driver", [470, 535, 580, 615, 700], ids=str)
 @pytest.mark.parametrize("name", ["hopper", "cuda12", "all", "arm"])
-def test_what_doctor_advises_helps_where_two_gpus_differ(name: str, driver: int | None) -> None:
+def test_doctors_advice_helps_for_two_different_gpus(name: str, driver: int | None) -> None:
     known: set[State] = set()
     for pair in combinations([Device(6, 1), Device(7, 0), *ABLE], 2):
         insist(State(pair, driver, "9.0a", machine=SETS[name].machine).with_set(name), known=known)
@@ -277,7 +273,7 @@ def select(cli: Cli, *words: str) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("device", [*ABLE, Device(13, 0)], ids=str)
-def test_what_select_advises_helps_on_every_gpu_and_driver(
+def test_selects_advice_helps_on_every_gpu_and_driver(
     device: Device, machine: str, cli: Cli
 ) -> None:
     words = ("--gpu", str(device), "--machine", machine)

@@ -82,7 +82,7 @@ def test_all_but_some_checks(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     assert data["choice"] == {"only": ["gpu", "torch"], "skip": ["gpu"], "devices": None}
 
 
-def test_what_is_skipped_is_not_even_gathered(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+def test_data_of_skipped_checks_is_not_gathered(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     def refuse() -> None:
         pytest.fail("it was run")
 
@@ -144,7 +144,7 @@ def test_quiet_leaves_warnings_failures_and_the_last_line(
     assert doctor(cli, "-q")[2] == "9 ok: no failure (exit status 0)\n"
 
 
-def test_gpus_that_fare_alike_share_their_details_unless_verbose(
+def test_gpus_with_equal_results_share_their_details_unless_verbose(
     monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     on_machine(monkeypatch, ALL, "7.5", "7.5", "8.6", proof="assembled")
@@ -175,7 +175,7 @@ def test_a_healthy_gpu_is_one_line_and_verbose_tells_its_plans(
     assert sum("KB plan" in line for line in told) == 2
 
 
-def test_what_matters_of_a_healthy_gpu_is_told_without_being_asked(
+def test_important_facts_of_a_healthy_gpu_are_shown_without_verbose(
     monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     machine = on_machine(monkeypatch, ALL, "7.5", "12.0")

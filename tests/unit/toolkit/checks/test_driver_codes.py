@@ -79,7 +79,7 @@ def test_doctor_and_explain_name_the_same_cause_of_a_code(
     assert [one.entry.id for one in explain(cuda.reason)] == [cause]
 
 
-def test_a_reboot_is_told_only_where_it_helps() -> None:
+def test_a_reboot_is_advised_only_if_it_helps() -> None:
     told = {cause for cause in CAUSES.values() if "reboot" in FINDINGS[cause].remedy.lower()}
     assert told == {
         "uvm-not-ready",
@@ -98,7 +98,7 @@ def test_a_code_that_names_its_cause_comes_before_what_the_host_shows(code: int)
 
 
 @pytest.mark.parametrize("code", [101, 304, 999])
-def test_behind_a_vague_code_the_host_is_looked_at_first(code: int) -> None:
+def test_the_host_is_examined_first_for_a_vague_code(code: int) -> None:
     denied = Host(device_files=(DeviceFile("/dev/nvidiactl", allowed=False),))
     cuda = Cuda("broken", reason=f"cuInit failed with error {code}")
     assert check_driver(with_cuda(cuda, denied)).id == "device-permission"
@@ -114,9 +114,7 @@ def test_behind_a_vague_code_the_host_is_looked_at_first(code: int) -> None:
         ("cuDriverGetVersion failed with CUDA_ERROR_INVALID_VALUE (1)", "cuda-invalid-call"),
     ],
 )
-def test_what_is_no_code_of_the_table_is_a_driver_that_does_not_answer(
-    reason: str, cause: str
-) -> None:
+def test_an_unknown_code_is_a_driver_that_does_not_answer(reason: str, cause: str) -> None:
     assert check_driver(with_cuda(Cuda("broken", reason=reason))).id == cause
 
 

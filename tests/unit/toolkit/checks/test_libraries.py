@@ -89,7 +89,7 @@ OLD = make_machine("8.0", AMPERE, driver="535.183.01")
         (("libx.so", "libx_13.so"), "12.0", ["ok", "fail"]),
     ],
 )
-def test_of_one_library_for_each_cuda_that_which_the_driver_takes_is_enough(
+def test_one_library_that_the_driver_loads_is_enough_of_those_for_each_cuda(
     tmp_path: Path, names: tuple[str, ...], torch: str, statuses: list[str]
 ) -> None:
     write_for_each_cuda(tmp_path, names)
@@ -112,7 +112,7 @@ WRAPPERS = Part(".nvFatBinSegment", bytes(48))
 JUNK = Part(".nv_fatbin", b"junk" * 9)
 
 
-def test_what_is_not_understood_is_said_before_any_verdict(tmp_path: Path) -> None:
+def test_unknown_code_is_reported_before_any_verdict(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     code = container(entry(SASS, 80, cubin(Kernel("add"))), entry(TILE, 80, b"bytecode"))
     path.write_bytes(library(code))

@@ -96,7 +96,7 @@ def test_each_container_is_judged_by_itself(tmp_path: Path) -> None:
     assert verdict.obstacle == ""
 
 
-def test_what_the_driver_refuses_is_an_obstacle_and_what_the_gpu_cannot_run_is_none(
+def test_code_that_the_driver_refuses_is_an_obstacle_but_code_for_other_gpus_is_none(
     tmp_path: Path,
 ) -> None:
     report = read(tmp_path, container(sass(86, codec="zstd"), sass(90, "a", codec="zstd")))
@@ -152,7 +152,7 @@ def test_a_library_with_code_in_some_containers_is_a_warning(tmp_path: Path, cli
     assert main(["doctor", "--strict", "--wheel", str(path), "--gpu", "8.6"]) == 1
 
 
-def test_nothing_to_judge_is_said(tmp_path: Path, cli: Cli) -> None:
+def test_nothing_to_judge_is_reported(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "plain.so").write_bytes(library())
     out = cli("doctor", "--wheel", tmp_path, "--gpu", "8.6").out
     assert "no GPU code for NVIDIA in 1 library: kernels" in out

@@ -66,7 +66,7 @@ def machine(loading: Loading, predicted: Loading | None = None) -> Environment:
         (BROKEN, None, "fail", "extension-failed", "does not load"),
     ],
 )
-def test_what_was_predicted_and_what_was_tried_make_one_result(
+def test_prediction_and_attempt_make_one_result(
     loading: Loading, predicted: Loading | None, status: str, cause: str, words: str
 ) -> None:
     result = check_loading(machine(loading, predicted))
@@ -86,7 +86,7 @@ def test_what_was_predicted_and_what_was_tried_make_one_result(
         ("Stale file handle", "file-system-fails", "Start the program again"),
     ],
 )
-def test_what_no_new_install_would_change_is_told_instead_of_one(
+def test_causes_outside_of_the_install_replace_the_advice_to_reinstall(
     end: str, cause: str, step: str
 ) -> None:
     reason = f"the kernel library does not load: /a/b.so: cannot open shared object file: {end}"

@@ -105,5 +105,5 @@ def test_a_torch_for_a_newer_driver_is_named_as_such() -> None:
     assert find_refusal(older, make_torch("7.5"), machine.cuda.gpus[0]) == ""
 
 
-def test_where_both_have_nothing_the_build_speaks_alone() -> None:
+def test_only_the_build_is_reported_if_torch_lacks_code_too() -> None:
     assert compare(make_torch("9.0"), archs="9.0a") is None

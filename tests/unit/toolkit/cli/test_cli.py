@@ -78,7 +78,7 @@ def test_a_console_leaves_a_closed_pipe_to_main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), write_end)
 
 
-def test_errors_that_nobody_reads_change_no_status(tmp_path: Path) -> None:
+def test_errors_on_a_closed_stream_change_no_status(tmp_path: Path) -> None:
     for redirection in (">/dev/full 2>&1", "2>&-", ">&- 2>&-"):
         assert run_in_shell(redirection, "inspect", str(tmp_path / "absent.so")) == (2, "")
 
@@ -241,7 +241,7 @@ def test_a_report_that_a_full_disk_cuts_is_named(tmp_path: Path) -> None:
     ],
     ids=["open files", "temporary files"],
 )
-def test_what_is_no_matter_of_the_output_is_not_blamed_on_it(
+def test_errors_beside_the_output_are_not_blamed_on_it(
     monkeypatch: pytest.MonkeyPatch, cli: Cli, error: OSError, said: str
 ) -> None:
     def run(_: object) -> int:

@@ -55,7 +55,7 @@ def test_a_command_that_is_too_long_stands_alone_and_runs_over_the_edge(width: i
     assert fold(f"fix: {COMMAND}", None) == [f"fix: {COMMAND}"]
 
 
-def test_where_more_is_told_stays_together() -> None:
+def test_references_to_more_help_stay_on_one_line() -> None:
     more = "(more: `python -m flash_dist explain some-id`)"
     lines = fold(f"fix: take the other file in its place {more}", 48)
     assert lines == ["fix: take the other file in its place", f"  {more}"]

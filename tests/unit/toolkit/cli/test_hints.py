@@ -41,7 +41,7 @@ def find_nox(tree: ast.AST, *, excused: bool = False) -> Iterator[ast.Constant]:
         yield from find_nox(node, excused=excused or is_hint or is_meant)
 
 
-def test_whoever_names_nox_says_what_else_where_there_is_no_clone() -> None:
+def test_hints_that_name_nox_have_an_alternative_without_a_clone() -> None:
     paths = find_modules()
     found = [
         f"{path.name}:{node.lineno}"

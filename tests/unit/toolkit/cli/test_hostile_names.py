@@ -88,7 +88,7 @@ def judge(capsys: pytest.CaptureFixture[str]) -> None:
         assert not line.lstrip().startswith(("[ok]    forged", "[ok] forged", "[fail]\\u")), line
 
 
-def test_what_is_explained_or_unknown_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explained_and_unknown_names_are_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for text in (FORGED, f"libcudart.so.{FORGED}: cannot open shared object file"):
         main(["explain", text])
         judge(capsys)
@@ -101,7 +101,7 @@ def test_links_of_a_page_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     judge(capsys)
 
 
-def test_what_a_manifest_lists_is_one_line(
+def test_names_in_a_manifest_are_on_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "manifest.json"

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("doctor --gpu 9.0 --wheel {}/{}", 0),
     ],
 )
-def test_what_reads_files_imports_neither_torch_nor_the_extension(
+def test_commands_that_read_files_import_neither_torch_nor_the_extension(
     folder: Path, command: str, status: int
 ) -> None:
     words = command.format(folder, NAME).split()
@@ -60,5 +60,5 @@ def test_what_reads_files_imports_neither_torch_nor_the_extension(
     assert done.stderr.endswith("[]\n")
 
 
-def test_what_is_looked_for_is_there_to_be_imported() -> None:
+def test_the_modules_to_look_for_can_be_imported() -> None:
     assert all(map(find_spec, HEAVY))

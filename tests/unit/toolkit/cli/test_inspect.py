@@ -195,7 +195,7 @@ def test_damage_is_a_warning_and_a_failure_when_strict(tmp_path: Path, cli: Cli)
     assert main(["inspect", "--strict", str(path)]) == 1
 
 
-def test_what_cannot_be_read_is_an_error_on_stderr(tmp_path: Path, cli: Cli) -> None:
+def test_an_unreadable_file_is_an_error_on_stderr(tmp_path: Path, cli: Cli) -> None:
     out, err = cli("inspect", tmp_path / "absent.so", status=2)
     assert out == ""
     assert err.startswith("error: cannot read `")
@@ -261,7 +261,7 @@ def test_a_damaged_library_of_a_folder_does_not_end_the_rest(lib: Path, cli: Cli
     assert f"error: cannot read `{broken}`: sm_80 image" in err
 
 
-def test_where_no_kernel_can_be_read_none_is_called_real(tmp_path: Path, cli: Cli) -> None:
+def test_no_kernel_is_called_real_if_none_can_be_read(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(entry(SASS, 80, b"noise" * 30))))
     out, err = cli("inspect", "--level", "coverage", path, status=2)

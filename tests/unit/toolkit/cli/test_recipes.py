@@ -151,7 +151,7 @@ def test_the_init_container_has_the_gpus_of_the_program() -> None:
     assert args.gpu is None
 
 
-def test_what_is_carried_to_a_machine_without_network_is_installed_from_there_alone() -> None:
+def test_packages_carried_to_a_machine_without_network_suffice_there() -> None:
     download = shlex.split(block("sh", "pip download"))
     install, doctor = block("sh", "--no-index").splitlines()
     folder = download[download.index("--dest") + 1]

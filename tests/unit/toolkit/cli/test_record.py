@@ -102,7 +102,7 @@ def test_a_record_goes_through_a_pipe_alone(
     assert "needs driver 580 or newer, not driver 470.82.01" in out
 
 
-def test_what_was_not_asked_for_there_is_not_judged_here(
+def test_checks_that_did_not_run_there_are_not_judged_here(
     be_at: Callable[[Environment], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     be_at(SCENARIOS["driver 470"].environment)
@@ -170,7 +170,7 @@ def test_a_wheel_on_a_recorded_machine_is_fine_only_where_a_gpu_was_judged(
         (("--load", "x\0y"), r"`x\\x00y` .*embedded null byte"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_a_sentence(
+def test_impossible_requests_are_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     cli: Cli,

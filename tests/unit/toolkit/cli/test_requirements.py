@@ -89,7 +89,9 @@ def test_a_module_of_our_own_that_is_gone_is_a_damaged_install(
 
 
 @pytest.mark.parametrize("name", ["flash_dist/masks", "packaging/tags.py"])
-def test_what_this_user_may_not_read_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_this_user_may_not_read_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.access", lambda path, _: Path(path).name != Path(name).name)
     explained = explain_import(ImportError("cannot import", name=name.replace("/", ".")))
     assert explained is not None

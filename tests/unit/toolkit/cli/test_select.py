@@ -110,7 +110,7 @@ def test_the_set_its_reasons_and_the_commands(cli: Cli) -> None:
     assert f"PTX compute_80, {size['all']}: serves them as well" in text
 
 
-def test_parts_of_arm_machines_are_told_with_the_command_for_those(cli: Cli) -> None:
+def test_parts_of_arm_machines_are_reported_with_their_command(cli: Cli) -> None:
     _, text, _ = select(cli, "--gpu", "8.7,9.0")
     assert (
         "8.7 comes only in Arm machines, whose set is `arm`: "
@@ -152,7 +152,7 @@ def test_no_gpu_is_nothing_to_choose_for(monkeypatch: pytest.MonkeyPatch, cli: C
         (("--gpu", "8.6,7.0"), "compute capability 7.0: no build serves it"),
     ],
 )
-def test_where_none_serves_there_is_the_reason(
+def test_the_reason_is_given_if_no_set_serves(
     arguments: tuple[str, ...], words: str, cli: Cli
 ) -> None:
     status, text, _ = select(cli, *arguments)

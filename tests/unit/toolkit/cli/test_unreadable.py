@@ -33,7 +33,7 @@ def complaint(cli: Cli, *argv: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("suffix", [".so", ".whl"])
 @pytest.mark.parametrize("command", ["inspect", "audit"])
-def test_what_is_not_there_or_empty_is_named(
+def test_absent_and_empty_files_are_named(
     command: str, suffix: str, tmp_path: Path, cli: Cli
 ) -> None:
     path = tmp_path / f"one{suffix}"
@@ -56,7 +56,7 @@ def test_what_is_not_there_or_empty_is_named(
     ],
     ids=["text", "header", "cut", "32-bit"],
 )
-def test_what_is_no_library_is_named_with_its_wheel(
+def test_a_member_that_is_no_library_is_named_with_its_wheel(
     data: bytes, reason: str, step: str, tmp_path: Path, cli: Cli
 ) -> None:
     path = tmp_path / "bad.so"
@@ -83,7 +83,7 @@ def test_an_empty_library_in_a_wheel_is_called_empty(tmp_path: Path, cli: Cli) -
 
 
 @pytest.mark.parametrize("command", ["inspect", "audit"])
-def test_what_is_no_wheel_is_said(command: str, tmp_path: Path, cli: Cli) -> None:
+def test_a_file_that_is_no_wheel_is_reported(command: str, tmp_path: Path, cli: Cli) -> None:
     whole = tmp_path / "whole.whl"
     with zipfile.ZipFile(whole, "w") as archive:
         archive.writestr("pkg/lib.so", LIBRARY)

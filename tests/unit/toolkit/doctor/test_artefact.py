@@ -118,7 +118,7 @@ def test_a_page_in_a_file(site: Path, cli: Cli) -> None:
     assert "judged: flash_dist-0.1.0+cu130.blackwell" in out
 
 
-def test_of_another_project_the_newest_for_this_python_is_judged(
+def test_another_projects_newest_wheel_for_this_python_is_judged(
     tmp_path: Path, cli: Cli, site: Path
 ) -> None:
     wheel = next((site / "files").glob("*hopper*")).read_bytes()
@@ -131,7 +131,7 @@ def test_of_another_project_the_newest_for_this_python_is_judged(
     assert "judged: other-1.10-py3-none-any.whl" in out
 
 
-def test_what_is_too_large_or_absent_is_a_sentence(
+def test_a_file_that_is_too_large_or_absent_gives_a_sentence(
     site: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch.save, "__kwdefaults__", {"limit": 1000})

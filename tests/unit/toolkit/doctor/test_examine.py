@@ -202,7 +202,7 @@ def test_on_an_unproven_target_the_selftest_is_called_the_first_proof() -> None:
     assert not any("first proof" in line for line in proven)
 
 
-def test_the_cost_of_the_jit_is_said() -> None:
+def test_the_cost_of_the_jit_is_reported() -> None:
     environment = make_environment("7.5+PTX", "8.6")
     details = find(look(environment), "gpu 0").details
     assert any("at the first start" in line for line in details)
@@ -309,7 +309,7 @@ def test_a_crashing_check_is_a_result() -> None:
     assert "RuntimeError: boom" in result.summary
 
 
-def test_whoever_runs_a_check_names_it() -> None:
+def test_the_runner_of_a_check_names_it() -> None:
     machine = make_environment(ALL, "8.6")
     assert check_system(machine).name == ""
     named = guard("gpu 0", partial(check_gpu, machine, machine.cuda.gpus[0]), gpu=0)

@@ -187,7 +187,7 @@ def test_a_user_with_the_name_of_a_status_leaves_the_status_alone() -> None:
     ]
 
 
-def test_what_a_terminal_obeys_is_written_as_what_it_shows() -> None:
+def test_control_characters_are_written_as_visible_text() -> None:
     machine = replace(make_machine(ALL, AMPERE), system="De\x1b[2Jbian\udcff\n")
     text = save(machine).to_text(NOTHING)
     assert read(text).environment.system == "De\\x1b[2Jbian\\udcff\n"
@@ -278,7 +278,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize(("text", "says"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_record_is_refused_in_one_sentence(text: str | bytes, says: str) -> None:
+def test_a_file_that_is_no_record_is_refused_in_one_sentence(text: str | bytes, says: str) -> None:
     began = time.process_time()
     with pytest.raises(UsageError) as caught:
         read(text)

@@ -41,7 +41,7 @@ def test_doctor_finds_what_is_there_and_nothing_else(scenario: Scenario) -> None
 
 
 @each_scenario
-def test_what_it_says_names_the_cause_and_the_step(scenario: Scenario) -> None:
+def test_the_output_names_the_cause_and_the_step(scenario: Scenario) -> None:
     text = read_text(look(scenario.record))
     for words in scenario.says:
         assert words in text

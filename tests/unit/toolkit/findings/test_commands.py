@@ -131,7 +131,7 @@ def test_a_command_of_ours_has_such_a_subcommand_and_options(command: str) -> No
         make_parser().parse_args(expand_alias(rest))
 
 
-def test_nox_has_the_sessions_that_are_told() -> None:
+def test_nox_has_the_sessions_named_in_hints() -> None:
     told = {
         found
         for command in told_anywhere()
@@ -144,7 +144,7 @@ def test_nox_has_the_sessions_that_are_told() -> None:
 @pytest.mark.parametrize(
     "command", [one for one in told_by_entries() if re.search(r"(?:^| )pip (?!un)\w", one)]
 )
-def test_pip_has_the_options_that_are_told(command: str) -> None:
+def test_pip_has_the_options_named_in_hints(command: str) -> None:
     """pip finds nothing without an index, and says so only if it understands the rest."""
     words = words_of(command)
     start = words.index("pip")
@@ -194,7 +194,7 @@ def situation(
 
 
 @pytest.mark.slow
-def test_what_is_printed_runs_as_it_is_printed(
+def test_printed_commands_run_unchanged(
     situation: tuple[Path, dict[str, str], str], folder: Path
 ) -> None:
     cwd, variables, start = situation
@@ -252,14 +252,14 @@ def told_with(*words: str) -> list[str]:
     return [one for one in told_anywhere() if all(word in one.split() for word in words)]
 
 
-def test_what_installs_a_package_again_leaves_its_dependencies_alone() -> None:
+def test_commands_that_reinstall_a_package_keep_its_dependencies() -> None:
     """With --force-reinstall pip takes the newest of every dependency, even of a pinned numpy."""
     ours = {"flash_dist", COMPUTED}  # of our own package; of one of three without a dependency
     for command in told_with("pip", "install", "--force-reinstall"):
         assert "--no-deps" in command or ours & set(command.split()), command
 
 
-def test_what_installs_a_package_again_names_its_version() -> None:
+def test_commands_that_reinstall_a_package_name_its_version() -> None:
     """Without a version pip takes the newest, from another index: a torch of another CUDA."""
     for command in told_with("pip", "install", "--force-reinstall"):
         words = command.partition(" install ")[2].split()
@@ -268,7 +268,7 @@ def test_what_installs_a_package_again_names_its_version() -> None:
         assert known or not named or "--no-binary" in words, command
 
 
-def test_what_compiles_a_package_again_does_so() -> None:
+def test_commands_that_recompile_a_package_really_do() -> None:
     """An installed package satisfies pip, and so does a wheel that it built for the old torch."""
     told = told_with("pip", "install", "--no-binary")
     assert told
@@ -276,7 +276,7 @@ def test_what_compiles_a_package_again_does_so() -> None:
         assert {"--force-reinstall", "--no-deps", "--no-cache-dir"} <= set(command.split()), command
 
 
-def test_a_newer_torch_is_never_told_alone() -> None:
+def test_a_newer_torch_is_never_advised_alone() -> None:
     """Packages compiled for the old torch do not load beside it."""
     for one in FINDINGS.values():
         if "pip install --upgrade torch`" in one.remedy:

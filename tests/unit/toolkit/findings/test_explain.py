@@ -85,7 +85,7 @@ def test_json_has_further_causes_in_the_first(cli: Cli, monkeypatch: pytest.Monk
     assert [one["id"] for one in document["also"]] == ["no-kernel-image"]
 
 
-def test_what_is_not_known_is_said_with_a_next_step(cli: Cli) -> None:
+def test_an_unknown_message_gets_a_next_step(cli: Cli) -> None:
     out, err = cli("explain", "xyzzy\x1b[31m", status=3)
     assert out == ""
     assert err == (

@@ -180,7 +180,7 @@ def test_a_log_with_many_causes_explains_each_once_as_they_come() -> None:
     assert ids(log) == expected
 
 
-def test_of_two_that_overlap_the_one_that_says_more_is_meant() -> None:
+def test_the_longer_of_two_overlapping_phrases_counts() -> None:
     missing = "cannot open shared object file: No such file or directory"
     assert ids(f"libcuda.so.1: {missing}") == ["driver-absent"]
     assert ids(f"libcudart.so.12: {missing}") == ["library-missing"]
@@ -208,7 +208,7 @@ def test_an_elision_stands_for_anything(text: str, cause: str | None) -> None:
     assert ids(text) == ([cause] if cause else [])
 
 
-def test_what_a_message_tells_is_in_the_summary() -> None:
+def test_details_of_a_message_are_in_the_summary() -> None:
     (found,) = explain(
         "The detected CUDA version (11.8) mismatches the version that was used to compile\n"
         "PyTorch (12.4). Please make sure to use the same CUDA versions."
@@ -258,7 +258,7 @@ def test_a_name_that_goes_on_is_another_one(text: str) -> None:
         ("cuda out memory", "out-of-memory"),
     ],
 )
-def test_what_comes_near_is_offered(text: str, near: str) -> None:
+def test_similar_messages_are_suggested(text: str, near: str) -> None:
     assert not explain(text)
     offered = [one.id for one in suggest(text)]
     assert near in offered

@@ -262,7 +262,7 @@ def examine_cut(path: Path, data: bytes) -> str:
         "short",
     ],
 )
-def test_what_is_no_library_is_an_error(tmp_path: Path, data: bytes, words: str) -> None:
+def test_a_file_that_is_no_library_is_an_error(tmp_path: Path, data: bytes, words: str) -> None:
     with pytest.raises(FatbinError, match=words):
         read(tmp_path, data)
 
@@ -369,7 +369,7 @@ def test_damage_is_a_warning_and_the_next_container_is_found(
     ],
     ids=["kind-64", "version", "both-suffixes", "number-9", "number-2^31", "flag-30", "two-codecs"],
 )
-def test_what_is_not_understood_is_listed_raw(tmp_path: Path, odd: bytes, *, known: bool) -> None:
+def test_unknown_entries_are_listed_raw(tmp_path: Path, odd: bytes, *, known: bool) -> None:
     report = read(tmp_path, library(container(odd, entry(SASS, 90, b"x" * 8))))
     assert "not fully understood" in report.warnings[0]
     assert len(report.entries) == 2

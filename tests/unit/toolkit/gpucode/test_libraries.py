@@ -186,7 +186,7 @@ def test_a_cubin_of_an_unknown_kind_is_a_warning(tmp_path: Path, abi: int, flags
     ],
     ids=["text", "zip", "thin", "ar"],
 )
-def test_what_is_no_library_is_an_error(tmp_path: Path, data: bytes, words: str) -> None:
+def test_a_file_that_is_no_library_is_an_error(tmp_path: Path, data: bytes, words: str) -> None:
     path = write(tmp_path, "one", data)
     with pytest.raises(FatbinError, match=words) as caught:
         list(open_libraries(path))
@@ -221,7 +221,7 @@ def test_members_of_an_archive_that_hold_gpu_code_are_opened(tmp_path: Path) -> 
     assert names(path) == [f"{path}({name})" for name in opened]
 
 
-def test_of_members_that_cannot_be_read_one_is_named(tmp_path: Path) -> None:
+def test_one_of_several_unreadable_members_is_named(tmp_path: Path) -> None:
     objects = [member("a.o/", ELF32), member("b.o/", ELF32), member("c.o/", LIBRARY)]
     write(tmp_path, "lib.a", archive(*objects, member("d.o/", LIBRARY[:-8])))
     read, unread = split(tmp_path)
@@ -293,7 +293,7 @@ def test_a_damaged_conda_package_is_an_error(tmp_path: Path, packed: bytes, word
         list(open_libraries(path))
 
 
-def test_what_a_conda_package_unpacks_to_is_bounded(
+def test_the_unpacked_size_of_a_conda_package_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_conda(tmp_path / "demo.conda", {"a.txt": bytes(1 << 20), "b.so": LIBRARY})
@@ -338,7 +338,7 @@ def test_a_folder_is_walked_in_order_and_each_file_read_once(tmp_path: Path) -> 
     assert unread == []
 
 
-def test_what_cannot_be_read_in_a_folder_is_not_the_end(tmp_path: Path) -> None:
+def test_unreadable_files_in_a_folder_do_not_stop_the_rest(tmp_path: Path) -> None:
     write(tmp_path, "a.so", b"text")
     (tmp_path / "b.so").symlink_to("absent")
     (tmp_path / "b").symlink_to("absent")

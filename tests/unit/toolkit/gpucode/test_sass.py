@@ -46,7 +46,7 @@ def test_padding_does_not_count(opcodes: tuple[int, ...], length: int) -> None:
     assert body(*opcodes).instructions == length
 
 
-def test_what_a_body_does_is_seen_in_its_words_and_externs() -> None:
+def test_words_and_externs_show_the_work_of_a_body() -> None:
     assert body(MOV, EXIT) == Body("k", 2)
     assert body(TRAP, EXIT) == Body("k", 2, traps=True)
     assert body(LDG) == body(STG) == body(UTMALDG) == Body("k", 1, uses_memory=True)

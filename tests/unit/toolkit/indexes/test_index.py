@@ -180,7 +180,7 @@ def test_json_of_an_index_is_read_with_sizes() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.whl", "a-1.whl", "a-x!-py3-none-any.whl", "a-1.tar.gz", ""])
-def test_what_is_no_wheel_by_its_name_is_none(name: str) -> None:
+def test_a_name_that_is_no_wheels_is_ignored(name: str) -> None:
     assert parse_wheel(Link(f"https://example.org/{name}")) is None
 
 
@@ -199,7 +199,7 @@ def test_a_place_that_cannot_be_read_is_a_sentence(place: str, words: str) -> No
         read_index(place)
 
 
-def test_what_a_server_refuses_or_that_is_no_page_is_a_sentence(tmp_path: Path) -> None:
+def test_a_refusal_of_a_server_or_a_file_that_is_no_page_gives_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file.bin").write_bytes(b"0")
     with serve(tmp_path) as url:
         with pytest.raises(FetchError, match="HTTP 404"):

@@ -119,7 +119,7 @@ def test_an_older_driver_gets_what_the_older_toolkit_made(gpus: str, driver: str
     assert chosen_name(f"{gpus},12.0", Driver.parse(driver)) is None
 
 
-def test_what_no_build_serves_does_not_hide_what_serves_the_others() -> None:
+def test_a_gpu_that_no_build_serves_does_not_hide_the_set_for_the_others() -> None:
     selection = select(devices("7.0,9.0"), R580, CANDIDATES)
     assert selection.chosen is not None
     assert selection.chosen.candidate.name == "hopper"
@@ -128,7 +128,7 @@ def test_what_no_build_serves_does_not_hide_what_serves_the_others() -> None:
     assert select(devices("7.0"), R580, CANDIDATES).chosen is None
 
 
-def test_the_smaller_sets_are_told_with_what_they_lack() -> None:
+def test_smaller_sets_are_listed_with_their_missing_code() -> None:
     selection = select(devices("8.6,9.0,12.0"), R580, CANDIDATES)
     lacks = {one.candidate.name: describe_lack(one, selection.chosen) for one in selection.smaller}
     assert lacks == {

@@ -67,7 +67,7 @@ def only_cause(library: Path, host: LoadHost, torch_min: str = "") -> Finding:
     return cause
 
 
-def test_what_torch_has_is_found_without_a_search_path(lab: Lab, host: LoadHost) -> None:
+def test_torchs_libraries_are_found_without_a_search_path(lab: Lab, host: LoadHost) -> None:
     path = lab.build("m.so", call("aoti_torch_get_data_ptr"), needs=(torch_library(lab),))
     prediction = predict_loading(path, host)
     assert (prediction.status, prediction.causes, prediction.unknown) == ("ok", (), ())
@@ -110,7 +110,7 @@ def test_a_symbol_of_another_torch_is_named_as_its_source_has_it(lab: Lab, host:
     assert cause.details[-1] == "and 3 more symbols"
 
 
-def test_a_symbol_that_is_nobodys_is_left_open(lab: Lab, host: LoadHost) -> None:
+def test_a_symbol_without_a_known_library_is_left_open(lab: Lab, host: LoadHost) -> None:
     own = "_Z6launchRKN2at6TensorE"  # takes a tensor, and is no function of torch
     prediction = predict_loading(lab.build("m.so", call(own, "mystery")), host)
     assert (prediction.status, len(prediction.unknown)) == ("unknown", 1)
@@ -388,7 +388,7 @@ def test_a_version_that_is_weakly_needed_may_be_absent(lab: Lab, host: LoadHost)
     assert predict_loading(path, here).status == "ok"
 
 
-def test_what_another_file_of_the_package_may_bring_is_left_open(lab: Lab, host: LoadHost) -> None:
+def test_a_library_that_the_package_may_load_itself_is_left_open(lab: Lab, host: LoadHost) -> None:
     part = lab.build("x/libpart-1234.so", define("_ZN2at3newEv"))
     path = lab.build("m.so", call("_ZN2at3newEv"), needs=(part,))
     assert only_cause(path, host).id == "library-missing"
@@ -399,7 +399,7 @@ def test_what_another_file_of_the_package_may_bring_is_left_open(lab: Lab, host:
     assert alone.causes[0].summary.startswith("pkg/m.so needs `libpart-1234.so`")
 
 
-def test_what_is_no_library_is_an_error(lab: Lab, host: LoadHost) -> None:
+def test_a_file_that_is_no_library_is_an_error(lab: Lab, host: LoadHost) -> None:
     (lab.folder / "m.so").write_text("hello" * 100)
     with pytest.raises(FatbinError, match="not an ELF file"):
         predict_loading(lab.folder / "m.so", host)

@@ -52,7 +52,7 @@ def test_cores_are_those_of_the_process_and_its_group(
         ({}, None),
     ],
 )
-def test_free_memory_is_the_least_of_what_is_told(
+def test_free_memory_is_the_smallest_of_the_limits(
     tmp_path: Path, files: dict[str, str], free: int | None
 ) -> None:
     assert read_free_memory(write(tmp_path, **files)) == free

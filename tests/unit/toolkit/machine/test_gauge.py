@@ -77,7 +77,7 @@ def build(folder: Path, *flags: str) -> str:
     ],
     ids=lambda x: " ".join(x) if isinstance(x, tuple) else "",
 )
-def test_what_nvml_tells_is_read_and_nothing_else(
+def test_only_the_values_that_nvml_has_are_read(
     tmp_path: Path, flags: tuple[str, ...], reading: Reading
 ) -> None:
     assert Gauge("GPU-1", build(tmp_path, *flags)).read() == reading
@@ -87,5 +87,5 @@ def test_a_gpu_that_nvml_does_not_know_tells_nothing(tmp_path: Path) -> None:
     assert Gauge("GPU-2", build(tmp_path)).read() == Reading()
 
 
-def test_without_a_library_nothing_is_told(tmp_path: Path) -> None:
+def test_without_a_library_nothing_is_reported(tmp_path: Path) -> None:
     assert Gauge("GPU-1", str(tmp_path / "none.so")).read() == Reading()

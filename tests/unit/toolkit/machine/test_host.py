@@ -131,7 +131,7 @@ def test_wsl_is_known_and_its_jit_compiler_is_not_missed(tmp_path: Path) -> None
     assert look(tmp_path).jit_compiler.startswith("/usr/lib/wsl/drivers/nv_dispi.inf_1/")
 
 
-def test_a_missing_jit_compiler_is_told_where_the_driver_has_one(tmp_path: Path) -> None:
+def test_a_missing_jit_compiler_is_reported_if_the_driver_should_have_one(tmp_path: Path) -> None:
     plant_library(tmp_path, FOLDER, "libcuda.so", "580.65.06")
     assert look(tmp_path).lacks_jit_compiler
     newer = Host(libcuda=f"/{FOLDER}/libcuda.so.999.10")  # its parts are unknown

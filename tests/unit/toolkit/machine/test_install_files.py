@@ -206,9 +206,7 @@ def test_a_source_tree_alone_is_to_be_built_and_left(tree: Path) -> None:
     assert fix.endswith("leave the source tree: `cd ..`")
 
 
-def test_what_is_not_the_tree_that_python_started_in_is_not_to_be_left(
-    package: Path, tree: Path
-) -> None:
+def test_only_the_tree_that_python_started_in_is_to_be_left(package: Path, tree: Path) -> None:
     inside = read_install_files(tree / "flash_dist", [str(package.parent), str(tree)])
     assert not inside.in_sources  # PYTHONPATH names it: `cd` would not help
     assert not read(package).in_sources
@@ -217,7 +215,7 @@ def test_what_is_not_the_tree_that_python_started_in_is_not_to_be_left(
     )
 
 
-def test_what_a_build_leaves_beside_the_sources_is_no_record(package: Path) -> None:
+def test_an_egg_info_beside_the_sources_is_no_record(package: Path) -> None:
     for path in package.parent.glob("*.dist-info"):
         shutil.rmtree(path)
     egg = package.parent / "flash_dist.egg-info"
@@ -281,7 +279,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(Path, "open", opens)
 
 
-def test_what_this_user_may_not_read_is_no_damage(
+def test_files_that_this_user_may_not_read_are_no_damage(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(monkeypatch, "_C.abi3.so")

@@ -44,7 +44,7 @@ def plant(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["torch.py", "torch/__init__.py", "numpy.py"])
-def test_what_is_imported_in_place_of_torch_is_named_with_the_step(site: Path, name: str) -> None:
+def test_a_file_that_hides_torch_is_named_with_the_step(site: Path, name: str) -> None:
     file = plant(Path.cwd() / name)
     torch = read_torch()
     package = name[:5]
@@ -70,7 +70,7 @@ def plant_torch(place: Path, version: str, cuda: str = "'13.0'") -> None:
     ("version", "cuda", "cause"),
     [("2.5.0", "'12.4'", "torch-too-old"), ("2.13.0", "None", "torch-cpu-build")],
 )
-def test_of_two_torches_the_good_one_is_not_replaced(  # noqa: PLR0913, PLR0917
+def test_the_good_one_of_two_torches_is_not_replaced(  # noqa: PLR0913, PLR0917
     site: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,7 +103,7 @@ def test_of_two_torches_the_good_one_is_not_replaced(  # noqa: PLR0913, PLR0917
 
 
 @pytest.mark.usefixtures("site")
-def test_where_no_torch_serves_the_place_of_a_new_one_is_named(
+def test_the_place_of_a_new_torch_is_named_if_none_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -149,7 +149,7 @@ def test_a_torch_of_which_metadata_alone_is_left_is_installed_by_force(site: Pat
     [("", "`unset PYTHONPATH`"), ("/a:/b", "`export PYTHONPATH=/a:/b`")],
     ids=["alone", "among others"],
 )
-def test_what_pythonpath_brings_is_taken_out_of_it(
+def test_a_folder_of_pythonpath_is_to_be_removed_from_it(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: str, command: str
 ) -> None:
     place = tmp_path / "named"
@@ -161,7 +161,7 @@ def test_what_pythonpath_brings_is_taken_out_of_it(
     assert shadow.fix == f"{command}: it names {place}, which Python searches first"
 
 
-def test_what_no_folder_and_no_variable_brings_is_to_be_renamed(
+def test_a_file_from_neither_folder_nor_variable_is_to_be_renamed(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = plant(tmp_path / "pth" / "torch.py")

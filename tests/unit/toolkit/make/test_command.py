@@ -41,7 +41,7 @@ def test_a_tool_ends_with_its_own_exit_code(capsys: pytest.CaptureFixture[str]) 
     assert main.__doc__ == "Command line."
 
 
-def test_what_a_tool_refuses_is_a_sentence_and_exit_code_1(
+def test_errors_of_a_tool_give_a_sentence_and_exit_code_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(0, refuse=True) == 1
@@ -158,7 +158,7 @@ def test_a_folder_that_a_full_disk_does_not_take_is_one_sentence(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES])
-def test_what_the_system_refuses_is_a_sentence_with_the_file(number: int) -> None:
+def test_errors_of_the_system_give_a_sentence_with_the_file(number: int) -> None:
     reason = os.strerror(number)
     told = explain_os_error(OSError(number, reason, "/data/build/a.o"))
     assert told.message == f"cannot use `/data/build/a.o`: {reason}"

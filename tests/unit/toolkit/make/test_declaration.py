@@ -78,7 +78,7 @@ def test_a_card_of_the_hub_is_a_file_of_the_project(tmp_path: Path) -> None:
         "sources.0.targets", "sources.0.flags", "dispatch.host", "dispatch.main_role",
     ],
 )  # fmt: skip
-def test_what_has_a_default_may_be_left_out(place: str, tmp_path: Path) -> None:
+def test_keys_with_a_default_are_optional(place: str, tmp_path: Path) -> None:
     data = make_project(tmp_path, **{"csrc/kernels.toml": ""} if place == "dispatch" else {})
     put(data, place, ...)
     if place == "include":
@@ -114,7 +114,7 @@ def test_what_has_a_default_may_be_left_out(place: str, tmp_path: Path) -> None:
     ],
     ids=lambda text: text.partition("`")[0] if " " in text else text,
 )
-def test_what_is_missing_is_named(place: str, said: str, tmp_path: Path) -> None:
+def test_missing_keys_are_named(place: str, said: str, tmp_path: Path) -> None:
     data = make_project(tmp_path)
     put(data, place, ...)
     assert said in refuse(data, tmp_path)
@@ -303,7 +303,7 @@ def test_a_value_of_another_type_is_refused_in_a_sentence(place: str, folder: Pa
     ],
     ids=lambda given: str(given)[:24],
 )
-def test_what_was_received_and_what_is_allowed_are_told(
+def test_errors_name_received_and_allowed_values(
     place: str, value: object, said: str, tmp_path: Path
 ) -> None:
     data = make_project(tmp_path)

@@ -114,7 +114,9 @@ def install(client: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @each_client
 @pytest.mark.slow
-def test_what_is_locked_is_installed(client: str, served: dict[str, Path], tmp_path: Path) -> None:
+def test_locked_packages_are_installed(
+    client: str, served: dict[str, Path], tmp_path: Path
+) -> None:
     done = install(client, tmp_path)
     assert done.returncode == 0, done.stderr
     assert all((tmp_path / "site" / f"{name}.py").is_file() for name in served)
@@ -195,7 +197,7 @@ def test_a_file_lies_where_its_group_is_looked_for() -> None:
     assert lock_path("first").parent == locks.LOCKS
 
 
-def test_what_channels_and_the_container_install_is_data_of_the_toolkit() -> None:
+def test_locks_of_channels_and_the_container_are_data_of_the_toolkit() -> None:
     groups = {name for row in CHANNELS.values() for name in (*row.groups, *row.packed)}
     assert {lock_path(name).parent for name in groups} == {locks.OWN_LOCKS}
     assert str(lock_path("beside_torch")) == smoke_test.BESIDE
@@ -269,7 +271,7 @@ def test_a_python_that_is_not_locked_installs_without_hashes_and_says_so(
     )
 
 
-def test_what_starts_a_check_a_workflow_and_an_image_is_installed_by_hash() -> None:
+def test_tools_of_checks_workflows_and_images_are_installed_by_hash() -> None:
     places = [CONTAINERFILE]
     if (ROOT / ".github").is_dir():  # the sources in an archive do not have it
         places += [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / ".ci" / "run"]
@@ -310,7 +312,7 @@ def test_hashes_are_of_wheels_that_are_installed_here(wheel: str, taken: bool) -
     assert locks._is_ours(wheel) is taken
 
 
-def test_what_cannot_be_locked_is_said_in_uvs_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_to_lock_have_uvs_words(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "error: No solution found")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(LockError, match=r"cannot be locked:\nerror: No solution found"):

@@ -35,7 +35,7 @@ def leave_unfinished(folder: Path) -> None:
         (folder / "stray").mkdir()  # a file is in the way: this fails
 
 
-def test_what_was_left_unfinished_goes_before_it_is_made_again(tmp_path: Path) -> None:
+def test_an_unfinished_folder_is_deleted_before_it_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "root"
     with pytest.raises(FileExistsError):
         leave_unfinished(folder)

@@ -178,7 +178,7 @@ def test_a_name_that_no_package_may_have_is_refused(name: str, said: str, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
-def test_what_is_there_already_is_left_as_it_is(kind: str, tmp_path: Path) -> None:
+def test_existing_files_are_unchanged(kind: str, tmp_path: Path) -> None:
     place = tmp_path / "my-norms"
     if kind == "folder":
         place.mkdir()

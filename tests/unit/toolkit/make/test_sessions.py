@@ -43,7 +43,7 @@ def published_sets_by_name() -> tuple[str, ...]:
     ],
     ids=str,
 )
-def test_a_group_that_a_project_lacks_is_told_in_a_sentence(
+def test_a_missing_group_of_a_project_gives_a_sentence(
     groups: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def error(text: str) -> None:
@@ -239,7 +239,7 @@ def test_a_module_that_no_group_has_is_missed() -> None:
 
 
 @pytest.mark.parametrize("posargs", [[], ["transformers-5.22.2.tar.gz"]], ids=["tiny", "their-own"])
-def test_what_upgrades_packages_leaves_the_torch_that_is_pinned(
+def test_upgrading_packages_keeps_the_pinned_torch(
     posargs: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = record("integrations", posargs, tree, monkeypatch).installed

@@ -101,20 +101,20 @@ def test_six_equal_gpus_are_one_entry_and_one_row_each_of_one_table() -> None:
     assert "5 5 NVIDIA H200 9.0 24 GiB 82 0000:06:00.0" in text
 
 
-def test_gpus_that_fare_otherwise_have_an_entry_of_their_own() -> None:
+def test_gpus_with_different_results_have_separate_entries() -> None:
     told = document(make_machine(ALL, SIX[0], AMPERE, TURING), Passes())
     groups = group_checks(told["checks"])
     assert len(groups) == len(told["checks"])
 
 
-def test_what_one_step_mends_stands_in_one() -> None:
+def test_findings_with_the_same_fix_share_an_entry() -> None:
     text = Page(write(make_machine(HOPPER, TURING, AMPERE))).text
     steps = text[text.index("What to do") : text.index("GPUs and kernels")]
     assert steps.count("no matching code") == 2
     assert steps.count("Fix:") == 1
 
 
-def test_a_machine_is_told_in_words_and_units() -> None:
+def test_facts_of_a_machine_have_words_and_units() -> None:
     environment = SCENARIOS["a full disk below the JIT cache"].environment
     written = make_facts(document(environment)["environment"])
     facts = Page(written).text
@@ -137,7 +137,7 @@ def test_every_fact_of_a_scenario_has_a_place(name: str) -> None:
     assert "Also" not in make_facts(told)
 
 
-def test_what_a_later_version_tells_is_shown_as_it_is() -> None:
+def test_facts_of_a_later_version_are_shown_unchanged() -> None:
     told = document(make_environment(ALL, "9.0"))["environment"]
     text = Page(make_facts({**told, "free_threaded": True, "mounts": [{"path": "/x"}]})).text
     assert "Also free threaded yes mounts 0 path /x" in text
@@ -165,7 +165,7 @@ def test_hidden_gpus_and_instances_are_in_the_table() -> None:
     )
 
 
-def test_a_variable_that_is_set_to_nothing_is_told() -> None:
+def test_a_variable_that_is_set_to_nothing_is_reported() -> None:
     text = Page(write(SCENARIOS["all GPUs hidden"].environment)).text
     assert "Variables CUDA_VISIBLE_DEVICES set to nothing" in text
 

@@ -120,7 +120,7 @@ def test_a_good_machine_has_nothing_to_do() -> None:
     assert "selftest 7 bit-equal" in page.text
 
 
-def test_gpus_of_one_kind_that_fare_alike_share_a_column() -> None:
+def test_equal_gpus_with_equal_results_share_a_column() -> None:
     environment = make_environment(ALL, *["9.0"] * 3, "8.6", "9.0")
     gpus = tuple(replace(gpu, name=f"GPU {gpu.device}") for gpu in environment.cuda.gpus)
     page = Page(write(replace(environment, cuda=replace(environment.cuda, gpus=gpus))))

@@ -62,7 +62,7 @@ def test_a_case_of_no_element_allows_nothing() -> None:
     assert GatherRowsCase("float16", 0).compute_exact().allowed == {"out": 0.0}
 
 
-def test_what_a_case_must_have_is_asked_for() -> None:
+def test_a_case_without_a_required_method_is_rejected() -> None:
     case = Case()
     assert case.name == "case"
     for call in (lambda: case.make_inputs(CPU), lambda: case.run(()), lambda: case.exact(())):

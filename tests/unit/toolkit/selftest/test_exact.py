@@ -81,7 +81,7 @@ def test_a_folder_that_is_gone_costs_time_alone(tmp_path: Path, computed: list[s
 
 
 @pytest.mark.parametrize("damage", [b"", b"no zip file", None], ids=["empty", "other", "cut"])
-def test_what_is_not_whole_is_computed_again(
+def test_an_incomplete_value_is_computed_again(
     tmp_path: Path, computed: list[str], damage: bytes | None
 ) -> None:
     right = ExactValues(tmp_path).get(CASE)

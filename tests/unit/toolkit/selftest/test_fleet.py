@@ -50,7 +50,7 @@ def test_the_odd_gpu_is_named_with_host_pci_and_uuid() -> None:
     assert (whole.status, whole.id) == ("fail", "fleet-differs")
 
 
-def test_of_two_that_differ_nobody_is_accused() -> None:
+def test_neither_of_two_different_gpus_is_called_wrong() -> None:
     first, second, whole = compare_members((member(0, RIGHT), member(1, WRONG)))
     assert {first.id, second.id} == {"fleet-disagrees"}
     assert "majority" in first.summary
@@ -74,7 +74,7 @@ def test_rounds_tell_which_of_two_is_wrong() -> None:
         replace(WRONG, case="other"),
     ],
 )
-def test_what_must_not_be_equal_is_not_compared(other: Fingerprint) -> None:
+def test_fingerprints_of_different_settings_are_not_compared(other: Fingerprint) -> None:
     (whole,) = compare_members((member(0, RIGHT), member(1, other)))
     assert (whole.status, whole.id) == ("warn", "fleet-nothing-to-compare")
 
@@ -112,7 +112,7 @@ def test_a_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         Rank.of_environment()
 
 
-def test_a_fleet_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fleet_without_torch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Torch("absent", reason="torch is not installed")
     monkeypatch.setattr(rank, "read_torch", lambda: absent)
     with pytest.raises(GroupError, match="torch is not installed") as caught:

@@ -358,7 +358,7 @@ def test_one_flipped_bit_in_one_run_is_found() -> None:
 
 
 @pytest.mark.parametrize("ignored", ["softcap", "alibi_slopes", "sinks"])
-def test_who_leaves_scores_as_they_are_is_found(ignored: str) -> None:
+def test_a_kernel_that_ignores_score_modifications_is_found(ignored: str) -> None:
     def deaf(*tensors: torch.Tensor, scores: Scores, **options: Any) -> Any:  # noqa: ANN401
         nothing: dict[str, Any] = {ignored: 0.0 if ignored == "softcap" else None}
         out, lse = textbook(*tensors, scores=scores._replace(**nothing), **options)

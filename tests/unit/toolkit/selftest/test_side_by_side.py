@@ -75,7 +75,7 @@ def test_they_run_at_the_same_time_with_threads_and_values_in_common(
 
 
 @pytest.mark.parametrize("limits", [{"cores": 1}, {"free_bytes": CHILD_BYTES}], ids=str)
-def test_where_cores_or_memory_are_few_they_run_one_after_the_other(
+def test_selftests_run_in_sequence_if_cores_or_memory_are_few(
     children: Path, limits: dict[str, int]
 ) -> None:
     with start("0", "1", **limits) as together:
@@ -126,7 +126,7 @@ def test_one_that_dies_or_hangs_leaves_the_others_alone(children: Path) -> None:
     assert len(told(children)) == 3
 
 
-def test_what_still_runs_is_ended_and_nothing_is_left(children: Path) -> None:
+def test_running_selftests_are_stopped_and_leave_nothing(children: Path) -> None:
     with start("0", fake_child.HANGS) as together:
         assert together.outcome("0").ending == "done"
         pids = [child["pid"] for child in told(children)]

@@ -44,7 +44,7 @@ def test_sentence_and_fix_name_one_set(device: str, others: list[str], name: str
     assert f"`nox -s build_wheels -- {name}`" in fix
 
 
-def test_where_no_set_serves_all_gpus_a_list_of_their_own_does() -> None:
+def test_a_list_of_targets_serves_gpus_that_no_set_serves() -> None:
     hopper_and_blackwell = ARCHSETS[1:3]
     sentence, fix = explain("9.0", "12.1", "8.6", "5.2", archsets=hopper_and_blackwell)
     assert sentence.endswith("; no published arch set serves all of 8.6, 12.1")

@@ -188,7 +188,7 @@ RUNS_ROWS = [
 
 
 @pytest.mark.parametrize(("arch", "device", "how"), RUNS_ROWS, ids="-".join)
-def test_what_runs_where_follows_the_table(arch: str, device: str, how: str) -> None:
+def test_verdicts_follow_the_table(arch: str, device: str, how: str) -> None:
     verdict = judge(Arch.parse(arch), Device.parse(device))
     assert verdict.how == how
     assert bool(verdict) == (how not in {"no", "unverified"})
@@ -487,7 +487,7 @@ def test_a_wrong_list_names_the_value_the_list_and_the_nearest(
     assert any(option in (caught.value.hint or "") for option in hint.split("|"))
 
 
-def test_what_the_toolkit_cannot_compile_is_an_error_with_a_way_on() -> None:
+def test_targets_that_the_toolkit_cannot_compile_are_an_error_with_a_hint() -> None:
     archset = ArchSet.parse("5.2;7.0+PTX;8.0", name="old")
     assert [str(arch) for arch in unsupported(archset, "13.0")] == ["sm_52", "sm_70", "compute_70"]
     with pytest.raises(ArchError, match=r"CUDA 13\.0 cannot compile `sm_52`, `sm_70`") as caught:

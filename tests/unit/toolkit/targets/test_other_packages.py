@@ -48,7 +48,7 @@ def test_a_gpu_below_the_declared_one_gets_no_set_and_no_build_named() -> None:
     )
 
 
-def test_what_the_toolkit_does_not_compile_is_said_beside_it() -> None:
+def test_targets_that_the_toolkit_cannot_compile_are_named_beside_it() -> None:
     _, _, fix = explain(HOPPER, "7.0")
     assert fix == (
         "use a GPU of compute capability 8.0 or newer: CUDA 13.0 cannot compile for 7.0 and "

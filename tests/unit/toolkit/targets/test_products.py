@@ -62,7 +62,7 @@ def test_each_gpu_that_is_sold_has_names_here(chip: object) -> None:
         ("8.6.1", "nvidia-smi"),
     ],
 )
-def test_what_names_no_gpu_is_a_sentence_with_a_hint(name: str, words: str) -> None:
+def test_a_text_that_names_no_gpu_gives_a_sentence_with_a_hint(name: str, words: str) -> None:
     with pytest.raises(ArchError) as caught:
         find_device(name)
     assert words in str(caught.value)

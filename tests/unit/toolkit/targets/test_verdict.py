@@ -116,7 +116,7 @@ def test_a_dtype_that_only_the_build_lacks_is_named() -> None:
     assert judge_device(make_build("7.5+PTX"), situation("8.6")).missing_words == ("bf16",)
 
 
-def test_a_gpu_older_than_every_kernel_is_told_so() -> None:
+def test_a_gpu_older_than_every_kernel_is_reported() -> None:
     verdict = judge_device(make_build(ALL), situation("7.0"))
     assert verdict.cause == "hardware-too-old"
     assert "7.5 or newer" in verdict.reason
@@ -342,7 +342,7 @@ def test_a_role_is_told_from_its_families_name() -> None:
     assert AXES.role_of("bwd_dq_gemm_scored_sm100") == "bwd_dq_gemm"
 
 
-def test_of_one_target_the_family_that_is_made_for_it_is_taken() -> None:
+def test_the_family_made_for_a_target_is_taken_there() -> None:
     build = with_specific(make_build(HOPPER), 64)
     assert chosen(build, "9.0") == "fwd_sm90"
     assert chosen(build, "9.0", smem=64 * 1024) == "fwd"  # its plan does not fit
@@ -352,7 +352,7 @@ def test_of_one_target_the_family_that_is_made_for_it_is_taken() -> None:
     assert (forward.to_json(AXES)["role"], forward.to_json(AXES)["family"]) == ("fwd", "fwd_sm90")
 
 
-def test_of_equal_tiles_those_for_bent_scores_come_last() -> None:
+def test_tiles_for_score_modification_come_last_among_equals() -> None:
     build = with_specific(make_build(HOPPER), 64, plan=226)
     plain = build.variants[-1]
     symbol = plain.symbol.replace("fwd_", "fwd_scored_")

@@ -122,7 +122,7 @@ def test_a_struct_counts_by_what_it_points_to(tmp_path: Path, version: int, shif
 
 
 @pytest.mark.parametrize("section", [".data", ".nvFatBinSegment", ".textgpu"])
-def test_what_is_registered_and_not_understood_is_named(tmp_path: Path, section: str) -> None:
+def test_unknown_registered_containers_are_named(tmp_path: Path, section: str) -> None:
     """`audit` reports everything as read if there is no warning."""
     newer = b"\x51" + TEXT[1:]
     structs = Part(section, wrapper(place()) + wrapper(1), flags=WRITABLE)
@@ -147,7 +147,7 @@ def test_members_of_an_archive_with_renamed_sections_are_opened(tmp_path: Path) 
     assert [str(arch) for arch in found.fatbin.report.archs] == ["sm_90a"]
 
 
-def test_what_nothing_registers_is_read_as_well_and_told_apart(tmp_path: Path) -> None:
+def test_unregistered_containers_are_read_and_counted_separately(tmp_path: Path) -> None:
     """cuFFT loads 18 000 containers in `.data` itself; cuobjdump finds no device code there."""
     data = Part(".data", TWO + ONE, flags=WRITABLE)
     linked = Part(".nv_fatbin", ONE)
@@ -176,7 +176,7 @@ BROKEN = (ONE[:16] + bytes(64), TEXT[:8] + b"\xff" * 8 + TEXT[16:], ONE[:20])
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=["no image", "too large", "cut off"])
-def test_what_only_begins_like_a_container_is_warned_of(tmp_path: Path, data: bytes) -> None:
+def test_false_beginnings_of_containers_give_a_warning(tmp_path: Path, data: bytes) -> None:
     report = read(tmp_path, Part(".data", data, flags=WRITABLE))
     assert (report.entries, report.unregistered) == ((), frozenset())
     (said,) = report.warnings
@@ -232,7 +232,7 @@ NO_CUBINS = {
 
 
 @pytest.mark.parametrize("data", NO_CUBINS.values(), ids=NO_CUBINS)
-def test_what_only_begins_like_a_cubin_is_passed(tmp_path: Path, data: bytes) -> None:
+def test_false_beginnings_of_cubins_are_skipped(tmp_path: Path, data: bytes) -> None:
     report = read(tmp_path, Part(".data", data, flags=WRITABLE))
     assert (report.entries, report.warnings) == ((), ())
 
@@ -279,7 +279,7 @@ def test_a_struct_in_the_data_of_a_windows_library_registers_as_well(tmp_path: P
     assert ([str(arch) for arch in report.archs], report.unregistered) == (["sm_90a"], frozenset())
 
 
-def test_what_a_windows_library_does_not_register_is_read_or_warned_of(tmp_path: Path) -> None:
+def test_unregistered_code_of_a_windows_library_is_read_or_gives_a_warning(tmp_path: Path) -> None:
     report = read_windows(tmp_path, (".rdata", TWO + ONE[:16] + bytes(64)))
     assert (len(report.entries), report.unregistered) == (1, frozenset({0}))
     assert [said.startswith(".rdata has 1 place") for said in report.warnings] == [True]

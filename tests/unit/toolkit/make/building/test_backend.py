@@ -44,7 +44,7 @@ def _none_installed(name: str) -> None:
     raise importlib.metadata.PackageNotFoundError(name)
 
 
-def test_what_the_frontend_installs_before_the_preflight_is_nothing() -> None:
+def test_the_frontend_installs_nothing_before_the_preflight() -> None:
     assert DATA["build-system"]["requires"] == []
     assert DATA["build-system"]["build-backend"] == "flash_dist.toolkit.make.building.backend"
 
@@ -111,7 +111,7 @@ def test_a_caller_that_finishes_the_wheel_itself_is_asked_for_the_tools_alone(
         ("MAX_JOBS", "many", "MAX_JOBS is the number of compilers that run at a time, got `many`"),
     ],
 )
-def test_what_cannot_be_built_ends_in_one_sentence_and_a_hint(
+def test_a_build_that_fails_ends_in_one_sentence_and_a_hint(
     name: str, value: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)

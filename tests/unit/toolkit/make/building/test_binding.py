@@ -84,7 +84,7 @@ def find(folder: Path, text: str | bytes, *include: Path) -> str:
         pytest.param('auto s = "\\\\"; at::Tensor x;', "has `at::Tensor`", id="string-before"),
     ],
 )
-def test_what_is_not_in_the_stable_abi_is_named_with_its_line(
+def test_names_outside_of_the_stable_abi_are_reported_with_their_line(
     tmp_path: Path, line: str, found: str
 ) -> None:
     text = f"{STABLE}\n{line}\n"
@@ -222,7 +222,7 @@ def test_a_name_that_is_no_file_is_left_to_the_compiler(tmp_path: Path, name: st
     assert find(tmp_path, f'{STABLE}#include "{name}"\n#include <{name}>\n', tmp_path) == ""
 
 
-def test_several_findings_are_told_in_one_sentence_with_a_hint(tmp_path: Path) -> None:
+def test_several_findings_share_one_sentence_with_a_hint(tmp_path: Path) -> None:
     source, other = tmp_path / "a.cu", tmp_path / "b.cpp"
     source.write_text("at::Tensor f();\nat::Tensor g();\n#include <torch/extension.h>\n")
     other.write_text("#include <ATen/ATen.h>\nPYBIND11_MODULE(_C, m) {}\n")
@@ -323,7 +323,7 @@ def test_a_megabyte_of_anything_takes_seconds(piece: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_line_of_the_end_of_a_large_file_is_told(tmp_path: Path) -> None:
+def test_the_line_at_the_end_of_a_large_file_is_reported(tmp_path: Path) -> None:
     lines = "// at::Tensor\nauto s = \"at::Tensor\"; /* ' */ int n = 1'000;\n"
     count = 5_000_000 // len(lines)
     text = f"{lines * count}at::Tensor x;\n"

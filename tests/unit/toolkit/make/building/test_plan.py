@@ -97,22 +97,24 @@ def test_the_list_wins_over_the_gpus_and_the_named_set_over_the_list() -> None:
     ],
     ids=["unknown", "too old", "misspelled", "two sets", "of another CUDA"],
 )
-def test_what_cannot_be_built_is_told_with_a_way_on(environ: dict[str, str], sentence: str) -> None:
+def test_a_plan_that_cannot_be_built_is_an_error_with_a_hint(
+    environ: dict[str, str], sentence: str
+) -> None:
     with pytest.raises(ArchError, match=sentence):
         choose_targets(environ, "13.0", never)
 
 
-def test_a_driver_too_old_for_the_result_is_told_before_the_build() -> None:
+def test_a_driver_too_old_for_the_result_is_reported_before_the_build() -> None:
     plan = choose_targets({}, "13.0", lambda: gpus("9.0", driver=Driver.parse("550")))
     assert plan.notes[0].startswith("warning: what is built with CUDA 13.0 needs driver 580")
 
 
-def test_a_wrong_cuda_home_is_told_before_anything_else() -> None:
+def test_a_wrong_cuda_home_is_reported_before_anything_else() -> None:
     with pytest.raises(ToolchainError, match="CUDA_HOME is `/nowhere`"):
         make_plan({"CUDA_HOME": "/nowhere", "TORCH_CUDA_ARCH_LIST": "9.5"}, never)
 
 
-def test_a_list_without_the_suffix_of_hopper_is_told_before_the_build() -> None:
+def test_a_list_without_the_suffix_of_hopper_is_reported_before_the_build() -> None:
     plan = choose_targets({"TORCH_CUDA_ARCH_LIST": "9.0"}, "13.0", never)
     assert "warning: sm_90 has none of the kernels that are only for sm_90a" in str(plan)
     assert choose_targets({"TORCH_CUDA_ARCH_LIST": "9.0a"}, "13.0", never).notes == ()

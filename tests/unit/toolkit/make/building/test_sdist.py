@@ -74,7 +74,7 @@ def test_other_contents_are_other_bytes(tmp_path: Path) -> None:
         require_same_bytes(one, other)
 
 
-def test_what_setuptools_adds_and_what_is_gits_own_are_no_differences(tmp_path: Path) -> None:
+def test_files_of_setuptools_and_git_are_no_differences(tmp_path: Path) -> None:
     names = ["setup.py", "PKG-INFO", "setup.cfg"]
     path = pack(tmp_path, names=names, user="root", mtime=1)
     require_sources(list_files(path), ["setup.py", ".gitignore", ".ci/run"])

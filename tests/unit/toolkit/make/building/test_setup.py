@@ -68,7 +68,7 @@ def test_packing_says_nothing_but_warnings(tmp_path: Path) -> None:
     ]
 
 
-def test_every_file_is_told_when_asked(tmp_path: Path) -> None:
+def test_every_file_is_printed_on_request(tmp_path: Path) -> None:
     told = pack_modules(tmp_path, "-v")
     copied = sum(line.startswith("copying ") for line in told)
     assert copied == sum(path.is_file() for path in tmp_path.rglob("*"))

@@ -142,7 +142,7 @@ def test_the_backend_asks_for_its_tools_and_a_cuda_toolkit(stranger: Stranger) -
     assert stranger.hook("get_requires_for_build_sdist()") == repr(load_requirements("backend"))
 
 
-def test_what_a_build_installs_is_listed_for_a_machine_without_a_network(
+def test_requirements_of_a_build_are_listed_for_a_machine_without_a_network(
     stranger: Stranger,
 ) -> None:
     info = stranger.folder / "site" / f"{DISTRIBUTION}-0.1.0.dist-info"
@@ -213,7 +213,7 @@ def test_the_sessions_are_listed(stranger: Stranger) -> None:
     )
 
 
-def test_what_setuptools_installs_is_the_whole_toolkit(stranger: Stranger, tmp_path: Path) -> None:
+def test_setuptools_installs_the_whole_toolkit(stranger: Stranger, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(stranger.folder / "site" / DISTRIBUTION, source)
     code = f"import setuptools; setuptools.setup(script_args=['build_py', '-d', {str(tmp_path)!r}])"
@@ -284,7 +284,7 @@ def break_project(stranger: Stranger, folder: Path, data: bytes) -> Path:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_table_is_told_in_a_sentence(
+def test_a_broken_table_gives_a_sentence(
     name: str, entry: str, stranger: Stranger, tmp_path: Path
 ) -> None:
     old, new, said = BROKEN[name]
@@ -296,7 +296,7 @@ def test_a_broken_table_is_told_in_a_sentence(
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_table_that_cannot_be_read_is_told_in_a_sentence(
+def test_an_unreadable_table_gives_a_sentence(
     name: str, entry: str, stranger: Stranger, tmp_path: Path
 ) -> None:
     broken = break_project(stranger, tmp_path, UNREADABLE[name])
@@ -414,7 +414,7 @@ def test_tests_of_a_wheel_are_named_or_left_out(stranger: Stranger, tmp_path: Pa
         assert "CIBW_TEST_REQUIRES" not in found
 
 
-def test_an_engine_that_does_not_answer_is_told_with_the_way_out(
+def test_an_engine_that_does_not_answer_is_reported_with_a_hint(
     stranger: Stranger, tmp_path: Path
 ) -> None:
     code = f"from {DISTRIBUTION}.make.container.portable import build_all; build_all([])"

@@ -80,7 +80,7 @@ def test_a_gpu_takes_the_largest_plan_that_it_has_room_for(target: str, taken: s
     assert ("other" in found) == (target == "sm_90a")
 
 
-def test_registers_are_told_per_target(tmp_path: Path) -> None:
+def test_registers_are_listed_per_target(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
     ptx = Ptx(Arch.parse("compute_89"), b".version 9.0", ("k",))
     work = [(ptx, target) for target in targets_of(ptx.arch, SETS)]

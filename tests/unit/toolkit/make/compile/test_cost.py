@@ -60,7 +60,7 @@ def test_logs_of_native_builds_and_of_containers_are_found(
 
 
 @pytest.mark.parametrize("content", [b"", b"root:x:0", b"# ninja log v99\n", b"\xff"])
-def test_what_is_no_log_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / ".ninja_log"
     path.write_bytes(content)
     with pytest.raises(BuildLogError, match=str(path)):

@@ -160,7 +160,7 @@ def test_other_flags_of_one_row_change_no_word_for_the_files_of_another(
     assert told["plain-sm_90a_FLAGS"] == [HOPPER.gencode]
 
 
-def test_what_is_unchanged_is_not_written_again(files: list[Plain], tmp_path: Path) -> None:
+def test_an_unchanged_file_is_not_written_again(files: list[Plain], tmp_path: Path) -> None:
     write_set(files, "9.0a", tmp_path)
     path = tmp_path / "build/plain.cmake"
     before = path.stat().st_mtime_ns

@@ -34,7 +34,7 @@ def test_kernels_that_do_not_spill_pass() -> None:
     assert judge_spills([say("a"), say("b")], [])
 
 
-def test_every_kernel_that_spills_is_told_on_a_line_with_its_targets() -> None:
+def test_every_kernel_that_spills_has_a_line_with_its_targets() -> None:
     texts = [
         say(MANGLED, spills=296, target="sm_75") + say("kept"),
         say(MANGLED, spills=12, target="sm_90a") + say("rms_sm80", spills=8),
@@ -85,12 +85,12 @@ def test_a_row_allows_its_bytes_and_no_more() -> None:
     assert found.lines == ("a spills 65 bytes for sm_80, allowed are 64",)
 
 
-def test_of_several_rows_the_most_generous_counts() -> None:
+def test_the_most_generous_of_several_rows_counts() -> None:
     assert judge_spills([say("a", spills=64)], [allow("a", 8), allow("*", 64)])
 
 
 @pytest.mark.parametrize("code", ["C7510", "C7512", "C7518", "C7520"])
-def test_a_performance_warning_is_told_and_no_row_allows_it(code: str) -> None:
+def test_a_performance_warning_is_reported_and_no_row_allows_it(code: str) -> None:
     text = (
         f"ptxas info    : ({code}) Potential Performance Loss: wgmma is serialized in '{MANGLED}'"
     )
@@ -101,7 +101,7 @@ def test_a_performance_warning_is_told_and_no_row_allows_it(code: str) -> None:
     assert found.worst == ""
 
 
-def test_spills_and_warnings_are_told_together() -> None:
+def test_spills_and_warnings_are_reported_together() -> None:
     warning = "ptxas info    : (C7510) Potential Performance Loss: wgmma is serialized"
     found = judge_spills([f"{say('a', spills=8)}{warning} here\n", f"{warning} there"], [])
     assert found.summary == (

@@ -169,7 +169,7 @@ def test_a_channel_that_lacks_a_wheel_or_has_one_too_many_is_refused(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["RECORD.jws", "INSTALLER"])
-def test_what_a_package_would_lose_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_wheel_that_a_package_cannot_represent_is_refused(tmp_path: Path, name: str) -> None:
     make_dist(tmp_path, **{name: "[console_scripts]\na=b:c\n"})
     with pytest.raises(ArtefactError, match=f"{name} is no file of this package"):
         write_channel(tmp_path / "conda", find_artefacts(tmp_path), epoch=EPOCH)
@@ -182,7 +182,7 @@ def test_an_epoch_that_no_package_can_hold_is_a_sentence(tmp_path: Path, epoch: 
         write_channel(tmp_path / "conda", (), epoch=epoch)
 
 
-def test_what_is_no_conda_package_is_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_no_conda_package_gives_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "a.conda"
     path.write_bytes(b"PK")
     with pytest.raises(FatbinError, match="not a conda package"), open_conda(path):

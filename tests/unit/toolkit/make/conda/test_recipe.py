@@ -145,7 +145,7 @@ def test_dependencies_have_the_names_of_conda() -> None:
         ("torch==2.10+cu130", "no word for the versions"),
     ],
 )
-def test_what_conda_cannot_say_is_refused(line: str, words: str) -> None:
+def test_requirements_that_conda_cannot_express_are_refused(line: str, words: str) -> None:
     with pytest.raises(AuditError, match=words):
         needs(line)
 

@@ -229,7 +229,9 @@ def test_a_tampered_package_is_refused_by_the_check_that_looks_there(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["info/index.json", "info/paths.json", "info/about.json"])
-def test_whatever_a_package_tells_is_no_traceback(name: str, packed: Path, tmp_path: Path) -> None:
+def test_no_metadata_of_a_package_gives_a_traceback(
+    name: str, packed: Path, tmp_path: Path
+) -> None:
     whole = take_apart(packed).info[name]
     for number, place in enumerate(places(json.loads(whole))):
         package = take_apart(packed)

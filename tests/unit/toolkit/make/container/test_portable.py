@@ -41,7 +41,7 @@ def test_a_published_set_travels_by_its_name_and_another_as_a_list() -> None:
     assert (listed["FLASH_DIST_ARCH_SET"], listed["TORCH_CUDA_ARCH_LIST"]) == ("", "7.5;8.6+PTX")
 
 
-def test_what_a_build_reads_enters_the_container() -> None:
+def test_variables_that_a_build_reads_enter_the_container() -> None:
     for archset in (HOPPER, ARM):
         environ = {"PIP_FIND_LINKS": "/wheels", **TARGETS["aarch64"].environ()}
         chosen = environ_of(environ, archset).keys() - {IMAGE, "CONTAINERS_CONF"}
@@ -64,7 +64,7 @@ def test_a_wheel_for_another_cpu_is_built_in_our_own_image_and_not_run_there() -
     assert "--platform manylinux_2_28_aarch64" in audit_command(ARM)
 
 
-def test_an_image_of_an_older_recipe_is_told_before_anything_is_built(tmp_path: Path) -> None:
+def test_an_image_of_an_older_recipe_is_reported_before_anything_is_built(tmp_path: Path) -> None:
     podman = tmp_path / "podman"
     podman.write_text("#!/bin/sh\necho 4.3.1\n")  # its version and its recipe
     podman.chmod(0o755)

@@ -92,7 +92,7 @@ def test_files_keep_their_times(root: Path, tmp_path: Path) -> None:
     assert (root / OURS[0]).stat().st_mtime == 1000
 
 
-def test_what_the_table_names_is_there_although_git_ignores_it(
+def test_files_in_the_table_are_copied_even_if_git_ignores_them(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_clone(root)

@@ -219,7 +219,7 @@ def test_a_main_role_is_one_of_the_table(tmp_path: Path) -> None:
     ],
     ids=["absent", "broken", "with a mark", "of something else"],
 )
-def test_a_table_that_cannot_be_read_is_told_with_the_declaration(
+def test_an_unreadable_table_is_reported_with_the_declaration(
     text: str | None, said: str, tmp_path: Path
 ) -> None:
     data = make_project(tmp_path)
@@ -229,7 +229,7 @@ def test_a_table_that_cannot_be_read_is_told_with_the_declaration(
     assert said in refuse(data, tmp_path)
 
 
-def test_what_the_generator_refuses_is_told_with_the_declaration(
+def test_errors_of_the_generator_appear_with_the_declaration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the package of this process, whose axes the generator has."""

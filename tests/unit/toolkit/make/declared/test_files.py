@@ -116,7 +116,7 @@ def test_a_folder_build_below_the_first_is_one_of_sources(root: Path) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_what_names_no_file_of_the_project_is_refused(pattern: str, said: str, root: Path) -> None:
+def test_a_path_to_no_file_of_the_project_is_refused(pattern: str, said: str, root: Path) -> None:
     assert said in refuse(root, pattern)
 
 
@@ -161,7 +161,7 @@ def test_a_link_to_nothing_or_to_itself_is_refused(root: Path) -> None:
         assert f"got `csrc/{name}.cu`, which is no file" in refuse(root, f"csrc/{name}*")
 
 
-def test_what_is_neither_file_nor_folder_is_refused(root: Path) -> None:
+def test_a_path_to_neither_file_nor_folder_is_refused(root: Path) -> None:
     os.mkfifo(root / "csrc/pipe.cu")
     assert "got `csrc/pipe.cu`, which is no file" in refuse(root, "csrc/pipe.cu")
 

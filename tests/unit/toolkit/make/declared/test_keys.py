@@ -57,7 +57,7 @@ def test_a_value_is_shown_on_one_line(value: object, shown: str) -> None:
     ],
     ids=lambda given: str(given[:20]),
 )
-def test_what_is_no_toml_is_told_in_a_sentence(data: bytes, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_gives_a_sentence(data: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_bytes(data)
     with pytest.raises(DeclarationError) as caught:
@@ -66,7 +66,7 @@ def test_what_is_no_toml_is_told_in_a_sentence(data: bytes, said: str, tmp_path:
     assert said in caught.value.message
 
 
-def test_a_file_that_cannot_be_opened_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_gives_a_sentence(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.toml", tmp_path):
         for read in (read_toml_file, read_json_file):
             with pytest.raises(DeclarationError, match=r"cannot read `it`: [A-Z]") as caught:
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_opened_is_told_in_a_sentence(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", "[" * 100_000], ids=["cut", "list", "3", "deep"])
-def test_what_is_no_object_of_json_is_told_in_a_sentence(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_json_object_gives_a_sentence(text: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", text)
     with pytest.raises(DeclarationError) as caught:
         read_json_file(path, path.name)

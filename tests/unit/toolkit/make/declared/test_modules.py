@@ -48,7 +48,7 @@ def test_a_module_that_is_not_there_is_refused(
         "\0",
     ],
 )
-def test_whatever_may_define_a_function_is_enough(text: str, tmp_path: Path) -> None:
+def test_any_possible_definition_of_a_function_is_enough(text: str, tmp_path: Path) -> None:
     data = make_project(tmp_path, **{"my_norms/selftest.py": text})
     read_declaration(data, tmp_path)
 

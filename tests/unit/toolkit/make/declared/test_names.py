@@ -66,7 +66,7 @@ def test_a_package_has_the_name_of_its_project(project: str, package: str) -> No
         (None, 3, "`name` of [project] must be a name such as `my-norms`, got `3`"),
     ],
 )
-def test_what_is_no_name_of_both_is_refused(
+def test_a_name_that_is_not_valid_for_both_is_refused(
     package: str | None, project: object, said: str
 ) -> None:
     assert said in refuse(package, project)

@@ -270,7 +270,9 @@ def test_roles_and_families_are_told_apart(specific: Table, tmp_path: Path) -> N
     assert found == {("fwd", "fwd"), ("fwd", "fwd_sm90"), ("delta", "delta")}
 
 
-def test_what_refuses_arguments_is_in_the_entry(specific: Table, tmp_path: Path) -> None:
+def test_the_function_that_refuses_arguments_is_in_the_entry(
+    specific: Table, tmp_path: Path
+) -> None:
     generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
     folder = tmp_path / "targets" / "sm_90a"
     symbol = "flash_dist_fwd_sm90_bf16_d64_smem99_sm90a"

@@ -168,7 +168,7 @@ def test_a_new_channel_is_checked_before_it_is_published(
     assert not (parcels.dist / "manifest.json").exists()
 
 
-def test_a_channel_that_was_not_written_is_told_and_left_out(
+def test_a_channel_that_was_not_written_is_reported_and_left_out(
     parcels: Parcels, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert write_index(parcels.dist, monkeypatch) == 0

@@ -174,7 +174,7 @@ def test_no_wheels_and_twins_are_a_sentence(tmp_path: Path) -> None:
         find_artefacts(tmp_path)
 
 
-def test_everybody_gets_a_set_that_leaves_nobody_out(tmp_path: Path) -> None:
+def test_every_client_gets_a_set_that_serves_all_gpus(tmp_path: Path) -> None:
     assert {client: one.name for client, one in load_picks().items()} == {
         "pip": "all",
         "uv": "all",

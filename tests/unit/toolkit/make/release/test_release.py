@@ -116,7 +116,7 @@ def test_two_wheels_of_one_set_are_refused(tmp_path: Path) -> None:
     assert "there are 2 wheels of the set `hopper`, not one" in problems(tmp_path)
 
 
-def test_every_wheel_of_a_folder_is_told(tmp_path: Path) -> None:
+def test_every_wheel_of_a_folder_is_reported(tmp_path: Path) -> None:
     """Natively tagged wheels, one sentence each."""
     said = problems(write_dist(tmp_path), *published_sets())
     assert len(said) == len(published_sets())
@@ -159,7 +159,7 @@ def test_a_version_that_is_tagged_elsewhere_is_refused(
         require_tree(tree, "0.1.0")
 
 
-def test_what_is_no_clone_is_refused(tmp_path: Path) -> None:
+def test_sources_that_are_no_clone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="is not in a git repository"):
         require_tree(tmp_path, "0.1.0")
 

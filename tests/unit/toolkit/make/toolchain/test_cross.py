@@ -121,7 +121,7 @@ def test_pip_is_told_every_tag_that_the_oldest_served_glibc_has() -> None:
     assert "--only-binary=:all:" in words
 
 
-def test_missing_tools_are_told_with_the_packages_that_bring_them(tmp_path: Path) -> None:
+def test_missing_tools_are_reported_with_their_packages(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"aarch64-linux-gnu-g\+\+ and qemu") as caught:
         require_tools(ARM, {"PATH": str(tmp_path)})
     assert "apt-get install g++-aarch64-linux-gnu qemu-user-static" in str(caught.value)
@@ -154,7 +154,7 @@ def test_a_set_for_another_cpu_names_the_session_that_builds_it(
     assert session in str(caught.value)
 
 
-def test_a_cpu_that_no_set_is_for_is_told_with_the_sets_that_there_are() -> None:
+def test_a_cpu_without_a_set_is_reported_with_the_existing_sets() -> None:
     hopper = {"hopper": SETS["hopper"]}
     with pytest.raises(
         ArchError, match=r"is for aarch64, published are `hopper` \(x86_64\)"
@@ -171,7 +171,7 @@ def test_a_list_of_ones_own_is_for_the_cpu_of_the_build() -> None:
     assert (one.name, one.machine) == ("sm90a", "aarch64")
 
 
-def test_a_tool_that_fails_is_told_with_its_words() -> None:
+def test_a_tool_that_fails_is_reported_with_its_output() -> None:
     with pytest.raises(ToolchainError, match=r"`sh` failed with exit code 3: no luck"):
         run_tool(["sh", "-c", "echo no luck >&2; exit 3"])
     with pytest.raises(ToolchainError, match="`no-such-tool` is not installed"):

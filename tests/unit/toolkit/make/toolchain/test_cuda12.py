@@ -110,7 +110,7 @@ def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x.deb").exists()
 
 
-def test_without_a_network_the_way_out_is_said(tmp_path: Path) -> None:
+def test_without_a_network_there_is_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"cannot be fetched[\s\S]*put the file into") as error:
         fetch_package(make_download("http://127.0.0.1:9/x.deb"), tmp_path)
     assert "127.0.0.1" in error.value.message

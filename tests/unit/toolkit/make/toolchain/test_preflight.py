@@ -55,7 +55,7 @@ def test_a_newer_toolkit_says_which_driver_its_ptx_needs() -> None:
     assert "PTX of CUDA 13.2 needs driver 595 or newer" in found
 
 
-def test_a_toolkit_that_cannot_be_downloaded_is_told_with_those_that_can() -> None:
+def test_a_toolkit_that_cannot_be_downloaded_is_reported_with_those_that_can() -> None:
     with pytest.raises(
         PreflightError, match=r"CUDA 12\.8 cannot be downloaded, available are 12\.4"
     ):

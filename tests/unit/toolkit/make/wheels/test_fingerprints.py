@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_what_is_recorded_is_of_every_toolkit_and_both_kinds_of_code() -> None:
+def test_records_cover_every_toolkit_and_both_kinds_of_code() -> None:
     references = read_references(RECORDED)
     kernels: defaultdict[str, set[str]] = defaultdict(set)
     for one in references:

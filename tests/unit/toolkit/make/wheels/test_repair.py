@@ -15,7 +15,7 @@ from flash_dist.toolkit.make.wheels.repair import EXCLUDED, main, repair_words
 WHEEL, FOLDER = Path("raw.whl"), Path("repaired")
 
 
-def test_what_is_loaded_from_elsewhere_is_not_packed_and_one_tag_is_left() -> None:
+def test_external_libraries_are_not_packed_and_one_tag_is_left() -> None:
     words = repair_words(WHEEL, FOLDER, "x86_64")
     assert {words[at + 1] for at, word in enumerate(words) if word == "--exclude"} == set(EXCLUDED)
     assert "--only-plat" in words
