@@ -3,11 +3,11 @@
 set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of a-z 0-9
         archs      a TORCH_CUDA_ARCH_LIST; `+PTX` belongs to its own entry
         who        one line: for which GPUs
-        toolkit    CUDA version that compiles it, of its major the oldest that will do
-        machine    whose CPUs run it: x86_64, which may be left out, or aarch64
+        toolkit    CUDA version that compiles it, the oldest suitable one of its major
+        machine    CPU that runs it: x86_64, the default, or aarch64
         budget_mb  largest wheel that the audit lets pass, in MB of 10^6 bytes: about twice what the
                    first release has
-        wheel_mb   what the wheel had when it was last built; may be absent
+        wheel_mb   size of the last built wheel; may be absent
 proof   how far code of a target was proven on real hardware: `native` (it ran there), `jit` (its
         PTX ran on a newer GPU); a target not listed was assembled only
 picks   set of a client that asks for none, by machine: it must serve every GPU that any

@@ -1,20 +1,20 @@
-"""The table `[tool.kernels]` of pyproject.toml: what a package is built from, and for which GPUs.
+"""The table `[tool.kernels]` of pyproject.toml: the sources of a package, and its GPUs.
 
     version            of the package; wheels add the CUDA version and the label of their arch set
     namespace          C++ namespace of the toolkit's functions; by default that of the package
     package            import package; by default the name of the project with `_`
     product, sets      JSON files in place of the keys below, for a package with many of them;
-                       `product` is of a package that has this toolkit as a folder
+                       `product` is for a package that contains this toolkit
     binding            C++ files that register torch operators on torch's stable ABI
     include            folders that #include searches
     torch_min          oldest torch, such as "2.10"; torch_tested_max: newest one that was tested
-    dependencies       what wheels require beside torch and what `doctor` needs
+    dependencies       requirements of wheels beside torch and those of `doctor`
     toolkit            CUDA version of all sets that name none
     oldest_gpu         compute capability that the code needs, such as "8.0"
     operators          module that registers the operators; by default the binding itself is loaded
-    index              address of the package index that has the releases
+    index              address of the package index with the releases
     source_date_epoch  time stamp of files inside wheels
-    hub_card           Markdown file that says how the package is used, for its page on the hub
+    hub_card           Markdown file on the use of the package, for its page on the hub
     [[sources]]        `files` of CUDA, each compiled once for all `targets` of a set, with `flags`
     [dispatch]         `table` of kernels, `host` code of the kernels library, `axes`, `main_role`
     [sets]             TORCH_CUDA_ARCH_LISTs by name, or tables with archs, who, toolkit, machine,
@@ -22,7 +22,7 @@
     [gates]            `wheel_mb` of the largest wheel, `spills` that are allowed, `tests` that need
                        no GPU: programs, and folders for pytest; by default the folder `tests`, if
                        there is a dependency group `test`
-    [selftest]         `cases`: a function that returns what chooses the cases
+    [selftest]         `cases`: a function that returns the chooser of cases
 
 Paths are relative to pyproject.toml and lie below it. In a pattern, `*` stands for any name and
 `**` for any folders; hidden folders, `build/`, `dist/` and virtual environments are left out.

@@ -47,7 +47,7 @@ class Exact:
 class Case:
     """One problem that kernels compute, the same on every machine.
 
-    A package derives a frozen dataclass, whose fields say which problem it is.
+    A package derives a frozen dataclass, whose fields define the problem.
     """
 
     @property

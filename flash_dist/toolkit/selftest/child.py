@@ -2,8 +2,8 @@
 
     python -m PACKAGE.toolkit.selftest.child --device 0 --runs 30 --report FILE
 
-Before each run the free memory of torch's allocator is filled with NaN, so that a kernel that
-reads what it did not write is caught.
+Before each run the free memory of torch's allocator is filled with NaN, to catch kernels that read
+memory they did not write.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class WheelWithBill(bdist_wheel):
     """Adds the bill of materials, so that RECORD lists it like every other file."""
 
     def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:
-        """Write the bill where setuptools writes its last file before RECORD."""
+        """Write the bill of materials where setuptools writes its last file before RECORD."""
         super().write_wheelfile(wheelfile_base, *args)
         dist_info = Path(wheelfile_base)
         print(f"packing {dist_info.name.removesuffix('.dist-info')}", flush=True)

@@ -59,7 +59,7 @@ def read_definitions(objects: Sequence[Path]) -> list[tuple[str, str, str]]:
 
 
 def check_symbols(objects: Sequence[Path]) -> int:
-    """Raise if two objects share a kernel's symbol; return how many such symbols there are."""
+    """Raise if two objects share a kernel's symbol; return the number of such symbols."""
     definitions = read_definitions(objects)
     shared = find_shared(definitions)
     if shared:

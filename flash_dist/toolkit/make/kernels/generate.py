@@ -8,14 +8,14 @@ whatever arch lists it is configured with.
     OUT/product.h                the namespace of the package
     OUT/names.h                  its names, for host code
     OUT/plans.h                  shared-memory plans, and tile constants of every row
-    OUT/<own>.h                  those of families that name a header of their own for them
-    OUT/roles.h                  roles, families and axes, and what they leave to others
+    OUT/<own>.h                  those of families that name a separate header
+    OUT/roles.h                  roles, families and axes, and their fallbacks
     OUT/targets/<target>/*.cu    kernels: one file per family and size, or per family where one
                                  kernel is a few lines; PTX: one per kernel
     OUT/variants.inc             KERNEL_VARIANT(...) lines of the arch list, for the dispatcher
     OUT/variants.json            the same as data, for the audit
-    OUT/fallbacks.json           what roles and families leave to others, for the manifest
-    OUT/exports.map              what the libraries export
+    OUT/fallbacks.json           fallbacks of roles and families, for the manifest
+    OUT/exports.map              exports of the libraries
     OUT/sources.cmake            sources and flags per target
 
 The table may name a module with further headers of its own (own_headers).

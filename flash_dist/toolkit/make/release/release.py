@@ -1,8 +1,8 @@
-"""Whether a release can be made of this tree, and of the wheels in dist/: `nox -s release`.
+"""Checks that this tree, and the wheels in dist/, can be released: `nox -s release`.
 
 python -m PACKAGE.toolkit.make.release.release tree       before anything is built
 python -m PACKAGE.toolkit.make.release.release wheels     when all are built
-python -m PACKAGE.toolkit.make.release.release publish    what is left to do
+python -m PACKAGE.toolkit.make.release.release publish    print the remaining steps
 """
 
 from __future__ import annotations

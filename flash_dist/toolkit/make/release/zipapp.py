@@ -1,7 +1,7 @@
 """Build `PACKAGE.pyz`: the subcommands that need neither torch nor the extension, in one file.
 
 `python -m PACKAGE.toolkit.make.release.zipapp DEPENDENCIES [OUT]`: DEPENDENCIES is a folder that
-pip installed `rich` and `packaging` into. The same sources give the same bytes.
+pip installed `rich` and `packaging` into. Equal sources give equal bytes.
 """
 
 from __future__ import annotations

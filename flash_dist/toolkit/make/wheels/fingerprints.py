@@ -1,4 +1,4 @@
-"""Whether the recorded fingerprints are those of the kernels that are built.
+"""Check that recorded fingerprints are of the built kernels.
 
 python -m PACKAGE.toolkit.make.wheels.fingerprints [--partial] WHEEL ...
 """
