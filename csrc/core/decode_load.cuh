@@ -66,11 +66,7 @@ class UnitLoader {
     skipped_ = max(next_.extent.seen_begin - key, 0);
     seen_ = max(next_.extent.seen_end - key - skipped_, 0);
     if (waiting_ > 0) {
-      if constexpr (Config::KEEPS_CURSORS) {
-        advance_kept(p, next_);
-      } else {
-        next_.advance(p);
-      }
+      advance_cursor<Config::KEEPS_CURSORS>(p, next_);
       find_next(p);
     }
   }
@@ -128,6 +124,48 @@ class UnitLoader {
   int tile_, head_;            // of it
   int skipped_;                // of its keys, that no query sees
   unsigned seen_;              // those behind them
+};
+
+// A ring of tiles of K and V in shared memory. All of its stages but one are on their way.
+template <class Config>
+class KvRing {
+  using Target = typename Config::Target;
+  using Loader = UnitLoader<Config>;
+  static constexpr int STAGES = Config::STAGES;
+  static constexpr int TILE = Config::BLOCK_N * Config::HEAD_DIM;
+  static constexpr int STAGE_BYTES = TILE * 2;
+
+ public:
+  __device__ __forceinline__ KvRing(const DecodeParams& p, const uint16_t (&ring)[STAGES][TILE],
+                                    typename Loader::Cursor at, int units)
+      : loader_(p, at, units), ring_(shared_address(ring)) {}
+
+  __device__ __forceinline__ void fill(const DecodeParams& p) {
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) fetch(p, i);
+  }
+  // Waits for the next tile. All threads are done with the one before, whose stage is filled again.
+  __device__ __forceinline__ uint32_t next(const DecodeParams& p) {
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<STAGES - 2>();
+    __syncthreads();
+    fetch(p, stage_ == 0 ? STAGES - 1 : stage_ - 1);
+    const uint32_t tile = ring_ + stage_ * STAGE_BYTES;
+    stage_ = stage_ == STAGES - 1 ? 0 : stage_ + 1;
+    return tile;
+  }
+  __device__ __forceinline__ static void drain() {
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
+  }
+
+ private:
+  __device__ __forceinline__ void fetch(const DecodeParams& p, int stage) {
+    loader_.fetch(p, ring_ + stage * STAGE_BYTES);
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+  }
+
+  Loader loader_;
+  const uint32_t ring_;
+  int stage_ = 0;
 };
 
 }  // namespace flash_dist

@@ -153,6 +153,28 @@ __device__ __forceinline__ void store_partial(const DecodeParams& p, const Parti
   }
 }
 
+// A unit into its group, or to memory where blocks share that. Returns whether the group is complete and
+// its task the block's alone; where blocks share the task, a complete group goes to memory.
+template <class Config, int OT, class Shares>
+__device__ __forceinline__ bool take_unit(const DecodeParams& p, const Shares& shares,
+                                          const DecodeCursor& at, ShareBounds bounds,
+                                          const WarpPlace<Config>& own, const Partial<OT>& unit,
+                                          Partial<OT>& group) {
+  const int group_begin = at.group_begin();
+  const int group_end = at.group_end();
+  const bool owns_task = bounds.begin <= at.task_begin() && at.task_end() <= bounds.end;
+  if (!owns_task && (group_begin < bounds.begin || bounds.end < group_end)) {
+    store_partial(p, unit, shares.part_record(p, at) + at.unit % GROUP_UNITS, own);
+    return false;
+  }
+  group.fold(unit);
+  if (at.position + 1 < group_end) return false;
+  if (owns_task) return true;
+  store_partial(p, group, shares.group_record(p, at, blockIdx.x), own);
+  group.clear();
+  return false;
+}
+
 // out and lse of a task.
 template <int OT, class Place>
 __device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,

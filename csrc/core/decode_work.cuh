@@ -208,12 +208,29 @@ __device__ __forceinline__ void set_cursor(DecodeCursor& kept, const DecodeCurso
   __syncwarp();
 }
 
-// The next unit of one that is kept so.
-__device__ __forceinline__ void advance_kept(const DecodeParams& p, DecodeCursor& kept) {
-  DecodeCursor next = kept;
-  next.advance(p);
-  set_cursor(kept, next);
+// The next unit; KEPT: of a cursor that is kept so.
+template <bool KEPT>
+__device__ __forceinline__ void advance_cursor(const DecodeParams& p, DecodeCursor& at) {
+  if constexpr (KEPT) {
+    DecodeCursor next = at;
+    next.advance(p);
+    set_cursor(at, next);
+  } else {
+    at.advance(p);
+  }
 }
+
+// The units [begin, end) of a share.
+struct ShareBounds {
+  int begin, end;
+
+  __device__ __forceinline__ bool owns_task(const DecodeCursor& at) const {
+    return begin <= at.task_begin() && at.task_end() <= end;
+  }
+  __device__ __forceinline__ bool cuts_group(const DecodeCursor& at) const {
+    return at.group_begin() < begin || end < at.group_end();
+  }
+};
 
 // What is never cut.
 enum class Grain { PART, GROUP, TASK };

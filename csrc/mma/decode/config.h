@@ -54,7 +54,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
       Parked parked;
     };
     typename DecodeShares<THREADS>::Smem shares;
-    int share_begin, share_end;
+    ShareBounds bounds;
     struct {
       DecodeCursor computed, loaded;
     } cursors[KEEPS_CURSORS ? Plan::WARPS : 1];

@@ -40,7 +40,7 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
     alignas(128) uint16_t q[TASK_ROWS * HEAD_DIM];
     Scores scores;
     typename DecodeShares<THREADS>::Smem shares;
-    int share_begin, share_end;
+    ShareBounds bounds;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

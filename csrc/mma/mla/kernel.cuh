@@ -120,72 +120,27 @@ __device__ __forceinline__ void multiply_values(Partial<OT>& unit, const Accumul
   }
 }
 
-// A unit into its group, or to memory where blocks share that. Returns whether the group is complete and
-// its task the block's alone; where blocks share the task, a complete group goes to memory. bounds: the
-// units that are the block's. As mma/decode/kernel.cuh has it, whose machine code would be another if
-// it called this.
-template <class Config, int OT, class Shares>
-__device__ __forceinline__ bool take_unit(const DecodeParams& p, const Shares& shares,
-                                          const DecodeCursor& at, int share, int2 bounds,
-                                          const WarpPlace<Config>& own, const Partial<OT>& unit,
-                                          Partial<OT>& group) {
-  const int group_begin = at.group_begin();
-  const int group_end = at.group_end();
-  const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
-  if (!owns_task && (group_begin < bounds.x || bounds.y < group_end)) {
-    const int64_t record = shares.part_record(p, at) + at.unit % GROUP_UNITS;
-    store_partial(p, unit, record, own);
-    return false;
-  }
-  group.fold(unit);
-  if (at.position + 1 < group_end) return false;
-  if (owns_task) return true;
-  store_partial(p, group, shares.group_record(p, at, share), own);
-  group.clear();
-  return false;
-}
-
 template <class Config>
 __device__ __forceinline__ void mla_block(const DecodeParams& p) {
   using Target = typename Config::Target;
-  constexpr int STAGES = Config::STAGES;
-  constexpr int STAGE_BYTES = Config::BLOCK_N * Config::HEAD_DIM * 2;
   constexpr int OT = Config::HEAD_DIM_V / 8 / Config::SPLIT;
 
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  const uint32_t sRing = shared_address(smem.ring);
   const WarpPlace<Config> own;
   const ScorePart<Config> part;
 
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
-  const int share = blockIdx.x;
   int share_begin, share_end;
   DecodeCursor at;
-  if (!shares.find_share(p, smem.shares, share, at, share_begin, share_end)) return;
+  if (!shares.find_share(p, smem.shares, blockIdx.x, at, share_begin, share_end)) return;
   int units = share_end - share_begin;
-  if (threadIdx.x == 0) smem.share_begin = share_begin, smem.share_end = share_end;
+  if (threadIdx.x == 0) smem.bounds = {share_begin, share_end};
 
-  UnitLoader<Config> loader(p, at, units);
-#pragma unroll
-  for (int i = 0; i < STAGES - 1; ++i) {
-    loader.fetch(p, sRing + i * STAGE_BYTES);
-    cp_async_commit();
-  }
-  int stage = 0;
-  // The next tile is in; everybody is done with the one before, whose stage is filled again.
-  const auto arrive = [&] {
-    cp_async_wait<STAGES - 2>();
-    __syncthreads();
-    loader.fetch(p, sRing + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES);
-    cp_async_commit();
-    const uint32_t tile = sRing + stage * STAGE_BYTES;
-    stage = stage == STAGES - 1 ? 0 : stage + 1;
-    return tile;
-  };
-
+  KvRing<Config> ring(p, smem.ring, at, units);
+  ring.fill(p);
   const float scale_log2 = p.scores.scale * LOG2_E;
   LatentQueries<Config> queries;
   Partial<OT> task, group, unit;
@@ -207,9 +162,9 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
 #pragma unroll 1
     for (int i = 0; i < Config::TILES; ++i) {
       // S = Q @ K.T                                      [16, BLOCK_N]
-      const uint32_t sK = arrive();
+      const uint32_t sK = ring.next(p);
       multiply_scores(smem.scores, sK, queries, part);
-      __syncthreads();  // S of all warps; the next arrive() is behind the last look at it
+      __syncthreads();  // S of all warps; the next ring.next(p) is behind the last look at it
       auto s = add_scores<Config>(smem.scores);
       if (!all_see) rows.hide(s, key0 + i * Config::BLOCK_N);
       // P, and O and sums rescaled; O += P @ V           [16, HEAD_DIM_V / SPLIT] per warp
@@ -220,13 +175,12 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) unit.sum[h] = quad_sum(unit.sum[h]);
-    const int2 bounds{smem.share_begin, smem.share_end};
-    if (!take_unit(p, shares, at, share, bounds, own, unit, group)) continue;
+    if (!take_unit(p, shares, at, smem.bounds, own, unit, group)) continue;
     task.fold(group);
     if (at.unit + 1 == at.extent.end) store_result(p, task, at, own);
     group.clear();
   }
-  cp_async_wait<0>();
+  ring.drain();
 }
 
 }  // namespace flash_dist

@@ -60,7 +60,7 @@ struct DecodeWideSm90Config
     typename Shares::Smem shares;
     Shares all;                                   // for consumers
     DecodeCursor cursors[CONSUMER_THREADS / 32];  // of each warp
-    int share_begin, share_end;
+    ShareBounds bounds;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

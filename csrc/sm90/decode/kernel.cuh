@@ -82,7 +82,7 @@ struct DecodeSm90Consumer {
   // All units of the block's share, of which the cursors are at the first.
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    while (cursor().position < smem.share_end) {
+    while (cursor().position < smem.bounds.end) {
       load_queries();
       const int2 clear = clear_keys();
       int unit = cursor().unit;
@@ -109,7 +109,7 @@ struct DecodeSm90Consumer {
   // Behind the last unit of its task that is the block's.
   __device__ __forceinline__ int end() const {
     const DecodeCursor& at = cursor();
-    return min(at.unit + (smem.share_end - at.position), at.extent.end);
+    return min(at.unit + (smem.bounds.end - at.position), at.extent.end);
   }
   __device__ __forceinline__ DecodeCursor cursor_at(int unit) const {
     DecodeCursor at = cursor();
@@ -306,11 +306,7 @@ struct DecodeSm90Consumer {
 
   // Whether other blocks have units of the group, too.
   __device__ __forceinline__ bool is_shared(const DecodeCursor& at) const {
-    return !owns_task(at) &&
-           (at.group_begin() < smem.share_begin || smem.share_end < at.group_end());
-  }
-  __device__ __forceinline__ bool owns_task(const DecodeCursor& at) const {
-    return smem.share_begin <= at.task_begin() && at.task_end() <= smem.share_end;
+    return !smem.bounds.owns_task(at) && smem.bounds.cuts_group(at);
   }
   // Where the units end that are put together here: with their group, or, where that is shared, each.
   __device__ __forceinline__ int stop_of(const DecodeCursor& at) const {
@@ -322,7 +318,7 @@ struct DecodeSm90Consumer {
     const Shares& shares = smem.all;
     if (is_shared(at)) {
       store_partial(p, group, shares.part_record(p, at) + at.unit % GROUP_UNITS, own);
-    } else if (!owns_task(at)) {
+    } else if (!smem.bounds.owns_task(at)) {
       store_partial(p, group, shares.group_record(p, at, blockIdx.x), own);
     } else {
       fold_parked(group, at.group_begin() == at.task_begin());
@@ -374,7 +370,7 @@ struct DecodeSm90Consumer {
 template <class Config>
 __device__ __forceinline__ void load_share(const DecodeParams& p, typename Config::Smem& smem,
                                            const DecodeCursor& at) {
-  int units = smem.share_end - at.position;
+  int units = smem.bounds.end - at.position;
   UnitLoader<Config> loader(p, at, units);
   Ring<Config::STAGES> ring;
 #pragma unroll 1
@@ -398,11 +394,11 @@ __device__ __forceinline__ void decode_sm90_block(const DecodeParams& p) {
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr && !p.few_alone) fill_uncovered<Config>(p);
   const typename Config::Shares shares(p, smem.shares);
-  int share_begin, share_end;
+  int begin, end;
   DecodeCursor at;
-  if (!shares.find_share(p, smem.shares, blockIdx.x, at, share_begin, share_end)) return;
+  if (!shares.find_share(p, smem.shares, blockIdx.x, at, begin, end)) return;
   if (threadIdx.x == 0) {
-    smem.share_begin = share_begin, smem.share_end = share_end;
+    smem.bounds = {begin, end};
     smem.all = shares;
     smem.barriers.make(Config::CONSUMER_THREADS / 32, Config::LOADERS);
     mbarriers_made();

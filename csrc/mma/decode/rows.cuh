@@ -1,0 +1,155 @@
+// Who has the keys of a row: the one warp that owns it, or several warps, some keys each.
+//
+// Both have the same functions. A step of the kernel (mma/decode/kernel.cuh) calls them where the two differ.
+#pragma once
+
+#include "core/accumulator.cuh"
+#include "core/decode_rows.cuh"
+#include "core/softmax.cuh"
+#include "mma/decode/config.h"
+#include "ptx/ldmatrix.cuh"
+
+namespace flash_dist {
+
+// A warp owns its rows. P stays in its registers, which leaves none for O of the task: that is in shared
+// memory while a group is computed.
+template <class Config>
+struct OwnedRows {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  using Smem = typename Config::Smem;
+  static constexpr int OT = Config::HEAD_DIM / 8;
+  static constexpr int KEY_STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
+  using Scores = Accumulator<1, Config::KEY_TILES>[Config::TILES];
+  using Sums = float[Config::PARTS][2];
+  using Weights = uint32_t[UNIT_KEYS / 16][1][4];  // A operands of P @ V
+
+  Smem& smem;
+
+  __device__ __forceinline__ OwnedRows(Smem& smem_, const WarpPlace<Config>&) : smem(smem_) {}
+
+  __device__ __forceinline__ void reduce_top(float (&top)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) top[h] = quad_max(top[h]);
+  }
+  __device__ __forceinline__ void reduce_sums(Sums& sums) const {
+#pragma unroll
+    for (int i = 0; i < Config::PARTS; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) sums[i][h] = quad_sum(sums[i][h]);
+  }
+  __device__ __forceinline__ float sum_of(const Sums& sums, int i, int h) const {
+    return sums[i][h];
+  }
+
+  __device__ __forceinline__ void store_weights(const Scores& s, Weights& weights) const {
+#pragma unroll
+    for (int i = 0; i < Config::TILES; ++i)
+#pragma unroll
+      for (int k = 0; k < KEY_STEPS; ++k) {
+        to_a_operand<Target, T>(weights[i * KEY_STEPS + k], s[i], k);
+      }
+  }
+  __device__ __forceinline__ uint32_t (&load_weights(Weights& weights, int k) const)[1][4] {
+    return weights[k];
+  }
+
+  __device__ __forceinline__ void park(const Partial<OT>& task) const {
+#pragma unroll
+    for (int n = 0; n < OT; ++n) {
+      const float (&x)[4] = task.out.x[0][n];
+      smem.parked.out[n][threadIdx.x] = {x[0], x[1], x[2], x[3]};
+    }
+    smem.parked.stats[threadIdx.x] = {task.top[0], task.top[1], task.sum[0], task.sum[1]};
+  }
+  __device__ __forceinline__ void unpark(Partial<OT>& task) const {
+#pragma unroll
+    for (int n = 0; n < OT; ++n) {
+      const float4 x = smem.parked.out[n][threadIdx.x];
+      float (&own)[4] = task.out.x[0][n];
+      own[0] = x.x, own[1] = x.y, own[2] = x.z, own[3] = x.w;
+    }
+    const float4 stats = smem.parked.stats[threadIdx.x];
+    task.top[0] = stats.x, task.top[1] = stats.y, task.sum[0] = stats.z, task.sum[1] = stats.w;
+  }
+};
+
+// SPLIT warps share the rows, each with some keys of a tile. They exchange row maxima, P and sums through
+// shared memory. Each then computes some columns of O.
+template <class Config>
+struct SharedRows {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  using Smem = typename Config::Smem;
+  static constexpr int SPLIT = Config::SPLIT;
+  static constexpr int OT = Config::HEAD_DIM / 8 / SPLIT;
+  static constexpr int WARP_PARTS = Config::PARTS / SPLIT;
+  using Scores = Accumulator<1, Config::KEY_TILES>[Config::TILES];
+  using Sums = float[WARP_PARTS][2];
+  using Weights = uint32_t[1][4];  // the A operand of a step of P @ V
+
+  Smem& smem;
+  const WarpPlace<Config> own;
+  const uint32_t sP;
+  const Operand<UNIT_KEYS> a_p;
+
+  __device__ __forceinline__ SharedRows(Smem& smem_, const WarpPlace<Config>& own_)
+      : smem(smem_),
+        own(own_),
+        sP(shared_address(smem.exchange.p) + own.row0 * UNIT_KEYS * 2),
+        a_p(Operand<UNIT_KEYS>::a(sP)) {}
+
+  __device__ __forceinline__ void reduce_top(float (&top)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      top[h] = quad_max(top[h]);
+      if (threadIdx.x % 4 == 0) smem.exchange.tops[own.part][own.row(h)] = top[h];
+    }
+    __syncthreads();  // tops of all warps
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int w = 0; w < SPLIT; ++w) top[h] = fmaxf(top[h], smem.exchange.tops[w][own.row(h)]);
+  }
+  __device__ __forceinline__ void reduce_sums(Sums& sums) const {
+#pragma unroll
+    for (int i = 0; i < WARP_PARTS; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        sums[i][h] = quad_sum(sums[i][h]);
+        if (threadIdx.x % 4 != 0) continue;
+        smem.exchange.sums[own.part * WARP_PARTS + i][own.row(h)] = sums[i][h];
+      }
+  }
+  // Behind a barrier: the sum of any warp.
+  __device__ __forceinline__ float sum_of(const Sums&, int i, int h) const {
+    return smem.exchange.sums[i][own.row(h)];
+  }
+
+  __device__ __forceinline__ void store_weights(const Scores& s, Weights&) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < Config::TILES; ++i)
+#pragma unroll
+      for (int n = 0; n < Config::KEY_TILES; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int key = i * Config::BLOCK_N + own.part * (Config::BLOCK_N / SPLIT) + n * 8;
+          const float (&x)[4] = s[i].x[0][n];
+          store_shared_4(
+              sP + SwizzledRows<UNIT_KEYS>::offset(lane / 4 + 8 * h, key / 8) + lane % 4 * 4,
+              pack<Target, T>(x[2 * h], x[2 * h + 1]));
+        }
+  }
+  // Behind a barrier.
+  __device__ __forceinline__ uint32_t (&load_weights(Weights& weights, int k) const)[1][4] {
+    ldmatrix_x4(weights[0], a_p.at(0, k));
+    return weights;
+  }
+
+  // O of the task stays in registers.
+  __device__ __forceinline__ void park(const Partial<OT>&) const {}
+  __device__ __forceinline__ void unpark(Partial<OT>&) const {}
+};
+
+}  // namespace flash_dist
