@@ -1,15 +1,15 @@
 // Arguments of the kernels that read keys and values from a cache, and what all of them agree upon:
 // how keys are cut up, and where partial results lie.
 //
-// The keys of a sequence are cut into units of UNIT_KEYS, counted from its first key, and units into
-// groups of GROUP_UNITS. Each unit has a softmax of its own; core/fold.cuh puts the units of a group
-// together, and then the groups of a sequence, both in the order of the keys. Whoever computes a unit
-// or a fold, nothing else decides a bit of the result: not the batch, the place of the sequence in
+// The keys of a sequence are cut into key blocks of KEY_BLOCK, counted from its first key, and key blocks into
+// groups of GROUP_BLOCKS. Each key block has a softmax of its own; core/combine.cuh puts the key blocks of a group
+// together, and then the groups of a sequence, both in the order of the keys. Whoever computes a key block
+// or a combine, nothing else decides a bit of the result: not the batch, the place of the sequence in
 // it, the pages of its cache or the number of multiprocessors.
 //
-// One kernel has no registers for O of a group beside that of a unit. It walks through several units in
+// One kernel has no registers for O of a group beside that of a key block. It walks through several key blocks in
 // one softmax: through a part of a group, counted likewise, which may be all of it. To the others a
-// part is a unit. Where parts are smaller more blocks have one, and more is written to memory and read
+// part is a key block. Where parts are smaller more blocks have one, and more is written to memory and read
 // between them: on an H200 with parts of 512 keys 64 and 128 heads took a tenth to a quarter longer, and
 // 4096 keys of one user a fifth less.
 #pragma once
@@ -19,10 +19,10 @@
 
 namespace flash_dist {
 
-constexpr int UNIT_KEYS = 128;
-constexpr int GROUP_UNITS = 8;
-constexpr int LATENT_PART_UNITS = 8;  // of latent keys, where 64 rows are computed at a time
-constexpr int PAGE_STEP = 16;         // keys that lie together in every cache
+constexpr int KEY_BLOCK = 128;
+constexpr int GROUP_BLOCKS = 8;
+constexpr int LATENT_SOFTMAX_BLOCKS = 8;  // of latent keys, where 64 rows are computed at a time
+constexpr int PAGE_STEP = 16;             // keys that lie together in every cache
 
 // Where the keys of each batch entry lie: rows [0, page) of entries of a cache. An entry is a page,
 // or without block_table all that a batch entry may hold. NOTE: what the arrays hold nobody has
@@ -56,16 +56,16 @@ struct DecodeParams {
   ScoreParams scores;
   const float* sinks;  // as FwdParams::sinks
   // Filled in by the host code: how the work is shared out.
-  int task_rows;     // of a task: row r is query r / group of head r % group of a kv head
-  int row_tiles;     // ceil(group * seqlen_q / task_rows), the most that a sequence has
-  int tile_rows;     // min(group * seqlen_q, task_rows): rows of a partial result
-  int shares;        // blocks that share the units of all sequences
-  int tiles_differ;  // whether each tile has the units that its rows see, else those of its sequence
-  int columns;       // of a partial result: of the compiled size
-  int max_units;     // more units in all, and no sequence is split: partial results have no place
-  float* partial_out;          // [records, tile_rows, columns]
-  float2* partial_stats;       // [records, tile_rows] top and sum, core/fold.cuh
-  int fold_parts;              // blocks that fold a task, each some of its rows and columns
+  int block_rows;    // of a tile: row r is query r / group of head r % group of a kv head
+  int row_tiles;     // ceil(group * seqlen_q / block_rows), the most that a sequence has
+  int partial_rows;  // min(group * seqlen_q, block_rows): rows of a partial result
+  int splits;        // blocks that share the key blocks of all sequences
+  int tiles_differ;  // whether each tile has the key blocks that its rows see, else those of its sequence
+  int columns;         // of a partial result: of the compiled size
+  int max_key_blocks;  // more key blocks in all, and no sequence is split: partial results have no place
+  float* partial_out;          // [partials, partial_rows, columns]
+  float2* partial_stats;       // [partials, partial_rows] top and sum, core/combine.cuh
+  int combine_blocks;          // blocks that combine a tile, each some of its rows and columns
   Divisor by_group, by_tiles;  // filled in at the launch
 };
 
@@ -75,16 +75,17 @@ inline int most_rows(const DecodeParams& p) {
   return p.group * (p.few_alone ? few : p.seqlen_q);
 }
 
-// Records of each share for what it has of a task, where that rests in memory while it computes a group: two,
+// Records of each share for what it has of a tile, where that rests in memory while it computes a group: two,
 // as warps write what they have of rows that do not exist, too (sm90/mla/rest.cuh).
-constexpr int resting_records(int part_units) { return part_units > 1 ? 2 : 0; }
+constexpr int resting_partials(int softmax_blocks) { return softmax_blocks > 1 ? 2 : 0; }
 
-// Records that partial results need if all sequences have `units` units together.
-constexpr int64_t decode_records(int64_t units, int64_t shares, int part_units = 1) {
+// Records that partial results need if all sequences have `key blocks` key blocks together.
+constexpr int64_t decode_partials(int64_t key_blocks, int64_t splits, int softmax_blocks = 1) {
   // What rests; parts of groups that are cut, at most one at the end of each share; whole groups of
   // each share.
-  const int parts = GROUP_UNITS / part_units;
-  return shares * (resting_records(part_units) + parts) + units / GROUP_UNITS + 5 * shares;
+  const int parts = GROUP_BLOCKS / softmax_blocks;
+  return splits * (resting_partials(softmax_blocks) + parts) + key_blocks / GROUP_BLOCKS +
+         5 * splits;
 }
 
 // Copies new keys and values behind those of a cache, and rotates keys and queries.

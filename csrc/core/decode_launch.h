@@ -1,4 +1,4 @@
-// Launch of a kernel that reads a cache, or folds what one has computed.
+// Launch of a kernel that reads a cache, or combines what one has computed.
 #pragma once
 
 #include "core/decode.h"
@@ -17,7 +17,7 @@ inline DecodeParams with_divisors(DecodeParams p) {
 template <class Config>
 cudaError_t launch_decode(const void* kernel, const void* params, cudaStream_t stream) {
   const DecodeParams p = with_divisors(*static_cast<const DecodeParams*>(params));
-  return launch_1d<Config>(kernel, &p, p.shares, stream);
+  return launch_1d<Config>(kernel, &p, p.splits, stream);
 }
 
 }  // namespace flash_dist

@@ -1,4 +1,4 @@
-// Tiles of K and V on their way from a cache, unit after unit.
+// Tiles of K and V on their way from a cache, key block after key block.
 #pragma once
 
 #include <type_traits>
@@ -9,16 +9,17 @@
 
 namespace flash_dist {
 
-// Starts the copies of a block's share, one tile a call: the tiles of K of a unit, then those of V,
+// Starts the copies of a block's share, one tile a call: the tiles of K of a key block, then those of V,
 // where these are others.
-// Where the keys of the next unit lie is read from the tables while this one is loaded: lane c of
+// Where the keys of the next key block lie is read from the tables while this one is loaded: lane c of
 // each warp knows it of the 16 keys with number c, which lie together.
 template <class Config>
-class UnitLoader {
+class KeyBlockLoader {
   using Target = typename Config::Target;
   static constexpr int BLOCK_N = Config::BLOCK_N;
-  static constexpr int PIECES = UNIT_KEYS / PAGE_STEP;
-  static constexpr int COPIES = Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // of a unit
+  static constexpr int PIECES = KEY_BLOCK / PAGE_STEP;
+  static constexpr int COPIES =
+      Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // of a key block
   using Layout = typename Config::Layout;
   static constexpr int LANES = lanes_per_row(Layout::CHUNKS, Config::LOADERS);
   static constexpr int ROWS = Config::LOADERS / LANES;  // of a pass
@@ -29,9 +30,9 @@ class UnitLoader {
  public:
   using Cursor = std::conditional_t<Config::KEEPS_CURSORS, DecodeCursor&, DecodeCursor>;
 
-  // at: the share's first unit, which may be kept in shared memory; the share has `units`.
-  __device__ __forceinline__ UnitLoader(const DecodeParams& p, Cursor at, int units)
-      : next_(at), waiting_(units), tile_(COPIES) {
+  // at: the share's first key block, which may be kept in shared memory; the share has `key blocks`.
+  __device__ __forceinline__ KeyBlockLoader(const DecodeParams& p, Cursor at, int key_blocks)
+      : next_(at), waiting_(key_blocks), tile_(COPIES) {
     find_next(p);
   }
 
@@ -62,7 +63,7 @@ class UnitLoader {
     entry_ = next_entry_;
     row_ = next_row_;
     head_ = next_.head;
-    const int key = next_.unit * UNIT_KEYS;
+    const int key = next_.key_block * KEY_BLOCK;
     skipped_ = max(next_.extent.seen_begin - key, 0);
     seen_ = max(next_.extent.seen_end - key - skipped_, 0);
     if (waiting_ > 0) {
@@ -72,7 +73,7 @@ class UnitLoader {
   }
 
   __device__ __forceinline__ void find_next(const DecodeParams& p) {
-    const int key = next_.unit * UNIT_KEYS + threadIdx.x % PIECES * PAGE_STEP;
+    const int key = next_.key_block * KEY_BLOCK + threadIdx.x % PIECES * PAGE_STEP;
     next_entry_ = next_row_ = 0;
     if (waiting_ > 0 && key < next_.extent.seen_end) {
       const CachePlace place(p.cache, next_.batch, next_.extent.leftpad + key);
@@ -81,7 +82,7 @@ class UnitLoader {
     }
   }
 
-  // Keys [key0, key0 + BLOCK_N) of the unit; those that do not exist are zeros.
+  // Keys [key0, key0 + BLOCK_N) of the key block; those that do not exist are zeros.
   __device__ __forceinline__ void copy(uint32_t stage, const uint16_t* head, int64_t offset,
                                        int64_t row_stride, int key0, int columns) const {
     const int row = thread() / LANES;
@@ -118,9 +119,9 @@ class UnitLoader {
   }
 
   Cursor next_;
-  int waiting_;                // units not begun
-  int next_entry_, next_row_;  // where this lane's 16 keys of the next unit begin
-  int entry_, row_;            // and of the unit that is being loaded
+  int waiting_;                // key blocks not begun
+  int next_entry_, next_row_;  // where this lane's 16 keys of the next key block begin
+  int entry_, row_;            // and of the key block that is being loaded
   int tile_, head_;            // of it
   int skipped_;                // of its keys, that no query sees
   unsigned seen_;              // those behind them
@@ -130,15 +131,15 @@ class UnitLoader {
 template <class Config>
 class KvRing {
   using Target = typename Config::Target;
-  using Loader = UnitLoader<Config>;
+  using Loader = KeyBlockLoader<Config>;
   static constexpr int STAGES = Config::STAGES;
   static constexpr int TILE = Config::BLOCK_N * Config::HEAD_DIM;
   static constexpr int STAGE_BYTES = TILE * 2;
 
  public:
   __device__ __forceinline__ KvRing(const DecodeParams& p, const uint16_t (&ring)[STAGES][TILE],
-                                    typename Loader::Cursor at, int units)
-      : loader_(p, at, units), ring_(shared_address(ring)) {}
+                                    typename Loader::Cursor at, int key_blocks)
+      : loader_(p, at, key_blocks), ring_(shared_address(ring)) {}
 
   __device__ __forceinline__ void fill(const DecodeParams& p) {
 #pragma unroll

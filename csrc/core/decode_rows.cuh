@@ -1,9 +1,9 @@
-// The rows of a task: what a warp has of them, where it comes from and where it goes to.
+// The rows of a tile: what a warp has of them, where it comes from and where it goes to.
 #pragma once
 
 #include "core/accumulator.cuh"
+#include "core/combine.cuh"
 #include "core/decode_work.cuh"
-#include "core/fold.cuh"
 #include "core/tile.cuh"
 #include "core/uncovered.cuh"
 #include "core/views.cuh"
@@ -12,7 +12,7 @@
 
 namespace flash_dist {
 
-// Which of a task's rows and columns are this warp's: 16 rows from row0 on, and of the SPLIT warps that
+// Which of a tile's rows and columns are this warp's: 16 rows from row0 on, and of the WARPS_N warps that
 // share them it is number `part`.
 template <class Config_>
 struct WarpPlace {
@@ -20,15 +20,16 @@ struct WarpPlace {
   int row0, part;
 
   __device__ __forceinline__ WarpPlace()
-      : row0(static_cast<int>(threadIdx.x) / 32 / Config::SPLIT * 16),
-        part(static_cast<int>(threadIdx.x) / 32 % Config::SPLIT) {}
+      : row0(static_cast<int>(threadIdx.x) / 32 / Config::WARPS_N * 16),
+        part(static_cast<int>(threadIdx.x) / 32 % Config::WARPS_N) {}
   // The two rows that this lane holds, h = 0 or 1.
   __device__ __forceinline__ int row(int h) const {
     return row0 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
   }
   // The first of two neighbouring columns of O that it holds in x[0][n]: warps take turns by 16.
   __device__ __forceinline__ int column(int n) const {
-    return (n / 2 * Config::SPLIT + part) * 16 + n % 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+    return (n / 2 * Config::WARPS_N + part) * 16 + n % 2 * 8 +
+           static_cast<int>(threadIdx.x) % 4 * 2;
   }
   // Whether it is the one that writes statistics of rows.
   __device__ __forceinline__ bool speaks() const { return part == 0 && threadIdx.x % 4 == 0; }
@@ -45,28 +46,28 @@ struct Partial {
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
   }
-  __device__ __forceinline__ void fold(const Partial& later) {
+  __device__ __forceinline__ void combine(const Partial& later) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const Fold fold(top[h], later.top[h]);
-      top[h] = fold.top;
-      sum[h] = fold(sum[h], later.sum[h]);
+      const Combine combine(top[h], later.top[h]);
+      top[h] = combine.top;
+      sum[h] = combine(sum[h], later.sum[h]);
 #pragma unroll
       for (int n = 0; n < OT; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          out.x[0][n][2 * h + e] = fold(out.x[0][n][2 * h + e], later.out.x[0][n][2 * h + e]);
+          out.x[0][n][2 * h + e] = combine(out.x[0][n][2 * h + e], later.out.x[0][n][2 * h + e]);
         }
     }
   }
 };
 
-// What a lane knows of its two rows of a task.
-struct TaskRows {
+// What a lane knows of its two rows of a tile.
+struct TileRows {
   int begin[2], end[2];  // keys that the row sees
 
   template <class Place>
-  __device__ __forceinline__ TaskRows(const DecodeParams& p, const DecodeCursor& at,
+  __device__ __forceinline__ TileRows(const DecodeParams& p, const DecodeCursor& at,
                                       const Place& own) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -83,10 +84,10 @@ struct TaskRows {
   __device__ __forceinline__ int2 clear() const {
     return {max(begin[0], begin[1]), min(end[0], end[1])};
   }
-  // Whether no row of the warp hides a key of a unit.
+  // Whether no row of the warp hides a key of a key block.
   __device__ __forceinline__ bool all_see(int key0) const { return all_clear(clear(), key0); }
   __device__ __forceinline__ static bool all_clear(int2 keys, int key0) {
-    return __all_sync(0xffffffffu, keys.x <= key0 && key0 + UNIT_KEYS <= keys.y);
+    return __all_sync(0xffffffffu, keys.x <= key0 && key0 + KEY_BLOCK <= keys.y);
   }
   // S of the keys from key0 on.
   template <int NT>
@@ -101,11 +102,11 @@ struct TaskRows {
   }
 };
 
-// The queries of a task on their way through registers, maybe while another task is computed.
+// The queries of a tile on their way through registers, maybe while another tile is computed.
 template <class Config>
 struct QueryLoader {
   using Layout = typename Config::Layout;
-  static constexpr int ALL = Config::TASK_ROWS * Layout::CHUNKS;
+  static constexpr int ALL = Config::BLOCK_ROWS * Layout::CHUNKS;
   static constexpr int CHUNKS = (ALL + Config::THREADS - 1) / Config::THREADS;
   static constexpr bool WHOLE = ALL % Config::THREADS == 0;  // else threads rest in the last turn
   uint4 chunks[CHUNKS];
@@ -137,12 +138,12 @@ struct QueryLoader {
 // A partial result into its place in memory.
 template <int OT, class Place>
 __device__ __forceinline__ void store_partial(const DecodeParams& p, const Partial<OT>& part,
-                                              int64_t record, const Place& own) {
+                                              int64_t partial, const Place& own) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = own.row(h);
-    if (row >= p.tile_rows) continue;
-    const int64_t at = record * p.tile_rows + row;
+    if (row >= p.partial_rows) continue;
+    const int64_t at = partial * p.partial_rows + row;
     if (own.speaks()) p.partial_stats[at] = {part.top[h], part.sum[h]};
     float* out = p.partial_out + at * Place::Config::HEAD_DIM_V;
 #pragma unroll
@@ -153,29 +154,29 @@ __device__ __forceinline__ void store_partial(const DecodeParams& p, const Parti
   }
 }
 
-// A unit into its group, or to memory where blocks share that. Returns whether the group is complete and
-// its task the block's alone; where blocks share the task, a complete group goes to memory.
-template <class Config, int OT, class Shares>
-__device__ __forceinline__ bool take_unit(const DecodeParams& p, const Shares& shares,
-                                          const DecodeCursor& at, ShareBounds bounds,
-                                          const WarpPlace<Config>& own, const Partial<OT>& unit,
-                                          Partial<OT>& group) {
+// A key block into its group, or to memory where blocks share that. Returns whether the group is complete and
+// its tile the block's alone; where blocks share the tile, a complete group goes to memory.
+template <class Config, int OT, class Splits>
+__device__ __forceinline__ bool take_key_block(const DecodeParams& p, const Splits& splits,
+                                               const DecodeCursor& at, SplitBounds bounds,
+                                               const WarpPlace<Config>& own,
+                                               const Partial<OT>& key_block, Partial<OT>& group) {
   const int group_begin = at.group_begin();
   const int group_end = at.group_end();
-  const bool owns_task = bounds.begin <= at.task_begin() && at.task_end() <= bounds.end;
-  if (!owns_task && (group_begin < bounds.begin || bounds.end < group_end)) {
-    store_partial(p, unit, shares.part_record(p, at) + at.unit % GROUP_UNITS, own);
+  const bool owns_tile = bounds.begin <= at.tile_begin() && at.tile_end() <= bounds.end;
+  if (!owns_tile && (group_begin < bounds.begin || bounds.end < group_end)) {
+    store_partial(p, key_block, splits.key_block_partial(p, at) + at.key_block % GROUP_BLOCKS, own);
     return false;
   }
-  group.fold(unit);
+  group.combine(key_block);
   if (at.position + 1 < group_end) return false;
-  if (owns_task) return true;
-  store_partial(p, group, shares.group_record(p, at, blockIdx.x), own);
+  if (owns_tile) return true;
+  store_partial(p, group, splits.group_partial(p, at, blockIdx.x), own);
   group.clear();
   return false;
 }
 
-// out and lse of a task.
+// out and lse of a tile.
 template <int OT, class Place>
 __device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,
                                              const DecodeCursor& at, const Place& own) {
@@ -186,12 +187,13 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
     const int row = at.row0(p) + own.row(h);
     if (row >= at.extent.rows(p)) continue;
     const int query = divide(row, p.by_group);
-    const int member = row - query * p.group;
-    const RowEnd end(p, head * p.group + member, all.top[h], all.sum[h]);
+    const int head_in_group = row - query * p.group;
+    const RowEnd end(p, head * p.group + head_in_group, all.top[h], all.sum[h]);
     if (own.speaks()) {
-      p.lse[lse_begin(p, at.batch, head * p.group + member, at.extent.q0) + query] = end.lse;
+      p.lse[lse_begin(p, at.batch, head * p.group + head_in_group, at.extent.q0) + query] = end.lse;
     }
-    uint16_t* out = head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
+    uint16_t* out =
+        head_begin(p.out, at.batch, head, head_in_group) + (at.extent.q0 + query) * p.out.row;
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
       const int column = own.column(n);

@@ -7,13 +7,13 @@
 
 namespace flash_dist {
 
-// What becomes of the scores of a lane's two rows of a task, whose heads may differ: core/scores.cuh.
-struct TaskScores {
+// What becomes of the scores of a lane's two rows of a tile, whose heads may differ: core/scores.cuh.
+struct TileScores {
   float slope[2];
   int diagonal[2];  // key at no distance, counted at the bottom right
 
   template <class Place>
-  __device__ __forceinline__ TaskScores(const DecodeParams& p, const DecodeCursor& at,
+  __device__ __forceinline__ TileScores(const DecodeParams& p, const DecodeCursor& at,
                                         const Place& own) {
     const int shift = CacheKeys(p.cache, at.batch, p.batch).seqlen - at.extent.seqlen_q;
 #pragma unroll

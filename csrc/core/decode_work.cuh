@@ -1,19 +1,19 @@
-// Which units of which sequence a block computes.
+// Which key blocks of which sequence a block computes.
 //
-// A task is a tile of task_rows rows of a kv head of a batch entry, and the units of which any of them sees
-// a key. All units of all tasks, one behind the other, are cut into equal shares, one for each block:
-// the host need not know how long a sequence is. A task
+// A tile is a tile of block_rows rows of a kv head of a batch entry, and the key blocks of which any of them sees
+// a key. All key blocks of all tiles, one behind the other, are cut into equal splits, one for each block:
+// the host need not know how long a sequence is. A tile
 // that lies in one share is finished there. Of others a share stores whole groups, and the parts of
-// a group that is cut; core/decode_fold.h folds them. What is not cut, a part at least, is the share's
-// that its first unit lies in. Where it costs less that some shares are longer than that parts are
+// a group that is cut; core/decode_combine.h combines them. What is not cut, a part at least, is the share's
+// that its first key block lies in. Where it costs less that some splits are longer than that parts are
 // stored, that is a group.
 #pragma once
 
 #include <type_traits>
 
+#include "core/combine.cuh"
 #include "core/decode.h"
 #include "core/few_queries.h"
-#include "core/fold.cuh"
 #include "core/schedule.cuh"
 #include "core/scores.cuh"
 #include "core/sequence.cuh"
@@ -75,7 +75,7 @@ struct RowTile {
   }
 };
 
-// What of a tile is computed: units [first, end). One of which no row sees a key would change no bit: where
+// What of a tile is computed: key blocks [first, end). One of which no row sees a key would change no bit: where
 // tiles are few they have those of the sequence.
 struct DecodeExtent {
   int q0, seqlen_q;          // of the queries
@@ -95,28 +95,28 @@ struct DecodeExtent {
       q0 = queries.begin;
       seqlen_q = queries.length;
       const bool left_out = p.few_alone && !is_few_queries(seqlen_q, keys.seqlen);
-      tiles = left_out ? 0 : static_cast<unsigned>(rows(p) + p.task_rows - 1) / p.task_rows;
+      tiles = left_out ? 0 : static_cast<unsigned>(rows(p) + p.block_rows - 1) / p.block_rows;
     }
     shift = p.bottom_right ? keys.seqlen - seqlen_q : 0;
     int query = 0, last = seqlen_q - 1;
     if (p.tiles_differ) {
-      const int row = tile_at(p, own.place) * p.task_rows;
+      const int row = tile_at(p, own.place) * p.block_rows;
       query = divide(max(row, 0), p.by_group);
-      last = divide(max(row + min(p.task_rows, rows(p) - row) - 1, 0), p.by_group);
+      last = divide(max(row + min(p.block_rows, rows(p) - row) - 1, 0), p.by_group);
     }
     const auto among = [&](int key) { return min(max(key, 0), keys.seqlen); };
     seen_begin = p.left >= UNBOUNDED ? 0 : among(shift + query - p.left);
     seen_end = p.right >= UNBOUNDED ? keys.seqlen : among(shift + last + p.right + 1);
-    first = seen_begin / UNIT_KEYS;
+    first = seen_begin / KEY_BLOCK;
     end =
-        max((seen_end + UNIT_KEYS - 1) / UNIT_KEYS, first + 1);  // without keys: one that is empty
+        max((seen_end + KEY_BLOCK - 1) / KEY_BLOCK, first + 1);  // without keys: one that is empty
   }
-  // Where tiles differ from both ends in turns: later queries may see more keys, and shares get long and
-  // short tasks.
+  // Where tiles differ from both ends in turns: later queries may see more keys, and splits get long and
+  // short tiles.
   __device__ __forceinline__ int tile_at(const DecodeParams& p, int place) const {
     return !p.tiles_differ ? place : place % 2 == 0 ? place / 2 : tiles - 1 - place / 2;
   }
-  __device__ __forceinline__ int units() const { return end - first; }
+  __device__ __forceinline__ int key_blocks() const { return end - first; }
   __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
 };
 
@@ -130,63 +130,66 @@ struct RowEnd {
   }
 };
 
-// A place among all units: unit `unit` of a task. The heads of a tile follow each other, so that those of
+// A place among all key blocks: key block `key block` of a tile. The heads of a tile follow each other, so that those of
 // a page are read together.
 struct DecodeCursor {
-  int batch, place, head, unit;
+  int batch, place, head, key_block;
   DecodeExtent extent;
-  int position;  // among all units
+  int position;  // among all key blocks
 
   DecodeCursor() = default;
-  // base: the position of the tile's first unit.
+  // base: the position of the tile's first key block.
   __device__ __forceinline__ DecodeCursor(const DecodeParams& p, RowTile own, int base,
                                           int position_)
       : batch(own.batch), place(own.place), extent(p, own), position(position_) {
     const auto inside = static_cast<unsigned>(position - base);
-    head = static_cast<int>(inside / static_cast<unsigned>(extent.units()));
-    unit = extent.first + static_cast<int>(inside) - head * extent.units();
+    head = static_cast<int>(inside / static_cast<unsigned>(extent.key_blocks()));
+    key_block = extent.first + static_cast<int>(inside) - head * extent.key_blocks();
   }
   __device__ __forceinline__ void advance(const DecodeParams& p) {
     ++position;
-    if (++unit < extent.end) return;
+    if (++key_block < extent.end) return;
     if (++head == p.num_heads_kv) {
       head = 0;
       find_next_tile(p);
     }
-    unit = extent.first;
+    key_block = extent.first;
   }
 
   // The first row of its tile.
   __device__ __forceinline__ int row0(const DecodeParams& p) const {
-    return extent.tile_at(p, place) * p.task_rows;
+    return extent.tile_at(p, place) * p.block_rows;
   }
 
-  __device__ __forceinline__ int task_begin() const { return position - (unit - extent.first); }
-  __device__ __forceinline__ int task_end() const { return task_begin() + extent.units(); }
+  __device__ __forceinline__ int tile_begin() const {
+    return position - (key_block - extent.first);
+  }
+  __device__ __forceinline__ int tile_end() const { return tile_begin() + extent.key_blocks(); }
   __device__ __forceinline__ int group_begin() const {
-    return position - (unit - max(unit / GROUP_UNITS * GROUP_UNITS, extent.first));
+    return position - (key_block - max(key_block / GROUP_BLOCKS * GROUP_BLOCKS, extent.first));
   }
   __device__ __forceinline__ int group_end() const {
-    return position + (min((unit / GROUP_UNITS + 1) * GROUP_UNITS, extent.end) - unit);
+    return position + (min((key_block / GROUP_BLOCKS + 1) * GROUP_BLOCKS, extent.end) - key_block);
   }
-  // Where the last group of the task begins.
+  // Where the last group of the tile begins.
   __device__ __forceinline__ int last_group() const {
-    return task_end() -
-           (extent.end - max((extent.end - 1) / GROUP_UNITS * GROUP_UNITS, extent.first));
+    return tile_end() -
+           (extent.end - max((extent.end - 1) / GROUP_BLOCKS * GROUP_BLOCKS, extent.first));
   }
-  // The same of parts, PART_UNITS to each.
-  template <int PART_UNITS>
-  __device__ __forceinline__ int part_begin() const {
-    return position - (unit - max(unit / PART_UNITS * PART_UNITS, extent.first));
+  // The same of parts, SOFTMAX_BLOCKS to each.
+  template <int SOFTMAX_BLOCKS>
+  __device__ __forceinline__ int partial_begin() const {
+    return position - (key_block - max(key_block / SOFTMAX_BLOCKS * SOFTMAX_BLOCKS, extent.first));
   }
-  template <int PART_UNITS>
-  __device__ __forceinline__ int part_end() const {
-    return position + (min((unit / PART_UNITS + 1) * PART_UNITS, extent.end) - unit);
+  template <int SOFTMAX_BLOCKS>
+  __device__ __forceinline__ int partial_end() const {
+    return position +
+           (min((key_block / SOFTMAX_BLOCKS + 1) * SOFTMAX_BLOCKS, extent.end) - key_block);
   }
-  // Where the last part of the units before `end` begins, if these begin at `begin`.
-  template <int PART_UNITS>
-  __device__ __forceinline__ int last_part(int begin, int end) const {
-    return position + (max((end - 1) / PART_UNITS * PART_UNITS, begin) - unit);
+  // Where the last part of the key blocks before `end` begins, if these begin at `begin`.
+  template <int SOFTMAX_BLOCKS>
+  __device__ __forceinline__ int last_partial(int begin, int end) const {
+    return position + (max((end - 1) / SOFTMAX_BLOCKS * SOFTMAX_BLOCKS, begin) - key_block);
   }
 
  private:
@@ -208,7 +211,7 @@ __device__ __forceinline__ void set_cursor(DecodeCursor& kept, const DecodeCurso
   __syncwarp();
 }
 
-// The next unit; KEPT: of a cursor that is kept so.
+// The next key block; KEPT: of a cursor that is kept so.
 template <bool KEPT>
 __device__ __forceinline__ void advance_cursor(const DecodeParams& p, DecodeCursor& at) {
   if constexpr (KEPT) {
@@ -220,12 +223,12 @@ __device__ __forceinline__ void advance_cursor(const DecodeParams& p, DecodeCurs
   }
 }
 
-// The units [begin, end) of a share.
-struct ShareBounds {
+// The key blocks [begin, end) of a share.
+struct SplitBounds {
   int begin, end;
 
-  __device__ __forceinline__ bool owns_task(const DecodeCursor& at) const {
-    return begin <= at.task_begin() && at.task_end() <= end;
+  __device__ __forceinline__ bool owns_tile(const DecodeCursor& at) const {
+    return begin <= at.tile_begin() && at.tile_end() <= end;
   }
   __device__ __forceinline__ bool cuts_group(const DecodeCursor& at) const {
     return at.group_begin() < begin || end < at.group_end();
@@ -233,122 +236,123 @@ struct ShareBounds {
 };
 
 // What is never cut.
-enum class Grain { PART, GROUP, TASK };
+enum class Grain { PART, GROUP, TILE };
 
-// All units, and which of them are a share's: the first shares have one more where the others would
+// All key blocks, and which of them are a share's: the first splits have one more where the others would
 // leave some. Made by all THREADS threads of a block.
-template <int THREADS, int PART_UNITS = 1>
-struct DecodeShares {
-  static constexpr int PARTS = GROUP_UNITS / PART_UNITS;  // of a group
-  static constexpr int RESTING = resting_records(PART_UNITS);
+template <int THREADS, int SOFTMAX_BLOCKS = 1>
+struct DecodeSplits {
+  static constexpr int GROUP_PARTIALS = GROUP_BLOCKS / SOFTMAX_BLOCKS;  // of a group
+  static constexpr int RESTING = resting_partials(SOFTMAX_BLOCKS);
   struct Lengths {
     int2 warp_lengths[THREADS / 32];
   };
   struct Nothing {};
-  struct Smem : std::conditional_t<(PART_UNITS > 1), Lengths, Nothing> {
-    int warp_units[THREADS / 32];
+  struct Smem : std::conditional_t<(SOFTMAX_BLOCKS > 1), Lengths, Nothing> {
+    int warp_key_blocks[THREADS / 32];
     RowTile tile;
     int base;
   };
   int total;
   Grain grain;
 
-  __device__ __forceinline__ DecodeShares(const DecodeParams& p, Smem& smem) {
+  __device__ __forceinline__ DecodeSplits(const DecodeParams& p, Smem& smem) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     mine_ = 0;
     RowTile own = RowTile::at(p, begin_of(p));
-    for (int i = begin_of(p); i < end_of(p); ++i, own.advance(p)) mine_ += units_of(p, own);
+    for (int i = begin_of(p); i < end_of(p); ++i, own.advance(p)) mine_ += key_blocks_of(p, own);
     before_ = mine_;
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
       const int other = __shfl_up_sync(0xffffffffu, before_, i);
       if (lane >= i) before_ += other;
     }
-    if (lane == 31) smem.warp_units[warp] = before_;
+    if (lane == 31) smem.warp_key_blocks[warp] = before_;
     __syncthreads();
     total = 0;
     before_ -= mine_;
 #pragma unroll
     for (int w = 0; w < THREADS / 32; ++w) {
-      if (w < warp) before_ += smem.warp_units[w];
-      total += smem.warp_units[w];
+      if (w < warp) before_ += smem.warp_key_blocks[w];
+      total += smem.warp_key_blocks[w];
     }
-    each_ = static_cast<unsigned>(total) / static_cast<unsigned>(p.shares);
-    more_ = total - each_ * p.shares;
-    if constexpr (PART_UNITS > 1) {
-      const bool whole_tasks = prefers_tasks(find_lengths(p, smem));
-      grain = choose_grain(p, total > p.max_units || whole_tasks);
+    each_ = static_cast<unsigned>(total) / static_cast<unsigned>(p.splits);
+    more_ = total - each_ * p.splits;
+    if constexpr (SOFTMAX_BLOCKS > 1) {
+      const bool whole_tiles = prefers_tiles(find_lengths(p, smem));
+      grain = choose_grain(p, total > p.max_key_blocks || whole_tiles);
     } else {
-      grain = choose_grain(p, total > p.max_units);
+      grain = choose_grain(p, total > p.max_key_blocks);
     }
   }
 
-  __device__ __forceinline__ int begin(int share) const {
-    return share * each_ + min(share, more_);
+  __device__ __forceinline__ int begin(int split) const {
+    return split * each_ + min(split, more_);
   }
-  // The share that has a unit.
+  // The share that has a key block.
   __device__ __forceinline__ int owner(int position) const {
-    const int longer = more_ * (each_ + 1);  // units of those with one more
+    const int longer = more_ * (each_ + 1);  // key blocks of those with one more
     if (position < longer) return static_cast<unsigned>(position) / (each_ + 1u);
     return more_ + static_cast<unsigned>(position - longer) / static_cast<unsigned>(each_);
   }
 
-  // The place of a unit, below total; by all threads, which have not to be reading an earlier one.
+  // The place of a key block, below total; by all threads, which have not to be reading an earlier one.
   __device__ __forceinline__ DecodeCursor find(const DecodeParams& p, Smem& smem,
                                                int position) const {
     if (before_ <= position && position < before_ + mine_) {
       RowTile own = RowTile::at(p, begin_of(p));
       int base = before_;
-      for (int units; (units = units_of(p, own)) <= position - base; own.advance(p)) base += units;
+      for (int key_blocks; (key_blocks = key_blocks_of(p, own)) <= position - base; own.advance(p))
+        base += key_blocks;
       smem.tile = own;
       smem.base = base;
     }
     __syncthreads();
     return DecodeCursor(p, smem.tile, smem.base, position);
   }
-  // The place of the first unit of a task, counted as if all batch entries had the most; likewise. Its tile
+  // The place of the first key block of a tile, counted as if all batch entries had the most; likewise. Its tile
   // may be one that the entry has not.
-  __device__ __forceinline__ DecodeCursor find_task(const DecodeParams& p, Smem& smem,
+  __device__ __forceinline__ DecodeCursor find_tile(const DecodeParams& p, Smem& smem,
                                                     int number) const {
     const int tile = number / p.num_heads_kv;
     if (begin_of(p) <= tile && tile < end_of(p)) {
       RowTile own = RowTile::at(p, begin_of(p));
       int base = before_;
-      for (int i = begin_of(p); i < tile; ++i, own.advance(p)) base += units_of(p, own);
+      for (int i = begin_of(p); i < tile; ++i, own.advance(p)) base += key_blocks_of(p, own);
       smem.tile = own;
       smem.base = base;
     }
     __syncthreads();
-    const int units = DecodeExtent(p, smem.tile).units();
+    const int key_blocks = DecodeExtent(p, smem.tile).key_blocks();
     const int head = number - tile * p.num_heads_kv;
-    return DecodeCursor(p, smem.tile, smem.base, smem.base + head * units);
+    return DecodeCursor(p, smem.tile, smem.base, smem.base + head * key_blocks);
   }
 
   // The begin of what is not cut: of that which a cursor is in, or behind that.
   __device__ __forceinline__ int whole_from(const DecodeCursor& at) const {
     if (grain == Grain::PART) {
-      const int part = at.part_begin<PART_UNITS>();
-      return part == at.position ? part : at.part_end<PART_UNITS>();
+      const int part = at.partial_begin<SOFTMAX_BLOCKS>();
+      return part == at.position ? part : at.partial_end<SOFTMAX_BLOCKS>();
     }
-    const bool is_task = grain == Grain::TASK;
-    const int first = is_task ? at.task_begin() : at.group_begin();
-    return first == at.position ? first : is_task ? at.task_end() : at.group_end();
+    const bool is_tile = grain == Grain::TILE;
+    const int first = is_tile ? at.tile_begin() : at.group_begin();
+    return first == at.position ? first : is_tile ? at.tile_end() : at.group_end();
   }
 
-  // A share's units, [begin, end), and the place of the first; false: it has none. Of what is not cut it has,
+  // A share's key blocks, [begin, end), and the place of the first; false: it has none. Of what is not cut it has,
   // as a whole, what begins in it.
-  __device__ __forceinline__ bool find_share(const DecodeParams& p, Smem& smem, int share,
+  __device__ __forceinline__ bool find_split(const DecodeParams& p, Smem& smem, int split,
                                              DecodeCursor& at, int& begin, int& end) const {
-    begin = this->begin(share);
-    end = this->begin(share + 1);
+    begin = this->begin(split);
+    end = this->begin(split + 1);
     if (begin == end) return false;
-    const bool cuts_units = PART_UNITS == 1 && grain == Grain::PART;
-    bool is_end = !cuts_units && end < total;
+    const bool cuts_anywhere = SOFTMAX_BLOCKS == 1 && grain == Grain::PART;
+    bool is_end = !cuts_anywhere && end < total;
     // NOTE: one piece of code for all turns: a block goes through it once, and waits for instructions.
 #pragma unroll 1
     for (int position = is_end ? end : begin;; __syncthreads()) {
       at = find(p, smem, position);
-      const int whole = cuts_units ? position : whole_from(at);
+      const int whole = cuts_anywhere ? position : whole_from(at);
       if (is_end) {
         is_end = false;
         end = whole;
@@ -363,54 +367,54 @@ struct DecodeShares {
   }
 
   // Where parts of a group that is cut are stored, by their number in it: this and the following.
-  __device__ __forceinline__ int64_t part_record(const DecodeParams& p,
-                                                 const DecodeCursor& at) const {
-    return int64_t{p.shares} * RESTING + int64_t{owner(at.group_begin())} * PARTS;
+  __device__ __forceinline__ int64_t key_block_partial(const DecodeParams& p,
+                                                       const DecodeCursor& at) const {
+    return int64_t{p.splits} * RESTING + int64_t{owner(at.group_begin())} * GROUP_PARTIALS;
   }
   // Whether a group is, which begins in a share.
-  __device__ __forceinline__ bool is_cut(const DecodeCursor& at, int share) const {
-    const int first = at.unit - (at.position - at.group_begin());
-    const int last = at.unit + (at.group_end() - at.position);
-    return grain == Grain::PART && at.last_part<PART_UNITS>(first, last) >= begin(share + 1);
+  __device__ __forceinline__ bool is_cut(const DecodeCursor& at, int split) const {
+    const int first = at.key_block - (at.position - at.group_begin());
+    const int last = at.key_block + (at.group_end() - at.position);
+    return grain == Grain::PART && at.last_partial<SOFTMAX_BLOCKS>(first, last) >= begin(split + 1);
   }
-  // Where a whole group of a task that is split is stored, by the share that it lies in: those of the
-  // task that came before from the share's first place on, those of the task that goes on behind it
+  // Where a whole group of a tile that is split is stored, by the share that it lies in: those of the
+  // tile that came before from the share's first place on, those of the tile that goes on behind it
   // up to its last. Either may begin and end within a group.
-  __device__ __forceinline__ int64_t group_record(const DecodeParams& p, const DecodeCursor& at,
-                                                  int share) const {
-    const int first = begin(share), end = begin(share + 1);
-    const int places = (each_ + 1) / GROUP_UNITS + 4;
-    const int group = at.unit / GROUP_UNITS;
-    const auto group_at = [&](int position) {  // of this task
-      return (at.unit + (position - at.position)) / GROUP_UNITS;
+  __device__ __forceinline__ int64_t group_partial(const DecodeParams& p, const DecodeCursor& at,
+                                                   int split) const {
+    const int first = begin(split), end = begin(split + 1);
+    const int places = (each_ + 1) / GROUP_BLOCKS + 4;
+    const int group = at.key_block / GROUP_BLOCKS;
+    const auto group_at = [&](int position) {  // of this tile
+      return (at.key_block + (position - at.position)) / GROUP_BLOCKS;
     };
     const int place =
-        at.task_begin() < first ? group - group_at(first) : places - 1 - (group_at(end) - group);
-    constexpr int BEFORE = RESTING + PARTS;  // records of each share
-    return int64_t{p.shares} * BEFORE + int64_t{share} * places + place;
+        at.tile_begin() < first ? group - group_at(first) : places - 1 - (group_at(end) - group);
+    constexpr int BEFORE = RESTING + GROUP_PARTIALS;  // partials of each share
+    return int64_t{p.splits} * BEFORE + int64_t{split} * places + place;
   }
 
  private:
-  __device__ __forceinline__ Grain choose_grain(const DecodeParams& p, bool whole_tasks) const {
-    return whole_tasks ? Grain::TASK : prefers_groups(p) ? Grain::GROUP : Grain::PART;
+  __device__ __forceinline__ Grain choose_grain(const DecodeParams& p, bool whole_tiles) const {
+    return whole_tiles ? Grain::TILE : prefers_groups(p) ? Grain::GROUP : Grain::PART;
   }
   // Units of the longest share, if what has `step` of them is not cut.
   __device__ __forceinline__ int64_t longest(int step) const {
-    const int64_t units = int64_t{each_} + (more_ > 0);
-    return (units + step - 1) / step * step;
+    const int64_t key_blocks = int64_t{each_} + (more_ > 0);
+    return (key_blocks + step - 1) / step * step;
   }
   // Whether the longest share, in whole groups, costs no more than the longest in parts, of which it
-  // may store a group's: what is written and read of a unit is tile_rows / 64 of its keys and values.
+  // may store a group's: what is written and read of a key block is partial_rows / 64 of its keys and values.
   __device__ __forceinline__ bool prefers_groups(const DecodeParams& p) const {
-    if constexpr (PART_UNITS > 1) {  // a part of several units costs more than to store it
-      return longest(GROUP_UNITS) == longest(PART_UNITS);
+    if constexpr (SOFTMAX_BLOCKS > 1) {  // a part of several key blocks costs more than to store it
+      return longest(GROUP_BLOCKS) == longest(SOFTMAX_BLOCKS);
     } else {
-      const int units = each_ + (more_ > 0);
-      const int missing = (GROUP_UNITS - units % GROUP_UNITS) % GROUP_UNITS;
-      return missing * 64 <= min(units, GROUP_UNITS) * p.tile_rows;
+      const int key_blocks = each_ + (more_ > 0);
+      const int missing = (GROUP_BLOCKS - key_blocks % GROUP_BLOCKS) % GROUP_BLOCKS;
+      return missing * 64 <= min(key_blocks, GROUP_BLOCKS) * p.partial_rows;
     }
   }
-  // Units of the shortest and of the longest task; by all threads.
+  // Units of the shortest and of the longest tile; by all threads.
   __device__ __forceinline__ int2 find_lengths(const DecodeParams& p, Smem& smem) const {
     int2 lengths = lengths_of(p);
 #pragma unroll
@@ -434,21 +438,21 @@ struct DecodeShares {
     for (int i = begin_of(p); i < end_of(p); ++i, own.advance(p)) {
       const DecodeExtent extent(p, own);
       if (own.place >= extent.tiles) continue;
-      lengths.x = min(lengths.x, extent.units());
-      lengths.y = max(lengths.y, extent.units());
+      lengths.x = min(lengths.x, extent.key_blocks());
+      lengths.y = max(lengths.y, extent.key_blocks());
     }
     return lengths;
   }
-  // Whether the longest share, in whole tasks, has at most a tenth more units than in parts, which would
-  // be stored and folded. lengths: as find_lengths() returns them.
-  __device__ __forceinline__ bool prefers_tasks(int2 lengths) const {
+  // Whether the longest share, in whole tiles, has at most a tenth more key blocks than in parts, which would
+  // be stored and combined. lengths: as find_lengths() returns them.
+  __device__ __forceinline__ bool prefers_tiles(int2 lengths) const {
     if (total == 0) return false;
-    const int64_t units = int64_t{each_} + (more_ > 0);
+    const int64_t key_blocks = int64_t{each_} + (more_ > 0);
     // Tasks that begin in a share are its own: of equal ones as many as it has room for, rounded up.
-    const int64_t by_tasks = lengths.x == lengths.y
-                                 ? (units + lengths.y - 1) / lengths.y * lengths.y
-                                 : units + lengths.y;
-    return 10 * by_tasks <= 11 * longest(PART_UNITS);
+    const int64_t in_tiles = lengths.x == lengths.y
+                                 ? (key_blocks + lengths.y - 1) / lengths.y * lengths.y
+                                 : key_blocks + lengths.y;
+    return 10 * in_tiles <= 11 * longest(SOFTMAX_BLOCKS);
   }
   // A thread counts neighbouring tiles.
   __device__ __forceinline__ static int begin_of(const DecodeParams& p) {
@@ -461,12 +465,12 @@ struct DecodeShares {
     return (p.batch * p.row_tiles + THREADS - 1) / THREADS;
   }
   // Of all kv heads.
-  __device__ __forceinline__ static int units_of(const DecodeParams& p, RowTile own) {
+  __device__ __forceinline__ static int key_blocks_of(const DecodeParams& p, RowTile own) {
     const DecodeExtent extent(p, own);
-    return own.place < extent.tiles ? extent.units() * p.num_heads_kv : 0;
+    return own.place < extent.tiles ? extent.key_blocks() * p.num_heads_kv : 0;
   }
 
-  int before_, mine_;  // units before this thread's tiles, and of these
+  int before_, mine_;  // key blocks before this thread's tiles, and of these
   int each_, more_;
 };
 

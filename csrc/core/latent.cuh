@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/accumulator.cuh"
-#include "core/fold.cuh"
+#include "core/combine.cuh"
 #include "core/softmax.cuh"
 
 namespace flash_dist {
@@ -20,8 +20,8 @@ __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2
     for (int n = 0; n < NT; ++n) {
       greatest = fmaxf(greatest, fmaxf(s.x[0][n][2 * h], s.x[0][n][2 * h + 1]));
     }
-    const Fold fold(top[h], __fmul_rn(quad_max(greatest), scale_log2));
-    const float offset = fold.top == -INFINITY ? 0.0f : fold.top;
+    const Combine combine(top[h], __fmul_rn(quad_max(greatest), scale_log2));
+    const float offset = combine.top == -INFINITY ? 0.0f : combine.top;
     float own = 0.0f;
 #pragma unroll
     for (int n = 0; n < NT; ++n)
@@ -31,9 +31,9 @@ __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2
         x = exp2_approx(fmaf(x, scale_log2, -offset));
         own += x;
       }
-    top[h] = fold.top;
-    sum[h] = __fmaf_rn(sum[h], fold.keep, own);
-    keep[h] = fold.keep;
+    top[h] = combine.top;
+    sum[h] = __fmaf_rn(sum[h], combine.keep, own);
+    keep[h] = combine.keep;
   }
 }
 

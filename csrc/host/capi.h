@@ -37,7 +37,7 @@ KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::De
                               void* context);
 
 // out and lse of queries to a cache, of which there is one at least. budget: bytes of workspace, -1:
-// what FLASH_DIST_WORKSPACE_MB says now. The fields from task_rows on are filled in here.
+// what FLASH_DIST_WORKSPACE_MB says now. The fields from block_rows on are filled in here.
 KERNEL_API int flash_dist_decode(const flash_dist::Call* call,
                                  const flash_dist::DecodeParams* params, int64_t budget,
                                  flash_dist::Allocate allocate, void* context);

@@ -5,10 +5,10 @@
 #include "core/few_queries.h"
 #include "host/budget.h"
 #include "host/decode.h"
+#include "host/decode_splits.h"
 #include "host/limits.h"
 #include "host/recording.h"
 #include "host/scores.h"
-#include "host/shares.h"
 #include "host/workspace.h"
 #include "native/check.h"
 #include "native/status.h"
@@ -17,12 +17,12 @@ namespace flash_dist {
 
 namespace {
 
-constexpr int64_t MAX_UNITS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
-constexpr int FEW_ROWS = 16;              // of a task: those of one mma
-constexpr int MAX_HEAD_DIM = 256;         // with values of their own
-constexpr int FOLDS_PER_SM = 5;           // blocks that fold
-// Of fewer tasks some block gets the longest and others, or they are cut and folded.
-constexpr int TASKS_OF_SHARE = 3;
+constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
+constexpr int FEW_ROWS = 16;                   // of a tile: those of one mma
+constexpr int MAX_HEAD_DIM = 256;              // with values of their own
+constexpr int COMBINE_BLOCKS_PER_SM = 5;       // blocks that combine
+// Of fewer tiles some block gets the longest and others, or they are cut and combined.
+constexpr int TILES_PER_SPLIT = 3;
 
 template <class Number>
 Number divide_up(Number a, Number b) {
@@ -81,36 +81,38 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
     : call_(call),
       p_(params),
       kernel_(choose_kernel()),
-      part_units_(is_latent(p_) && kernel_.variant->entry->block_rows > FEW_ROWS ? LATENT_PART_UNITS
-                                                                                 : 1) {
+      softmax_blocks_(is_latent(p_) && kernel_.variant->entry->block_rows > FEW_ROWS
+                          ? LATENT_SOFTMAX_BLOCKS
+                          : 1) {
   const int rows = most_rows(p_);
-  p_.task_rows = kernel_.variant->entry->block_rows;
-  p_.row_tiles = divide_up(rows, p_.task_rows);
-  p_.tile_rows = std::min(rows, p_.task_rows);
+  p_.block_rows = kernel_.variant->entry->block_rows;
+  p_.row_tiles = divide_up(rows, p_.block_rows);
+  p_.partial_rows = std::min(rows, p_.block_rows);
   p_.columns = size_of(*kernel_.variant).head_dim_v;
-  check_units();
+  check_key_blocks();
   const int sm_count = device_info(call.device).sm_count;
-  const int shares = choose_shares(sm_count, kernel_.variant->entry->blocks_per_sm,
-                                   static_cast<int>(p_.batch * tasks()));
-  const int64_t units = most_units();
-  p_.shares = static_cast<int>(std::min<int64_t>(shares, units));
-  p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tasks() >= TASKS_OF_SHARE * p_.shares;
-  // As many blocks of the fold as there is room for, each with a piece of 32 columns of a row at least.
-  const int64_t folded = std::min<int64_t>(p_.batch * tasks(), p_.shares);
-  const int64_t parts = std::max<int64_t>(FOLDS_PER_SM * int64_t{sm_count} / folded, 1);
-  p_.fold_parts = static_cast<int>(std::min<int64_t>(parts, p_.tile_rows * (p_.columns / 32)));
-  place(units, budget);
+  const int splits = choose_splits(sm_count, kernel_.variant->entry->blocks_per_sm,
+                                   static_cast<int>(p_.batch * tiles()));
+  const int64_t key_blocks = most_key_blocks();
+  p_.splits = static_cast<int>(std::min<int64_t>(splits, key_blocks));
+  p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tiles() >= TILES_PER_SPLIT * p_.splits;
+  // As many blocks of the combine as there is room for, each with a piece of 32 columns of a row at least.
+  const int64_t combined = std::min<int64_t>(p_.batch * tiles(), p_.splits);
+  const int64_t parts = std::max<int64_t>(COMBINE_BLOCKS_PER_SM * int64_t{sm_count} / combined, 1);
+  p_.combine_blocks =
+      static_cast<int>(std::min<int64_t>(parts, p_.partial_rows * (p_.columns / 32)));
+  place(key_blocks, budget);
 }
 
 void Decode::run(void* workspace) {
   p_.partial_stats = static_cast<float2*>(workspace);
   p_.partial_out = reinterpret_cast<float*>(static_cast<uint8_t*>(workspace) + stats_bytes_);
   const auto stream = static_cast<cudaStream_t>(call_.stream);
-  record_decode(p_, part_units_);
+  record_decode(p_, softmax_blocks_);
   launch(call_.device, kernel_, &p_, stream);
-  if (p_.max_units == 0) return;
-  const Role fold = is_latent(p_) ? Role::MLA_FOLD : Role::DECODE_FOLD;
-  launch(call_.device, require_kernel(call_.device, key_of(fold), &p_), &p_, stream);
+  if (p_.max_key_blocks == 0) return;
+  const Role combine = is_latent(p_) ? Role::MLA_FOLD : Role::DECODE_FOLD;
+  launch(call_.device, require_kernel(call_.device, key_of(combine), &p_), &p_, stream);
 }
 
 KernelKey Decode::key_of(Role role) const {
@@ -127,43 +129,44 @@ Loaded Decode::choose_kernel() const {
   return require_kernel(call_.device, key_of(Role::DECODE), &p_);
 }
 
-int64_t Decode::tasks() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }
+int64_t Decode::tiles() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }
 
-int64_t Decode::longest_units() const {
-  return std::max(divide_up<int64_t>(p_.cache.capacity, UNIT_KEYS), int64_t{1});
+int64_t Decode::longest_key_blocks() const {
+  return std::max(divide_up<int64_t>(p_.cache.capacity, KEY_BLOCK), int64_t{1});
 }
 
 // Of sequences that fill the cache. A table has room for more than there are pages: where few pages
-// are of many sequences there may be more units than this.
-int64_t Decode::most_units() const {
+// are of many sequences there may be more key blocks than this.
+int64_t Decode::most_key_blocks() const {
   const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
-  const int64_t in_memory = 2 * (divide_up<int64_t>(keys, UNIT_KEYS) + p_.batch);
-  return std::min(longest_units() * p_.batch, in_memory) * tasks();
+  const int64_t in_memory = 2 * (divide_up<int64_t>(keys, KEY_BLOCK) + p_.batch);
+  return std::min(longest_key_blocks() * p_.batch, in_memory) * tiles();
 }
 
-void Decode::check_units() const {
-  const int64_t units = longest_units() * p_.batch;
-  if (units <= MAX_UNITS / tasks()) return;  // their product may be past 2^63
-  fail("blocks of ", UNIT_KEYS, " keys * tiles of ", p_.task_rows,
-       " queries of a group must be at most ", MAX_UNITS, ", got ", units, " * ", tasks(),
+void Decode::check_key_blocks() const {
+  const int64_t key_blocks = longest_key_blocks() * p_.batch;
+  if (key_blocks <= MAX_KEY_BLOCKS / tiles()) return;  // their product may be past 2^63
+  fail("blocks of ", KEY_BLOCK, " keys * tiles of ", p_.block_rows,
+       " queries of a group must be at most ", MAX_KEY_BLOCKS, ", got ", key_blocks, " * ", tiles(),
        "\n\nhint: pass fewer queries in a call, which gives the same bits");
 }
 
-// As many records as full caches need, or as the budget holds. Where a block has no registers for what it
-// has of a task before, that rests in records, whatever the budget.
-void Decode::place(int64_t units, int64_t budget) {
-  const int64_t record = int64_t{p_.tile_rows} * (p_.columns * 4 + 8);
-  const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / record;
-  const int64_t fixed = decode_records(0, p_.shares, part_units_);
-  const bool may_split = p_.cache.capacity > UNIT_KEYS && p_.shares > 1;
-  const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_UNITS : 0;
-  p_.max_units = may_split ? static_cast<int>(std::min(units, most)) : 0;
-  const bool rests = longest_units() > part_units_;
-  const int64_t least = rests ? int64_t{p_.shares} * resting_records(part_units_) : 0;
-  const int64_t records =
-      p_.max_units == 0 ? least : decode_records(p_.max_units, p_.shares, part_units_);
-  stats_bytes_ = aligned(records * p_.tile_rows * 8);
-  out_bytes_ = records * p_.tile_rows * p_.columns * 4;
+// As many partials as full caches need, or as the budget holds. Where a block has no registers for what it
+// has of a tile before, that rests in partials, whatever the budget.
+void Decode::place(int64_t key_blocks, int64_t budget) {
+  const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);
+  const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / partial;
+  const int64_t fixed = decode_partials(0, p_.splits, softmax_blocks_);
+  const bool may_split = p_.cache.capacity > KEY_BLOCK && p_.splits > 1;
+  const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_BLOCKS : 0;
+  p_.max_key_blocks = may_split ? static_cast<int>(std::min(key_blocks, most)) : 0;
+  const bool rests = longest_key_blocks() > softmax_blocks_;
+  const int64_t least = rests ? int64_t{p_.splits} * resting_partials(softmax_blocks_) : 0;
+  const int64_t partials = p_.max_key_blocks == 0
+                               ? least
+                               : decode_partials(p_.max_key_blocks, p_.splits, softmax_blocks_);
+  stats_bytes_ = aligned(partials * p_.partial_rows * 8);
+  out_bytes_ = partials * p_.partial_rows * p_.columns * 4;
 }
 
 bool may_have_few_queries(const Call& call, const FwdParams& p) {
@@ -177,7 +180,8 @@ bool may_have_few_queries(const Call& call, const FwdParams& p) {
     return false;  // packed by one array, no sequence has fewer queries than keys
   }
   const int64_t tiles = divide_up(int64_t{p.group} * MORE_QUERIES, int64_t{FEW_ROWS});
-  if (divide_up(p.seqlen_k, UNIT_KEYS) * tiles * p.batch * p.num_heads_kv > MAX_UNITS) return false;
+  if (divide_up(p.seqlen_k, KEY_BLOCK) * tiles * p.batch * p.num_heads_kv > MAX_KEY_BLOCKS)
+    return false;
   const KernelKey key = make_key(Role::DECODE, dtype, {p.head_dim, p.head_dim_v});
   return find_kernel(call.device, key, nullptr).variant != nullptr;
 }

@@ -21,16 +21,16 @@ class Decode {
  private:
   KernelKey key_of(Role role) const;
   Loaded choose_kernel() const;
-  int64_t tasks() const;
-  int64_t longest_units() const;
-  int64_t most_units() const;
-  void check_units() const;
-  void place(int64_t units, int64_t budget);
+  int64_t tiles() const;
+  int64_t longest_key_blocks() const;
+  int64_t most_key_blocks() const;
+  void check_key_blocks() const;
+  void place(int64_t key_blocks, int64_t budget);
 
   const Call& call_;
   DecodeParams p_;
   const Loaded kernel_;
-  const int part_units_;  // of what is computed in one softmax
+  const int softmax_blocks_;  // of what is computed in one softmax
   int64_t stats_bytes_ = 0, out_bytes_ = 0;
 };
 

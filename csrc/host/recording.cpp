@@ -49,15 +49,15 @@ void record_backward(const BwdParams& p, const BwdPlan& plan) {
          ", \"plan\": " + describe_plan(plan) + "}");
 }
 
-void record_decode(const DecodeParams& p, int part_units) {
+void record_decode(const DecodeParams& p, int softmax_blocks) {
   if (!is_recording()) return;
   std::ostringstream text;
   text << "{\"call\": \"decode\", \"band\": " << describe_band(p)
        << ", \"scores\": " << describe_scores(p.softmax_scale, p.scores)
-       << ", \"task_rows\": " << p.task_rows << ", \"row_tiles\": " << p.row_tiles
-       << ", \"tile_rows\": " << p.tile_rows << ", \"columns\": " << p.columns
-       << ", \"part_units\": " << part_units << ", \"shares\": " << p.shares
-       << ", \"max_units\": " << p.max_units
+       << ", \"task_rows\": " << p.block_rows << ", \"row_tiles\": " << p.row_tiles
+       << ", \"tile_rows\": " << p.partial_rows << ", \"columns\": " << p.columns
+       << ", \"part_units\": " << softmax_blocks << ", \"shares\": " << p.splits
+       << ", \"max_units\": " << p.max_key_blocks
        << ", \"tiles_differ\": " << json_boolean(p.tiles_differ != 0) << "}";
   record(text.str());
 }

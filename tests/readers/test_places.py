@@ -48,46 +48,46 @@ def with_change(folder: Path, name: str, old: str, new: str) -> Path:
     return folder / "changed"
 
 
-def test_units_of_a_cache_are_computed_once_and_all_that_is_folded_was_stored(
+def test_key_blocks_of_a_cache_are_computed_once_and_all_that_is_combined_was_stored(
     generated: Path, tmp_path: Path
 ) -> None:
-    *wrong, last = outputs_of("shares.cpp", generated, tmp_path)
+    *wrong, last = outputs_of("splits.cpp", generated, tmp_path)
     assert wrong == []
-    tasks, never, kept, *cut = (
+    tiles, never, kept, *cut = (
         int(word) for word in last.replace(",", "").split() if word.isdecimal()
     )
-    assert tasks > 200_000
+    assert tiles > 200_000
     assert never == 0
-    assert kept > 500  # of 4,000, where parts are whole groups
-    in_units, in_groups = cut
-    assert in_units > 300
+    assert kept > 500  # of 4,000, where partials are whole groups
+    in_blocks, in_groups = cut
+    assert in_blocks > 300
     assert in_groups == 0
 
 
-def test_places_for_fewer_groups_than_a_share_may_have_are_noticed(
+def test_places_for_fewer_groups_than_a_split_may_have_are_noticed(
     generated: Path, tmp_path: Path
 ) -> None:
-    places = "const int places = (each_ + 1) / GROUP_UNITS + "
+    places = "const int places = (each_ + 1) / GROUP_BLOCKS + "
     headers = with_change(tmp_path, "core/decode_work.cuh", f"{places}4;", f"{places}1;")
-    assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
+    assert len(outputs_of("splits.cpp", generated, tmp_path, headers)) > 1
 
 
-@pytest.mark.parametrize("before", ["PARTS", "RESTING"])
-def test_records_of_whole_groups_that_lie_where_others_do_are_noticed(
+@pytest.mark.parametrize("before", ["GROUP_PARTIALS", "RESTING"])
+def test_partials_of_whole_groups_that_lie_where_others_do_are_noticed(
     before: str, generated: Path, tmp_path: Path
 ) -> None:
     line = "constexpr int BEFORE = "
-    changes = f"{line}RESTING + PARTS", f"{line}{before}"
+    changes = f"{line}RESTING + GROUP_PARTIALS", f"{line}{before}"
     headers = with_change(tmp_path, "core/decode_work.cuh", *changes)
-    assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
+    assert len(outputs_of("splits.cpp", generated, tmp_path, headers)) > 1
 
 
-def test_parts_that_are_taken_for_a_whole_group_are_noticed(
+def test_partials_that_are_taken_for_a_whole_group_are_noticed(
     generated: Path, tmp_path: Path
 ) -> None:
-    begins = "at.last_part<PART_UNITS>(first, last) >"
+    begins = "at.last_partial<SOFTMAX_BLOCKS>(first, last) >"
     headers = with_change(tmp_path, "core/decode_work.cuh", f"{begins}=", begins)
-    assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
+    assert len(outputs_of("splits.cpp", generated, tmp_path, headers)) > 1
 
 
 def test_a_tile_that_leaves_out_keys_of_its_last_row_is_noticed(
@@ -96,7 +96,7 @@ def test_a_tile_that_leaves_out_keys_of_its_last_row_is_noticed(
     sees = "among(shift + last + p.right + 1)"
     changes = sees, sees.replace("last", "query")
     headers = with_change(tmp_path, "core/decode_work.cuh", *changes)
-    assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
+    assert len(outputs_of("splits.cpp", generated, tmp_path, headers)) > 1
 
 
 def test_key_blocks_have_their_turns_at_dq_without_a_hole_in_the_order_they_begin(

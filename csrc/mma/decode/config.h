@@ -15,32 +15,31 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
   static constexpr int LOADERS = THREADS;
-  static constexpr int BLOCK_N = Plan::BLOCK_N;         // keys of a tile of K or V
-  static constexpr int TASK_ROWS = Plan::ROWS;          // 16 for each of some warps,
-  static constexpr int SPLIT = WARPS * 16 / TASK_ROWS;  // of which so many share the columns
-  static constexpr int BLOCK_ROWS = TASK_ROWS;
-  static constexpr int TILES = UNIT_KEYS / BLOCK_N;      // of K, and of V, in a unit
-  static constexpr int KEY_TILES = BLOCK_N / SPLIT / 8;  // columns of S of a warp in a tile, by 8
+  static constexpr int BLOCK_N = Plan::BLOCK_N;            // keys of a tile of K or V
+  static constexpr int BLOCK_ROWS = Plan::ROWS;            // 16 for each of some warps,
+  static constexpr int WARPS_N = WARPS * 16 / BLOCK_ROWS;  // of which so many share the columns
+  static constexpr int TILES = KEY_BLOCK / BLOCK_N;        // of K, and of V, in a key block
+  static constexpr int KEY_TILES = BLOCK_N / WARPS_N / 8;  // columns of S of a warp in a tile, by 8
   static constexpr bool V_IN_K = false;
   using Layout = SwizzledRows<HEAD_DIM>;  // of Q, K and V in shared memory
   static constexpr int PARTS = 4;  // in which the keys of a tile are summed, whoever owns them
-  // A warp that has its rows alone keeps P in registers, which leaves none for what it has of a task.
-  static constexpr bool OWNS_ROWS = SPLIT == 1;
+  // A warp that has its rows alone keeps P in registers, which leaves none for what it has of a tile.
+  static constexpr bool OWNS_ROWS = WARPS_N == 1;
   static constexpr bool KEEPS_CURSORS = OWNS_ROWS;  // in shared memory
-  // Q of the next task is not on its way in registers, where these are few: before sm_80 K and V are,
+  // Q of the next tile is not on its way in registers, where these are few: before sm_80 K and V are,
   // and of PTX nobody knows (assembled for sm_100 it would spill 16 bytes).
   static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
-  static constexpr bool LOADS_LATE = TASK_ROWS > 16 || (FEW_REGISTERS && HEAD_DIM > 128);
+  static constexpr bool LOADS_LATE = BLOCK_ROWS > 16 || (FEW_REGISTERS && HEAD_DIM > 128);
   static constexpr int UNROLL = OWNS_ROWS ? 2 : STEPS_AHEAD<Target>;
-  static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (SPLIT * 8) == 0 && PARTS % SPLIT == 0);
+  static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (WARPS_N * 8) == 0 && PARTS % WARPS_N == 0);
 
-  // What warps that share rows tell each other of a unit.
+  // What warps that share rows tell each other of a key block.
   struct Exchange {
-    alignas(128) uint16_t p[TASK_ROWS * UNIT_KEYS];
-    float tops[SPLIT][TASK_ROWS];  // of a warp's keys
-    float sums[PARTS][TASK_ROWS];
+    alignas(128) uint16_t p[BLOCK_ROWS * KEY_BLOCK];
+    float tops[WARPS_N][BLOCK_ROWS];  // of a warp's keys
+    float sums[PARTS][BLOCK_ROWS];
   };
-  // What a warp that owns rows has of a task, each thread its own.
+  // What a warp that owns rows has of a tile, each thread its own.
   struct Parked {
     float4 out[OWNS_ROWS ? HEAD_DIM / 8 : 1][THREADS];
     float4 stats[THREADS];  // top and sum of its two rows
@@ -48,13 +47,13 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
 
   struct Smem {
     alignas(128) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // K and V in turn
-    alignas(128) uint16_t q[TASK_ROWS * HEAD_DIM];
+    alignas(128) uint16_t q[BLOCK_ROWS * HEAD_DIM];
     union {
       Exchange exchange;
       Parked parked;
     };
-    typename DecodeShares<THREADS>::Smem shares;
-    ShareBounds bounds;
+    typename DecodeSplits<THREADS>::Smem splits;
+    SplitBounds bounds;
     struct {
       DecodeCursor computed, loaded;
     } cursors[KEEPS_CURSORS ? Plan::WARPS : 1];

@@ -1,16 +1,16 @@
 // Attention of few queries to the keys and values of a cache, on mma.sync.
 //
-// Grid      as many blocks as the GPU holds, each with a share of the units of all sequences
+// Grid      as many blocks as the GPU holds, each with a share of the key blocks of all sequences
 //           (core/decode_work.cuh): the host knows no length.
-// Block     WARPS warps on TASK_ROWS rows, the queries of all heads of a group, which so share one pass
-//           over K and V: SPLIT of them on 16 rows. Of a unit of 128 keys each warp owns some columns
+// Block     WARPS warps on BLOCK_ROWS rows, the queries of all heads of a group, which so share one pass
+//           over K and V: WARPS_N of them on 16 rows. Of a key block of 128 keys each warp owns some columns
 //           of S, then some of O. With many queries a block takes more rows, to the same bits.
 // Shared    a ring of tiles of K and V, Q, P.
-// Pipeline  all but one stage of the ring are on their way; a unit's tiles of K, then those of V,
-//           then the next unit's, of whatever task.
+// Pipeline  all but one stage of the ring are on their way; a key block's tiles of K, then those of V,
+//           then the next key block's, of whatever tile.
 //
-// Each unit has a softmax of its own, from nothing. Fold puts the units of a group together and the
-// groups of a task; what of it other blocks have is stored, and folded by core/decode_fold.h in the
+// Each key block has a softmax of its own, from nothing. Combine puts the key blocks of a group together and the
+// groups of a tile; what of it other blocks have is stored, and combined by core/decode_combine.h in the
 // same way.
 #pragma once
 
@@ -31,63 +31,63 @@ struct DecodeBlock {
   using Target = typename Config::Target;
   using T = typename Config::T;
   using Smem = typename Config::Smem;
-  using Shares = DecodeShares<Config::THREADS>;
-  using Cursor = typename UnitLoader<Config>::Cursor;
+  using Splits = DecodeSplits<Config::THREADS>;
+  using Cursor = typename KeyBlockLoader<Config>::Cursor;
   using Queries = QueryLoader<Config>;
   using Rows = std::conditional_t<Config::OWNS_ROWS, OwnedRows<Config>, SharedRows<Config>>;
   using Scores = typename Rows::Scores;
   using Weights = typename Rows::Weights;
   using Sums = typename Rows::Sums;
   static constexpr int HEAD_DIM = Config::HEAD_DIM;
-  static constexpr int SPLIT = Config::SPLIT;
-  static constexpr int WARP_KEYS = Config::BLOCK_N / SPLIT;  // of a tile
-  static constexpr int WARP_PARTS = Config::PARTS / SPLIT;
+  static constexpr int WARPS_N = Config::WARPS_N;
+  static constexpr int WARP_KEYS = Config::BLOCK_N / WARPS_N;  // of a tile
+  static constexpr int WARP_PARTS = Config::PARTS / WARPS_N;
   static constexpr int KEY_STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
   static constexpr int OT = Rows::OT;
 
   const DecodeParams& p;
   Smem& smem;
   const WarpPlace<Config> own;
-  const Shares shares;
-  Cursor at;  // the unit that is computed
+  const Splits splits;
+  Cursor at;  // the key block that is computed
   KvRing<Config> ring;
   const float scale_log2;
   const Operand<HEAD_DIM> a_q;
   const Rows rows;
 
-  // at_, loaded: the share's first unit, which may be kept in shared memory; the share has `units`.
+  // at_, loaded: the share's first key block, which may be kept in shared memory; the share has `key blocks`.
   __device__ __forceinline__ DecodeBlock(const DecodeParams& p_, Smem& smem_,
-                                         const WarpPlace<Config>& own_, const Shares& shares_,
-                                         Cursor at_, Cursor loaded, int units)
+                                         const WarpPlace<Config>& own_, const Splits& shares_,
+                                         Cursor at_, Cursor loaded, int key_blocks)
       : p(p_),
         smem(smem_),
         own(own_),
-        shares(shares_),
+        splits(shares_),
         at(at_),
-        ring(p, smem.ring, loaded, units),
+        ring(p, smem.ring, loaded, key_blocks),
         scale_log2(p.scores.scale * LOG2_E),
         a_q(Operand<HEAD_DIM>::a(shared_address(smem.q) + own.row0 * HEAD_DIM * 2)),
         rows(smem_, own_) {}
 
-  __device__ __forceinline__ void run(int units) {
+  __device__ __forceinline__ void run(int key_blocks) {
     Queries queries;
     if constexpr (!Config::LOADS_LATE) queries.load(p, at);
     ring.fill(p);
-    Partial<OT> task, group, unit;
+    Partial<OT> tile, group, key_block;
     int2 clear{};  // keys that both of the lane's rows see
     bool is_first = true;
 #pragma unroll 1
-    for (; units > 0; --units, advance_cursor<Config::KEEPS_CURSORS>(p, at)) {
-      // Q, once for each task                            [TASK_ROWS, HEAD_DIM]
-      if (at.unit == at.extent.first || is_first) {
+    for (; key_blocks > 0; --key_blocks, advance_cursor<Config::KEEPS_CURSORS>(p, at)) {
+      // Q, once for each tile                            [BLOCK_ROWS, HEAD_DIM]
+      if (at.key_block == at.extent.first || is_first) {
         is_first = false;
         store_queries(queries);
-        clear = TaskRows(p, at, own).clear();
-        task.clear();
+        clear = TileRows(p, at, own).clear();
+        tile.clear();
         group.clear();
-        rows.park(task);
+        rows.park(tile);
       }
-      if (at.unit + 1 == at.extent.end && units > 1) load_next_queries(queries);
+      if (at.key_block + 1 == at.extent.end && key_blocks > 1) load_next_queries(queries);
       // S = Q @ K.T, soft cap, ALiBi and mask            [16, WARP_KEYS] of each tile per warp
       Scores s;
       multiply_keys(s);
@@ -95,16 +95,16 @@ struct DecodeBlock {
       // P = exp2(S * scale - top), row sums              [16, WARP_KEYS] of each tile per warp
       Weights weights;
       Sums sums = {};
-      to_weights(s, unit, weights, sums);
-      // O = P @ V                                        [16, HEAD_DIM / SPLIT] per warp
-      multiply_values(weights, unit);
-      add_sums(sums, unit);
-      // O of the unit into that of its group, O of a complete group into that of the task
-      if (!take_unit(p, shares, at, smem.bounds, own, unit, group)) continue;
-      rows.unpark(task);
-      task.fold(group);
-      rows.park(task);
-      if (at.unit + 1 == at.extent.end) store_result(p, task, at, own);
+      to_weights(s, key_block, weights, sums);
+      // O = P @ V                                        [16, HEAD_DIM / WARPS_N] per warp
+      multiply_values(weights, key_block);
+      add_sums(sums, key_block);
+      // O of the key block into that of its group, O of a complete group into that of the tile
+      if (!take_key_block(p, splits, at, smem.bounds, own, key_block, group)) continue;
+      rows.unpark(tile);
+      tile.combine(group);
+      rows.park(tile);
+      if (at.key_block + 1 == at.extent.end) store_result(p, tile, at, own);
       group.clear();
     }
     ring.drain();
@@ -115,7 +115,7 @@ struct DecodeBlock {
     if constexpr (Config::LOADS_LATE) queries.load(p, at);
     queries.store(shared_address(smem.q));
   }
-  // Those of the next task, on their way in registers while the last unit of this one is computed.
+  // Those of the next tile, on their way in registers while the last key block of this one is computed.
   __device__ __forceinline__ void load_next_queries(Queries& queries) const {
     if constexpr (!Config::LOADS_LATE) {
       DecodeCursor next = at;
@@ -139,33 +139,33 @@ struct DecodeBlock {
     }
   }
 
-  // The first of this warp's keys in tile i of the unit.
+  // The first of this warp's keys in tile i of the key block.
   __device__ __forceinline__ int first_key(int i) const {
-    return at.unit * UNIT_KEYS + i * Config::BLOCK_N + own.part * WARP_KEYS;
+    return at.key_block * KEY_BLOCK + i * Config::BLOCK_N + own.part * WARP_KEYS;
   }
   __device__ __forceinline__ void modify_scores(Scores& s, int2 clear) const {
     if (p.scores.bends) {
-      const TaskScores scores(p, at, own);
+      const TileScores scores(p, at, own);
 #pragma unroll
       for (int i = 0; i < Config::TILES; ++i) scores.bend(s[i], p, first_key(i));
     }
-    if (!TaskRows::all_clear(clear, at.unit * UNIT_KEYS)) {
-      const TaskRows rows(p, at, own);
+    if (!TileRows::all_clear(clear, at.key_block * KEY_BLOCK)) {
+      const TileRows rows(p, at, own);
 #pragma unroll
       for (int i = 0; i < Config::TILES; ++i) rows.hide(s[i], first_key(i));
     }
   }
 
-  __device__ __forceinline__ void to_weights(Scores& s, Partial<OT>& unit, Weights& weights,
+  __device__ __forceinline__ void to_weights(Scores& s, Partial<OT>& key_block, Weights& weights,
                                              Sums& sums) const {
-    find_top(s, unit);
+    find_top(s, key_block);
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i)
 #pragma unroll
       for (int n = 0; n < Config::KEY_TILES; ++n)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float offset = unit.top[h] == -INFINITY ? 0.0f : unit.top[h];
+          const float offset = key_block.top[h] == -INFINITY ? 0.0f : key_block.top[h];
           float& left = s[i].x[0][n][2 * h];
           float& right = s[i].x[0][n][2 * h + 1];
           left = exp2_approx(fmaf(left, scale_log2, -offset));
@@ -175,7 +175,7 @@ struct DecodeBlock {
     rows.reduce_sums(sums);
     rows.store_weights(s, weights);
   }
-  __device__ __forceinline__ void find_top(const Scores& s, Partial<OT>& unit) const {
+  __device__ __forceinline__ void find_top(const Scores& s, Partial<OT>& key_block) const {
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i)
@@ -185,28 +185,28 @@ struct DecodeBlock {
         for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[i].x[0][n][e]);
     rows.reduce_top(top);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) unit.top[h] = __fmul_rn(top[h], scale_log2);
+    for (int h = 0; h < 2; ++h) key_block.top[h] = __fmul_rn(top[h], scale_log2);
   }
 
-  __device__ __forceinline__ void multiply_values(Weights& weights, Partial<OT>& unit) {
-    unit.out.clear();
+  __device__ __forceinline__ void multiply_values(Weights& weights, Partial<OT>& key_block) {
+    key_block.out.clear();
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
       const uint32_t sV = ring.next(p);  // and P and sums of all warps
       const auto b_v = flash_dist::share(Operand<HEAD_DIM>::b_trans(sV), own.part);
 #pragma unroll
       for (int k = 0; k < KEY_STEPS; ++k) {
-        gemm_ab_step<Target, T, HEAD_DIM, SPLIT>(
-            unit.out, rows.load_weights(weights, i * KEY_STEPS + k), b_v, k * 16);
+        gemm_ab_step<Target, T, HEAD_DIM, WARPS_N>(
+            key_block.out, rows.load_weights(weights, i * KEY_STEPS + k), b_v, k * 16);
       }
     }
   }
-  __device__ __forceinline__ void add_sums(const Sums& sums, Partial<OT>& unit) const {
+  __device__ __forceinline__ void add_sums(const Sums& sums, Partial<OT>& key_block) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      unit.sum[h] = 0.0f;
+      key_block.sum[h] = 0.0f;
 #pragma unroll
-      for (int i = 0; i < Config::PARTS; ++i) unit.sum[h] += rows.sum_of(sums, i, h);
+      for (int i = 0; i < Config::PARTS; ++i) key_block.sum[h] += rows.sum_of(sums, i, h);
     }
   }
 };
@@ -220,20 +220,20 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
 
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr && !p.few_alone) fill_uncovered<Config>(p);
-  const DecodeShares<Config::THREADS> shares(p, smem.shares);
+  const DecodeSplits<Config::THREADS> splits(p, smem.splits);
   int begin, end;
   DecodeCursor first;
-  if (!shares.find_share(p, smem.shares, blockIdx.x, first, begin, end)) return;
+  if (!splits.find_split(p, smem.splits, blockIdx.x, first, begin, end)) return;
   if (threadIdx.x == 0) smem.bounds = {begin, end};
 
   if constexpr (Config::KEEPS_CURSORS) {
     auto& kept = smem.cursors[threadIdx.x / 32];
     set_cursor(kept.computed, first);
     set_cursor(kept.loaded, first);
-    DecodeBlock<Config>(p, smem, own, shares, kept.computed, kept.loaded, end - begin)
+    DecodeBlock<Config>(p, smem, own, splits, kept.computed, kept.loaded, end - begin)
         .run(end - begin);
   } else {
-    DecodeBlock<Config>(p, smem, own, shares, first, first, end - begin).run(end - begin);
+    DecodeBlock<Config>(p, smem, own, splits, first, first, end - begin).run(end - begin);
   }
 }
 

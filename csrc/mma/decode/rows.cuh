@@ -11,7 +11,7 @@
 
 namespace flash_dist {
 
-// A warp owns its rows. P stays in its registers, which leaves none for O of the task: that is in shared
+// A warp owns its rows. P stays in its registers, which leaves none for O of the tile: that is in shared
 // memory while a group is computed.
 template <class Config>
 struct OwnedRows {
@@ -22,7 +22,7 @@ struct OwnedRows {
   static constexpr int KEY_STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
   using Scores = Accumulator<1, Config::KEY_TILES>[Config::TILES];
   using Sums = float[Config::PARTS][2];
-  using Weights = uint32_t[UNIT_KEYS / 16][1][4];  // A operands of P @ V
+  using Weights = uint32_t[KEY_BLOCK / 16][1][4];  // A operands of P @ V
 
   Smem& smem;
 
@@ -54,36 +54,36 @@ struct OwnedRows {
     return weights[k];
   }
 
-  __device__ __forceinline__ void park(const Partial<OT>& task) const {
+  __device__ __forceinline__ void park(const Partial<OT>& tile) const {
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
-      const float (&x)[4] = task.out.x[0][n];
+      const float (&x)[4] = tile.out.x[0][n];
       smem.parked.out[n][threadIdx.x] = {x[0], x[1], x[2], x[3]};
     }
-    smem.parked.stats[threadIdx.x] = {task.top[0], task.top[1], task.sum[0], task.sum[1]};
+    smem.parked.stats[threadIdx.x] = {tile.top[0], tile.top[1], tile.sum[0], tile.sum[1]};
   }
-  __device__ __forceinline__ void unpark(Partial<OT>& task) const {
+  __device__ __forceinline__ void unpark(Partial<OT>& tile) const {
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
       const float4 x = smem.parked.out[n][threadIdx.x];
-      float (&own)[4] = task.out.x[0][n];
+      float (&own)[4] = tile.out.x[0][n];
       own[0] = x.x, own[1] = x.y, own[2] = x.z, own[3] = x.w;
     }
     const float4 stats = smem.parked.stats[threadIdx.x];
-    task.top[0] = stats.x, task.top[1] = stats.y, task.sum[0] = stats.z, task.sum[1] = stats.w;
+    tile.top[0] = stats.x, tile.top[1] = stats.y, tile.sum[0] = stats.z, tile.sum[1] = stats.w;
   }
 };
 
-// SPLIT warps share the rows, each with some keys of a tile. They exchange row maxima, P and sums through
+// WARPS_N warps share the rows, each with some keys of a tile. They exchange row maxima, P and sums through
 // shared memory. Each then computes some columns of O.
 template <class Config>
 struct SharedRows {
   using Target = typename Config::Target;
   using T = typename Config::T;
   using Smem = typename Config::Smem;
-  static constexpr int SPLIT = Config::SPLIT;
-  static constexpr int OT = Config::HEAD_DIM / 8 / SPLIT;
-  static constexpr int WARP_PARTS = Config::PARTS / SPLIT;
+  static constexpr int WARPS_N = Config::WARPS_N;
+  static constexpr int OT = Config::HEAD_DIM / 8 / WARPS_N;
+  static constexpr int WARP_PARTS = Config::PARTS / WARPS_N;
   using Scores = Accumulator<1, Config::KEY_TILES>[Config::TILES];
   using Sums = float[WARP_PARTS][2];
   using Weights = uint32_t[1][4];  // the A operand of a step of P @ V
@@ -91,13 +91,13 @@ struct SharedRows {
   Smem& smem;
   const WarpPlace<Config> own;
   const uint32_t sP;
-  const Operand<UNIT_KEYS> a_p;
+  const Operand<KEY_BLOCK> a_p;
 
   __device__ __forceinline__ SharedRows(Smem& smem_, const WarpPlace<Config>& own_)
       : smem(smem_),
         own(own_),
-        sP(shared_address(smem.exchange.p) + own.row0 * UNIT_KEYS * 2),
-        a_p(Operand<UNIT_KEYS>::a(sP)) {}
+        sP(shared_address(smem.exchange.p) + own.row0 * KEY_BLOCK * 2),
+        a_p(Operand<KEY_BLOCK>::a(sP)) {}
 
   __device__ __forceinline__ void reduce_top(float (&top)[2]) const {
 #pragma unroll
@@ -109,7 +109,7 @@ struct SharedRows {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int w = 0; w < SPLIT; ++w) top[h] = fmaxf(top[h], smem.exchange.tops[w][own.row(h)]);
+      for (int w = 0; w < WARPS_N; ++w) top[h] = fmaxf(top[h], smem.exchange.tops[w][own.row(h)]);
   }
   __device__ __forceinline__ void reduce_sums(Sums& sums) const {
 #pragma unroll
@@ -134,10 +134,10 @@ struct SharedRows {
       for (int n = 0; n < Config::KEY_TILES; ++n)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int key = i * Config::BLOCK_N + own.part * (Config::BLOCK_N / SPLIT) + n * 8;
+          const int key = i * Config::BLOCK_N + own.part * (Config::BLOCK_N / WARPS_N) + n * 8;
           const float (&x)[4] = s[i].x[0][n];
           store_shared_4(
-              sP + SwizzledRows<UNIT_KEYS>::offset(lane / 4 + 8 * h, key / 8) + lane % 4 * 4,
+              sP + SwizzledRows<KEY_BLOCK>::offset(lane / 4 + 8 * h, key / 8) + lane % 4 * 4,
               pack<Target, T>(x[2 * h], x[2 * h + 1]));
         }
   }
@@ -147,7 +147,7 @@ struct SharedRows {
     return weights;
   }
 
-  // O of the task stays in registers.
+  // O of the tile stays in registers.
   __device__ __forceinline__ void park(const Partial<OT>&) const {}
   __device__ __forceinline__ void unpark(Partial<OT>&) const {}
 };

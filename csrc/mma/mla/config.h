@@ -15,11 +15,10 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
   static constexpr int LOADERS = THREADS;
-  static constexpr int TASK_ROWS = 16;  // those of one mma, which all warps have,
-  static constexpr int SPLIT = WARPS;   // and share the columns of O
-  static constexpr int BLOCK_ROWS = TASK_ROWS;
+  static constexpr int BLOCK_ROWS = 16;              // those of one mma, which all warps have,
+  static constexpr int WARPS_N = WARPS;              // and share the columns of O
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
-  static constexpr int TILES = UNIT_KEYS / BLOCK_N;  // of a unit
+  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // of a key block
   static constexpr bool V_IN_K = true;               // its first columns
   static constexpr bool KEEPS_CURSORS = false;       // in shared memory
   using Layout = SwizzledRows<HEAD_DIM>;             // of Q, K and V in shared memory
@@ -37,10 +36,10 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   };
   struct Smem {
     alignas(128) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];
-    alignas(128) uint16_t q[TASK_ROWS * HEAD_DIM];
+    alignas(128) uint16_t q[BLOCK_ROWS * HEAD_DIM];
     Scores scores;
-    typename DecodeShares<THREADS>::Smem shares;
-    ShareBounds bounds;
+    typename DecodeSplits<THREADS>::Smem splits;
+    SplitBounds bounds;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

@@ -1,11 +1,11 @@
 // Attention of few queries to a cache of latent keys (MLA), on mma.sync: the values are the first
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
-// Grid      as mma/decode/kernel.cuh: as many blocks as the GPU holds, each with a share of the units
+// Grid      as mma/decode/kernel.cuh: as many blocks as the GPU holds, each with a share of the key blocks
 //           of all sequences (core/decode_work.cuh).
 // Block     WARPS warps on 16 rows, queries of all heads.
 //           S: a warp has 16 keys of a tile and a part of their columns; Q of these columns stays in
-//           its registers for as long as the task.
+//           its registers for as long as the tile.
 //           softmax: every warp has all of S, as it adds up the parts itself: they lie in shared
 //           memory as the fragments that the second product wants, and nothing else is exchanged.
 //           O: a warp has some of the columns, for all keys.
@@ -13,8 +13,8 @@
 // Pipeline  all but one stage of the ring are on their way. Two barriers to a tile: it is there, and
 //           S is.
 //
-// A unit of 128 keys has a softmax of its own, from nothing, in which its tiles follow each other;
-// units and groups are folded as mma/decode/kernel.cuh does.
+// A key block of 128 keys has a softmax of its own, from nothing, in which its tiles follow each other;
+// key blocks and groups are combined as mma/decode/kernel.cuh does.
 #pragma once
 
 #include "core/decode_load.cuh"
@@ -36,7 +36,7 @@ struct ScorePart {
         columns(static_cast<int>(threadIdx.x) / 32 / Config::KEY_PARTS) {}
 };
 
-// Q of a task as A operands of this warp's part of the columns.
+// Q of a tile as A operands of this warp's part of the columns.
 template <class Config>
 struct LatentQueries {
   uint32_t steps[Config::STEPS][4];
@@ -99,7 +99,7 @@ __device__ __forceinline__ Accumulator<1, 2 * Config::KEY_PARTS> add_scores(
 
 // O += P @ V, this warp's columns of a tile.
 template <class Config, int NT, int OT>
-__device__ __forceinline__ void multiply_values(Partial<OT>& unit, const Accumulator<1, NT>& p,
+__device__ __forceinline__ void multiply_values(Partial<OT>& key_block, const Accumulator<1, NT>& p,
                                                 uint32_t sK, int part) {
   using Keys = Operand<Config::HEAD_DIM>;
   const uint32_t from = Keys::b_trans(sK).at(0, part);
@@ -111,11 +111,11 @@ __device__ __forceinline__ void multiply_values(Partial<OT>& unit, const Accumul
     for (int n = 0; n < OT; n += 2) {
       uint32_t values[4];
       ldmatrix_x4_trans(values,
-                        from + k * 16 * Keys::Layout::ROW_BYTES + n / 2 * Config::SPLIT * 32);
-      mma_m16n8k16<typename Config::Target, typename Config::T>(unit.out.x[0][n], weights[0],
+                        from + k * 16 * Keys::Layout::ROW_BYTES + n / 2 * Config::WARPS_N * 32);
+      mma_m16n8k16<typename Config::Target, typename Config::T>(key_block.out.x[0][n], weights[0],
                                                                 values[0], values[1]);
-      mma_m16n8k16<typename Config::Target, typename Config::T>(unit.out.x[0][n + 1], weights[0],
-                                                                values[2], values[3]);
+      mma_m16n8k16<typename Config::Target, typename Config::T>(key_block.out.x[0][n + 1],
+                                                                weights[0], values[2], values[3]);
     }
   }
 }
@@ -123,7 +123,7 @@ __device__ __forceinline__ void multiply_values(Partial<OT>& unit, const Accumul
 template <class Config>
 __device__ __forceinline__ void mla_block(const DecodeParams& p) {
   using Target = typename Config::Target;
-  constexpr int OT = Config::HEAD_DIM_V / 8 / Config::SPLIT;
+  constexpr int OT = Config::HEAD_DIM_V / 8 / Config::WARPS_N;
 
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
@@ -132,32 +132,32 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
 
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
-  const DecodeShares<Config::THREADS> shares(p, smem.shares);
+  const DecodeSplits<Config::THREADS> splits(p, smem.splits);
   int share_begin, share_end;
   DecodeCursor at;
-  if (!shares.find_share(p, smem.shares, blockIdx.x, at, share_begin, share_end)) return;
-  int units = share_end - share_begin;
+  if (!splits.find_split(p, smem.splits, blockIdx.x, at, share_begin, share_end)) return;
+  int key_blocks = share_end - share_begin;
   if (threadIdx.x == 0) smem.bounds = {share_begin, share_end};
 
-  KvRing<Config> ring(p, smem.ring, at, units);
+  KvRing<Config> ring(p, smem.ring, at, key_blocks);
   ring.fill(p);
   const float scale_log2 = p.scores.scale * LOG2_E;
   LatentQueries<Config> queries;
-  Partial<OT> task, group, unit;
-  TaskRows rows(p, at, own);
+  Partial<OT> tile, group, key_block;
+  TileRows rows(p, at, own);
 
   bool is_first = true;
 #pragma unroll 1
-  for (; units > 0; --units, at.advance(p)) {
-    if (at.unit == at.extent.first || is_first) {
+  for (; key_blocks > 0; --key_blocks, at.advance(p)) {
+    if (at.key_block == at.extent.first || is_first) {
       is_first = false;
       queries.load(p, at, shared_address(smem.q), part.columns);
-      rows = TaskRows(p, at, own);
-      task.clear();
+      rows = TileRows(p, at, own);
+      tile.clear();
       group.clear();
     }
-    unit.clear();
-    const int key0 = at.unit * UNIT_KEYS;
+    key_block.clear();
+    const int key0 = at.key_block * KEY_BLOCK;
     const bool all_see = rows.all_see(key0);
 #pragma unroll 1
     for (int i = 0; i < Config::TILES; ++i) {
@@ -167,17 +167,17 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
       __syncthreads();  // S of all warps; the next ring.next(p) is behind the last look at it
       auto s = add_scores<Config>(smem.scores);
       if (!all_see) rows.hide(s, key0 + i * Config::BLOCK_N);
-      // P, and O and sums rescaled; O += P @ V           [16, HEAD_DIM_V / SPLIT] per warp
+      // P, and O and sums rescaled; O += P @ V           [16, HEAD_DIM_V / WARPS_N] per warp
       float keep[2];
-      to_weights(s, unit.top, unit.sum, keep, scale_log2);
-      rescale(unit.out, keep);
-      multiply_values<Config>(unit, s, sK, own.part);
+      to_weights(s, key_block.top, key_block.sum, keep, scale_log2);
+      rescale(key_block.out, keep);
+      multiply_values<Config>(key_block, s, sK, own.part);
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) unit.sum[h] = quad_sum(unit.sum[h]);
-    if (!take_unit(p, shares, at, smem.bounds, own, unit, group)) continue;
-    task.fold(group);
-    if (at.unit + 1 == at.extent.end) store_result(p, task, at, own);
+    for (int h = 0; h < 2; ++h) key_block.sum[h] = quad_sum(key_block.sum[h]);
+    if (!take_key_block(p, splits, at, smem.bounds, own, key_block, group)) continue;
+    tile.combine(group);
+    if (at.key_block + 1 == at.extent.end) store_result(p, tile, at, own);
     group.clear();
   }
   ring.drain();

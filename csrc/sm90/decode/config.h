@@ -19,11 +19,10 @@ struct DecodeWideSm90Config
   static constexpr int CONSUMER_THREADS = THREADS - LOADERS;
   static constexpr int CONSUMERS = CONSUMER_THREADS / WARPGROUP;
   static constexpr int CONSUMER_ROWS = 64;
-  static constexpr int TASK_ROWS = CONSUMERS * CONSUMER_ROWS;
-  static constexpr int BLOCK_ROWS = TASK_ROWS;
+  static constexpr int BLOCK_ROWS = CONSUMERS * CONSUMER_ROWS;
   static constexpr int LARGER = Plan::LARGER;
-  static constexpr int BLOCK_N = UNIT_KEYS;  // keys of a tile of K or V
-  static constexpr int TILES = 1;            // of K, and of V, in a unit
+  static constexpr int BLOCK_N = KEY_BLOCK;  // keys of a tile of K or V
+  static constexpr int TILES = 1;            // of K, and of V, in a key block
   static constexpr int PIECE = 64;           // columns of O that one product is for
   static constexpr int PIECES = HEAD_DIM_V / PIECE;
   static constexpr bool V_IN_K = false;
@@ -35,11 +34,11 @@ struct DecodeWideSm90Config
   static constexpr int LOADER_REGISTERS = 64;
   static constexpr int CONSUMER_REGISTERS =
       registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
-  using Shares = DecodeShares<THREADS>;
+  using Splits = DecodeSplits<THREADS>;
   using KTile = Panels<BLOCK_N>;        // and of V
   using QTile = Panels<CONSUMER_ROWS>;  // one of each consumer
   static_assert(HEAD_DIM == HEAD_DIM_V && HEAD_DIM % QTile::COLUMNS == 0);
-  static_assert(TASK_ROWS == CONSUMER_ROWS || LARGER == 0);
+  static_assert(BLOCK_ROWS == CONSUMER_ROWS || LARGER == 0);
 
   // Where a copy of 16 bytes of K or V goes.
   struct Layout {
@@ -53,14 +52,14 @@ struct DecodeWideSm90Config
   struct Smem {
     alignas(1024) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // K and V in turn
     alignas(1024) uint16_t q[CONSUMERS][CONSUMER_ROWS * HEAD_DIM];
-    // What there is of a task while a group is computed: O by threads, top and sum by rows.
+    // What there is of a tile while a group is computed: O by threads, top and sum by rows.
     float4 parked[HEAD_DIM_V / 8][CONSUMER_THREADS];
-    float2 parked_stats[TASK_ROWS];
+    float2 parked_stats[BLOCK_ROWS];
     StageBarriers<Plan::STAGES> barriers;
-    typename Shares::Smem shares;
-    Shares all;                                   // for consumers
+    typename Splits::Smem splits;
+    Splits all;                                   // for consumers
     DecodeCursor cursors[CONSUMER_THREADS / 32];  // of each warp
-    ShareBounds bounds;
+    SplitBounds bounds;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

@@ -12,8 +12,8 @@ template <class Config>
 const char* refuse_decode_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);
   if (Config::LARGER == 0) return nullptr;
-  return most_rows(p) > Config::TASK_ROWS ? "more rows are read for at once by the larger tile"
-                                          : nullptr;
+  return most_rows(p) > Config::BLOCK_ROWS ? "more rows are read for at once by the larger tile"
+                                           : nullptr;
 }
 
 }  // namespace flash_dist

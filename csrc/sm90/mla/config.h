@@ -34,24 +34,23 @@ struct MlaSm90Config
   static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; a warp loads keys
   static constexpr int LOADER_REGISTERS = 56;             // setmaxnreg
   static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
-  static constexpr int TASK_ROWS = 64;
-  static constexpr int BLOCK_ROWS = TASK_ROWS;
+  static constexpr int BLOCK_ROWS = 64;
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
-  static constexpr int TILES = UNIT_KEYS / BLOCK_N;  // of a unit
+  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // of a key block
   static constexpr int STAGES = Plan::STAGES;
   // Units of which a consumer may still ask where they lie, rounded up to a power of two: while the second
   // one is at one, the loader is at most at the first tile of the third behind it.
-  static constexpr int UNITS = 4;
-  using Shares = DecodeShares<THREADS, LATENT_PART_UNITS>;
+  static constexpr int CURSORS = 4;
+  using Splits = DecodeSplits<THREADS, LATENT_SOFTMAX_BLOCKS>;
   using Tile = Panels<64>;  // of Q and of K
   using Stages = Ring<STAGES>;
   static constexpr int PANELS = Tile::count(HEAD_DIM);
   static constexpr int OWN_PANELS = COLUMNS / Tile::COLUMNS;  // of V, of one consumer
   static constexpr int V_PANELS = CONSUMERS * OWN_PANELS;
   static constexpr int CHUNKS = HEAD_DIM / 8;  // of 16 bytes, of a row
-  static_assert(CONSUMERS == 2 && TASK_ROWS == 64 && BLOCK_N == 64);
+  static_assert(CONSUMERS == 2 && BLOCK_ROWS == 64 && BLOCK_N == 64);
   static_assert(COLUMNS % Tile::COLUMNS == 0 && HEAD_DIM % Tile::COLUMNS == 0);
-  static_assert(LATENT_PART_UNITS == GROUP_UNITS, "O of a group stays in registers");
+  static_assert(LATENT_SOFTMAX_BLOCKS == GROUP_BLOCKS, "O of a group stays in registers");
 
   // In the order in which places become free: the columns that are no values, which S alone reads, and
   // those of each consumer.
@@ -74,11 +73,11 @@ struct MlaSm90Config
     Exchange exchange;
     uint64_t k_full[STAGES][PANELS], k_empty[STAGES][GROUPS];
     uint64_t q_full, q_empty;
-    typename Shares::Smem counting;
-    Shares shares;               // of any thread: what is the same for all
-    int2 bounds;                 // the units that are the block's
-    DecodeCursor units[UNITS];   // the latest that are loaded
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    typename Splits::Smem counting;
+    Splits splits;                     // of any thread: what is the same for all
+    int2 bounds;                       // the key blocks that are the block's
+    DecodeCursor key_blocks[CURSORS];  // the latest that are loaded
+    __device__ Smem() = delete;        // laid over shared memory, never made
 
     // By one thread.
     __device__ __forceinline__ void make_barriers() {

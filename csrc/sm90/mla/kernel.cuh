@@ -1,7 +1,7 @@
 // Attention of many heads to a cache of latent keys (MLA), on wgmma: the values are the first
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
-// Grid      as many blocks as the GPU holds, each with a share of the units of all sequences
+// Grid      as many blocks as the GPU holds, each with a share of the key blocks of all sequences
 //           (core/decode_work.cuh), in whole groups.
 // Block     a warpgroup that loads, and two consumers of 64 rows, queries of all heads. The first
 //           consumer computes S and P of a tile of 64 keys and hands P to the second, thread by
@@ -11,12 +11,12 @@
 //           when the first one is there. Panels are filled again as soon as they have been read for
 //           the last time: those that are no values after S, those of each half of O after its
 //           product. S of the next tile of a group stands behind O of this one, so that nothing of
-//           what is done in between delays it. The queries of the next task come after the last S
+//           what is done in between delays it. The queries of the next tile come after the last S
 //           of this one.
 //
-// O of 64 rows fills the registers: there is no place for that of a group beside that of a task. So a
+// O of 64 rows fills the registers: there is no place for that of a group beside that of a tile. So a
 // group has a softmax of its own, from nothing, in which its tiles follow each other, and is never
-// cut. What a block has of its task before rests in memory meanwhile.
+// cut. What a block has of its tile before rests in memory meanwhile.
 #pragma once
 
 #include <type_traits>
@@ -40,7 +40,7 @@ namespace flash_dist {
 // one on.
 enum LatentBarrier : int { P_READY = 1, P_TAKEN, ROWS_CLEARED };
 
-// Which of a task's rows and columns are this thread's: as the accumulators of a warpgroup have them.
+// Which of a tile's rows and columns are this thread's: as the accumulators of a warpgroup have them.
 template <class Config_>
 struct WarpgroupPlace {
   using Config = Config_;
@@ -129,26 +129,27 @@ class LatentConsumer {
   __device__ __forceinline__ LatentConsumer(const DecodeParams& p, Smem& smem)
       : p_(p), smem_(smem) {}
 
-  // Of the units that are the block's so many, whole groups.
-  __device__ __forceinline__ void run(int units) {
+  // Of the key blocks that are the block's so many, whole groups.
+  __device__ __forceinline__ void run(int key_blocks) {
 #pragma unroll 1
-    for (int done = 0; done < units;) {
+    for (int done = 0; done < key_blocks;) {
       await_tile();
-      const DecodeCursor& first = unit(done);
+      const DecodeCursor& first = key_block(done);
       const int count = first.group_end() - first.position;
-      const bool ends_task = done + count == units || first.unit + count == first.extent.end;
+      const bool ends_tile =
+          done + count == key_blocks || first.key_block + count == first.extent.end;
       part_.clear();
       if (own_.part == 0) {
-        if (begins_task(first, done == 0))
-          mbarrier_wait(shared_address(&smem_.q_full), tasks_++ % 2);
-        lead(done, count * Config::TILES, ends_task);
+        if (begins_tile(first, done == 0))
+          mbarrier_wait(shared_address(&smem_.q_full), tiles_++ % 2);
+        lead(done, count * Config::TILES, ends_tile);
       } else {
         follow(done, count * Config::TILES);
       }
       done += count;
       part_.sum[0] = quad_sum(part_.sum[0]);
       part_.sum[1] = quad_sum(part_.sum[1]);
-      take_group(unit(done - 1));
+      take_group(key_block(done - 1));
     }
     if (own_.part == 0) barrier_sync(P_TAKEN, Config::CONSUMER_THREADS);  // of the last tile
   }
@@ -158,8 +159,8 @@ class LatentConsumer {
   using Weights = uint32_t[STEPS][1][4];
 
   // Of the block's, that with this number: known where one of its tiles is there.
-  __device__ __forceinline__ const DecodeCursor& unit(int number) const {
-    return smem_.units[number % Config::UNITS];
+  __device__ __forceinline__ const DecodeCursor& key_block(int number) const {
+    return smem_.key_blocks[number % Config::CURSORS];
   }
 
   // Until the next tile comes. NOTE: by a panel that this consumer itself gives back, or the barrier might
@@ -170,26 +171,27 @@ class LatentConsumer {
   }
 
   // A group by the first consumer: S of a tile is under way while O of the one before is.
-  __device__ __forceinline__ void lead(int first, int tiles, bool ends_task) {
+  __device__ __forceinline__ void lead(int first, int tiles, bool ends_tile) {
     Scores s;
     multiply_keys<Config>(s, smem_, ring_);
 #pragma unroll 1
     for (int i = 0; i + 1 < tiles; ++i) {
-      lead_tile(s, unit(first + i / Config::TILES), i % Config::TILES, false, std::false_type{});
+      lead_tile(s, key_block(first + i / Config::TILES), i % Config::TILES, false,
+                std::false_type{});
     }
-    lead_tile(s, unit(first + (tiles - 1) / Config::TILES), (tiles - 1) % Config::TILES, ends_task,
-              std::true_type{});
+    lead_tile(s, key_block(first + (tiles - 1) / Config::TILES), (tiles - 1) % Config::TILES,
+              ends_tile, std::true_type{});
   }
   template <class IsLast>
   __device__ __forceinline__ void lead_tile(Scores& s, const DecodeCursor& at, int tile,
-                                            bool ends_task, IsLast) {
-    const int key0 = at.unit * UNIT_KEYS + tile * Config::BLOCK_N;
-    const bool all_see = TaskRows(p_, at, own_).all_see(at.unit * UNIT_KEYS);
+                                            bool ends_tile, IsLast) {
+    const int key0 = at.key_block * KEY_BLOCK + tile * Config::BLOCK_N;
+    const bool all_see = TileRows(p_, at, own_).all_see(at.key_block * KEY_BLOCK);
     wgmma_wait<0>();
     hold(s.x[0]);
     release(smem_.k_empty[ring_.stage()][Config::keys_alone().number]);
-    if (ends_task) release(smem_.q_empty);
-    if (!all_see) TaskRows(p_, at, own_).hide(s, key0);
+    if (ends_tile) release(smem_.q_empty);
+    if (!all_see) TileRows(p_, at, own_).hide(s, key0);
     Weights weights;
     float keep[2];
     to_weights(s, part_.top, part_.sum, keep, p_.scores.scale * LOG2_E);
@@ -235,9 +237,9 @@ class LatentConsumer {
       Weights weights;
       float keep[2];
       take_weights(weights, keep);
-      const DecodeCursor& at = unit(first + i / Config::TILES);
+      const DecodeCursor& at = key_block(first + i / Config::TILES);
       rescale_out(keep);
-      clear_missing(at, at.unit * UNIT_KEYS + i % Config::TILES * Config::BLOCK_N);
+      clear_missing(at, at.key_block * KEY_BLOCK + i % Config::TILES * Config::BLOCK_N);
       multiply_values<Config>(part_.out, weights, own_values());
       wgmma_wait<0>();
       hold(part_.out.x[0]);
@@ -286,23 +288,23 @@ class LatentConsumer {
       weights[k][0][3] = a.w;
     }
     barrier_arrive(P_TAKEN, Config::CONSUMER_THREADS);
-    keep[0] = Fold(part_.top[0], stats.x).keep;  // as the first one has it
-    keep[1] = Fold(part_.top[1], stats.y).keep;
+    keep[0] = Combine(part_.top[0], stats.x).keep;  // as the first one has it
+    keep[1] = Combine(part_.top[1], stats.y).keep;
     part_.top[0] = stats.x, part_.top[1] = stats.y, part_.sum[0] = stats.z, part_.sum[1] = stats.w;
   }
 
-  // A complete group into its task, or to memory: what is not complete rests, what blocks share is
+  // A complete group into its tile, or to memory: what is not complete rests, what blocks share is
   // stored.
   __device__ __forceinline__ void take_group(const DecodeCursor& at) {
     const int2 bounds = smem_.bounds;
-    const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
-    if (!owns_task) {
-      return store_partial(p_, part_, smem_.shares.group_record(p_, at, fresh_block()), own_);
+    const bool owns_tile = bounds.x <= at.tile_begin() && at.tile_end() <= bounds.y;
+    if (!owns_tile) {
+      return store_partial(p_, part_, smem_.splits.group_partial(p_, at, fresh_block()), own_);
     }
-    const TaskRest<Place, OT> rest(p_, own_);
-    if (at.group_begin() > at.task_begin()) rest.fold_into(part_);
-    if (at.position + 1 < at.task_end()) return rest.store(part_);
-    store_task(p_, part_, at, own_);
+    const TileRest<Place, OT> rest(p_, own_);
+    if (at.group_begin() > at.tile_begin()) rest.combine_into(part_);
+    if (at.position + 1 < at.tile_end()) return rest.store(part_);
+    store_tile(p_, part_, at, own_);
   }
 
   const DecodeParams& p_;
@@ -310,7 +312,7 @@ class LatentConsumer {
   const Place own_;
   Partial<OT> part_;
   typename Config::Stages ring_;
-  int tasks_ = 0;
+  int tiles_ = 0;
 };
 
 template <class Config>
@@ -326,11 +328,11 @@ __device__ __forceinline__ void mla_sm90_block(const MlaSm90Params& params) {
 
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
-  const typename Config::Shares shares(p, smem.counting);
+  const typename Config::Splits splits(p, smem.counting);
   int begin, end;
   DecodeCursor at;
-  if (!shares.find_share(p, smem.counting, blockIdx.x, at, begin, end)) return;
-  if (threadIdx.x == 0) smem.shares = shares, smem.bounds = {begin, end};
+  if (!splits.find_split(p, smem.counting, blockIdx.x, at, begin, end)) return;
+  if (threadIdx.x == 0) smem.splits = splits, smem.bounds = {begin, end};
   __syncthreads();  // that, and barriers
 
   if (threadIdx.x < WARPGROUP) {

@@ -34,7 +34,7 @@ cudaError_t launch_mla_sm90(const void* kernel, const void* params, cudaStream_t
       {&all.k, &all.k_axes, &cache.k, cache.page, p.head_dim, &axes, all.box_keys}};
   const cudaError_t status = make_maps<Config>(maps);
   if (status != cudaSuccess) return status;
-  return launch_1d<Config>(kernel, &all, p.shares, stream);
+  return launch_1d<Config>(kernel, &all, p.splits, stream);
 }
 
 }  // namespace flash_dist

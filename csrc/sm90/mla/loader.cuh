@@ -9,37 +9,37 @@
 
 namespace flash_dist {
 
-// Whether a share's next unit is the first that it has of a task.
-__device__ __forceinline__ bool begins_task(const DecodeCursor& at, bool is_first) {
-  return is_first || at.unit == at.extent.first;
+// Whether a share's next key block is the first that it has of a tile.
+__device__ __forceinline__ bool begins_tile(const DecodeCursor& at, bool is_first) {
+  return is_first || at.key_block == at.extent.first;
 }
 
 // Keys of a share, tile after tile, by one warp. Panels of a tile are loaded as their places become free,
-// and announced one by one. Where the keys of the next unit lie is read from the tables while this
+// and announced one by one. Where the keys of the next key block lie is read from the tables while this
 // one is loaded: lane c knows it of the 16 keys with number c, which lie together.
 template <class Config>
 class LatentKeys {
   using Smem = typename Config::Smem;
   using Tile = typename Config::Tile;
-  static constexpr int PIECES = UNIT_KEYS / PAGE_STEP;
+  static constexpr int PIECES = KEY_BLOCK / PAGE_STEP;
 
  public:
   __device__ __forceinline__ LatentKeys(const MlaSm90Params& params, Smem& smem)
       : params_(params), smem_(smem) {}
 
-  __device__ __forceinline__ void load(DecodeCursor at, int units) {
+  __device__ __forceinline__ void load(DecodeCursor at, int key_blocks) {
     find(at);
 #pragma unroll 1
-    for (int i = 0; units > 0; ++i, --units) {
+    for (int i = 0; key_blocks > 0; ++i, --key_blocks) {
       announce(at, i);
       entry_ = next_entry_;
       row_ = next_row_;
       head_ = at.head;
-      const int seen = at.extent.seen_end - at.unit * UNIT_KEYS;
+      const int seen = at.extent.seen_end - at.key_block * KEY_BLOCK;
 #pragma unroll 1
       for (int j = 0; j < Config::TILES; ++j, ring_.advance()) {
         load_tile(j, seen);
-        if (j > 0 || units == 1) continue;
+        if (j > 0 || key_blocks == 1) continue;
         at.advance(params_.p);
         find(at);
       }
@@ -47,11 +47,11 @@ class LatentKeys {
   }
 
  private:
-  // Where unit `number` of the share lies, for whoever waits for its panels.
+  // Where key block `number` of the share lies, for whoever waits for its panels.
   __device__ __forceinline__ void announce(const DecodeCursor& at, int number) const {
     if (threadIdx.x % 32 != 0) return;
     wait_for_place(Config::keys_alone());
-    smem_.units[number % Config::UNITS] = at;
+    smem_.key_blocks[number % Config::CURSORS] = at;
   }
 
   __device__ __forceinline__ void wait_for_place(const PanelGroup& group) const {
@@ -59,7 +59,7 @@ class LatentKeys {
   }
 
   __device__ __forceinline__ void find(const DecodeCursor& at) {
-    const int key = at.unit * UNIT_KEYS + static_cast<int>(threadIdx.x) % PIECES * PAGE_STEP;
+    const int key = at.key_block * KEY_BLOCK + static_cast<int>(threadIdx.x) % PIECES * PAGE_STEP;
     next_entry_ = next_row_ = 0;
     if (key < at.extent.seen_end) {
       const CachePlace place(params_.p.cache, at.batch, at.extent.leftpad + key);
@@ -68,7 +68,7 @@ class LatentKeys {
     }
   }
 
-  // Tile i of the unit, of whose keys the first `seen` exist.
+  // Tile i of the key block, of whose keys the first `seen` exist.
   __device__ __forceinline__ void load_tile(int i, int seen) const {
     const int keys = min(max(seen - i * Config::BLOCK_N, 0), Config::BLOCK_N);
     load_panels<Config::keys_alone().count>(Config::keys_alone(), i, keys);
@@ -112,33 +112,33 @@ class LatentKeys {
   const MlaSm90Params& params_;
   Smem& smem_;
   typename Config::Stages ring_;
-  int next_entry_, next_row_;  // where this lane's 16 keys of the next unit begin
-  int entry_, row_;            // and of the unit that is being loaded
+  int next_entry_, next_row_;  // where this lane's 16 keys of the next key block begin
+  int entry_, row_;            // and of the key block that is being loaded
   int head_;                   // of it
 };
 
-// Queries of a share, task after task, by the other warps, a row by each. Rows that do not exist are zeros.
+// Queries of a share, tile after tile, by the other warps, a row by each. Rows that do not exist are zeros.
 template <class Config>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Config::Smem& smem,
-                                             DecodeCursor at, int units) {
+                                             DecodeCursor at, int key_blocks) {
   constexpr int WARPS = Config::QUERY_LOADERS / 32;
-  constexpr int ROWS = (Config::TASK_ROWS + WARPS - 1) / WARPS;  // of a warp
+  constexpr int ROWS = (Config::BLOCK_ROWS + WARPS - 1) / WARPS;  // of a warp
   static_assert(ROWS <= 32);
   const int warp = static_cast<int>(threadIdx.x) / 32 - 1,
             lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t sQ = shared_address(smem.q);
-  int tasks = 0;
+  int tiles = 0;
 #pragma unroll 1
-  for (bool is_first = true; units > 0; --units, at.advance(p), is_first = false) {
-    if (!begins_task(at, is_first)) continue;
-    mbarrier_wait(shared_address(&smem.q_empty), tasks % 2 ^ 1);
-    ++tasks;
+  for (bool is_first = true; key_blocks > 0; --key_blocks, at.advance(p), is_first = false) {
+    if (!begins_tile(at, is_first)) continue;
+    mbarrier_wait(shared_address(&smem.q_empty), tiles % 2 ^ 1);
+    ++tiles;
     const uint16_t* own = nullptr;  // the lane's row: each knows where one of the warp's lies
     const int own_row = warp + lane * WARPS;
-    const int task_row = at.row0(p) + own_row;
-    if (own_row < Config::TASK_ROWS && task_row < at.extent.rows(p)) {
-      const int query = divide(task_row, p.by_group);
-      own = head_begin(p.q, at.batch, at.head, task_row - query * p.group) +
+    const int tile_row = at.row0(p) + own_row;
+    if (own_row < Config::BLOCK_ROWS && tile_row < at.extent.rows(p)) {
+      const int query = divide(tile_row, p.by_group);
+      own = head_begin(p.q, at.batch, at.head, tile_row - query * p.group) +
             (at.extent.q0 + query) * p.q.row;
     }
 #pragma unroll 2
@@ -146,7 +146,7 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Con
       const int row = warp + i * WARPS;
       const auto* src = reinterpret_cast<const uint16_t*>(
           __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(own), i));
-      if (row >= Config::TASK_ROWS) continue;
+      if (row >= Config::BLOCK_ROWS) continue;
 #pragma unroll
       for (int first = 0; first < Config::CHUNKS; first += 32) {
         const int chunk = first + lane;

@@ -21,9 +21,9 @@ __device__ __forceinline__ void transpose_in_quad(uint32_t (&x)[4]) {
   }
 }
 
-// out and lse of a task.
+// out and lse of a tile.
 template <class Place, int OT>
-__device__ __forceinline__ void store_task(const DecodeParams& p, const Partial<OT>& all,
+__device__ __forceinline__ void store_tile(const DecodeParams& p, const Partial<OT>& all,
                                            const DecodeCursor& at, const Place& own) {
   using Config = typename Place::Config;
   const int head = at.head;
@@ -34,16 +34,18 @@ __device__ __forceinline__ void store_task(const DecodeParams& p, const Partial<
     const int row = at.row0(p) + own.row(h);
     const bool exists = row < at.extent.rows(p);
     const int query = divide(row, p.by_group);
-    const int member = row - query * p.group;
+    const int head_in_group = row - query * p.group;
     float inverse = 0.0f;
     if (exists) {
-      const RowEnd end(p, head * p.group + member, all.top[h], all.sum[h]);
+      const RowEnd end(p, head * p.group + head_in_group, all.top[h], all.sum[h]);
       inverse = end.inverse;
       if (own.speaks()) {
-        p.lse[lse_begin(p, at.batch, head * p.group + member, at.extent.q0) + query] = end.lse;
+        p.lse[lse_begin(p, at.batch, head * p.group + head_in_group, at.extent.q0) + query] =
+            end.lse;
       }
     }
-    uint16_t* out = head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
+    uint16_t* out =
+        head_begin(p.out, at.batch, head, head_in_group) + (at.extent.q0 + query) * p.out.row;
 #pragma unroll
     for (int n = 0; n < OT; n += 4) {
       uint32_t x[4];

@@ -1,4 +1,4 @@
-// What a block has of its task while it computes a group: it rests in memory, or L2.
+// What a block has of its tile while it computes a group: it rests in memory, or L2.
 #pragma once
 
 #include "core/decode_rows.cuh"
@@ -7,44 +7,44 @@ namespace flash_dist {
 
 // Each thread reads what it has written itself, 16 bytes at a time, next to those of its neighbours.
 template <class Place, int OT>
-struct TaskRest {
+struct TileRest {
   using Config = typename Place::Config;
   static constexpr int CHUNKS = OT + 1;  // of 16 bytes, of a lane: top and sum of its rows, O
-  // In the block's records for what rests, which have room for twice tile_rows rows. The least are 17 rows, of
+  // In the block's partials for what rests, which have room for twice partial_rows rows. The least are 17 rows, of
   // two warps, each of which writes all of its 16; more leave more room.
-  static_assert(Config::Shares::RESTING == 2);
+  static_assert(Config::Splits::RESTING == 2);
   static_assert(2 * Config::CONSUMERS * CHUNKS * 32 * 4 <= 2 * 17 * Config::HEAD_DIM_V);
 
   float4* chunks;  // null: of this warp's rows none exists
 
-  __device__ __forceinline__ TaskRest(const DecodeParams& p, const Place& own) : chunks(nullptr) {
+  __device__ __forceinline__ TileRest(const DecodeParams& p, const Place& own) : chunks(nullptr) {
     const int thread = fresh_thread(), warp = thread / 32 % 4;
-    if (warp * 16 >= p.tile_rows) return;
-    const int64_t row = int64_t{Config::Shares::RESTING} * fresh_block() * p.tile_rows;
+    if (warp * 16 >= p.partial_rows) return;
+    const int64_t row = int64_t{Config::Splits::RESTING} * fresh_block() * p.partial_rows;
     chunks = reinterpret_cast<float4*>(p.partial_out + row * Config::HEAD_DIM_V) +
              (warp * Config::CONSUMERS + own.part) * CHUNKS * 32 + thread % 32;
   }
 
-  __device__ __forceinline__ void store(const Partial<OT>& task) const {
+  __device__ __forceinline__ void store(const Partial<OT>& tile) const {
     if (chunks == nullptr) return;
-    chunks[0] = {task.top[0], task.top[1], task.sum[0], task.sum[1]};
+    chunks[0] = {tile.top[0], tile.top[1], tile.sum[0], tile.sum[1]};
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
-      const float (&x)[4] = task.out.x[0][n];
+      const float (&x)[4] = tile.out.x[0][n];
       chunks[(n + 1) * 32] = {x[0], x[1], x[2], x[3]};
     }
   }
 
   // Joins what comes behind it.
-  __device__ __forceinline__ void fold_into(Partial<OT>& later) const {
+  __device__ __forceinline__ void combine_into(Partial<OT>& later) const {
     constexpr int AT_ONCE = 8;
     if (chunks == nullptr) return;
     const float4 stats = chunks[0];
-    const Fold folds[2] = {{stats.x, later.top[0]}, {stats.y, later.top[1]}};
-    later.top[0] = folds[0].top;
-    later.top[1] = folds[1].top;
-    later.sum[0] = folds[0](stats.z, later.sum[0]);
-    later.sum[1] = folds[1](stats.w, later.sum[1]);
+    const Combine combines[2] = {{stats.x, later.top[0]}, {stats.y, later.top[1]}};
+    later.top[0] = combines[0].top;
+    later.top[1] = combines[1].top;
+    later.sum[0] = combines[0](stats.z, later.sum[0]);
+    later.sum[1] = combines[1](stats.w, later.sum[1]);
 #pragma unroll
     for (int first = 0; first < OT; first += AT_ONCE) {
       __syncwarp();  // keeps loads from being moved up, for which there are no registers
@@ -52,10 +52,10 @@ struct TaskRest {
       for (int n = first; n < first + AT_ONCE; ++n) {
         float (&x)[4] = later.out.x[0][n];
         const float4 earlier = chunks[(n + 1) * 32];
-        x[0] = folds[0](earlier.x, x[0]);
-        x[1] = folds[0](earlier.y, x[1]);
-        x[2] = folds[1](earlier.z, x[2]);
-        x[3] = folds[1](earlier.w, x[3]);
+        x[0] = combines[0](earlier.x, x[0]);
+        x[1] = combines[0](earlier.y, x[1]);
+        x[2] = combines[1](earlier.z, x[2]);
+        x[3] = combines[1](earlier.w, x[3]);
       }
     }
   }

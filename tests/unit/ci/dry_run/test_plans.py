@@ -1,4 +1,4 @@
-"""The plans of all selftest cases from a dry run, and the effect of a planted rule on them."""
+"""The plans of all selftest cases, told by a dry run, and what a planted rule changes of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reference() -> Reference:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the compiled host code; only changes by a fault are compiled again."""
+    """Where the host code is compiled; only what a fault changes is compiled again."""
     require_compiler()
     return tmp_path_factory.mktemp("dry_run")
 
@@ -65,7 +65,7 @@ def test_plans_tell_masks_apart(recorded: dict[str, Recorded]) -> None:
 
 
 def backward_of(one: Recorded) -> dict[str, Any]:
-    """Return the plan of the backward of a case; None if there is none."""
+    """Return the plan of the backward of a case; nothing where there is none."""
     return next((entry["plan"] for entry in one.plans if entry.get("call") == "bwd"), {})
 
 
@@ -79,14 +79,14 @@ def stores_ds(one: Recorded) -> bool:
     return bool(backward_of(one).get("spill"))
 
 
-def shares_a_cache(one: Recorded) -> bool:
-    """Whether as many blocks share the keys of caches as two per multiprocessor."""
+def splits_a_cache(one: Recorded) -> bool:
+    """Whether the keys of caches have splits for two blocks on each multiprocessor."""
     return any(entry.get("shares", 0) > H200.sm_count for entry in one.plans)
 
 
-# A rule, its planted replacement, and the affected cases.
+# A rule, what is planted in its place, and the cases that it is of.
 PLANTED: Final[dict[str, tuple[str, str, str, Callable[[Recorded], bool]]]] = {
-    "shares": ("host/shares.h", "SHARES_PER_SM = 2", "SHARES_PER_SM = 1", shares_a_cache),
+    "cache": ("host/decode_splits.h", "SPLITS_PER_SM = 2", "SPLITS_PER_SM = 1", splits_a_cache),
     "what may be stored": ("host/plan.cpp", "has_dq_gemm && budget > 0", "false", stores_ds),
     "splits": ("host/splits.h", "LEAST_SAVED = 4", "LEAST_SAVED = 1 << 20", splits_queries),
 }
@@ -115,7 +115,7 @@ def test_a_planted_rule_changes_the_plans_of_its_own_cases_alone(
     assert set(changed) == own
 
 
-# --- Results of the check -------------------------------------------------------------------------
+# --- What the check says --------------------------------------------------------------------------
 
 
 def test_a_case_of_another_plan_is_named_and_a_new_one_is_no_problem(

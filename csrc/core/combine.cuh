@@ -10,21 +10,21 @@ namespace flash_dist {
 
 // A sum or an element of out, when later keys join earlier ones. Keys that a row does not see change no
 // bit but the sign of a zero, which finish_out() takes away.
-__device__ __forceinline__ float fold_in(float earlier, float later, float keep, float add) {
+__device__ __forceinline__ float add_scaled(float earlier, float later, float keep, float add) {
   return __fmaf_rn(later, add, __fmul_rn(earlier, keep));
 }
 
 // What both sides are multiplied by then.
-struct Fold {
+struct Combine {
   float top, keep, add;
 
-  __device__ __forceinline__ Fold(float earlier, float later) : top(fmaxf(earlier, later)) {
+  __device__ __forceinline__ Combine(float earlier, float later) : top(fmaxf(earlier, later)) {
     const float offset = top == -INFINITY ? 0.0f : top;  // no inf - inf
     keep = exp2_approx(__fsub_rn(earlier, offset));      // exactly 1 for the side with the top
     add = exp2_approx(__fsub_rn(later, offset));
   }
   __device__ __forceinline__ float operator()(float earlier, float later) const {
-    return fold_in(earlier, later, keep, add);
+    return add_scaled(earlier, later, keep, add);
   }
 };
 

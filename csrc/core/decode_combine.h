@@ -1,0 +1,494 @@
+// Folds what several blocks have computed of a tile: parts of the groups that were cut, then groups.
+//
+// Grid      x = tile, or, where there are fewer, share whose end cuts a tile that begins in it;
+//           y = some rows and columns of the tile.
+// Warp      of a row 32, 64 or 128 columns. Lanes are groups: each knows where the partials of its
+//           own lie, and what these are multiplied by, which the tops alone decide. Then lanes are
+//           columns: partials of all these groups, one behind the other, are read many at once and
+//           combined. Tops and the first partials are on their way together.
+// Block     where there are more blocks than pieces, its warps share the groups of one: each combines
+//           some, in shared memory, and one warp combines these.
+#pragma once
+
+#include "core/behind.h"
+#include "core/combine.cuh"
+#include "core/config.h"
+#include "core/decode_launch.h"
+#include "core/decode_work.cuh"
+#include "core/views.cuh"
+#include "decode_plans.h"
+#include "plans.h"
+#include "ptx/convert.cuh"
+#include "ptx/dependents.cuh"
+
+namespace flash_dist {
+
+// Where a group lies: in one partial, or in its parts, one behind the other. 0 parts: there is none.
+struct GroupPartials {
+  int first = 0, count = 0;
+
+  GroupPartials() = default;
+  // at: the first key block of the tile, whose groups are counted from 0.
+  template <class Splits>
+  __device__ __forceinline__ GroupPartials(const DecodeParams& p, const Splits& splits,
+                                           DecodeCursor at, int number) {
+    constexpr int SOFTMAX_BLOCKS = GROUP_BLOCKS / Splits::GROUP_PARTIALS;
+    const int begin = (at.extent.first / GROUP_BLOCKS + number) * GROUP_BLOCKS;
+    if (begin >= at.extent.end) return;
+    const int key_block = max(begin, at.extent.first);
+    at.position += key_block - at.key_block;
+    at.key_block = key_block;
+    const int owner = splits.owner(at.position);
+    if (!splits.is_cut(at, owner)) {
+      first = static_cast<int>(splits.group_partial(p, at, owner));
+      count = 1;
+      return;
+    }
+    const int last = min(begin + GROUP_BLOCKS, at.extent.end) - 1;
+    first = static_cast<int>(splits.key_block_partial(p, at)) +
+            key_block % GROUP_BLOCKS / SOFTMAX_BLOCKS;
+    count = last / SOFTMAX_BLOCKS - key_block / SOFTMAX_BLOCKS + 1;
+  }
+};
+
+__device__ __forceinline__ int count_groups(const DecodeExtent& extent) {
+  return (extent.end - 1) / GROUP_BLOCKS + 1 - extent.first / GROUP_BLOCKS;
+}
+
+// Records that a warp combines one after the other, those of each lane's group together.
+struct CombineSlots {
+  static constexpr int COUNT = 64;
+  // Of the partial's row, in pieces of 32 columns. Before: among all rows, ~ of the last of its group.
+  int places[COUNT];
+  // keep and add, core/combine.cuh, of the partial in its group. Before: its top and sum.
+  float2 factors[COUNT];
+
+  // first: the slot of the first of this lane's.
+  __device__ __forceinline__ void place(const GroupPartials& own, int first, int rows, int row) {
+#pragma unroll 1
+    for (int i = 0; i < own.count; ++i) {
+      // NOTE: rows of all partials are fewer than 2^31, and pieces, as each takes 128 bytes.
+      const int at = (own.first + i) * rows + row;
+      places[first + i] = i + 1 == own.count ? ~at : at;
+    }
+  }
+  // A lane has every 32nd; what slots that are left over read is some partial, and goes nowhere. Which ones
+  // are the last of their groups is returned, a bit for each.
+  __device__ __forceinline__ uint64_t read(float2 (&stats)[COUNT / 32], const DecodeParams& p,
+                                           int partials) {
+    const int lane = threadIdx.x % 32;
+    uint64_t lasts = 0;
+    int at[COUNT / 32];
+#pragma unroll
+    for (int i = 0; i < COUNT / 32; ++i) {
+      const bool exists = i * 32 + lane < partials;
+      at[i] = places[exists ? i * 32 + lane : 0];
+      lasts |= uint64_t{__ballot_sync(0xffffffffu, exists && at[i] < 0)} << (32 * i);
+    }
+    __syncwarp();  // all have read
+#pragma unroll
+    for (int i = 0; i < COUNT / 32; ++i) {
+      at[i] = max(at[i], ~at[i]);
+      stats[i] = p.partial_stats[at[i]];
+      places[i * 32 + lane] = at[i] * (p.columns / 32);
+    }
+    __syncwarp();
+    return lasts;
+  }
+  __device__ __forceinline__ void write(const float2 (&stats)[COUNT / 32]) {
+#pragma unroll
+    for (int i = 0; i < COUNT / 32; ++i) factors[i * 32 + threadIdx.x % 32] = stats[i];
+  }
+  // How this lane's partials are combined; top and sum of all.
+  template <int GROUP_PARTIALS>
+  __device__ __forceinline__ float2 combine_stats(const GroupPartials& own, int first) {
+    constexpr int AT_ONCE =
+        GROUP_PARTIALS < 4 ? GROUP_PARTIALS : 4;  // exponentials that do not wait for each other
+    float top = -INFINITY, sum = 0.0f;
+#pragma unroll 1
+    for (int begin = 0; begin < own.count; begin += AT_ONCE) {
+#pragma unroll
+      for (int i = begin; i < begin + AT_ONCE; ++i) {
+        if (i >= own.count) break;
+        const float2 stats = factors[first + i];
+        const Combine combine(top, stats.x);
+        top = combine.top;
+        sum = combine(sum, stats.y);
+        factors[first + i] = {combine.keep, combine.add};
+      }
+    }
+    return {top, sum};
+  }
+};
+
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int SOFTMAX_BLOCKS>
+struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  static constexpr int WARPS = Plan::WARPS;
+  using Splits = DecodeSplits<WARPS * 32, SOFTMAX_BLOCKS>;
+  static constexpr int BLOCK_ROWS = 1;
+  // NOTE: little shared memory, so that blocks come while those of the kernel before are still there.
+  static constexpr int WARP_GROUPS = 8;  // of a warp, where warps share them
+  static_assert(WARP_GROUPS * Splits::GROUP_PARTIALS <= CombineSlots::COUNT);
+  struct Together {
+    float out[WARPS * WARP_GROUPS][32];
+    float2 stats[WARPS * WARP_GROUPS];  // top and sum
+    float4 steps[32];
+  };
+  struct Smem {
+    CombineSlots slots[WARPS];
+    union {
+      float4 steps[WARPS]
+                  [CombineSlots::COUNT];  // keep, add and sum of groups, at their last partials
+      Together together;
+    };
+    typename Splits::Smem counts;
+    Splits splits;               // here, as registers are few, likewise
+    DecodeCursor at;             // the first key block of the tile
+    __device__ Smem() = delete;  // laid over shared memory, never made
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using DecodeCombineConfig = DecodeCombineConfigOf<DecodeCombinePlan<HEAD_DIM, HEAD_DIM_V, PLAN>,
+                                                  Target, T, HEAD_DIM, HEAD_DIM_V, 1>;
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using MlaCombineConfig = DecodeCombineConfigOf<MlaCombinePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target,
+                                               T, HEAD_DIM, HEAD_DIM_V, 1>;
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using MlaCombineSm90Config =
+    DecodeCombineConfigOf<MlaCombineSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
+                          HEAD_DIM_V, LATENT_SOFTMAX_BLOCKS>;
+
+// The sum of this lane's number and those of the lanes before.
+__device__ __forceinline__ int sum_until(int number) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, number, i);
+    if (lane >= i) number += other;
+  }
+  return number;
+}
+
+// The greatest of the lanes before this one.
+__device__ __forceinline__ float top_before(float top) {
+  const int lane = threadIdx.x % 32;
+  float before = __shfl_up_sync(0xffffffffu, top, 1);
+  if (lane == 0) before = -INFINITY;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const float other = __shfl_up_sync(0xffffffffu, before, i);
+    if (lane >= i) before = fmaxf(before, other);
+  }
+  return before;
+}
+
+// WIDTH columns of a row.
+template <int WIDTH>
+struct Columns {
+  float x[WIDTH] = {};
+
+  __device__ __forceinline__ void combine(const Columns& later, float keep, float add) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) x[i] = add_scaled(x[i], later.x[i], keep, add);
+  }
+  __device__ __forceinline__ void read(const float* from) {
+    if constexpr (WIDTH == 4) {
+      const float4 all = *reinterpret_cast<const float4*>(from);
+      x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
+    } else if constexpr (WIDTH == 2) {
+      const float2 all = *reinterpret_cast<const float2*>(from);
+      x[0] = all.x, x[1] = all.y;
+    } else {
+      x[0] = *from;
+    }
+  }
+};
+
+// A tile so far, or all of it: a row's top and sum, and this lane's columns.
+template <int WIDTH>
+struct CombinedTile {
+  float top = -INFINITY, sum = 0.0f;
+  Columns<WIDTH> out;
+
+  // What this lane's group, behind those of the lanes before, is multiplied by; with its sum, for combine().
+  __device__ __forceinline__ float4 next_steps(float group_top, float group_sum) {
+    const Combine combine(fmaxf(top, top_before(group_top)), group_top);
+    top = __shfl_sync(0xffffffffu, combine.top, 31);
+    return {combine.keep, combine.add, group_sum, 0.0f};
+  }
+  __device__ __forceinline__ void combine(const Columns<WIDTH>& group, const float4& steps) {
+    sum = add_scaled(sum, steps.z, steps.x, steps.y);
+    out.combine(group, steps.x, steps.y);
+  }
+  // Those for which ends has a bit.
+  template <int COUNT>
+  __device__ __forceinline__ void combine(const Columns<WIDTH> (&groups)[COUNT],
+                                          const float4* steps, unsigned ends) {
+    constexpr int AT_ONCE = COUNT < 8 ? COUNT : 8;
+#pragma unroll
+    for (int first = 0; first < COUNT; first += AT_ONCE) {
+      float4 own[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) own[i] = steps[first + i];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        if (ends >> (first + i) & 1) combine(groups[first + i], own[i]);
+      }
+    }
+  }
+};
+
+// Groups of a warp's lanes, as many as slots have room for: that many are returned. columns: of this
+// lane, of row 0 of partial 0. know(top, sum, slot) is told what a row of the lane's group has, and the slot
+// of its last partial, -1 without, while partials are on their way; take(number, slot, ends, columns) gets
+// the columns of some slots from one on: groups from a number on, where ends has a bit.
+template <class Config, int WIDTH, class Know, class Take>
+__device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlots& slots,
+                                              GroupPartials own, int row, const float* columns,
+                                              const Know& know, const Take& take) {
+  constexpr int AT_ONCE = 16 / WIDTH;    // as many as there are registers for
+  const int end = sum_until(own.count);  // of the lane's partials among those of all
+  const int groups = __popc(__ballot_sync(0xffffffffu, end <= CombineSlots::COUNT));
+  const int count = __shfl_sync(0xffffffffu, end, groups - 1);
+  if (count == 0) return groups;
+  if (end > CombineSlots::COUNT) own.count = 0;
+  __syncwarp();  // all are done with the slots, and with what know() left
+  slots.place(own, end - own.count, p.partial_rows, row);
+  __syncwarp();
+  float2 stats[CombineSlots::COUNT / 32];
+  const uint64_t lasts = slots.read(stats, p, count);
+  Columns<WIDTH> group;
+  int number = 0;
+#pragma unroll 1
+  for (int first = 0; first < count; first += AT_ONCE) {
+    Columns<WIDTH> partials[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      partials[j].read(columns + int64_t{slots.places[first + j]} * 32);
+    }
+    if (first == 0) {
+      slots.write(stats);
+      __syncwarp();
+      const float2 all = slots.combine_stats<Config::Splits::GROUP_PARTIALS>(own, end - own.count);
+      know(all.x, all.y, own.count > 0 ? end - 1 : -1);
+      __syncwarp();
+    }
+    const auto ends = static_cast<unsigned>(lasts >> first);
+    float2 factors[AT_ONCE];  // all of them first: one read would wait for the other
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) factors[j] = slots.factors[first + j];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      group.combine(partials[j], factors[j].x, factors[j].y);
+      partials[j] = group;
+      if (ends >> j & 1) group = Columns<WIDTH>();
+    }
+    take(number, first, ends, partials);
+    number += __popc(ends & ((1u << AT_ONCE) - 1));
+  }
+  return groups;
+}
+
+template <class Config, int WIDTH>
+__device__ __forceinline__ void store_columns(const DecodeParams& p, const DecodeCursor& at,
+                                              const CombinedTile<WIDTH>& all, int row, int column) {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  const int head = at.head;
+  const int tile_row = at.row0(p) + row;
+  if (tile_row >= at.extent.rows(p)) return;
+  const int query = divide(tile_row, p.by_group);
+  const int head_in_group = tile_row - query * p.group;
+  const RowEnd end(p, head * p.group + head_in_group, all.top, all.sum);
+  if (column == 0) {
+    p.lse[lse_begin(p, at.batch, head * p.group + head_in_group, at.extent.q0) + query] = end.lse;
+  }
+  if (column >= p.head_dim_v) return;
+  uint16_t* out = head_begin(p.out, at.batch, head, head_in_group) +
+                  (at.extent.q0 + query) * p.out.row + column;
+  const auto& x = all.out.x;
+  if constexpr (WIDTH == 1) {
+    *out = static_cast<uint16_t>(pack<Target, T>(finish_out(x[0], end.inverse), 0.0f));
+  } else {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 2) {
+      *reinterpret_cast<uint32_t*>(out + i) =
+          pack<Target, T>(finish_out(x[i], end.inverse), finish_out(x[i + 1], end.inverse));
+    }
+  }
+}
+
+// 32 * WIDTH columns of a row, by a warp. own: the group of this lane among the first 32.
+template <class Config, int WIDTH>
+__device__ __forceinline__ void combine_by_warp(const DecodeParams& p, typename Config::Smem& smem,
+                                                GroupPartials own, int piece) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int slices = p.columns / (32 * WIDTH);
+  const int row = piece / slices;
+  const int column = ((piece - row * slices) * 32 + lane) * WIDTH;
+  const int groups = count_groups(smem.at.extent);
+  float4(&steps)[CombineSlots::COUNT] = smem.steps[warp];
+  CombinedTile<WIDTH> tile;
+#pragma unroll 1
+  for (int first = 0; first < groups;) {
+    if (first > 0) own = GroupPartials(p, smem.splits, smem.at, first + lane);
+    first += combine_groups<Config, WIDTH>(
+        p, smem.slots[warp], own, row, p.partial_out + column,
+        [&](float top, float sum, int slot) {
+          const float4 own_steps = tile.next_steps(top, sum);
+          if (slot >= 0) steps[slot] = own_steps;
+        },
+        [&](int, int slot, unsigned ends, const auto& out) {
+          tile.combine(out, steps + slot, ends);
+        });
+  }
+  store_columns<Config>(p, smem.at, tile, row, column);
+}
+
+// What the warps of a block have of groups, in their order, by one warp.
+template <class Together>
+__device__ __forceinline__ void combine_shared(CombinedTile<1>& tile, Together& shared,
+                                               int groups) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int first = 0; first < groups; first += 32) {
+    const float2 stats =
+        first + lane < groups ? shared.stats[first + lane] : float2{-INFINITY, 0.0f};
+    __syncwarp();  // all are done with the steps
+    shared.steps[lane] = tile.next_steps(stats.x, stats.y);
+    __syncwarp();
+    const int count = min(groups - first, 32);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) {
+      tile.combine(Columns<1>{shared.out[first + i][lane]}, shared.steps[i]);
+    }
+  }
+}
+
+// Groups of a warp where the block has them together.
+template <class Config>
+__device__ __forceinline__ int groups_of_warp(const DecodeExtent& extent) {
+  return min((count_groups(extent) + Config::WARPS - 1) / Config::WARPS, Config::WARP_GROUPS);
+}
+
+// 32 columns of a row, by a block. own: the group of this lane among the first.
+template <class Config>
+__device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename Config::Smem& smem,
+                                                 GroupPartials own, int piece) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int slices = p.columns / 32;
+  const int row = piece / slices;
+  const int column = (piece - row * slices) * 32 + lane;
+  const int groups = count_groups(smem.at.extent);
+  const int each = groups_of_warp<Config>(smem.at.extent);
+  auto& shared = smem.together;
+  CombinedTile<1> tile;
+#pragma unroll 1
+  for (int first = 0; first < groups; first += Config::WARPS * each) {
+    const int own_first = warp * each;  // of those in shared memory
+    if (first > 0) {
+      own = lane < each ? GroupPartials(p, smem.splits, smem.at, first + own_first + lane)
+                        : GroupPartials();
+      __syncthreads();  // the groups before are combined
+    }
+    combine_groups<Config, 1>(
+        p, smem.slots[warp], own, row, p.partial_out + column,
+        [&](float top, float sum, int) {
+          if (lane < each) shared.stats[own_first + lane] = {top, sum};
+        },
+        [&](int group, int, unsigned ends, const auto& out) {
+          float (*to)[32] = shared.out + own_first + group;
+#pragma unroll
+          for (const auto& one : out) {
+            if (ends & 1) (*to++)[lane] = one.x[0];
+            ends >>= 1;
+          }
+        });
+    __syncthreads();
+    if (warp == 0) combine_shared(tile, shared, min(groups - first, Config::WARPS * each));
+  }
+  if (warp == 0) store_columns<Config>(p, smem.at, tile, row, column);
+}
+
+// Warps take pieces in turns, as narrow ones as that all have one; where a block could have each, it has.
+template <class Config>
+__device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename Config::Smem& smem) {
+  using Target = typename Config::Target;
+  const int lane = threadIdx.x % 32, own_warp = threadIdx.x / 32;
+  const int blocks = p.combine_blocks, block = blockIdx.y;
+  const int pieces = p.partial_rows * (p.columns / 32);
+  if (pieces <= blocks) {
+    const int each = groups_of_warp<Config>(smem.at.extent);
+    const GroupPartials own = lane < each
+                                  ? GroupPartials(p, smem.splits, smem.at, own_warp * each + lane)
+                                  : GroupPartials();
+    wait_for_previous<Target>();
+    if (block < pieces) combine_by_block<Config>(p, smem, own, block);
+    return;
+  }
+  const GroupPartials own(p, smem.splits, smem.at, lane);
+  wait_for_previous<Target>();
+  const int warps = blocks * Config::WARPS, warp = own_warp * blocks + block;
+  if (pieces <= warps) {
+    if (warp < pieces) combine_by_warp<Config, 1>(p, smem, own, warp);
+  } else if (pieces <= 2 * warps || p.columns < 128) {
+#pragma unroll 1
+    for (int i = warp; i < pieces / 2; i += warps) combine_by_warp<Config, 2>(p, smem, own, i);
+  } else {
+#pragma unroll 1
+    for (int i = warp; i < pieces / 4; i += warps) combine_by_warp<Config, 4>(p, smem, own, i);
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
+  using Target = typename Config::Target;
+  constexpr int SOFTMAX_BLOCKS = GROUP_BLOCKS / Config::Splits::GROUP_PARTIALS;
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+
+  // NOTE: what the kernel before reads was there when it started. Every block waits for what it writes, also
+  // one that reads nothing, so that the next kernel waits for both.
+  const typename Config::Splits splits(p, smem.counts);
+  const bool by_tile = p.batch * p.row_tiles * p.num_heads_kv <= p.splits;
+  const int end = by_tile ? 0 : splits.begin(blockIdx.x + 1);
+  if (splits.grain == Grain::TILE || (!by_tile && end >= splits.total)) {
+    return wait_for_previous<Target>();
+  }
+  DecodeCursor at =
+      by_tile ? splits.find_tile(p, smem.counts, blockIdx.x) : splits.find(p, smem.counts, end);
+  if (at.place >= at.extent.tiles) return wait_for_previous<Target>();
+  const int tile_begin = at.tile_begin();
+  const int last = splits.grain == Grain::GROUP
+                       ? at.last_group()
+                       : at.last_partial<SOFTMAX_BLOCKS>(at.extent.first, at.extent.end);
+  const bool is_begun = by_tile || (splits.begin(blockIdx.x) <= tile_begin && tile_begin < end);
+  if (!is_begun || splits.owner(tile_begin) == splits.owner(last)) {
+    return wait_for_previous<Target>();
+  }
+  at.position = tile_begin;
+  at.key_block = at.extent.first;
+  if (threadIdx.x == 0) smem.splits = splits, smem.at = at;
+  __syncthreads();
+  combine_pieces<Config>(p, smem);
+}
+
+// Tasks of 16 rows may leave key blocks, which this kernel does not know.
+template <class Config>
+const char* refuse_mla_combine_sm90(const void* params) {
+  const auto& p = *static_cast<const DecodeParams*>(params);
+  return p.block_rows < 64 ? "units of 16 rows are folded by the other kernel" : nullptr;
+}
+
+template <class Config>
+cudaError_t launch_decode_combine(const void* kernel, const void* params, cudaStream_t stream) {
+  const DecodeParams p = with_divisors(*static_cast<const DecodeParams*>(params));
+  const int64_t tiles = int64_t{p.batch} * p.row_tiles * p.num_heads_kv;
+  const int64_t most = tiles < p.splits ? tiles : p.splits;
+  return launch_behind<Config>(kernel, &p, dim3(static_cast<unsigned>(most), p.combine_blocks),
+                               stream);
+}
+
+}  // namespace flash_dist
