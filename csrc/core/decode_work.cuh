@@ -176,16 +176,6 @@ struct DecodeCursor {
     return tile_end() -
            (extent.end - max((extent.end - 1) / GROUP_BLOCKS * GROUP_BLOCKS, extent.first));
   }
-  // The same of parts, SOFTMAX_BLOCKS to each.
-  template <int SOFTMAX_BLOCKS>
-  __device__ __forceinline__ int partial_begin() const {
-    return position - (key_block - max(key_block / SOFTMAX_BLOCKS * SOFTMAX_BLOCKS, extent.first));
-  }
-  template <int SOFTMAX_BLOCKS>
-  __device__ __forceinline__ int partial_end() const {
-    return position +
-           (min((key_block / SOFTMAX_BLOCKS + 1) * SOFTMAX_BLOCKS, extent.end) - key_block);
-  }
   // Where the last part of the key blocks before `end` begins, if these begin at `begin`.
   template <int SOFTMAX_BLOCKS>
   __device__ __forceinline__ int last_partial(int begin, int end) const {
@@ -236,7 +226,7 @@ struct SplitBounds {
 };
 
 // What is never cut.
-enum class Grain { PART, GROUP, TILE };
+enum class Grain { KEY_BLOCK, GROUP, TILE };
 
 // All key blocks, and which of them are a share's: the first splits have one more where the others would
 // leave some. Made by all THREADS threads of a block.
@@ -330,10 +320,6 @@ struct DecodeSplits {
 
   // The begin of what is not cut: of that which a cursor is in, or behind that.
   __device__ __forceinline__ int whole_from(const DecodeCursor& at) const {
-    if (grain == Grain::PART) {
-      const int part = at.partial_begin<SOFTMAX_BLOCKS>();
-      return part == at.position ? part : at.partial_end<SOFTMAX_BLOCKS>();
-    }
     const bool is_tile = grain == Grain::TILE;
     const int first = is_tile ? at.tile_begin() : at.group_begin();
     return first == at.position ? first : is_tile ? at.tile_end() : at.group_end();
@@ -346,7 +332,7 @@ struct DecodeSplits {
     begin = this->begin(split);
     end = this->begin(split + 1);
     if (begin == end) return false;
-    const bool cuts_anywhere = SOFTMAX_BLOCKS == 1 && grain == Grain::PART;
+    const bool cuts_anywhere = SOFTMAX_BLOCKS == 1 && grain == Grain::KEY_BLOCK;
     bool is_end = !cuts_anywhere && end < total;
     // NOTE: one piece of code for all turns: a block goes through it once, and waits for instructions.
 #pragma unroll 1
@@ -375,7 +361,7 @@ struct DecodeSplits {
   __device__ __forceinline__ bool is_cut(const DecodeCursor& at, int split) const {
     const int first = at.key_block - (at.position - at.group_begin());
     const int last = at.key_block + (at.group_end() - at.position);
-    return grain == Grain::PART && at.last_partial<SOFTMAX_BLOCKS>(first, last) >= begin(split + 1);
+    return grain == Grain::KEY_BLOCK && at.last_partial<SOFTMAX_BLOCKS>(first, last) >= begin(split + 1);
   }
   // Where a whole group of a tile that is split is stored, by the share that it lies in: those of the
   // tile that came before from the share's first place on, those of the tile that goes on behind it
@@ -396,7 +382,7 @@ struct DecodeSplits {
 
  private:
   __device__ __forceinline__ Grain choose_grain(const DecodeParams& p, bool whole_tiles) const {
-    return whole_tiles ? Grain::TILE : prefers_groups(p) ? Grain::GROUP : Grain::PART;
+    return whole_tiles ? Grain::TILE : prefers_groups(p) ? Grain::GROUP : Grain::KEY_BLOCK;
   }
   // Units of the longest share, if what has `step` of them is not cut.
   __device__ __forceinline__ int64_t longest(int step) const {

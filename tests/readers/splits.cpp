@@ -144,7 +144,7 @@ class Replay {
   bool keeps_tiles() const {
     return splits.grain == Grain::TILE && splits.total <= p.max_key_blocks;
   }
-  bool cuts_groups() const { return splits.grain == Grain::PART; }
+  bool cuts_groups() const { return splits.grain == Grain::KEY_BLOCK; }
 
   int tiles = 0;
 
@@ -193,8 +193,8 @@ class Replay {
     for (int left = end - begin; left > 0; --left, at.advance(p)) {
       ++key_blocks_[at.position];
       if (at.position == at.group_begin()) first = at.key_block;
-      if (at.position == at.partial_begin<SOFTMAX_BLOCKS>()) part = at.key_block;
-      if (at.position + 1 < at.partial_end<SOFTMAX_BLOCKS>()) continue;
+      if (SOFTMAX_BLOCKS == 1 || at.position == at.group_begin()) part = at.key_block;
+      if (SOFTMAX_BLOCKS > 1 && at.position + 1 < at.group_end()) continue;
       const bool owns_tile = begin <= at.tile_begin() && at.tile_end() <= end;
       if (at.group_begin() < begin || end < at.group_end()) {
         right_ &= !owns_tile;
