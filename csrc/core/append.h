@@ -1,7 +1,7 @@
-// New keys and values into a cache, and rotary embeddings of keys and queries.
+// Appends new keys and values to a cache, and applies rotary embeddings to keys and queries.
 //
 // Grid      x = rows of k, of v and of q, a warp for each.
-// Block     a lane owns 8 columns of a row.
+// Block     a lane has 8 columns of a row.
 #pragma once
 
 #include "core/config.h"
@@ -25,7 +25,7 @@ struct AppendConfig
   static_assert(HEAD_DIM <= 32 * 8);
 };
 
-// Number `item` of [batch, rows, heads].
+// Item `item` of [batch, rows, heads].
 struct RowPlace {
   int batch, row, head;
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint16_t* row_of(const View& view, int batch, int row
   return head_begin(view, batch, head, 0) + row * view.row;
 }
 
-// 8 columns of a row, rotated by the angles of a position where they are among the first rotary_dim.
+// 8 columns of a row. Those among the first rotary_dim are rotated by the angles of a position.
 // Columns 2j and 2j + 1 are a pair (interleaved), or j and j + rotary_dim / 2.
 template <class Target, class T>
 __device__ __forceinline__ uint4 rotate(const AppendParams& p, const uint16_t* row, int column,

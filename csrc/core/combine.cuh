@@ -1,20 +1,20 @@
-// Putting partial softmaxes together: the one place where results of different keys are added.
+// Combines partial softmaxes: the one place where results of different keys are added.
 //
-// Of a row over some keys a partial result is top (the greatest score, times scale, in base 2), sum
-// (of 2^(score - top)) and out (those times v). No key: -inf, 0, 0.
+// The partial result of a row over some keys is top (the greatest score, times scale, in base 2),
+// sum (of 2^(score - top)) and out (the sum of 2^(score - top) * v). Without keys: -inf, 0, 0.
 #pragma once
 
 #include "ptx/convert.cuh"
 
 namespace flash_dist {
 
-// A sum or an element of out, when later keys join earlier ones. Keys that a row does not see change no
-// bit but the sign of a zero, which finish_out() takes away.
+// Adds later keys to a sum or an element of out. Keys that a row does not see change no bit but the
+// sign of a zero, which finish_out() clears.
 __device__ __forceinline__ float add_scaled(float earlier, float later, float keep, float add) {
   return __fmaf_rn(later, add, __fmul_rn(earlier, keep));
 }
 
-// What both sides are multiplied by then.
+// The factors of both sides.
 struct Combine {
   float top, keep, add;
 

@@ -1,13 +1,13 @@
-// Folds what several blocks have computed of a tile: parts of the groups that were cut, then groups.
+// Combines the partials of work tiles that several splits have: key blocks of cut groups, then groups.
 //
-// Grid      x = tile, or, where there are fewer, share whose end cuts a tile that begins in it;
-//           y = some rows and columns of the tile.
-// Warp      of a row 32, 64 or 128 columns. Lanes are groups: each knows where the partials of its
-//           own lie, and what these are multiplied by, which the tops alone decide. Then lanes are
-//           columns: partials of all these groups, one behind the other, are read many at once and
-//           combined. Tops and the first partials are on their way together.
-// Block     where there are more blocks than pieces, its warps share the groups of one: each combines
-//           some, in shared memory, and one warp combines these.
+// Grid      x = work tile, or, if there are fewer, split whose end cuts a work tile that begins in it;
+//           y = some rows and columns of the work tile.
+// Warp      32, 64 or 128 columns of a row. First a lane is a group: it finds the partials of its group
+//           and computes their factors, for which it needs the tops alone. Then a lane is a column: it
+//           reads many partials at once and combines them. Tops and the first partials are loaded
+//           together.
+// Block     With more blocks than pieces, the warps of a block share the groups of one piece: each
+//           combines some in shared memory, and one warp combines the results.
 #pragma once
 
 #include "core/behind.h"
@@ -23,12 +23,13 @@
 
 namespace flash_dist {
 
-// Where a group lies: in one partial, or in its parts, one behind the other. 0 parts: there is none.
+// The partials of a group: one, or one for each key block, which follow each other. count 0: there
+// is no such group.
 struct GroupPartials {
   int first = 0, count = 0;
 
   GroupPartials() = default;
-  // at: the first key block of the tile, whose groups are counted from 0.
+  // at: the first key block of the work tile. number: of the group in the tile.
   template <class Splits>
   __device__ __forceinline__ GroupPartials(const DecodeParams& p, const Splits& splits,
                                            DecodeCursor at, int number) {
@@ -55,25 +56,28 @@ __device__ __forceinline__ int count_groups(const DecodeExtent& extent) {
   return (extent.end - 1) / GROUP_BLOCKS + 1 - extent.first / GROUP_BLOCKS;
 }
 
-// Records that a warp combines one after the other, those of each lane's group together.
+// The partials that a warp combines one after the other, those of each lane's group together.
 struct CombineSlots {
   static constexpr int COUNT = 64;
-  // Of the partial's row, in pieces of 32 columns. Before: among all rows, ~ of the last of its group.
+  // Where the row of a partial is, in pieces of 32 columns. Before read(): its number among all
+  // rows, and ~ of it for the last partial of a group.
   int places[COUNT];
-  // keep and add, core/combine.cuh, of the partial in its group. Before: its top and sum.
+  // keep and add (core/combine.cuh) of a partial in its group. Before combine_stats(): its top and
+  // sum.
   float2 factors[COUNT];
 
-  // first: the slot of the first of this lane's.
+  // first: the slot of the first partial of this lane's group.
   __device__ __forceinline__ void place(const GroupPartials& own, int first, int rows, int row) {
 #pragma unroll 1
     for (int i = 0; i < own.count; ++i) {
-      // NOTE: rows of all partials are fewer than 2^31, and pieces, as each takes 128 bytes.
+      // NOTE: fits 32 bits, as do pieces: a row takes at least 128 bytes.
       const int at = (own.first + i) * rows + row;
       places[first + i] = i + 1 == own.count ? ~at : at;
     }
   }
-  // A lane has every 32nd; what slots that are left over read is some partial, and goes nowhere. Which ones
-  // are the last of their groups is returned, a bit for each.
+  // Reads top and sum of the partials into lanes, every 32nd slot to a lane. Slots left over read
+  // some partial and are not used. Returns which slots are the last of their groups, a bit for
+  // each.
   __device__ __forceinline__ uint64_t read(float2 (&stats)[COUNT / 32], const DecodeParams& p,
                                            int partials) {
     const int lane = threadIdx.x % 32;
@@ -85,7 +89,7 @@ struct CombineSlots {
       at[i] = places[exists ? i * 32 + lane : 0];
       lasts |= uint64_t{__ballot_sync(0xffffffffu, exists && at[i] < 0)} << (32 * i);
     }
-    __syncwarp();  // all have read
+    __syncwarp();  // all lanes have read
 #pragma unroll
     for (int i = 0; i < COUNT / 32; ++i) {
       at[i] = max(at[i], ~at[i]);
@@ -99,11 +103,10 @@ struct CombineSlots {
 #pragma unroll
     for (int i = 0; i < COUNT / 32; ++i) factors[i * 32 + threadIdx.x % 32] = stats[i];
   }
-  // How this lane's partials are combined; top and sum of all.
+  // Computes the factors of the partials of this lane's group. Returns top and sum of the group.
   template <int GROUP_PARTIALS>
   __device__ __forceinline__ float2 combine_stats(const GroupPartials& own, int first) {
-    constexpr int AT_ONCE =
-        GROUP_PARTIALS < 4 ? GROUP_PARTIALS : 4;  // exponentials that do not wait for each other
+    constexpr int AT_ONCE = GROUP_PARTIALS < 4 ? GROUP_PARTIALS : 4;  // independent exponentials
     float top = -INFINITY, sum = 0.0f;
 #pragma unroll 1
     for (int begin = 0; begin < own.count; begin += AT_ONCE) {
@@ -126,8 +129,8 @@ struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int WARPS = Plan::WARPS;
   using Splits = DecodeSplits<WARPS * 32, SOFTMAX_BLOCKS>;
   static constexpr int BLOCK_ROWS = 1;
-  // NOTE: little shared memory, so that blocks come while those of the kernel before are still there.
-  static constexpr int WARP_GROUPS = 8;  // of a warp, where warps share them
+  // NOTE: little shared memory, so that blocks start beside those of the previous kernel.
+  static constexpr int WARP_GROUPS = 8;  // of a warp in combine_by_block()
   static_assert(WARP_GROUPS * Splits::GROUP_PARTIALS <= CombineSlots::COUNT);
   struct Together {
     float out[WARPS * WARP_GROUPS][32];
@@ -142,8 +145,8 @@ struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
       Together together;
     };
     typename Splits::Smem counts;
-    Splits splits;               // here, as registers are few, likewise
-    DecodeCursor at;             // the first key block of the tile
+    Splits splits;               // in shared memory, as is the cursor: registers are few
+    DecodeCursor at;             // the first key block of the work tile
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
@@ -160,7 +163,7 @@ using MlaCombineSm90Config =
     DecodeCombineConfigOf<MlaCombineSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
                           HEAD_DIM_V, LATENT_SOFTMAX_BLOCKS>;
 
-// The sum of this lane's number and those of the lanes before.
+// The sum of the numbers of this lane and of those before it.
 __device__ __forceinline__ int sum_until(int number) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -171,7 +174,7 @@ __device__ __forceinline__ int sum_until(int number) {
   return number;
 }
 
-// The greatest of the lanes before this one.
+// The greatest top of the lanes before this one.
 __device__ __forceinline__ float top_before(float top) {
   const int lane = threadIdx.x % 32;
   float before = __shfl_up_sync(0xffffffffu, top, 1);
@@ -206,13 +209,14 @@ struct Columns {
   }
 };
 
-// A tile so far, or all of it: a row's top and sum, and this lane's columns.
+// A row of a work tile over the groups so far: top and sum, and the columns of this lane.
 template <int WIDTH>
 struct CombinedTile {
   float top = -INFINITY, sum = 0.0f;
   Columns<WIDTH> out;
 
-  // What this lane's group, behind those of the lanes before, is multiplied by; with its sum, for combine().
+  // The factors (x: keep, y: add) of this lane's group behind the groups of the lanes before it,
+  // and its sum (z). Advances top past the groups of all lanes.
   __device__ __forceinline__ float4 next_steps(float group_top, float group_sum) {
     const Combine combine(fmaxf(top, top_before(group_top)), group_top);
     top = __shfl_sync(0xffffffffu, combine.top, 31);
@@ -222,7 +226,7 @@ struct CombinedTile {
     sum = add_scaled(sum, steps.z, steps.x, steps.y);
     out.combine(group, steps.x, steps.y);
   }
-  // Those for which ends has a bit.
+  // Combines the groups for which `ends` has a bit.
   template <int COUNT>
   __device__ __forceinline__ void combine(const Columns<WIDTH> (&groups)[COUNT],
                                           const float4* steps, unsigned ends) {
@@ -240,21 +244,24 @@ struct CombinedTile {
   }
 };
 
-// Groups of a warp's lanes, as many as slots have room for: that many are returned. columns: of this
-// lane, of row 0 of partial 0. know(top, sum, slot) is told what a row of the lane's group has, and the slot
-// of its last partial, -1 without, while partials are on their way; take(number, slot, ends, columns) gets
-// the columns of some slots from one on: groups from a number on, where ends has a bit.
+// Combines the partials of the lanes' groups, as many groups as fit the slots, and returns their
+// number. columns: of this lane, in row 0 of partial 0.
+// know(top, sum, slot) gets top and sum of the lane's group and the slot of its last partial, or
+// -1, while partials are loaded. take(number, slot, ends, columns) gets the columns of some slots
+// from `slot` on. Where `ends` has a bit, they are those of a whole group, counted from `number`
+// on.
 template <class Config, int WIDTH, class Know, class Take>
 __device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlots& slots,
                                               GroupPartials own, int row, const float* columns,
                                               const Know& know, const Take& take) {
-  constexpr int AT_ONCE = 16 / WIDTH;    // as many as there are registers for
-  const int end = sum_until(own.count);  // of the lane's partials among those of all
+  constexpr int AT_ONCE = 16 / WIDTH;  // as registers permit
+  const int end =
+      sum_until(own.count);  // of the partials of this lane's group, among those of all lanes
   const int groups = __popc(__ballot_sync(0xffffffffu, end <= CombineSlots::COUNT));
   const int count = __shfl_sync(0xffffffffu, end, groups - 1);
   if (count == 0) return groups;
   if (end > CombineSlots::COUNT) own.count = 0;
-  __syncwarp();  // all are done with the slots, and with what know() left
+  __syncwarp();  // all lanes have read the slots, and what know() stored
   slots.place(own, end - own.count, p.partial_rows, row);
   __syncwarp();
   float2 stats[CombineSlots::COUNT / 32];
@@ -276,7 +283,7 @@ __device__ __forceinline__ int combine_groups(const DecodeParams& p, CombineSlot
       __syncwarp();
     }
     const auto ends = static_cast<unsigned>(lasts >> first);
-    float2 factors[AT_ONCE];  // all of them first: one read would wait for the other
+    float2 factors[AT_ONCE];  // loaded first, so that no read waits for another
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) factors[j] = slots.factors[first + j];
 #pragma unroll
@@ -320,7 +327,7 @@ __device__ __forceinline__ void store_columns(const DecodeParams& p, const Decod
   }
 }
 
-// 32 * WIDTH columns of a row, by a warp. own: the group of this lane among the first 32.
+// Combines 32 * WIDTH columns of a row, by a warp. own: the group of this lane among the first 32.
 template <class Config, int WIDTH>
 __device__ __forceinline__ void combine_by_warp(const DecodeParams& p, typename Config::Smem& smem,
                                                 GroupPartials own, int piece) {
@@ -347,7 +354,7 @@ __device__ __forceinline__ void combine_by_warp(const DecodeParams& p, typename 
   store_columns<Config>(p, smem.at, tile, row, column);
 }
 
-// What the warps of a block have of groups, in their order, by one warp.
+// Combines the groups that the warps of a block have stored, in order, by one warp.
 template <class Together>
 __device__ __forceinline__ void combine_shared(CombinedTile<1>& tile, Together& shared,
                                                int groups) {
@@ -356,7 +363,7 @@ __device__ __forceinline__ void combine_shared(CombinedTile<1>& tile, Together& 
   for (int first = 0; first < groups; first += 32) {
     const float2 stats =
         first + lane < groups ? shared.stats[first + lane] : float2{-INFINITY, 0.0f};
-    __syncwarp();  // all are done with the steps
+    __syncwarp();  // all lanes have read the steps
     shared.steps[lane] = tile.next_steps(stats.x, stats.y);
     __syncwarp();
     const int count = min(groups - first, 32);
@@ -367,13 +374,13 @@ __device__ __forceinline__ void combine_shared(CombinedTile<1>& tile, Together& 
   }
 }
 
-// Groups of a warp where the block has them together.
+// Groups of each warp in combine_by_block().
 template <class Config>
 __device__ __forceinline__ int groups_of_warp(const DecodeExtent& extent) {
   return min((count_groups(extent) + Config::WARPS - 1) / Config::WARPS, Config::WARP_GROUPS);
 }
 
-// 32 columns of a row, by a block. own: the group of this lane among the first.
+// Combines 32 columns of a row, by a block. own: the group of this lane among the first.
 template <class Config>
 __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename Config::Smem& smem,
                                                  GroupPartials own, int piece) {
@@ -387,11 +394,11 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   CombinedTile<1> tile;
 #pragma unroll 1
   for (int first = 0; first < groups; first += Config::WARPS * each) {
-    const int own_first = warp * each;  // of those in shared memory
+    const int own_first = warp * each;  // among the groups in shared memory
     if (first > 0) {
       own = lane < each ? GroupPartials(p, smem.splits, smem.at, first + own_first + lane)
                         : GroupPartials();
-      __syncthreads();  // the groups before are combined
+      __syncthreads();  // warp 0 has combined the groups before
     }
     combine_groups<Config, 1>(
         p, smem.slots[warp], own, row, p.partial_out + column,
@@ -412,7 +419,8 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   if (warp == 0) store_columns<Config>(p, smem.at, tile, row, column);
 }
 
-// Warps take pieces in turns, as narrow ones as that all have one; where a block could have each, it has.
+// Combines the pieces of the block. Pieces are as wide as lets every warp have one, and a block has
+// a piece to itself if there are enough blocks.
 template <class Config>
 __device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename Config::Smem& smem) {
   using Target = typename Config::Target;
@@ -449,8 +457,8 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
-  // NOTE: what the kernel before reads was there when it started. Every block waits for what it writes, also
-  // one that reads nothing, so that the next kernel waits for both.
+  // NOTE: the inputs of the previous kernel were there before it started; its partials are not.
+  // Every block waits for them, even one that reads none, so that the next kernel waits for both.
   const typename Config::Splits splits(p, smem.counts);
   const bool by_tile = p.batch * p.row_tiles * p.num_heads_kv <= p.splits;
   const int end = by_tile ? 0 : splits.begin(blockIdx.x + 1);
@@ -475,11 +483,11 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   combine_pieces<Config>(p, smem);
 }
 
-// Tasks of 16 rows may leave key blocks, which this kernel does not know.
+// Tiles of 16 rows may store partials of key blocks, which this kernel does not read.
 template <class Config>
 const char* refuse_mla_combine_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);
-  return p.block_rows < 64 ? "units of 16 rows are folded by the other kernel" : nullptr;
+  return p.block_rows < 64 ? "partials of 16 rows are combined by the other kernel" : nullptr;
 }
 
 template <class Config>

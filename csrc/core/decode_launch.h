@@ -1,4 +1,4 @@
-// Launch of a kernel that reads a cache, or combines what one has computed.
+// Launch of a kernel that reads a cache, and of the one that combines its partial results.
 #pragma once
 
 #include "core/decode.h"

@@ -1,4 +1,4 @@
-// Tiles of K and V on their way from a cache, key block after key block.
+// Copies tiles of K and V from a cache to shared memory.
 #pragma once
 
 #include <type_traits>
@@ -9,10 +9,9 @@
 
 namespace flash_dist {
 
-// Starts the copies of a block's share, one tile a call: the tiles of K of a key block, then those of V,
-// where these are others.
-// Where the keys of the next key block lie is read from the tables while this one is loaded: lane c of
-// each warp knows it of the 16 keys with number c, which lie together.
+// Starts the copies of a split, one tile a call: the tiles of K of a key block, then those of V if
+// V is not in K. Addresses of the next key block are read from the tables while this one is loaded:
+// lane c of each warp has that of the 16 keys with number c, which lie together.
 template <class Config>
 class KeyBlockLoader {
   using Target = typename Config::Target;
@@ -22,7 +21,7 @@ class KeyBlockLoader {
       Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // of a key block
   using Layout = typename Config::Layout;
   static constexpr int LANES = lanes_per_row(Layout::CHUNKS, Config::LOADERS);
-  static constexpr int ROWS = Config::LOADERS / LANES;  // of a pass
+  static constexpr int ROWS = Config::LOADERS / LANES;  // in a pass
   static constexpr int PASSES = BLOCK_N / ROWS;
   static constexpr int CHUNKS = Layout::CHUNKS / LANES;  // of a row, of this thread
   static_assert(BLOCK_N % ROWS == 0 && (PAGE_STEP % ROWS == 0 || ROWS % PAGE_STEP == 0));
@@ -30,7 +29,8 @@ class KeyBlockLoader {
  public:
   using Cursor = std::conditional_t<Config::KEEPS_CURSORS, DecodeCursor&, DecodeCursor>;
 
-  // at: the share's first key block, which may be kept in shared memory; the share has `key blocks`.
+  // at: the first key block of the split. With KEEPS_CURSORS it is a place in shared memory.
+  // key_blocks: of the split.
   __device__ __forceinline__ KeyBlockLoader(const DecodeParams& p, Cursor at, int key_blocks)
       : next_(at), waiting_(key_blocks), tile_(COPIES) {
     find_next(p);
@@ -52,7 +52,7 @@ class KeyBlockLoader {
   }
 
  private:
-  // Among those that load, the last threads of the block.
+  // Number of this thread among those that load, the last ones of the block.
   __device__ __forceinline__ static unsigned thread() {
     return threadIdx.x - (Config::THREADS - Config::LOADERS);
   }
@@ -64,8 +64,8 @@ class KeyBlockLoader {
     row_ = next_row_;
     head_ = next_.head;
     const int key = next_.key_block * KEY_BLOCK;
-    skipped_ = max(next_.extent.seen_begin - key, 0);
-    seen_ = max(next_.extent.seen_end - key - skipped_, 0);
+    skipped_ = max(next_.extent.visible_begin - key, 0);
+    visible_ = max(next_.extent.visible_end - key - skipped_, 0);
     if (waiting_ > 0) {
       advance_cursor<Config::KEEPS_CURSORS>(p, next_);
       find_next(p);
@@ -75,14 +75,14 @@ class KeyBlockLoader {
   __device__ __forceinline__ void find_next(const DecodeParams& p) {
     const int key = next_.key_block * KEY_BLOCK + threadIdx.x % PIECES * PAGE_STEP;
     next_entry_ = next_row_ = 0;
-    if (waiting_ > 0 && key < next_.extent.seen_end) {
+    if (waiting_ > 0 && key < next_.extent.visible_end) {
       const CachePlace place(p.cache, next_.batch, next_.extent.leftpad + key);
       next_entry_ = place.entry;
       next_row_ = place.row;
     }
   }
 
-  // Keys [key0, key0 + BLOCK_N) of the key block; those that do not exist are zeros.
+  // Copies keys [key0, key0 + BLOCK_N) of the key block, as zeros where they do not exist.
   __device__ __forceinline__ void copy(uint32_t stage, const uint16_t* head, int64_t offset,
                                        int64_t row_stride, int key0, int columns) const {
     const int row = thread() / LANES;
@@ -95,7 +95,7 @@ class KeyBlockLoader {
       const int first = key0 + i * ROWS;
       const uint16_t* src = head + __shfl_sync(0xffffffffu, offset, first / PAGE_STEP + piece) +
                             first % PAGE_STEP * row_stride + own;
-      const bool exists = static_cast<unsigned>(first + row - skipped_) < seen_;
+      const bool exists = static_cast<unsigned>(first + row - skipped_) < visible_;
 #pragma unroll
       for (int c = 0; c < CHUNKS; ++c) {
         const int chunk = c * LANES + lane;
@@ -119,15 +119,15 @@ class KeyBlockLoader {
   }
 
   Cursor next_;
-  int waiting_;                // key blocks not begun
-  int next_entry_, next_row_;  // where this lane's 16 keys of the next key block begin
-  int entry_, row_;            // and of the key block that is being loaded
-  int tile_, head_;            // of it
-  int skipped_;                // of its keys, that no query sees
-  unsigned seen_;              // those behind them
+  int waiting_;                // key blocks that are not begun
+  int next_entry_, next_row_;  // of this lane's 16 keys of the next key block
+  int entry_, row_;            // of those of the key block that is loaded
+  int tile_, head_;            // of the key block that is loaded
+  int skipped_;                // its first keys, which no query sees
+  unsigned visible_;           // number of keys behind those
 };
 
-// A ring of tiles of K and V in shared memory. All of its stages but one are on their way.
+// A ring of tiles of K and V in shared memory. The copies to all stages but one are under way.
 template <class Config>
 class KvRing {
   using Target = typename Config::Target;
@@ -145,7 +145,7 @@ class KvRing {
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) fetch(p, i);
   }
-  // Waits for the next tile. All threads are done with the one before, whose stage is filled again.
+  // Waits for the next tile. All threads have read the tile before, so its stage is filled again.
   __device__ __forceinline__ uint32_t next(const DecodeParams& p) {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<STAGES - 2>();
     __syncthreads();

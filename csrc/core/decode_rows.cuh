@@ -1,4 +1,4 @@
-// The rows of a tile: what a warp has of them, where it comes from and where it goes to.
+// Rows of a work tile: queries in, masks, partial results, out and lse.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -12,30 +12,32 @@
 
 namespace flash_dist {
 
-// Which of a tile's rows and columns are this warp's: 16 rows from row0 on, and of the WARPS_N warps that
-// share them it is number `part`.
+// The rows and columns of a work tile that a warp has: 16 rows from row0 on. WARPS_N warps share
+// them, of which it is number warp_n.
 template <class Config_>
 struct WarpPlace {
   using Config = Config_;
-  int row0, part;
+  int row0, warp_n;
 
   __device__ __forceinline__ WarpPlace()
       : row0(static_cast<int>(threadIdx.x) / 32 / Config::WARPS_N * 16),
-        part(static_cast<int>(threadIdx.x) / 32 % Config::WARPS_N) {}
-  // The two rows that this lane holds, h = 0 or 1.
+        warp_n(static_cast<int>(threadIdx.x) / 32 % Config::WARPS_N) {}
+  // The two rows of this lane, h = 0 or 1.
   __device__ __forceinline__ int row(int h) const {
     return row0 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
   }
-  // The first of two neighbouring columns of O that it holds in x[0][n]: warps take turns by 16.
+  // The first of two neighbouring columns of O in x[0][n]. Warps take blocks of 16 columns in turn.
   __device__ __forceinline__ int column(int n) const {
-    return (n / 2 * Config::WARPS_N + part) * 16 + n % 2 * 8 +
+    return (n / 2 * Config::WARPS_N + warp_n) * 16 + n % 2 * 8 +
            static_cast<int>(threadIdx.x) % 4 * 2;
   }
-  // Whether it is the one that writes statistics of rows.
-  __device__ __forceinline__ bool speaks() const { return part == 0 && threadIdx.x % 4 == 0; }
+  // Whether this lane writes top and sum of its rows.
+  __device__ __forceinline__ bool writes_stats() const {
+    return warp_n == 0 && threadIdx.x % 4 == 0;
+  }
 };
 
-// O of some keys for the warp's columns: 16 rows, of which a lane holds two, and their statistics.
+// O of some keys, top and sum: 16 rows, of which a lane holds two, and the columns of the warp.
 template <int OT>
 struct Partial {
   Accumulator<1, OT> out;
@@ -62,9 +64,9 @@ struct Partial {
   }
 };
 
-// What a lane knows of its two rows of a tile.
+// The keys that the two rows of a lane see.
 struct TileRows {
-  int begin[2], end[2];  // keys that the row sees
+  int begin[2], end[2];
 
   template <class Place>
   __device__ __forceinline__ TileRows(const DecodeParams& p, const DecodeCursor& at,
@@ -72,26 +74,28 @@ struct TileRows {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = at.row0(p) + own.row(h);
-      const int i = divide(row, p.by_group) + at.extent.shift;  // where the diagonal is
-      const int last = p.right >= UNBOUNDED ? at.extent.seen_end : i + p.right + 1;
+      const int i = divide(row, p.by_group) + at.extent.shift;  // key on the diagonal
+      const int last = p.right >= UNBOUNDED ? at.extent.visible_end : i + p.right + 1;
       begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
-      end[h] = min(last, at.extent.seen_end);
-      if (row >= at.extent.rows(p)) begin[h] = 0, end[h] = at.extent.seen_end;  // hides nothing
+      end[h] = min(last, at.extent.visible_end);
+      if (row >= at.extent.rows(p)) begin[h] = 0, end[h] = at.extent.visible_end;  // masks nothing
     }
   }
 
-  // The keys of which none is hidden.
-  __device__ __forceinline__ int2 clear() const {
+  // The keys that both rows see.
+  __device__ __forceinline__ int2 common_keys() const {
     return {max(begin[0], begin[1]), min(end[0], end[1])};
   }
-  // Whether no row of the warp hides a key of a key block.
-  __device__ __forceinline__ bool all_see(int key0) const { return all_clear(clear(), key0); }
-  __device__ __forceinline__ static bool all_clear(int2 keys, int key0) {
+  // Whether all rows of the warp see all keys of the key block.
+  __device__ __forceinline__ bool all_visible(int key0) const {
+    return all_visible(common_keys(), key0);
+  }
+  __device__ __forceinline__ static bool all_visible(int2 keys, int key0) {
     return __all_sync(0xffffffffu, keys.x <= key0 && key0 + KEY_BLOCK <= keys.y);
   }
-  // S of the keys from key0 on.
+  // Sets masked scores to -inf. S: keys from key0 on.
   template <int NT>
-  __device__ __forceinline__ void hide(Accumulator<1, NT>& s, int key0) const {
+  __device__ __forceinline__ void mask(Accumulator<1, NT>& s, int key0) const {
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -102,13 +106,14 @@ struct TileRows {
   }
 };
 
-// The queries of a tile on their way through registers, maybe while another tile is computed.
+// The queries of a work tile, loaded to registers, perhaps while another tile is computed, and then
+// stored to shared memory.
 template <class Config>
 struct QueryLoader {
   using Layout = typename Config::Layout;
   static constexpr int ALL = Config::BLOCK_ROWS * Layout::CHUNKS;
   static constexpr int CHUNKS = (ALL + Config::THREADS - 1) / Config::THREADS;
-  static constexpr bool WHOLE = ALL % Config::THREADS == 0;  // else threads rest in the last turn
+  static constexpr bool WHOLE = ALL % Config::THREADS == 0;  // else some threads have no last chunk
   uint4 chunks[CHUNKS];
 
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at) {
@@ -135,27 +140,28 @@ struct QueryLoader {
   }
 };
 
-// A partial result into its place in memory.
+// Stores partial result `number` to the workspace.
 template <int OT, class Place>
-__device__ __forceinline__ void store_partial(const DecodeParams& p, const Partial<OT>& part,
-                                              int64_t partial, const Place& own) {
+__device__ __forceinline__ void store_partial(const DecodeParams& p, const Partial<OT>& partial,
+                                              int64_t number, const Place& own) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = own.row(h);
     if (row >= p.partial_rows) continue;
-    const int64_t at = partial * p.partial_rows + row;
-    if (own.speaks()) p.partial_stats[at] = {part.top[h], part.sum[h]};
+    const int64_t at = number * p.partial_rows + row;
+    if (own.writes_stats()) p.partial_stats[at] = {partial.top[h], partial.sum[h]};
     float* out = p.partial_out + at * Place::Config::HEAD_DIM_V;
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
-      *reinterpret_cast<float2*>(out + own.column(n)) = {part.out.x[0][n][2 * h],
-                                                         part.out.x[0][n][2 * h + 1]};
+      *reinterpret_cast<float2*>(out + own.column(n)) = {partial.out.x[0][n][2 * h],
+                                                         partial.out.x[0][n][2 * h + 1]};
     }
   }
 }
 
-// A key block into its group, or to memory where blocks share that. Returns whether the group is complete and
-// its tile the block's alone; where blocks share the tile, a complete group goes to memory.
+// Combines a key block with its group, or stores the partials: of the key block if the group is
+// cut, of a complete group if only the work tile is. Returns whether the group is complete and the
+// work tile is in the split.
 template <class Config, int OT, class Splits>
 __device__ __forceinline__ bool take_key_block(const DecodeParams& p, const Splits& splits,
                                                const DecodeCursor& at, SplitBounds bounds,
@@ -176,7 +182,7 @@ __device__ __forceinline__ bool take_key_block(const DecodeParams& p, const Spli
   return false;
 }
 
-// out and lse of a tile.
+// Writes out and lse of a complete work tile.
 template <int OT, class Place>
 __device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,
                                              const DecodeCursor& at, const Place& own) {
@@ -189,7 +195,7 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
     const int query = divide(row, p.by_group);
     const int head_in_group = row - query * p.group;
     const RowEnd end(p, head * p.group + head_in_group, all.top[h], all.sum[h]);
-    if (own.speaks()) {
+    if (own.writes_stats()) {
       p.lse[lse_begin(p, at.batch, head * p.group + head_in_group, at.extent.q0) + query] = end.lse;
     }
     uint16_t* out =
@@ -206,7 +212,8 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
   }
 }
 
-// out and lse of rows that no sequence has, where queries are packed and nobody else writes them.
+// Zeroes out and sets lse to -inf for packed rows that belong to no sequence and that no other
+// kernel writes.
 template <class Config>
 __device__ __forceinline__ void fill_uncovered(const DecodeParams& p) {
   for (int number = blockIdx.x; number < p.batch; number += gridDim.x) {

@@ -7,10 +7,10 @@
 
 namespace flash_dist {
 
-// What becomes of the scores of a lane's two rows of a tile, whose heads may differ: core/scores.cuh.
+// Soft cap and ALiBi (core/scores.cuh) on two rows of a lane, whose heads may differ.
 struct TileScores {
   float slope[2];
-  int diagonal[2];  // key at no distance, counted at the bottom right
+  int diagonal[2];  // key at distance 0, counted from the bottom right
 
   template <class Place>
   __device__ __forceinline__ TileScores(const DecodeParams& p, const DecodeCursor& at,
@@ -24,7 +24,7 @@ struct TileScores {
       diagonal[h] = query + shift;
     }
   }
-  // S of the keys from key0 on.
+  // S: keys from key0 on.
   template <int NT>
   __device__ __forceinline__ void bend(Accumulator<1, NT>& s, const DecodeParams& p,
                                        int key0) const {

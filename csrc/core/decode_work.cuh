@@ -1,12 +1,16 @@
-// Which key blocks of which sequence a block computes.
+// Which key blocks a thread block computes: its split of the work.
 //
-// A tile is a tile of block_rows rows of a kv head of a batch entry, and the key blocks of which any of them sees
-// a key. All key blocks of all tiles, one behind the other, are cut into equal splits, one for each block:
-// the host need not know how long a sequence is. A tile
-// that lies in one share is finished there. Of others a share stores whole groups, and the parts of
-// a group that is cut; core/decode_combine.h combines them. What is not cut, a part at least, is the share's
-// that its first key block lies in. Where it costs less that some splits are longer than that parts are
-// stored, that is a group.
+// A work tile is block_rows rows of a kv head of a batch entry, and the key blocks of which any of
+// these rows sees a key. The key blocks of all work tiles, one tile behind the other, are cut into
+// equal splits, one for each thread block (stream-K). The host need not know how long a sequence
+// is.
+//
+// A work tile that lies in one split is finished there. Of others a split stores partials: one for
+// each whole group, and one for each key block of a group that is cut. core/decode_combine.h
+// combines them.
+//
+// Grain says what is never cut: a key block, a group or a work tile. It belongs to the split that
+// its first key block lies in. Longer splits may cost less than to store and combine more partials.
 #pragma once
 
 #include <type_traits>
@@ -20,8 +24,8 @@
 
 namespace flash_dist {
 
-// The keys of a batch entry, counted from its first behind the left padding; where sequences are
-// packed, behind those before it.
+// The keys of a batch entry, counted from its first behind the left padding. In packed sequences
+// leftpad is where the sequence begins.
 struct CacheKeys {
   int seqlen, leftpad;
 
@@ -60,12 +64,13 @@ struct CachePlace {
   }
 };
 
-// A tile of rows of a batch entry, the same of each kv head, by its place in the order in which they are
-// computed. Those that an entry has not follow behind.
+// A tile of rows of a batch entry, the same for each kv head. place: its number in the order of
+// computation. Numbers go up to row_tiles for every entry; an entry with fewer tiles has the first
+// ones.
 struct RowTile {
   int batch, place;
 
-  // number: as if all entries had the most.
+  // number: counted as if all entries had row_tiles tiles.
   __device__ __forceinline__ static RowTile at(const DecodeParams& p, int number) {
     const int batch = divide(number, p.by_tiles);
     return {batch, number - batch * p.row_tiles};
@@ -75,14 +80,14 @@ struct RowTile {
   }
 };
 
-// What of a tile is computed: key blocks [first, end). One of which no row sees a key would change no bit: where
-// tiles are few they have those of the sequence.
+// The key blocks [first, end) of a row tile. Where tiles are few they are those of the whole
+// sequence: a key block of which no row sees a key changes no bit.
 struct DecodeExtent {
-  int q0, seqlen_q;          // of the queries
-  int tiles;                 // that the batch entry has; 0: there is nothing to compute
-  int shift;                 // of the diagonal: query i is at key i + shift
-  int leftpad;               // before the keys
-  int seen_begin, seen_end;  // keys that any row sees
+  int q0, seqlen_q;                // of the queries
+  int tiles;                       // that the batch entry has; 0: there is nothing to compute
+  int shift;                       // of the diagonal: query i is at key i + shift
+  int leftpad;                     // before the keys
+  int visible_begin, visible_end;  // keys that any row sees
   int first, end;
 
   DecodeExtent() = default;
@@ -105,14 +110,14 @@ struct DecodeExtent {
       last = divide(max(row + min(p.block_rows, rows(p) - row) - 1, 0), p.by_group);
     }
     const auto among = [&](int key) { return min(max(key, 0), keys.seqlen); };
-    seen_begin = p.left >= UNBOUNDED ? 0 : among(shift + query - p.left);
-    seen_end = p.right >= UNBOUNDED ? keys.seqlen : among(shift + last + p.right + 1);
-    first = seen_begin / KEY_BLOCK;
-    end =
-        max((seen_end + KEY_BLOCK - 1) / KEY_BLOCK, first + 1);  // without keys: one that is empty
+    visible_begin = p.left >= UNBOUNDED ? 0 : among(shift + query - p.left);
+    visible_end = p.right >= UNBOUNDED ? keys.seqlen : among(shift + last + p.right + 1);
+    first = visible_begin / KEY_BLOCK;
+    end = max((visible_end + KEY_BLOCK - 1) / KEY_BLOCK,
+              first + 1);  // without keys: one that is empty
   }
-  // Where tiles differ from both ends in turns: later queries may see more keys, and splits get long and
-  // short tiles.
+  // Tiles that differ are taken from both ends in turn. Later queries may see more keys, so each
+  // split gets long and short tiles.
   __device__ __forceinline__ int tile_at(const DecodeParams& p, int place) const {
     return !p.tiles_differ ? place : place % 2 == 0 ? place / 2 : tiles - 1 - place / 2;
   }
@@ -120,7 +125,7 @@ struct DecodeExtent {
   __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
 };
 
-// lse of a row, and what its out is multiplied by.
+// lse of a row, and the factor that normalizes its out.
 struct RowEnd {
   float lse, inverse;
 
@@ -130,8 +135,8 @@ struct RowEnd {
   }
 };
 
-// A place among all key blocks: key block `key block` of a tile. The heads of a tile follow each other, so that those of
-// a page are read together.
+// A place among the key blocks of all work tiles. The heads of a row tile follow each other, so
+// that the heads of a page are read together.
 struct DecodeCursor {
   int batch, place, head, key_block;
   DecodeExtent extent;
@@ -176,7 +181,7 @@ struct DecodeCursor {
     return tile_end() -
            (extent.end - max((extent.end - 1) / GROUP_BLOCKS * GROUP_BLOCKS, extent.first));
   }
-  // Where the last part of the key blocks before `end` begins, if these begin at `begin`.
+  // Where the last partial of the key blocks [begin, end) of the tile begins.
   template <int SOFTMAX_BLOCKS>
   __device__ __forceinline__ int last_partial(int begin, int end) const {
     return position + (max((end - 1) / SOFTMAX_BLOCKS * SOFTMAX_BLOCKS, begin) - key_block);
@@ -194,14 +199,14 @@ struct DecodeCursor {
   }
 };
 
-// Puts a cursor, of which a warp's lanes have the same, to where it is kept for them.
+// Stores a cursor, which is the same in all lanes of a warp, to the warp's place in shared memory.
 __device__ __forceinline__ void set_cursor(DecodeCursor& kept, const DecodeCursor& at) {
   __syncwarp();  // all have read the one before
   if (threadIdx.x % 32 == 0) kept = at;
   __syncwarp();
 }
 
-// The next key block; KEPT: of a cursor that is kept so.
+// Advances a cursor. KEPT: it is in shared memory, one for each warp.
 template <bool KEPT>
 __device__ __forceinline__ void advance_cursor(const DecodeParams& p, DecodeCursor& at) {
   if constexpr (KEPT) {
@@ -213,7 +218,7 @@ __device__ __forceinline__ void advance_cursor(const DecodeParams& p, DecodeCurs
   }
 }
 
-// The key blocks [begin, end) of a share.
+// The positions [begin, end) of a split.
 struct SplitBounds {
   int begin, end;
 
@@ -225,14 +230,15 @@ struct SplitBounds {
   }
 };
 
-// What is never cut.
+// What is never cut between splits.
 enum class Grain { KEY_BLOCK, GROUP, TILE };
 
-// All key blocks, and which of them are a share's: the first splits have one more where the others would
-// leave some. Made by all THREADS threads of a block.
+// The splits of all key blocks. If they cannot be equal, the first ones have one key block more.
+// Constructed by all THREADS threads of a block. SOFTMAX_BLOCKS: key blocks of one softmax, 1 or
+// GROUP_BLOCKS.
 template <int THREADS, int SOFTMAX_BLOCKS = 1>
 struct DecodeSplits {
-  static constexpr int GROUP_PARTIALS = GROUP_BLOCKS / SOFTMAX_BLOCKS;  // of a group
+  static constexpr int GROUP_PARTIALS = GROUP_BLOCKS / SOFTMAX_BLOCKS;
   static constexpr int RESTING = resting_partials(SOFTMAX_BLOCKS);
   struct Lengths {
     int2 warp_lengths[THREADS / 32];
@@ -279,14 +285,14 @@ struct DecodeSplits {
   __device__ __forceinline__ int begin(int split) const {
     return split * each_ + min(split, more_);
   }
-  // The share that has a key block.
+  // The split that a key block lies in.
   __device__ __forceinline__ int owner(int position) const {
     const int longer = more_ * (each_ + 1);  // key blocks of those with one more
     if (position < longer) return static_cast<unsigned>(position) / (each_ + 1u);
     return more_ + static_cast<unsigned>(position - longer) / static_cast<unsigned>(each_);
   }
 
-  // The place of a key block, below total; by all threads, which have not to be reading an earlier one.
+  // The cursor at a position below total. Called by all threads, after any earlier result was read.
   __device__ __forceinline__ DecodeCursor find(const DecodeParams& p, Smem& smem,
                                                int position) const {
     if (before_ <= position && position < before_ + mine_) {
@@ -300,8 +306,8 @@ struct DecodeSplits {
     __syncthreads();
     return DecodeCursor(p, smem.tile, smem.base, position);
   }
-  // The place of the first key block of a tile, counted as if all batch entries had the most; likewise. Its tile
-  // may be one that the entry has not.
+  // The cursor at the first key block of a work tile, counted as if all batch entries had row_tiles
+  // tiles; likewise. The entry may not have the tile: then place >= extent.tiles.
   __device__ __forceinline__ DecodeCursor find_tile(const DecodeParams& p, Smem& smem,
                                                     int number) const {
     const int tile = number / p.num_heads_kv;
@@ -318,15 +324,16 @@ struct DecodeSplits {
     return DecodeCursor(p, smem.tile, smem.base, smem.base + head * key_blocks);
   }
 
-  // The begin of what is not cut: of that which a cursor is in, or behind that.
+  // The begin of the group or work tile that the cursor is in, if the cursor is there, else its
+  // end.
   __device__ __forceinline__ int whole_from(const DecodeCursor& at) const {
     const bool is_tile = grain == Grain::TILE;
     const int first = is_tile ? at.tile_begin() : at.group_begin();
     return first == at.position ? first : is_tile ? at.tile_end() : at.group_end();
   }
 
-  // A share's key blocks, [begin, end), and the place of the first; false: it has none. Of what is not cut it has,
-  // as a whole, what begins in it.
+  // The key blocks [begin, end) of a split, and the cursor at the first; false if it has none. A
+  // group or work tile that is not cut belongs to the split in which it begins.
   __device__ __forceinline__ bool find_split(const DecodeParams& p, Smem& smem, int split,
                                              DecodeCursor& at, int& begin, int& end) const {
     begin = this->begin(split);
@@ -334,7 +341,8 @@ struct DecodeSplits {
     if (begin == end) return false;
     const bool cuts_anywhere = SOFTMAX_BLOCKS == 1 && grain == Grain::KEY_BLOCK;
     bool is_end = !cuts_anywhere && end < total;
-    // NOTE: one piece of code for all turns: a block goes through it once, and waits for instructions.
+    // NOTE: a loop, as the code of find() is large and each block runs it once: it waits for
+    // instructions.
 #pragma unroll 1
     for (int position = is_end ? end : begin;; __syncthreads()) {
       at = find(p, smem, position);
@@ -352,20 +360,21 @@ struct DecodeSplits {
     }
   }
 
-  // Where parts of a group that is cut are stored, by their number in it: this and the following.
+  // The number of the first partial of a cut group. Those of its key blocks follow.
   __device__ __forceinline__ int64_t key_block_partial(const DecodeParams& p,
                                                        const DecodeCursor& at) const {
     return int64_t{p.splits} * RESTING + int64_t{owner(at.group_begin())} * GROUP_PARTIALS;
   }
-  // Whether a group is, which begins in a share.
+  // Whether the group of a cursor, which begins in `split`, is cut.
   __device__ __forceinline__ bool is_cut(const DecodeCursor& at, int split) const {
     const int first = at.key_block - (at.position - at.group_begin());
     const int last = at.key_block + (at.group_end() - at.position);
-    return grain == Grain::KEY_BLOCK && at.last_partial<SOFTMAX_BLOCKS>(first, last) >= begin(split + 1);
+    return grain == Grain::KEY_BLOCK &&
+           at.last_partial<SOFTMAX_BLOCKS>(first, last) >= begin(split + 1);
   }
-  // Where a whole group of a tile that is split is stored, by the share that it lies in: those of the
-  // tile that came before from the share's first place on, those of the tile that goes on behind it
-  // up to its last. Either may begin and end within a group.
+  // The number of the partial of a whole group in `split`. Groups of a work tile that began in an
+  // earlier split are counted from the first partial of the split on, those of a tile that goes on
+  // behind it backwards from the last. Either tile may be cut within a group.
   __device__ __forceinline__ int64_t group_partial(const DecodeParams& p, const DecodeCursor& at,
                                                    int split) const {
     const int first = begin(split), end = begin(split + 1);
@@ -376,7 +385,7 @@ struct DecodeSplits {
     };
     const int place =
         at.tile_begin() < first ? group - group_at(first) : places - 1 - (group_at(end) - group);
-    constexpr int BEFORE = RESTING + GROUP_PARTIALS;  // partials of each share
+    constexpr int BEFORE = RESTING + GROUP_PARTIALS;  // partials of each split
     return int64_t{p.splits} * BEFORE + int64_t{split} * places + place;
   }
 
@@ -384,15 +393,16 @@ struct DecodeSplits {
   __device__ __forceinline__ Grain choose_grain(const DecodeParams& p, bool whole_tiles) const {
     return whole_tiles ? Grain::TILE : prefers_groups(p) ? Grain::GROUP : Grain::KEY_BLOCK;
   }
-  // Units of the longest share, if what has `step` of them is not cut.
+  // Key blocks of the longest split if it is rounded up to a multiple of `step`.
   __device__ __forceinline__ int64_t longest(int step) const {
     const int64_t key_blocks = int64_t{each_} + (more_ > 0);
     return (key_blocks + step - 1) / step * step;
   }
-  // Whether the longest share, in whole groups, costs no more than the longest in parts, of which it
-  // may store a group's: what is written and read of a key block is partial_rows / 64 of its keys and values.
+  // Whether the longest split in whole groups costs no more than in key blocks, where it may store
+  // the partials of a group. To write and read the partial of a key block costs partial_rows / 64
+  // of reading its keys and values.
   __device__ __forceinline__ bool prefers_groups(const DecodeParams& p) const {
-    if constexpr (SOFTMAX_BLOCKS > 1) {  // a part of several key blocks costs more than to store it
+    if constexpr (SOFTMAX_BLOCKS > 1) {
       return longest(GROUP_BLOCKS) == longest(SOFTMAX_BLOCKS);
     } else {
       const int key_blocks = each_ + (more_ > 0);
@@ -400,7 +410,7 @@ struct DecodeSplits {
       return missing * 64 <= min(key_blocks, GROUP_BLOCKS) * p.partial_rows;
     }
   }
-  // Units of the shortest and of the longest tile; by all threads.
+  // Key blocks of the shortest and the longest work tile. Called by all threads.
   __device__ __forceinline__ int2 find_lengths(const DecodeParams& p, Smem& smem) const {
     int2 lengths = lengths_of(p);
 #pragma unroll
@@ -417,7 +427,7 @@ struct DecodeSplits {
     }
     return lengths;
   }
-  // Of this thread's tiles.
+  // The same of this thread's row tiles.
   __device__ __forceinline__ static int2 lengths_of(const DecodeParams& p) {
     int2 lengths{INT32_MAX, 0};
     RowTile own = RowTile::at(p, begin_of(p));
@@ -429,18 +439,18 @@ struct DecodeSplits {
     }
     return lengths;
   }
-  // Whether the longest share, in whole tiles, has at most a tenth more key blocks than in parts, which would
-  // be stored and combined. lengths: as find_lengths() returns them.
+  // Whether the longest split in whole work tiles has at most a tenth more key blocks than
+  // otherwise, when partials are stored and combined. lengths: as find_lengths() returns them.
   __device__ __forceinline__ bool prefers_tiles(int2 lengths) const {
     if (total == 0) return false;
     const int64_t key_blocks = int64_t{each_} + (more_ > 0);
-    // Tasks that begin in a share are its own: of equal ones as many as it has room for, rounded up.
+    // A split has the work tiles that begin in it: of equal ones as many as fit, rounded up.
     const int64_t in_tiles = lengths.x == lengths.y
                                  ? (key_blocks + lengths.y - 1) / lengths.y * lengths.y
                                  : key_blocks + lengths.y;
     return 10 * in_tiles <= 11 * longest(SOFTMAX_BLOCKS);
   }
-  // A thread counts neighbouring tiles.
+  // The row tiles [begin, end) that this thread counts.
   __device__ __forceinline__ static int begin_of(const DecodeParams& p) {
     return min(static_cast<int>(threadIdx.x) * tiles_of_thread(p), p.batch * p.row_tiles);
   }
@@ -450,7 +460,7 @@ struct DecodeSplits {
   __device__ __forceinline__ static int tiles_of_thread(const DecodeParams& p) {
     return (p.batch * p.row_tiles + THREADS - 1) / THREADS;
   }
-  // Of all kv heads.
+  // Key blocks of a row tile, of all kv heads.
   __device__ __forceinline__ static int key_blocks_of(const DecodeParams& p, RowTile own) {
     const DecodeExtent extent(p, own);
     return own.place < extent.tiles ? extent.key_blocks() * p.num_heads_kv : 0;

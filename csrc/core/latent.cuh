@@ -1,5 +1,5 @@
-// The softmax of keys that come tile by tile, where values lie in the keys: each tile is multiplied
-// with V before the next one is looked at.
+// Online softmax of latent keys: each tile of keys is multiplied with V, its first columns, before
+// the next tile is read.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -8,8 +8,8 @@
 
 namespace flash_dist {
 
-// S -> P = exp2(S * scale - top). top and sum are those of a lane's two rows over the keys so far, the
-// sums of its own columns; keep: what O is to be multiplied by, as the sums are here.
+// S -> P = exp2(S * scale - top). top and sum: of the two rows of a lane over the keys so far, sum
+// of the columns of the lane alone. keep: the factor that rescales O, and sum here.
 template <int NT>
 __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2], float (&sum)[2],
                                            float (&keep)[2], float scale_log2) {

@@ -1,4 +1,4 @@
-// The launches behind attention to a cache.
+// Launches of attention to a cache.
 #include <algorithm>
 #include <cstdint>
 
@@ -18,10 +18,11 @@ namespace flash_dist {
 namespace {
 
 constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
-constexpr int FEW_ROWS = 16;                   // of a tile: those of one mma
+constexpr int FEW_ROWS = 16;                   // of a work tile: those of one mma
 constexpr int MAX_HEAD_DIM = 256;              // with values of their own
-constexpr int COMBINE_BLOCKS_PER_SM = 5;       // blocks that combine
-// Of fewer tiles some block gets the longest and others, or they are cut and combined.
+constexpr int COMBINE_BLOCKS_PER_SM = 5;       // of the combine kernel
+// With fewer work tiles for each split some splits get several of the longest, or tiles are cut and
+// combined.
 constexpr int TILES_PER_SPLIT = 3;
 
 template <class Number>
@@ -29,7 +30,7 @@ Number divide_up(Number a, Number b) {
   return (a + b - 1) / b;
 }
 
-// Of more columns, keys hold the values.
+// Keys of more columns hold the values.
 bool is_latent(const DecodeParams& p) { return p.head_dim > MAX_HEAD_DIM; }
 
 void check_latent(const DecodeParams& p) {
@@ -96,7 +97,8 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
   const int64_t key_blocks = most_key_blocks();
   p_.splits = static_cast<int>(std::min<int64_t>(splits, key_blocks));
   p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tiles() >= TILES_PER_SPLIT * p_.splits;
-  // As many blocks of the combine as there is room for, each with a piece of 32 columns of a row at least.
+  // As many blocks of the combine kernel as there is room for, each with a piece of 32 columns of a
+  // row at least.
   const int64_t combined = std::min<int64_t>(p_.batch * tiles(), p_.splits);
   const int64_t parts = std::max<int64_t>(COMBINE_BLOCKS_PER_SM * int64_t{sm_count} / combined, 1);
   p_.combine_blocks =
@@ -119,7 +121,7 @@ KernelKey Decode::key_of(Role role) const {
   return make_key(role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v});
 }
 
-// That of more rows where there are more than one mma has, and where it is built in and loads.
+// The multi-row kernel if there are more rows than one mma has, and if it is built in and loads.
 Loaded Decode::choose_kernel() const {
   if (is_latent(p_)) return require_kernel(call_.device, key_of(Role::MLA), &p_);
   if (most_rows(p_) > FEW_ROWS) {
@@ -135,8 +137,8 @@ int64_t Decode::longest_key_blocks() const {
   return std::max(divide_up<int64_t>(p_.cache.capacity, KEY_BLOCK), int64_t{1});
 }
 
-// Of sequences that fill the cache. A table has room for more than there are pages: where few pages
-// are of many sequences there may be more key blocks than this.
+// Key blocks of sequences that fill the cache. A table has room for more than there are pages: if
+// many sequences share few pages there may be more key blocks than this.
 int64_t Decode::most_key_blocks() const {
   const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
   const int64_t in_memory = 2 * (divide_up<int64_t>(keys, KEY_BLOCK) + p_.batch);
@@ -151,8 +153,8 @@ void Decode::check_key_blocks() const {
        "\n\nhint: pass fewer queries in a call, which gives the same bits");
 }
 
-// As many partials as full caches need, or as the budget holds. Where a block has no registers for what it
-// has of a tile before, that rests in partials, whatever the budget.
+// Chooses as many partials as full caches need, or as the budget holds. Partials in which a work
+// tile rests are needed whatever the budget.
 void Decode::place(int64_t key_blocks, int64_t budget) {
   const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);
   const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / partial;
@@ -171,7 +173,7 @@ void Decode::place(int64_t key_blocks, int64_t budget) {
 
 bool may_have_few_queries(const Call& call, const FwdParams& p) {
   const auto dtype = static_cast<Dtype>(call.dtype);
-  if (p.batch == 0 || p.seqlen_q == 0) return false;  // nothing to share out
+  if (p.batch == 0 || p.seqlen_q == 0) return false;  // nothing to compute
   if (p.scores.bends || p.sinks != nullptr) return false;
   if (is_fp32(dtype) || p.mask.kind != MaskKind::BAND || p.seqlen_k < MANY_KEYS) return false;
   const bool packed = p.packing.cu_seqlens_q != nullptr;

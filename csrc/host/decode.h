@@ -1,4 +1,4 @@
-// How attention to a cache is shared out among blocks, and what partial results take.
+// Splits of attention to a cache, and the workspace of its partial results.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace flash_dist {
 
-// One call. All that depends on the GPU or the budget decides who computes what, and no bit of it.
+// One call. The GPU and the budget decide which block computes what, and no bit of the result.
 class Decode {
  public:
   // budget: bytes that workspace_bytes() may be.
@@ -30,14 +30,14 @@ class Decode {
   const Call& call_;
   DecodeParams p_;
   const Loaded kernel_;
-  const int softmax_blocks_;  // of what is computed in one softmax
+  const int softmax_blocks_;  // key blocks of one softmax
   int64_t stats_bytes_ = 0, out_bytes_ = 0;
 };
 
 // Whether sequences of a forward may be few queries on many keys, and there are kernels for these.
 bool may_have_few_queries(const Call& call, const FwdParams& p);
 
-// The call that computes those sequences, and leaves all others alone.
+// The call that computes those sequences alone.
 DecodeParams few_queries_of(const FwdParams& p);
 
 }  // namespace flash_dist

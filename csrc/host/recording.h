@@ -11,6 +11,6 @@ namespace flash_dist {
 
 void record_forward(const FwdParams& p);
 void record_backward(const BwdParams& p, const BwdPlan& plan);
-// softmax_blocks: of what is computed in one softmax.
+// softmax_blocks: key blocks of one softmax.
 void record_decode(const DecodeParams& p, int softmax_blocks);
 }  // namespace flash_dist

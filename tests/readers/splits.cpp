@@ -1,8 +1,8 @@
-// How attention to a cache is shared out (core/decode_work.cuh), gone through share by share as the
-// kernels do, and tile by tile as those that combine do, for sequences of random lengths. Prints each call for
-// which a key block is not computed once, a partial lies outside of the workspace or is written twice, what
-// is combined is not there, a tile has not one result, or its key blocks are not those of which a row sees a key;
-// then how many tiles there were.
+// Replays the splits of attention to a cache (core/decode_work.cuh), split by split as the kernels do,
+// and work tile by work tile as those that combine do, for sequences of random lengths. Prints each call
+// for which a key block is not computed once, a partial lies outside of the workspace or is written
+// twice, a partial that is combined was not stored, a work tile has not one result, or its key blocks
+// are not those of which a row sees a key; then how many work tiles there were.
 //
 //   nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED splits.cpp -o splits
 #include <cstdio>
@@ -51,7 +51,7 @@ struct Cache {
       cu_seqlens_k.push_back(cu_seqlens_k.back() + below(p.cache.capacity + 1));
     }
     choose_kind();
-    share_out();
+    choose_splits();
   }
   Cache(const Cache&) = delete;
 
@@ -81,7 +81,7 @@ struct Cache {
   }
 
   // As host/decode.cpp does, on GPUs and with budgets of all sizes.
-  void share_out() {
+  void choose_splits() {
     const int rows = p.group * (p.few_alone ? min(p.seqlen_q, MORE_QUERIES) : p.seqlen_q);
     p.row_tiles = (rows + p.block_rows - 1) / p.block_rows;
     p.partial_rows = min(rows, p.block_rows);
@@ -96,7 +96,7 @@ struct Cache {
   }
 };
 
-// A tile of rows of a kv head of a batch entry.
+// A work tile.
 struct WorkTile {
   int batch, place, head;
 
@@ -107,7 +107,7 @@ struct WorkTile {
   bool operator==(const WorkTile& other) const { return !(*this < other) && !(other < *this); }
 };
 
-// What a partial holds: key blocks of a tile.
+// The contents of a partial: key blocks of a work tile.
 struct StoredPartial {
   WorkTile tile;
   int begin, end;
@@ -140,7 +140,7 @@ class Replay {
     return right_ && static_cast<int>(results_.size()) == tiles;
   }
 
-  // Whether tiles are not cut though there would be places for their parts.
+  // Whether tiles are not cut though there is room for partials.
   bool keeps_tiles() const {
     return splits.grain == Grain::TILE && splits.total <= p.max_key_blocks;
   }
@@ -149,7 +149,8 @@ class Replay {
   int tiles = 0;
 
  private:
-  // Whether a tile's key blocks are those from the first to the last of which any row sees a key, or one without.
+  // Whether the key blocks of a tile are those from the first to the last of which any row sees a
+  // key, or one that is empty.
   bool has_visible_key_blocks(RowTile own) const {
     const DecodeExtent extent(p, own);
     const CacheKeys keys(p.cache, own.batch, p.batch);
@@ -170,7 +171,7 @@ class Replay {
     return end == 0 ? extent.key_blocks() == 1 : extent.first == first && extent.end == end;
   }
 
-  // What the constructor does with all threads of a block.
+  // Does what the constructor does with all threads of a block.
   static Splits count(const DecodeParams& p) {
     alignas(Splits) char bytes[sizeof(Splits)] = {};
     Splits& s = reinterpret_cast<Splits&>(bytes);
@@ -189,7 +190,7 @@ class Replay {
     int begin, end;
     DecodeCursor at;
     if (!splits.find_split(p, smem_, split, at, begin, end)) return;
-    int first = at.key_block, part = at.key_block;  // of the group so far, of the part
+    int first = at.key_block, part = at.key_block;  // of the group, of the partial
     for (int left = end - begin; left > 0; --left, at.advance(p)) {
       ++key_blocks_[at.position];
       if (at.position == at.group_begin()) first = at.key_block;
@@ -201,7 +202,7 @@ class Replay {
         write(splits.key_block_partial(p, at) + at.key_block % GROUP_BLOCKS / SOFTMAX_BLOCKS, at,
               part);
       } else if (at.position + 1 < at.group_end()) {
-        right_ &= SOFTMAX_BLOCKS == 1;  // others have a group in one part
+        right_ &= SOFTMAX_BLOCKS == 1;  // else a group is one partial
       } else if (!owns_tile) {
         write(splits.group_partial(p, at, split), at, first);
       } else if (at.position + 1 < at.tile_end()) {
@@ -212,7 +213,7 @@ class Replay {
     }
   }
 
-  // What a share has of a tile, behind a group: in its own partials, if it has such.
+  // Checks the partials in which a work tile rests after a group.
   void rest(int split) { right_ &= resting_partials(SOFTMAX_BLOCKS) * (split + 1) <= partials_; }
 
   void write(int64_t partial, const DecodeCursor& at, int first) {
@@ -281,7 +282,7 @@ class Replay {
   std::map<WorkTile, int> results_;
 };
 
-// Calls in which tiles are not cut though they might be, and those in which groups are.
+// Calls in which tiles are not cut though they might be, and those in which groups are cut.
 struct Cuts {
   int kept = 0, cut = 0;
 };
@@ -292,7 +293,8 @@ Cuts replay(const Cache& call, int number, int& tiles, Cuts all) {
   const DecodeParams& p = call.p;
   if (!replay.is_right()) {
     std::printf(
-        "call %d in parts of %d: batch %d, %d queries, capacity %d, %d shares, %d units at most\n",
+        "call %d, partials of %d: batch %d, %d queries, capacity %d, %d splits, %d key blocks at "
+        "most\n",
         number, SOFTMAX_BLOCKS, p.batch, p.seqlen_q, p.cache.capacity, p.splits, p.max_key_blocks);
   }
   tiles += replay.tiles;
@@ -309,7 +311,7 @@ int main() {
     key_blocks = replay<1>(call, i, tiles, key_blocks);
     parts = replay<LATENT_SOFTMAX_BLOCKS>(call, i, tiles, parts);
   }
-  std::printf("%d tasks, kept in %d and %d calls, cut within groups in %d and %d\n", tiles,
+  std::printf("%d work tiles, whole in %d and %d calls, cut within groups in %d and %d\n", tiles,
               key_blocks.kept, parts.kept, key_blocks.cut, parts.cut);
   return 0;
 }

@@ -16,37 +16,39 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int THREADS = WARPS * 32;
   static constexpr int LOADERS = THREADS;
   static constexpr int BLOCK_N = Plan::BLOCK_N;            // keys of a tile of K or V
-  static constexpr int BLOCK_ROWS = Plan::ROWS;            // 16 for each of some warps,
-  static constexpr int WARPS_N = WARPS * 16 / BLOCK_ROWS;  // of which so many share the columns
-  static constexpr int TILES = KEY_BLOCK / BLOCK_N;        // of K, and of V, in a key block
-  static constexpr int KEY_TILES = BLOCK_N / WARPS_N / 8;  // columns of S of a warp in a tile, by 8
+  static constexpr int BLOCK_ROWS = Plan::ROWS;            // of a work tile
+  static constexpr int WARPS_N = WARPS * 16 / BLOCK_ROWS;  // warps on the same 16 rows
+  static constexpr int TILES = KEY_BLOCK / BLOCK_N;        // tiles of K, and of V, in a key block
+  static constexpr int KEY_TILES = BLOCK_N / WARPS_N / 8;  // tiles of 8 columns of S, of a warp
   static constexpr bool V_IN_K = false;
   using Layout = SwizzledRows<HEAD_DIM>;  // of Q, K and V in shared memory
-  static constexpr int PARTS = 4;  // in which the keys of a tile are summed, whoever owns them
-  // A warp that has its rows alone keeps P in registers, which leaves none for what it has of a tile.
+  static constexpr int PARTS =
+      4;  // parts in which the keys of a tile are summed, for the same bits
+  // A warp that owns its rows keeps P in registers, which leaves none for O of the work tile and
+  // for cursors. mma/decode/rows.cuh
   static constexpr bool OWNS_ROWS = WARPS_N == 1;
-  static constexpr bool KEEPS_CURSORS = OWNS_ROWS;  // in shared memory
-  // Q of the next tile is not on its way in registers, where these are few: before sm_80 K and V are,
-  // and of PTX nobody knows (assembled for sm_100 it would spill 16 bytes).
+  static constexpr bool KEEPS_CURSORS = OWNS_ROWS;
+  // With few registers Q of the next work tile is not loaded ahead. Before sm_80 they hold tiles of
+  // K and V. PTX may be assembled for any target (for sm_100 it would spill 16 bytes).
   static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
   static constexpr bool LOADS_LATE = BLOCK_ROWS > 16 || (FEW_REGISTERS && HEAD_DIM > 128);
   static constexpr int UNROLL = OWNS_ROWS ? 2 : STEPS_AHEAD<Target>;
   static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (WARPS_N * 8) == 0 && PARTS % WARPS_N == 0);
 
-  // What warps that share rows tell each other of a key block.
+  // Exchanged by warps that share rows, for a key block.
   struct Exchange {
     alignas(128) uint16_t p[BLOCK_ROWS * KEY_BLOCK];
-    float tops[WARPS_N][BLOCK_ROWS];  // of a warp's keys
+    float tops[WARPS_N][BLOCK_ROWS];  // row maxima over the keys of a warp
     float sums[PARTS][BLOCK_ROWS];
   };
-  // What a warp that owns rows has of a tile, each thread its own.
+  // O of the work tile of warps that own rows, each thread its own.
   struct Parked {
     float4 out[OWNS_ROWS ? HEAD_DIM / 8 : 1][THREADS];
     float4 stats[THREADS];  // top and sum of its two rows
   };
 
   struct Smem {
-    alignas(128) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // K and V in turn
+    alignas(128) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // tiles of K, then of V
     alignas(128) uint16_t q[BLOCK_ROWS * HEAD_DIM];
     union {
       Exchange exchange;

@@ -1,17 +1,17 @@
 // Attention of few queries to the keys and values of a cache, on mma.sync.
 //
-// Grid      as many blocks as the GPU holds, each with a share of the key blocks of all sequences
-//           (core/decode_work.cuh): the host knows no length.
-// Block     WARPS warps on BLOCK_ROWS rows, the queries of all heads of a group, which so share one pass
-//           over K and V: WARPS_N of them on 16 rows. Of a key block of 128 keys each warp owns some columns
-//           of S, then some of O. With many queries a block takes more rows, to the same bits.
-// Shared    a ring of tiles of K and V, Q, P.
-// Pipeline  all but one stage of the ring are on their way; a key block's tiles of K, then those of V,
-//           then the next key block's, of whatever tile.
+// Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences
+//           (core/decode_work.cuh).
+// Block     WARPS warps on BLOCK_ROWS rows, the queries of all heads of a group, which so share one
+//           pass over K and V. WARPS_N warps share 16 rows: each has some keys of S, then some columns
+//           of O. With more queries a block has more rows, to the same bits.
+// Shared    A ring of tiles of K and V, Q, P.
+// Pipeline  The copies to all stages of the ring but one are under way: tiles of K of a key block, then
+//           those of V, then the next key block's, also of the next work tile.
 //
-// Each key block has a softmax of its own, from nothing. Combine puts the key blocks of a group together and the
-// groups of a tile; what of it other blocks have is stored, and combined by core/decode_combine.h in the
-// same way.
+// Each key block has a softmax of its own. It is combined into its group, and the group into the work
+// tile. Of a work tile that other splits have, too, partials are stored. core/decode_combine.h combines
+// these in the same order.
 #pragma once
 
 #include <type_traits>
@@ -55,7 +55,8 @@ struct DecodeBlock {
   const Operand<HEAD_DIM> a_q;
   const Rows rows;
 
-  // at_, loaded: the share's first key block, which may be kept in shared memory; the share has `key blocks`.
+  // at_, loaded: the first key block of the split, two places in shared memory with KEEPS_CURSORS.
+  // key_blocks: of the split.
   __device__ __forceinline__ DecodeBlock(const DecodeParams& p_, Smem& smem_,
                                          const WarpPlace<Config>& own_, const Splits& shares_,
                                          Cursor at_, Cursor loaded, int key_blocks)
@@ -74,15 +75,15 @@ struct DecodeBlock {
     if constexpr (!Config::LOADS_LATE) queries.load(p, at);
     ring.fill(p);
     Partial<OT> tile, group, key_block;
-    int2 clear{};  // keys that both of the lane's rows see
+    int2 common{};  // keys that both rows of the lane see
     bool is_first = true;
 #pragma unroll 1
     for (; key_blocks > 0; --key_blocks, advance_cursor<Config::KEEPS_CURSORS>(p, at)) {
-      // Q, once for each tile                            [BLOCK_ROWS, HEAD_DIM]
+      // Q, once for each work tile                       [BLOCK_ROWS, HEAD_DIM]
       if (at.key_block == at.extent.first || is_first) {
         is_first = false;
         store_queries(queries);
-        clear = TileRows(p, at, own).clear();
+        common = TileRows(p, at, own).common_keys();
         tile.clear();
         group.clear();
         rows.park(tile);
@@ -91,7 +92,7 @@ struct DecodeBlock {
       // S = Q @ K.T, soft cap, ALiBi and mask            [16, WARP_KEYS] of each tile per warp
       Scores s;
       multiply_keys(s);
-      modify_scores(s, clear);
+      modify_scores(s, common);
       // P = exp2(S * scale - top), row sums              [16, WARP_KEYS] of each tile per warp
       Weights weights;
       Sums sums = {};
@@ -99,7 +100,7 @@ struct DecodeBlock {
       // O = P @ V                                        [16, HEAD_DIM / WARPS_N] per warp
       multiply_values(weights, key_block);
       add_sums(sums, key_block);
-      // O of the key block into that of its group, O of a complete group into that of the tile
+      // Combine O with that of the group, a complete group with the work tile; or store partials
       if (!take_key_block(p, splits, at, smem.bounds, own, key_block, group)) continue;
       rows.unpark(tile);
       tile.combine(group);
@@ -115,7 +116,7 @@ struct DecodeBlock {
     if constexpr (Config::LOADS_LATE) queries.load(p, at);
     queries.store(shared_address(smem.q));
   }
-  // Those of the next tile, on their way in registers while the last key block of this one is computed.
+  // Loads the queries of the next work tile to registers, during the last key block of this one.
   __device__ __forceinline__ void load_next_queries(Queries& queries) const {
     if constexpr (!Config::LOADS_LATE) {
       DecodeCursor next = at;
@@ -131,28 +132,28 @@ struct DecodeBlock {
       s[i].clear();
       if constexpr (Config::KEY_TILES == 1) {
         gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, 1>(s[i], a_q, Operand<HEAD_DIM>::b_8(sK),
-                                                            own.part * WARP_KEYS);
+                                                            own.warp_n * WARP_KEYS);
       } else {
         gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, Config::KEY_TILES>(
-            s[i], a_q, Operand<HEAD_DIM>::b(sK), own.part * WARP_KEYS);
+            s[i], a_q, Operand<HEAD_DIM>::b(sK), own.warp_n * WARP_KEYS);
       }
     }
   }
 
-  // The first of this warp's keys in tile i of the key block.
+  // The first key of this warp in tile i of the key block.
   __device__ __forceinline__ int first_key(int i) const {
-    return at.key_block * KEY_BLOCK + i * Config::BLOCK_N + own.part * WARP_KEYS;
+    return at.key_block * KEY_BLOCK + i * Config::BLOCK_N + own.warp_n * WARP_KEYS;
   }
-  __device__ __forceinline__ void modify_scores(Scores& s, int2 clear) const {
+  __device__ __forceinline__ void modify_scores(Scores& s, int2 common) const {
     if (p.scores.bends) {
       const TileScores scores(p, at, own);
 #pragma unroll
       for (int i = 0; i < Config::TILES; ++i) scores.bend(s[i], p, first_key(i));
     }
-    if (!TileRows::all_clear(clear, at.key_block * KEY_BLOCK)) {
+    if (!TileRows::all_visible(common, at.key_block * KEY_BLOCK)) {
       const TileRows rows(p, at, own);
 #pragma unroll
-      for (int i = 0; i < Config::TILES; ++i) rows.hide(s[i], first_key(i));
+      for (int i = 0; i < Config::TILES; ++i) rows.mask(s[i], first_key(i));
     }
   }
 
@@ -192,8 +193,8 @@ struct DecodeBlock {
     key_block.out.clear();
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
-      const uint32_t sV = ring.next(p);  // and P and sums of all warps
-      const auto b_v = flash_dist::share(Operand<HEAD_DIM>::b_trans(sV), own.part);
+      const uint32_t sV = ring.next(p);  // behind its barrier P and sums of all warps are stored
+      const auto b_v = flash_dist::share(Operand<HEAD_DIM>::b_trans(sV), own.warp_n);
 #pragma unroll
       for (int k = 0; k < KEY_STEPS; ++k) {
         gemm_ab_step<Target, T, HEAD_DIM, WARPS_N>(

@@ -1,6 +1,6 @@
-// Who has the keys of a row: the one warp that owns it, or several warps, some keys each.
+// Two policies for the keys of a row: one warp has them all, or several warps have some each.
 //
-// Both have the same functions. A step of the kernel (mma/decode/kernel.cuh) calls them where the two differ.
+// Both have the functions in which the steps of mma/decode/kernel.cuh differ.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -11,8 +11,8 @@
 
 namespace flash_dist {
 
-// A warp owns its rows. P stays in its registers, which leaves none for O of the tile: that is in shared
-// memory while a group is computed.
+// A warp owns its rows. P stays in its registers, which leaves none for O of the work tile. That is
+// parked in shared memory while a group is computed.
 template <class Config>
 struct OwnedRows {
   using Target = typename Config::Target;
@@ -74,8 +74,8 @@ struct OwnedRows {
   }
 };
 
-// WARPS_N warps share the rows, each with some keys of a tile. They exchange row maxima, P and sums through
-// shared memory. Each then computes some columns of O.
+// WARPS_N warps share the rows, each with some keys of a tile. They exchange row maxima, P and sums
+// through shared memory. Each then computes some columns of O.
 template <class Config>
 struct SharedRows {
   using Target = typename Config::Target;
@@ -86,7 +86,7 @@ struct SharedRows {
   static constexpr int WARP_PARTS = Config::PARTS / WARPS_N;
   using Scores = Accumulator<1, Config::KEY_TILES>[Config::TILES];
   using Sums = float[WARP_PARTS][2];
-  using Weights = uint32_t[1][4];  // the A operand of a step of P @ V
+  using Weights = uint32_t[1][4];  // A operand of one step of P @ V
 
   Smem& smem;
   const WarpPlace<Config> own;
@@ -103,9 +103,9 @@ struct SharedRows {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       top[h] = quad_max(top[h]);
-      if (threadIdx.x % 4 == 0) smem.exchange.tops[own.part][own.row(h)] = top[h];
+      if (threadIdx.x % 4 == 0) smem.exchange.tops[own.warp_n][own.row(h)] = top[h];
     }
-    __syncthreads();  // tops of all warps
+    __syncthreads();  // all warps have stored theirs
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
@@ -118,10 +118,10 @@ struct SharedRows {
       for (int h = 0; h < 2; ++h) {
         sums[i][h] = quad_sum(sums[i][h]);
         if (threadIdx.x % 4 != 0) continue;
-        smem.exchange.sums[own.part * WARP_PARTS + i][own.row(h)] = sums[i][h];
+        smem.exchange.sums[own.warp_n * WARP_PARTS + i][own.row(h)] = sums[i][h];
       }
   }
-  // Behind a barrier: the sum of any warp.
+  // After a barrier: part i of the sum, of any warp.
   __device__ __forceinline__ float sum_of(const Sums&, int i, int h) const {
     return smem.exchange.sums[i][own.row(h)];
   }
@@ -134,20 +134,20 @@ struct SharedRows {
       for (int n = 0; n < Config::KEY_TILES; ++n)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int key = i * Config::BLOCK_N + own.part * (Config::BLOCK_N / WARPS_N) + n * 8;
+          const int key = i * Config::BLOCK_N + own.warp_n * (Config::BLOCK_N / WARPS_N) + n * 8;
           const float (&x)[4] = s[i].x[0][n];
           store_shared_4(
               sP + SwizzledRows<KEY_BLOCK>::offset(lane / 4 + 8 * h, key / 8) + lane % 4 * 4,
               pack<Target, T>(x[2 * h], x[2 * h + 1]));
         }
   }
-  // Behind a barrier.
+  // After a barrier.
   __device__ __forceinline__ uint32_t (&load_weights(Weights& weights, int k) const)[1][4] {
     ldmatrix_x4(weights[0], a_p.at(0, k));
     return weights;
   }
 
-  // O of the tile stays in registers.
+  // O of the work tile stays in registers.
   __device__ __forceinline__ void park(const Partial<OT>&) const {}
   __device__ __forceinline__ void unpark(Partial<OT>&) const {}
 };

@@ -15,22 +15,22 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
   static constexpr int LOADERS = THREADS;
-  static constexpr int BLOCK_ROWS = 16;              // those of one mma, which all warps have,
-  static constexpr int WARPS_N = WARPS;              // and share the columns of O
+  static constexpr int BLOCK_ROWS = 16;              // of a work tile: one mma, for all warps
+  static constexpr int WARPS_N = WARPS;              // which share the columns of O
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
   static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // of a key block
-  static constexpr bool V_IN_K = true;               // its first columns
-  static constexpr bool KEEPS_CURSORS = false;       // in shared memory
-  using Layout = SwizzledRows<HEAD_DIM>;             // of Q, K and V in shared memory
-  // S of a tile: warps share its keys by 16, and the columns of those, of which one has 16 out of
-  // every LINE, so that its steps are whole lines of 128 bytes apart.
+  static constexpr bool V_IN_K = true;               // V is the first columns of K
+  static constexpr bool KEEPS_CURSORS = false;
+  using Layout = SwizzledRows<HEAD_DIM>;  // of Q, K and V in shared memory
+  // S of a tile: a warp has 16 keys and 16 columns out of every LINE, so that its steps are whole
+  // lines of 128 bytes apart.
   static constexpr int KEY_PARTS = BLOCK_N / 16;
   static constexpr int COLUMN_PARTS = WARPS / KEY_PARTS;
   static constexpr int LINE = COLUMN_PARTS * 16;
   static constexpr int STEPS = HEAD_DIM / LINE;
   static_assert(LINE % 64 == 0 && HEAD_DIM % LINE == 0 && HEAD_DIM_V % (WARPS * 16) == 0);
 
-  // Partial sums of S, [column part][key part], each as the fragments of two mma lie in a warp.
+  // Partial sums of S, [column part][key part], as the fragments of two mma.
   struct Scores {
     float4 parts[COLUMN_PARTS][KEY_PARTS][2][32];
   };

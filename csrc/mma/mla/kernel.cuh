@@ -1,20 +1,19 @@
 // Attention of few queries to a cache of latent keys (MLA), on mma.sync: the values are the first
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
-// Grid      as mma/decode/kernel.cuh: as many blocks as the GPU holds, each with a share of the key blocks
-//           of all sequences (core/decode_work.cuh).
+// Grid      As mma/decode/kernel.cuh: one block for each split of the key blocks of all sequences.
 // Block     WARPS warps on 16 rows, queries of all heads.
-//           S: a warp has 16 keys of a tile and a part of their columns; Q of these columns stays in
-//           its registers for as long as the tile.
-//           softmax: every warp has all of S, as it adds up the parts itself: they lie in shared
-//           memory as the fragments that the second product wants, and nothing else is exchanged.
+//           S: a warp has 16 keys of a tile and a part of the columns. Q of these columns stays in its
+//           registers during a work tile.
+//           Softmax: every warp adds up the parts to all of S. They are in shared memory, as the
+//           fragments of the second product, and nothing else is exchanged.
 //           O: a warp has some of the columns, for all keys.
-// Shared    a ring of tiles of K, Q, S.
-// Pipeline  all but one stage of the ring are on their way. Two barriers to a tile: it is there, and
-//           S is.
+// Shared    A ring of tiles of K, Q, S.
+// Pipeline  The copies to all stages of the ring but one are under way. Two barriers to a tile: its
+//           copies have landed, and S is stored.
 //
-// A key block of 128 keys has a softmax of its own, from nothing, in which its tiles follow each other;
-// key blocks and groups are combined as mma/decode/kernel.cuh does.
+// Each key block of 128 keys has an online softmax over its tiles. Key blocks and groups are combined
+// as in mma/decode/kernel.cuh.
 #pragma once
 
 #include "core/decode_load.cuh"
@@ -26,7 +25,7 @@
 
 namespace flash_dist {
 
-// Which part of S a warp multiplies.
+// The part of S that a warp multiplies.
 template <class Config>
 struct ScorePart {
   int keys, columns;
@@ -36,12 +35,12 @@ struct ScorePart {
         columns(static_cast<int>(threadIdx.x) / 32 / Config::KEY_PARTS) {}
 };
 
-// Q of a tile as A operands of this warp's part of the columns.
+// Q of a work tile as A operands of this warp's part of the columns.
 template <class Config>
 struct LatentQueries {
   uint32_t steps[Config::STEPS][4];
 
-  // By all threads, which have not to be reading sQ.
+  // Called by all threads, when none reads sQ any more.
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at, uint32_t sQ,
                                        int part) {
     QueryLoader<Config> rows;
@@ -54,7 +53,7 @@ struct LatentQueries {
   }
 };
 
-// S = Q @ K.T of 16 keys, over a part of the columns, to where all warps find it.
+// S = Q @ K.T of 16 keys over a part of the columns, stored for all warps.
 template <class Config>
 __device__ __forceinline__ void multiply_scores(typename Config::Scores& scores, uint32_t sK,
                                                 const LatentQueries<Config>& q,
@@ -78,7 +77,7 @@ __device__ __forceinline__ void multiply_scores(typename Config::Scores& scores,
   }
 }
 
-// All of S of a tile: the parts are added in the order of their columns.
+// S of a tile: the sum of the parts, in the order of their columns.
 template <class Config>
 __device__ __forceinline__ Accumulator<1, 2 * Config::KEY_PARTS> add_scores(
     const typename Config::Scores& scores) {
@@ -97,7 +96,7 @@ __device__ __forceinline__ Accumulator<1, 2 * Config::KEY_PARTS> add_scores(
   return s;
 }
 
-// O += P @ V, this warp's columns of a tile.
+// O += P @ V of a tile, this warp's columns.
 template <class Config, int NT, int OT>
 __device__ __forceinline__ void multiply_values(Partial<OT>& key_block, const Accumulator<1, NT>& p,
                                                 uint32_t sK, int part) {
@@ -158,20 +157,20 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
     }
     key_block.clear();
     const int key0 = at.key_block * KEY_BLOCK;
-    const bool all_see = rows.all_see(key0);
+    const bool all_visible = rows.all_visible(key0);
 #pragma unroll 1
     for (int i = 0; i < Config::TILES; ++i) {
       // S = Q @ K.T                                      [16, BLOCK_N]
       const uint32_t sK = ring.next(p);
       multiply_scores(smem.scores, sK, queries, part);
-      __syncthreads();  // S of all warps; the next ring.next(p) is behind the last look at it
+      __syncthreads();  // S of all warps is stored. All read it before the next ring.next(p)
       auto s = add_scores<Config>(smem.scores);
-      if (!all_see) rows.hide(s, key0 + i * Config::BLOCK_N);
-      // P, and O and sums rescaled; O += P @ V           [16, HEAD_DIM_V / WARPS_N] per warp
+      if (!all_visible) rows.mask(s, key0 + i * Config::BLOCK_N);
+      // P = exp2(S - top), rescale O; O += P @ V         [16, HEAD_DIM_V / WARPS_N] per warp
       float keep[2];
       to_weights(s, key_block.top, key_block.sum, keep, scale_log2);
       rescale(key_block.out, keep);
-      multiply_values<Config>(key_block, s, sK, own.part);
+      multiply_values<Config>(key_block, s, sK, own.warp_n);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) key_block.sum[h] = quad_sum(key_block.sum[h]);

@@ -22,12 +22,12 @@ struct DecodeWideSm90Config
   static constexpr int BLOCK_ROWS = CONSUMERS * CONSUMER_ROWS;
   static constexpr int LARGER = Plan::LARGER;
   static constexpr int BLOCK_N = KEY_BLOCK;  // keys of a tile of K or V
-  static constexpr int TILES = 1;            // of K, and of V, in a key block
-  static constexpr int PIECE = 64;           // columns of O that one product is for
+  static constexpr int TILES = 1;            // tiles of K, and of V, in a key block
+  static constexpr int PIECE = 64;           // columns of O of one product
   static constexpr int PIECES = HEAD_DIM_V / PIECE;
   static constexpr bool V_IN_K = false;
-  static constexpr bool KEEPS_CURSORS = false;  // of the loader, in shared memory
-  // The keys whose weights are summed in PARTS parts, as mma/decode/kernel.cuh does it with a tile.
+  static constexpr bool KEEPS_CURSORS = false;
+  // SUMMED_KEYS keys are summed in PARTS parts, as mma/decode/kernel.cuh does with a tile.
   static constexpr int PARTS = 4;
   static constexpr int SUMMED_KEYS = DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, 99>::BLOCK_N;
   // The loader has cursors and addresses of 64 bits.
@@ -36,11 +36,11 @@ struct DecodeWideSm90Config
       registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
   using Splits = DecodeSplits<THREADS>;
   using KTile = Panels<BLOCK_N>;        // and of V
-  using QTile = Panels<CONSUMER_ROWS>;  // one of each consumer
+  using QTile = Panels<CONSUMER_ROWS>;  // one for each consumer
   static_assert(HEAD_DIM == HEAD_DIM_V && HEAD_DIM % QTile::COLUMNS == 0);
   static_assert(BLOCK_ROWS == CONSUMER_ROWS || LARGER == 0);
 
-  // Where a copy of 16 bytes of K or V goes.
+  // Offset of a copy of 16 bytes of K or V.
   struct Layout {
     static constexpr int CHUNKS = HEAD_DIM / 8;
     static constexpr int ROW_BYTES = KTile::ROW_BYTES;
@@ -50,9 +50,9 @@ struct DecodeWideSm90Config
   };
 
   struct Smem {
-    alignas(1024) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // K and V in turn
+    alignas(1024) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // tiles of K and V in turn
     alignas(1024) uint16_t q[CONSUMERS][CONSUMER_ROWS * HEAD_DIM];
-    // What there is of a tile while a group is computed: O by threads, top and sum by rows.
+    // The work tile while a group is computed: O by threads, top and sum by rows.
     float4 parked[HEAD_DIM_V / 8][CONSUMER_THREADS];
     float2 parked_stats[BLOCK_ROWS];
     StageBarriers<Plan::STAGES> barriers;

@@ -1,22 +1,21 @@
 // Attention of many rows to the keys and values of a cache, on wgmma: the results of
 // mma/decode/kernel.cuh, bit by bit.
 //
-// Grid      as many blocks as the GPU holds, each with a share of the key blocks of all sequences
+// Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences
 //           (core/decode_work.cuh).
-// Block     one or two warpgroups of 64 rows of a tile each, which share the keys, and one that loads.
-// Shared    a ring of tiles of K and V, Q, what there is of the tile.
-// Pipeline  A key block's keys, then its values, then the next key block's, of whatever tile. A tile is
-//           announced by a barrier when its copies are in, and given back by another.
+// Block     One or two warpgroups of 64 rows of a work tile each, on the same keys, and one that loads.
+// Shared    A ring of tiles of K and V, Q, O of the work tile.
+// Pipeline  Keys of a key block, then its values, then the next key block's, also of the next work
+//           tile. One barrier says that the copies of a tile have landed, another that it was read.
 //
 //   issue S = Q @ K(0).T
-//   for each key block u of a tile:
-//     wait for S; bend it, hide; P = exp2(S - top), sums
-//     issue O = P @ V(u), in pieces of 64 columns
-//     combine each piece into the group while the next one, or S = Q @ K(u + 1).T, is under way
+//   for each key block n of a work tile:
+//     wait for S; soft cap, ALiBi, mask; P = exp2(S - top), sums
+//     issue O = P @ V(n), in pieces of 64 columns
+//     combine each piece with the group while the next one, or S = Q @ K(n + 1).T, is under way
 //
-// Both matrix instructions add up in the same order, over the same k, to the same bits; everything else
-// is computed as there: a key block has a softmax of its own, from nothing, whose sums are formed in the
-// same parts.
+// Both matrix instructions add up in the same order, over the same k, to the same bits. Everything else
+// is computed as there: each key block has a softmax of its own, whose sums have the same parts.
 #pragma once
 
 #include <type_traits>
@@ -34,7 +33,7 @@
 
 namespace flash_dist {
 
-// Which of a tile's rows and columns are this thread's, of a consumer.
+// The rows and columns of a work tile that a thread of a consumer has.
 template <class Config_>
 struct ConsumerPlace {
   using Config = Config_;
@@ -42,16 +41,16 @@ struct ConsumerPlace {
   __device__ __forceinline__ static int number() {
     return static_cast<int>(threadIdx.x) / WARPGROUP;
   }
-  // The two rows that this lane holds, h = 0 or 1.
+  // The two rows of this lane, h = 0 or 1.
   __device__ __forceinline__ static int row(int h) {
     return static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
   }
-  // The first of two neighbouring columns of O that it holds in x[0][n].
+  // The first of two neighbouring columns of O in x[0][n].
   __device__ __forceinline__ static int column(int n) {
     return n * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
   }
-  // Whether it is the one that writes statistics of rows.
-  __device__ __forceinline__ static bool speaks() { return threadIdx.x % 4 == 0; }
+  // Whether this lane writes top and sum of its rows.
+  __device__ __forceinline__ static bool writes_stats() { return threadIdx.x % 4 == 0; }
 };
 
 template <class Config>
@@ -73,18 +72,18 @@ struct DecodeSm90Consumer {
   const DecodeParams& p;
   typename Config::Smem& smem;
   const ConsumerPlace<Config> own{};
-  Ring<STAGES> tiles;  // those that products were issued with
+  Ring<STAGES> tiles;  // read by products that were issued
 
   __device__ __forceinline__ DecodeSm90Consumer(const DecodeParams& p_,
                                                 typename Config::Smem& smem_)
       : p(p_), smem(smem_) {}
 
-  // All key blocks of the block's share, of which the cursors are at the first.
+  // Computes all key blocks of the split. The cursors are at the first.
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     while (cursor().position < smem.bounds.end) {
       load_queries();
-      const int2 clear = clear_keys();
+      const int2 common = common_keys();
       int key_block = cursor().key_block;
       int stop = stop_of(cursor());
       Partial<OT> group;
@@ -93,9 +92,9 @@ struct DecodeSm90Consumer {
       issue_scores(s);
 #pragma unroll 1
       for (; key_block + 1 < end(); ++key_block) {
-        add_key_block(s, group, key_block, clear, stop, std::false_type{});
+        add_key_block(s, group, key_block, common, stop, std::false_type{});
       }
-      add_key_block(s, group, key_block, clear, stop, std::true_type{});
+      add_key_block(s, group, key_block, common, stop, std::true_type{});
       advance(key_block);
     }
   }
@@ -103,10 +102,10 @@ struct DecodeSm90Consumer {
  private:
   static_assert(Config::PIECES <= 2, "all pieces but the last end with one product behind them");
 
-  // Where this warp is: at a key block of the tile. It is looked at where a tile or a group ends; in shared
-  // memory it takes no registers meanwhile.
+  // A key block of the work tile of this warp. In shared memory, as it is read only where a work
+  // tile or a group ends.
   __device__ __forceinline__ DecodeCursor& cursor() const { return smem.cursors[threadIdx.x / 32]; }
-  // Behind the last key block of its tile that is the block's.
+  // The end of the key blocks of the work tile that are in the split.
   __device__ __forceinline__ int end() const {
     const DecodeCursor& at = cursor();
     return min(at.key_block + (smem.bounds.end - at.position), at.extent.end);
@@ -117,29 +116,30 @@ struct DecodeSm90Consumer {
     at.key_block = key_block;
     return at;
   }
-  // Behind the last key block of a tile.
+  // Moves the cursor behind key_block, the last of its work tile.
   __device__ __forceinline__ void advance(int key_block) const {
     DecodeCursor at = cursor_at(key_block);
     at.advance(p);
     set_cursor(cursor(), at);
   }
 
-  // The keys of which this warp's rows hide none.
-  __device__ __forceinline__ int2 clear_keys() const {
-    const int2 own_keys = TileRows(p, cursor(), own).clear();
+  // The keys that all rows of this warp see.
+  __device__ __forceinline__ int2 common_keys() const {
+    const int2 own_keys = TileRows(p, cursor(), own).common_keys();
     return {__reduce_max_sync(0xffffffffu, own_keys.x), __reduce_min_sync(0xffffffffu, own_keys.y)};
   }
 
-  // A key block whose scores are under way. stop: behind the key block at which the group is taken.
+  // Adds a key block, whose scores are under way, to the group. stop: behind the last key block of
+  // the group.
   template <class IsLast>
   __device__ __forceinline__ void add_key_block(Scores& s, Partial<OT>& group, int key_block,
-                                                int2 clear, int& stop, IsLast) {
+                                                int2 common, int& stop, IsLast) {
     constexpr int LAST = Config::PIECES - 1;
     Combine combines[2] = {Combine(0.0f, 0.0f), Combine(0.0f, 0.0f)};
     Weights weights;
     Piece out[Config::PIECES];
     await_scores(s);
-    to_weights(s, key_block * KEY_BLOCK, clear, group, combines, weights);
+    to_weights(s, key_block * KEY_BLOCK, common, group, combines, weights);
     issue_values(out, weights);
     scale_group(group, combines);
 #pragma unroll
@@ -161,14 +161,14 @@ struct DecodeSm90Consumer {
     if constexpr (!IsLast::value) stop = stop_of(cursor_at(key_block + 1));
   }
 
-  // Queries of a tile, by the warpgroup whose rows they are. Rows that do not exist are zeros.
+  // Loads the queries of a work tile, each warpgroup its rows. Rows that do not exist are zeros.
   __device__ __forceinline__ void load_queries() const {
     const DecodeCursor at = cursor();
     constexpr int CHUNKS = Config::Layout::CHUNKS;
     const uint32_t sQ = shared_address(smem.q[own.number()]);
     const int head = at.head;
     const int row0 = at.row0(p) + own.number() * Config::CONSUMER_ROWS;
-    wait_for_warps();  // the products with those before have been waited for
+    wait_for_warps();  // the products with the queries before are complete
 #pragma unroll 4
     for (int i = threadIdx.x % WARPGROUP; i < Config::CONSUMER_ROWS * CHUNKS; i += WARPGROUP) {
       const int row = row0 + i / CHUNKS, chunk = i % CHUNKS;
@@ -184,12 +184,12 @@ struct DecodeSm90Consumer {
     fence_proxy_async();  // wgmma reads what was copied
     wait_for_warps();
   }
-  // Of this warpgroup.
+  // Barrier of this warpgroup.
   __device__ __forceinline__ void wait_for_warps() const {
     barrier_sync(1 + own.number(), WARPGROUP);
   }
 
-  // The next tile is in.
+  // Waits for the next tile.
   __device__ __forceinline__ uint32_t await_tile() {
     smem.barriers.wait_for_data(tiles);
     fence_proxy_async();  // wgmma reads what was copied
@@ -197,7 +197,7 @@ struct DecodeSm90Consumer {
     tiles.advance();
     return tile;
   }
-  // That of the last product, which has been waited for.
+  // Releases the tile of the last product, which is complete.
   __device__ __forceinline__ void release_tile() const {
     smem.barriers.release((tiles.passed - 1) % STAGES);
   }
@@ -220,17 +220,17 @@ struct DecodeSm90Consumer {
     release_tile();
   }
 
-  // Soft cap and ALiBi; hidden scores are -inf; then P = exp2(S * scale - top), summed and rounded. Top
-  // and sum of the rows join those of the group, whose O is to follow by `combines`.
-  __device__ __forceinline__ void to_weights(Scores& s, int key0, int2 clear, Partial<OT>& group,
+  // Soft cap and ALiBi; masked scores are -inf. P = exp2(S * scale - top), summed and rounded. Top
+  // and sum are combined with those of the group; `combines` are the factors for its O.
+  __device__ __forceinline__ void to_weights(Scores& s, int key0, int2 common, Partial<OT>& group,
                                              Combine (&combines)[2], Weights& weights) const {
     const float scale_log2 = p.scores.scale * LOG2_E;
     if (p.scores.bends) {
       const TileScores scores(p, cursor(), own);
       scores.bend(s, p, key0);
     }
-    const bool all_see = clear.x <= key0 && key0 + KEY_BLOCK <= clear.y;
-    if (!all_see) TileRows(p, cursor(), own).hide(s, key0);
+    const bool all_visible = common.x <= key0 && key0 + KEY_BLOCK <= common.y;
+    if (!all_visible) TileRows(p, cursor(), own).mask(s, key0);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = -INFINITY;
@@ -247,7 +247,7 @@ struct DecodeSm90Consumer {
 #pragma unroll
     for (int k = 0; k < KEY_STEPS; ++k) to_a_operand<Target, T>(weights[k], s, k);
   }
-  // S -> P of one of a lane's rows, and its sum over the key block: in parts, as others add them up.
+  // S -> P of one row of a lane, and its sum over the key block, in the same parts as mma/decode.
   __device__ __forceinline__ static float sum_weights(Scores& s, int h, float scale_log2,
                                                       float offset) {
     constexpr int PART_TILES = Config::SUMMED_KEYS / Config::PARTS / 8;
@@ -283,7 +283,8 @@ struct DecodeSm90Consumer {
     }
   }
 
-  // What Combine does to the group, while the products of the key block are under way; and the key block's columns.
+  // Combines the group with a key block in two steps: scale_group() while its products are under
+  // way, add_piece() for the columns of one product.
   __device__ __forceinline__ static void scale_group(Partial<OT>& group,
                                                      const Combine (&combines)[2]) {
 #pragma unroll
@@ -305,16 +306,17 @@ struct DecodeSm90Consumer {
       }
   }
 
-  // Whether other blocks have key blocks of the group, too.
+  // Whether other splits have key blocks of the group, too.
   __device__ __forceinline__ bool is_shared(const DecodeCursor& at) const {
     return !smem.bounds.owns_tile(at) && smem.bounds.cuts_group(at);
   }
-  // Where the key blocks end that are put together here: with their group, or, where that is shared, each.
+  // The end of the key blocks that are combined here: of the group, or of one key block if the
+  // group is cut.
   __device__ __forceinline__ int stop_of(const DecodeCursor& at) const {
     return at.key_block + (is_shared(at) ? 1 : at.group_end() - at.position);
   }
 
-  // Such key blocks are complete: into the tile, or to memory.
+  // Combines these key blocks with the work tile, or stores their partial.
   __device__ __forceinline__ void take_group(const DecodeCursor& at, Partial<OT>& group) const {
     const Splits& splits = smem.all;
     if (is_shared(at)) {
@@ -331,7 +333,8 @@ struct DecodeSm90Consumer {
     }
   }
 
-  // What a thread has of a tile, out of the way; and a group behind it.
+  // Stores O of the work tile to shared memory. combine_parked() combines it with a group behind
+  // it.
   __device__ __forceinline__ void park(const Partial<OT>& tile) const {
     float4* parked = &smem.parked[0][threadIdx.x];
 #pragma unroll
@@ -339,11 +342,11 @@ struct DecodeSm90Consumer {
       const float (&x)[4] = tile.out.x[0][n];
       parked[n * Config::CONSUMER_THREADS] = {x[0], x[1], x[2], x[3]};
     }
-    if (own.speaks()) {
+    if (own.writes_stats()) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) smem.parked_stats[own.row(h)] = {tile.top[h], tile.sum[h]};
     }
-    __syncwarp();  // all lanes of a row read what one has written
+    __syncwarp();  // one lane has written what all lanes of the row read
   }
   __device__ __forceinline__ void combine_parked(Partial<OT>& group, bool is_first) const {
     const float4* parked = &smem.parked[0][threadIdx.x];
@@ -363,11 +366,11 @@ struct DecodeSm90Consumer {
       x[0] = combines[0](tile.x, x[0]), x[1] = combines[0](tile.y, x[1]);
       x[2] = combines[1](tile.z, x[2]), x[3] = combines[1](tile.w, x[3]);
     }
-    __syncwarp();  // before one lane writes anew
+    __syncwarp();  // all lanes have read before one writes again
   }
 };
 
-// Starts the copies of all tiles of a share, each when there is a place for it.
+// Starts the copies of all tiles of a split, each when its stage was released.
 template <class Config>
 __device__ __forceinline__ void load_split(const DecodeParams& p, typename Config::Smem& smem,
                                            const DecodeCursor& at) {

@@ -1,4 +1,4 @@
-// Which calls the tiles of the kernel that reads a cache for many rows are for, and their launch.
+// Launch of the kernel that reads a cache for many rows, and which calls its tiles serve.
 #pragma once
 
 #include "core/decode_launch.h"
@@ -6,8 +6,8 @@
 
 namespace flash_dist {
 
-// Of at most 64 rows each has its keys to itself: two small blocks read them at once, one computes while
-// the other waits. More rows share them.
+// At most 64 rows have their keys to themselves: two small blocks load at once, and one computes
+// while the other waits. More rows share the keys in one larger block.
 template <class Config>
 const char* refuse_decode_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);

@@ -18,7 +18,7 @@ struct MlaSm90Params {
   DecodeParams p;
 };
 
-// Panels of a tile of keys that are read for the last time by the same warpgroup at the same time.
+// Panels of a tile of keys whose last reads are by the same warpgroup at the same time.
 struct PanelGroup {
   int number, first, count;
 };
@@ -30,7 +30,7 @@ struct MlaSm90Config
   static constexpr int THREADS = Plan::WARPS * 32;
   static constexpr int CONSUMERS = THREADS / WARPGROUP - 1;  // which share the columns of O
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
-  static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // of O, of one
+  static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // of O, for each consumer
   static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; a warp loads keys
   static constexpr int LOADER_REGISTERS = 56;             // setmaxnreg
   static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
@@ -38,8 +38,8 @@ struct MlaSm90Config
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
   static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // of a key block
   static constexpr int STAGES = Plan::STAGES;
-  // Units of which a consumer may still ask where they lie, rounded up to a power of two: while the second
-  // one is at one, the loader is at most at the first tile of the third behind it.
+  // Key blocks whose cursors a consumer may still read, rounded up to a power of two. While the
+  // second consumer is at one, the loader is at most at the first tile of the third behind it.
   static constexpr int CURSORS = 4;
   using Splits = DecodeSplits<THREADS, LATENT_SOFTMAX_BLOCKS>;
   using Tile = Panels<64>;  // of Q and of K
@@ -47,13 +47,13 @@ struct MlaSm90Config
   static constexpr int PANELS = Tile::count(HEAD_DIM);
   static constexpr int OWN_PANELS = COLUMNS / Tile::COLUMNS;  // of V, of one consumer
   static constexpr int V_PANELS = CONSUMERS * OWN_PANELS;
-  static constexpr int CHUNKS = HEAD_DIM / 8;  // of 16 bytes, of a row
+  static constexpr int CHUNKS = HEAD_DIM / 8;  // of 16 bytes, in a row
   static_assert(CONSUMERS == 2 && BLOCK_ROWS == 64 && BLOCK_N == 64);
   static_assert(COLUMNS % Tile::COLUMNS == 0 && HEAD_DIM % Tile::COLUMNS == 0);
   static_assert(LATENT_SOFTMAX_BLOCKS == GROUP_BLOCKS, "O of a group stays in registers");
 
-  // In the order in which places become free: the columns that are no values, which S alone reads, and
-  // those of each consumer.
+  // Groups of panels in the order in which they become free: the columns that are no values, which
+  // S alone reads, then those of each consumer.
   static constexpr int GROUPS = 1 + CONSUMERS;
   __host__ __device__ static constexpr PanelGroup keys_alone() {
     return {0, V_PANELS, PANELS - V_PANELS};
@@ -62,7 +62,8 @@ struct MlaSm90Config
     return {1 + part, part * OWN_PANELS, OWN_PANELS};
   }
 
-  // What the first consumer, which has S, tells the other one, each thread the one with its rows.
+  // From the first consumer, which has S, to the second. A thread writes for the thread with the
+  // same rows.
   struct Exchange {
     uint4 weights[BLOCK_N / 16][WARPGROUP];  // A operands
     float4 stats[WARPGROUP];                 // of its two rows: top, sum of the lane's columns
@@ -74,12 +75,12 @@ struct MlaSm90Config
     uint64_t k_full[STAGES][PANELS], k_empty[STAGES][GROUPS];
     uint64_t q_full, q_empty;
     typename Splits::Smem counting;
-    Splits splits;                     // of any thread: what is the same for all
-    int2 bounds;                       // the key blocks that are the block's
-    DecodeCursor key_blocks[CURSORS];  // the latest that are loaded
+    Splits splits;                     // the members that all threads have in common
+    int2 bounds;                       // of the split
+    DecodeCursor key_blocks[CURSORS];  // of the last key blocks loaded
     __device__ Smem() = delete;        // laid over shared memory, never made
 
-    // By one thread.
+    // Called by one thread.
     __device__ __forceinline__ void make_barriers() {
       for (int stage = 0; stage < STAGES; ++stage) {
         for (uint64_t& full : k_full[stage]) mbarrier_init(shared_address(&full), 1);

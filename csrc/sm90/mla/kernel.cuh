@@ -1,22 +1,21 @@
 // Attention of many heads to a cache of latent keys (MLA), on wgmma: the values are the first
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
-// Grid      as many blocks as the GPU holds, each with a share of the key blocks of all sequences
+// Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences
 //           (core/decode_work.cuh), in whole groups.
-// Block     a warpgroup that loads, and two consumers of 64 rows, queries of all heads. The first
-//           consumer computes S and P of a tile of 64 keys and hands P to the second, thread by
-//           thread: both have the same rows. Each has half of the columns of O.
-// Shared    two tiles of K and one of Q, in panels of 64 columns; P.
-// Pipeline  The copy engine fills a tile panel by panel, each announced by a barrier, so that S begins
-//           when the first one is there. Panels are filled again as soon as they have been read for
-//           the last time: those that are no values after S, those of each half of O after its
-//           product. S of the next tile of a group stands behind O of this one, so that nothing of
-//           what is done in between delays it. The queries of the next tile come after the last S
-//           of this one.
+// Block     A warpgroup that loads, and two consumers of 64 rows, queries of all heads. The first
+//           consumer computes S and P of a tile of 64 keys and hands P to the second, thread by thread:
+//           both have the same rows. Each has half of the columns of O.
+// Shared    Two tiles of K and one of Q, in panels of 64 columns; P.
+// Pipeline  The copy engine fills a tile panel by panel, with a barrier for each, so that S begins with
+//           the first panel. A panel is filled again after its last read: those that are no values
+//           after S, those of each half of O after its product. S of the next tile of a group is
+//           issued right behind O of this one, so that nothing in between delays it. The queries of the
+//           next work tile are loaded after the last S of this one.
 //
-// O of 64 rows fills the registers: there is no place for that of a group beside that of a tile. So a
-// group has a softmax of its own, from nothing, in which its tiles follow each other, and is never
-// cut. What a block has of its tile before rests in memory meanwhile.
+// O of 64 rows fills the registers: there is no room for O of a group beside O of a work tile. So each
+// group has one online softmax over its tiles, and is never cut. O of the work tile before it rests in
+// memory (sm90/mla/rest.cuh).
 #pragma once
 
 #include <type_traits>
@@ -36,11 +35,11 @@
 
 namespace flash_dist {
 
-// Barriers of both consumers: P of a tile is there; the second one has taken it. And of each, from the last
-// one on.
+// Barriers of both consumers: P of a tile is stored; the second one has read it. From ROWS_CLEARED
+// on, one of each consumer.
 enum LatentBarrier : int { P_READY = 1, P_TAKEN, ROWS_CLEARED };
 
-// Which of a tile's rows and columns are this thread's: as the accumulators of a warpgroup have them.
+// The rows and columns of a work tile that a thread has, as the accumulators of a warpgroup.
 template <class Config_>
 struct WarpgroupPlace {
   using Config = Config_;
@@ -48,28 +47,28 @@ struct WarpgroupPlace {
 
   __device__ __forceinline__ WarpgroupPlace()
       : part(static_cast<int>(uniform(threadIdx.x / WARPGROUP)) - 1) {}
-  // The two rows that this lane holds, h = 0 or 1.
+  // The two rows of this lane, h = 0 or 1.
   __device__ __forceinline__ int row(int h) const {
     return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 +
            8 * h;
   }
-  // The first of two neighbouring columns of O that it holds in x[0][n].
+  // The first of two neighbouring columns of O in x[0][n].
   __device__ __forceinline__ int column(int n) const {
     return part * Config::COLUMNS + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
   }
-  // Whether it is the one that writes statistics of rows.
-  __device__ __forceinline__ bool speaks() const { return part == 0 && threadIdx.x % 4 == 0; }
+  // Whether this lane writes top and sum of its rows.
+  __device__ __forceinline__ bool writes_stats() const { return part == 0 && threadIdx.x % 4 == 0; }
   __device__ __forceinline__ int thread() const { return threadIdx.x % WARPGROUP; }
 };
 
-// By a warp that will not look at it again.
+// Called by a warp after its last read.
 __device__ __forceinline__ void release(const uint64_t& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&empty));
 }
 
 // S = Q @ K.T                                             [64, BLOCK_N], by the first consumer
-// in the order in which panels of K come, some of them; on its way until a wait.
+// Issues panels BEGIN to END, in the order in which panels of K are loaded.
 template <class Config, int BEGIN = 0, int END = Config::PANELS>
 __device__ __forceinline__ void multiply_keys(Accumulator<1, Config::BLOCK_N / 8>& s,
                                               const typename Config::Smem& smem,
@@ -97,8 +96,8 @@ __device__ __forceinline__ void multiply_keys(Accumulator<1, Config::BLOCK_N / 8
   wgmma_commit();
 }
 
-// O += P @ V                                              [64, COLUMNS], by each consumer;
-// on its way until a wait.
+// O += P @ V                                              [64, COLUMNS], by each consumer
+// Issues the products.
 template <class Config, int OT, int KT>
 __device__ __forceinline__ void multiply_values(Accumulator<1, OT>& out, uint32_t (&p)[KT][1][4],
                                                 uint32_t sV) {
@@ -123,13 +122,14 @@ class LatentConsumer {
   using Place = WarpgroupPlace<Config>;
   static constexpr int STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
   static constexpr int OT = Config::COLUMNS / 8;
-  static constexpr int AHEAD = 1;  // panels of S that stand behind O of the tile before
+  static constexpr int AHEAD =
+      1;  // panels of S that are issued before O of the tile before is complete
 
  public:
   __device__ __forceinline__ LatentConsumer(const DecodeParams& p, Smem& smem)
       : p_(p), smem_(smem) {}
 
-  // Of the key blocks that are the block's so many, whole groups.
+  // Computes the key blocks of the split, `key_blocks` of them, in whole groups.
   __device__ __forceinline__ void run(int key_blocks) {
 #pragma unroll 1
     for (int done = 0; done < key_blocks;) {
@@ -158,19 +158,19 @@ class LatentConsumer {
   using Scores = Accumulator<1, Config::BLOCK_N / 8>;
   using Weights = uint32_t[STEPS][1][4];
 
-  // Of the block's, that with this number: known where one of its tiles is there.
+  // The cursor of a key block of the split. Valid once one of its tiles is loaded.
   __device__ __forceinline__ const DecodeCursor& key_block(int number) const {
     return smem_.key_blocks[number % Config::CURSORS];
   }
 
-  // Until the next tile comes. NOTE: by a panel that this consumer itself gives back, or the barrier might
-  // be two tiles on.
+  // Waits for the next tile. NOTE: for a panel that this consumer itself releases, or the barrier
+  // might be two tiles on.
   __device__ __forceinline__ void await_tile() const {
     const int panel = own_.part == 0 ? Config::keys_alone().first : Config::values_of(1).first;
     mbarrier_wait(shared_address(&smem_.k_full[ring_.stage()][panel]), ring_.parity());
   }
 
-  // A group by the first consumer: S of a tile is under way while O of the one before is.
+  // Computes a group, first consumer: S of a tile is under way with O of the tile before.
   __device__ __forceinline__ void lead(int first, int tiles, bool ends_tile) {
     Scores s;
     multiply_keys<Config>(s, smem_, ring_);
@@ -186,12 +186,12 @@ class LatentConsumer {
   __device__ __forceinline__ void lead_tile(Scores& s, const DecodeCursor& at, int tile,
                                             bool ends_tile, IsLast) {
     const int key0 = at.key_block * KEY_BLOCK + tile * Config::BLOCK_N;
-    const bool all_see = TileRows(p_, at, own_).all_see(at.key_block * KEY_BLOCK);
+    const bool all_visible = TileRows(p_, at, own_).all_visible(at.key_block * KEY_BLOCK);
     wgmma_wait<0>();
     hold(s.x[0]);
     release(smem_.k_empty[ring_.stage()][Config::keys_alone().number]);
     if (ends_tile) release(smem_.q_empty);
-    if (!all_see) TileRows(p_, at, own_).hide(s, key0);
+    if (!all_visible) TileRows(p_, at, own_).mask(s, key0);
     Weights weights;
     float keep[2];
     to_weights(s, part_.top, part_.sum, keep, p_.scores.scale * LOG2_E);
@@ -206,7 +206,7 @@ class LatentConsumer {
     if constexpr (IsLast::value) {
       wgmma_wait<0>();
     } else {
-      // NOTE: to issue all of S takes as long as its products, and O may be ready.
+      // NOTE: to issue all of S takes as long as its products, and O may be complete.
       multiply_keys<Config, 0, AHEAD>(s, smem_, ring_);
       wgmma_wait<1>();
     }
@@ -216,7 +216,7 @@ class LatentConsumer {
     if constexpr (!IsLast::value) multiply_keys<Config, AHEAD>(s, smem_, ring_);
   }
 
-  // P of a tile, for the other consumer.
+  // Stores P of a tile for the second consumer.
   __device__ __forceinline__ void give_weights(const Weights& weights) const {
     if (ring_.passed > 0) barrier_sync(P_TAKEN, Config::CONSUMER_THREADS);
     auto& exchange = smem_.exchange;
@@ -230,7 +230,7 @@ class LatentConsumer {
     barrier_arrive(P_READY, Config::CONSUMER_THREADS);
   }
 
-  // A group by the second one.
+  // Computes a group, second consumer.
   __device__ __forceinline__ void follow(int first, int tiles) {
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i, ring_.advance()) {
@@ -247,10 +247,10 @@ class LatentConsumer {
     }
   }
 
-  // Keys that do not exist, of this consumer's columns: their weights are zeros, but what was in memory may be
-  // NaN. Behind S, which is hidden there.
+  // Zeroes values of keys that do not exist, in the columns of this consumer: their weights are
+  // zeros, but memory may hold NaN. After S, which is masked there.
   __device__ __forceinline__ void clear_missing(const DecodeCursor& at, int key0) const {
-    const RowSpan exist{at.extent.seen_begin - key0, at.extent.seen_end - key0};
+    const RowSpan exist{at.extent.visible_begin - key0, at.extent.visible_end - key0};
     if (exist.first <= 0 && exist.end >= Config::BLOCK_N) return;
     if (own_.part == 0) barrier_sync(ROWS_CLEARED, WARPGROUP);  // all of its warps have S
     clear_rows<Tile, Config::BLOCK_N, Config::OWN_PANELS, WARPGROUP>(own_values(), exist,
@@ -259,7 +259,7 @@ class LatentConsumer {
     barrier_sync(ROWS_CLEARED + own_.part, WARPGROUP);
   }
 
-  // Where no row of a warp has a greater top than before nothing is multiplied.
+  // Skips the products where no row of the warp has a greater top than before.
   __device__ __forceinline__ void rescale_out(const float (&keep)[2]) {
     const bool changes = keep[0] != 1.0f || keep[1] != 1.0f;
     if (__any_sync(0xffffffffu, changes)) rescale(part_.out, keep);
@@ -269,7 +269,7 @@ class LatentConsumer {
     return shared_address(smem_.k[ring_.stage()]) + own_.part * Config::OWN_PANELS * Tile::BYTES;
   }
 
-  // By the second consumer.
+  // Reads P of a tile, second consumer.
   __device__ __forceinline__ void take_weights(Weights& weights, float (&keep)[2]) {
     constexpr PanelGroup OWN = Config::values_of(1);
 #pragma unroll
@@ -288,13 +288,13 @@ class LatentConsumer {
       weights[k][0][3] = a.w;
     }
     barrier_arrive(P_TAKEN, Config::CONSUMER_THREADS);
-    keep[0] = Combine(part_.top[0], stats.x).keep;  // as the first one has it
+    keep[0] = Combine(part_.top[0], stats.x).keep;  // as the first consumer computes it
     keep[1] = Combine(part_.top[1], stats.y).keep;
     part_.top[0] = stats.x, part_.top[1] = stats.y, part_.sum[0] = stats.z, part_.sum[1] = stats.w;
   }
 
-  // A complete group into its tile, or to memory: what is not complete rests, what blocks share is
-  // stored.
+  // Combines a complete group with its work tile, which rests in memory until it is complete, or
+  // stores the partial if other splits have key blocks of the work tile, too.
   __device__ __forceinline__ void take_group(const DecodeCursor& at) {
     const int2 bounds = smem_.bounds;
     const bool owns_tile = bounds.x <= at.tile_begin() && at.tile_end() <= bounds.y;
@@ -333,7 +333,7 @@ __device__ __forceinline__ void mla_sm90_block(const MlaSm90Params& params) {
   DecodeCursor at;
   if (!splits.find_split(p, smem.counting, blockIdx.x, at, begin, end)) return;
   if (threadIdx.x == 0) smem.splits = splits, smem.bounds = {begin, end};
-  __syncthreads();  // that, and barriers
+  __syncthreads();  // shared memory and barriers are initialized
 
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();

@@ -1,4 +1,4 @@
-// Which calls the kernel of latent keys for many heads is for, and its launch.
+// Launch of the kernel of latent keys for many heads, and which calls it serves.
 #pragma once
 
 #include "core/decode_launch.h"
@@ -7,9 +7,10 @@
 
 namespace flash_dist {
 
-// Fewer heads are one tile of the other kernel, which is as fast as memory is; their bits are its own. Of
-// more, it takes the time of several tiles.
-// NOTE: of the heads alone, not of the queries: a prefill in chunks has the bits of the prefill at once.
+// Fewer heads are one tile of the other kernel, which is as fast as memory, with bits of its own.
+// More would be several tiles there.
+// NOTE: a rule of heads alone, not of queries: a prefill in chunks has the bits of the prefill at
+// once.
 constexpr int MANY_HEADS = 17;
 
 inline Axes cache_axes(const DecodeParams& p) { return {1, p.num_heads_kv, p.cache.entries}; }

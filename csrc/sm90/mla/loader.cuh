@@ -1,4 +1,4 @@
-// What the warpgroup that loads does: a warp lets the copy engine bring keys, the others copy queries.
+// The warpgroup that loads: one warp lets the copy engine load keys, the others copy queries.
 #pragma once
 
 #include "core/decode_work.cuh"
@@ -9,14 +9,15 @@
 
 namespace flash_dist {
 
-// Whether a share's next key block is the first that it has of a tile.
+// Whether the next key block of a split is its first of a work tile.
 __device__ __forceinline__ bool begins_tile(const DecodeCursor& at, bool is_first) {
   return is_first || at.key_block == at.extent.first;
 }
 
-// Keys of a share, tile after tile, by one warp. Panels of a tile are loaded as their places become free,
-// and announced one by one. Where the keys of the next key block lie is read from the tables while this
-// one is loaded: lane c knows it of the 16 keys with number c, which lie together.
+// Loads the keys of a split, tile after tile, by one warp. Panels of a tile are loaded as their
+// places become free, each with its barrier. Addresses of the next key block are read from the
+// tables while this one is loaded: lane c has that of the 16 keys with number c, which lie
+// together.
 template <class Config>
 class LatentKeys {
   using Smem = typename Config::Smem;
@@ -31,14 +32,14 @@ class LatentKeys {
     find(at);
 #pragma unroll 1
     for (int i = 0; key_blocks > 0; ++i, --key_blocks) {
-      announce(at, i);
+      store_cursor(at, i);
       entry_ = next_entry_;
       row_ = next_row_;
       head_ = at.head;
-      const int seen = at.extent.seen_end - at.key_block * KEY_BLOCK;
+      const int exist = at.extent.visible_end - at.key_block * KEY_BLOCK;
 #pragma unroll 1
       for (int j = 0; j < Config::TILES; ++j, ring_.advance()) {
-        load_tile(j, seen);
+        load_tile(j, exist);
         if (j > 0 || key_blocks == 1) continue;
         at.advance(params_.p);
         find(at);
@@ -47,8 +48,8 @@ class LatentKeys {
   }
 
  private:
-  // Where key block `number` of the share lies, for whoever waits for its panels.
-  __device__ __forceinline__ void announce(const DecodeCursor& at, int number) const {
+  // Stores the cursor of key block `number` of the split, before its panels are loaded.
+  __device__ __forceinline__ void store_cursor(const DecodeCursor& at, int number) const {
     if (threadIdx.x % 32 != 0) return;
     wait_for_place(Config::keys_alone());
     smem_.key_blocks[number % Config::CURSORS] = at;
@@ -61,16 +62,16 @@ class LatentKeys {
   __device__ __forceinline__ void find(const DecodeCursor& at) {
     const int key = at.key_block * KEY_BLOCK + static_cast<int>(threadIdx.x) % PIECES * PAGE_STEP;
     next_entry_ = next_row_ = 0;
-    if (key < at.extent.seen_end) {
+    if (key < at.extent.visible_end) {
       const CachePlace place(params_.p.cache, at.batch, at.extent.leftpad + key);
       next_entry_ = place.entry;
       next_row_ = place.row;
     }
   }
 
-  // Tile i of the key block, of whose keys the first `seen` exist.
-  __device__ __forceinline__ void load_tile(int i, int seen) const {
-    const int keys = min(max(seen - i * Config::BLOCK_N, 0), Config::BLOCK_N);
+  // Loads tile i of the key block. `exist`: keys of the key block.
+  __device__ __forceinline__ void load_tile(int i, int exist) const {
+    const int keys = min(max(exist - i * Config::BLOCK_N, 0), Config::BLOCK_N);
     load_panels<Config::keys_alone().count>(Config::keys_alone(), i, keys);
 #pragma unroll
     for (int part = 0; part < Config::CONSUMERS; ++part) {
@@ -78,7 +79,7 @@ class LatentKeys {
     }
   }
 
-  // In boxes of which a key exists.
+  // Loads boxes in which a key exists.
   template <int COUNT>
   __device__ __forceinline__ void load_panels(const PanelGroup& group, int i, int keys) const {
     const int stage = ring_.stage();
@@ -112,12 +113,13 @@ class LatentKeys {
   const MlaSm90Params& params_;
   Smem& smem_;
   typename Config::Stages ring_;
-  int next_entry_, next_row_;  // where this lane's 16 keys of the next key block begin
-  int entry_, row_;            // and of the key block that is being loaded
-  int head_;                   // of it
+  int next_entry_, next_row_;  // of this lane's 16 keys of the next key block
+  int entry_, row_;            // of those of the key block that is loaded
+  int head_;                   // of the key block that is loaded
 };
 
-// Queries of a share, tile after tile, by the other warps, a row by each. Rows that do not exist are zeros.
+// Loads the queries of a split, one work tile after the other, by the other warps, a row by each.
+// Rows that do not exist are zeros.
 template <class Config>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Config::Smem& smem,
                                              DecodeCursor at, int key_blocks) {
@@ -133,7 +135,8 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Con
     if (!begins_tile(at, is_first)) continue;
     mbarrier_wait(shared_address(&smem.q_empty), tiles % 2 ^ 1);
     ++tiles;
-    const uint16_t* own = nullptr;  // the lane's row: each knows where one of the warp's lies
+    const uint16_t* own =
+        nullptr;  // the row of this lane: each lane computes the address of one row
     const int own_row = warp + lane * WARPS;
     const int tile_row = at.row0(p) + own_row;
     if (own_row < Config::BLOCK_ROWS && tile_row < at.extent.rows(p)) {

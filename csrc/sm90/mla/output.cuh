@@ -1,12 +1,12 @@
-// How a consumer writes its columns of out: 16 bytes at a time, for which the four lanes that share a row
-// put together what they have of it.
+// Stores columns of out of a consumer, 16 bytes at a time. The four lanes that share a row exchange
+// what they have of it first.
 #pragma once
 
 #include "core/decode_rows.cuh"
 
 namespace flash_dist {
 
-// Of a quad, lane i gets number i of each lane, in the order of lanes.
+// Lane i of a quad gets number i of each lane, in the order of lanes.
 __device__ __forceinline__ void transpose_in_quad(uint32_t (&x)[4]) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2) {
@@ -21,13 +21,13 @@ __device__ __forceinline__ void transpose_in_quad(uint32_t (&x)[4]) {
   }
 }
 
-// out and lse of a tile.
+// Writes out and lse of a complete work tile.
 template <class Place, int OT>
 __device__ __forceinline__ void store_tile(const DecodeParams& p, const Partial<OT>& all,
                                            const DecodeCursor& at, const Place& own) {
   using Config = typename Place::Config;
   const int head = at.head;
-  // NOTE: columns that were known before the block's loop took registers of it.
+  // NOTE: computed here, as columns known before the loop of the block would take registers in it.
   const int lane = fresh_thread() % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_tile(const DecodeParams& p, const Partial<
     if (exists) {
       const RowEnd end(p, head * p.group + head_in_group, all.top[h], all.sum[h]);
       inverse = end.inverse;
-      if (own.speaks()) {
+      if (own.writes_stats()) {
         p.lse[lse_begin(p, at.batch, head * p.group + head_in_group, at.extent.q0) + query] =
             end.lse;
       }

@@ -1,21 +1,21 @@
-// What a block has of its tile while it computes a group: it rests in memory, or L2.
+// O of the work tile of a block while a group is computed: it rests in memory, or L2.
 #pragma once
 
 #include "core/decode_rows.cuh"
 
 namespace flash_dist {
 
-// Each thread reads what it has written itself, 16 bytes at a time, next to those of its neighbours.
+// Each thread reads what it has written, 16 bytes at a time, beside its neighbours.
 template <class Place, int OT>
 struct TileRest {
   using Config = typename Place::Config;
-  static constexpr int CHUNKS = OT + 1;  // of 16 bytes, of a lane: top and sum of its rows, O
-  // In the block's partials for what rests, which have room for twice partial_rows rows. The least are 17 rows, of
-  // two warps, each of which writes all of its 16; more leave more room.
+  static constexpr int CHUNKS = OT + 1;  // of 16 bytes for each lane: top and sum of its rows, O
+  // In the two resting partials of the split, which have room for twice partial_rows rows. With the
+  // fewest, 17 rows, two warps write 16 each. More rows leave more room.
   static_assert(Config::Splits::RESTING == 2);
   static_assert(2 * Config::CONSUMERS * CHUNKS * 32 * 4 <= 2 * 17 * Config::HEAD_DIM_V);
 
-  float4* chunks;  // null: of this warp's rows none exists
+  float4* chunks;  // null: no row of this warp exists
 
   __device__ __forceinline__ TileRest(const DecodeParams& p, const Place& own) : chunks(nullptr) {
     const int thread = fresh_thread(), warp = thread / 32 % 4;
@@ -35,7 +35,7 @@ struct TileRest {
     }
   }
 
-  // Joins what comes behind it.
+  // Combines it with a later group.
   __device__ __forceinline__ void combine_into(Partial<OT>& later) const {
     constexpr int AT_ONCE = 8;
     if (chunks == nullptr) return;
@@ -47,7 +47,7 @@ struct TileRest {
     later.sum[1] = combines[1](stats.w, later.sum[1]);
 #pragma unroll
     for (int first = 0; first < OT; first += AT_ONCE) {
-      __syncwarp();  // keeps loads from being moved up, for which there are no registers
+      __syncwarp();  // keeps the compiler from moving loads up: there are no registers for them
 #pragma unroll
       for (int n = first; n < first + AT_ONCE; ++n) {
         float (&x)[4] = later.out.x[0][n];
