@@ -163,17 +163,6 @@ using MlaCombineSm90Config =
     DecodeCombineConfigOf<MlaCombineSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
                           HEAD_DIM_V, LATENT_SOFTMAX_BLOCKS>;
 
-// The sum of the numbers of this lane and of those before it.
-__device__ __forceinline__ int sum_until(int number) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 1; i < 32; i *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, number, i);
-    if (lane >= i) number += other;
-  }
-  return number;
-}
-
 // The greatest top of the lanes before this one.
 __device__ __forceinline__ float top_before(float top) {
   const int lane = threadIdx.x % 32;

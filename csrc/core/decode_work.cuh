@@ -230,6 +230,17 @@ struct SplitBounds {
   }
 };
 
+// The sum of the numbers of this lane and of those before it.
+__device__ __forceinline__ int sum_until(int number) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, number, i);
+    if (lane >= i) number += other;
+  }
+  return number;
+}
+
 // What is never cut between splits.
 enum class Grain { KEY_BLOCK, GROUP, TILE };
 
@@ -257,12 +268,7 @@ struct DecodeSplits {
     mine_ = 0;
     RowTile own = RowTile::at(p, begin_of(p));
     for (int i = begin_of(p); i < end_of(p); ++i, own.advance(p)) mine_ += key_blocks_of(p, own);
-    before_ = mine_;
-#pragma unroll
-    for (int i = 1; i < 32; i *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, before_, i);
-      if (lane >= i) before_ += other;
-    }
+    before_ = sum_until(mine_);
     if (lane == 31) smem.warp_key_blocks[warp] = before_;
     __syncthreads();
     total = 0;
@@ -274,12 +280,9 @@ struct DecodeSplits {
     }
     each_ = static_cast<unsigned>(total) / static_cast<unsigned>(p.splits);
     more_ = total - each_ * p.splits;
-    if constexpr (SOFTMAX_BLOCKS > 1) {
-      const bool whole_tiles = prefers_tiles(find_lengths(p, smem));
-      grain = choose_grain(p, total > p.max_key_blocks || whole_tiles);
-    } else {
-      grain = choose_grain(p, total > p.max_key_blocks);
-    }
+    bool whole_tiles = false;
+    if constexpr (SOFTMAX_BLOCKS > 1) whole_tiles = prefers_tiles(find_lengths(p, smem));
+    grain = choose_grain(p, total > p.max_key_blocks || whole_tiles);
   }
 
   __device__ __forceinline__ int begin(int split) const {
