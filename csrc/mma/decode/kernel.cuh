@@ -26,6 +26,8 @@
 
 namespace flash_dist {
 
+// A thread block and its split. The steps of run() are below it, in their order; mma/decode/rows.cuh has
+// those that depend on who has the keys of a row.
 template <class Config>
 struct DecodeBlock {
   using Target = typename Config::Target;
@@ -57,13 +59,14 @@ struct DecodeBlock {
 
   // at_, loaded: the first key block of the split, two places in shared memory with KEEPS_CURSORS.
   // key_blocks: of the split.
+  // NOTE: rows has own_, not own: the compiler keeps an object that is copied from itself in memory.
   __device__ __forceinline__ DecodeBlock(const DecodeParams& p_, Smem& smem_,
-                                         const WarpPlace<Config>& own_, const Splits& shares_,
+                                         const WarpPlace<Config>& own_, const Splits& splits_,
                                          Cursor at_, Cursor loaded, int key_blocks)
       : p(p_),
         smem(smem_),
         own(own_),
-        splits(shares_),
+        splits(splits_),
         at(at_),
         ring(p, smem.ring, loaded, key_blocks),
         scale_log2(p.scores.scale * LOG2_E),
