@@ -132,11 +132,11 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
   const DecodeSplits<Config::THREADS> splits(p, smem.splits);
-  int share_begin, share_end;
+  int begin, end;
   DecodeCursor at;
-  if (!splits.find_split(p, smem.splits, blockIdx.x, at, share_begin, share_end)) return;
-  int key_blocks = share_end - share_begin;
-  if (threadIdx.x == 0) smem.bounds = {share_begin, share_end};
+  if (!splits.find_split(p, smem.splits, blockIdx.x, at, begin, end)) return;
+  int key_blocks = end - begin;
+  if (threadIdx.x == 0) smem.bounds = {begin, end};
 
   KvRing<Config> ring(p, smem.ring, at, key_blocks);
   ring.fill(p);
