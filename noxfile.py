@@ -495,7 +495,7 @@ def lock_requirements(session: nox.Session) -> None:
 
 @session_of
 def lock_headers(session: nox.Session) -> None:
-    """Pin the torch headers that csrc/binding/api.cpp includes, from a torch: `-- 2.13.0`."""
+    """Pin the torch headers that csrc/binding/attention.cpp includes, from a torch: `-- 2.13.0`."""
     install(session, "build")
     session.run(
         "python",

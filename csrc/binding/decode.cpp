@@ -1,42 +1,50 @@
-// The operators on a cache of keys and values. As in api.cpp only what would corrupt memory is
-// checked here.
+// The torch operators on a cache of keys and values. As in attention.cpp only what would corrupt
+// memory is checked here.
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <tuple>
 #include <vector>
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
-#include "binding/call.h"
-#include "host/capi.h"
-#include "host/limits.h"
+#include "binding/tensors.h"
+
+using namespace flash_dist;
+using namespace flash_dist::binding;
 
 namespace {
 
-using flash_dist::UNBOUNDED;
-using namespace flash_dist::binding;
-using MaybeTensor = std::optional<Tensor>;
-
 constexpr int64_t STEP = 8;  // elements of 16 bits that are loaded at once
 
-// Of a call with such queries.
-flash_dist::Call make_half_call(const Tensor& q) {
+// A cache and where the keys of each sequence are in it, as the schemas have them.
+struct Cache {
+  const Tensor &k, &v;
+  const MaybeTensor &seqlens, &batch_idx, &leftpad, &block_table;
+  int64_t seqlen_new;
+};
+
+// What the schemas of decode and decode_no_lse share.
+struct Arguments {
+  const Tensor& q;
+  Cache cache;
+  const MaybeTensor& cu_seqlens_q;
+  int64_t max_seqlen_q;
+  double softmax_scale;
+  int64_t left, right, budget, head_dim_v;
+  Scores scores = {};
+};
+
+Call make_half_call(const Tensor& q) {
   const ScalarType dtype = q.scalar_type();
   STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
-                  "q must be float16 or bfloat16, got ", dtype_name(q.scalar_type()));
+                  "q must be float16 or bfloat16, got ", dtype_name(dtype));
   return make_call(q, false);
 }
 
 // [batch, seqlen, heads, columns], packed without batch.
-void check_tensor(const Tensor& t, const Tensor& q, const char* name, int axes = 4) {
-  check_kind(t, q, name);
+void check_tensor(const Tensor& t, const char* name, const Tensor& q, int axes = 4) {
+  check_kind(t, name, q);
   STD_TORCH_CHECK(t.dim() == axes, name, " must have ", axes, " dimensions, got shape ",
                   show_shape(t));
   const int64_t columns = t.size(axes - 1);
@@ -44,223 +52,162 @@ void check_tensor(const Tensor& t, const Tensor& q, const char* name, int axes =
                   " must be a multiple of ", STEP, ", at least ", STEP, ", got ", columns);
 }
 
+void check_size(const Tensor& t, const char* name, int axis, int64_t size) {
+  STD_TORCH_CHECK(t.size(axis) == size, "dimension ", axis, " of ", name, " must be ", size,
+                  ", got shape ", show_shape(t));
+}
+
+// That the first `axes` dimensions are those of another tensor.
+void check_sizes(const Tensor& t, const char* name, const Tensor& like, int axes) {
+  for (int axis = 0; axis < axes; ++axis) check_size(t, name, axis, like.size(axis));
+}
+
 // Caches are read and written in place: a copy would double the largest tensors that a model has.
-void check_cache(const Tensor& t, const Tensor& q, const char* name) {
-  check_tensor(t, q, name);
+void check_cache(const Tensor& t, const char* name, const Tensor& q) {
+  check_tensor(t, name, q);
   STD_TORCH_CHECK(is_loadable(t), name,
                   " must be contiguous in its last dimension, its other strides multiples of ",
                   STEP, " elements and its address of ", ALIGNMENT, " bytes, got strides ",
                   show_numbers(t.strides()), " and an address ",
                   reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT,
                   " bytes past a multiple\n\nhint: allocate the cache by itself, or cut it from a "
-                  "larger one at "
-                  "a multiple of ",
+                  "larger one at a multiple of ",
                   STEP, " elements");
 }
 
-void check_size(const Tensor& t, int axis, int64_t size, const char* name) {
-  STD_TORCH_CHECK(t.size(axis) == size, "dimension ", axis, " of ", name, " must be ", size,
-                  ", got shape ", show_shape(t));
+void read_block_table(CacheParams& c, const Cache& cache, const Tensor& q, int64_t batch) {
+  const Tensor& table = *cache.block_table;
+  STD_TORCH_CHECK(table.scalar_type() == ScalarType::Int && is_on_gpu_of(table, q) &&
+                      table.dim() == 2 && table.size(0) == batch && table.size(1) > 0 &&
+                      (table.stride(1) == 1 || table.size(1) == 1),
+                  "block_table must be int32 [batch, pages] on ", show_device(q), ", batch ", batch,
+                  " and pages at least 1, contiguous in its last dimension, got ", show(table));
+  STD_TORCH_CHECK(c.page % PAGE_STEP == 0, "page_size must be a multiple of ", PAGE_STEP, ", got ",
+                  c.page);
+  STD_TORCH_CHECK(!cache.leftpad && !cache.batch_idx,
+                  cache.leftpad ? "cache_leftpad" : "cache_batch_idx",
+                  " must be None with block_table, got a tensor");
+  c.block_table = pointer<const int>(table);
+  c.table_row = table.stride(0);
+  c.capacity = to_int(table.size(1) * c.page, "keys of a row of block_table");
 }
 
-flash_dist::View view(const Tensor& t, int group) {
-  const auto strides = t.strides();
-  const int row = t.dim() == 4 ? 1 : 0;
-  return {t.data_ptr(), row == 0 ? 0 : strides[0], strides[row], strides[row + 1] * group,
-          strides[row + 1]};
-}
-
-const int* numbers(const MaybeTensor& t, const Tensor& q, int64_t count, const char* name) {
-  if (!t) return nullptr;
-  STD_TORCH_CHECK(t->scalar_type() == ScalarType::Int && is_on_gpu_of(*t, q) && t->dim() == 1 &&
-                      t->is_contiguous() && t->numel() == count,
-                  name, " must be contiguous int32 [", count, "] on ", show_device(q), ", got ",
-                  show(*t));
-  return static_cast<const int*>(t->data_ptr());
-}
-
-const float* floats(const Tensor& t, const Tensor& q, int64_t count, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_on_gpu_of(t, q) && t.is_contiguous() &&
-                      t.numel() == count,
-                  name, " must be contiguous float32 with ", count, " numbers on ", show_device(q),
-                  ", got ", show(t));
-  return static_cast<const float*>(t.data_ptr());
-}
-
-flash_dist::CacheParams read_cache(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-                                   const MaybeTensor& cache_seqlens,
-                                   const MaybeTensor& cache_batch_idx,
-                                   const MaybeTensor& cache_leftpad, const MaybeTensor& block_table,
-                                   int64_t batch, int64_t seqlen_new) {
-  check_cache(k_cache, q, "k_cache");
-  check_cache(v_cache, q, "v_cache");
-  for (int axis = 0; axis < 3; ++axis) check_size(v_cache, axis, k_cache.size(axis), "v_cache");
-  flash_dist::CacheParams c{};
-  c.k = view(k_cache, 1);
-  c.v = view(v_cache, 1);
-  c.entries = to_int(k_cache.size(0), "entries of the cache");
-  c.page = to_int(k_cache.size(1), "keys of an entry of the cache");
+CacheParams read_cache(const Cache& cache, const Tensor& q, int64_t batch) {
+  check_cache(cache.k, "k_cache", q);
+  check_cache(cache.v, "v_cache", q);
+  check_sizes(cache.v, "v_cache", cache.k, 3);
+  CacheParams c{};
+  c.k = read_view(cache.k, false);
+  c.v = read_view(cache.v, false);
+  c.entries = to_int(cache.k.size(0), "entries of the cache");
+  c.page = c.capacity = to_int(cache.k.size(1), "keys of an entry of the cache");
   STD_TORCH_CHECK(c.entries > 0 && c.page > 0,
                   "k_cache must have at least one entry with one key, got shape ",
-                  show_shape(k_cache));
-  c.capacity = c.page;
-  c.cache_seqlens = numbers(cache_seqlens, q, batch, "cache_seqlens");
-  c.cache_batch_idx = numbers(cache_batch_idx, q, batch, "cache_batch_idx");
-  c.cache_leftpad = numbers(cache_leftpad, q, batch, "cache_leftpad");
-  c.seqlen_new = to_int(seqlen_new, "seqlen_new");
-  STD_TORCH_CHECK(cache_seqlens || seqlen_new == 0,
+                  show_shape(cache.k));
+  const auto read = [&](const MaybeTensor& t, const char* name) {
+    return t ? read_int32(*t, name, q, batch) : nullptr;
+  };
+  c.cache_seqlens = read(cache.seqlens, "cache_seqlens");
+  c.cache_batch_idx = read(cache.batch_idx, "cache_batch_idx");
+  c.cache_leftpad = read(cache.leftpad, "cache_leftpad");
+  c.seqlen_new = to_int(cache.seqlen_new, "seqlen_new");
+  STD_TORCH_CHECK(cache.seqlens || c.seqlen_new == 0,
                   "cache_seqlens must be a tensor where seqlen_new is more than 0, got None and ",
-                  "seqlen_new ", seqlen_new);
-  if (block_table) {
-    const Tensor& table = *block_table;
-    STD_TORCH_CHECK(table.scalar_type() == ScalarType::Int && is_on_gpu_of(table, q) &&
-                        table.dim() == 2 && table.size(0) == batch && table.size(1) > 0 &&
-                        (table.stride(1) == 1 || table.size(1) == 1),
-                    "block_table must be int32 [batch, pages] on ", show_device(q), ", batch ",
-                    batch, " and pages at least 1, contiguous in its last dimension, got ",
-                    show(table));
-    STD_TORCH_CHECK(c.page % flash_dist::PAGE_STEP == 0, "page_size must be a multiple of ",
-                    flash_dist::PAGE_STEP, ", got ", c.page);
-    STD_TORCH_CHECK(!cache_leftpad && !cache_batch_idx,
-                    cache_leftpad ? "cache_leftpad" : "cache_batch_idx",
-                    " must be None with block_table, got a tensor");
-    c.block_table = static_cast<const int*>(table.data_ptr());
-    c.table_row = table.stride(0);
-    c.capacity = to_int(table.size(1) * c.page, "keys of a row of block_table");
-  } else if (!cache_batch_idx) {
-    STD_TORCH_CHECK(c.entries >= batch, "k_cache must have an entry for each of ", batch,
-                    " batch entries, got ", c.entries);
-  }
+                  "seqlen_new ", c.seqlen_new);
+  if (cache.block_table) read_block_table(c, cache, q, batch);
+  STD_TORCH_CHECK(cache.block_table || cache.batch_idx || c.entries >= batch,
+                  "k_cache must have an entry for each of ", batch, " batch entries, got ",
+                  c.entries);
   return c;
 }
 
-int side(int64_t width) {
-  return width < 0 || width >= UNBOUNDED ? UNBOUNDED : static_cast<int>(width);
-}
+// --- decode -----------------------------------------------------------------------------------
 
-// Heads of q, whose dimension is `axis`, and of the cache.
-void set_heads(flash_dist::DecodeParams& p, const Tensor& q, const Tensor& k_cache, int axis) {
-  const int64_t heads_q = q.size(axis), heads_kv = k_cache.size(2);
-  STD_TORCH_CHECK(heads_kv > 0 && heads_q % heads_kv == 0,
-                  "num_heads_kv must divide num_heads_q, got ", heads_kv, " (k_cache) and ",
-                  heads_q, " (q)");
-  p.num_heads_kv = to_int(heads_kv, "num_heads_kv");
-  p.group = to_int(heads_q / heads_kv, "heads per kv head");
-}
-
-bool has_no_query(const flash_dist::DecodeParams& p) { return p.batch == 0 || p.seqlen_q == 0; }
-
-std::vector<int64_t> shape_of_lse(const flash_dist::DecodeParams& p) {
-  const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
-  if (p.packing.cu_seqlens_q != nullptr) return {heads_q, p.total_q};
-  return {p.batch, heads_q, p.seqlen_q};
-}
-
-// out of what p describes, but for it and the queries.
-Tensor make_out(const Tensor& given_q, flash_dist::DecodeParams& p, const flash_dist::Call& call,
-                int64_t budget) {
-  const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
-  std::vector<int64_t> shape{p.total_q, heads_q, p.head_dim_v};
-  if (p.packing.cu_seqlens_q == nullptr) shape = {p.batch, p.seqlen_q, heads_q, p.head_dim_v};
-  const Tensor q = make_loadable(given_q);
-  Tensor out = allocate(shape, torch_dtype(q), call.device);
-  if (has_no_query(p)) {
-    fill(out, 0.0);
-    return out;
+// All but lse and the views of q and out.
+DecodeParams read_params(const Arguments& a, Sizes& s) {
+  const Tensor &q = a.q, &k = a.cache.k, &v = a.cache.v;
+  s.packed = a.cu_seqlens_q.has_value();
+  const int head = s.packed ? 1 : 2;
+  check_tensor(q, "q", q, head + 2);
+  s.batch = to_int(s.packed ? a.cu_seqlens_q->numel() - 1 : q.size(0), "batch");
+  DecodeParams p{};
+  p.cache = read_cache(a.cache, q, s.batch);
+  check_size(k, "k_cache", 3, q.size(head + 1));
+  set_heads(s, q.size(head), k.size(2), "k_cache");
+  s.seqlen_q = to_int(q.size(head - 1), "seqlen_q");
+  s.seqlen_k = p.cache.capacity;
+  if (s.packed) {
+    p.packing.cu_seqlens_q = read_int32(*a.cu_seqlens_q, "cu_seqlens_q", q, s.batch + int64_t{1});
+    s.total_q = s.seqlen_q;
+    s.seqlen_q = std::min(to_int(a.max_seqlen_q, "max_seqlen_q"), s.total_q);
   }
-  p.q = view(q, p.group);
-  p.out = view(out, p.group);
-  Workspace workspace;
-  check_status(flash_dist_decode(&call, &p, budget, &Workspace::allocate, &workspace));
-  return out;
-}
-
-// out and lse of what p describes, but for these and the queries.
-std::tuple<Tensor, Tensor> attend(const Tensor& q, flash_dist::DecodeParams p, int64_t budget) {
-  const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
-  const flash_dist::Call call = make_half_call(q);
-  Tensor lse = allocate(shape_of_lse(p), aoti_torch_dtype_float32(), call.device);
-  p.lse = static_cast<float*>(lse.data_ptr());
-  Tensor out = make_out(q, p, call, budget);
-  if (has_no_query(p)) fill(lse, -std::numeric_limits<double>::infinity());
-  return {out, lse};
-}
-
-// out alone: lse, which kernels write in any case, is not worth a tensor.
-Tensor attend_no_lse(const Tensor& q, flash_dist::DecodeParams p, int64_t budget) {
-  const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
-  const flash_dist::Call call = make_half_call(q);
-  Workspace lse;
-  if (!has_no_query(p)) {
-    const int64_t rows = int64_t{p.batch} * p.seqlen_q * p.num_heads_kv * p.group;
-    const int64_t bytes = rows * static_cast<int64_t>(sizeof(float));
-    p.lse = static_cast<float*>(Workspace::allocate(&lse, bytes));
-    STD_TORCH_CHECK(p.lse != nullptr, "CUDA out of memory. flash_dist could not allocate ", bytes,
-                    " bytes on GPU ", call.device);
-  }
-  return make_out(q, p, call, budget);
-}
-
-// All but what becomes of scores, out, lse and the view of q.
-flash_dist::DecodeParams read_params(
-    const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const MaybeTensor& cache_seqlens,
-    const MaybeTensor& cache_batch_idx, const MaybeTensor& cache_leftpad,
-    const MaybeTensor& block_table, const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q,
-    int64_t seqlen_new, double softmax_scale, int64_t left, int64_t right, int64_t head_dim_v) {
-  const bool packed = cu_seqlens_q.has_value();
-  const int row = packed ? 0 : 1;
-  check_tensor(q, q, "q", row + 3);
-  flash_dist::DecodeParams p{};
-  p.batch = to_int(packed ? cu_seqlens_q->numel() - 1 : q.size(0), "batch");
-  p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad,
-                       block_table, p.batch, seqlen_new);
-  check_size(k_cache, 3, q.size(row + 2), "k_cache");
-  set_heads(p, q, k_cache, row + 1);
-  p.seqlen_q = to_int(q.size(row), "seqlen_q");
-  if (packed) {
-    p.packing.cu_seqlens_q = numbers(cu_seqlens_q, q, p.batch + int64_t{1}, "cu_seqlens_q");
-    p.total_q = p.seqlen_q;
-    p.seqlen_q = std::min(to_int(max_seqlen_q, "max_seqlen_q"), p.total_q);
-  }
-  p.head_dim = to_int(q.size(row + 2), "head_dim");
-  const int64_t columns = head_dim_v != 0 ? head_dim_v : v_cache.size(3);
-  STD_TORCH_CHECK(0 < columns && columns <= v_cache.size(3) && columns % STEP == 0,
-                  "head_dim_v must be a multiple of ", STEP, " up to head_dim, ", v_cache.size(3),
+  s.head_dim = to_int(q.size(head + 1), "head_dim");
+  const int64_t columns = a.head_dim_v != 0 ? a.head_dim_v : v.size(3);
+  STD_TORCH_CHECK(0 < columns && columns <= v.size(3) && columns % STEP == 0,
+                  "head_dim_v must be a multiple of ", STEP, " up to head_dim, ", v.size(3),
                   ", got ", columns);
-  p.head_dim_v = to_int(columns, "head_dim_v");
-  p.left = side(left);
-  p.right = side(right);
-  p.bottom_right = true;
-  p.softmax_scale = static_cast<float>(softmax_scale);
+  s.head_dim_v = to_int(columns, "head_dim_v");
+  set_sizes(p, s);
+  const MaskBand band = make_band(a.left, a.right, true, INT32_MAX, INT32_MAX);  // of any lengths
+  p.left = band.left;
+  p.right = band.right;
+  p.bottom_right = band.bottom_right;
+  p.softmax_scale = static_cast<float>(a.softmax_scale);
+  p.scores = read_scores(a.scores, q, s);
+  p.sinks = read_sinks(a.scores, q, s);
   return p;
 }
 
-std::tuple<Tensor, Tensor> decode(const Tensor& q, const Tensor& k_cache,
-                                  const MaybeTensor& given_v, const MaybeTensor& cache_seqlens,
-                                  const MaybeTensor& cache_batch_idx,
-                                  const MaybeTensor& cache_leftpad, const MaybeTensor& block_table,
-                                  const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q,
-                                  int64_t seqlen_new, double softmax_scale, int64_t left,
-                                  int64_t right, int64_t budget, double softcap,
-                                  const MaybeTensor& alibi_slopes, const MaybeTensor& sinks,
-                                  int64_t head_dim_v) {
-  STD_TORCH_CHECK(given_v.has_value() == (head_dim_v == 0),
+// lse that nobody wants is not worth a tensor, but kernels write it in any case.
+float* allocate_unwanted(Workspace& lse, const Sizes& s, int device) {
+  const int64_t bytes = s.rows() * int64_t{sizeof(float)};
+  void* memory = Workspace::allocate(&lse, bytes);
+  STD_TORCH_CHECK(memory != nullptr, "CUDA out of memory. flash_dist could not allocate ", bytes,
+                  " bytes on GPU ", device);
+  return static_cast<float*>(memory);
+}
+
+// out, and lse where it is not null.
+Tensor run_decode(const Arguments& a, MaybeTensor* lse) {
+  Sizes s{};
+  DecodeParams p = read_params(a, s);
+  const DeviceGuard guard(a.q.get_device_index());
+  const Call call = make_half_call(a.q);
+  const Tensor q = make_loadable(a.q);
+  Tensor out = allocate_like(q, s.head_dim_v);
+  if (lse != nullptr) *lse = allocate_rows(s, call.device);
+  if (s.empty()) {
+    fill(out, 0.0);
+    if (lse != nullptr) fill_without_keys(**lse, std::nullopt, s.packed);
+    return out;
+  }
+  Workspace workspace, unwanted;
+  p.lse = lse != nullptr ? pointer<float>(**lse) : allocate_unwanted(unwanted, s, call.device);
+  p.q = read_view(q, s.packed, s.group);
+  p.out = read_view(out, s.packed, s.group);
+  check_status(flash_dist_decode(&call, &p, a.budget, &Workspace::allocate, &workspace));
+  return out;
+}
+
+OutLse decode(const Tensor& q, const Tensor& k_cache, const MaybeTensor& v_cache,
+              const MaybeTensor& cache_seqlens, const MaybeTensor& cache_batch_idx,
+              const MaybeTensor& cache_leftpad, const MaybeTensor& block_table,
+              const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q, int64_t seqlen_new,
+              double softmax_scale, int64_t left, int64_t right, int64_t budget, double softcap,
+              const MaybeTensor& alibi_slopes, const MaybeTensor& sinks, int64_t head_dim_v) {
+  STD_TORCH_CHECK(v_cache.has_value() == (head_dim_v == 0),
                   "v_cache must be given, or head_dim_v for values that are the first columns of "
                   "k_cache, got ",
-                  given_v ? "both" : "neither");
-  const Tensor& v_cache = given_v ? *given_v : k_cache;
-  flash_dist::DecodeParams p =
-      read_params(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
-                  cu_seqlens_q, max_seqlen_q, seqlen_new, softmax_scale, left, right, head_dim_v);
-  const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
-  p.scores.softcap = static_cast<float>(softcap);
-  if (alibi_slopes) {
-    const bool shared = alibi_slopes->dim() == 1;
-    p.scores.alibi = floats(*alibi_slopes, q, shared ? heads_q : heads_q * p.batch, "alibi_slopes");
-    p.scores.alibi_batch = shared ? 0 : static_cast<int>(heads_q);
-  }
-  if (sinks) p.sinks = floats(*sinks, q, heads_q, "sinks");
-  return attend(q, p, budget);
+                  v_cache ? "both" : "neither");
+  const Tensor& v = v_cache ? *v_cache : k_cache;
+  const Cache cache{k_cache,       v,           cache_seqlens, cache_batch_idx,
+                    cache_leftpad, block_table, seqlen_new};
+  MaybeTensor lse;
+  const Scores scores{softcap, alibi_slopes, sinks};
+  const Tensor out = run_decode({q, cache, cu_seqlens_q, max_seqlen_q, softmax_scale, left, right,
+                                 budget, head_dim_v, scores},
+                                &lse);
+  return {out, *lse};
 }
 
 // Of queries with a batch axis, and without what most calls lack.
@@ -268,14 +215,25 @@ Tensor decode_no_lse(const Tensor& q, const Tensor& k_cache, const Tensor& v_cac
                      const MaybeTensor& cache_seqlens, const MaybeTensor& block_table,
                      double softmax_scale, int64_t left, int64_t right, int64_t seqlen_new,
                      int64_t budget) {
-  return attend_no_lse(
-      q,
-      read_params(q, k_cache, v_cache, cache_seqlens, std::nullopt, std::nullopt, block_table,
-                  std::nullopt, 0, seqlen_new, softmax_scale, left, right, 0),
-      budget);
+  const MaybeTensor none;
+  const Cache cache{k_cache, v_cache, cache_seqlens, none, none, block_table, seqlen_new};
+  return run_decode({q, cache, none, 0, softmax_scale, left, right, budget, 0}, nullptr);
 }
 
-Tensor read_angles(const Tensor& t, const Tensor& q, const char* name) {
+// --- append -----------------------------------------------------------------------------------
+
+// That q and new keys and values fit each other and the cache.
+void check_new_keys(const Tensor& q, const Tensor& k, const Tensor& v, const Cache& cache) {
+  check_size(k, "k", 0, q.size(0));
+  check_size(k, "k", 2, cache.k.size(2));
+  check_size(k, "k", 3, cache.k.size(3));
+  check_size(q, "q", 3, cache.k.size(3));
+  check_sizes(v, "v", k, 3);
+  check_size(v, "v", 3, cache.v.size(3));
+}
+
+// Cosines or sines.
+Tensor read_angles(const Tensor& t, const char* name, const Tensor& q) {
   STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_on_gpu_of(t, q) && t.dim() == 2 &&
                       t.size(0) > 0 && t.size(1) % STEP == 0 && 2 * t.size(1) <= q.size(3),
                   name, " must be ", dtype_name(q.scalar_type()),
@@ -285,50 +243,53 @@ Tensor read_angles(const Tensor& t, const Tensor& q, const char* name) {
   return t.is_contiguous() && is_loadable(t) ? t : copy(t);
 }
 
-Tensor append(Tensor given_q, Tensor k_cache, Tensor v_cache, Tensor given_k, Tensor given_v,
-              Tensor cache_seqlens, MaybeTensor cache_batch_idx, MaybeTensor block_table,
-              MaybeTensor rotary_cos, MaybeTensor rotary_sin, bool interleaved, bool advances) {
-  check_tensor(given_q, given_q, "q");
-  check_tensor(given_k, given_q, "k");
-  check_tensor(given_v, given_q, "v");
-  const bool rotates = rotary_cos.has_value();
-  const Tensor q = rotates ? make_loadable(given_q) : given_q;
-  const Tensor k = make_loadable(given_k), v = make_loadable(given_v);
-  flash_dist::AppendParams p{};
-  p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, std::nullopt,
-                       block_table, q.size(0), k.size(1));
-  check_size(k, 0, q.size(0), "k");
-  check_size(k, 2, k_cache.size(2), "k");
-  check_size(k, 3, k_cache.size(3), "k");
-  check_size(q, 3, k_cache.size(3), "q");
-  for (int axis = 0; axis < 3; ++axis) check_size(v, axis, k.size(axis), "v");
-  check_size(v, 3, v_cache.size(3), "v");
-  p.k = view(k, 1);
-  p.v = view(v, 1);
+AppendParams read_append(const Tensor& q, const Tensor& k, const Tensor& v, const Cache& cache) {
+  AppendParams p{};
+  p.cache = read_cache(cache, q, q.size(0));
+  check_new_keys(q, k, v, cache);
+  p.k = read_view(k, false);
+  p.v = read_view(v, false);
   p.batch = to_int(q.size(0), "batch");
   p.seqlen_q = to_int(q.size(1), "seqlen_q");
   p.num_heads_q = to_int(q.size(2), "num_heads_q");
   p.num_heads_kv = to_int(k.size(2), "num_heads_kv");
   p.head_dim = to_int(q.size(3), "head_dim");
   p.head_dim_v = to_int(v.size(3), "head_dim_v");
+  return p;
+}
+
+Tensor append(const Tensor& given_q, const Tensor& k_cache, const Tensor& v_cache,
+              const Tensor& given_k, const Tensor& given_v, const Tensor& cache_seqlens,
+              const MaybeTensor& cache_batch_idx, const MaybeTensor& block_table,
+              const MaybeTensor& rotary_cos, const MaybeTensor& rotary_sin, bool interleaved,
+              bool advances) {
+  check_tensor(given_q, "q", given_q);
+  check_tensor(given_k, "k", given_q);
+  check_tensor(given_v, "v", given_q);
+  const bool rotates = rotary_cos.has_value();
+  const Tensor q = rotates ? make_loadable(given_q) : given_q;
+  const Tensor k = make_loadable(given_k), v = make_loadable(given_v);
+  const MaybeTensor seqlens = cache_seqlens, none;
+  const Cache cache{k_cache, v_cache, seqlens, cache_batch_idx, none, block_table, k.size(1)};
+  AppendParams p = read_append(q, k, v, cache);
   p.interleaved = interleaved;
   p.advances = advances;
-  check_together(rotates, rotary_sin.has_value(), "rotary_cos", "rotary_sin");
-  const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
-  const flash_dist::Call call = make_half_call(q);
-  const std::vector<int64_t> shape{rotates ? q.size(0) : 0, q.size(1), q.size(2), q.size(3)};
-  Tensor rotated = allocate(shape, torch_dtype(q), call.device);
-  std::optional<Tensor> cos, sin;  // alive until the kernel is launched
+  check_together(rotates, "rotary_cos", rotary_sin.has_value(), "rotary_sin");
+  const DeviceGuard guard(q.get_device_index());
+  const Call call = make_half_call(q);
+  Tensor rotated = allocate({rotates ? q.size(0) : 0, q.size(1), q.size(2), q.size(3)},
+                            torch_dtype(q), call.device);
+  MaybeTensor cos, sin;  // alive until the kernel is launched
   if (rotates) {
-    cos = read_angles(*rotary_cos, q, "rotary_cos");
-    sin = read_angles(*rotary_sin, q, "rotary_sin");
-    for (int axis = 0; axis < 2; ++axis) check_size(*sin, axis, cos->size(axis), "rotary_sin");
+    cos = read_angles(*rotary_cos, "rotary_cos", q);
+    sin = read_angles(*rotary_sin, "rotary_sin", q);
+    check_sizes(*sin, "rotary_sin", *cos, 2);
     p.cos = cos->data_ptr();
     p.sin = sin->data_ptr();
     p.rotary_rows = to_int(cos->size(0), "positions");
     p.rotary_dim = to_int(2 * cos->size(1), "rotary_dim");
-    p.q = view(q, 1);
-    p.rotated = view(rotated, 1);
+    p.q = read_view(q, false);
+    p.rotated = read_view(rotated, false);
   }
   if (p.batch > 0) check_status(flash_dist_append(&call, &p));
   return rotated;
@@ -348,8 +309,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
   m.def(
       "decode_no_lse(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
       "block_table, float softmax_scale, int left, int right, int seqlen_new, int budget) -> "
-      "Tensor "
-      "out");
+      "Tensor out");
   m.def(
       "append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor "
       "cache_seqlens, Tensor? cache_batch_idx, Tensor? block_table, Tensor? rotary_cos, Tensor? "

@@ -1,7 +1,7 @@
 """The operators on the CPU, by the formulas of reference.py.
 
-The signatures are those of the schemas, see csrc/binding/api.cpp and operators.py; they end in the
-fields of Scores.
+The signatures are those of the schemas, see csrc/binding/attention.cpp and operators.py; they end
+in the fields of Scores.
 """
 
 from __future__ import annotations

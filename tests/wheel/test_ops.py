@@ -198,7 +198,7 @@ NO_MEMORY = "CUDA out of memory. flash_dist could not allocate 4096 bytes of wor
     ("words", "error"),
     [
         (NO_MEMORY, torch.OutOfMemoryError),
-        (f"check_status, csrc/binding/api.cpp:44, {NO_MEMORY}", torch.OutOfMemoryError),
+        (f"check_status, csrc/binding/attention.cpp:44, {NO_MEMORY}", torch.OutOfMemoryError),
         ("torch has no current stream", RuntimeError),
     ],
     ids=["memory", "memory-with-its-place", "other"],

@@ -44,8 +44,8 @@ def scored(slopes=None, sinks=None):
     packed = None, None, 0, 0
     return ops.attention(Q, K, K, None, BAND, *packed, 0.25, False, 0.0, slopes, sinks)
 
-def decode(q=Q, k=CACHE, lengths=int32(3, 4), table=None, left=None, new=0):
-    how = 0.25, -1, 0, 0
+def decode(q=Q, k=CACHE, lengths=int32(3, 4), table=None, left=None, new=0, slopes=None):
+    how = 0.25, -1, 0, 0, 0.0, slopes
     return ops.decode(q, k, CACHE, lengths, None, left, table, None, 0, new, *how)
 
 def append(cos=None, sin=None):
@@ -98,6 +98,7 @@ REFUSED: Final = {
         "cache_leftpad must be None with block_table, got a tensor"
     ),
     "decode(k=CACHE[:, :16])": "dimension 1 of v_cache must be 16, got shape [4, 32, 2, 16]",
+    "decode(slopes=torch.ones(4, 2))": ("alibi_slopes must have shape [4] or [2, 4], got [4, 2]"),
     "append(cos=half(9, 8))": (
         "rotary_cos and rotary_sin must be given together, got only rotary_cos"
     ),

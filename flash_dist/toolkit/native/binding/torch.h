@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -95,6 +96,26 @@ inline const char* dtype_name(ScalarType type) {
   }
 }
 
+inline std::string show_device(const Tensor& t) {
+  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "cpu";
+}
+
+// "[2, 4]"
+inline std::string show_numbers(torch::headeronly::IntHeaderOnlyArrayRef numbers) {
+  std::string text;
+  for (const int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return "[" + text + "]";
+}
+
+inline std::string show_shape(const Tensor& t) { return show_numbers(t.sizes()); }
+
+// "float16 [2, 4] on cuda:0, not contiguous"
+inline std::string show(const Tensor& t) {
+  const std::string place =
+      std::string(dtype_name(t.scalar_type())) + " " + show_shape(t) + " on " + show_device(t);
+  return t.is_contiguous() ? place : place + ", not contiguous";
+}
+
 inline bool is_on_gpu_of(const Tensor& t, const Tensor& like) {
   return t.is_cuda() && t.get_device_index() == like.get_device_index();
 }
@@ -131,6 +152,12 @@ inline void check_same_sizes(const Tensor& t, const char* name, const Tensor& li
                   " must have the shape of ", like_name);
 }
 
+// That two tensors are both there or both missing.
+inline void check_together(bool first, const char* name, bool second, const char* other) {
+  STD_TORCH_CHECK(first == second, name, " and ", other, " must be given together, got only ",
+                  first ? name : other);
+}
+
 // --- Memory -------------------------------------------------------------------------------------
 
 inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int device) {
@@ -156,11 +183,16 @@ inline Tensor allocate_like(const Tensor& t) {
   return allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
 }
 
-// A contiguous copy, made on the current stream.
+// Copies on the current stream.
+inline void copy_into(const Tensor& to, const Tensor& from) {
+  STD_TORCH_CHECK(aoti_torch_copy_(to.get(), from.get(), 0) == AOTI_TORCH_SUCCESS,
+                  "torch could not copy a tensor on GPU ", to.get_device_index());
+}
+
+// A contiguous copy.
 inline Tensor copy(const Tensor& t) {
   Tensor made = allocate_like(t);
-  STD_TORCH_CHECK(aoti_torch_copy_(made.get(), t.get(), 0) == AOTI_TORCH_SUCCESS,
-                  "torch could not copy a tensor on GPU ", t.get_device_index());
+  copy_into(made, t);
   return made;
 }
 

@@ -83,9 +83,9 @@ def test_files_of_setuptools_and_git_are_no_differences(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("packed", "sentence"),
     [
-        (["setup.py"], r"csrc/binding/api\.cpp is missing"),
+        (["setup.py"], r"csrc/binding/attention\.cpp is missing"),
         (
-            ["setup.py", "csrc/binding/api.cpp", "ci/left.o"],
+            ["setup.py", "csrc/binding/attention.cpp", "ci/left.o"],
             r"ci/left\.o is in the archive and not in git",
         ),
     ],
@@ -93,7 +93,7 @@ def test_files_of_setuptools_and_git_are_no_differences(tmp_path: Path) -> None:
 )
 def test_a_file_too_few_or_too_many_is_named(packed: list[str], sentence: str) -> None:
     with pytest.raises(SdistError, match=sentence):
-        require_sources(packed, ["setup.py", "csrc/binding/api.cpp"])
+        require_sources(packed, ["setup.py", "csrc/binding/attention.cpp"])
 
 
 def test_sources_that_are_no_clone_are_told_from_a_clone(tmp_path: Path) -> None:
