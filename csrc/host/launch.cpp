@@ -10,6 +10,7 @@
 #include "host/kernel_key.h"
 #include "host/limits.h"
 #include "host/plan.h"
+#include "host/plan_grid.h"
 #include "host/recording.h"
 #include "host/scores.h"
 #include "host/workspace.h"
@@ -26,6 +27,16 @@ int64_t element_bytes(const Call& call) { return is_fp32(dtype_of(call)) ? 4 : 2
 
 cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_t>(call.stream); }
 
+// Of a row of q and one of v, or of two rows with as many columns.
+template <class Params>
+int64_t row_bytes(const Call& call, const Params& p) {
+  return element_bytes(call) * (p.head_dim + p.head_dim_v);
+}
+
+void clear(const Call& call, void* memory, int64_t bytes) {
+  check_cuda(cudaMemsetAsync(memory, 0, bytes, stream_of(call)), "cudaMemsetAsync");
+}
+
 // Refuses what the binding refuses, for other callers.
 template <class Params>
 void check_sizes(const Params& p) {
@@ -38,8 +49,7 @@ void check_sizes(const Params& p) {
 
 // The width of nearly equal batches of `groups`, at most `most` wide.
 int equal_width(int64_t groups, int64_t most) {
-  const int64_t batches = (groups + most - 1) / most;
-  return static_cast<int>((groups + batches - 1) / batches);
+  return static_cast<int>(ceil_div(groups, ceil_div(groups, most)));
 }
 
 // How many of `groups` groups of blocks run side by side: where all tiles of a group are equally
@@ -64,21 +74,20 @@ constexpr int64_t TICKETED_TILES = 4;
 // Whether the blocks of a forward take their tiles by tickets, counting in a zero in memory.
 bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
   if (!entry.takes_tickets || is_even(p.mask, p.packing.cu_seqlens_q != nullptr)) return false;
-  const int64_t tiles = (int64_t{p.seqlen_q} + entry.block_rows - 1) / entry.block_rows * p.batch *
-                        p.num_heads_kv * p.group;
+  const int64_t tiles = ceil_div(p.seqlen_q, entry.block_rows) * p.batch * p.num_heads_kv * p.group;
   return tiles >= TICKETED_TILES * p.sm_count;
 }
 
-// A forward's sequences of few queries on many keys, in units. Returns its memory, of which the first
-// `front` bytes are free. Without any it is slower, to the same bits.
+// A forward's sequences of few queries on many keys, as attention to a cache. Returns its memory, of
+// which the first `front` bytes are free. Without any it is slower, to the same bits.
 void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
                       void* context) {
   const DecodeParams few = few_queries_of(p);
-  Decode units(call, few, allocate == nullptr ? 0 : read_budget(BUDGET_NOW));
-  const int64_t bytes = front + units.workspace_bytes();
+  Decode decode(call, few, allocate == nullptr ? 0 : read_budget(BUDGET_NOW));
+  const int64_t bytes = front + decode.workspace_bytes();
   void* memory = bytes == 0 ? nullptr : allocate(context, bytes);
-  if (memory != nullptr || units.workspace_bytes() == 0) {
-    units.run(memory == nullptr ? nullptr : static_cast<uint8_t*>(memory) + front);
+  if (memory != nullptr || decode.workspace_bytes() == 0) {
+    decode.run(memory == nullptr ? nullptr : static_cast<uint8_t*>(memory) + front);
   } else {
     Decode(call, few, 0).run(nullptr);
   }
@@ -96,7 +105,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   }
   p.leaves_few = has_few;
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
-                                    element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
+                                    row_bytes(call, p) * p.seqlen_k);
   p.sm_count = device_info(call.device).sm_count;
   const KernelKey key = make_key(Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v});
   const Loaded kernel = require_kernel(call.device, key, &p);
@@ -107,10 +116,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
                             : nullptr;
   record_forward(p);
   FwdCall all{p, ticketed ? static_cast<unsigned*>(memory) : nullptr};
-  if (all.tickets != nullptr) {
-    check_cuda(cudaMemsetAsync(all.tickets, 0, sizeof(unsigned), stream_of(call)),
-               "cudaMemsetAsync");
-  }
+  if (all.tickets != nullptr) clear(call, all.tickets, sizeof(unsigned));
   launch(call.device, kernel, &all, stream_of(call));
 }
 
@@ -146,14 +152,12 @@ class Backward {
       : call_(call),
         delta_(delta),
         p_(with_options(with_scores(grads), options)),
-        whole_(find_whole()),
-        fused_(find_kernel(
-            call.device,
-            make_key(Role::BWD_FUSED, dtype_of(call), {grads.head_dim, grads.head_dim_v}), &p_)),
-        dkdv_(find(Role::BWD_DKDV, {grads.head_dim, grads.head_dim_v}, &p_)),
-        packed_(grads.packing.cu_seqlens_q != nullptr),
+        whole_(delta.dsinks != nullptr ? Loaded{} : find(Role::BWD_WHOLE)),  // it writes no dsinks
+        fused_(find(Role::BWD_FUSED)),
+        dkdv_(require(Role::BWD_DKDV, columns(), &p_)),
         normalizes_(is_fp32(dtype_of(call))),
-        plan_(make_plan(options)),
+        budget_(read_budget(options.budget)),
+        plan_(make_plan(options.key_slots)),
         all_(p_) {}
 
   int64_t workspace_bytes() const { return flash_dist::workspace_bytes(plan_); }
@@ -170,63 +174,58 @@ class Backward {
     return p;
   }
 
-  // Without a variant where sinks have a gradient, which delta's own kernel writes.
-  Loaded find_whole() const {
-    if (delta_.dsinks != nullptr) return {};
-    const KernelKey key = make_key(Role::BWD_WHOLE, dtype_of(call_), {p_.head_dim, p_.head_dim_v});
-    return find_kernel(call_.device, key, &p_);
+  KernelSize columns() const { return {p_.head_dim, p_.head_dim_v}; }
+
+  // Kernels without products of matrices are the same for both ways to multiply fp32.
+  KernelKey key_of(Role role, const KernelSize& size) const {
+    const Dtype dtype = dtype_of(call_);
+    const bool multiplies = role != Role::BWD_DELTA && role != Role::BWD_REDUCE;
+    return make_key(role, dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype, size);
   }
 
   // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
   // refuse views, sizes and masks, nothing that place() fills in.
-  Loaded find(Role role, const KernelSize& columns, const void* params) const {
-    return require_kernel(call_.device, make_key(role, dtype_for(role), columns), params);
+  Loaded find(Role role) const { return find_kernel(call_.device, key_of(role, columns()), &p_); }
+  Loaded require(Role role, const KernelSize& size, const void* params) const {
+    return require_kernel(call_.device, key_of(role, size), params);
   }
 
-  // What multiplies nothing is the same kernel for both ways to multiply.
-  Dtype dtype_for(Role role) const {
-    const Dtype dtype = dtype_of(call_);
-    const bool multiplies = role != Role::BWD_DELTA && role != Role::BWD_REDUCE;
-    return dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype;
-  }
-
-  // Whether there is a kernel of all gradients, of as many columns as that of dK and dV: a larger one
-  // is slower. Not so where the general family makes dK and dV, of few columns.
+  // Whether there is a fused kernel, of as many columns as that of dK and dV: a larger one is slower.
+  // Not so where the general family makes dK and dV, of few columns.
   bool has_fused() const {
     if (fused_.variant == nullptr) return false;
     return !dkdv_.variant->specific || fused_.variant->values == dkdv_.variant->values;
   }
 
-  // Of the kernel of all gradients where there is one and it is to be taken.
-  BwdPlan make_plan(const BwdOptions& options) const {
-    const int64_t budget = read_budget(options.budget);  // which is refused where it is none
-    if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, options));
-    const BwdPlan fused = has_fused() ? plan_fused(options, budget) : BwdPlan{};
+  // The fused kernel where there is one, unless storing dS is faster.
+  BwdPlan make_plan(const int* key_slots) const {
+    if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, key_slots));
+    const BwdPlan fused = has_fused() ? plan_fused(key_slots) : BwdPlan{};
     if (fused.fused && !fused.waits) return fused;
-    const BwdPlan stored = plan_others(options, budget);
+    const BwdPlan stored = plan_others(key_slots);
     // Faster than waiting, but not worth all of the memory.
-    const bool fits = stored.spill && stored.chunks.size() == 1 && stored.ds <= budget / 2;
+    const bool fits = stored.spill && stored.chunks.size() == 1 && stored.ds <= budget_ / 2;
     return fused.fused && !fits ? fused : stored;
   }
 
-  BwdPlan plan_fused(const BwdOptions& options, int64_t budget) const {
+  BwdPlan plan_fused(const int* key_slots) const {
     BwdKernels kernels = kernels_with(*fused_.variant);
     kernels.fused = true;
-    return plan_backward(shape_for(*fused_.variant, options), kernels, budget,
-                         options.batch_invariant != 0);
+    const BwdShape shape = shape_for(*fused_.variant, key_slots);
+    return plan_backward(shape, kernels, budget_, p_.batch_invariant);
   }
 
-  BwdPlan plan_others(const BwdOptions& options, int64_t budget) const {
-    const bool batch_invariant = options.batch_invariant != 0;
+  BwdPlan plan_others(const int* key_slots) const {
     BwdKernels kernels = kernels_with(*dkdv_.variant);
-    const bool has_dq_gemm = is_built_in(make_key(Role::BWD_DQ_GEMM, dtype_of(call_), {}));
-    if (may_store_ds(has_dq_gemm, budget, batch_invariant)) {
-      const KernelSize columns = size_of(*dkdv_.variant);
-      const KernelEntry& dq = *find(Role::BWD_DQ_GEMM, columns, &p_).variant->entry;
+    const bool has_dq_gemm = is_built_in(key_of(Role::BWD_DQ_GEMM, {}));
+    if (may_store_ds(has_dq_gemm, budget_, p_.batch_invariant)) {
+      const KernelSize size = size_of(*dkdv_.variant);
+      const KernelEntry& dq = *require(Role::BWD_DQ_GEMM, size, &p_).variant->entry;
       kernels.dq_rows = dq.block_rows;
       kernels.dq_blocks_per_sm = dq.blocks_per_sm;
     }
-    return plan_backward(shape_for(*dkdv_.variant, options), kernels, budget, batch_invariant);
+    const BwdShape shape = shape_for(*dkdv_.variant, key_slots);
+    return plan_backward(shape, kernels, budget_, p_.batch_invariant);
   }
 
   BwdKernels kernels_with(const Variant& dkdv) const {
@@ -238,14 +237,14 @@ class Backward {
     return kernels;
   }
 
-  BwdShape shape_for(const Variant& dkdv, const BwdOptions& options) const {
+  BwdShape shape_for(const Variant& dkdv, const int* key_slots) const {
     BwdShape shape{};
     shape.batch = p_.batch;
     shape.seqlen_q = p_.seqlen_q;
     shape.seqlen_k = p_.seqlen_k;
     shape.num_heads_kv = p_.num_heads_kv;
     shape.group = p_.group;
-    shape.total_q = packed_ ? p_.total_q : -1;
+    shape.total_q = p_.packing.cu_seqlens_q != nullptr ? p_.total_q : -1;
     const KernelSize size = size_of(dkdv);
     shape.head_dim = size.head_dim;
     shape.head_dim_v = size.head_dim_v;
@@ -253,7 +252,7 @@ class Backward {
     shape.aligned = p_.scores.alibi != nullptr;
     shape.normalizes = normalizes_;
     shape.mask = band_of(p_.mask);
-    shape.key_slots = options.key_slots;
+    shape.key_slots = key_slots;
     shape.per_head = p_.mask.head_planes != 0;
     return shape;
   }
@@ -300,8 +299,8 @@ class Backward {
     }
   }
 
-  void launch_step(const BwdStep& step, const void* params) const {
-    launch(call_.device, find(step.role, step.size, params), params, stream_of(call_));
+  void launch_kernel(const Loaded& kernel, const void* params) const {
+    launch(call_.device, kernel, params, stream_of(call_));
   }
 
   void run_delta(const BwdStep& step) {
@@ -320,24 +319,21 @@ class Backward {
     delta_.packing = p_.packing;
     delta_.dq_turns = p_.dq_turns;
     delta_.turns = plan_.dq_turns / int64_t{sizeof(int)};
-    launch_step(step, &delta_);
+    launch_kernel(require(step.role, step.size, &delta_), &delta_);
   }
 
   void run_whole(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
     p_.heads_together = 1;
     const WholeParams all{p_, delta_.out, delta_.lse, delta_.dlse};
-    launch(call_.device, whole_, &all, stream_of(call_));
+    launch_kernel(whole_, &all);
   }
 
   void run_fused(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
     p_.heads_together = fused_heads_together();
-    const cudaStream_t stream = stream_of(call_);
-    if (step.chunk > 0) {  // delta has done so for the first
-      check_cuda(cudaMemsetAsync(p_.dq_turns, 0, plan_.dq_turns, stream), "cudaMemsetAsync");
-    }
-    launch(call_.device, fused_, &p_, stream);
+    if (step.chunk > 0) clear(call_, p_.dq_turns, plan_.dq_turns);  // delta did so for the first
+    launch_kernel(fused_, &p_);
   }
 
   // How many groups of blocks run side by side, two at least: neighbours in time are then blocks of
@@ -346,12 +342,11 @@ class Backward {
   // many as four times that holds of all heads of each.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
-    if (plan_.query_split > 1) return static_cast<int>(groups);  // each stripe by itself
-    const int64_t head = p_.seqlen_q * (row_bytes() + sizeof(float) * p_.head_dim);
+    if (plan_.query_split > 1) return static_cast<int>(groups);  // each query split by itself
+    const int64_t head = p_.seqlen_q * (row_bytes(call_, p_) + sizeof(float) * p_.head_dim);
     const DeviceInfo& device = device_info(call_.device);
     const int64_t l2 = device.l2_bytes;
-    const int64_t key_tile = fused_.variant->entry->block_rows;
-    const int64_t blocks = groups * ((p_.seqlen_k + key_tile - 1) / key_tile);
+    const int64_t blocks = groups * ceil_div(p_.seqlen_k, fused_.variant->entry->block_rows);
     if (plan_.first_keys_first || blocks <= FEW_ROUNDS * device.sm_count) {
       const int64_t bytes = std::max<int64_t>(head * p_.members, 1);
       return even_width(groups, std::max<int64_t>(2 * l2 / bytes, 2));
@@ -373,16 +368,16 @@ class Backward {
   void run_dkdv(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
     const int64_t rows = int64_t{p_.seqlen_q} * p_.members;
-    p_.heads_together =
-        heads_together(call_, p_, int64_t{p_.units} * plan_.group_split, row_bytes() * rows);
-    launch(call_.device, dkdv_, &p_, stream_of(call_));
+    p_.heads_together = heads_together(call_, p_, int64_t{p_.units} * plan_.group_split,
+                                       row_bytes(call_, p_) * rows);
+    launch_kernel(dkdv_, &p_);
   }
 
   void run_dq(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
     p_.heads_together = heads_together(call_, p_, int64_t{p_.units} * p_.group_split * p_.members,
-                                       row_bytes() * (p_.key_end - p_.key_begin));
-    launch_step(step, &p_);
+                                       row_bytes(call_, p_) * (p_.key_end - p_.key_begin));
+    launch_kernel(require(step.role, step.size, &p_), &p_);
   }
 
   void take(const BwdChunk& chunk) {
@@ -390,8 +385,8 @@ class Backward {
     p_.units = static_cast<int>(chunk.units);
     p_.key_begin = chunk.key_begin;
     p_.key_end = chunk.key_end;
-    p_.dq_first = chunk.first_stripe;
-    p_.dq_last = chunk.last_stripe;
+    p_.dq_first = chunk.dq_first;
+    p_.dq_last = chunk.dq_last;
     p_.sums_first = chunk.sums_first;
     p_.sums_last = chunk.sums_last;
     p_.sum_rows = chunk.sum_rows;
@@ -420,14 +415,11 @@ class Backward {
     mask.bottom_right = 0;
   }
 
-  int64_t row_bytes() const { return element_bytes(call_) * (p_.head_dim + p_.head_dim_v); }
-
   void run_reduce(const BwdStep& step) {
     ReduceParams reduce{};
     const KernelSize& size = step.size;
-    const float scale = static_cast<Dtype>(call_.dtype) == Dtype::FP16
-                            ? gradient_scale<Fp16>(p_.softmax_scale)
-                            : p_.softmax_scale;
+    const float scale =
+        dtype_of(call_) == Dtype::FP16 ? gradient_scale<Fp16>(p_.softmax_scale) : p_.softmax_scale;
     reduce.sums[0] = {p_.dk_partial, p_.dk, p_.head_dim, size.head_dim, scale};
     reduce.sums[1] = {p_.dv_partial, p_.dv, p_.head_dim_v, size.head_dim_v, 1.0f};
     reduce.splits = plan_.splits();
@@ -436,15 +428,16 @@ class Backward {
     reduce.num_heads_kv = p_.num_heads_kv;
     reduce.total_k = p_.total_k;
     reduce.packing = p_.packing;
-    const KernelSize columns{size.head_dim, size.head_dim};  // dV has no more
-    launch(call_.device, find(step.role, columns, &reduce), &reduce, stream_of(call_));
+    const KernelSize most{size.head_dim, size.head_dim};  // dV has no more columns
+    launch_kernel(require(step.role, most, &reduce), &reduce);
   }
 
   const Call& call_;
   DeltaParams delta_;
   BwdParams p_;
   const Loaded whole_, fused_, dkdv_;
-  const bool packed_, normalizes_;
+  const bool normalizes_;  // fp32: dQ comes first, see BwdShape
+  const int64_t budget_;
   const BwdPlan plan_;
   BwdParams all_;  // p_ as it is for all queries
 };

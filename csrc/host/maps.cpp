@@ -1,5 +1,6 @@
 #include "core/maps.h"
 
+#include <array>
 #include <cstdint>
 
 #include "native/check.h"
@@ -50,6 +51,14 @@ struct Axis {
   }
 };
 
+// All but columns, innermost first.
+std::array<Axis, 4> outer_axes(const View& view, int rows, const Axes& axes) {
+  return {{{rows, view.row},
+           {axes.members, view.head_group},
+           {axes.heads_kv, view.head_kv},
+           {axes.batches, view.batch}}};
+}
+
 }  // namespace
 
 const char* find_map_problem(const View& view, int rows, int columns, const Axes& axes) {
@@ -60,11 +69,7 @@ const char* find_map_problem(const View& view, int rows, int columns, const Axes
     return "a tensor begins at no multiple of 16 bytes";
   }
   if (view.row == 0 && rows > 1) return "the rows of a tensor are all the same memory";
-  const Axis others[] = {{rows, view.row},
-                         {axes.members, view.head_group},
-                         {axes.heads_kv, view.head_kv},
-                         {axes.batches, view.batch}};
-  for (const Axis& axis : others) {
+  for (const Axis& axis : outer_axes(view, rows, axes)) {
     if (!axis.fits(columns)) {
       return "a stride is no multiple of 16 bytes, shorter than a row or not below 2^40 bytes";
     }
@@ -75,21 +80,19 @@ const char* find_map_problem(const View& view, int rows, int columns, const Axes
 
 cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype dtype, int rows,
                      int columns, const Axes& axes, int box_rows) {
-  const Axis row(rows, view.row), member(axes.members, view.head_group),
-      head_kv(axes.heads_kv, view.head_kv), batch(axes.batches, view.batch);
-  const Axis* const others[] = {&row, &member, &head_kv, &batch};
+  const auto outer = outer_axes(view, rows, axes);
   constexpr int RANK = 5;
   cuuint64_t sizes[RANK] = {static_cast<cuuint64_t>(columns)};
   cuuint64_t strides[RANK - 1];
   const int64_t row_bytes = (columns * ELEMENT_BYTES + 15) / 16 * 16;
   for (int i = 0; i < RANK - 1; ++i) {
-    sizes[i + 1] = static_cast<cuuint64_t>(others[i]->size);
-    const int64_t stride = others[i]->size == 1 ? row_bytes : others[i]->stride_bytes();
+    sizes[i + 1] = static_cast<cuuint64_t>(outer[i].size);
+    const int64_t stride = outer[i].size == 1 ? row_bytes : outer[i].stride_bytes();
     strides[i] = static_cast<cuuint64_t>(stride);
   }
   const cuuint32_t box[RANK] = {BOX_COLUMNS, static_cast<cuuint32_t>(box_rows), 1, 1, 1};
   const cuuint32_t element_strides[RANK] = {1, 1, 1, 1, 1};
-  *steps = {member.size > 1, head_kv.size > 1, batch.size > 1};
+  *steps = {outer[1].size > 1, outer[2].size > 1, outer[3].size > 1};
   const CUtensorMapDataType type =
       dtype == Dtype::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const Encode function = encode();

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "host/cells.h"
+#include "host/chunks.h"
 #include "host/plan_grid.h"
 #include "host/splits.h"
 
@@ -128,17 +128,17 @@ class Planner : PlanGrid {
   void try_spill(BwdPlan& plan, int split) const {
     set_splits(plan, split);
     const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
-    plan.spill = may_spill() && (cut_by_units(plan, left) || cut_by_stripes_or_cells(plan, left));
+    plan.spill = may_spill() && (cut_by_units(plan, left) || cut_sequences(plan, left));
   }
 
-  // Stripes of keys, or cells of keys and queries, whichever cost less.
-  bool cut_by_stripes_or_cells(BwdPlan& plan, int64_t left) const {
-    BwdPlan cells = plan;
-    const CellPlanner planner(*this);
-    const bool are_cells = planner.cut(cells, left);
-    const bool are_stripes = cut_by_stripes(plan, left);
-    if (are_cells && (!are_stripes || planner.cost_of(cells) < planner.cost_of(plan))) plan = cells;
-    return are_cells || are_stripes;
+  // Key chunks, or query x key chunks, whichever cost less.
+  bool cut_sequences(BwdPlan& plan, int64_t left) const {
+    BwdPlan both = plan;
+    const ChunkPlanner planner(*this);
+    const bool cuts_both = planner.cut(both, left);
+    const bool cuts_keys = cut_by_keys(plan, left);
+    if (cuts_both && (!cuts_keys || planner.cost_of(both) < planner.cost_of(plan))) plan = both;
+    return cuts_both || cuts_keys;
   }
 
   // What `count` chunks of all units cost, in products of one query with one key: rounds of blocks
@@ -201,15 +201,15 @@ class Planner : PlanGrid {
     return left < counters + unit ? 0 : (left - counters) / unit;
   }
 
-  // Some units at a time, their keys in stripes of nearly equal dS; dQ is summed in fp32 over the
-  // stripes. The fewest units whose stripes fill the device.
-  bool cut_by_stripes(BwdPlan& plan, int64_t left) const {
+  // Some units at a time, their keys in chunks of nearly equal dS; dQ is summed in fp32 over these.
+  // The fewest units whose key chunks fill the device.
+  bool cut_by_keys(BwdPlan& plan, int64_t left) const {
     for (int64_t units = 1; units <= units_; ++units) {
       const int64_t heads = units * shape_.group;
       const int64_t accum = dq_bytes(heads);
       if (accum > left) return false;
       if (units_ % units != 0) continue;
-      const std::vector<int> ends = stripe_ends((left - accum) / (heads * DS_TILE_BYTES));
+      const std::vector<int> ends = key_chunk_ends((left - accum) / (heads * DS_TILE_BYTES));
       if (ends.empty()) return false;
       int shortest = key_steps_;
       plan.ds_tiles_per_head = 0;
@@ -226,8 +226,8 @@ class Planner : PlanGrid {
           BwdChunk chunk = whole_chunk(plan, unit, units);
           chunk.key_begin = i == 0 ? 0 : ends[i - 1] * step_;
           chunk.key_end = key_at(ends[i]);
-          chunk.first_stripe = i == 0;
-          chunk.last_stripe = i + 1 == ends.size();
+          chunk.dq_first = i == 0;
+          chunk.dq_last = i + 1 == ends.size();
           plan.chunks.push_back(chunk);
         }
       }
@@ -236,8 +236,8 @@ class Planner : PlanGrid {
     return false;
   }
 
-  // Ends of the fewest stripes of at most limit slots per query head; empty if one step has more.
-  std::vector<int> stripe_ends(int64_t limit) const {
+  // Ends of the fewest key chunks of at most limit slots per query head; empty if one step has more.
+  std::vector<int> key_chunk_ends(int64_t limit) const {
     const int64_t total = slots(0, key_steps_);
     if (limit <= 0) return {};
     for (int64_t count = std::max<int64_t>(1, ceil_div(total, limit)); count <= key_steps_;

@@ -12,19 +12,19 @@
 // Splits follow from how long blocks of the dK/dV kernel are and how many fill the device
 // (host/splits.h). Their partial sums take at most half of the budget; without one they are 1. Then
 // dS: all of it, or chunks that fill a wave each: whole units, of equal blocks in as many chunks as
-// leave the least idle in the last rounds of dK/dV and dQ; stripes of keys; or cells. Where chunks
+// leave the least idle in the last rounds of dK/dV and dQ; of keys; or of queries x keys. Where they
 // would leave the device idle, the next divisors are tried, as far as half of the budget goes, then
 // smaller ones, which leave more for dS; if none helps, nothing is spilled.
 //
-// A cell is a stripe of keys by a stripe of queries: of one query head of each split, or of a few
-// whole ones. It holds as little dS as the budget wants, however long the sequences are. Of all cuts
-// into stripes or cells the one of the least estimated time is taken. Masks with arrays and packed
-// sequences have no cells.
+// A query x key chunk has queries of one query head of each split, or a few whole query heads. It
+// holds as little dS as the budget wants, however long the sequences are. Of all cuts of sequences
+// the one of the least estimated time is taken. Queries of masks with arrays and of packed sequences
+// are not cut.
 //
 // Both may change with the batch, since the more of it, the more of the budget it takes and the
-// better it fills the GPU. Chunks, stripes and cells change nothing: each dQ is one sum over its keys
-// in ascending order, each dK and dV one over the heads and queries of its split, carried from cell
-// to cell in fp32.
+// better it fills the GPU. Chunks change nothing: each dQ is one sum over its keys in ascending
+// order, each dK and dV one over the heads and queries of its split, carried from chunk to chunk in
+// fp32.
 //
 // Fused, dQ is a sum over blocks of keys in descending order, or ascending where the first keys come
 // first, in dq_accum: of all units, or chunks of as many as fit, which fill a wave. Otherwise it is
@@ -44,11 +44,11 @@
 //   ds          8192 * heads * ds_tiles_per_head, heads: of the largest chunk, group * units
 //               unless queries are cut
 //   dq_accum    4 * group * units * up(seqlen_q) * head_dim, of the largest chunk, when keys are
-//               striped or it is fused; of one stripe of queries where all its keys come first
+//               cut or it is fused; of one query chunk where all its keys come first
 //   dq_turns    4 * (1 + group * units * up(seqlen_q) / 64), when it is fused
 //   partial     4 * splits * batch * num_heads_kv * seqlen_k * (head_dim + head_dim_v), when
 //               splits = group_split * query_split > 1; else 4 * units * keys * (head_dim +
-//               head_dim_v) when queries are cut, keys: of a stripe where all its queries come
+//               head_dim_v) when queries are cut, keys: of a key chunk where all its queries come
 //               first, otherwise seqlen_k
 //
 // with head_dim and head_dim_v as compiled, packed seqlen_q and seqlen_k the longest, and
@@ -102,8 +102,8 @@ struct BwdKernels {
 struct BwdChunk {
   int64_t unit_begin, units;
   int key_begin, key_end;
-  bool first_stripe, last_stripe;  // of the keys of these queries: dQ begins, is written
-  int member_begin, members;       // query heads, counted from the first of a split
+  bool dq_first, dq_last;     // of the keys of these queries: dQ begins, is written
+  int member_begin, members;  // query heads, counted from the first of a split
   int query_begin, query_end;
   bool sums_first, sums_last;  // of the queries of these keys: dK and dV begin, are written
   SumRows sum_rows;
@@ -131,11 +131,11 @@ struct BwdPlan {
   int64_t ds_tiles_per_head = 0;  // most that any chunk needs
   // bytes
   int64_t ds = 0;          // the spilled dS of one chunk
-  int64_t dq_accum = 0;    // fp32 dQ while a unit is striped, or of one chunk where it is fused
+  int64_t dq_accum = 0;    // fp32 dQ while keys are cut, or of one chunk where it is fused
   int64_t dq_turns = 0;    // counters of the fused kernel
-  int64_t dk_partial = 0;  // fp32 dK of the splits, or between stripes of queries
+  int64_t dk_partial = 0;  // fp32 dK of the splits, or between query chunks
   int64_t dv_partial = 0;
-  int64_t stripe_rows = 0;  // of partial sums, from those of one stripe of queries to the next
+  int64_t stripe_rows = 0;  // of partial sums, from those of one query split to the next
   int64_t statistics = 0;   // lse, delta, normalizers; outside the budget, always needed
 
   // Partial sums of each dK and dV.

@@ -87,13 +87,13 @@ class PlanGrid {
     chunk.key_end = shape_.seqlen_k;
     chunk.members = members(plan.group_split);
     chunk.query_end = shape_.seqlen_q;
-    chunk.first_stripe = chunk.last_stripe = chunk.sums_first = true;
+    chunk.dq_first = chunk.dq_last = chunk.sums_first = true;
     chunk.sums_last = plan.query_split == 1;
     chunk.sum_rows = partial_rows(plan, unit);
     return chunk;
   }
 
-  // The rows of partial sums, which all chunks share: split by split, stripe by stripe of queries.
+  // The rows of partial sums, which all chunks share: by group split, then by query split.
   SumRows partial_rows(const BwdPlan& plan, int64_t unit) const {
     const int64_t rows = units_ * shape_.seqlen_k;
     return {unit * shape_.seqlen_k, plan.query_split * rows, shape_.seqlen_k};
@@ -102,7 +102,7 @@ class PlanGrid {
   const BwdShape& shape_;
   const BwdKernels& kernels_;
   const DsLayout layout_;
-  const int step_;  // keys at which a stripe may end: whole tiles of dS, whole blocks
+  const int step_;  // keys at which a chunk may end: whole tiles of dS, whole blocks
   const int key_steps_;
   const int64_t units_;     // (batch, kv head)
   const int64_t resident_;  // key tiles that are computed at a time

@@ -12,8 +12,8 @@ namespace flash_dist {
 inline void write_chunk(std::ostream& text, const BwdChunk& c) {
   text << "{\"unit_begin\": " << c.unit_begin << ", \"units\": " << c.units
        << ", \"key_begin\": " << c.key_begin << ", \"key_end\": " << c.key_end
-       << ", \"first_stripe\": " << json_boolean(c.first_stripe)
-       << ", \"last_stripe\": " << json_boolean(c.last_stripe)
+       << ", \"first_stripe\": " << json_boolean(c.dq_first)
+       << ", \"last_stripe\": " << json_boolean(c.dq_last)
        << ", \"member_begin\": " << c.member_begin << ", \"members\": " << c.members
        << ", \"query_begin\": " << c.query_begin << ", \"query_end\": " << c.query_end
        << ", \"sums_first\": " << json_boolean(c.sums_first)

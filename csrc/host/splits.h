@@ -54,7 +54,7 @@ class SplitPlanner : PlanGrid {
     return 0;
   }
 
-  // As many stripes of queries as the device has room for at a time, as far as half the budget holds
+  // As many query splits as the device has room for at a time, as far as half the budget holds
   // their partial sums. Not of packed sequences, most of which may be short, nor of lists of tiles.
   int choose_query_split(int group_split) const {
     if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;

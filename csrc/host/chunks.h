@@ -1,9 +1,9 @@
-// How long sequences are cut into cells, a stripe of keys by a stripe of queries, and what that costs.
+// How long sequences are cut into query x key chunks, and what that costs.
 //
-// A grid of stripes covers what some units have: of keys as many as fill one wave of blocks of dK/dV
-// or a few, of queries as many as the budget then leaves room for. Cells without a visible score are
-// left out. Either all cells of a stripe of keys follow each other, so that its dK and dV rest for
-// no longer than that and the units' whole dQ until the end, or all cells of a stripe of queries.
+// A grid of chunks covers what some units have: of keys as many as fill one wave of blocks of dK/dV
+// or a few, of queries as many as the budget then leaves room for. Chunks without a visible score are
+// left out. Either all query chunks of a key chunk follow each other, so that its dK and dV rest for
+// no longer than that and the units' whole dQ until the end, or all key chunks of a query chunk.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +15,20 @@
 
 namespace flash_dist {
 
-// A grid of cells has at most so many waves: more even out nothing that these do not.
+// A grid of chunks has at most so many waves: more even out nothing that these do not.
 constexpr int64_t MOST_WAVES = 4;
-// Cells of fewer query tiles would spend more on bringing dK and dV to and from memory than storing
+// Chunks of fewer query tiles would spend more on bringing dK and dV to and from memory than storing
 // dS saves.
-constexpr int64_t LEAST_CELL_TILES = 32;
+constexpr int64_t LEAST_QUERY_TILES = 32;
 // What a block costs beside its tiles, in tiles: its own operands; its sums to and from memory, of
 // so many columns a tile, those of dQ in a kernel that waits for memory anyway.
 constexpr int64_t BLOCK_OVERHEAD = 6;
 constexpr int64_t DKDV_COLUMNS = 64;
 constexpr int64_t DQ_COLUMNS = 16;
 
-class CellPlanner : PlanGrid {
+class ChunkPlanner : PlanGrid {
  public:
-  explicit CellPlanner(const PlanGrid& grid) : PlanGrid(grid) {}
+  explicit ChunkPlanner(const PlanGrid& grid) : PlanGrid(grid) {}
 
   // Cuts within `left` bytes, at the least cost, of the fewest units where several cost the same. Not
   // masks with arrays, whose slots are those of whole key tiles, nor packed documents, which begin
@@ -44,7 +44,7 @@ class CellPlanner : PlanGrid {
         for (const bool keys_first : {true, false}) {
           const Cut cut = make_cut(plan, left, units, waves, keys_first);
           if (cut.tiles == 0) continue;
-          list_cells(plan, cut, cut.units, cut.members);
+          list_chunks(plan, cut, cut.units, cut.members);
           const int64_t cost = cost_of(plan);
           if (best.tiles > 0 && cost >= least) continue;
           least = cost;
@@ -53,7 +53,7 @@ class CellPlanner : PlanGrid {
       }
     }
     if (best.tiles == 0) return false;
-    list_cells(plan, best, units_, members(plan.group_split));
+    list_chunks(plan, best, units_, members(plan.group_split));
     plan.ds_tiles_per_head = best.steps * (step_ / DS_TILE) * best.tiles;
     plan.dq_accum = best.accum;
     if (plan.group_split == 1) {
@@ -77,13 +77,13 @@ class CellPlanner : PlanGrid {
  private:
   // A cut of some units at a time.
   struct Cut {
-    int64_t units, steps;    // of keys, in a stripe
-    int64_t members, tiles;  // query heads of each split, and query tiles of each, in a stripe
-    bool keys_first;         // all stripes of queries of a stripe of keys, or the other way round
-    int64_t accum, sums_k, sums_v;  // bytes of what rests between cells
+    int64_t units, steps;    // of keys, in a chunk
+    int64_t members, tiles;  // query heads of each split, and query tiles of each, in a chunk
+    bool keys_first;         // all query chunks of a key chunk, or the other way round
+    int64_t accum, sums_k, sums_v;  // bytes of what rests between chunks
   };
 
-  // Stripes of as many keys as fill so many waves, and of as many queries as there is room for:
+  // Chunks of as many keys as fill so many waves, and of as many queries as there is room for:
   // tiles are 0 where these are too few.
   Cut make_cut(const BwdPlan& plan, int64_t left, int64_t units, int64_t waves,
                bool keys_first) const {
@@ -98,16 +98,16 @@ class CellPlanner : PlanGrid {
       cut.sums_v = sizeof(float) * rows * shape_.head_dim_v;
       left -= cut.sums_k + cut.sums_v;
     }
-    // dQ rests until the next stripe of keys: all of it, or as much as a query tile has.
+    // dQ rests until the next key chunk: all of it, or as much as a query tile has.
     const int64_t all = padded(shape_.seqlen_q) / DS_TILE;
     const int64_t ds = DS_TILE_BYTES * steps * (step_ / DS_TILE) * units * split;
     const int64_t dq = sizeof(float) * DS_TILE * shape_.head_dim * units * split;
     if (keys_first) left -= dq_bytes(units * shape_.group);
     const int64_t most = left <= 0 ? 0 : left / (keys_first ? ds : ds + dq);
-    if (most < LEAST_CELL_TILES) return cut;
+    if (most < LEAST_QUERY_TILES) return cut;
     cut.members = std::min<int64_t>(std::max<int64_t>(most / all, 1), members(split));
-    const int64_t stripes = most >= all ? 1 : ceil_div(all, most / 2 * 2);
-    cut.tiles = ceil_div(ceil_div(all, stripes), 2) * 2;  // whole tiles of ROW_PADDING
+    const int64_t count = most >= all ? 1 : ceil_div(all, most / 2 * 2);
+    cut.tiles = ceil_div(ceil_div(all, count), 2) * 2;  // whole tiles of ROW_PADDING
     cut.accum = keys_first ? dq_bytes(units * shape_.group) : dq * cut.tiles * cut.members;
     return cut;
   }
@@ -174,64 +174,64 @@ class CellPlanner : PlanGrid {
     return std::max(longest, ceil_div(total, resident));
   }
 
-  // The cells of the first units, and of the first members of each split.
-  void list_cells(BwdPlan& plan, const Cut& cut, int64_t units, int64_t members_of_split) const {
-    const int64_t key_stripes = ceil_div(key_steps_, cut.steps);
+  // The chunks of the first units, and of the first members of each split.
+  void list_chunks(BwdPlan& plan, const Cut& cut, int64_t units, int64_t members_of_split) const {
+    const int64_t key_chunks = ceil_div(key_steps_, cut.steps);
     const int64_t of_a_head = ceil_div(ceil_div(shape_.seqlen_q, DS_TILE), cut.tiles);
-    const int64_t query_stripes = of_a_head * ceil_div(members_of_split, cut.members);
-    const std::vector<bool> wanted = find_cells(cut, key_stripes, of_a_head);
+    const int64_t query_chunks = of_a_head * ceil_div(members_of_split, cut.members);
+    const std::vector<bool> wanted = find_visible(cut, key_chunks, of_a_head);
     plan.chunks.clear();
     for (int64_t unit = 0; unit < units; unit += cut.units) {
-      // The last cell so far of each stripe, -1: none.
-      std::vector<int64_t> of_keys(key_stripes, -1), of_queries(query_stripes, -1);
-      for (int64_t n = 0; n < key_stripes * query_stripes; ++n) {
-        const int64_t i = cut.keys_first ? n / query_stripes : n % key_stripes;
-        const int64_t j = cut.keys_first ? n % query_stripes : n / key_stripes;
+      // The last one so far of each key chunk and each query chunk, -1: none.
+      std::vector<int64_t> of_keys(key_chunks, -1), of_queries(query_chunks, -1);
+      for (int64_t n = 0; n < key_chunks * query_chunks; ++n) {
+        const int64_t i = cut.keys_first ? n / query_chunks : n % key_chunks;
+        const int64_t j = cut.keys_first ? n % query_chunks : n / key_chunks;
         if (!wanted[i * of_a_head + j % of_a_head]) continue;
-        BwdChunk chunk = make_cell(plan, cut, unit, i, j / of_a_head, j % of_a_head);
-        chunk.first_stripe = of_queries[j] < 0;
+        BwdChunk chunk = make_chunk(plan, cut, unit, i, j / of_a_head, j % of_a_head);
+        chunk.dq_first = of_queries[j] < 0;
         chunk.sums_first = of_keys[i] < 0;
         of_queries[j] = of_keys[i] = static_cast<int64_t>(plan.chunks.size());
         plan.chunks.push_back(chunk);
       }
-      for (const int64_t last : of_queries) plan.chunks[last].last_stripe = true;
+      for (const int64_t last : of_queries) plan.chunks[last].dq_last = true;
       for (const int64_t last : of_keys) plan.chunks[last].sums_last = true;
     }
   }
 
-  // Which cells have a visible score, and of a stripe that has none in any the first one: its
+  // Which have a visible score; of key chunks and query chunks that have none, the first one: its
   // gradients are zeros.
-  std::vector<bool> find_cells(const Cut& cut, int64_t key_stripes, int64_t query_stripes) const {
-    std::vector<bool> wanted(key_stripes * query_stripes);
-    std::vector<bool> of_keys(key_stripes), of_queries(query_stripes);
-    for (int64_t i = 0; i < key_stripes; ++i) {
-      for (int64_t j = 0; j < query_stripes; ++j) {
+  std::vector<bool> find_visible(const Cut& cut, int64_t key_chunks, int64_t query_chunks) const {
+    std::vector<bool> wanted(key_chunks * query_chunks);
+    std::vector<bool> of_keys(key_chunks), of_queries(query_chunks);
+    for (int64_t i = 0; i < key_chunks; ++i) {
+      for (int64_t j = 0; j < query_chunks; ++j) {
         const int64_t end = std::min((i + 1) * cut.steps, int64_t{key_steps_});
         if (!is_seen(i * cut.steps, end, j * cut.tiles, (j + 1) * cut.tiles)) continue;
-        wanted[i * query_stripes + j] = of_keys[i] = of_queries[j] = true;
+        wanted[i * query_chunks + j] = of_keys[i] = of_queries[j] = true;
       }
     }
-    for (int64_t i = 0; i < key_stripes; ++i) {
-      if (!of_keys[i]) wanted[i * query_stripes] = true;
+    for (int64_t i = 0; i < key_chunks; ++i) {
+      if (!of_keys[i]) wanted[i * query_chunks] = true;
     }
-    for (int64_t j = 0; j < query_stripes; ++j) {
+    for (int64_t j = 0; j < query_chunks; ++j) {
       if (!of_queries[j]) wanted[j] = true;
     }
     return wanted;
   }
 
-  // Stripe i of the keys of some units by stripe j of the queries of a stripe of members.
-  BwdChunk make_cell(const BwdPlan& plan, const Cut& cut, int64_t unit, int64_t i,
-                     int64_t member_stripe, int64_t j) const {
+  // Key chunk i of some units by query chunk j of some query heads of each split.
+  BwdChunk make_chunk(const BwdPlan& plan, const Cut& cut, int64_t unit, int64_t i,
+                      int64_t member_chunk, int64_t j) const {
     BwdChunk chunk = whole_chunk(plan, unit, cut.units);
     chunk.key_begin = key_at(i * cut.steps);
     chunk.key_end = key_at((i + 1) * cut.steps);
-    chunk.member_begin = static_cast<int>(member_stripe * cut.members);
+    chunk.member_begin = static_cast<int>(member_chunk * cut.members);
     chunk.members = static_cast<int>(
         std::min<int64_t>(cut.members, members(plan.group_split) - chunk.member_begin));
     chunk.query_begin = query_at(j * cut.tiles);
     chunk.query_end = query_at((j + 1) * cut.tiles);
-    chunk.first_stripe = chunk.last_stripe = chunk.sums_first = chunk.sums_last = false;
+    chunk.dq_first = chunk.dq_last = chunk.sums_first = chunk.sums_last = false;
     if (cut.keys_first) {
       const int64_t rows =
           chunk.member_begin * padded(shape_.seqlen_q) + int64_t{chunk.members} * chunk.query_begin;
