@@ -49,7 +49,7 @@ class Planner : PlanGrid {
   BwdPlan make_fused(bool batch_invariant) const {
     BwdPlan plan;
     set_statistics(plan);
-    // Nobody would write dQ, or there is none.
+    // No block would write dQ, or there is none.
     if (blocks(units_, key_steps_) == 0 || shape_.seqlen_q == 0) return plan;
     if (!batch_invariant) {
       plan.first_keys_first = splits_.first_keys_come_first();

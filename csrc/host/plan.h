@@ -92,7 +92,7 @@ struct BwdKernels {
   int dq_rows;        // queries per block of the dQ = dS K kernel; 0: dS cannot be stored
   int dq_blocks_per_sm;
   int cluster = 1;  // blocks of the dK/dV kernel that share their keys
-  // Whether the numbers of dK/dV, here and in BwdShape, are of the kernel that makes all gradients.
+  // Whether the numbers of dK/dV, here and in BwdShape, are of the fused kernel.
   // A plan that is not `fused` then says that this kernel is not to be taken.
   bool fused = false;
 };

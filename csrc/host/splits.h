@@ -1,5 +1,5 @@
 // How many blocks share the query heads, or the queries, of a kv head's keys, and which keys of a
-// kernel of all gradients come first: rules of shapes and device properties, with constants measured
+// fused backward come first: rules of shapes and device properties, with constants measured
 // on an H200 (benchmarks/README.md, Splits).
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace flash_dist {
 
-// Blocks whose lengths nobody knows even out over so many waves.
+// Blocks of unknown lengths even out over so many waves.
 constexpr int64_t UNEVEN_WAVES = 16;
 // What part of the longest block the last ones end late: this one of each round where the longest
 // begin first, or this one where they begin last.
@@ -38,7 +38,7 @@ class SplitPlanner : PlanGrid {
   SplitPlanner(const PlanGrid& grid, int64_t budget) : PlanGrid(grid), budget_(budget) {}
 
   // The least number of splits of a group that fills the device where all blocks are equally long,
-  // or makes UNEVEN_WAVES where nobody knows how long they are; else the least of the least cost.
+  // or makes UNEVEN_WAVES where their lengths are unknown; else the least of the least cost.
   // ascending: whether the blocks of the first keys begin first.
   int choose_group_split(bool ascending) const {
     if (blocks(units_, key_steps_) == 0 || next_group_split(1) == 0) return 1;

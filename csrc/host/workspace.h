@@ -1,4 +1,4 @@
-// The device memory of one call, which whoever calls has to give.
+// The device memory of one call, which the caller allocates.
 #pragma once
 
 #include <cstdint>
