@@ -42,28 +42,24 @@ __device__ __forceinline__ void fwd_sm90_block(const typename Config::Params& pa
   }
   __syncthreads();
 
-  // f, of the walk that the call's mask wants.
-  const auto with_walk = [&](auto f) {
+  // Calls f with the tiles that suit the call's mask.
+  const auto with_tiles = [&](auto f) {
     constexpr Walk FIRST = Config::LIST_N == Config::BLOCK_N ? Walk::BOTH : Walk::RANGES;
     if constexpr (Config::ONE_WALK) {
-      f(WalkOf<Config::BLOCK_N, FIRST>{});
+      f(FwdSm90Tiles<Config, Config::BLOCK_N, FIRST>{});
     } else if (params.p.mask.kind != MaskKind::TILES) {
-      f(WalkOf<Config::BLOCK_N, FIRST>{});
+      f(FwdSm90Tiles<Config, Config::BLOCK_N, FIRST>{});
     } else {
-      f(WalkOf<Config::LIST_N, Walk::LISTS>{});
+      f(FwdSm90Tiles<Config, Config::LIST_N, Walk::LISTS>{});
     }
   };
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();
     if (threadIdx.x != 0) return;
-    with_walk([&](auto walk) {
-      FwdSm90Loader<Config, decltype(walk)::KEYS, decltype(walk)::WALK>(params, smem).run();
-    });
+    with_tiles([&](auto tiles) { FwdSm90Loader<decltype(tiles)>{params, smem}.run(); });
   } else {
     take_registers<Config::CONSUMER_REGISTERS>();
-    with_walk([&](auto walk) {
-      FwdSm90Consumer<Config, decltype(walk)::KEYS, decltype(walk)::WALK>(params, smem).run();
-    });
+    with_tiles([&](auto tiles) { FwdSm90Consumer<decltype(tiles)>{params, smem}.run(); });
   }
 }
 

@@ -10,18 +10,16 @@
 
 namespace flash_dist {
 
-template <class Config, int BLOCK_N, Walk WALK>
-struct FwdSm90Loader : FwdSm90Tiles<Config, BLOCK_N, WALK> {
-  using Tiles = FwdSm90Tiles<Config, BLOCK_N, WALK>;
-  using Tiles::K_BYTES, Tiles::V_BYTES;
-  using typename Tiles::Keys, typename Tiles::KTile, typename Tiles::QTile, typename Tiles::Queries,
-      typename Tiles::Smem, typename Tiles::Steps, typename Tiles::Works;
+template <class Tiles>
+struct FwdSm90Loader {
+  using KTile = typename Tiles::KTile;
+  using QTile = typename Tiles::QTile;
+  using Steps = typename Tiles::Steps;
+  using Keys = typename Tiles::Keys;
+  using Works = typename Tiles::Works;
 
-  const typename Config::Params& params;
-  Smem& smem;
-
-  __device__ __forceinline__ FwdSm90Loader(const typename Config::Params& params_, Smem& smem_)
-      : params(params_), smem(smem_) {}
+  const typename Tiles::Params& params;
+  typename Tiles::Smem& smem;
 
   __device__ __forceinline__ void run() const {
     FwdSm90Progress& own = smem.progress;
@@ -29,10 +27,10 @@ struct FwdSm90Loader : FwdSm90Tiles<Config, BLOCK_N, WALK> {
 #pragma unroll 1
     while (own.number < static_cast<unsigned>(params.tiles)) {
       FwdSm90Work& work = next_work();
-      work.place_block(params.p, Config::BLOCK_M, static_cast<int>(own.number));
+      work.place_block(params.p, Tiles::BLOCK_M, static_cast<int>(own.number));
       own.number = next_tile(own.number);
       if (!work.has_queries() && !work.sequence.uncovered_q) continue;
-      work.find_keys(params.p, Config::BLOCK_M, BLOCK_N);
+      work.find_keys(params.p, Tiles::BLOCK_M, Tiles::BLOCK_N);
       work.queries = own.queries;
       work.tiles = own.tiles;
       announce_work();
@@ -69,8 +67,8 @@ struct FwdSm90Loader : FwdSm90Tiles<Config, BLOCK_N, WALK> {
 #pragma unroll 1
     for (int j = last; j >= work.bounds.begin; --j) {
       smem.k_barriers.wait_for_place(keys);
-      load_rows<K_BYTES>(shared_address(smem.k[keys.stage()]), params.k, params.k_axes, work, j,
-                         smem.k_barriers.data(keys));
+      load_rows<Tiles::K_TILE_BYTES>(shared_address(smem.k[keys.stage()]), params.k, params.k_axes,
+                                     work, j, smem.k_barriers.data(keys));
       if (j < last) load_values(work, j + 1, before);
       before = keys;
       keys.advance();
@@ -81,22 +79,22 @@ struct FwdSm90Loader : FwdSm90Tiles<Config, BLOCK_N, WALK> {
 
   __device__ __forceinline__ void load_queries(const FwdSm90Work& work) const {
     const FwdBlock& block = work.block;
-    const Queries queries{work.queries};
+    const typename Tiles::Queries queries{work.queries};
     smem.q_barriers.wait_for_place(queries);
     const uint32_t barrier = smem.q_barriers.data(queries);
-    mbarrier_expect(barrier, Config::Q_PANELS * QTile::BYTES);
+    mbarrier_expect(barrier, Tiles::Q_PANELS * QTile::BYTES);
     BoxPlace at{0, work.sequence.q0 + block.row0, block.member * params.q_axes.member,
                 block.head_kv * params.q_axes.head_kv, block.batch * params.q_axes.batch};
-    load_panels<QTile, Config::Q_PANELS>(shared_address(smem.q[queries.stage()]), params.q, at,
-                                         barrier);
+    load_panels<QTile, Tiles::Q_PANELS>(shared_address(smem.q[queries.stage()]), params.q, at,
+                                        barrier);
     ++smem.progress.queries;
   }
 
   __device__ __forceinline__ void load_values(const FwdSm90Work& work, int j,
                                               const Keys& keys) const {
     smem.v_barriers.wait_for_place(keys);
-    load_rows<V_BYTES>(shared_address(smem.v[keys.stage()]), params.v, params.v_axes, work, j,
-                       smem.v_barriers.data(keys));
+    load_rows<Tiles::V_TILE_BYTES>(shared_address(smem.v[keys.stage()]), params.v, params.v_axes,
+                                   work, j, smem.v_barriers.data(keys));
   }
 
   // The rows of k or v of step j.

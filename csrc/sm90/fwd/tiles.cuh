@@ -8,17 +8,20 @@
 
 namespace flash_dist {
 
-template <class Config, int BLOCK_N, Walk WALK>
-struct FwdSm90Tiles {
-  using Smem = typename Config::Smem;
+// Config_, with what follows from how keys are walked through, BLOCK_N_ at a time.
+template <class Config_, int BLOCK_N_, Walk WALK_>
+struct FwdSm90Tiles : Config_ {
+  using Config = Config_;
+  static constexpr int BLOCK_N = BLOCK_N_;
+  static constexpr Walk WALK = WALK_;
   using Steps = KeySteps<BLOCK_N, WALK>;
   using QTile = Panels<Config::BLOCK_M>;
   using KTile = Panels<BLOCK_N>;
   using Queries = Ring<Config::Q_STAGES>;
   using Keys = Ring<Config::STAGES>;
   using Works = Ring<WORKS>;
-  static constexpr int K_BYTES = Config::template K_BYTES<BLOCK_N>;
-  static constexpr int V_BYTES = Config::template V_BYTES<BLOCK_N>;
+  static constexpr int K_TILE_BYTES = Config::template K_BYTES<BLOCK_N>;
+  static constexpr int V_TILE_BYTES = Config::template V_BYTES<BLOCK_N>;
 };
 
 }  // namespace flash_dist

@@ -1,0 +1,310 @@
+// Steps of the pipeline of a warpgroup of the forward kernel for Hopper (consumer.cuh).
+#pragma once
+
+#include "core/softmax.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/fwd/softmax.cuh"
+#include "sm90/fwd/tiles.cuh"
+#include "sm90/rows.cuh"
+
+namespace flash_dist {
+
+// Attention of a warpgroup's 64 queries of a tile, block by block of keys: its state and its steps.
+template <class Tiles>
+struct FwdSm90Pipeline {
+  using Target = typename Tiles::Target;
+  using T = typename Tiles::T;
+  using KTile = typename Tiles::KTile;
+  using QTile = typename Tiles::QTile;
+  using Steps = typename Tiles::Steps;
+  static constexpr int BLOCK_N = Tiles::BLOCK_N;
+  using Output = Accumulator<1, Tiles::HEAD_DIM_V / 8>;
+  using Probabilities = uint32_t[BLOCK_N / 16][1][4];  // operands of P @ V
+
+  // NOTE: arrays are not members of the pipeline itself. The compiler keeps an object in registers only
+  // once it knows all indices into it: those into arrays it knows late, when loops are unrolled.
+  struct Fragments {
+    Accumulator<1, BLOCK_N / 8> s;
+    Probabilities p;
+    float rescale[1][2];
+    StepSight<BLOCK_N, Tiles::WALK> visible;
+  };
+
+  const typename Tiles::Params& params;
+  typename Tiles::Smem& smem;
+  const FwdSm90Work& work;
+  Output& o;
+  SoftmaxState<1>& softmax;
+  Fragments& f;
+  const float scale_log2;
+  const float slope;  // of ALiBi
+  const typename Tiles::Queries queries;
+  const uint64_t a_q;
+  typename Tiles::Keys keys;      // the stage of K for the next scores,
+  typename Tiles::Keys previous;  // and of V for the next product with P: one block later
+  bool clean = true;              // whether all keys of the previous block exist
+  int j;                          // the block of keys
+
+  __device__ __forceinline__ FwdSm90Pipeline(const typename Tiles::Params& params_,
+                                             typename Tiles::Smem& smem_, const FwdSm90Work& work_,
+                                             Output& o_, SoftmaxState<1>& softmax_, Fragments& f_)
+      : params(params_),
+        smem(smem_),
+        work(work_),
+        o(o_),
+        softmax(softmax_),
+        f(f_),
+        scale_log2(Tiles::BENDS ? 1.0f : params.p.softmax_scale * LOG2_E),
+        slope(slope_of(params, work)),
+        queries{work.queries},
+        a_q(QTile::by_rows(
+            uniform(shared_address(smem.q[queries.stage()]) + consumer() * 64 * QTile::ROW_BYTES))),
+        keys{work.tiles},
+        j(work.bounds.end - 1) {}
+
+  // The first query of this warp in the tile.
+  __device__ __forceinline__ static int warp_row() {
+    return consumer() * 64 + warp_of_consumer() * 16;
+  }
+
+  // P of the first block; its values are added in the next step. If no more than TAIL_N of its keys
+  // exist and there are other blocks, these keys are added at once, and the next block comes first.
+  __device__ __forceinline__ void first_step() {
+    const KeyBounds& bounds = work.bounds;
+    smem.q_barriers.wait_for_data(queries);
+    smem.k_barriers.wait_for_data(keys);
+    bool has_tail = false;
+    if constexpr (Tiles::TAIL_N > 0) {
+      has_tail = !Steps{bounds}.is_list() && j > bounds.begin &&
+                 work.keys.end - j * BLOCK_N <= Tiles::TAIL_N;
+      if (has_tail) add_tail();
+    }
+    issue_scores(f.s);
+    wait_for_scores<0>(f.s);
+    modify_scores(f.s, j);
+    if (j >= bounds.full_end || j < bounds.full_begin) {
+      mask_scores();
+      clean = is_clean(j);
+    }
+    const bool grown = make_probabilities(f.s, softmax, f.rescale, scale_log2);
+    if (has_tail && __any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
+    to_operands(f.p, f.s);
+    previous = keys;
+    keys.advance();
+    if (j > bounds.begin) smem.k_barriers.wait_for_data(keys);
+  }
+
+  // S and P of one block, while the product with the values of the previous one is under way.
+  template <bool MASKED>
+  __device__ __forceinline__ void step() {
+    begin_step<MASKED>(j, f.p);
+    if constexpr (MASKED && Tiles::LOOKS_AHEAD) f.visible.apply(f.s, Steps{work.bounds}, j);
+    if constexpr (MASKED && !Tiles::LOOKS_AHEAD) mask_scores();
+    clean = !MASKED || is_clean(j);
+    const bool grown = make_probabilities(f.s, softmax, f.rescale, scale_log2);
+    hold(f.s.x[0]);
+    end_step(j, f.p);
+    to_operands(f.p, f.s);
+    // Multiplying by 1 changes nothing, so the skip does not change a bit.
+    if (__any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
+  }
+
+  // Two blocks without a mask, whose maxima most likely stay.
+  __device__ __forceinline__ void two_fast_steps() {
+    Probabilities next;
+    fast_step(j, f.p, next);
+    fast_step(j - 1, next, f.p);
+  }
+
+  // Adds the values of the last block.
+  __device__ __forceinline__ void finish() {
+    if constexpr (!Tiles::SHARES_Q) smem.q_barriers.release(queries.stage());
+    add_values(work.bounds.begin, f.p);
+    wait_for_output(previous.stage());
+  }
+
+ private:
+  __device__ __forceinline__ static float slope_of(const typename Tiles::Params& params,
+                                                   const FwdSm90Work& work) {
+    if constexpr (!Tiles::BENDS) return 0.0f;
+    return ramp_slope(params.p.scores, work.block.batch, work.block.head);
+  }
+
+  // Adds the first TAIL_N keys of the last block: the others would add nothing.
+  __device__ __forceinline__ void add_tail() {
+    Accumulator<1, Tiles::TAIL_N / 8> s;
+    uint32_t p[Tiles::TAIL_N / 16][1][4];
+    float rescale[1][2];
+    issue_scores(s);
+    wait_for_scores<0>(s);
+    modify_scores(s, j);
+    const int row = work.block.row0 + warp_row() + fresh_thread() % 32 / 4;
+    const Mask mask(params.p.mask, work.place);
+    const int2 ranges[2] = {mask.keys(row), mask.keys(row + 8)};
+    hide_ranges(s, ranges, j * BLOCK_N);
+    make_probabilities(s, softmax, rescale, scale_log2);
+    to_operands(p, s);
+    smem.v_barriers.wait_for_data(keys);
+    if (!is_clean(j)) clear_values(j, keys.stage());
+    issue_values(p, keys.stage());
+    wait_for_output(keys.stage());
+    keys.advance();
+    --j;
+    smem.k_barriers.wait_for_data(keys);
+  }
+
+  // S of block i, while the product with the values of the previous one is under way.
+  template <bool MASKED>
+  __device__ __forceinline__ void begin_step(int i, Probabilities& p) {
+    issue_scores(f.s);
+    add_values(i + 1, p);
+    if constexpr (MASKED && Tiles::LOOKS_AHEAD) {
+      f.visible.find(Mask(params.p.mask, work.place), Steps{work.bounds}, i, consumer(),
+                     work.block.row0 + warp_row());
+    }
+    wait_for_scores<1>(f.s);
+    modify_scores(f.s, i);
+  }
+
+  // Issues the product with the values of the previous block, which is block i.
+  __device__ __forceinline__ void add_values(int i, Probabilities& p) {
+    smem.v_barriers.wait_for_data(previous);
+    if (!clean) clear_values(i, previous.stage());
+    issue_values(p, previous.stage());
+  }
+
+  // Waits for the product with the values of the previous block, and for K of the next.
+  __device__ __forceinline__ void end_step(int i, Probabilities& p) {
+    const int read = previous.stage();
+    previous = keys;
+    keys.advance();
+    // NOTE: here for its jump, too, over which ptxas moves no exponential behind the next wait.
+    if (i > work.bounds.begin) smem.k_barriers.wait_for_data(keys);
+    wgmma_wait<0>();
+    hold(o.x[0]);
+    hold(p);
+    smem.v_barriers.release(read);
+  }
+
+  // A step of block i without a mask, from the probabilities of the previous block to its own.
+  __device__ __forceinline__ void fast_step(int i, Probabilities& p, Probabilities& next) {
+    begin_step<false>(i, p);
+    clean = true;
+    bool grown = false;
+    if (!try_probabilities<Target, T>(next, f.s, softmax, scale_log2)) {
+      grown = make_probabilities(f.s, softmax, f.rescale, scale_log2);
+      to_operands(next, f.s);
+    }
+    hold(next);
+    end_step(i, p);
+    if (__any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
+  }
+
+  // S = Q @ K.T                                             [64, BLOCK_N], or the first NT * 8 keys
+  template <int NT>
+  __device__ __forceinline__ void issue_scores(Accumulator<1, NT>& s) const {
+    const uint64_t b_k = KTile::by_rows(shared_address(smem.k[keys.stage()]));
+    wgmma_fence();
+    wgmma<T, false, false, true>(s.x[0], a_q, b_k);
+#pragma unroll
+    for (int k = 1; k < Tiles::HEAD_DIM / 16; ++k) {
+      wgmma<T, false, false>(s.x[0], a_q + QTile::rows_step(k), b_k + KTile::rows_step(k));
+    }
+    wgmma_commit();
+  }
+
+  // PENDING: products that were issued behind that of the scores.
+  template <int PENDING, int NT>
+  __device__ __forceinline__ void wait_for_scores(Accumulator<1, NT>& s) const {
+    wgmma_wait<PENDING>();
+    hold(s.x[0]);
+    smem.k_barriers.release(keys.stage());
+  }
+
+  // Soft cap and ALiBi of block i, or of its first keys.
+  template <int NT>
+  __device__ __forceinline__ void modify_scores(Accumulator<1, NT>& s, int i) const {
+    if constexpr (Tiles::BENDS) {
+      const Steps steps{work.bounds};
+      const int row0 = work.block.row0 + warp_row() + work.place.seqlen_k - work.place.seqlen_q;
+      bend(s, params.bend, slope, row0, [&](int n) { return steps.key(i, n * 8); });
+    }
+  }
+
+  __device__ __forceinline__ void mask_scores() {
+    f.visible.hide(f.s, Mask(params.p.mask, work.place), Steps{work.bounds}, j, consumer(),
+                   work.block.row0 + warp_row());
+  }
+
+  template <int KT>
+  __device__ __forceinline__ static void to_operands(uint32_t (&p)[KT][1][4],
+                                                     const Accumulator<1, KT * 2>& s) {
+#pragma unroll
+    for (int k = 0; k < KT; ++k) to_a_operand<Target, T>(p[k], s, k);
+  }
+
+  // O += P @ V                                              [64, HEAD_DIM_V]
+  template <int KT>
+  __device__ __forceinline__ void issue_values(uint32_t (&p)[KT][1][4], int stage) {
+    const uint64_t b_v = KTile::by_columns(shared_address(smem.v[stage]));
+    hold(p);
+    hold(o.x[0]);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < KT; ++k) {
+      wgmma<T, true>(o.x[0], p[k][0], b_v + KTile::columns_step(k));
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void wait_for_output(int stage) const {
+    wgmma_wait<0>();
+    hold(o.x[0]);
+    smem.v_barriers.release(stage);
+  }
+
+  // Whether no row of block i of V needs to be set to zero. Those behind the end of the tensor are.
+  __device__ __forceinline__ bool is_clean(int i) const {
+    const FwdParams& p = params.p;
+    const RowSpan& keys = work.keys;
+    const Steps steps{work.bounds};
+    const bool to_end = p.packing.cu_seqlens_q == nullptr && keys.end == p.seqlen_k;
+    if (!steps.is_list()) {
+      return keys.first <= steps.key0(i) && (to_end || steps.key0(i) + BLOCK_N <= keys.end);
+    }
+    // Tiles ascend.
+    constexpr int LAST = Steps::PARTS == 0 ? 0 : Steps::PARTS - 1;
+    return keys.first <= steps.key0(i, 0) &&
+           (to_end || steps.key0(i, LAST) + MASK_TILE <= keys.end) && !steps.lacks(i, LAST);
+  }
+
+  // Zeros for the values of keys that are not there. All consumers come here, with the same block.
+  __device__ __forceinline__ void clear_values(int i, int stage) const {
+    constexpr int THREADS = Tiles::CONSUMERS * WARPGROUP;
+    const int thread = fresh_thread() - WARPGROUP;
+    const uint32_t tile = shared_address(smem.v[stage]);
+    const Steps steps{work.bounds};
+    if (!steps.is_list()) {
+      clear_rows<KTile, BLOCK_N, Tiles::V_PANELS, THREADS>(tile, from(work.keys, steps.key0(i)),
+                                                           thread);
+    } else {
+#pragma unroll 1
+      for (int part = 0; part < Steps::PARTS; ++part) {
+        const RowSpan keep =
+            steps.lacks(i, part) ? RowSpan{0, 0} : from(work.keys, steps.key0(i, part));
+        clear_rows<KTile, MASK_TILE, Tiles::V_PANELS, THREADS>(
+            tile + part * MASK_TILE * KTile::ROW_BYTES, keep, thread);
+      }
+    }
+    fence_proxy_async();
+    barrier_sync(ALL_CONSUMERS, THREADS);
+  }
+
+  // Rows of a tile whose first is key key0.
+  __device__ __forceinline__ static RowSpan from(const RowSpan& keys, int key0) {
+    return {keys.first - key0, keys.end - key0};
+  }
+};
+
+}  // namespace flash_dist
