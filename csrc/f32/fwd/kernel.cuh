@@ -10,7 +10,7 @@
 #pragma once
 
 #include "core/blocks.cuh"
-#include "core/hide.cuh"
+#include "core/fwd_steps.cuh"
 #include "core/softmax.cuh"
 #include "core/uncovered.cuh"
 #include "f32/fragments.cuh"
@@ -18,6 +18,40 @@
 #include "f32/product.cuh"
 
 namespace flash_dist {
+
+// O / sum to out, lse = max * scale + ln(sum).
+template <class Config>
+__device__ __forceinline__ void store_f32_output(
+    const FwdParams& p, const FwdBlock& block, const Sequence& sequence,
+    const WarpPlace<Config>& warp, Accumulator<Config::ROW_TILES, Config::SLICE / 8>& o,
+    const SoftmaxState<Config::ROW_TILES>& state, float scale_log2) {
+  const int first_row = block.row0 + warp.row0();
+  const int rows_left = sequence.seqlen_q - first_row;
+  float* gLse = p.lse + lse_begin(p, block.batch, block.head, sequence.q0) + first_row;
+#pragma unroll
+  for (int m = 0; m < Config::ROW_TILES; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = quad_sum(state.row_sum[m][h]);
+      const bool empty = sum == 0.0f;  // no visible key
+      float inverse = empty ? 0.0f : 1.0f / sum;
+      // P = exp2(S * scale_log2 - offset): the sum lacks what was rounded off of the offset.
+      const float top = state.row_max[m][h];
+      const float rest = fmaf(top, scale_log2, -__fmul_rn(top, scale_log2)) * LN_2;
+      float row_lse = empty ? -INFINITY : fmaf(top, p.scores.scale, logf(sum) - rest);
+      if (p.sinks != nullptr) join_sink(p.sinks[block.head], row_lse, inverse);
+      const int row = m * 16 + h * 8 + warp.lane / 4;
+      if (warp.slice == 0 && warp.lane % 4 == 0 && row < rows_left) gLse[row] = row_lse;
+#pragma unroll
+      for (int n = 0; n < Config::SLICE / 8; ++n) {
+        o.x[m][n][2 * h] *= inverse;
+        o.x[m][n][2 * h + 1] *= inverse;
+      }
+    }
+  float* gOut = float_head_begin(p.out, block.batch, block.head_kv, block.member) +
+                static_cast<int64_t>(sequence.q0 + first_row) * p.out.row + warp.column0();
+  store_floats(o, 1.0f, gOut, p.out.row, rows_left, p.head_dim_v - warp.column0());
+}
 
 template <class Config>
 __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
@@ -58,10 +92,6 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     copy_v.fetch(sV, work.v + key0 * p.v.row, p.v.row,
                  {work.keys.first - key0, work.keys.end - key0}, p.head_dim_v);
   };
-  const auto arrive = [&] {
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-    __syncthreads();
-  };
 
   int j = work.walk.end - 1;
   if (j >= work.walk.begin) {
@@ -70,7 +100,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     copy_q.land(sQ);
     fetch_k(work.walk.key0(j));
     copy_k.land(sK);
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+    commit_copies<Target>();
   }
 
   Accumulator<MT, SLICE / 8> o;
@@ -80,9 +110,9 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
   const float scale_log2 = p.scores.scale * LOG2_E;
 
   const auto step = [&](auto masked) {
-    arrive();  // K(j) is in; everybody is done with V(j + 1)
+    wait_for_copies<Target>();  // K(j) is in; everybody is done with V(j + 1)
     fetch_v(work.walk.key0(j));
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+    commit_copies<Target>();
 
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
     Accumulator<MT, NT> s;
@@ -92,20 +122,12 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     sum_slices(s, warp, shared_address(smem.exchange));
 
     copy_v.land(sV);
-    arrive();  // V(j) is in; everybody is done with K(j)
+    wait_for_copies<Target>();  // V(j) is in; everybody is done with K(j)
     if (j > work.walk.begin) fetch_k(work.walk.key0(j - 1));
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+    commit_copies<Target>();
 
     if constexpr (decltype(masked)::value) {
-      int code = work.walk.code(j, warp.row0() / MASK_TILE);
-      if (p.scores.bends) {
-        const int row0 = work.row0 + warp.row0() + work.place.seqlen_k - work.place.seqlen_q;
-        bend<Tanh::EXACT>(s, p.scores, {work.slope, row0, work.walk.key0(j)});
-        if (work.walk.is_full(j)) code = TILE_FULL;
-      }
-      if (code != TILE_FULL) {
-        hide(s, Mask(p.mask, work.place), work.row0 + warp.row0(), work.walk.key0(j), code);
-      }
+      modify_and_mask<Tanh::EXACT>(s, p, work, warp.row0(), j);
     }
     online_softmax<Offsets::ROUNDED>(s, o, state, scale_log2);
 
@@ -113,47 +135,11 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     Product::template ab<HEAD_DIM>(o, s, Rows::at(sV, 0, warp.column0()));
     if (j > work.walk.begin) copy_k.land(sK);
   };
+  for_key_blocks(p, work.walk, j, step);
 
-  // Tiles to test or to bend, tiles to take as they are, tiles to test.
-#pragma unroll 1
-  for (int round = 0; round < 2; ++round) {
-    const bool until_full = round == 0 && !p.scores.bends;
-    const int tested_until = until_full ? work.walk.full_end : work.walk.begin;
-#pragma unroll 1
-    for (; j >= tested_until; --j) step(std::true_type{});
-#pragma unroll 1
-    for (; j >= work.walk.full_begin; --j) step(std::false_type{});
-  }
-
-  // O / sum, lse = max * scale + ln(sum)
   const FwdBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
-  const int first_row = block.row0 + warp.row0();
-  const int rows_left = sequence.seqlen_q - first_row;
-  float* gLse = p.lse + lse_begin(p, block.batch, block.head, sequence.q0) + first_row;
-#pragma unroll
-  for (int m = 0; m < MT; ++m)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float sum = quad_sum(state.row_sum[m][h]);
-      const bool empty = sum == 0.0f;  // no visible key
-      float inverse = empty ? 0.0f : 1.0f / sum;
-      // P = exp2(S * scale_log2 - offset): the sum lacks what was rounded off of the offset.
-      const float top = state.row_max[m][h];
-      const float rest = fmaf(top, scale_log2, -__fmul_rn(top, scale_log2)) * LN_2;
-      float row_lse = empty ? -INFINITY : fmaf(top, p.scores.scale, logf(sum) - rest);
-      if (p.sinks != nullptr) join_sink(p.sinks[block.head], row_lse, inverse);
-      const int row = m * 16 + h * 8 + warp.lane / 4;
-      if (warp.slice == 0 && warp.lane % 4 == 0 && row < rows_left) gLse[row] = row_lse;
-#pragma unroll
-      for (int n = 0; n < SLICE / 8; ++n) {
-        o.x[m][n][2 * h] *= inverse;
-        o.x[m][n][2 * h + 1] *= inverse;
-      }
-    }
-  float* gOut = float_head_begin(p.out, block.batch, block.head_kv, block.member) +
-                static_cast<int64_t>(sequence.q0 + first_row) * p.out.row + warp.column0();
-  store_floats(o, 1.0f, gOut, p.out.row, rows_left, p.head_dim_v - warp.column0());
+  store_f32_output<Config>(p, block, sequence, warp, o, state, scale_log2);
 }
 
 }  // namespace flash_dist

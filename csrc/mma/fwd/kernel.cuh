@@ -9,7 +9,7 @@
 #pragma once
 
 #include "core/blocks.cuh"
-#include "core/hide.cuh"
+#include "core/fwd_steps.cuh"
 #include "core/softmax.cuh"
 #include "core/uncovered.cuh"
 #include "mma/fragments.cuh"
@@ -26,52 +26,54 @@ __device__ __forceinline__ const T& pick(const T& first, const T& second) {
   }
 }
 
+// O / sum to out, lse = max * scale + ln(sum).
 template <class Config>
-__device__ __forceinline__ void fwd_block(const FwdParams& p) {
+__device__ __forceinline__ void store_output(
+    const FwdParams& p, const FwdBlock& block, const Sequence& sequence,
+    Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8>& o,
+    const SoftmaxState<Config::ROW_TILES>& softmax, int warp_row0, int lane, uint32_t sQ) {
+  constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
+  const int first_row = block.row0 + warp_row0;
+  const int rows_left = sequence.seqlen_q - first_row;
+  float* gLse = p.lse + lse_begin(p, block.batch, block.head, sequence.q0) + first_row;
+  const float* sink = p.sinks == nullptr ? nullptr : p.sinks + block.head;
+  normalize_rows(o, softmax, gLse, lane, rows_left, p.scores.scale, sink);
+  store_rows<typename Config::Target, typename Config::T, HEAD_DIM_V, Config::ROW_TILES>(
+      o, sQ + warp_row0 * HEAD_DIM_V * 2,
+      head_begin(p.out, block.batch, block.head_kv, block.member) +
+          (sequence.q0 + first_row) * p.out.row,
+      p.out.row, rows_left, p.head_dim_v);
+}
+
+// Copies the block's queries to shared memory.
+template <class Config>
+__device__ __forceinline__ void load_queries(const FwdParams& p, const FwdBlock& block,
+                                             const Sequence& sequence, uint32_t sQ) {
+  TileCopy<typename Config::Target, Config::BLOCK_M, Config::HEAD_DIM, Config::THREADS> copy;
+  const uint16_t* rows = head_begin(p.q, block.batch, block.head_kv, block.member) +
+                         (sequence.q0 + block.row0) * p.q.row;
+  copy.fetch(sQ, rows, p.q.row, {0, sequence.seqlen_q - block.row0}, p.head_dim);
+  copy.land(sQ);
+  commit_copies<typename Config::Target>();
+}
+
+// The main loop, over the blocks of keys from the last to the first. mine: the work in registers.
+template <class Config>
+__device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Smem& smem,
+                                         int warp_row0,
+                                         const FwdWork<Config::BLOCK_M, Config::BLOCK_N>& mine,
+                                         const FwdWork<Config::BLOCK_M, Config::BLOCK_N>& work,
+                                         Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8>& o,
+                                         SoftmaxState<Config::ROW_TILES>& state) {
   using Target = typename Config::Target;
   using T = typename Config::T;
   constexpr int HEAD_DIM = Config::HEAD_DIM;
   constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
-  constexpr int BLOCK_M = Config::BLOCK_M;
   constexpr int BLOCK_N = Config::BLOCK_N;
   constexpr int MT = Config::ROW_TILES;
-  constexpr int NT = BLOCK_N / 8;
-
-  extern __shared__ __align__(128) uint8_t smem_bytes[];
-  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   const uint32_t sQ = shared_address(smem.q);
   const uint32_t sK = shared_address(smem.k);
   const uint32_t sV = shared_address(smem.v);
-
-  const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
-  const int lane = threadIdx.x % 32;
-
-  const auto commit = [] {
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
-  };
-  const FwdBlock block(p, BLOCK_M);
-  const Sequence sequence(p, block.batch);
-  if (sequence.uncovered_q) fill_uncovered<Config, 2>(p, block);
-  if (block.row0 >= sequence.seqlen_q) return;
-  {
-    TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
-    copy_q.fetch(sQ,
-                 head_begin(p.q, block.batch, block.head_kv, block.member) +
-                     (sequence.q0 + block.row0) * p.q.row,
-                 p.q.row, {0, sequence.seqlen_q - block.row0}, p.head_dim);
-    copy_q.land(sQ);
-    commit();
-  }
-  const FwdWork<BLOCK_M, BLOCK_N> mine(p, block, sequence);
-  if (threadIdx.x == 0) smem.work = mine;
-  // Where the accumulators need the registers it is read from shared memory, step by step.
-  const auto& work = pick<Config::SHARES_WORK>(smem.work, mine);
-
-  Accumulator<MT, HEAD_DIM_V / 8> o;
-  o.clear();
-  SoftmaxState<MT> state;
-  state.clear();
-
   const auto a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
   const auto b_k = Operand<HEAD_DIM>::b(sK);
   const auto b_v = Operand<HEAD_DIM_V>::b_trans(sV);
@@ -87,24 +89,18 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
     copy_v.fetch(sV, w.v + key0 * p.v.row, p.v.row, {w.keys.first - key0, w.keys.end - key0},
                  p.head_dim_v);
   };
-  const auto arrive = [](auto pending) {
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<decltype(pending)::value>();
-    __syncthreads();
-  };
-  constexpr std::integral_constant<int, 0> ALL;
-  constexpr std::integral_constant<int, 1> ALL_BUT_NEWEST;
 
   int j = mine.walk.end - 1;
   if (j >= mine.walk.begin) {
     const int key0 = mine.walk.key0(j);
     fetch_k(mine, key0);
     copy_k.land(sK);
-    commit();
+    commit_copies<Target>();
     fetch_v(mine, key0);
-    commit();
-    arrive(ALL_BUT_NEWEST);
+    commit_copies<Target>();
+    wait_for_copies<Target, 1>();
   } else {
-    arrive(ALL);  // Q's place becomes the stage of the output
+    wait_for_copies<Target>();  // Q's place becomes the stage of the output
   }
 
   // K(j) is in, V(j) on its way.
@@ -114,26 +110,16 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
     const auto key0 = [&](int i) { return MASKED ? work.walk.key0(i) : i * BLOCK_N; };
 
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
-    Accumulator<MT, NT> s;
+    Accumulator<MT, BLOCK_N / 8> s;
     s.clear();
-    gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, MT, NT>(s, a_q, b_k, 0);
+    gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(s, a_q, b_k, 0);
 
     copy_v.land(sV);
-    arrive(ALL);  // V(j) is in; everybody is done with K(j)
+    wait_for_copies<Target>();  // V(j) is in; everybody is done with K(j)
     if (j > work.walk.begin) fetch_k(work, key0(j - 1));
-    commit();
+    commit_copies<Target>();
 
-    if constexpr (MASKED) {
-      int code = work.walk.code(j, warp_row0 / MASK_TILE);
-      if (p.scores.bends) {
-        const int row0 = work.row0 + warp_row0 + work.place.seqlen_k - work.place.seqlen_q;
-        bend<Tanh::FAST>(s, p.scores, {work.slope, row0, key0(j)});
-        if (work.walk.is_full(j)) code = TILE_FULL;
-      }
-      if (code != TILE_FULL) {
-        hide(s, Mask(p.mask, work.place), work.row0 + warp_row0, key0(j), code);
-      }
-    }
+    if constexpr (MASKED) modify_and_mask<Tanh::FAST>(s, p, work, warp_row0, j);
     online_softmax(s, o, state, scale_log2);
 
     // O += P @ V                                         [ROWS, HEAD_DIM_V] per warp
@@ -145,36 +131,41 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
     }
     if (j > work.walk.begin) {
       copy_k.land(sK);
-      arrive(ALL);  // K(j - 1) is in; everybody is done with V(j)
+      wait_for_copies<Target>();  // K(j - 1) is in; everybody is done with V(j)
       fetch_v(work, key0(j - 1));
-      commit();
+      commit_copies<Target>();
     }
   };
+  for_key_blocks(p, work.walk, j, step);
+}
 
-  // Tiles to test or to bend, tiles to take as they are, tiles to test.
-#pragma unroll 1
-  for (int round = 0; round < 2; ++round) {
-    const bool until_full = round == 0 && !p.scores.bends;
-    const int tested_until = until_full ? work.walk.full_end : work.walk.begin;
-#pragma unroll 1
-    for (; j >= tested_until; --j) step(std::true_type{});
-#pragma unroll 1
-    for (; j >= work.walk.full_begin; --j) step(std::false_type{});
-  }
+template <class Config>
+__device__ __forceinline__ void fwd_block(const FwdParams& p) {
+  constexpr int BLOCK_M = Config::BLOCK_M;
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const uint32_t sQ = shared_address(smem.q);
+  const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
+  const int lane = threadIdx.x % 32;
 
-  // O / sum, lse = max * scale + ln(sum)
+  const FwdBlock block(p, BLOCK_M);
+  const Sequence sequence(p, block.batch);
+  if (sequence.uncovered_q) fill_uncovered<Config, 2>(p, block);
+  if (block.row0 >= sequence.seqlen_q) return;
+  load_queries<Config>(p, block, sequence, sQ);
+  const FwdWork<BLOCK_M, Config::BLOCK_N> mine(p, block, sequence);
+  if (threadIdx.x == 0) smem.work = mine;
+  // Where the accumulators need the registers it is read from shared memory, step by step.
+  const auto& work = pick<Config::SHARES_WORK>(smem.work, mine);
+
+  Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8> o;
+  o.clear();
+  SoftmaxState<Config::ROW_TILES> state;
+  state.clear();
+  mainloop<Config>(p, smem, warp_row0, mine, work, o, state);
   const FwdBlock again(p, BLOCK_M);
   const Sequence rows(p, again.batch);
-  const int first_row = again.row0 + warp_row0;
-  const int rows_left = rows.seqlen_q - first_row;
-  float* gLse = p.lse + lse_begin(p, again.batch, again.head, rows.q0) + first_row;
-  const float* sink = p.sinks == nullptr ? nullptr : p.sinks + again.head;
-  normalize_rows(o, state, gLse, lane, rows_left, p.scores.scale, sink);
-  store_rows<Target, T, HEAD_DIM_V, MT>(
-      o, sQ + warp_row0 * HEAD_DIM_V * 2,
-      head_begin(p.out, again.batch, again.head_kv, again.member) +
-          (rows.q0 + first_row) * p.out.row,
-      p.out.row, rows_left, p.head_dim_v);
+  store_output<Config>(p, again, rows, o, state, warp_row0, lane, sQ);
 }
 
 }  // namespace flash_dist

@@ -1,0 +1,58 @@
+// Steps that the forward kernels on mma.sync share, of 16-bit and of fp32 elements.
+#pragma once
+
+#include <type_traits>
+
+#include "core/hide.cuh"
+#include "core/scores.cuh"
+#include "core/walk.cuh"
+#include "ptx/copy.cuh"
+
+namespace flash_dist {
+
+// Ends a group of copies.
+template <class Target>
+__device__ __forceinline__ void commit_copies() {
+  if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+}
+
+// Waits until all groups of copies but the newest PENDING are in, for everybody.
+template <class Target, int PENDING = 0>
+__device__ __forceinline__ void wait_for_copies() {
+  if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<PENDING>();
+  __syncthreads();
+}
+
+// Soft cap and ALiBi of a warp's scores S = Q @ K(j).T, then the mask. row0: the warp's first query
+// in the tile.
+template <Tanh TANH, class Work, int MT, int NT>
+__device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,
+                                                const Work& work, int row0, int j) {
+  int code = work.walk.code(j, row0 / MASK_TILE);
+  if (p.scores.bends) {
+    const int first = work.row0 + row0 + work.place.seqlen_k - work.place.seqlen_q;
+    bend<TANH>(s, p.scores, {work.slope, first, work.walk.key0(j)});
+    if (work.walk.is_full(j)) code = TILE_FULL;
+  }
+  if (code != TILE_FULL) {
+    hide(s, Mask(p.mask, work.place), work.row0 + row0, work.walk.key0(j), code);
+  }
+}
+
+// Calls step(masked) for block j of keys and all before it: blocks to mask or to modify, blocks to
+// take as they are, blocks to mask.
+template <class Blocks, class Step>
+__device__ __forceinline__ void for_key_blocks(const FwdParams& p, const Blocks& blocks, int& j,
+                                               const Step& step) {
+#pragma unroll 1
+  for (int round = 0; round < 2; ++round) {
+    const bool until_full = round == 0 && !p.scores.bends;
+    const int masked_until = until_full ? blocks.full_end : blocks.begin;
+#pragma unroll 1
+    for (; j >= masked_until; --j) step(std::true_type{});
+#pragma unroll 1
+    for (; j >= blocks.full_begin; --j) step(std::false_type{});
+  }
+}
+
+}  // namespace flash_dist
