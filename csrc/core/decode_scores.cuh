@@ -26,8 +26,8 @@ struct TileScores {
   }
   // S: keys from key0 on.
   template <int NT>
-  __device__ __forceinline__ void bend(Accumulator<1, NT>& s, const DecodeParams& p,
-                                       int key0) const {
+  __device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const DecodeParams& p,
+                                                  int key0) const {
     const ScoreParams& scores = p.scores;
 #pragma unroll
     for (int n = 0; n < NT; ++n)

@@ -29,9 +29,9 @@ template <Tanh TANH, class Work, int MT, int NT>
 __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,
                                                 const Work& work, int row0, int j) {
   int code = work.walk.code(j, row0 / MASK_TILE);
-  if (p.scores.bends) {
+  if (p.scores.has_score_mod) {
     const int first = work.row0 + row0 + work.place.seqlen_k - work.place.seqlen_q;
-    bend<TANH>(s, p.scores, {work.slope, first, work.walk.key0(j)});
+    apply_score_mod<TANH>(s, p.scores, {work.slope, first, work.walk.key0(j)});
     if (work.walk.is_full(j)) code = TILE_FULL;
   }
   if (code != TILE_FULL) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void for_key_blocks(const FwdParams& p, const Blocks&
                                                const Step& step) {
 #pragma unroll 1
   for (int round = 0; round < 2; ++round) {
-    const bool until_full = round == 0 && !p.scores.bends;
+    const bool until_full = round == 0 && !p.scores.has_score_mod;
     const int masked_until = until_full ? blocks.full_end : blocks.begin;
 #pragma unroll 1
     for (; j >= masked_until; --j) step(std::true_type{});

@@ -75,9 +75,9 @@ struct ScoreParams {
   const float* alibi;  // slopes [num_heads_q] or [batch, num_heads_q]; null: none
   int alibi_batch;     // num_heads_q, 0 where all batch entries share the slopes
   // Filled in at the call:
-  int bends;    // whether there is any of it
-  float scale;  // of the scores that the softmax is given: softmax_scale, 1 where they are bent
-  float scale_inside;  // what bending multiplies q . k by
+  int has_score_mod;  // whether there is any of it
+  float scale;  // of the scores that the softmax is given: softmax_scale, 1 if they are modified
+  float scale_inside;  // the factor of q . k in the modification
   float per_cap;       // 1 / softcap, 0 without one
 };
 

@@ -1,10 +1,10 @@
-// What becomes of a score between q . k and the mask, and what joins a row's sum besides its keys:
+// The score modification between q . k and the mask, and the sink that joins a row's sum:
 //
 //   s = c * tanh(q . k * scale / c) - slope * |i + seqlen_k - seqlen_q - j|        soft cap, ALiBi
 //   lse = ln(sum of exp(s) over the keys + exp(sink))                              sink
 //
-// Whether scores are bent is looked at once per tile. ScoreParams::scale is what a kernel multiplies
-// the scores by that its softmax is given: 1 where they are bent, as bend() has done it by then.
+// A kernel tests for a modification once per tile. ScoreParams::scale is the scale of the scores that
+// the softmax takes: 1 after apply_score_mod(), which has applied softmax_scale.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -13,12 +13,12 @@
 
 namespace flash_dist {
 
-// FAST: to 2^-23, by the special-function unit: of a cap up to FAST_CAP 16-bit operands leave less of a
-// score; EXACT: as the scores of fp32 operands deserve.
+// FAST: to 2^-23, by the special-function unit, for 16-bit operands: under a cap up to FAST_CAP their
+// rounding is larger. EXACT: for fp32 operands.
 enum class Tanh { FAST, EXACT };
 
-// The least soft cap c whose derivative unbend() finds to 2^-20 / c without the exact logarithm. Of
-// smaller ones the kernels of fp32 compute the scores again.
+// The least soft cap c whose derivative apply_score_mod_derivative() finds to 2^-20 / c without the
+// exact logarithm. For smaller caps the fp32 kernels compute the scores again.
 constexpr float PRECISE_CAP = 1.0f;
 
 template <Tanh TANH>
@@ -27,8 +27,8 @@ __device__ __forceinline__ float tanh_of(float x) {
   return fmaf(-2.0f, reciprocal_approx(1.0f + exp2_approx(2.0f * LOG2_E * x)), 1.0f);
 }
 
-// tanh(x) to 2^-21 of itself: x P(x^2) up to 1/2, where P is a minimax fit with a relative error of
-// 1.3e-8, and what is FAST beyond, where it is no longer small.
+// tanh(x) with a relative error of 2^-21: x P(x^2) up to 1/2, where P is a minimax fit with a relative
+// error of 1.3e-8, and FAST beyond, where tanh is not small.
 __device__ __forceinline__ float tanh_near(float x) {
   const float z = x * x;
   float factor = fmaf(1.712503569e-02f, z, -5.298106528e-02f);
@@ -66,8 +66,8 @@ struct ScorePlace {
 
 // q . k -> s. derivative(m, n, i, x) is called with ds / d(q . k * scale) of each score that is capped.
 template <Tanh TANH, bool TRANSPOSED, int MT, int NT, class Derivative>
-__device__ __forceinline__ void bend(Accumulator<MT, NT>& s, const ScoreParams& p,
-                                     const ScorePlace& at, Derivative derivative) {
+__device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const ScoreParams& p,
+                                                const ScorePlace& at, Derivative derivative) {
   if (p.softcap == 0.0f) {
     s.scale(p.scale_inside);
   } else {
@@ -103,28 +103,32 @@ __device__ __forceinline__ void bend(Accumulator<MT, NT>& s, const ScoreParams& 
 }
 
 template <Tanh TANH, bool TRANSPOSED = false, int MT, int NT>
-__device__ __forceinline__ void bend(Accumulator<MT, NT>& s, const ScoreParams& p,
-                                     const ScorePlace& at) {
-  bend<TANH, TRANSPOSED>(s, p, at, [](int, int, int, float) {});
+__device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const ScoreParams& p,
+                                                const ScorePlace& at) {
+  apply_score_mod<TANH, TRANSPOSED>(s, p, at, [](int, int, int, float) {});
 }
 
-// Both products of a backward that goes through queries: q . k -> s, and dP -> what dS = P * (dP -
-// delta) needs for the derivative by q . k * scale.
+// q . k -> s, and dP -> the value with which dS = P * (dP - delta) is the derivative by q . k * scale:
+// for the backward of dQ, which has both products of a tile of queries.
 template <Tanh TANH, int MT, int NT>
-__device__ __forceinline__ void bend_both(Accumulator<MT, NT>& s, Accumulator<MT, NT>& dp,
-                                          const float (&delta)[MT][2], const ScoreParams& p,
-                                          const ScorePlace& at) {
-  bend<TANH, false>(s, p, at, [&](int m, int n, int i, float derivative) {
+__device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
+                                                        Accumulator<MT, NT>& dp,
+                                                        const float (&delta)[MT][2],
+                                                        const ScoreParams& p,
+                                                        const ScorePlace& at) {
+  apply_score_mod<TANH, false>(s, p, at, [&](int m, int n, int i, float derivative) {
     float& x = dp.x[m][n][i];
     x = fmaf(x - delta[m][i / 2], derivative, delta[m][i / 2]);
   });
 }
 
-// x, dS^T or the P^T that it will be made of -> x * ds / d(q . k * scale), of capped scores, which P^T
-// tells: s = ln P + lse. lse_log2(n): of queries n * 8 + lane % 4 * 2 and the one behind.
+// x -> x * ds / d(q . k * scale) under a soft cap. x: dS^T, or the P^T that dS^T is made from. The scores
+// follow from P^T: s = ln P + lse. lse_log2(n): of queries n * 8 + lane % 4 * 2 and the one behind.
 template <int MT, int NT, class Lse>
-__device__ __forceinline__ void unbend(Accumulator<MT, NT>& x, const Accumulator<MT, NT>& pt,
-                                       const ScoreParams& p, const ScorePlace& at, Lse lse_log2) {
+__device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& x,
+                                                           const Accumulator<MT, NT>& pt,
+                                                           const ScoreParams& p,
+                                                           const ScorePlace& at, Lse lse_log2) {
   const float first = at.distance<true>();
   const auto each = [&](auto log2_of) {
 #pragma unroll
@@ -150,7 +154,7 @@ __device__ __forceinline__ void unbend(Accumulator<MT, NT>& x, const Accumulator
   }
 }
 
-// A row's sink joins its sum: lse, and what O is multiplied by.
+// Adds the sink to a row's sum: to lse and to `inverse`, the factor of O.
 __device__ __forceinline__ void join_sink(float sink, float& lse, float& inverse) {
   const float top = fmaxf(lse, sink);
   if (top == -INFINITY) return;

@@ -15,7 +15,7 @@ namespace {
 std::string describe_scores(float softmax_scale, const ScoreParams& scores) {
   std::ostringstream text;
   text.precision(std::numeric_limits<float>::max_digits10);
-  text << "[" << softmax_scale << ", " << scores.bends << ", " << scores.scale << ", "
+  text << "[" << softmax_scale << ", " << scores.has_score_mod << ", " << scores.scale << ", "
        << scores.scale_inside << ", " << scores.per_cap << "]";
   return text.str();
 }

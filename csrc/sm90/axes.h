@@ -28,8 +28,10 @@ struct CallAxes {
 // families, null if it is.
 template <class Config, class Params>  // FwdParams or BwdParams
 const char* find_problem(const Params& p, const View& like_out) {
-  if (p.scores.bends && !Config::BENDS) return "it neither caps scores nor has ALiBi";
-  if (!p.scores.bends && Config::BENDS) return "it is for calls with a soft cap or ALiBi";
+  if (p.scores.has_score_mod && !Config::HAS_SCORE_MOD)
+    return "it neither caps scores nor has ALiBi";
+  if (!p.scores.has_score_mod && Config::HAS_SCORE_MOD)
+    return "it is for calls with a soft cap or ALiBi";
   if (p.scores.softcap > FAST_CAP) return "its tanh is too coarse for a soft cap above 100";
   const CallAxes axes(p);
   const char* const problems[] = {

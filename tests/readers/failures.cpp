@@ -64,8 +64,8 @@ const char* refuse_longer(const void* params) {
 // Families with score modification take such calls only, their counterparts none of them.
 template <class Params, bool SCORED>
 const char* refuse_scores(const void* params) {
-  const bool bends = static_cast<const Params*>(params)->scores.bends;
-  return bends == SCORED ? nullptr : "scores are bent, or not";
+  const bool has_score_mod = static_cast<const Params*>(params)->scores.has_score_mod;
+  return has_score_mod == SCORED ? nullptr : "scores are modified, or not";
 }
 
 using Refusal = const char* (*)(const void*);

@@ -140,7 +140,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
       return ScorePlace{alibi_slope(p.scores, work.batch, work.head + item.member),
                         item.row0 + work.seqlen_k - work.seqlen_q, work.key0 + warp.row0()};
     };
-    if (p.scores.bends) bend<Tanh::EXACT, true>(pt, p.scores, place());
+    if (p.scores.has_score_mod) apply_score_mod<Tanh::EXACT, true>(pt, p.scores, place());
     if (code != TILE_FULL) {
       hide_transposed(pt, work.mask(p, item.member), item.row0, work.key0 + warp.row0(), code);
     }
@@ -192,8 +192,9 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
           if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // else hidden, S may be anything
         }
     } else if (p.scores.softcap != 0.0f) {
-      unbend(dst, pt, p.scores, place(),
-             [&](int n) { return load_shared_8(sLse(s) + (n * 8 + (warp.lane % 4) * 2) * 4); });
+      apply_score_mod_derivative(dst, pt, p.scores, place(), [&](int n) {
+        return load_shared_8(sLse(s) + (n * 8 + (warp.lane % 4) * 2) * 4);
+      });
     }
     // dK += dS^T @ Q                                     [16, SLICE]
     Product::template ab<HEAD_DIM>(dk, dst, q_slice);

@@ -103,10 +103,11 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
         dp, Rows::at(sDout, warp.row0(), warp.column0()), Rows::at(sV(s), 0, warp.column0()));
     slices_done(warp);
     sum_slices(dp, warp, sExchange);
-    if (p.scores.bends) {
+    if (p.scores.has_score_mod) {
       const int row0 = block.row0 + warp.row0() + mask.seqlen_k - mask.seqlen_q;
-      bend_both<Tanh::EXACT>(ds, dp, {{delta[0], delta[1]}}, p.scores,
-                             {alibi_slope(p.scores, block.batch, head), row0, walk.key0(j)});
+      apply_score_mod_to_both<Tanh::EXACT>(
+          ds, dp, {{delta[0], delta[1]}}, p.scores,
+          {alibi_slope(p.scores, block.batch, head), row0, walk.key0(j)});
     }
     if (code != TILE_FULL) hide(ds, mask, block.row0 + warp.row0(), walk.key0(j), code);
     // P = exp2(S * scale - lse), dS = P * (dP - delta)

@@ -44,10 +44,10 @@ using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLI
 template <class Config>
 using DvSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
 
-// Whether the scores of a call are bent, core/scores.cuh: known to be, known not to be, or to be looked
+// Whether a call has a score modification, core/scores.cuh: known to be, known not to be, or to be looked
 // at. Where an instance of the step is theirs alone, its products are in small pieces: they share the
 // registers with more than those of other calls.
-enum class Bent { NO, YES, MAYBE };
+enum class ScoreMod { NO, YES, MAYBE };
 
 // A stage of queries against the warp's keys.
 template <class Config>
@@ -85,16 +85,17 @@ struct DkdvStep {
 
   // S^T = K @ Q.T                                        [ROWS, QUERIES] per warp
   // P^T = exp2(S^T * scale - lse)
-  template <Bent BENT>
+  template <ScoreMod SCORE_MOD>
   __device__ __forceinline__ void probabilities(Scores& pt, int sub, float scale_log2) const {
-    constexpr int UNROLL = BENT == Bent::YES ? 2 : Config::UNROLL_S;
+    constexpr int UNROLL = SCORE_MOD == ScoreMod::YES ? 2 : Config::UNROLL_S;
     pt.clear();
     gemm_abt<Target, T, Config::HEAD_DIM, UNROLL, MT, NT>(
         pt, a_k, by_query<Config::HEAD_DIM>(tiles.q(s)), sub);
-    const bool bends = BENT == Bent::YES || (BENT == Bent::MAYBE && p.scores.bends);
+    const bool has_score_mod =
+        SCORE_MOD == ScoreMod::YES || (SCORE_MOD == ScoreMod::MAYBE && p.scores.has_score_mod);
     // NOTE: one branch around both: with two, registers are spilled at head_dim 64.
-    if (code != TILE_FULL || bends) {
-      if (bends) bend<Tanh::FAST, true>(pt, p.scores, place(sub));
+    if (code != TILE_FULL || has_score_mod) {
+      if (has_score_mod) apply_score_mod<Tanh::FAST, true>(pt, p.scores, place(sub));
       const int member = smem.stage[s].item.member;
       hide_transposed(pt, DkdvCursor<Config>::mask_of(p, smem.work, member), row0 + sub,
                       smem.work.key0 + warp.row0, code);
@@ -114,9 +115,9 @@ struct DkdvStep {
 
   // dP^T = V @ dO.T                                      [ROWS, QUERIES] per warp
   // dS^T = P^T * (dP^T - delta)
-  template <Bent BENT>
+  template <ScoreMod SCORE_MOD>
   __device__ __forceinline__ void score_gradients(Scores& dst, const Scores& pt, int sub) const {
-    constexpr int UNROLL = BENT == Bent::YES ? 2 : Config::UNROLL_DP;
+    constexpr int UNROLL = SCORE_MOD == ScoreMod::YES ? 2 : Config::UNROLL_DP;
     dst.clear();
     gemm_abt<Target, T, Config::HEAD_DIM_V, UNROLL, MT, NT>(
         dst, a_v, by_query<Config::HEAD_DIM_V>(tiles.dout(s)), sub);
@@ -137,7 +138,7 @@ struct DkdvStep {
   // dS^T, or P^T once dV has it, by the derivative of a soft cap.
   __device__ __forceinline__ void take_cap(Scores& x, const Scores& pt, int sub) const {
     if (p.scores.softcap == 0.0f) return;
-    unbend(x, pt, p.scores, place(sub), [&](int n) {
+    apply_score_mod_derivative(x, pt, p.scores, place(sub), [&](int n) {
       return load_shared_8(tiles.lse(s) + (sub + n * 8 + (warp.lane % 4) * 2) * 4);
     });
   }
@@ -199,7 +200,7 @@ struct DkdvCompute {
 #pragma unroll 1
     for (int sub = 0; sub < Config::BLOCK_M; sub += Config::SUB_M) {
       typename Step::Scores pt, dst;
-      step.template probabilities<Bent::MAYBE>(pt, sub, scale_log2);
+      step.template probabilities<ScoreMod::MAYBE>(pt, sub, scale_log2);
       // dV += P^T @ dO                                   [ROWS, HEAD_DIM_V]
 #pragma unroll
       for (int k = 0; k < Config::SUB_M / 16; ++k) {
@@ -209,7 +210,7 @@ struct DkdvCompute {
                                                     sub + k * 16);
       }
       step.take_cap(pt, pt, sub);
-      step.template score_gradients<Bent::MAYBE>(dst, pt, sub);
+      step.template score_gradients<ScoreMod::MAYBE>(dst, pt, sub);
       // dS^T to the workspace; dK += dS^T @ Q            [ROWS, HEAD_DIM]
       uint8_t* gDs = step.gDs();
 #pragma unroll
@@ -250,13 +251,13 @@ struct DkdvCompute {
 #pragma unroll 1
     for (int sub = warp.part * Config::QUERIES; sub < Config::BLOCK_M; sub += Config::SUB_M) {
       typename Step::Scores pt, dst;
-      if (p.scores.bends) {
-        step.template probabilities<Bent::YES>(pt, sub, scale_log2);
-        step.template score_gradients<Bent::YES>(dst, pt, sub);
+      if (p.scores.has_score_mod) {
+        step.template probabilities<ScoreMod::YES>(pt, sub, scale_log2);
+        step.template score_gradients<ScoreMod::YES>(dst, pt, sub);
         step.take_cap(dst, pt, sub);
       } else {
-        step.template probabilities<Bent::NO>(pt, sub, scale_log2);
-        step.template score_gradients<Bent::NO>(dst, pt, sub);
+        step.template probabilities<ScoreMod::NO>(pt, sub, scale_log2);
+        step.template score_gradients<ScoreMod::NO>(dst, pt, sub);
       }
       uint8_t* gDs = step.gDs();
       const int team = warp.team();

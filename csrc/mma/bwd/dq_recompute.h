@@ -101,10 +101,10 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       dp.clear();
       gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL, MT, NT>(dp, a_dout,
                                                               Operand<HEAD_DIM_V>::b(sV(s)), sub);
-      if (p.scores.bends) {
+      if (p.scores.has_score_mod) {
         const int row0 = block.row0 + warp_row0 + mask.seqlen_k - mask.seqlen_q;
-        bend_both<Tanh::FAST>(ds, dp, delta, p.scores,
-                              {alibi_slope(p.scores, block.batch, head), row0, key0 + sub});
+        apply_score_mod_to_both<Tanh::FAST>(
+            ds, dp, delta, p.scores, {alibi_slope(p.scores, block.batch, head), row0, key0 + sub});
       }
       if (code != TILE_FULL) hide(ds, mask, block.row0 + warp_row0, key0 + sub, code);
       // dS = exp2(S * scale - lse) * (dP - delta)

@@ -318,7 +318,7 @@ __device__ __forceinline__ void whole_block(const WholeParams& params) {
 template <class Config>
 const char* refuse_whole(const void* params) {
   const BwdParams& p = *static_cast<const BwdParams*>(params);
-  if (p.scores.bends) return "it neither caps scores nor has ALiBi";
+  if (p.scores.has_score_mod) return "it neither caps scores nor has ALiBi";
   if (p.batch_invariant) return "which sequences fit its tile follows from the longest";
   if (p.batch == 0) return "there is no sequence, and no block to fill rows of none";
   const bool fits = p.seqlen_q <= Config::TILE && p.seqlen_k <= Config::TILE;

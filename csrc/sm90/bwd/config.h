@@ -8,8 +8,8 @@
 #include "core/maps.h"
 #include "core/panels.cuh"
 #include "plans.h"
-#include "sm90/bend.cuh"
 #include "sm90/bwd/work.cuh"
+#include "sm90/score_mod.cuh"
 #include "sm90/stages.cuh"
 
 namespace flash_dist {
@@ -21,7 +21,7 @@ struct DkdvSm90Params {
 };
 
 struct DkdvScoredSm90Params : DkdvSm90Params {
-  BendParams bend;
+  ScoreModParams score_mod;
 };
 
 struct DqSm90Params {
@@ -30,12 +30,13 @@ struct DqSm90Params {
   BwdParams p;
 };
 
-// Of a plan from kernels.toml under PLAN KB of shared memory. BENDS: of calls whose scores are bent.
-template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, bool BENDS_>
+// Of a plan from kernels.toml under PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a soft cap or ALiBi.
+template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool HAS_SCORE_MOD_>
 struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
-  static constexpr bool BENDS = BENDS_;
-  using Params = std::conditional_t<BENDS, DkdvScoredSm90Params, DkdvSm90Params>;
+  static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
+  using Params = std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one loads
   static constexpr int BLOCK_M = MASK_TILE;              // queries of a stage
   static constexpr int BLOCK_N = CONSUMERS * 64;
@@ -48,7 +49,7 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
   // Of S^T and dP^T, as the registers of a warpgroup of keys hold them beside its sums.
-  static constexpr int SCORES_AT_A_TIME = BENDS && HEAD_DIM > 96 ? 1 : 2;
+  static constexpr int SCORES_AT_A_TIME = HAS_SCORE_MOD && HEAD_DIM > 96 ? 1 : 2;
 
   using KTile = Panels<BLOCK_N>;
   using QTile = Panels<BLOCK_M>;
@@ -106,11 +107,12 @@ struct DkdvScoredSm90Config : DkdvSm90ConfigOf<DkdvScoredSm90Plan<HEAD_DIM, HEAD
                                                Target, T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
 
 // Of all three gradients in one kernel; as above.
-template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, bool BENDS_>
+template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool HAS_SCORE_MOD_>
 struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
-  static constexpr bool BENDS = BENDS_;
-  using Params = std::conditional_t<BENDS, DkdvScoredSm90Params, DkdvSm90Params>;
+  static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
+  using Params = std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>;
   static constexpr bool SHARES_QUERIES = true;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 2;  // warpgroups of 64 keys; one loads,
   static constexpr int BLOCK_M = MASK_TILE;              // one multiplies for dQ

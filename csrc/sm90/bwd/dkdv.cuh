@@ -48,9 +48,9 @@ struct DkdvSm90 {
   using Scores = Accumulator<1, BLOCK_M / 8>;
   using Fragments = uint32_t[BLOCK_M / 16][1][4];
   using Statistics = float2[BLOCK_M / 8];
-  // In fp16, P^T of bent scores is 2^8 P^T: below 2^-14 what dS^T is made of would lose bits.
-  static constexpr int BENT_SHIFT =
-      Config::BENDS && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
+  // In fp16, P^T of modified scores is 2^8 P^T: below 2^-14 what dS^T is made of would lose bits.
+  static constexpr int SCORE_MOD_SHIFT =
+      Config::HAS_SCORE_MOD && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
 
   const typename Config::Params& params;
   Smem& smem;
@@ -83,7 +83,7 @@ struct DkdvSm90 {
       each_resting(dv, p.dv_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
     walk(dk, dv);
-    if (BENT_SHIFT != 0 && p.sums_last) dv.scale(1.0f / (1 << BENT_SHIFT));
+    if (SCORE_MOD_SHIFT != 0 && p.sums_last) dv.scale(1.0f / (1 << SCORE_MOD_SHIFT));
     store(dk, dv);
   }
 
@@ -183,7 +183,7 @@ struct DkdvSm90 {
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
-    Fragments sloped;  // of bent scores: what dS^T is made of
+    Fragments products;  // of modified scores: what dS^T is made of
     const float slope = slope_of(smem.item[s]);
     // S^T = K @ Q.T                                       [64, BLOCK_M]
     issue_scores<HEAD_DIM>(pt, uniform(own_k()), q);
@@ -192,11 +192,11 @@ struct DkdvSm90 {
     if constexpr (Config::SCORES_AT_A_TIME == 2) issue_gradients();
     wgmma_wait<Config::SCORES_AT_A_TIME - 1>();
     hold(pt.x[0]);
-    if constexpr (Config::BENDS) begin_cap(pt, params.bend);
+    if constexpr (Config::HAS_SCORE_MOD) begin_softcap(pt, params.score_mod);
     if (code != TILE_FULL) hide(pt, smem.item[s], code);
     // P^T = exp2(S^T * scale - lse)
-    if constexpr (Config::BENDS) {
-      weigh_bent(probabilities, sloped, pt, smem.lse_log2[s], ramp_of(smem.item[s], slope));
+    if constexpr (Config::HAS_SCORE_MOD) {
+      weigh_modified(probabilities, products, pt, smem.lse_log2[s], alibi_of(smem.item[s], slope));
     } else {
       exponentiate(pt, Resting(smem.lse_log2[s], fresh_thread() % 4 * 8));
       to_fragments(probabilities, pt);
@@ -214,7 +214,7 @@ struct DkdvSm90 {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float minus = i % 2 == 0 ? x.x : x.y;
-        dst.x[0][n][i] = weight(pt, sloped, n, i) * minus_delta<T>(dst.x[0][n][i], minus);
+        dst.x[0][n][i] = weight(pt, products, n, i) * minus_delta<T>(dst.x[0][n][i], minus);
       }
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
@@ -259,31 +259,31 @@ struct DkdvSm90 {
 
   // ALiBi's slope of an item's head, which is read of memory: to be asked for before the scores.
   __device__ __forceinline__ float slope_of(const DkdvItem& item) const {
-    if constexpr (!Config::BENDS) return 0.0f;
-    return ramp_slope(p.scores, work.batch, work.head + item.member);
+    if constexpr (!Config::HAS_SCORE_MOD) return 0.0f;
+    return minus_alibi_slope(p.scores, work.batch, work.head + item.member);
   }
   // Its part of this warp's scores.
-  __device__ __forceinline__ Ramp<true> ramp_of(const DkdvItem& item, float slope) const {
+  __device__ __forceinline__ AlibiBias<true> alibi_of(const DkdvItem& item, float slope) const {
     return {slope, item.row0 + work.seqlen_k - work.seqlen_q,
             work.key0 + group_row0() + warp_of_consumer() * 16};
   }
 
-  // Of bent scores that begin_cap() has seen.
-  __device__ __forceinline__ void weigh_bent(Fragments& probabilities, Fragments& sloped,
-                                             const Scores& pt, const float* lse_log2,
-                                             const Ramp<true>& ramp) const {
-    weigh<BENT_SHIFT>(pt, shared_address(lse_log2), params.bend, ramp,
-                      [&](int k, const auto& weight, const auto& product) {
-                        to_a_operand<Target, T>(probabilities[k], weight, 0);
-                        to_a_operand<Target, T>(sloped[k], product, 0);
-                      });
+  // Of modified scores that begin_softcap() has seen.
+  __device__ __forceinline__ void weigh_modified(Fragments& probabilities, Fragments& products,
+                                                 const Scores& pt, const float* lse_log2,
+                                                 const AlibiBias<true>& alibi) const {
+    weigh<SCORE_MOD_SHIFT>(pt, shared_address(lse_log2), params.score_mod, alibi,
+                           [&](int k, const auto& weight, const auto& product) {
+                             to_a_operand<Target, T>(probabilities[k], weight, 0);
+                             to_a_operand<Target, T>(products[k], product, 0);
+                           });
   }
   // By what score (n, i) of dP^T - delta is multiplied for dS^T.
-  __device__ __forceinline__ static float weight(const Scores& pt, const Fragments& sloped, int n,
+  __device__ __forceinline__ static float weight(const Scores& pt, const Fragments& products, int n,
                                                  int i) {
-    if constexpr (Config::BENDS) {
-      const float2 two = unpack<T>(sloped[n / 2][0][n % 2 * 2 + i / 2]);
-      return (i % 2 == 0 ? two.x : two.y) * (1.0f / (1 << BENT_SHIFT));
+    if constexpr (Config::HAS_SCORE_MOD) {
+      const float2 two = unpack<T>(products[n / 2][0][n % 2 * 2 + i / 2]);
+      return (i % 2 == 0 ? two.x : two.y) * (1.0f / (1 << SCORE_MOD_SHIFT));
     } else {
       return pt.x[0][n][i];
     }
@@ -345,8 +345,8 @@ struct DkdvSm90 {
           for (int h = 0; h < 2; ++h)
             if (!(seen >> (half * 16 + h * 8) & 1)) {
               float& score = pt.x[0][half * 4 + n][2 * h + e];
-              if constexpr (Config::BENDS) {
-                score = hidden_score(params.bend);
+              if constexpr (Config::HAS_SCORE_MOD) {
+                score = masked_score(params.score_mod);
               } else {
                 score = -INFINITY;
               }

@@ -52,8 +52,8 @@ struct DkdvOfPair : DkdvSm90<Config> {
   static constexpr int SHIFT = std::is_same_v<typename Config::T, Fp16> ? 8 : 0;  // of P^T, log2
   static constexpr float BACK = 1.0f / (1 << SHIFT);
   // Whether P^T and dS^T leave before the second product of the stage before has been waited for.
-  // Bent scores have three fragments as it is: theirs leave after it.
-  static constexpr bool IN_TURNS = !Config::BENDS;
+  // Modified scores have three fragments as it is: theirs leave after it.
+  static constexpr bool IN_TURNS = !Config::HAS_SCORE_MOD;
 
   // K or V of the block's keys, to stay there, by one thread.
   __device__ __forceinline__ void load_keys() const {
@@ -162,7 +162,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
     clear_keys();
     Scores x;
     Fragments even, odd;  // of every other stage since the pipeline began
-    Fragments sloped;     // of bent scores: what the other block makes dS^T of
+    Fragments products;   // of modified scores: what the other block makes dS^T of
     Stages stages;
     Slots slots;
     expect_all();
@@ -180,8 +180,8 @@ struct DkdvOfPair : DkdvSm90<Config> {
       load_statistics(statistics, stages);
       wgmma_wait<0>();
       hold(x.x[0]);
-      finish(x, statistics, sloped, slope, stages, slots, code);
-      hand_on(even, sloped, x, stages, slots);
+      finish(x, statistics, products, slope, stages, slots, code);
+      hand_on(even, products, x, stages, slots);
       stages.advance();
       code = find(stages);
       // A stage of which nothing is visible ends the pipeline: to leave it out is to wait for its
@@ -193,14 +193,14 @@ struct DkdvOfPair : DkdvSm90<Config> {
           break;
         }
         if constexpr (IN_TURNS) {
-          code = go_on(sum, x, even, odd, sloped, stages, slots, code);
+          code = go_on(sum, x, even, odd, products, stages, slots, code);
           if (code == TILE_EMPTY) {
             add(sum, odd, before(stages));
             break;
           }
-          code = go_on(sum, x, odd, even, sloped, stages, slots, code);
+          code = go_on(sum, x, odd, even, products, stages, slots, code);
         } else {
-          code = go_on(sum, x, even, even, sloped, stages, slots, code);
+          code = go_on(sum, x, even, even, products, stages, slots, code);
         }
       }
     }
@@ -209,7 +209,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
 
   // From the fragments of the stage before to those of a stage. Returns what is seen of the next one.
   __device__ __forceinline__ int go_on(Sum& sum, Scores& x, Fragments& of_before, Fragments& now,
-                                       Fragments& sloped, Stages& stages, Slots& slots,
+                                       Fragments& products, Stages& stages, Slots& slots,
                                        int code) const {
     const Stages last = before(stages);
     const float slope = this->slope_of(item(stages));
@@ -219,12 +219,12 @@ struct DkdvOfPair : DkdvSm90<Config> {
     load_statistics(statistics, stages);
     wgmma_wait<1>();
     hold(x.x[0]);
-    finish(x, statistics, sloped, slope, stages, slots, code);
-    if constexpr (IN_TURNS) hand_on(now, sloped, x, stages, slots);
+    finish(x, statistics, products, slope, stages, slots, code);
+    if constexpr (IN_TURNS) hand_on(now, products, x, stages, slots);
     // NOTE: here for its jump, too, over which ptxas moves nothing behind the next wait.
     code = find(after(stages));
     end_second(sum, of_before, last);
-    if constexpr (!IN_TURNS) hand_on(now, sloped, x, stages, slots);
+    if constexpr (!IN_TURNS) hand_on(now, products, x, stages, slots);
     stages.advance();
     return code;
   }
@@ -283,22 +283,22 @@ struct DkdvOfPair : DkdvSm90<Config> {
     Base::publish_zeros();
   }
 
-  // lse, or delta, of a stage's queries. What bends scores reads lse itself.
+  // lse, or delta, of a stage's queries. A score modification reads lse itself.
   __device__ __forceinline__ void load_statistics(Statistics& x, const Stages& stages) const {
-    if constexpr (IS_SCORES && Config::BENDS) return;
+    if constexpr (IS_SCORES && Config::HAS_SCORE_MOD) return;
     Base::load_statistics(x, Resting(smem.statistics[stages.stage()], fresh_thread() % 4 * 8));
   }
 
   // P^T of S^T (times 2^SHIFT), or dS^T of dP^T.
-  __device__ __forceinline__ void finish(Scores& x, const Statistics& statistics, Fragments& sloped,
-                                         float slope, const Stages& stages, const Slots& slots,
-                                         int code) const {
+  __device__ __forceinline__ void finish(Scores& x, const Statistics& statistics,
+                                         Fragments& products, float slope, const Stages& stages,
+                                         const Slots& slots, int code) const {
     if constexpr (IS_SCORES) {
-      if constexpr (Config::BENDS) begin_cap(x, params.bend);
+      if constexpr (Config::HAS_SCORE_MOD) begin_softcap(x, params.score_mod);
       if (code != TILE_FULL) this->hide(x, item(stages), code);
-      if constexpr (Config::BENDS) {
+      if constexpr (Config::HAS_SCORE_MOD) {
         const float* lse_log2 = smem.statistics[stages.stage()];
-        weigh_bent(x, sloped, lse_log2, this->ramp_of(item(stages), slope));
+        weigh_modified(x, products, lse_log2, this->alibi_of(item(stages), slope));
       } else {
         Base::template exponentiate<SHIFT>(x, statistics);
       }
@@ -310,28 +310,29 @@ struct DkdvOfPair : DkdvSm90<Config> {
     }
   }
 
-  // Of bent scores that begin_cap() has seen: P^T in their place, as the products with what it is
+  // Of modified scores that begin_softcap() has seen: P^T in their place, as the products with what it is
   // rounded to are under way, and what the other block makes dS^T of.
-  __device__ __forceinline__ void weigh_bent(Scores& x, Fragments& sloped, const float* lse_log2,
-                                             const Ramp<true>& ramp) const {
+  __device__ __forceinline__ void weigh_modified(Scores& x, Fragments& products,
+                                                 const float* lse_log2,
+                                                 const AlibiBias<true>& alibi) const {
     using Target = typename Config::Target;
-    weigh<SHIFT>(x, shared_address(lse_log2), params.bend, ramp,
+    weigh<SHIFT>(x, shared_address(lse_log2), params.score_mod, alibi,
                  [&](int k, const auto& weight, const auto& product) {
 #pragma unroll
                    for (int n = 0; n < 2; ++n)
 #pragma unroll
                      for (int i = 0; i < 4; ++i) x.x[0][2 * k + n][i] = weight.x[0][n][i];
-                   to_a_operand<Target, typename Config::T>(sloped[k], product, 0);
+                   to_a_operand<Target, typename Config::T>(products[k], product, 0);
                  });
   }
 
   // P^T, or what dS^T is made of instead, to the other block, or dS^T to the workspace.
-  __device__ __forceinline__ void hand_on(Fragments& fragments, const Fragments& sloped,
+  __device__ __forceinline__ void hand_on(Fragments& fragments, const Fragments& products,
                                           const Scores& x, const Stages& stages,
                                           Slots& slots) const {
     Base::to_fragments(fragments, x);
-    if constexpr (IS_SCORES && Config::BENDS) {
-      send(sloped, slots);
+    if constexpr (IS_SCORES && Config::HAS_SCORE_MOD) {
+      send(products, slots);
     } else if constexpr (IS_SCORES) {
       send(fragments, slots);
     } else {

@@ -82,7 +82,7 @@ struct FusedSm90 : DkdvSm90<Config> {
   // In fp16, P^T from which dS^T is made after it was rounded is 2^8 P^T: below 2^-14 P would lose
   // bits, and dS with it. dV and dS are scaled back.
   static constexpr int SHIFT =
-      (Config::SCORES_AT_A_TIME == 1 || Config::BENDS) && std::is_same_v<T, Fp16>
+      (Config::SCORES_AT_A_TIME == 1 || Config::HAS_SCORE_MOD) && std::is_same_v<T, Fp16>
           ? 8
           : 0;  // of P^T, log2
   static constexpr float BACK = 1.0f / (1 << SHIFT);
@@ -323,14 +323,15 @@ struct FusedSm90 : DkdvSm90<Config> {
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
-    Fragments sloped;  // of bent scores: what dS^T is made of
+    Fragments products;  // of modified scores: what dS^T is made of
     const Resting lse{smem.lse_log2[s], thread.statistic}, delta{smem.delta[s], thread.statistic};
     const float slope = this->slope_of(item);
     const auto find_weights = [&] {
-      if constexpr (Config::BENDS) begin_cap(pt, params.bend);
+      if constexpr (Config::HAS_SCORE_MOD) begin_softcap(pt, params.score_mod);
       if (code != TILE_FULL) this->hide(pt, item, code);
-      if constexpr (Config::BENDS) {
-        this->weigh_bent(probabilities, sloped, pt, smem.lse_log2[s], this->ramp_of(item, slope));
+      if constexpr (Config::HAS_SCORE_MOD) {
+        this->weigh_modified(probabilities, products, pt, smem.lse_log2[s],
+                             this->alibi_of(item, slope));
       } else {
         Base::template exponentiate<SHIFT>(pt, lse);
         Base::to_fragments(probabilities, pt);
@@ -350,8 +351,8 @@ struct FusedSm90 : DkdvSm90<Config> {
       wgmma_wait<1>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta)
-      if constexpr (Config::BENDS) {
-        differentiate(dst, sloped, delta);
+      if constexpr (Config::HAS_SCORE_MOD) {
+        differentiate(dst, products, delta);
       } else {
         differentiate(dst, pt, delta);
       }
@@ -366,8 +367,8 @@ struct FusedSm90 : DkdvSm90<Config> {
       wgmma_wait<0>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
-      if constexpr (Config::BENDS) {
-        differentiate(dst, sloped, delta);
+      if constexpr (Config::HAS_SCORE_MOD) {
+        differentiate(dst, products, delta);
       } else {
         differentiate(dst, probabilities, delta);
       }

@@ -17,7 +17,7 @@ template <class Config>
 cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_t stream) {
   typename Config::Params all;
   BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
-  if constexpr (Config::BENDS) all.bend = make_bend(p);
+  if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_score_mod(p);
   const CallAxes axes(p);
   const MapRequest maps[] = {
       {&all.q, &all.q_axes, &p.q, axes.rows_q, p.head_dim, &axes.q, Config::BLOCK_M},

@@ -7,8 +7,8 @@
 #include "core/maps.h"
 #include "core/panels.cuh"
 #include "plans.h"
-#include "sm90/bend.cuh"
 #include "sm90/fwd/work.cuh"
+#include "sm90/score_mod.cuh"
 #include "sm90/stages.cuh"
 
 namespace flash_dist {
@@ -22,15 +22,16 @@ struct FwdSm90Params {
 };
 
 struct FwdScoredSm90Params : FwdSm90Params {
-  BendParams bend;
+  ScoreModParams score_mod;
 };
 
-// Of a plan from kernels.toml under PLAN KB of shared memory. BENDS: of calls whose scores are bent.
-template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, bool BENDS_>
+// Of a plan from kernels.toml under PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a soft cap or ALiBi.
+template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool HAS_SCORE_MOD_>
 struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
-  static constexpr bool BENDS = BENDS_;
-  using Params = std::conditional_t<BENDS, FwdScoredSm90Params, FwdSm90Params>;
+  static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
+  using Params = std::conditional_t<HAS_SCORE_MOD, FwdScoredSm90Params, FwdSm90Params>;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;

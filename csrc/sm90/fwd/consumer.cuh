@@ -57,7 +57,7 @@ struct FwdSm90Consumer {
     float* lse = p.lse + lse_begin(p, work.block.batch, work.block.head, work.sequence.q0) + row;
     const float* sink = p.sinks == nullptr ? nullptr : p.sinks + work.block.head;
     normalize_rows(o, softmax, lse, fresh_thread() % 32, work.sequence.seqlen_q - row,
-                   Tiles::BENDS ? LN_2 : p.softmax_scale, sink);
+                   Tiles::HAS_SCORE_MOD ? LN_2 : p.softmax_scale, sink);
     Output{params, smem, work}.store(o);
   }
 

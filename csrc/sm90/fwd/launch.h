@@ -33,7 +33,7 @@ cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t
   const auto& call = *static_cast<const FwdCall*>(params);
   typename Config::Params all;
   FwdParams& p = all.p = call.params;
-  if constexpr (Config::BENDS) all.bend = make_bend(p);
+  if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_score_mod(p);
   const CallAxes axes(p);
   const int box_keys = p.mask.kind == MaskKind::TILES ? MASK_TILE : Config::BLOCK_N;
   const int rows = Config::BLOCK_M / Config::CONSUMERS;

@@ -55,7 +55,7 @@ struct FwdSm90Pipeline {
         o(o_),
         softmax(softmax_),
         f(f_),
-        scale_log2(Tiles::BENDS ? 1.0f : params.p.softmax_scale * LOG2_E),
+        scale_log2(Tiles::HAS_SCORE_MOD ? 1.0f : params.p.softmax_scale * LOG2_E),
         slope(slope_of(params, work)),
         queries{work.queries},
         a_q(QTile::by_rows(
@@ -127,8 +127,8 @@ struct FwdSm90Pipeline {
  private:
   __device__ __forceinline__ static float slope_of(const typename Tiles::Params& params,
                                                    const FwdSm90Work& work) {
-    if constexpr (!Tiles::BENDS) return 0.0f;
-    return ramp_slope(params.p.scores, work.block.batch, work.block.head);
+    if constexpr (!Tiles::HAS_SCORE_MOD) return 0.0f;
+    return minus_alibi_slope(params.p.scores, work.block.batch, work.block.head);
   }
 
   // Adds the first TAIL_N keys of the last block: the others would add nothing.
@@ -225,10 +225,10 @@ struct FwdSm90Pipeline {
   // Soft cap and ALiBi of block i, or of its first keys.
   template <int NT>
   __device__ __forceinline__ void modify_scores(Accumulator<1, NT>& s, int i) const {
-    if constexpr (Tiles::BENDS) {
+    if constexpr (Tiles::HAS_SCORE_MOD) {
       const Steps steps{work.bounds};
       const int row0 = work.block.row0 + warp_row() + work.place.seqlen_k - work.place.seqlen_q;
-      bend(s, params.bend, slope, row0, [&](int n) { return steps.key(i, n * 8); });
+      apply_score_mod(s, params.score_mod, slope, row0, [&](int n) { return steps.key(i, n * 8); });
     }
   }
 

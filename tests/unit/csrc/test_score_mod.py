@@ -76,7 +76,7 @@ PROGRAM: Final = """
 #include <cstdio>
 #include <cstdlib>
 #include "host/scores.h"
-#include "sm90/bend.cuh"
+#include "sm90/score_mod.cuh"
 using namespace flash_dist;
 
 struct Params {
@@ -101,8 +101,8 @@ int main(int, char** arguments) {
   p.scores.softcap = cap;
   p.scores.alibi = slope == 0 ? nullptr : &slope;
   p = with_scores(p);
-  const BendParams bent = make_bend(p);
-  const float ramp = ramp_slope(p.scores, 0, 0);
+  const ScoreModParams bent = make_score_mod(p);
+  const float alibi = minus_alibi_slope(p.scores, 0, 0);
   double forward = 0, weights = 0, products = 0;
   for (int n = 0; n < 64; ++n) shared[n] = (40 + n % 7) * LOG2_E;
   shared[63] = INF;  // a query that sees no key
@@ -114,7 +114,7 @@ int main(int, char** arguments) {
     const auto key = [&](int n, int i) { return KEYS[n / 8] + n % 8 * 8 + right + i % 2; };
     for (int n = 0; n < 16; ++n)
       for (int i = 0; i < 4; ++i) s.x[0][n][i] = product(query(i), key(n, i));
-    bend(s, bent, ramp, ROW0, [](int n) { return KEYS[n / 8]; });
+    apply_score_mod(s, bent, alibi, ROW0, [](int n) { return KEYS[n / 8]; });
     for (int n = 0; n < 16; ++n)
       for (int i = 0; i < 4; ++i) {
         const double wanted = score(cap, slope, query(i), key(n, i));
@@ -126,11 +126,11 @@ int main(int, char** arguments) {
     const auto key_of = [&](int i) { return KEYS[0] + down + i / 2 * 8; };
     for (int n = 0; n < 8; ++n)
       for (int i = 0; i < 4; ++i) t.x[0][n][i] = product(query_of(n, i), key_of(i));
-    begin_cap(t, bent);
+    begin_softcap(t, bent);
     for (int n = 0; n < 8; ++n)
       for (int i = 0; i < 4; ++i)
-        if (hides(query_of(n, i), key_of(i))) t.x[0][n][i] = hidden_score(bent);
-    weigh<SHIFT>(t, 0, bent, Ramp<true>(ramp, ROW0, KEYS[0]),
+        if (hides(query_of(n, i), key_of(i))) t.x[0][n][i] = masked_score(bent);
+    weigh<SHIFT>(t, 0, bent, AlibiBias<true>(alibi, ROW0, KEYS[0]),
                  [&](int k, const auto& weight, const auto& share) {
       for (int n = 0; n < 2; ++n)
         for (int i = 0; i < 4; ++i) {
@@ -155,11 +155,11 @@ int main(int, char** arguments) {
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require_compiler()
-    folder = tmp_path_factory.mktemp("bend")
+    folder = tmp_path_factory.mktemp("score_mod")
     for name, text in HEADERS.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    source, program = folder / "bend.cpp", folder / "bend"
+    source, program = folder / "score_mod.cpp", folder / "score_mod"
     source.write_text(PROGRAM, encoding="utf-8")
     call = [os.environ.get("CXX", "g++"), "-std=c++17", "-w", "-I", str(folder)]
     call += [f"-I{path}" for path in INCLUDES]
