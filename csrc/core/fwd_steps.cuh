@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "core/hide.cuh"
+#include "core/apply_mask.cuh"
 #include "core/scores.cuh"
 #include "core/walk.cuh"
 #include "ptx/copy.cuh"
@@ -35,7 +35,7 @@ __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const Fw
     if (work.walk.is_full(j)) code = TILE_FULL;
   }
   if (code != TILE_FULL) {
-    hide(s, Mask(p.mask, work.place), work.row0 + row0, work.walk.key0(j), code);
+    apply_mask(s, Mask(p.mask, work.place), work.row0 + row0, work.walk.key0(j), code);
   }
 }
 

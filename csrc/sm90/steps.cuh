@@ -54,12 +54,12 @@ struct KeySteps {
   __device__ __forceinline__ bool is_list() const {
     return WALK == Walk::LISTS || (WALK == Walk::BOTH && bounds.entries != nullptr);
   }
-  // Whether the last step, of an odd number of tiles, lacks this part.
+  // Whether this part is missing: the last step of an odd number of tiles has one part.
   __device__ __forceinline__ bool lacks(int j, int part) const {
     return j * PARTS + part >= bounds.count;
   }
-  // The entry of part `part` of step j. The last tile stands in for one that is lacking, so that
-  // nothing is read that nobody sees.
+  // The entry of part `part` of step j. The last tile stands in for a missing one, so that no other keys
+  // are read.
   __device__ __forceinline__ const int4& entry(int j, int part) const {
     return bounds.entries[min(j * PARTS + part, bounds.count - 1)];
   }
@@ -68,23 +68,24 @@ struct KeySteps {
   __device__ __forceinline__ int key0(int j, int part) const {
     return entry(j, part).x * MASK_TILE;
   }
-  // The key of a row of step j; -1: of a part that is lacking.
+  // The key of a row of step j; -1 in a missing part.
   __device__ __forceinline__ int key(int j, int row) const {
     if (!is_list()) return key0(j) + row;
     const int part = row / MASK_TILE;
     return lacks(j, part) ? -1 : key0(j, part) + row % MASK_TILE;
   }
-  // What is known of a part for the given half (0 or 1) of the block's queries.
+  // The code of a part for the given half (0 or 1) of the block's queries.
   __device__ __forceinline__ int code(int j, int part, int half) const {
     if (lacks(j, part)) return TILE_EMPTY;
     return half == 0 ? entry(j, part).y : entry(j, part).z;
   }
 };
 
-// Sets scores of 16 queries to -inf, in the columns [8 * FIRST, 8 * END) of s, whose first key is
-// key0, a multiple of 16. word(half, key) are the bits of 32 keys for this lane's row of each half.
+// Sets masked scores of 16 queries to -inf, in the columns [8 * FIRST, 8 * END) of s. key0: the key of
+// the first column, a multiple of 16. word(half, key): a bit for each of 32 keys that is visible to this
+// lane's row of each half.
 template <int FIRST, int END, int NT, class Word>
-__device__ __forceinline__ void hide_columns(Accumulator<1, NT>& s, int key0, const Word& word) {
+__device__ __forceinline__ void mask_columns(Accumulator<1, NT>& s, int key0, const Word& word) {
   constexpr int TILES = (END - FIRST) % 4 == 0 ? 4 : 2;  // of 8 keys under one word
   const int column = fresh_thread() % 4 * 2;
 #pragma unroll
@@ -100,16 +101,16 @@ __device__ __forceinline__ void hide_columns(Accumulator<1, NT>& s, int key0, co
     }
 }
 
-// Of 16 queries from row0 on, whose keys are a range each.
+// The same where the visible keys of each query are a range.
 template <int NT>
-__device__ __forceinline__ void hide_ranges(Accumulator<1, NT>& s, const int2 (&ranges)[2],
+__device__ __forceinline__ void mask_ranges(Accumulator<1, NT>& s, const int2 (&ranges)[2],
                                             int key0) {
-  hide_columns<0, NT>(
+  mask_columns<0, NT>(
       s, key0, [&](int h, int key) { return bit_span(ranges[h].x - key, ranges[h].y - key); });
 }
 
-// Bit j of x and bit j - 32 of y: query i sees key key0 + j of a tile of a list. code: TILE_FULL is
-// none of them.
+// Bit j of x and bit j - 32 of y: key key0 + j of a tile of a list is visible to query i. The code is not
+// TILE_FULL.
 __device__ __forceinline__ uint2 tile_bits(const Mask& mask, int i, int key0, int code) {
   if (code >= 0) return mask.p.bits[static_cast<int64_t>(code) * MASK_TILE + i % MASK_TILE];
   if (code == TILE_EMPTY) return {0, 0};
@@ -118,9 +119,9 @@ __device__ __forceinline__ uint2 tile_bits(const Mask& mask, int i, int key0, in
           bit_span(range.x - key0 - 32, range.y - key0 - 32)};
 }
 
-// What two queries of a lane, of the 16 of its warp, see of a step.
+// The keys of a step that are visible to the two queries of a lane, of the 16 of its warp.
 template <int BLOCK_N, Walk WALK>
-struct StepSight {
+struct VisibleKeys {
   using Steps = KeySteps<BLOCK_N, WALK>;
   static constexpr int PARTS = Steps::PARTS;
   static constexpr int TILES = MASK_TILE / 8;
@@ -132,7 +133,7 @@ struct StepSight {
   int2 ranges[2];
   Part parts[PARTS == 0 ? 1 : PARTS];
 
-  // half: of the block's queries, in which the warp is; row0: its first query.
+  // half: the half of the block's queries that the warp is in; row0: the warp's first query.
   __device__ __forceinline__ void find(const Mask& mask, const Steps& steps, int j, int half,
                                        int row0) {
     if (!steps.is_list()) {
@@ -143,27 +144,28 @@ struct StepSight {
     }
   }
 
-  // Hides the scores of the others.
+  // Sets the scores of the other keys to -inf.
   template <int NT>
   __device__ __forceinline__ void apply(Accumulator<1, NT>& s, const Steps& steps, int j) const {
     if (!steps.is_list()) {
-      hide_ranges(s, ranges, steps.key0(j));
+      mask_ranges(s, ranges, steps.key0(j));
     } else {
       if constexpr (PARTS > 0) apply_part<0>(s);
       if constexpr (PARTS == 2) apply_part<1>(s);
     }
   }
 
-  // Both, part by part, with fewer registers.
+  // Does both, part by part, with fewer registers.
   template <int NT>
-  __device__ __forceinline__ static void hide(Accumulator<1, NT>& s, const Mask& mask,
-                                              const Steps& steps, int j, int half, int row0) {
+  __device__ __forceinline__ static void find_and_apply(Accumulator<1, NT>& s, const Mask& mask,
+                                                        const Steps& steps, int j, int half,
+                                                        int row0) {
     if (!steps.is_list()) {
       const int2 ranges[2] = {mask.keys(row(row0)), mask.keys(row(row0) + 8)};
-      hide_ranges(s, ranges, steps.key0(j));
+      mask_ranges(s, ranges, steps.key0(j));
     } else {
-      if constexpr (PARTS > 0) hide_part<0>(s, mask, steps, j, half, row0);
-      if constexpr (PARTS == 2) hide_part<1>(s, mask, steps, j, half, row0);
+      if constexpr (PARTS > 0) find_and_apply_part<0>(s, mask, steps, j, half, row0);
+      if constexpr (PARTS == 2) find_and_apply_part<1>(s, mask, steps, j, half, row0);
     }
   }
 
@@ -189,19 +191,20 @@ struct StepSight {
   __device__ __forceinline__ void apply_part(Accumulator<1, NT>& s) const {
     if (parts[PART].full) return;
     const auto& bits = parts[PART].bits;
-    hide_columns<PART * TILES, (PART + 1) * TILES>(
+    mask_columns<PART * TILES, (PART + 1) * TILES>(
         s, 0, [&](int h, int key) { return key == 0 ? bits[h].x : bits[h].y; });
   }
 
   template <int PART, int NT>
-  __device__ __forceinline__ static void hide_part(Accumulator<1, NT>& s, const Mask& mask,
-                                                   const Steps& steps, int j, int half, int row0) {
+  __device__ __forceinline__ static void find_and_apply_part(Accumulator<1, NT>& s,
+                                                             const Mask& mask, const Steps& steps,
+                                                             int j, int half, int row0) {
     const int code = steps.code(j, PART, half);
     if (code == TILE_FULL) return;
     const int key0 = steps.key0(j, PART);
     const uint2 bits[2] = {tile_bits(mask, row(row0), key0, code),
                            tile_bits(mask, row(row0) + 8, key0, code)};
-    hide_columns<PART * TILES, (PART + 1) * TILES>(
+    mask_columns<PART * TILES, (PART + 1) * TILES>(
         s, 0, [&](int h, int key) { return key == 0 ? bits[h].x : bits[h].y; });
   }
 };

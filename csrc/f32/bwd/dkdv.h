@@ -13,8 +13,8 @@
 //           of summation.
 #pragma once
 
+#include "core/apply_mask.cuh"
 #include "core/blocks.cuh"
-#include "core/hide.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "core/statistics.cuh"
@@ -142,7 +142,8 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
     };
     if (p.scores.has_score_mod) apply_score_mod<Tanh::EXACT, true>(pt, p.scores, place());
     if (code != TILE_FULL) {
-      hide_transposed(pt, work.mask(p, item.member), item.row0, work.key0 + warp.row0(), code);
+      apply_mask_transposed(pt, work.mask(p, item.member), item.row0, work.key0 + warp.row0(),
+                            code);
     }
     // P^T = exp2(S^T * scale - lse) * normalizer
     const float scale_log2 = p.scores.scale * LOG2_E;

@@ -10,8 +10,8 @@
 //           of S or dP.
 #pragma once
 
+#include "core/apply_mask.cuh"
 #include "core/blocks.cuh"
-#include "core/hide.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "core/softmax.cuh"
@@ -109,7 +109,7 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
           ds, dp, {{delta[0], delta[1]}}, p.scores,
           {alibi_slope(p.scores, block.batch, head), row0, walk.key0(j)});
     }
-    if (code != TILE_FULL) hide(ds, mask, block.row0 + warp.row0(), walk.key0(j), code);
+    if (code != TILE_FULL) apply_mask(ds, mask, block.row0 + warp.row0(), walk.key0(j), code);
     // P = exp2(S * scale - lse), dS = P * (dP - delta)
     float tile_sum[2] = {};
 #pragma unroll

@@ -1,9 +1,9 @@
 // What a warp of the dK/dV kernel does with a stage of queries.
 #pragma once
 
+#include "core/apply_mask.cuh"
 #include "core/dkdv_items.cuh"
 #include "core/ds_scale.h"
-#include "core/hide.cuh"
 #include "core/scores.cuh"
 #include "core/tile.cuh"
 #include "mma/bwd/dkdv_load.cuh"
@@ -97,8 +97,8 @@ struct DkdvStep {
     if (code != TILE_FULL || has_score_mod) {
       if (has_score_mod) apply_score_mod<Tanh::FAST, true>(pt, p.scores, place(sub));
       const int member = smem.stage[s].item.member;
-      hide_transposed(pt, DkdvCursor<Config>::mask_of(p, smem.work, member), row0 + sub,
-                      smem.work.key0 + warp.row0, code);
+      apply_mask_transposed(pt, DkdvCursor<Config>::mask_of(p, smem.work, member), row0 + sub,
+                            smem.work.key0 + warp.row0, code);
     }
 #pragma unroll
     for (int n = 0; n < NT; ++n) {

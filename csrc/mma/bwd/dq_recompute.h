@@ -8,9 +8,9 @@
 // Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
 #pragma once
 
+#include "core/apply_mask.cuh"
 #include "core/blocks.cuh"
 #include "core/ds_scale.h"
-#include "core/hide.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "core/views.cuh"
@@ -106,7 +106,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
         apply_score_mod_to_both<Tanh::FAST>(
             ds, dp, delta, p.scores, {alibi_slope(p.scores, block.batch, head), row0, key0 + sub});
       }
-      if (code != TILE_FULL) hide(ds, mask, block.row0 + warp_row0, key0 + sub, code);
+      if (code != TILE_FULL) apply_mask(ds, mask, block.row0 + warp_row0, key0 + sub, code);
       // dS = exp2(S * scale - lse) * (dP - delta)
 #pragma unroll
       for (int m = 0; m < MT; ++m)

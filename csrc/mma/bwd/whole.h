@@ -12,10 +12,10 @@
 // Several blocks share a multiprocessor: the copies of one are under way while another computes.
 #pragma once
 
+#include "core/apply_mask.cuh"
 #include "core/blocks.cuh"
 #include "core/dot.cuh"
 #include "core/ds_scale.h"
-#include "core/hide.cuh"
 #include "core/uncovered.cuh"
 #include "core/views.cuh"
 #include "mma/bwd/config.h"
@@ -227,7 +227,7 @@ struct Whole {
       pt.clear();
       const auto a_k = OperandK::a(k() + row0() * HEAD_DIM * 2);
       gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, SUB / 8>(pt, a_k, OperandK::b(q()), sub);
-      if (code != TILE_FULL) hide_transposed(pt, mask, sub, row0(), code);
+      if (code != TILE_FULL) apply_mask_transposed(pt, mask, sub, row0(), code);
       each(pt, lse() + sub * 4,
            [&](float& x, int, float of_query) { x = exp2_approx(fmaf(x, scale_log2, -of_query)); });
       // dV += P^T @ dO                                   [16, HEAD_DIM_V]

@@ -193,7 +193,7 @@ struct DkdvSm90 {
     wgmma_wait<Config::SCORES_AT_A_TIME - 1>();
     hold(pt.x[0]);
     if constexpr (Config::HAS_SCORE_MOD) begin_softcap(pt, params.score_mod);
-    if (code != TILE_FULL) hide(pt, smem.item[s], code);
+    if (code != TILE_FULL) apply_mask(pt, smem.item[s], code);
     // P^T = exp2(S^T * scale - lse)
     if constexpr (Config::HAS_SCORE_MOD) {
       weigh_modified(probabilities, products, pt, smem.lse_log2[s], alibi_of(smem.item[s], slope));
@@ -324,7 +324,7 @@ struct DkdvSm90 {
 
   // Sets the scores that the mask hides to what has no weight. A lane asks for two queries' bits,
   // those of the warp's 16 keys, and has them from there handed to those whose scores they are.
-  __device__ __forceinline__ void hide(Scores& pt, const DkdvItem& item, int code) const {
+  __device__ __forceinline__ void apply_mask(Scores& pt, const DkdvItem& item, int code) const {
     const Mask mask = Cursor::mask_of(p, work, item.member);
     const int lane = fresh_thread() % 32;
     const int warp = warp_of_consumer();

@@ -295,7 +295,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
                                          const Slots& slots, int code) const {
     if constexpr (IS_SCORES) {
       if constexpr (Config::HAS_SCORE_MOD) begin_softcap(x, params.score_mod);
-      if (code != TILE_FULL) this->hide(x, item(stages), code);
+      if (code != TILE_FULL) this->apply_mask(x, item(stages), code);
       if constexpr (Config::HAS_SCORE_MOD) {
         const float* lse_log2 = smem.statistics[stages.stage()];
         weigh_modified(x, products, lse_log2, this->alibi_of(item(stages), slope));

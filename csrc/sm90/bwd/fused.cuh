@@ -328,7 +328,7 @@ struct FusedSm90 : DkdvSm90<Config> {
     const float slope = this->slope_of(item);
     const auto find_weights = [&] {
       if constexpr (Config::HAS_SCORE_MOD) begin_softcap(pt, params.score_mod);
-      if (code != TILE_FULL) this->hide(pt, item, code);
+      if (code != TILE_FULL) this->apply_mask(pt, item, code);
       if constexpr (Config::HAS_SCORE_MOD) {
         this->weigh_modified(probabilities, products, pt, smem.lse_log2[s],
                              this->alibi_of(item, slope));

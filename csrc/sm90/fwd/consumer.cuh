@@ -36,7 +36,7 @@ struct FwdSm90Consumer {
         if (work.has_keys()) {
           compute(work);
         } else {
-          Output{params, smem, work}.fill_unseeing();
+          Output{params, smem, work}.store_empty();
         }
       }
       smem.work_barriers.release(works.stage());

@@ -44,8 +44,8 @@ struct FwdSm90Output {
     }
   }
 
-  // Queries that see no key: zeros, and -inf or the sink for lse.
-  __device__ __forceinline__ void fill_unseeing() const {
+  // Stores zeros for queries without a visible key, and -inf or the sink for lse.
+  __device__ __forceinline__ void store_empty() const {
     const FwdParams& p = params.p;
     const int thread = fresh_thread() % WARPGROUP;
     const int count = min(rows(), 64);

@@ -28,7 +28,7 @@ struct FwdSm90Pipeline {
     Accumulator<1, BLOCK_N / 8> s;
     Probabilities p;
     float rescale[1][2];
-    StepSight<BLOCK_N, Tiles::WALK> visible;
+    VisibleKeys<BLOCK_N, Tiles::WALK> visible;
   };
 
   const typename Tiles::Params& params;
@@ -142,7 +142,7 @@ struct FwdSm90Pipeline {
     const int row = work.block.row0 + warp_row() + fresh_thread() % 32 / 4;
     const Mask mask(params.p.mask, work.place);
     const int2 ranges[2] = {mask.keys(row), mask.keys(row + 8)};
-    hide_ranges(s, ranges, j * BLOCK_N);
+    mask_ranges(s, ranges, j * BLOCK_N);
     make_probabilities(s, softmax, rescale, scale_log2);
     to_operands(p, s);
     smem.v_barriers.wait_for_data(keys);
@@ -233,8 +233,8 @@ struct FwdSm90Pipeline {
   }
 
   __device__ __forceinline__ void mask_scores() {
-    f.visible.hide(f.s, Mask(params.p.mask, work.place), Steps{work.bounds}, j, consumer(),
-                   work.block.row0 + warp_row());
+    f.visible.find_and_apply(f.s, Mask(params.p.mask, work.place), Steps{work.bounds}, j,
+                             consumer(), work.block.row0 + warp_row());
   }
 
   template <int KT>

@@ -1,4 +1,4 @@
-// Sets the scores of a warp that a mask hides to -inf.
+// Sets masked scores of a warp to -inf.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -9,8 +9,8 @@ namespace flash_dist {
 // S: MT * 16 queries from row0 on and NT * 8 keys from key0 on, which are whole aligned words of 32
 // keys, or a part of one.
 template <int MT, int NT>
-__device__ __forceinline__ void hide(Accumulator<MT, NT>& s, const Mask& mask, int row0, int key0,
-                                     int code) {
+__device__ __forceinline__ void apply_mask(Accumulator<MT, NT>& s, const Mask& mask, int row0,
+                                           int key0, int code) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < MT; ++m)
@@ -31,8 +31,8 @@ __device__ __forceinline__ void hide(Accumulator<MT, NT>& s, const Mask& mask, i
 
 // S^T: MT * 16 keys from key0 on, within one aligned word of 32, and NT * 8 queries from row0 on.
 template <int MT, int NT>
-__device__ __forceinline__ void hide_transposed(Accumulator<MT, NT>& st, const Mask& mask, int row0,
-                                                int key0, int code) {
+__device__ __forceinline__ void apply_mask_transposed(Accumulator<MT, NT>& st, const Mask& mask,
+                                                      int row0, int key0, int code) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < NT; ++n)
