@@ -2,8 +2,8 @@
 // what its warps need to know of each.
 #pragma once
 
+#include "core/block_iterators.cuh"
 #include "core/params.h"
-#include "core/walk.cuh"
 
 namespace flash_dist {
 
@@ -55,16 +55,15 @@ struct DkdvCursor {
     const Sequence sequence{0, 0, w.seqlen_q, w.seqlen_k};
     return Mask(p.mask, MaskPlace(p.mask, sequence, w.batch, w.head + member));
   }
-  __device__ __forceinline__ static QueryWalk<Config::BLOCK_N> walk_of(const BwdParams& p,
-                                                                       const DkdvWork& w,
-                                                                       int member) {
+  __device__ __forceinline__ static QueryBlockIterator<Config::BLOCK_N> walk_of(const BwdParams& p,
+                                                                                const DkdvWork& w,
+                                                                                int member) {
     const Mask mask = mask_of(p, w, member);
     return walk_of(mask, ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k}), w);
   }
-  __device__ __forceinline__ static QueryWalk<Config::BLOCK_N> walk_of(const Mask& mask,
-                                                                       const DsLayout& layout,
-                                                                       const DkdvWork& w) {
-    QueryWalk<Config::BLOCK_N> walk(mask, layout, w.key0);
+  __device__ __forceinline__ static QueryBlockIterator<Config::BLOCK_N> walk_of(
+      const Mask& mask, const DsLayout& layout, const DkdvWork& w) {
+    QueryBlockIterator<Config::BLOCK_N> walk(mask, layout, w.key0);
     if constexpr (Config::SHARES_QUERIES) walk.clip(w.stripe);
     return walk;
   }
@@ -74,7 +73,7 @@ struct DkdvCursor {
     if (p.mask.head_planes == 0) return max(w.end - w.begin, 0) * PER_TILE * members;
     int steps = 0;
     for (int member = w.members_begin; member < w.members_end; ++member) {
-      const QueryWalk<Config::BLOCK_N> walk = walk_of(p, w, member);
+      const QueryBlockIterator<Config::BLOCK_N> walk = walk_of(p, w, member);
       steps += max(walk.end - walk.begin, 0);
     }
     return steps * PER_TILE;
@@ -111,7 +110,7 @@ struct DkdvCursor {
     ++member;
     i = w.begin * PER_TILE;
     if (p.mask.head_planes == 0 || member >= w.members_end) return;
-    const QueryWalk<Config::BLOCK_N> walk = walk_of(p, w, member);
+    const QueryBlockIterator<Config::BLOCK_N> walk = walk_of(p, w, member);
     i = walk.begin * PER_TILE;
     end = walk.end * PER_TILE;
   }

@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "core/apply_mask.cuh"
+#include "core/block_iterators.cuh"
 #include "core/scores.cuh"
-#include "core/walk.cuh"
 #include "ptx/copy.cuh"
 
 namespace flash_dist {
@@ -28,14 +28,14 @@ __device__ __forceinline__ void wait_for_copies() {
 template <Tanh TANH, class Work, int MT, int NT>
 __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,
                                                 const Work& work, int row0, int j) {
-  int code = work.walk.code(j, row0 / MASK_TILE);
+  int code = work.blocks.code(j, row0 / MASK_TILE);
   if (p.scores.has_score_mod) {
     const int first = work.row0 + row0 + work.place.seqlen_k - work.place.seqlen_q;
-    apply_score_mod<TANH>(s, p.scores, {work.slope, first, work.walk.key0(j)});
-    if (work.walk.is_full(j)) code = TILE_FULL;
+    apply_score_mod<TANH>(s, p.scores, {work.slope, first, work.blocks.key0(j)});
+    if (work.blocks.is_full(j)) code = TILE_FULL;
   }
   if (code != TILE_FULL) {
-    apply_mask(s, Mask(p.mask, work.place), work.row0 + row0, work.walk.key0(j), code);
+    apply_mask(s, Mask(p.mask, work.place), work.row0 + row0, work.blocks.key0(j), code);
   }
 }
 

@@ -1,4 +1,4 @@
-// The keys that a block of queries walks through, BLOCK_N at a time.
+// The steps of a block of queries through its keys, BLOCK_N keys each.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -8,7 +8,7 @@
 
 namespace flash_dist {
 
-// Steps are numbered upwards from `begin` to `end`; those in [full_begin, full_end) need no test.
+// Steps are numbered upwards from `begin` to `end`; those in [full_begin, full_end) need no mask.
 struct KeyBounds {
   int begin, full_begin, full_end, end;
   const int4* entries;  // of a list of tiles; null: a range
@@ -36,23 +36,16 @@ struct KeyBounds {
   }
 };
 
-// What the steps are: BLOCK_N neighbouring keys of a range, or PARTS tiles of a list, wherever they
-// lie.
-enum class Walk { RANGES, LISTS, BOTH };
+// Where the keys of a step come from: BLOCK_N neighbouring keys of a range, or PARTS tiles of a list.
+enum class KeySource { RANGES, LISTS, BOTH };
 
-template <int BLOCK_N, Walk WALK_>
-struct WalkOf {
-  static constexpr int KEYS = BLOCK_N;
-  static constexpr Walk WALK = WALK_;
-};
-
-template <int BLOCK_N, Walk WALK>
+template <int BLOCK_N, KeySource SOURCE>
 struct KeySteps {
-  static constexpr int PARTS = WALK == Walk::RANGES ? 0 : BLOCK_N / MASK_TILE;
+  static constexpr int PARTS = SOURCE == KeySource::RANGES ? 0 : BLOCK_N / MASK_TILE;
   const KeyBounds& bounds;
 
   __device__ __forceinline__ bool is_list() const {
-    return WALK == Walk::LISTS || (WALK == Walk::BOTH && bounds.entries != nullptr);
+    return SOURCE == KeySource::LISTS || (SOURCE == KeySource::BOTH && bounds.entries != nullptr);
   }
   // Whether this part is missing: the last step of an odd number of tiles has one part.
   __device__ __forceinline__ bool lacks(int j, int part) const {
@@ -120,9 +113,9 @@ __device__ __forceinline__ uint2 tile_bits(const Mask& mask, int i, int key0, in
 }
 
 // The keys of a step that are visible to the two queries of a lane, of the 16 of its warp.
-template <int BLOCK_N, Walk WALK>
+template <int BLOCK_N, KeySource SOURCE>
 struct VisibleKeys {
-  using Steps = KeySteps<BLOCK_N, WALK>;
+  using Steps = KeySteps<BLOCK_N, SOURCE>;
   static constexpr int PARTS = Steps::PARTS;
   static constexpr int TILES = MASK_TILE / 8;
   // Of one tile of a list.

@@ -118,7 +118,7 @@ WORK = "sm90/bwd/work.cuh"
         (WORK, "return {last - n, n == first};", "return {last - n + (n == 3), n == first};"),
         (WORK, "return {n - first, n == last};", "return {n - first + (n == 3), n == last};"),
         (WORK, "    --this->i;\n  }\n};", "  }\n};"),
-        ("core/walk.cuh", "    end = min(end, tiles.y);\n", ""),
+        ("core/block_iterators.cuh", "    end = min(end, tiles.y);\n", ""),
         (
             "core/dkdv_work.cuh",
             "(tiles + p.query_split - 1) / p.query_split",

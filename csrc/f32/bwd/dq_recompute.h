@@ -11,11 +11,11 @@
 #pragma once
 
 #include "core/apply_mask.cuh"
+#include "core/block_iterators.cuh"
 #include "core/blocks.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "core/softmax.cuh"
-#include "core/walk.cuh"
 #include "f32/bwd/config.h"
 #include "f32/bwd/normalizer.cuh"
 #include "f32/fragments.cuh"
@@ -50,7 +50,7 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
   if (block.row0 >= sequence.seqlen_q) return;
   const int head = block.head_kv * p.group + block.member;
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
-  const KeyWalk<BLOCK_M, BLOCK_N> walk(mask, block.row0);
+  const KeyBlockIterator<BLOCK_M, BLOCK_N> walk(mask, block.row0);
   const RowSpan keys = mask.keys_that_exist(block.batch);
   const float* gK = float_head_begin(p.k, block.batch, block.head_kv, 0) +
                     static_cast<int64_t>(sequence.k0) * p.k.row;

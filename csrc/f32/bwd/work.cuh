@@ -2,8 +2,8 @@
 // order of summation.
 #pragma once
 
+#include "core/block_iterators.cuh"
 #include "core/params.h"
-#include "core/walk.cuh"
 
 namespace flash_dist {
 
@@ -76,7 +76,7 @@ struct F32DkdvCursor {
   __device__ __forceinline__ static int count(const BwdParams& p, const F32DkdvWork& work) {
     int items = 0;
     for (int member = work.members_begin; member < work.members_end; ++member) {
-      const QueryWalk<BLOCK_N> walk = walk_of(p, work, member);
+      const QueryBlockIterator<BLOCK_N> walk = walk_of(p, work, member);
       const int here = max(walk.end - walk.begin, 0) * PER_TILE;
       if (p.mask.head_planes == 0) return here * (work.members_end - work.members_begin);
       items += here;
@@ -85,16 +85,16 @@ struct F32DkdvCursor {
   }
 
  private:
-  __device__ __forceinline__ static QueryWalk<BLOCK_N> walk_of(const BwdParams& p,
-                                                               const F32DkdvWork& work,
-                                                               int member) {
+  __device__ __forceinline__ static QueryBlockIterator<BLOCK_N> walk_of(const BwdParams& p,
+                                                                        const F32DkdvWork& work,
+                                                                        int member) {
     const Sequence sequence{0, 0, work.seqlen_q, work.seqlen_k};
     return {work.mask(p, member), ds_layout(p, sequence), work.key0};
   }
   // The first item of this member or a later one.
   __device__ __forceinline__ void open(const BwdParams& p, const F32DkdvWork& work) {
     for (; member < work.members_end; ++member) {
-      const QueryWalk<BLOCK_N> walk = walk_of(p, work, member);
+      const QueryBlockIterator<BLOCK_N> walk = walk_of(p, work, member);
       i = walk.begin * PER_TILE;
       end = walk.end * PER_TILE;
       entries = walk.entries;

@@ -5,7 +5,7 @@
 //           columns and owns that slice of the output.
 // Shared    Q tile, one K tile, one V tile, the slices' parts of S.
 // Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)
-//           run. Key tiles are walked from the last to the first, so that causal tiles that need a
+//           run. Key blocks are taken from the last to the first, so that those that need a causal
 //           mask come first and the long loop has none.
 #pragma once
 
@@ -93,12 +93,12 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
                  {work.keys.first - key0, work.keys.end - key0}, p.head_dim_v);
   };
 
-  int j = work.walk.end - 1;
-  if (j >= work.walk.begin) {
+  int j = work.blocks.end - 1;
+  if (j >= work.blocks.begin) {
     FloatTileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
     copy_q.fetch(sQ, work.q, p.q.row, {0, work.rows}, p.head_dim);
     copy_q.land(sQ);
-    fetch_k(work.walk.key0(j));
+    fetch_k(work.blocks.key0(j));
     copy_k.land(sK);
     commit_copies<Target>();
   }
@@ -111,7 +111,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
 
   const auto step = [&](auto masked) {
     wait_for_copies<Target>();  // K(j) is in; everybody is done with V(j + 1)
-    fetch_v(work.walk.key0(j));
+    fetch_v(work.blocks.key0(j));
     commit_copies<Target>();
 
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
@@ -123,7 +123,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
 
     copy_v.land(sV);
     wait_for_copies<Target>();  // V(j) is in; everybody is done with K(j)
-    if (j > work.walk.begin) fetch_k(work.walk.key0(j - 1));
+    if (j > work.blocks.begin) fetch_k(work.blocks.key0(j - 1));
     commit_copies<Target>();
 
     if constexpr (decltype(masked)::value) {
@@ -133,9 +133,9 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
 
     // O += P @ V                                         [ROWS, SLICE] per warp
     Product::template ab<HEAD_DIM>(o, s, Rows::at(sV, 0, warp.column0()));
-    if (j > work.walk.begin) copy_k.land(sK);
+    if (j > work.blocks.begin) copy_k.land(sK);
   };
-  for_key_blocks(p, work.walk, j, step);
+  for_key_blocks(p, work.blocks, j, step);
 
   const FwdBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);

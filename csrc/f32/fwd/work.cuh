@@ -1,9 +1,9 @@
 // Where a block of the fp32 forward kernel works.
 #pragma once
 
+#include "core/block_iterators.cuh"
 #include "core/blocks.cuh"
 #include "core/scores.cuh"
-#include "core/walk.cuh"
 #include "f32/tile.cuh"
 
 namespace flash_dist {
@@ -17,7 +17,7 @@ struct F32FwdWork {
   MaskPlace place;
   RowSpan keys;  // that exist
   float slope;   // of ALiBi
-  KeyWalk<BLOCK_M, BLOCK_N> walk;
+  KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 
   __device__ __forceinline__ F32FwdWork(const FwdParams& p, const FwdBlock& block,
                                         const Sequence& sequence)
@@ -30,7 +30,7 @@ struct F32FwdWork {
         place(p.mask, sequence, block.batch, block.head),
         keys(Mask(p.mask, place).keys_that_exist(block.batch)),
         slope(alibi_slope(p.scores, block.batch, block.head)),
-        walk(Mask(p.mask, place), block.row0) {}
+        blocks(Mask(p.mask, place), block.row0) {}
 };
 
 }  // namespace flash_dist

@@ -11,12 +11,12 @@
 // them: the order of summation is the same as without stripes.
 #pragma once
 
+#include "core/block_iterators.cuh"
 #include "core/blocks.cuh"
+#include "core/ds_block_iterator.cuh"
 #include "core/ds_scale.h"
-#include "core/ds_walk.cuh"
 #include "core/pipeline.cuh"
 #include "core/views.cuh"
-#include "core/walk.cuh"
 #include "mma/bwd/config.h"
 #include "mma/bwd/store.cuh"
 #include "mma/fragments.cuh"
@@ -114,7 +114,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   const Mask mask(p.mask,
                   MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + block.member));
   const DsLayout layout = ds_layout(p, sequence);
-  const DsWalk<BLOCK_M> walk(p, mask, block.row0);
+  const DsBlockIterator<BLOCK_M> walk(p, mask, block.row0);
   const RowSpan keys = mask.keys_that_exist(block.batch);
   const uint8_t* gDs = static_cast<const uint8_t*>(p.ds) +
                        static_cast<int64_t>(block.head) * p.ds_tiles_per_head * DS_TILE_BYTES;

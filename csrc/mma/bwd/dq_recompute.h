@@ -9,12 +9,12 @@
 #pragma once
 
 #include "core/apply_mask.cuh"
+#include "core/block_iterators.cuh"
 #include "core/blocks.cuh"
 #include "core/ds_scale.h"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "core/views.cuh"
-#include "core/walk.cuh"
 #include "mma/bwd/config.h"
 #include "mma/fragments.cuh"
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   const int lane = threadIdx.x % 32;
   const int head = block.head_kv * p.group + block.member;
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
-  const KeyWalk<BLOCK_M, BLOCK_N> walk(mask, block.row0);
+  const KeyBlockIterator<BLOCK_M, BLOCK_N> walk(mask, block.row0);
   const RowSpan keys = mask.keys_that_exist(block.batch);
   const uint16_t* gK =
       head_begin(p.k, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.k.row;

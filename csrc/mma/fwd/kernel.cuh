@@ -4,7 +4,7 @@
 // Block     WARPS warps, each owning ROWS query rows over the whole head_dim.
 // Shared    Q tile (later the output tile), one K tile, one V tile.
 // Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)
-//           run. Key tiles are walked from the last to the first, so that causal tiles that need a
+//           run. Key blocks are taken from the last to the first, so that those that need a causal
 //           mask come first and the long loop has none.
 #pragma once
 
@@ -90,9 +90,9 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
                  p.head_dim_v);
   };
 
-  int j = mine.walk.end - 1;
-  if (j >= mine.walk.begin) {
-    const int key0 = mine.walk.key0(j);
+  int j = mine.blocks.end - 1;
+  if (j >= mine.blocks.begin) {
+    const int key0 = mine.blocks.key0(j);
     fetch_k(mine, key0);
     copy_k.land(sK);
     commit_copies<Target>();
@@ -107,7 +107,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
   const auto step = [&](auto masked) {
     constexpr bool MASKED = decltype(masked)::value;
     // Tiles that need no test are part of a range.
-    const auto key0 = [&](int i) { return MASKED ? work.walk.key0(i) : i * BLOCK_N; };
+    const auto key0 = [&](int i) { return MASKED ? work.blocks.key0(i) : i * BLOCK_N; };
 
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
     Accumulator<MT, BLOCK_N / 8> s;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
 
     copy_v.land(sV);
     wait_for_copies<Target>();  // V(j) is in; everybody is done with K(j)
-    if (j > work.walk.begin) fetch_k(work, key0(j - 1));
+    if (j > work.blocks.begin) fetch_k(work, key0(j - 1));
     commit_copies<Target>();
 
     if constexpr (MASKED) modify_and_mask<Tanh::FAST>(s, p, work, warp_row0, j);
@@ -129,14 +129,14 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
       to_a_operand<Target, T>(rP, s, k);
       gemm_ab_step<Target, T, HEAD_DIM_V>(o, rP, b_v, k * 16);
     }
-    if (j > work.walk.begin) {
+    if (j > work.blocks.begin) {
       copy_k.land(sK);
       wait_for_copies<Target>();  // K(j - 1) is in; everybody is done with V(j)
       fetch_v(work, key0(j - 1));
       commit_copies<Target>();
     }
   };
-  for_key_blocks(p, work.walk, j, step);
+  for_key_blocks(p, work.blocks, j, step);
 }
 
 template <class Config>

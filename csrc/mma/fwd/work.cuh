@@ -1,10 +1,10 @@
 // Where a block of the mma.sync forward kernel works.
 #pragma once
 
+#include "core/block_iterators.cuh"
 #include "core/blocks.cuh"
 #include "core/scores.cuh"
 #include "core/views.cuh"
-#include "core/walk.cuh"
 
 namespace flash_dist {
 
@@ -16,7 +16,7 @@ struct FwdWork {
   MaskPlace place;
   RowSpan keys;  // that exist
   float slope;   // of ALiBi
-  KeyWalk<BLOCK_M, BLOCK_N> walk;
+  KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 
   __device__ __forceinline__ FwdWork(const FwdParams& p, const FwdBlock& block,
                                      const Sequence& sequence)
@@ -26,7 +26,7 @@ struct FwdWork {
         place(p.mask, sequence, block.batch, block.head),
         keys(Mask(p.mask, place).keys_that_exist(block.batch)),
         slope(alibi_slope(p.scores, block.batch, block.head)),
-        walk(Mask(p.mask, place), block.row0) {}
+        blocks(Mask(p.mask, place), block.row0) {}
 };
 
 }  // namespace flash_dist

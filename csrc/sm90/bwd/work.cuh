@@ -4,7 +4,7 @@
 
 #include "core/blocks.cuh"
 #include "core/dkdv_work.cuh"
-#include "core/ds_walk.cuh"
+#include "core/ds_block_iterator.cuh"
 #include "core/tile.cuh"
 #include "sm90/ring.cuh"
 
@@ -115,7 +115,7 @@ struct DqSm90Work {
   Sequence sequence;
   MaskPlace place;
   DsLayout layout;
-  DsWalk<BLOCK_M> walk;
+  DsBlockIterator<BLOCK_M> walk;
   RowSpan keys;  // that exist
 
   __device__ __forceinline__ DqSm90Work(const BwdParams& p, const DqBlock& block_,

@@ -40,14 +40,14 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
   // Whether a step's mask is asked for before its scores are there, which takes registers.
   static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192;
-  // Whether lists are walked in steps of as many keys, by the same code.
-  static constexpr bool ONE_WALK = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
-  // setmaxnreg: what a block has at its launch for each role. The loader needs 32 or, of two walks,
-  // 40; with 24 it works through memory, where the accumulators need the rest.
-  static constexpr int LOADER_REGISTERS = CONSUMERS == 3                                ? 32
-                                          : Plan::MIN_BLOCKS == 3                       ? 24
-                                          : CONSUMERS == 2 && ONE_WALK && HEAD_DIM > 96 ? 24
-                                                                                        : 40;
+  // Whether one main loop serves ranges and lists: their steps have as many keys.
+  static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
+  // setmaxnreg: what a block has at its launch for each role. The loader needs 32 or, of two main
+  // loops, 40; with 24 it spills, where the accumulators need the rest.
+  static constexpr int LOADER_REGISTERS = CONSUMERS == 3                                    ? 32
+                                          : Plan::MIN_BLOCKS == 3                           ? 24
+                                          : CONSUMERS == 2 && ONE_MAINLOOP && HEAD_DIM > 96 ? 24
+                                                                                            : 40;
   static constexpr int CONSUMER_REGISTERS =
       registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
 

@@ -70,7 +70,7 @@ struct FwdSm90Consumer {
     int& j = pipeline.j;
     pipeline.first_step();
     --j;
-    if constexpr (Tiles::WALK == Walk::LISTS) {
+    if constexpr (Tiles::SOURCE == KeySource::LISTS) {
 #pragma unroll 1
       for (; j >= 0; --j) pipeline.template step<true>();
     } else {

@@ -44,13 +44,14 @@ __device__ __forceinline__ void fwd_sm90_block(const typename Config::Params& pa
 
   // Calls f with the tiles that suit the call's mask.
   const auto with_tiles = [&](auto f) {
-    constexpr Walk FIRST = Config::LIST_N == Config::BLOCK_N ? Walk::BOTH : Walk::RANGES;
-    if constexpr (Config::ONE_WALK) {
+    constexpr KeySource FIRST =
+        Config::LIST_N == Config::BLOCK_N ? KeySource::BOTH : KeySource::RANGES;
+    if constexpr (Config::ONE_MAINLOOP) {
       f(FwdSm90Tiles<Config, Config::BLOCK_N, FIRST>{});
     } else if (params.p.mask.kind != MaskKind::TILES) {
       f(FwdSm90Tiles<Config, Config::BLOCK_N, FIRST>{});
     } else {
-      f(FwdSm90Tiles<Config, Config::LIST_N, Walk::LISTS>{});
+      f(FwdSm90Tiles<Config, Config::LIST_N, KeySource::LISTS>{});
     }
   };
   if (threadIdx.x < WARPGROUP) {

@@ -28,7 +28,7 @@ struct FwdSm90Pipeline {
     Accumulator<1, BLOCK_N / 8> s;
     Probabilities p;
     float rescale[1][2];
-    VisibleKeys<BLOCK_N, Tiles::WALK> visible;
+    VisibleKeys<BLOCK_N, Tiles::SOURCE> visible;
   };
 
   const typename Tiles::Params& params;

@@ -8,13 +8,13 @@
 
 namespace flash_dist {
 
-// Config_, with what follows from how keys are walked through, BLOCK_N_ at a time.
-template <class Config_, int BLOCK_N_, Walk WALK_>
+// Config_ with the tiles of one kind of steps, of BLOCK_N_ keys each.
+template <class Config_, int BLOCK_N_, KeySource SOURCE_>
 struct FwdSm90Tiles : Config_ {
   using Config = Config_;
   static constexpr int BLOCK_N = BLOCK_N_;
-  static constexpr Walk WALK = WALK_;
-  using Steps = KeySteps<BLOCK_N, WALK>;
+  static constexpr KeySource SOURCE = SOURCE_;
+  using Steps = KeySteps<BLOCK_N, SOURCE>;
   using QTile = Panels<Config::BLOCK_M>;
   using KTile = Panels<BLOCK_N>;
   using Queries = Ring<Config::Q_STAGES>;

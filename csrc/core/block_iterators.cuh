@@ -1,5 +1,5 @@
-// The tiles that a block walks through: those that its part of the mask can make visible, and where
-// the dS of such a tile lies.
+// The key or query blocks that a block iterates over: those with a score that the mask leaves visible.
+// Also where the dS of such a block is stored.
 #pragma once
 
 #include "core/ds_layout.h"
@@ -8,17 +8,16 @@
 
 namespace flash_dist {
 
-// The key tiles that a block of queries walks through, BLOCK_N keys each: a range, or a list of
-// 64-key tiles. Steps are numbered upwards from `begin` to `end`; those in [full_begin, full_end)
-// need no test.
+// The key blocks of a block of queries, BLOCK_N keys each: a range, or parts of a list of 64-key tiles.
+// They are numbered upwards from `begin` to `end`; those in [full_begin, full_end) need no mask.
 template <int BLOCK_M, int BLOCK_N>
-struct KeyWalk {
+struct KeyBlockIterator {
   static_assert(MASK_TILE % BLOCK_N == 0 && (BLOCK_M <= MASK_TILE || BLOCK_M == 2 * MASK_TILE));
   static constexpr int SUB = MASK_TILE / BLOCK_N;
   int begin, full_begin, full_end, end;
   const int4* entries;  // null: a range
 
-  __device__ __forceinline__ KeyWalk(const Mask& mask, int row0) {
+  __device__ __forceinline__ KeyBlockIterator(const Mask& mask, int row0) {
     if (mask.is_list()) {
       constexpr bool PAIRS = BLOCK_M > MASK_TILE;
       const TileList& list = mask.p.by_query[PAIRS];
@@ -38,29 +37,28 @@ struct KeyWalk {
     }
   }
 
-  // Whether step j needs no test.
+  // Whether block j needs no mask.
   __device__ __forceinline__ bool is_full(int j) const { return j >= full_begin && j < full_end; }
-  // First key of step j.
+  // First key of block j.
   __device__ __forceinline__ int key0(int j) const {
     return entries == nullptr ? j * BLOCK_N : entries[j / SUB].x * MASK_TILE + j % SUB * BLOCK_N;
   }
-  // What is known of step j for a warp in the given half (0 or 1) of the block's queries.
+  // The code of block j for a warp in the given half (0 or 1) of the queries.
   __device__ __forceinline__ int code(int j, int half) const {
     if (entries == nullptr) return TILE_ROWS;
     return half == 0 ? entries[j / SUB].y : entries[j / SUB].z;
   }
 };
 
-// The query tiles that a block of keys walks through for one query head, 64 queries each: a range,
-// or the entries of a list.
+// The query tiles of a block of keys for one query head, 64 queries each: a range, or entries of a list.
 template <int BLOCK_N>
-struct QueryWalk {
+struct QueryBlockIterator {
   static constexpr bool PAIRS = BLOCK_N > MASK_TILE;
   static_assert(BLOCK_N <= 2 * MASK_TILE);
   int begin, end;
   const int4* entries;  // null: a range
 
-  __device__ __forceinline__ QueryWalk(const Mask& mask, const DsLayout& layout, int key0)
+  __device__ __forceinline__ QueryBlockIterator(const Mask& mask, const DsLayout& layout, int key0)
       : entries(nullptr) {
     const MaskParams& p = mask.p;
     const int n = key0 / MASK_TILE;
@@ -86,7 +84,7 @@ struct QueryWalk {
     }
   }
 
-  // Leaves the query tiles [tiles.x, tiles.y) of a range; a list is not shared.
+  // Keeps the query tiles [tiles.x, tiles.y) of a range; a list is not split.
   __device__ __forceinline__ void clip(int2 tiles) {
     if (entries != nullptr) return;
     begin = max(begin, tiles.x);
@@ -94,14 +92,14 @@ struct QueryWalk {
   }
 };
 
-// The slots of a band's dS, or what of it packed documents need.
+// The layout of a band's dS, or the part of it that packed documents need.
 __device__ __forceinline__ DsLayout ds_layout(const BwdParams& p, const Sequence& sequence) {
   return DsLayout(p.mask, sequence.seqlen_q, sequence.seqlen_k, p.packing.cu_seqlens_q != nullptr,
                   p.seqlen_q);
 }
 
-// Slot of query tile 0 under key tile n, as if it had one; add the query tile. Bands and ROWS,
-// counted from key tile first.
+// Slot of query tile 0 under key tile n, as if it had one; add the query tile. Slots count from key tile
+// `first`. For bands and ROWS.
 __device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layout, int first,
                                          int n) {
   const MaskParams& p = mask.p;
@@ -111,7 +109,7 @@ __device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layou
   return p.key_slots[n] - p.key_slots[first] - begin;
 }
 
-// Query tiles of a band that see a key tile: [x, y); those that see all of it: [z, w).
+// Query tiles of a band to which a key tile is visible: in part [x, y), all of it [z, w).
 __device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& layout, int n) {
   const int key0 = n * MASK_TILE;
   if (key0 >= mask.seqlen_k) return {0, 0, 0, 0};

@@ -1,19 +1,19 @@
 // The tiles of the spilled dS that a block of the dQ kernel multiplies with K.
 #pragma once
 
-#include "core/walk.cuh"
+#include "core/block_iterators.cuh"
 
 namespace flash_dist {
 
 // The key tiles of a block of queries within the chunk's keys: a range, or entries of a list.
 template <int BLOCK_M>
-struct DsWalk {
+struct DsBlockIterator {
   static constexpr bool PAIRS = BLOCK_M > MASK_TILE;
   int begin, end;
   const int4* entries;  // null: a range
   const int2* slots;
 
-  __device__ __forceinline__ DsWalk(const BwdParams& p, const Mask& mask, int row0)
+  __device__ __forceinline__ DsBlockIterator(const BwdParams& p, const Mask& mask, int row0)
       : entries(nullptr), slots(nullptr) {
     const int first = p.key_begin / DS_TILE;
     const int last = (p.key_end + DS_TILE - 1) / DS_TILE;
