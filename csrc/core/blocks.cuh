@@ -9,7 +9,8 @@ namespace flash_dist {
 
 // The query tile, head and batch of a block; of a head the longest causal tiles first.
 struct FwdBlock {
-  int row0, batch, head, head_kv, member;
+  int row0, batch, head, head_kv;
+  int head_in_group;  // number of `head` among the query heads of head_kv
 
   __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m)
       : FwdBlock(p, block_m, fresh_block()) {}
@@ -20,7 +21,7 @@ struct FwdBlock {
     batch = divide(place.group, p.by_num_heads_q);
     head = place.group - batch * p.by_num_heads_q.divisor;
     head_kv = divide(head, p.by_group);
-    member = head - head_kv * p.group;
+    head_in_group = head - head_kv * p.group;
   }
 };
 

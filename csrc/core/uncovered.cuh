@@ -48,12 +48,13 @@ __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int nu
 
 // This thread's part of a row of zeros.
 template <int ELEMENT_BYTES>
-__device__ __forceinline__ void zero_row(const View& view, int head_kv, int member, int row,
+__device__ __forceinline__ void zero_row(const View& view, int head_kv, int head_in_group, int row,
                                          int columns) {
-  asm volatile("" : "+r"(head_kv), "+r"(member));  // no product of strides is kept in registers
+  asm volatile(""
+               : "+r"(head_kv), "+r"(head_in_group));  // no product of strides is kept in registers
   uint8_t* first =
       static_cast<uint8_t*>(view.data) +
-      ELEMENT_BYTES * (head_kv * view.head_kv + member * view.head_group + row * view.row);
+      ELEMENT_BYTES * (head_kv * view.head_kv + head_in_group * view.head_group + row * view.row);
 #pragma unroll 1
   for (int i = fresh_thread() % ROW_LANES * 16; i < columns * ELEMENT_BYTES; i += ROW_LANES * 16) {
     store_global_16(first + i, {0, 0, 0, 0});
@@ -67,7 +68,7 @@ __device__ __forceinline__ void fill_uncovered(const FwdParams& p, const FwdBloc
   for_uncovered_rows<Config::THREADS - FIRST, FIRST>(
       p.packing.cu_seqlens_q, at.batch, p.batch, p.total_q, p.seqlen_q, at.row0 / BLOCK_M,
       (p.seqlen_q + BLOCK_M - 1) / BLOCK_M, [&](int row) {
-        zero_row<ELEMENT_BYTES>(p.out, at.head_kv, at.member, row, p.head_dim_v);
+        zero_row<ELEMENT_BYTES>(p.out, at.head_kv, at.head_in_group, row, p.head_dim_v);
         if (threadIdx.x % ROW_LANES == 0)
           p.lse[lse_begin(p, at.batch, at.head, 0) + row] = -INFINITY;
       });

@@ -33,9 +33,9 @@ struct FloatTileCopy {
 
 // head_begin of core/views.cuh, for floats.
 __device__ __forceinline__ float* float_head_begin(const View& view, int batch, int head_kv,
-                                                   int member) {
+                                                   int head_in_group) {
   return static_cast<float*>(view.data) + batch * view.batch + head_kv * view.head_kv +
-         member * view.head_group;
+         head_in_group * view.head_group;
 }
 
 }  // namespace flash_dist

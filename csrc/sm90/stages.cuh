@@ -39,8 +39,8 @@ struct StageBarriers {
   __device__ __forceinline__ uint32_t data(const Ring<STAGES>& ring) const {
     return shared_address(&full[ring.stage()]);
   }
-  // The stage is filled, by other means than copies.
-  __device__ __forceinline__ void announce(const Ring<STAGES>& ring) const {
+  // The thread that fills the stage without copies has done so.
+  __device__ __forceinline__ void arrive(const Ring<STAGES>& ring) const {
     mbarrier_arrive(data(ring));
   }
   // This warp has read a stage.

@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_f32_output(
         o.x[m][n][2 * h + 1] *= inverse;
       }
     }
-  float* gOut = float_head_begin(p.out, block.batch, block.head_kv, block.member) +
+  float* gOut = float_head_begin(p.out, block.batch, block.head_kv, block.head_in_group) +
                 static_cast<int64_t>(sequence.q0 + first_row) * p.out.row + warp.column0();
   store_floats(o, 1.0f, gOut, p.out.row, rows_left, p.head_dim_v - warp.column0());
 }

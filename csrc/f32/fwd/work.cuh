@@ -21,7 +21,7 @@ struct F32FwdWork {
 
   __device__ __forceinline__ F32FwdWork(const FwdParams& p, const FwdBlock& block,
                                         const Sequence& sequence)
-      : q(float_head_begin(p.q, block.batch, block.head_kv, block.member) +
+      : q(float_head_begin(p.q, block.batch, block.head_kv, block.head_in_group) +
           (sequence.q0 + block.row0) * p.q.row),
         k(float_head_begin(p.k, block.batch, block.head_kv, 0) + sequence.k0 * p.k.row),
         v(float_head_begin(p.v, block.batch, block.head_kv, 0) + sequence.k0 * p.v.row),

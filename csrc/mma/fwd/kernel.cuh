@@ -40,7 +40,7 @@ __device__ __forceinline__ void store_output(
   normalize_rows(o, softmax, gLse, lane, rows_left, p.scores.scale, sink);
   store_rows<typename Config::Target, typename Config::T, HEAD_DIM_V, Config::ROW_TILES>(
       o, sQ + warp_row0 * HEAD_DIM_V * 2,
-      head_begin(p.out, block.batch, block.head_kv, block.member) +
+      head_begin(p.out, block.batch, block.head_kv, block.head_in_group) +
           (sequence.q0 + first_row) * p.out.row,
       p.out.row, rows_left, p.head_dim_v);
 }
@@ -50,7 +50,7 @@ template <class Config>
 __device__ __forceinline__ void load_queries(const FwdParams& p, const FwdBlock& block,
                                              const Sequence& sequence, uint32_t sQ) {
   TileCopy<typename Config::Target, Config::BLOCK_M, Config::HEAD_DIM, Config::THREADS> copy;
-  const uint16_t* rows = head_begin(p.q, block.batch, block.head_kv, block.member) +
+  const uint16_t* rows = head_begin(p.q, block.batch, block.head_kv, block.head_in_group) +
                          (sequence.q0 + block.row0) * p.q.row;
   copy.fetch(sQ, rows, p.q.row, {0, sequence.seqlen_q - block.row0}, p.head_dim);
   copy.land(sQ);

@@ -33,11 +33,11 @@ struct FwdSm90Loader {
       work.find_keys(params.p, Tiles::BLOCK_M, Tiles::BLOCK_N);
       work.queries = own.queries;
       work.tiles = own.tiles;
-      announce_work();
+      publish_work();
       if (work.has_queries() && work.has_keys()) load(work);
     }
     next_work().close();
-    announce_work();
+    publish_work();
   }
 
  private:
@@ -49,8 +49,8 @@ struct FwdSm90Loader {
     return smem.work[Works{works}.stage()];
   }
 
-  __device__ __forceinline__ void announce_work() const {
-    smem.work_barriers.announce(Works{smem.progress.works});
+  __device__ __forceinline__ void publish_work() const {
+    smem.work_barriers.arrive(Works{smem.progress.works});
     ++smem.progress.works;
   }
 
@@ -83,7 +83,7 @@ struct FwdSm90Loader {
     smem.q_barriers.wait_for_place(queries);
     const uint32_t barrier = smem.q_barriers.data(queries);
     mbarrier_expect(barrier, Tiles::Q_PANELS * QTile::BYTES);
-    BoxPlace at{0, work.sequence.q0 + block.row0, block.member * params.q_axes.member,
+    BoxPlace at{0, work.sequence.q0 + block.row0, block.head_in_group * params.q_axes.member,
                 block.head_kv * params.q_axes.head_kv, block.batch * params.q_axes.batch};
     load_panels<QTile, Tiles::Q_PANELS>(shared_address(smem.q[queries.stage()]), params.q, at,
                                         barrier);

@@ -67,14 +67,14 @@ struct FwdSm90Output {
   __device__ __forceinline__ uint16_t* first_row() const {
     const View& view = params.p.out;
     const FwdBlock& block = work.block;
-    return head_begin(view, block.batch, block.head_kv, block.member) +
+    return head_begin(view, block.batch, block.head_kv, block.head_in_group) +
            (work.sequence.q0 + row0()) * view.row;
   }
 
   // Of which the map cuts off what lies beyond the end.
   __device__ __forceinline__ void store_boxes(uint32_t tile, int batch) const {
     const FwdBlock& block = work.block;
-    BoxPlace at{0, work.sequence.q0 + row0(), block.member, block.head_kv, batch};
+    BoxPlace at{0, work.sequence.q0 + row0(), block.head_in_group, block.head_kv, batch};
 #pragma unroll
     for (int panel = 0; panel < Config::V_PANELS; ++panel) {
       at.column = panel * QTile::COLUMNS;
