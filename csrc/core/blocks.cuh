@@ -1,4 +1,4 @@
-// What a block of each kind of kernel owns, by its number, and the launches of so many blocks.
+// The work tile of a block, from its number, and the grids of the kernels.
 #pragma once
 
 #include "core/params.h"
@@ -7,7 +7,7 @@
 
 namespace flash_dist {
 
-// The query tile, head and batch of a block; of a head the longest causal tiles first.
+// The query tile, head and batch of a block. The longest causal tiles of a head come first.
 struct FwdBlock {
   int row0, batch, head, head_kv;
   int head_in_group;  // number of `head` among the query heads of head_kv
@@ -25,15 +25,15 @@ struct FwdBlock {
   }
 };
 
-// How many blocks of block_m queries a forward has: `groups` groups of `tiles`. Fills in what a block
-// finds its place by.
+// The blocks of block_m queries of a forward: `groups` groups of `tiles`. Fills in the divisors with
+// which a block finds its tile.
 struct FwdGrid {
   int64_t tiles, groups;
 
   FwdGrid(FwdParams& p, int block_m) {
     int64_t batch = p.batch;
     if (p.packing.cu_seqlens_q != nullptr && (p.batch == 0 || p.seqlen_q == 0)) {
-      // No document covers a row. A block for each head is there to write them all.
+      // No row belongs to a document. One block for each head writes them all.
       batch = 1;
       p.batch = 0;
       p.seqlen_q = p.heads_together = 1;

@@ -16,7 +16,7 @@ __device__ __forceinline__ void commit_copies() {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
 }
 
-// Waits until all groups of copies but the newest PENDING are in, for everybody.
+// Waits until all groups of copies but the newest PENDING are in, for all threads.
 template <class Target, int PENDING = 0>
 __device__ __forceinline__ void wait_for_copies() {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<PENDING>();
@@ -39,8 +39,8 @@ __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const Fw
   }
 }
 
-// Calls step(masked) for block j of keys and all before it: blocks to mask or to modify, blocks to
-// take as they are, blocks to mask.
+// Calls step(masked) for block j of keys and all before it: blocks with a mask, blocks without one, then
+// blocks with a mask. With a score modification all blocks count as masked.
 template <class Blocks, class Step>
 __device__ __forceinline__ void for_key_blocks(const FwdParams& p, const Blocks& blocks, int& j,
                                                const Step& step) {

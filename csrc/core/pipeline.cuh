@@ -1,5 +1,4 @@
-// The loop around a ring of shared-memory stages: while item i is computed, item i + STAGES - 1 is
-// on its way.
+// A loop with a ring of shared-memory stages: while item i is computed, item i + STAGES - 1 is copied.
 #pragma once
 
 #include "ptx/copy.cuh"
@@ -23,7 +22,7 @@ __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, 
 #pragma unroll 1
     for (int i = 0; i < items; ++i) {
       cp_async_wait<AHEAD - 1>();
-      // Item i is in for everybody; with STAGES > 1 everybody is also done with item i - 1.
+      // All threads see item i; with STAGES > 1 all have also read item i - 1.
       __syncthreads();
       if constexpr (STAGES > 1) {
         if (i + AHEAD < items) fetch(i + AHEAD, free_stage);
@@ -31,7 +30,7 @@ __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, 
       }
       compute(i, stage);
       if constexpr (STAGES == 1) {
-        __syncthreads();  // everybody is done with item i
+        __syncthreads();  // all threads have read item i
         if (i + 1 < items) fetch(i + 1, 0);
         cp_async_commit();
       }
@@ -46,11 +45,11 @@ __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, 
     }
 #pragma unroll 1
     for (int i = 0; i < items; ++i) {
-      // Item i is in for everybody; with two stages everybody is also done with item i - 1.
+      // All threads see item i; with two stages all have also read item i - 1.
       __syncthreads();
       if (i + 1 < items) fetch(i + 1, (i + 1) % STAGES);
       compute(i, i % STAGES);
-      if constexpr (STAGES == 1) __syncthreads();  // everybody is done with item i
+      if constexpr (STAGES == 1) __syncthreads();  // all threads have read item i
       if (i + 1 < items) land((i + 1) % STAGES);
     }
   }

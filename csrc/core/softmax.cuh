@@ -1,4 +1,4 @@
-// The softmax of scores that come tile by tile.
+// Online softmax: the scores come block by block.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -11,7 +11,7 @@ namespace flash_dist {
 template <int MT>
 struct SoftmaxState {
   float row_max[MT][2];
-  float row_sum[MT][2];  // of this lane's columns; quad_sum() adds those of the others
+  float row_sum[MT][2];  // over this lane's columns; quad_sum() adds those of the other lanes
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -31,10 +31,10 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// By what O and the sums are rescaled when a maximum grows. A maximum is rounded once it is
-// multiplied by scale_log2: between scores in the hundreds that is 2^-16 of P, in the same direction
-// for a whole row until the next maximum. ROUNDED takes the factor between the offsets as P had
-// them, EXACT between the maxima themselves, for a P that has fewer digits.
+// The factor of O and the sums when a maximum grows. The offset, maximum * scale_log2, is rounded: with
+// scores in the hundreds the error is 2^-16 of P, in the same direction for a whole row until the next
+// maximum. ROUNDED takes the factor between the rounded offsets that P had; EXACT takes it between the
+// maxima themselves, which is enough for a P with fewer digits.
 enum class Offsets { EXACT, ROUNDED };
 
 template <Offsets OFFSETS>
@@ -43,8 +43,8 @@ __device__ __forceinline__ float change_of(float row_max, float scale_log2, floa
   return __fsub_rn(__fmul_rn(row_max, scale_log2), offset);
 }
 
-// S -> P = exp2(S * scale_log2 - row_max). Returns whether a row's maximum has grown, by which O and
-// the sums are rescaled, the sums already here: by exactly 1 where it has not.
+// S -> P = exp2(S * scale_log2 - row_max). Rescales the sums. Returns whether a maximum has grown: the
+// caller then rescales O. The factor of a row whose maximum stays is exactly 1.
 template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT>
 __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, SoftmaxState<MT>& state,
                                                  float (&rescale)[MT][2], float scale_log2) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, Softmax
       top = quad_max(top);
       // NOTE: a row without a visible key so far keeps -inf; 0 instead avoids inf - inf.
       const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
-      // Exactly 1 where the maximum stays: offset is rounded, the product in the fma is not.
+      // NOTE: not left to the fma, which would not give 1: the offset is rounded, its product is not.
       const bool grew = top != state.row_max[m][h];
       rescale[m][h] =
           grew ? exp2_approx(change_of<OFFSETS>(state.row_max[m][h], scale_log2, offset)) : 1.0f;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void rescale_rows(Accumulator<MT, OT>& o,
       for (int i = 0; i < 4; ++i) o.x[m][n][i] *= rescale[m][i / 2];
 }
 
-// Both.
+// Makes P and rescales O.
 template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT>
 __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
                                                SoftmaxState<MT>& state, float scale_log2) {
@@ -100,8 +100,8 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
   if (__any_sync(0xffffffffu, grown)) rescale_rows(o, rescale);
 }
 
-// O / sum, and lse = max * scale + ln(sum) of the warp's rows, of which the first `rows` exist; sink:
-// that of their head, or null. A row without a visible key has 0, and -inf or the sink.
+// O / sum, and lse = max * scale + ln(sum), of the warp's rows, of which the first `rows` exist. sink: the
+// head's, or null. A row without a visible key gets 0, and lse of -inf or the sink.
 template <int MT, int OT>
 __device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
                                                const SoftmaxState<MT>& state, float* lse, int lane,

@@ -1,11 +1,11 @@
-// The rows of packed tensors that no document covers: before the first document, behind the last,
-// and what a document has beyond the longest that the call named. No block computes them, and the
-// results are not filled when they are made: out and the gradients are zeros there, lse is -inf.
+// The rows of packed tensors that belong to no document: before the first document, behind the last,
+// and those of a document beyond max_seqlen. No block computes them, and the results are allocated
+// uninitialised: out and the gradients become zeros there, lse becomes -inf.
 //
-// Blocks that run anyway write them, before their own work: those of the forward out and lse, those
-// of the kernel of delta dq, dk and dv. That one is launched once and first, whatever chunks,
-// stripes and splits follow, and has registers to spare. Where every row is covered, this costs one
-// number more of cu_seqlens, read with the others, and a comparison.
+// Blocks that run anyway write them, before their own work: blocks of the forward write out and lse,
+// blocks of the delta kernel write dq, dk and dv. The delta kernel is launched once and first, and has
+// registers to spare. If every row is covered, this costs one more number of cu_seqlens, read with the
+// others, and a comparison.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -16,10 +16,10 @@ namespace flash_dist {
 
 constexpr int ROW_LANES = 8;  // threads that write a row, 16 bytes each: a line of memory
 
-// f(row), by ROW_LANES neighbouring threads, for this block's share of an axis. THREADS of the block
-// come here, from number FIRST on. It is one of `blocks` blocks of document `number`, which together
-// take the rows beside it; behind the last document, where many may be left of a buffer, the blocks
-// of all documents share them.
+// Calls f(row), by ROW_LANES neighbouring threads, for this block's part of the uncovered rows. THREADS
+// threads of the block call this, from number FIRST on. The `blocks` blocks of document `number` take
+// the rows next to it. Behind the last document many rows may remain: the blocks of all documents share
+// them.
 template <int THREADS, int FIRST = 0, class F>
 __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int number, int documents,
                                                    int total, int longest, int block, int blocks,
@@ -46,7 +46,7 @@ __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int nu
   }
 }
 
-// This thread's part of a row of zeros.
+// Stores this thread's part of a row of zeros.
 template <int ELEMENT_BYTES>
 __device__ __forceinline__ void zero_row(const View& view, int head_kv, int head_in_group, int row,
                                          int columns) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void zero_row(const View& view, int head_kv, int head
   }
 }
 
-// out and lse of a query head, by the block of row row0: by its threads from number FIRST on.
+// Fills out and lse of a query head in uncovered rows, by the threads of a block from number FIRST on.
 template <class Config, int ELEMENT_BYTES, int FIRST = 0>
 __device__ __forceinline__ void fill_uncovered(const FwdParams& p, const FwdBlock& at) {
   constexpr int BLOCK_M = Config::BLOCK_M;

@@ -1,4 +1,4 @@
-// What the fp32 kernels do with the results of product.cuh.
+// Steps of the fp32 kernels on the results of product.cuh: the sum over slices, the store.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -8,13 +8,13 @@
 
 namespace flash_dist {
 
-// Which part of a block's tile a warp works on: SPLIT warps share ROWS rows. Each takes a slice of
-// the columns, of the sums over them as of the results.
+// The part of a block's tile that a warp computes: SPLIT warps share ROWS rows. Each takes a slice of
+// the columns, both for the sums over columns and for the results.
 template <class Config>
 struct WarpPlace {
   int group, slice, lane;
 
-  // Computed anew at each call, to leave the registers to the accumulators.
+  // Computed again at each call, to leave the registers to the accumulators.
   __device__ __forceinline__ WarpPlace() : WarpPlace(fresh_thread()) {}
   __device__ __forceinline__ explicit WarpPlace(int thread)
       : group(thread / 32 / Config::SPLIT), slice(thread / 32 % Config::SPLIT), lane(thread % 32) {}
@@ -24,8 +24,7 @@ struct WarpPlace {
 
 // Adds up the SPLIT slices' parts of an abt result: neighbours first, then their sums, the same
 // order for all slices and for all tiles (see product.cuh). `exchange` is the shared memory of all
-// groups; who calls twice without a barrier of the block in between calls slices_done() after the
-// first.
+// groups. Between two calls without a barrier of the block, call slices_done().
 template <class Config, int MT, int NT>
 __device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPlace<Config>& warp,
                                            uint32_t exchange) {
@@ -41,7 +40,7 @@ __device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPla
                         {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
                          __float_as_uint(x[3])});
       }
-    barrier_sync(1 + warp.group, 32 * Config::SPLIT);  // all slices are there
+    barrier_sync(1 + warp.group, 32 * Config::SPLIT);  // all slices are stored
     c.clear();
 #pragma unroll
     for (int s = 0; s < Config::SPLIT; s += 2)
@@ -59,7 +58,7 @@ __device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPla
   }
 }
 
-// Everybody of the group has read the sum.
+// Waits until all warps of the group have read the sum.
 template <class Config>
 __device__ __forceinline__ void slices_done(const WarpPlace<Config>& warp) {
   if constexpr (Config::SPLIT > 1) barrier_sync(1 + warp.group, 32 * Config::SPLIT);

@@ -5,9 +5,9 @@
 //                        rows g and g + 8 of row tile m, columns 2t and 2t + 1 of column tile n.
 //   ab    C += P @ B     P such an abt result in registers, B row by row in shared memory.
 //
-// NOTE: S is computed by forward, dQ and dK/dV, under large scores P follows from its last bits, and
-// lse, out and delta of one kernel must fit the P of another. So all of them sum a score in the
-// same order, whatever their tiles: over blocks of SUM_COLUMNS columns one by one, then block to
+// NOTE: forward, dQ and dK/dV all compute S. With large scores P depends on the last bits of S, and lse,
+// out and delta of one kernel must fit the P of another. So all of them sum a score in the same order,
+// whatever their tiles: over blocks of SUM_COLUMNS columns one by one, then block to
 // block in pairs (scores() of two, sum_slices in fragments.cuh of more), the products of what is low of
 // a query before those of what is low of a key (QUERIES says which operand has the queries).
 //
@@ -27,15 +27,15 @@ constexpr int SUM_COLUMNS = 64;
 
 enum class Queries { A, B };
 
-// NOTE: the matrix units cut off what does not fit an accumulator instead of rounding, which adds
-// up over hundreds of columns and thousands of keys. So only short sums are left to them: of 16
-// columns of a score, of one tile of keys or queries of the results.
+// NOTE: the matrix units truncate where they should round, and the error adds up over hundreds of
+// columns and thousands of keys. So they compute short sums only: over 16 columns of a score, or over
+// one tile of keys or queries of the results.
 struct TensorProduct {
   // c += A @ B^T over SUM_COLUMNS columns.
   template <int HEAD_DIM, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
-    // As Operand::a, b and b_8, where a step of 16 halves is one of 8 floats; computed anew to
-    // leave the registers to the accumulators.
+    // As Operand::a, b and b_8, where a step of 16 halves is one of 8 floats; computed again to leave
+    // the registers to the accumulators.
     constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
     using Floats = Operand<2 * HEAD_DIM>;
     const int lane = fresh_thread() % 32;

@@ -52,9 +52,9 @@ __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DI
   }
 }
 
-// C += A @ B with A[16 * MT, 16] in registers and B the 16 rows b_row0.. of a tile. The warp's NT /
-// 2 blocks of 16 columns are SPLIT apart: SPLIT warps share the columns of a row, and
-// share(b_trans, number) tells them apart.
+// C += A @ B with A[16 * MT, 16] in registers and B the 16 rows b_row0.. of a tile. SPLIT warps share
+// the columns of a row: this warp has every SPLIT-th block of 16 columns, NT / 2 of them, and b_trans
+// is share(b_trans, number).
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
 __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint32_t (&a)[MT][4],
                                              Operand<HEAD_DIM> b_trans, int b_row0) {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* 
   }
 }
 
-// Both for a warp that owns whole rows: through its own rows of a tile that nobody else is using.
+// Does both for a warp that owns whole rows, through rows of a tile that no other warp uses.
 template <class Target, class T, int HEAD_DIM, int MT>
 __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& c,
                                            uint32_t warp_tile, uint16_t* dst, int64_t row_stride,

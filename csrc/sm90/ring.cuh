@@ -1,4 +1,4 @@
-// Warpgroups, and the places of what they hand to each other.
+// Warpgroups, their registers, and the ring of stages that they share.
 #pragma once
 
 #include "native/entry.h"
@@ -8,17 +8,16 @@ namespace flash_dist {
 constexpr int WARPGROUP = 128;
 constexpr int WARPS_OF_GROUP = WARPGROUP / 32;
 
-// Whether a block has the registers that its roles take, a loading warpgroup and `consumers` more:
-// it has those of its launch, which are a multiple of 8 for each thread. A warp that asks for others
-// waits for ever.
+// Whether the registers of a block at its launch, a multiple of 8 for each thread, suffice for its
+// roles: a loading warpgroup and `consumers` more. A warp that asks for too many waits for ever.
 constexpr bool has_registers(int consumers, int of_loader, int of_consumer) {
   const int warpgroups = 1 + consumers;
   return of_loader + consumers * of_consumer <=
          warpgroups * registers_at_launch(warpgroups * WARPGROUP);
 }
 
-// What a loader that keeps `of_loader` leaves to each consumer where so many blocks share a
-// multiprocessor: no instruction names more than 255 registers.
+// Registers of each consumer if the loader keeps `of_loader` and `blocks` blocks share a multiprocessor.
+// An instruction cannot name more than 255.
 constexpr int registers_left(int consumers, int blocks, int of_loader) {
   const int warpgroups = 1 + consumers;
   const int all = warpgroups * registers_at_launch(blocks * warpgroups * WARPGROUP);
@@ -26,8 +25,8 @@ constexpr int registers_left(int consumers, int blocks, int of_loader) {
   return each < MOST_REGISTERS ? each : MOST_REGISTERS;
 }
 
-// The next stage of a ring of tiles, and the parity of the phase in which it is filled. One number,
-// since it lives in registers for the whole of a kernel.
+// The next stage of a ring, and the parity of the phase in which it is filled: one number, as it stays
+// in a register throughout a kernel.
 template <int STAGES>
 struct Ring {
   static_assert((STAGES & (STAGES - 1)) == 0, "a power of two");

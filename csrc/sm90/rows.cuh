@@ -1,4 +1,4 @@
-// What a warpgroup does with rows of a tile in shared memory, beside products.
+// Clears and stores of rows of a tile in shared memory, by a warpgroup.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -11,9 +11,9 @@
 
 namespace flash_dist {
 
-// Zeros for those of the first ROWS rows that lie outside of `keep`, all PANELS * 64 columns: their
-// part of a product counts for nothing, but what was copied may be NaN. By THREADS threads, of which
-// this is number `thread`; fence_proxy_async() and a barrier have to follow.
+// Zeroes those of the first ROWS rows that lie outside of `keep`, all PANELS * 64 columns: their weight
+// in a product is 0, but a copied NaN would spread. Called by THREADS threads, of which this is number
+// `thread`; the caller then calls fence_proxy_async() and a barrier.
 template <class Tile, int ROWS, int PANELS, int THREADS>
 __device__ __forceinline__ void clear_rows(uint32_t tile, const RowSpan& keep, int thread) {
   constexpr int CHUNKS = PANELS * 8;  // of 16 bytes to a row
@@ -26,7 +26,7 @@ __device__ __forceinline__ void clear_rows(uint32_t tile, const RowSpan& keep, i
   }
 }
 
-// A warpgroup's 64 rows of a sum, rounded, to 64 rows of a tile.
+// Stores a warpgroup's 64 rows of an accumulator, rounded, to 64 rows of a tile.
 template <class Tile, class Target, class T, int NT>
 __device__ __forceinline__ void stage_rows(const Accumulator<1, NT>& c, uint32_t tile) {
   const int lane = fresh_thread() % 32;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void stage_rows(const Accumulator<1, NT>& c, uint32_t
   }
 }
 
-// By a warpgroup, from 64 rows of a tile, of NT * 8 columns: the first `rows` rows and `columns`
+// Copies 64 rows of a tile with NT * 8 columns to global memory: the first `rows` rows and `columns`
 // columns exist.
 template <class Tile, int NT>
 __device__ __forceinline__ void copy_rows(uint32_t tile, uint16_t* dst, int64_t row_stride,
@@ -55,13 +55,13 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, uint16_t* dst, int64_t 
   }
 }
 
-// Both, through rows that nobody else uses.
+// Does both, through rows of a tile that no other warpgroup uses.
 template <class Tile, class Target, class T, int NT>
 __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint32_t tile,
                                            uint16_t* dst, int64_t row_stride, int rows,
                                            int columns) {
   const int barrier = ONE_CONSUMER + consumer();
-  barrier_sync(barrier, WARPGROUP);  // all its warps are done with the tile
+  barrier_sync(barrier, WARPGROUP);  // all warps have read the tile
   stage_rows<Tile, Target, T>(c, tile);
   barrier_sync(barrier, WARPGROUP);
   copy_rows<Tile, NT>(tile, dst, row_stride, rows, columns);

@@ -1,5 +1,5 @@
-// How consumers and the thread that loads hand stages of a ring to each other: it fills them, each
-// announced by a barrier (full); a warp that has read one says so by another (empty).
+// Barriers between the loading thread and the consumers: the loader fills a stage of a ring and arrives
+// at its full barrier; a consumer warp that has read the stage arrives at its empty barrier.
 #pragma once
 
 #include "ptx/copy.cuh"
@@ -20,7 +20,7 @@ template <int STAGES>
 struct StageBarriers {
   uint64_t full[STAGES], empty[STAGES];
 
-  // By one thread. Whoever fills a stage arrives once, with the bytes of its copies or without any.
+  // Called by one thread. Each filler of a stage arrives once, with the bytes of its copies or without.
   __device__ __forceinline__ void make(int consumer_warps, int fillers = 1) {
 #pragma unroll
     for (int i = 0; i < STAGES; ++i) {
@@ -28,22 +28,22 @@ struct StageBarriers {
       mbarrier_init(shared_address(&empty[i]), consumer_warps);
     }
   }
-  // Until the consumers have read what lies in the next stage: nothing at first.
+  // Waits until the consumers have read the next stage, which is empty at first.
   __device__ __forceinline__ void wait_for_place(const Ring<STAGES>& ring) const {
     mbarrier_wait(shared_address(&empty[ring.stage()]), ring.parity() ^ 1);
   }
   __device__ __forceinline__ void wait_for_data(const Ring<STAGES>& ring) const {
     mbarrier_wait(shared_address(&full[ring.stage()]), ring.parity());
   }
-  // What copies to a stage count on.
+  // The full barrier of the next stage: copies count their bytes there.
   __device__ __forceinline__ uint32_t data(const Ring<STAGES>& ring) const {
     return shared_address(&full[ring.stage()]);
   }
-  // The thread that fills the stage without copies has done so.
+  // Tells that the stage is filled, by stores and not by copies.
   __device__ __forceinline__ void arrive(const Ring<STAGES>& ring) const {
     mbarrier_arrive(data(ring));
   }
-  // This warp has read a stage.
+  // Tells that this warp has read a stage.
   __device__ __forceinline__ void release(int stage) const {
     __syncwarp();
     if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&empty[stage]));

@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_f32_output(
       const float sum = quad_sum(state.row_sum[m][h]);
       const bool empty = sum == 0.0f;  // no visible key
       float inverse = empty ? 0.0f : 1.0f / sum;
-      // P = exp2(S * scale_log2 - offset): the sum lacks what was rounded off of the offset.
+      // P = exp2(S * scale_log2 - offset): `rest` is the rounding error of the offset.
       const float top = state.row_max[m][h];
       const float rest = fmaf(top, scale_log2, -__fmul_rn(top, scale_log2)) * LN_2;
       float row_lse = empty ? -INFINITY : fmaf(top, p.scores.scale, logf(sum) - rest);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
   const float scale_log2 = p.scores.scale * LOG2_E;
 
   const auto step = [&](auto masked) {
-    wait_for_copies<Target>();  // K(j) is in; everybody is done with V(j + 1)
+    wait_for_copies<Target>();  // K(j) is in; all warps have read V(j + 1)
     fetch_v(work.blocks.key0(j));
     commit_copies<Target>();
 
@@ -122,7 +122,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     sum_slices(s, warp, shared_address(smem.exchange));
 
     copy_v.land(sV);
-    wait_for_copies<Target>();  // V(j) is in; everybody is done with K(j)
+    wait_for_copies<Target>();  // V(j) is in; all warps have read K(j)
     if (j > work.blocks.begin) fetch_k(work.blocks.key0(j - 1));
     commit_copies<Target>();
 

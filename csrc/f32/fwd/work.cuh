@@ -1,4 +1,4 @@
-// Where a block of the fp32 forward kernel works.
+// The work tile of a block of the fp32 forward kernel.
 #pragma once
 
 #include "core/block_iterators.cuh"

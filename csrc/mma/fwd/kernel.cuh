@@ -100,13 +100,13 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     commit_copies<Target>();
     wait_for_copies<Target, 1>();
   } else {
-    wait_for_copies<Target>();  // Q's place becomes the stage of the output
+    wait_for_copies<Target>();  // out is staged in Q's memory
   }
 
   // K(j) is in, V(j) on its way.
   const auto step = [&](auto masked) {
     constexpr bool MASKED = decltype(masked)::value;
-    // Tiles that need no test are part of a range.
+    // Blocks without a mask are part of a range.
     const auto key0 = [&](int i) { return MASKED ? work.blocks.key0(i) : i * BLOCK_N; };
 
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
@@ -115,7 +115,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(s, a_q, b_k, 0);
 
     copy_v.land(sV);
-    wait_for_copies<Target>();  // V(j) is in; everybody is done with K(j)
+    wait_for_copies<Target>();  // V(j) is in; all warps have read K(j)
     if (j > work.blocks.begin) fetch_k(work, key0(j - 1));
     commit_copies<Target>();
 
@@ -131,7 +131,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     }
     if (j > work.blocks.begin) {
       copy_k.land(sK);
-      wait_for_copies<Target>();  // K(j - 1) is in; everybody is done with V(j)
+      wait_for_copies<Target>();  // K(j - 1) is in; all warps have read V(j)
       fetch_v(work, key0(j - 1));
       commit_copies<Target>();
     }
@@ -155,7 +155,7 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   load_queries<Config>(p, block, sequence, sQ);
   const FwdWork<BLOCK_M, Config::BLOCK_N> mine(p, block, sequence);
   if (threadIdx.x == 0) smem.work = mine;
-  // Where the accumulators need the registers it is read from shared memory, step by step.
+  // If the accumulators need the registers, the work is read from shared memory in each step.
   const auto& work = pick<Config::SHARES_WORK>(smem.work, mine);
 
   Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8> o;

@@ -17,7 +17,7 @@ struct FwdSm90Params {
   alignas(128) CUtensorMap q, k, v, out;
   AxisSteps q_axes, k_axes, v_axes;
   int tiles;          // of queries, of all heads and batch entries
-  unsigned* tickets;  // tiles taken beyond the first of each block; null: each takes every n-th
+  unsigned* tickets;  // counts tiles taken beyond the first of each block; null: static order
   FwdParams p;
 };
 
@@ -25,7 +25,7 @@ struct FwdScoredSm90Params : FwdSm90Params {
   ScoreModParams score_mod;
 };
 
-// Of a plan from kernels.toml under PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a soft cap or ALiBi.
+// For a plan from kernels.toml under PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a soft cap or ALiBi.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
           bool HAS_SCORE_MOD_>
 struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -38,11 +38,11 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool TAKES_TICKETS = true;
   static constexpr bool IS_SMALL = Plan::LARGER > 0;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
-  // Whether a step's mask is asked for before its scores are there, which takes registers.
+  // Whether a step's mask is found before its scores are ready, which takes registers.
   static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192;
   // Whether one main loop serves ranges and lists: their steps have as many keys.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
-  // setmaxnreg: what a block has at its launch for each role. The loader needs 32 or, of two main
+  // setmaxnreg: the registers of each role. The loader needs 32 or, of two main
   // loops, 40; with 24 it spills, where the accumulators need the rest.
   static constexpr int LOADER_REGISTERS = CONSUMERS == 3                                    ? 32
                                           : Plan::MIN_BLOCKS == 3                           ? 24
@@ -59,12 +59,12 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   template <int BLOCK_N>
   static constexpr int V_BYTES = V_PANELS * Panels<BLOCK_N>::BYTES;
 
-  // Whether Q's place is the stage of the output, too: the next Q is then loaded after the store.
+  // Whether out is staged in Q's memory: the next Q is then loaded after the store.
   static constexpr int OUT_BYTES = V_PANELS * QPanels::BYTES;
   static constexpr int TILE_BYTES =
       Q_PANELS * QPanels::BYTES + Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>);
   static constexpr bool SHARES_Q = TILE_BYTES + OUT_BYTES + 1024 > smem_plan_bytes(PLAN);
-  // Two where there is room: the next Q then arrives while this one is read.
+  // Two if they fit: the next Q then arrives while this one is read.
   static constexpr int Q_BYTES = Q_PANELS * QPanels::BYTES;
   static constexpr int Q_STAGES = TILE_BYTES + OUT_BYTES + Q_BYTES + 2048 > smem_plan_bytes(PLAN)
                                       ? 1
@@ -85,7 +85,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert((SMEM_BYTES + 1024) * Plan::MIN_BLOCKS <= smem_plan_bytes(PLAN) + 1024);
   static_assert(Plan::LIST_N == 0 || BLOCK_M == 128, "lists are made for 64 and 128 queries");
-  static_assert(!SHARES_Q || V_PANELS <= Q_PANELS, "Q's place holds the output");
+  static_assert(!SHARES_Q || V_PANELS <= Q_PANELS, "Q's memory holds the output");
 };
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>

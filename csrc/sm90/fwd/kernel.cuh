@@ -1,16 +1,16 @@
 // Forward attention on Hopper: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
 // Grid      one block for each multiprocessor, which takes one tile of queries after the other; or
-//           one for each tile, where tiles differ in length and there are no tickets.
+//           one for each tile, if tiles differ in length and there is no counter of tiles.
 // Block     a warpgroup of which one thread loads, and CONSUMERS warpgroups of 64 queries each.
-// Shared    Q tile, STAGES tiles of K and of V, the output tile, what the loader says of a tile.
-// Pipeline  The copy engine fills the tiles, each announced by a barrier; a consumer warp that has
-//           read one says so by another. S = Q @ K(j - 1).T is issued before P @ V(j), so that the
-//           matrix units work while the softmax of step j - 1 waits for S alone. Keys are walked
-//           from the last to the first, so that causal tiles that need a mask come first. The
-//           loader is ahead: the next Q, K and V arrive while the output is written.
+// Shared    Q tile, STAGES tiles of K and of V, the output tile, work tiles (work.cuh).
+// Pipeline  The copy engine fills a tile and arrives at its full barrier; a consumer warp that has
+//           read it arrives at its empty barrier. S = Q @ K(j - 1).T is issued before P @ V(j), so that the
+//           matrix units work while the softmax of step j - 1 waits for S alone. Key
+//           blocks are taken from the last to the first, so that those that need a causal mask
+//           come first. The loader is ahead: the next Q, K and V arrive while out is stored.
 //
-// Who takes a tile changes nothing in it.
+// The result of a tile does not depend on the block that takes it.
 #pragma once
 
 #include <type_traits>

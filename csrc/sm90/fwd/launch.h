@@ -1,4 +1,4 @@
-// The launch of the forward kernel for Hopper, and what it leaves to the general one.
+// The launch of the forward kernel for Hopper, and the calls that it leaves to the general one.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -7,9 +7,9 @@
 
 namespace flash_dist {
 
-// Whether tiles of 64 queries, of one warpgroup, serve a call better than those of `larger`: they hold
-// its queries in clearly fewer rows; or there is no more than one of the larger for each
-// multiprocessor, which ends with the longest, or of equal ones no more than one for two.
+// Whether tiles of 64 queries, of one warpgroup, are faster for a call than tiles of `larger`: they need
+// clearly fewer rows; or there is at most one larger tile for each multiprocessor, so that the longest
+// tile decides, or, if all are equally long, at most one for two multiprocessors.
 inline bool small_tiles_pay(const FwdParams& p, int larger) {
   const int64_t tiles = (int64_t{p.seqlen_q} + larger - 1) / larger;
   const int64_t small_tiles = (int64_t{p.seqlen_q} + 63) / 64;

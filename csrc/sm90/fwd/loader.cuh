@@ -1,5 +1,5 @@
-// What one thread of a block of the forward kernel for Hopper does: it chooses tiles of queries, says
-// of each where it lies and what keys it sees, and lets the copy engine bring Q, K and V.
+// The loading thread of a block of the forward kernel for Hopper: it chooses work tiles, finds the keys
+// of each, passes it to the consumers, and starts the copies of Q, K and V.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -42,7 +42,7 @@ struct FwdSm90Loader {
 
  private:
   __device__ __forceinline__ FwdSm90Work& next_work() const {
-    // With tickets it takes one tile ahead alone: what it has, nobody else can take.
+    // With a counter it takes only one tile ahead: other blocks cannot take what it holds.
     const unsigned works = smem.progress.works;
     const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
     smem.work_barriers.wait_for_place(Works{free});
@@ -59,7 +59,7 @@ struct FwdSm90Loader {
     return blocks + (params.tickets == nullptr ? number : take_ticket(params.tickets));
   }
 
-  // The tiles of Q, K and V of one tile of queries that sees any key.
+  // Loads Q, K and V of a work tile that has visible keys.
   __device__ __forceinline__ void load(const FwdSm90Work& work) const {
     load_queries(work);
     Keys keys{work.tiles}, before;
@@ -97,7 +97,7 @@ struct FwdSm90Loader {
                                    work, j, smem.v_barriers.data(keys));
   }
 
-  // The rows of k or v of step j.
+  // Loads the rows of k or v of step j.
   template <int BYTES>
   __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap& map,
                                             const AxisSteps& axes, const FwdSm90Work& work, int j,
@@ -119,7 +119,7 @@ struct FwdSm90Loader {
     }
   }
 
-  // A box for each panel.
+  // Loads a box for each panel.
   template <class Tile, int PANELS>
   __device__ __forceinline__ static void load_panels(uint32_t tile, const CUtensorMap& map,
                                                      BoxPlace at, uint32_t barrier) {

@@ -1,4 +1,4 @@
-// How a warpgroup of the forward kernel for Hopper writes its 64 rows of out.
+// The store of 64 rows of out by a warpgroup of the forward kernel for Hopper.
 #pragma once
 
 #include "core/views.cuh"
@@ -20,13 +20,13 @@ struct FwdSm90Output {
   typename Config::Smem& smem;
   const FwdSm90Work& work;
 
-  // O, rounded, through this warpgroup's rows of the output tile.
+  // Stores O, rounded, through this warpgroup's rows of the output tile.
   __device__ __forceinline__ void store(const Accumulator<1, NT>& o) const {
     const int barrier = ONE_CONSUMER + consumer();
     const bool one_thread = fresh_thread() % WARPGROUP == 0;
     const uint32_t tile = shared_address(Config::SHARES_Q ? smem.q[0] : smem.out) +
                           consumer() * 64 * QTile::ROW_BYTES;
-    // The tile before has been read, or all warps are done with Q.
+    // Orders the read of the previous tile, or of Q by all warps, before the writes.
     if (!Config::SHARES_Q && one_thread) wait_until_read<0>();
     barrier_sync(barrier, WARPGROUP);
     stage_rows<QTile, Target, T>(o, tile);
@@ -61,7 +61,7 @@ struct FwdSm90Output {
   }
 
  private:
-  // This warpgroup's first row of the sequence, how many follow it to its end, and where it lies.
+  // This warpgroup's first row in the sequence, the rows from there to its end, and their address.
   __device__ __forceinline__ int row0() const { return work.block.row0 + consumer() * 64; }
   __device__ __forceinline__ int rows() const { return work.sequence.seqlen_q - row0(); }
   __device__ __forceinline__ uint16_t* first_row() const {
@@ -71,7 +71,7 @@ struct FwdSm90Output {
            (work.sequence.q0 + row0()) * view.row;
   }
 
-  // Of which the map cuts off what lies beyond the end.
+  // The map cuts off rows beyond the end of the tensor.
   __device__ __forceinline__ void store_boxes(uint32_t tile, int batch) const {
     const FwdBlock& block = work.block;
     BoxPlace at{0, work.sequence.q0 + row0(), block.head_in_group, block.head_kv, batch};

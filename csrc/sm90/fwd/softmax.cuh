@@ -1,10 +1,9 @@
 // The softmax of 16 rows of a warp, in the forward kernel for Hopper.
 //
-// A row's maximum stays behind its scores: it becomes the greatest score so far only when P would
-// exceed 2^12 otherwise. P, its sums and O are then up to 2^12 times as large, for which fp16 has room
-// and which costs no digit. So O is seldom rescaled, and a step of which no P turns out to be large
-// needs no maximum: try_probabilities() makes P from the one before. What becomes of a row follows
-// from its own scores alone, whichever way its warp takes.
+// The maximum of a row is updated lazily: only when P would exceed 2^12 otherwise. P, its sums and O
+// are then up to 2^12 times as large, which fp16 holds without losing digits. So O is seldom rescaled,
+// and a step without a large P needs no maximum: try_probabilities() uses the previous one. The result
+// of a row depends on its own scores only, whichever branch its warp takes.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -13,10 +12,10 @@
 namespace flash_dist {
 
 constexpr float MAXIMUM_MARGIN = 12.0f;  // log2 of how large P may be
-constexpr float SURELY_SMALL = 2048.0f;  // no term of a sum up to it exceeds the margin
+constexpr float SURELY_SMALL = 2048.0f;  // no term of a sum up to this exceeds the margin
 
-// S -> P = exp2(S * scale_log2 - row_max). Returns whether a maximum has grown; then O has to be
-// rescaled, the sums already are: by exactly 1 where it has not.
+// S -> P = exp2(S * scale_log2 - row_max). Rescales the sums. Returns whether a maximum has grown: the
+// caller then rescales O. The factor of a row whose maximum stays is exactly 1.
 template <int NT>
 __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, SoftmaxState<1>& state,
                                                    float (&rescale)[1][2], float scale_log2) {
@@ -50,8 +49,8 @@ __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, Softma
   return grown;
 }
 
-// The same P, rounded, from the maxima so far, if they stay: S is kept. False where one might not,
-// of which a sum tells; then nothing has changed but p, and make_probabilities() is due.
+// Makes the same P, rounded, from the maxima so far, and keeps S. Returns false if a sum shows that a
+// maximum may have to grow: then only p has changed, and the caller calls make_probabilities().
 template <class Target, class T, int NT>
 __device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4],
                                                   const Accumulator<1, NT>& s,

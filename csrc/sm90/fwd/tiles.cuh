@@ -1,4 +1,4 @@
-// The tiles that loader and consumers of the forward kernel for Hopper hand to each other.
+// The tiles that the loader of the forward kernel for Hopper passes to the consumers.
 #pragma once
 
 #include "core/panels.cuh"

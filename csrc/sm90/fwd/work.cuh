@@ -1,4 +1,4 @@
-// Where a block of the forward kernel for Hopper works.
+// The work tiles that the loader of the forward kernel for Hopper passes to the consumers.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -6,14 +6,14 @@
 
 namespace flash_dist {
 
-// Tiles of queries of which the loader has said where they are, at most: it is ahead of the
-// consumers, so that these wait for nothing where tiles are short.
+// Work tiles in shared memory: the loader is ahead of the consumers, so that short tiles do not make
+// them wait.
 constexpr int WORKS = 4;
 
-// What the loader keeps from tile to tile, not in registers, of which it has few.
+// State of the loader from tile to tile: in shared memory, as it has few registers.
 struct FwdSm90Progress {
   unsigned number;          // of the next tile
-  unsigned works;           // Ring::passed of what it says of tiles,
+  unsigned works;           // Ring::passed of the work tiles,
   unsigned queries, tiles;  // of Q, of K and V
 };
 
@@ -24,9 +24,9 @@ struct FwdSm90Work {
   MaskPlace place;
   RowSpan keys;  // that exist
   KeyBounds bounds;
-  unsigned queries, tiles;  // FwdSm90Progress's, when this tile begins
+  unsigned queries, tiles;  // as in FwdSm90Progress, when this tile begins
 
-  // Part by part, each from those before it: the loader has few registers.
+  // Part by part, each read back from shared memory: the loader has few registers.
   __device__ __forceinline__ void place_block(const FwdParams& p, int block_m, int number) {
     block = FwdBlock(p, block_m, number);
     written();
@@ -42,7 +42,7 @@ struct FwdSm90Work {
     written();
   }
 
-  // In place of a tile: there is none left.
+  // Marks the end: there is no tile left.
   __device__ __forceinline__ void close() { block.row0 = NO_TILE; }
   __device__ __forceinline__ bool is_closed() const { return block.row0 == NO_TILE; }
 
@@ -52,7 +52,7 @@ struct FwdSm90Work {
  private:
   static constexpr int NO_TILE = -1;  // in place of a first row
 
-  // What follows is read anew.
+  // Makes the compiler read again what follows.
   __device__ __forceinline__ static void written() { asm volatile("" ::: "memory"); }
 };
 
