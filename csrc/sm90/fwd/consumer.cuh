@@ -8,6 +8,8 @@
 //   O += P @ V(first)
 #pragma once
 
+#include <type_traits>
+
 #include "core/uncovered.cuh"
 #include "sm90/fwd/output.cuh"
 #include "sm90/fwd/pipeline.cuh"
@@ -68,25 +70,25 @@ struct FwdSm90Consumer {
     typename Pipeline::Fragments fragments;
     Pipeline pipeline(params, smem, work, o, softmax, fragments);
     int& j = pipeline.j;
+    const auto step = [&](auto masked) { pipeline.template step<decltype(masked)::value>(); };
+
     pipeline.first_step();
     --j;
     if constexpr (Tiles::SOURCE == KeySource::LISTS) {
 #pragma unroll 1
-      for (; j >= 0; --j) pipeline.template step<true>();
+      for (; j >= 0; --j) step(std::true_type{});
     } else {
       // Blocks with a mask, blocks without one, blocks with a mask.
 #pragma unroll 1
       for (int round = 0; round < 2; ++round) {
 #pragma unroll 1
-        for (; j >= (round == 0 ? bounds.full_end : bounds.begin); --j) {
-          pipeline.template step<true>();
-        }
+        for (; j >= (round == 0 ? bounds.full_end : bounds.begin); --j) step(std::true_type{});
         if constexpr (Tiles::KEEP_S) {
 #pragma unroll 1
           for (; j > bounds.full_begin; j -= 2) pipeline.two_fast_steps();
         }
 #pragma unroll 1
-        for (; j >= bounds.full_begin; --j) pipeline.template step<false>();
+        for (; j >= bounds.full_begin; --j) step(std::false_type{});
       }
     }
     pipeline.finish();
