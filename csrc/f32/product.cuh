@@ -8,8 +8,8 @@
 // NOTE: forward, dQ and dK/dV all compute S. With large scores P depends on the last bits of S, and lse,
 // out and delta of one kernel must fit the P of another. So all of them sum a score in the same order,
 // whatever their tiles: over blocks of SUM_COLUMNS columns one by one, then block to
-// block in pairs (scores() of two, sum_slices in fragments.cuh of more), the products of what is low of
-// a query before those of what is low of a key (QUERIES says which operand has the queries).
+// block in pairs (scores() of two, sum_slices in fragments.cuh of more), the products of the low
+// half of a query before those of the low half of a key (QUERIES says which operand has the queries).
 //
 // The result of ab has its columns permuted, so that a lane reads and holds whole 16-byte chunks:
 // element [m][4 * i + j][2 * h + e] is row m * 16 + h * 8 + g, column 32 * i + 8 * t + 4 * e + j.

@@ -6,7 +6,7 @@
 // Shared    Q tile, STAGES tiles of K and of V, the output tile, work tiles (work.cuh).
 // Pipeline  The copy engine fills a tile and arrives at its full barrier; a consumer warp that has
 //           read it arrives at its empty barrier. S = Q @ K(j - 1).T is issued before P @ V(j), so that the
-//           matrix units work while the softmax of step j - 1 waits for S alone. Key
+//           matrix units work while the softmax of step j - 1 waits for S only. Key
 //           blocks are taken from the last to the first, so that those that need a causal mask
 //           come first. The loader is ahead: the next Q, K and V arrive while out is stored.
 //

@@ -95,7 +95,7 @@ struct FwdSm90Pipeline {
     if (j > bounds.begin) smem.k_barriers.wait_for_data(keys);
   }
 
-  // S and P of one block, while the product with the values of the previous one is under way.
+  // S and P of one block, while the product with the values of the previous one runs.
   template <bool MASKED>
   __device__ __forceinline__ void step() {
     begin_step<MASKED>(j, f.p);
@@ -154,7 +154,7 @@ struct FwdSm90Pipeline {
     smem.k_barriers.wait_for_data(keys);
   }
 
-  // S of block i, while the product with the values of the previous one is under way.
+  // S of block i, while the product with the values of the previous one runs.
   template <bool MASKED>
   __device__ __forceinline__ void begin_step(int i, Probabilities& p) {
     issue_scores(f.s);
@@ -264,7 +264,7 @@ struct FwdSm90Pipeline {
     smem.v_barriers.release(stage);
   }
 
-  // Whether no row of block i of V needs to be set to zero. Those behind the end of the tensor are.
+  // Whether all keys of block i exist. Rows beyond the end of the tensor are zeros already.
   __device__ __forceinline__ bool is_clean(int i) const {
     const FwdParams& p = params.p;
     const RowSpan& keys = work.keys;
@@ -279,7 +279,7 @@ struct FwdSm90Pipeline {
            (to_end || steps.key0(i, LAST) + MASK_TILE <= keys.end) && !steps.lacks(i, LAST);
   }
 
-  // Zeros for the values of keys that are not there. All consumers come here, with the same block.
+  // Zeroes the values of keys that do not exist. All consumers call this, with the same block.
   __device__ __forceinline__ void clear_values(int i, int stage) const {
     constexpr int THREADS = Tiles::CONSUMERS * WARPGROUP;
     const int thread = fresh_thread() - WARPGROUP;
@@ -301,7 +301,7 @@ struct FwdSm90Pipeline {
     barrier_sync(ALL_CONSUMERS, THREADS);
   }
 
-  // Rows of a tile whose first is key key0.
+  // The span of keys in a tile whose first key is key0.
   __device__ __forceinline__ static RowSpan from(const RowSpan& keys, int key0) {
     return {keys.first - key0, keys.end - key0};
   }
