@@ -174,7 +174,7 @@ void Decode::place(int64_t key_blocks, int64_t budget) {
 bool may_have_few_queries(const Call& call, const FwdParams& p) {
   const auto dtype = static_cast<Dtype>(call.dtype);
   if (p.batch == 0 || p.seqlen_q == 0) return false;  // nothing to compute
-  if (p.scores.bends || p.sinks != nullptr) return false;
+  if (p.scores.has_score_mod || p.sinks != nullptr) return false;
   if (is_fp32(dtype) || p.mask.kind != MaskKind::BAND || p.seqlen_k < MANY_KEYS) return false;
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   if (packed ? p.packing.cu_seqlens_q == p.packing.cu_seqlens_k

@@ -148,10 +148,10 @@ struct DecodeBlock {
     return at.key_block * KEY_BLOCK + i * Config::BLOCK_N + own.warp_n * WARP_KEYS;
   }
   __device__ __forceinline__ void modify_scores(Scores& s, int2 common) const {
-    if (p.scores.bends) {
+    if (p.scores.has_score_mod) {
       const TileScores scores(p, at, own);
 #pragma unroll
-      for (int i = 0; i < Config::TILES; ++i) scores.bend(s[i], p, first_key(i));
+      for (int i = 0; i < Config::TILES; ++i) scores.apply_score_mod(s[i], p, first_key(i));
     }
     if (!TileRows::all_visible(common, at.key_block * KEY_BLOCK)) {
       const TileRows rows(p, at, own);

@@ -225,9 +225,9 @@ struct DecodeSm90Consumer {
   __device__ __forceinline__ void to_weights(Scores& s, int key0, int2 common, Partial<OT>& group,
                                              Combine (&combines)[2], Weights& weights) const {
     const float scale_log2 = p.scores.scale * LOG2_E;
-    if (p.scores.bends) {
+    if (p.scores.has_score_mod) {
       const TileScores scores(p, cursor(), own);
-      scores.bend(s, p, key0);
+      scores.apply_score_mod(s, p, key0);
     }
     const bool all_visible = common.x <= key0 && key0 + KEY_BLOCK <= common.y;
     if (!all_visible) TileRows(p, cursor(), own).mask(s, key0);
