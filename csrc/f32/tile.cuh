@@ -5,6 +5,7 @@
 
 #include "core/params.h"
 #include "core/tile.cuh"
+#include "core/views.cuh"
 
 namespace flash_dist {
 
@@ -31,7 +32,6 @@ struct FloatTileCopy {
   __device__ __forceinline__ void land(uint32_t smem) { halves.land(smem); }
 };
 
-// head_begin of core/views.cuh, for floats.
 __device__ __forceinline__ float* float_head_begin(const View& view, int batch, int head_kv,
                                                    int head_in_group) {
   return static_cast<float*>(view.data) + batch * view.batch + head_kv * view.head_kv +

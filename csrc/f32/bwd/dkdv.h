@@ -17,7 +17,6 @@
 #include "core/blocks.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
-#include "core/statistics.cuh"
 #include "f32/bwd/config.h"
 #include "f32/bwd/normalizer.cuh"
 #include "f32/fragments.cuh"
@@ -27,41 +26,35 @@
 namespace flash_dist {
 
 template <class Config>
-__device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
+struct F32Dkdv {
   using Target = typename Config::Target;
   using Product = flash_dist::Product<Target, typename Config::T>;
-  constexpr int HEAD_DIM = Config::HEAD_DIM;
-  constexpr int BLOCK_M = Config::BLOCK_M;
-  constexpr int BLOCK_N = Config::BLOCK_N;
-  constexpr int SLICE = Config::SLICE;
-  constexpr int NT = BLOCK_M / 8;
-  using Rows = FloatRows<HEAD_DIM>;
+  using Rows = FloatRows<Config::HEAD_DIM>;
+  static constexpr int HEAD_DIM = Config::HEAD_DIM;
+  static constexpr int BLOCK_M = Config::BLOCK_M;
+  static constexpr int BLOCK_N = Config::BLOCK_N;
+  static constexpr int SLICE = Config::SLICE;
+  static constexpr int NT = BLOCK_M / 8;
+  using Warp = WarpPlace<Config>;
+  using Scores = Accumulator<1, NT>;  // of the warp's keys and a stage of queries
+  using Sum = Accumulator<1, SLICE / 8>;
 
-  extern __shared__ __align__(128) uint8_t smem_bytes[];
-  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  const uint32_t sK = shared_address(smem.k);
-  const uint32_t sV = shared_address(smem.v);
-  const uint32_t sStage = shared_address(&smem.stage[0]);
-  using Stage = typename Config::Stage;
-  const auto sQ = [&](int s) { return sStage + s * static_cast<int>(sizeof(Stage)); };
-  const auto sDout = [&](int s) { return sQ(s) + static_cast<int>(offsetof(Stage, dout)); };
-  const auto sLse = [&](int s) { return sQ(s) + static_cast<int>(offsetof(Stage, lse_log2)); };
-  const auto sDelta = [&](int s) { return sQ(s) + static_cast<int>(offsetof(Stage, delta)); };
-  const auto sNormalizers = [&](int s) {
-    return sQ(s) + static_cast<int>(offsetof(Stage, normalizers));
-  };
-  const uint32_t sExchange = shared_address(smem.exchange);
+  const BwdParams& p;
+  typename Config::Smem& smem;
+  const DkdvTiles<Config> tiles;
+  F32DkdvWork& work;
 
-  F32DkdvWork& work = smem.work;
-  {
-    const DkdvBlock block(p, BLOCK_N);
-    const Sequence sequence(p, block.batch);
-    if (block.key0 >= sequence.seqlen_k) return;
+  __device__ __forceinline__ F32Dkdv(const BwdParams& params, typename Config::Smem& shared)
+      : p(params), smem(shared), tiles(shared), work(shared.work) {}
+
+  // Finds the block's work and its first item, by one thread for all, and starts the copies of K and
+  // V.
+  __device__ __forceinline__ void start(const DkdvBlock& block, const Sequence& sequence) const {
     const int members = p.group / p.group_split;
     const int head = block.head_kv * p.group;
     F32DkdvWork mine;
-    mine.q = float_head_begin(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row;
-    mine.dout = float_head_begin(p.dout, block.batch, block.head_kv, 0) + sequence.q0 * p.dout.row;
+    mine.q = head_begin<float>(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row;
+    mine.dout = head_begin<float>(p.dout, block.batch, block.head_kv, 0) + sequence.q0 * p.dout.row;
     mine.statistics = statistics_begin(p, block.batch, head, sequence.q0);
     mine.batch = block.batch;
     mine.head = head;
@@ -75,64 +68,117 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
       smem.cursor.start(p, mine);
       if (!smem.cursor.at_end(mine)) smem.items[0] = smem.cursor.item(p, mine);
     }
-
-    const RowSpan keys = mine.mask(p, 0).keys_that_exist(block.batch);
-    const RowSpan here{keys.first - block.key0, keys.end - block.key0};
-    const int64_t row0 = sequence.k0 + block.key0;
-    FloatTileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy;
-    copy.fetch(sK, float_head_begin(p.k, block.batch, block.head_kv, 0) + row0 * p.k.row, p.k.row,
-               here, p.head_dim);
-    copy.land(sK);
-    copy.fetch(sV, float_head_begin(p.v, block.batch, block.head_kv, 0) + row0 * p.v.row, p.v.row,
-               here, p.head_dim_v);
-    copy.land(sV);
+    load_keys<Config>(p, block, sequence, mine.mask(p, 0).keys_that_exist(block.batch), tiles);
     __syncthreads();  // work and item 0 are there
   }
 
-  FloatTileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q, copy_dout;
-  StatCopy<Target, BLOCK_M> copy_stats;
-  NormalizerCopy<Target, BLOCK_M> copy_normalizers;
-  const auto fetch = [&](int i, int s) {
-    const int row0 = smem.items[i % Config::ITEMS].row0;
-    const int member = smem.items[i % Config::ITEMS].member;
+  // Starts the copies of item i to stage s, and describes the item behind it.
+  __device__ __forceinline__ void fetch(QueryCopies<Config>& queries,
+                                        NormalizerCopy<Target, BLOCK_M>& normalizers, int i,
+                                        int s) const {
+    const int row0 = item(i).row0;
+    const int member = item(i).member;
     const RowSpan rows{0, max(work.seqlen_q - row0, 0)};  // the last stages may lie beyond the end
-    copy_q.fetch(sQ(s), work.q + member * p.q.head_group + row0 * p.q.row, p.q.row, rows,
-                 p.head_dim);
-    copy_dout.fetch(sDout(s), work.dout + member * p.dout.head_group + row0 * p.dout.row,
-                    p.dout.row, rows, p.head_dim_v);
-    const int64_t row = work.statistics + static_cast<int64_t>(member) * p.rows_padded + row0;
-    copy_stats.fetch(sLse(s), p.lse_log2 + row, p.delta + row);
-    copy_normalizers.fetch(sNormalizers(s), p.normalizers + row, rows.end);
+    const int64_t row = queries.fetch(p, work, tiles, row0, member, rows, s);
+    normalizers.fetch(normalizers_of(s), p.normalizers + row, rows.end);
     if (threadIdx.x == 0) {
       smem.cursor.next(p, work);
-      if (!smem.cursor.at_end(work)) {
-        smem.items[(i + 1) % Config::ITEMS] = smem.cursor.item(p, work);
-      }
+      if (!smem.cursor.at_end(work)) item(i + 1) = smem.cursor.item(p, work);
     }
     __syncwarp();
-  };
-  const auto land = [&](int s) {
-    copy_q.land(sQ(s));
-    copy_dout.land(sDout(s));
-    copy_stats.land(sLse(s));
-    copy_normalizers.land(sNormalizers(s));
-  };
+  }
 
-  Accumulator<1, SLICE / 8> dk, dv;
-  dk.clear();
-  dv.clear();
-
-  const auto compute = [&](int i, int s) {
-    const F32DkdvItem& item = smem.items[i % Config::ITEMS];
-    const WarpPlace<Config> warp;
+  // Adds item i, which lies in stage s.
+  __device__ __forceinline__ void add(Sum& dk, Sum& dv, int i, int s) const {
+    const F32DkdvItem& item = this->item(i);
+    const Warp warp;
     const int code = item.code[warp.row0() / MASK_TILE];
     if (code == TILE_EMPTY) return;  // for all warps that share these keys
-    const uint32_t q_slice = Rows::at(sQ(s), 0, warp.column0());
-    const uint32_t dout_slice = Rows::at(sDout(s), 0, warp.column0());
+    const uint32_t q_slice = Rows::at(tiles.q(s), 0, warp.column0());
+    const uint32_t dout_slice = Rows::at(tiles.dout(s), 0, warp.column0());
 
     // S^T = K @ Q.T                                      [16, BLOCK_M] per warp
-    Accumulator<1, NT> pt;
-    pt.clear();
+    Scores pt;
+    multiply_qk(pt, warp, q_slice);
+    sum_slices(pt, warp, sExchange());
+    // P^T = exp2(S^T * scale - lse) * normalizer
+    exponentiate(pt, item, warp, s, code);
+    // dV += P^T @ dO                                     [16, SLICE]
+    Product::template ab<HEAD_DIM>(dv, pt, dout_slice);
+    // dP^T = V @ dO.T                                    [16, BLOCK_M]
+    Scores dst;
+    dst.clear();
+    Product::template abt<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
+        dst, Rows::at(tiles.v, warp.row0(), warp.column0()), dout_slice);
+    slices_done(warp);
+    sum_slices(dst, warp, sExchange());
+    // dS^T = P^T * (dP^T - delta)
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const float2 delta = statistic(tiles.delta(s), warp, n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = dst.x[0][n][i];
+        x = pt.x[0][n][i] * (x - (i % 2 == 0 ? delta.x : delta.y));
+      }
+    }
+    take_cap(dst, pt, item, warp, q_slice, s);
+    // dK += dS^T @ Q                                     [16, SLICE]
+    Product::template ab<HEAD_DIM>(dk, dst, q_slice);
+  }
+
+  // Writes dK and dV, or the partial sums of this split of the group.
+  __device__ __forceinline__ void store(const Sum& dk, const Sum& dv) const {
+    const Warp warp;
+    const DkdvBlock block(p, BLOCK_N);
+    const Sequence sequence(p, block.batch);
+    const int row0 = block.key0 + warp.row0();
+    const int limit = sequence.seqlen_k - row0;
+    const int column0 = warp.column0();
+    if (p.group_split > 1) {
+      const int64_t units = static_cast<int64_t>(p.batch) * p.num_heads_kv;
+      const int64_t row = (block.split * units + p.unit_begin + block.unit) * p.seqlen_k + row0;
+      store_floats(dk, 1.0f, p.dk_partial + row * HEAD_DIM + column0, HEAD_DIM, limit, SLICE);
+      store_floats(dv, 1.0f, p.dv_partial + row * HEAD_DIM + column0, HEAD_DIM, limit, SLICE);
+    } else {
+      const int64_t row = sequence.k0 + row0;
+      store_floats(
+          dk, p.softmax_scale,
+          head_begin<float>(p.dk, block.batch, block.head_kv, 0) + row * p.dk.row + column0,
+          p.dk.row, limit, p.head_dim - column0);
+      store_floats(
+          dv, 1.0f,
+          head_begin<float>(p.dv, block.batch, block.head_kv, 0) + row * p.dv.row + column0,
+          p.dv.row, limit, p.head_dim_v - column0);
+    }
+  }
+
+  // The place of the normalizers in stage s.
+  __device__ __forceinline__ uint32_t normalizers_of(int s) const {
+    return tiles.q(s) + static_cast<int>(offsetof(typename Config::Stage, normalizers));
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t sExchange() const { return shared_address(smem.exchange); }
+
+  __device__ __forceinline__ F32DkdvItem& item(int i) const {
+    return smem.items[i % Config::ITEMS];
+  }
+
+  // What `array` says of queries n * 8 + lane % 4 * 2 and the one behind.
+  __device__ __forceinline__ static float2 statistic(uint32_t array, const Warp& warp, int n) {
+    return load_shared_8(array + (n * 8 + (warp.lane % 4) * 2) * 4);
+  }
+
+  __device__ __forceinline__ ScorePlace place(const F32DkdvItem& item, const Warp& warp) const {
+    return {alibi_slope(p.scores, work.batch, work.head + item.member),
+            item.row0 + work.seqlen_k - work.seqlen_q, work.key0 + warp.row0()};
+  }
+
+  // This warp's slice of S^T = K @ Q.T
+  __device__ __forceinline__ void multiply_qk(Scores& st, const Warp& warp,
+                                              uint32_t q_slice) const {
+    st.clear();
     Product::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
         pt, Rows::at(sK, warp.row0(), warp.column0()), q_slice);
     sum_slices(pt, warp, sExchange);
@@ -145,12 +191,11 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
       apply_mask_transposed(pt, work.mask(p, item.member), item.row0, work.key0 + warp.row0(),
                             code);
     }
-    // P^T = exp2(S^T * scale - lse) * normalizer
     const float scale_log2 = p.scores.scale * LOG2_E;
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-      const float2 lse = load_shared_8(sLse(s) + (n * 8 + (warp.lane % 4) * 2) * 4);
-      const float2 factor = load_shared_8(sNormalizers(s) + (n * 8 + (warp.lane % 4) * 2) * 4);
+      const float2 lse = statistic(tiles.lse(s), warp, n);
+      const float2 factor = statistic(normalizers_of(s), warp, n);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& x = pt.x[0][n][i];
@@ -158,72 +203,60 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
             (i % 2 == 0 ? factor.x : factor.y);
       }
     }
-    // dV += P^T @ dO                                     [16, SLICE]
-    Product::template ab<HEAD_DIM>(dv, pt, dout_slice);
-    // dP^T = V @ dO.T                                    [16, BLOCK_M]
-    Accumulator<1, NT> dst;
-    dst.clear();
-    Product::template abt<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
-        dst, Rows::at(sV, warp.row0(), warp.column0()), dout_slice);
-    slices_done(warp);
-    sum_slices(dst, warp, sExchange);
-    // dS^T = P^T * (dP^T - delta)
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      const float2 delta = load_shared_8(sDelta(s) + (n * 8 + (warp.lane % 4) * 2) * 4);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& x = dst.x[0][n][i];
-        x = pt.x[0][n][i] * (x - (i % 2 == 0 ? delta.x : delta.y));
-      }
-    }
+  }
+
+  // Multiplies dS^T by the derivative of a soft cap.
+  __device__ __forceinline__ void take_cap(Scores& dst, Scores& pt, const F32DkdvItem& item,
+                                           const Warp& warp, uint32_t q_slice, int s) const {
     if (p.scores.softcap != 0.0f && p.scores.softcap < PRECISE_CAP) {
       // S^T again, in the place of P^T: lse and P^T tell too little of a small cap's tanh
-      pt.clear();
-      Product::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
-          pt, Rows::at(sK, warp.row0(), warp.column0()), q_slice);
+      multiply_qk(pt, warp, q_slice);
       slices_done(warp);
-      sum_slices(pt, warp, sExchange);
+      sum_slices(pt, warp, sExchange());
 #pragma unroll
       for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float t = tanhf(pt.x[0][n][i] * p.scores.scale_inside);
           float& x = dst.x[0][n][i];
-          if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // else hidden, S may be anything
+          if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // else masked, S may be anything
         }
     } else if (p.scores.softcap != 0.0f) {
       apply_score_mod_derivative(dst, pt, p.scores, place(), [&](int n) {
         return load_shared_8(sLse(s) + (n * 8 + (warp.lane % 4) * 2) * 4);
       });
     }
-    // dK += dS^T @ Q                                     [16, SLICE]
-    Product::template ab<HEAD_DIM>(dk, dst, q_slice);
-  };
-
-  run_pipeline<Target, Config::STAGES>(decltype(smem.cursor)::count(p, work), fetch, land, compute);
-  if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-
-  const WarpPlace<Config> warp;
-  const DkdvBlock again(p, BLOCK_N);
-  const Sequence sequence(p, again.batch);
-  const int row0 = again.key0 + warp.row0();
-  const int limit = sequence.seqlen_k - row0;
-  const int column0 = warp.column0();
-  if (p.group_split > 1) {
-    const int64_t units = static_cast<int64_t>(p.batch) * p.num_heads_kv;
-    const int64_t row = (again.split * units + p.unit_begin + again.unit) * p.seqlen_k + row0;
-    store_floats(dk, 1.0f, p.dk_partial + row * HEAD_DIM + column0, HEAD_DIM, limit, SLICE);
-    store_floats(dv, 1.0f, p.dv_partial + row * HEAD_DIM + column0, HEAD_DIM, limit, SLICE);
-  } else {
-    const int64_t row = sequence.k0 + row0;
-    store_floats(dk, p.softmax_scale,
-                 float_head_begin(p.dk, again.batch, again.head_kv, 0) + row * p.dk.row + column0,
-                 p.dk.row, limit, p.head_dim - column0);
-    store_floats(dv, 1.0f,
-                 float_head_begin(p.dv, again.batch, again.head_kv, 0) + row * p.dv.row + column0,
-                 p.dv.row, limit, p.head_dim_v - column0);
   }
+};
+
+template <class Config>
+__device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
+  using Target = typename Config::Target;
+  using Kernel = F32Dkdv<Config>;
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const Kernel kernel(p, smem);
+  {
+    const DkdvBlock block(p, Config::BLOCK_N);
+    const Sequence sequence(p, block.batch);
+    if (block.key0 >= sequence.seqlen_k) return;
+    kernel.start(block, sequence);
+  }
+  QueryCopies<Config> queries;
+  NormalizerCopy<Target, Config::BLOCK_M> normalizers;
+  typename Kernel::Sum dk, dv;
+  dk.clear();
+  dv.clear();
+  run_pipeline<Target, Config::STAGES>(
+      decltype(smem.cursor)::count(p, smem.work),
+      [&](int i, int s) { kernel.fetch(queries, normalizers, i, s); },
+      [&](int s) {
+        queries.land(kernel.tiles, s);
+        normalizers.land(kernel.normalizers_of(s));
+      },
+      [&](int i, int s) { kernel.add(dk, dv, i, s); });
+  if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
+  kernel.store(dk, dv);
 }
 
 }  // namespace flash_dist

@@ -86,30 +86,14 @@ struct DsCopy {
   }
 };
 
+// Shared memory: stages of K and dS; s: number of the stage.
 template <class Config>
-__device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
-  using Target = typename Config::Target;
-  using T = typename Config::T;
-  constexpr int HEAD_DIM = Config::HEAD_DIM;
-  constexpr int BLOCK_M = Config::BLOCK_M;
-  constexpr int SPLIT = Config::SPLIT;
-  constexpr int MT = Config::ROW_TILES;
-  constexpr int NT = HEAD_DIM / 8 / SPLIT;
-
-  extern __shared__ __align__(128) uint8_t smem_bytes[];
-  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+struct DqGemmTiles {
   using Stage = typename Config::Stage;
-  const uint32_t sStage = shared_address(&smem.stage[0]);
-  const auto sK = [&](int s) { return sStage + s * static_cast<int>(sizeof(Stage)); };
-  const auto sDs = [&](int s) { return sK(s) + static_cast<int>(offsetof(Stage, ds)); };
+  uint32_t stages;
 
-  const DqBlock block(p, BLOCK_M);
-  const Sequence sequence(p, block.batch);
-  if (block.row0 >= sequence.seqlen_q) return;
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int part = warp % SPLIT;
-  const int warp_row0 = warp / SPLIT * Config::ROWS;
+  __device__ __forceinline__ explicit DqGemmTiles(typename Config::Smem& smem)
+      : stages(shared_address(&smem.stage[0])) {}
 
   const Mask mask(p.mask,
                   MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + block.member));
@@ -121,14 +105,19 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   const uint16_t* gK =
       head_begin(p.k, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.k.row;
 
-  TileCopy<Target, DS_TILE, HEAD_DIM, Config::THREADS> copy_k;
-  DsCopy<Config> copy_ds;
-  // Slots of the block's query tiles under the key tile n of step i.
-  const int m = block.row0 / DS_TILE;
-  int band_slot = static_cast<int>(layout.slots(p.key_begin / DS_TILE, walk.begin));
-  const auto find = [&](int i, int& n) -> int2 {
+// The steps of the key tiles that the block goes through: of each its number, and the slots of the
+// block's query tiles under it, -1: none. Steps are asked for in order.
+template <class Config>
+struct DsSlots {
+  const BwdParams& p;
+  const Mask& mask;
+  const DsLayout& layout;
+  const DsWalk<Config::BLOCK_M>& walk;
+  const int& m;    // the first of the block's query tiles
+  int& band_slot;  // of a band: where the slots of the next key tile begin
+
+  __device__ __forceinline__ int2 find(int i, int& n) const {
     n = walk.begin + i;
-    int slot, begin, end;
     if (walk.entries != nullptr) {
       const int first = p.mask.key_slots[p.key_begin / DS_TILE];
       const int2 slots = walk.slots[n];
@@ -136,59 +125,56 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
       return {slots.x < 0 ? -1 : slots.x - first, slots.y < 0 ? -1 : slots.y - first};
     }
     if (p.mask.kind == MaskKind::BAND) {
-      begin = layout.query_begin(n);
-      end = layout.query_end(n);
-      slot = band_slot + m - layout.first_with_slot(n);
+      const int begin = layout.query_begin(n);
+      const int end = layout.query_end(n);
+      const int slot = band_slot + m - layout.first_with_slot(n);
       band_slot += layout.width(n);
       return {m >= begin && m < end ? slot : -1, m + 1 >= begin && m + 1 < end ? slot + 1 : -1};
     }
-    slot = slot_base(mask, layout, p.key_begin / DS_TILE, n) + m;
+    const int slot = slot_base(mask, layout, p.key_begin / DS_TILE, n) + m;
     return {mask.range(m * DS_TILE, DS_TILE).touches(n * DS_TILE, DS_TILE) ? slot : -1,
             (m + 1) * DS_TILE < mask.seqlen_q &&
                     mask.range((m + 1) * DS_TILE, DS_TILE).touches(n * DS_TILE, DS_TILE)
                 ? slot + 1
                 : -1};
-  };
-  const auto fetch = [&](int i, int s) {
-    int n;
-    const int2 slot = find(i, n);
-    const int key0 = n * DS_TILE;
-    copy_k.fetch(sK(s), gK + key0 * p.k.row, p.k.row, {keys.first - key0, keys.end - key0},
-                 p.head_dim);
-    copy_ds.fetch(sDs(s), gDs, slot, sequence.seqlen_k - key0);
-  };
-  const auto land = [&](int s) {
-    copy_k.land(sK(s));
-    copy_ds.land(sDs(s));
-  };
+  }
+};
 
-  // This lane's part of the fp32 dQ between stripes.
-  const auto resting = [&](int m, int h, int n) {
-    const int64_t rows = (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
-                         int64_t{STATISTICS_ALIGNMENT};
-    const int64_t row = block.head * rows + block.row0 + warp_row0 + m * 16 + h * 8 + lane / 4;
-    const int column = (n / 2 * SPLIT + part) * 16 + n % 2 * 8 + (lane % 4) * 2;
-    return reinterpret_cast<float2*>(p.dq_accum + row * HEAD_DIM + column);
-  };
-  Accumulator<MT, NT> dq;
-  dq.clear();
-  if (p.dq_accum != nullptr && !p.dq_first) {
+template <class Config>
+struct DqGemm {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  static constexpr int HEAD_DIM = Config::HEAD_DIM;
+  static constexpr int SPLIT = Config::SPLIT;
+  static constexpr int MT = Config::ROW_TILES;
+  static constexpr int NT = HEAD_DIM / 8 / SPLIT;
+  using Sum = Accumulator<MT, NT>;
+
+  const BwdParams& p;
+  const DqGemmTiles<Config>& tiles;
+  const DqBlock& block;
+  const Sequence& sequence;
+  const int &lane, &part;  // part: which of the SPLIT warps of these queries
+  const int& warp_row0;    // the warp's first query, counted in the block
+
+  // f(x, y, place) for each two columns of this lane's part of dQ, and where they lie in dq_accum
+  // between two chunks of keys.
+  template <class F>
+  __device__ __forceinline__ void each_accumulated(Sum& dq, F f) const {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-          const float2 x = *resting(m, h, n);
-          dq.x[m][n][2 * h] = x.x;
-          dq.x[m][n][2 * h + 1] = x.y;
+          f(dq.x[m][n][2 * h], dq.x[m][n][2 * h + 1], *accumulated(m, h, n));
         }
   }
 
-  const auto compute = [&](int, int s) {
-    // dQ += dS @ K, 16 keys at a time                    [ROWS, HEAD_DIM / SPLIT] per warp
-    const auto b_k = share(Operand<HEAD_DIM>::b_trans(sK(s)), part);
-    const uint32_t ds = sDs(s) + warp_row0 / DS_TILE * DS_TILE_BYTES +
+  // dQ += dS @ K, 16 keys of stage s at a time           [ROWS, HEAD_DIM / SPLIT] per warp
+  __device__ __forceinline__ void add(Sum& dq, int s) const {
+    const auto b_k = share(Operand<HEAD_DIM>::b_trans(tiles.k(s)), part);
+    const uint32_t ds = tiles.ds(s) + warp_row0 / DS_TILE * DS_TILE_BYTES +
                         warp_row0 % DS_TILE / 16 * DS_BLOCK_BYTES + lane * 16;
 #pragma unroll
     for (int k = 0; k < DS_TILE / 16; ++k) {
@@ -203,27 +189,86 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
       }
       gemm_ab_step<Target, T, HEAD_DIM, SPLIT>(dq, rDs, b_k, k * 16);
     }
-  };
-  run_pipeline<Target, Config::STAGES>(max(walk.end - walk.begin, 0), fetch, land, compute);
+  }
 
+  // Writes dQ, rounded, through the stages.
+  __device__ __forceinline__ void store(Sum& dq) const {
+    dq.scale(gradient_scale<T>(p.softmax_scale));
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
+    __syncthreads();  // everybody is done with the stages
+    const int row0 = block.row0 + warp_row0;
+    store_gradient<Config, HEAD_DIM>(dq, tiles.stages + warp_row0 * HEAD_DIM * 2, part,
+                                     head_begin(p.dq, block.batch, block.head_kv, block.member) +
+                                         static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
+                                     p.dq.row, sequence.seqlen_q - row0, p.head_dim);
+  }
+
+ private:
+  __device__ __forceinline__ float2* accumulated(int m, int h, int n) const {
+    const int64_t rows = (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
+                         int64_t{STATISTICS_ALIGNMENT};
+    const int64_t row = block.head * rows + block.row0 + warp_row0 + m * 16 + h * 8 + lane / 4;
+    const int column = (n / 2 * SPLIT + part) * 16 + n % 2 * 8 + (lane % 4) * 2;
+    return reinterpret_cast<float2*>(p.dq_accum + row * HEAD_DIM + column);
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
+  using Target = typename Config::Target;
+  using Kernel = DqGemm<Config>;
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const DqGemmTiles<Config> tiles(smem);
+  const DqBlock block(p, Config::BLOCK_M);
+  const Sequence sequence(p, block.batch);
+  if (block.row0 >= sequence.seqlen_q) return;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int part = warp % Config::SPLIT;
+  const int warp_row0 = warp / Config::SPLIT * Config::ROWS;
+  const Kernel kernel{p, tiles, block, sequence, lane, part, warp_row0};
+
+  const Mask mask(p.mask,
+                  MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + block.member));
+  const DsLayout layout = ds_layout(p, sequence);
+  const DsWalk<Config::BLOCK_M> walk(p, mask, block.row0);
+  const RowSpan keys = mask.keys_that_exist(block.batch);
+  const uint8_t* gDs = static_cast<const uint8_t*>(p.ds) +
+                       static_cast<int64_t>(block.head) * p.ds_tiles_per_head * DS_TILE_BYTES;
+  const uint16_t* gK =
+      head_begin(p.k, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.k.row;
+  TileCopy<Target, DS_TILE, Config::HEAD_DIM, Config::THREADS> copy_k;
+  DsCopy<Config> copy_ds;
+  const int m = block.row0 / DS_TILE;
+  int band_slot = static_cast<int>(layout.slots(p.key_begin / DS_TILE, walk.begin));
+  const DsSlots<Config> slots{p, mask, layout, walk, m, band_slot};
+
+  typename Kernel::Sum dq;
+  dq.clear();
+  if (p.dq_accum != nullptr && !p.dq_first) {
+    kernel.each_accumulated(dq, [](float& x, float& y, float2 from) { x = from.x, y = from.y; });
+  }
+  run_pipeline<Target, Config::STAGES>(
+      max(walk.end - walk.begin, 0),
+      [&](int i, int s) {
+        int n;
+        const int2 slot = slots.find(i, n);
+        const int key0 = n * DS_TILE;
+        copy_k.fetch(tiles.k(s), gK + key0 * p.k.row, p.k.row, {keys.first - key0, keys.end - key0},
+                     p.head_dim);
+        copy_ds.fetch(tiles.ds(s), gDs, slot, sequence.seqlen_k - key0);
+      },
+      [&](int s) {
+        copy_k.land(tiles.k(s));
+        copy_ds.land(tiles.ds(s));
+      },
+      [&](int, int s) { kernel.add(dq, s); });
   if (p.dq_accum != nullptr && !p.dq_last) {
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-          *resting(m, h, n) = float2{dq.x[m][n][2 * h], dq.x[m][n][2 * h + 1]};
+    kernel.each_accumulated(dq, [](float x, float y, float2& to) { to = {x, y}; });
     return;
   }
-  dq.scale(gradient_scale<typename Config::T>(p.softmax_scale));
-  if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-  __syncthreads();  // everybody is done with the stages
-  const int row0 = block.row0 + warp_row0;
-  store_gradient<Config, HEAD_DIM>(dq, sStage + warp_row0 * HEAD_DIM * 2, part,
-                                   head_begin(p.dq, block.batch, block.head_kv, block.member) +
-                                       static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
-                                   p.dq.row, sequence.seqlen_q - row0, p.head_dim);
+  kernel.store(dq);
 }
 
 }  // namespace flash_dist

@@ -21,25 +21,28 @@
 namespace flash_dist {
 
 template <class Config>
-__device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
+struct DqRecompute {
   using Target = typename Config::Target;
   using T = typename Config::T;
-  constexpr int HEAD_DIM = Config::HEAD_DIM;
-  constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
-  constexpr int BLOCK_M = Config::BLOCK_M;
-  constexpr int BLOCK_N = Config::BLOCK_N;
-  constexpr int MT = Config::ROW_TILES;
-  constexpr int SUB_N = Config::SUB_N;
-  constexpr int NT = SUB_N / 8;
+  static constexpr int HEAD_DIM = Config::HEAD_DIM;
+  static constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
+  static constexpr int BLOCK_M = Config::BLOCK_M;
+  static constexpr int BLOCK_N = Config::BLOCK_N;
+  static constexpr int MT = Config::ROW_TILES;
+  static constexpr int SUB_N = Config::SUB_N;  // keys at a time
+  static constexpr int NT = SUB_N / 8;
+  using Scores = Accumulator<MT, NT>;
+  using Sum = Accumulator<MT, HEAD_DIM / 8>;
+  using Statistics = float[MT][2];  // of the lane's rows
 
-  extern __shared__ __align__(128) uint8_t smem_bytes[];
-  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  const uint32_t sQ = shared_address(smem.q);
-  const uint32_t sDout = shared_address(smem.dout);
-  using Stage = typename Config::Stage;
-  const uint32_t sStage = shared_address(&smem.stage[0]);
-  const auto sK = [&](int s) { return sStage + s * static_cast<int>(sizeof(Stage)); };
-  const auto sV = [&](int s) { return sK(s) + static_cast<int>(offsetof(Stage, v)); };
+  const BwdParams& p;
+  const DqTiles<Config>& tiles;
+  const DqBlock& block;
+  const Sequence& sequence;
+  const int& warp_row0;  // the warp's first query, counted in the block
+  const int& head;       // query head
+  const Mask& mask;
+  const KeyWalk<BLOCK_M, BLOCK_N>& walk;
 
   const DqBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
@@ -57,47 +60,33 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
 
   float lse[MT][2], delta[MT][2];
 #pragma unroll
-  for (int m = 0; m < MT; ++m)
+    for (int m = 0; m < MT; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int64_t row = statistics_begin(p, block.batch, head, sequence.q0) + block.row0 +
-                          warp_row0 + m * 16 + h * 8 + lane / 4;
-      lse[m][h] = p.lse_log2[row];
-      delta[m][h] = p.delta[row] * (1.0f / DS_SCALE<T>);
-    }
+      for (int h = 0; h < 2; ++h) {
+        const int64_t row = statistics_begin(p, block.batch, head, sequence.q0) + block.row0 +
+                            warp_row0 + m * 16 + h * 8 + lane / 4;
+        lse[m][h] = p.lse_log2[row];
+        delta[m][h] = p.delta[row] * (1.0f / DS_SCALE<T>);
+      }
+  }
 
-  TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
-  TileCopy<Target, BLOCK_N, HEAD_DIM_V, Config::THREADS> copy_v;
-  const auto fetch = [&](int i, int s) {
-    const int key0 = walk.key0(walk.begin + i);
-    const RowSpan here{keys.first - key0, keys.end - key0};
-    copy_k.fetch(sK(s), gK + key0 * p.k.row, p.k.row, here, p.head_dim);
-    copy_v.fetch(sV(s), gV + key0 * p.v.row, p.v.row, here, p.head_dim_v);
-  };
-  const auto land = [&](int s) {
-    copy_k.land(sK(s));
-    copy_v.land(sV(s));
-  };
-
-  Accumulator<MT, HEAD_DIM / 8> dq;
-  dq.clear();
-  const float scale_log2 = p.scores.scale * LOG2_E;
-  const auto compute = [&](int i, int s) {
-    const int j = walk.begin + i;
+  // Adds key tile j, which lies in stage s.
+  __device__ __forceinline__ void add(Sum& dq, const Statistics& lse, const Statistics& delta,
+                                      float scale_log2, int j, int s) const {
     const int key0 = walk.key0(j);
     const int code = walk.is_full(j) ? TILE_FULL : walk.code(j, warp_row0 / MASK_TILE);
     if (code == TILE_EMPTY) return;
-    const auto a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
-    const auto a_dout = Operand<HEAD_DIM_V>::a(sDout + warp_row0 * HEAD_DIM_V * 2);
+    const int row0 = warp_row0;  // NOTE: read once, which keeps the addresses out of the loop
+    const auto a_q = Operand<HEAD_DIM>::a(tiles.q + row0 * HEAD_DIM * 2);
+    const auto a_dout = Operand<HEAD_DIM_V>::a(tiles.dout + row0 * HEAD_DIM_V * 2);
 #pragma unroll 1
     for (int sub = 0; sub < BLOCK_N; sub += SUB_N) {
       // S = Q @ K.T                                      [ROWS, SUB_N] per warp
-      Accumulator<MT, NT> ds;
+      Scores ds;
       ds.clear();
-      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, MT, NT>(ds, a_q, Operand<HEAD_DIM>::b(sK(s)),
-                                                            sub);
-      // dP = dO @ V.T
-      Accumulator<MT, NT> dp;
+      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(ds, a_q, Operand<HEAD_DIM>::b(tiles.k(s)), sub);
+      // dP = dO @ V.T                                    [ROWS, SUB_N]
+      Scores dp;
       dp.clear();
       gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL, MT, NT>(dp, a_dout,
                                                               Operand<HEAD_DIM_V>::b(sV(s)), sub);
@@ -123,36 +112,66 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       for (int k = 0; k < SUB_N / 16; ++k) {
         uint32_t rDs[MT][4];
         to_a_operand<Target, T>(rDs, ds, k);
-        gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, Operand<HEAD_DIM>::b_trans(sK(s)), sub + k * 16);
+        gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, Operand<HEAD_DIM>::b_trans(tiles.k(s)),
+                                          sub + k * 16);
       }
     }
-  };
-
-  {
-    const RowSpan rows{0, sequence.seqlen_q - block.row0};
-    const int64_t row0 = sequence.q0 + block.row0;
-    TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
-    copy_q.fetch(sQ, head_begin(p.q, block.batch, block.head_kv, block.member) + row0 * p.q.row,
-                 p.q.row, rows, p.head_dim);
-    copy_q.land(sQ);
-    TileCopy<Target, BLOCK_M, HEAD_DIM_V, Config::THREADS> copy_dout;
-    copy_dout.fetch(
-        sDout, head_begin(p.dout, block.batch, block.head_kv, block.member) + row0 * p.dout.row,
-        p.dout.row, rows, p.head_dim_v);
-    copy_dout.land(sDout);
   }
-  run_pipeline<Target, Config::STAGES>(walk.end - walk.begin, fetch, land, compute);
+
+  // Soft cap, ALiBi and the mask of the keys from key0 on.
+  __device__ __forceinline__ void modify_scores(Scores& scores, Scores& dp, const Statistics& delta,
+                                                int key0, int sub, int code) const {
+    if (p.scores.bends) {
+      const int row0 = block.row0 + warp_row0 + mask.seqlen_k - mask.seqlen_q;
+      bend_both<Tanh::FAST>(scores, dp, delta, p.scores,
+                            {alibi_slope(p.scores, block.batch, head), row0, key0 + sub});
+    }
+    if (code != TILE_FULL) hide(scores, mask, block.row0 + warp_row0, key0 + sub, code);
+  }
+
+  // Writes dQ, rounded, through the warp's rows of Q.
+  __device__ __forceinline__ void store(Sum& dq) const {
+    dq.scale(gradient_scale<T>(p.softmax_scale));
+    const DqBlock again(p, BLOCK_M);
+    const Sequence rows(p, again.batch);
+    const int row0 = again.row0 + warp_row0;
+    store_rows<Target, T, HEAD_DIM, MT>(dq, tiles.q + warp_row0 * HEAD_DIM * 2,
+                                        head_begin(p.dq, again.batch, again.head_kv, again.member) +
+                                            static_cast<int64_t>(rows.q0 + row0) * p.dq.row,
+                                        p.dq.row, rows.seqlen_q - row0, p.head_dim);
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
+  using Target = typename Config::Target;
+  using Kernel = DqRecompute<Config>;
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const DqBlock block(p, Config::BLOCK_M);
+  const Sequence sequence(p, block.batch);
+  if (block.row0 >= sequence.seqlen_q) return;
+  const DqTiles<Config> tiles(smem);
+  const int warp_row0 = threadIdx.x / 32 * Config::ROWS;
+  const int head = block.head_kv * p.group + block.member;
+  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
+  const KeyWalk<Config::BLOCK_M, Config::BLOCK_N> walk(mask, block.row0);
+  const Kernel kernel{p, tiles, block, sequence, warp_row0, head, mask, walk};
+  KeyCopies<Config> copies(p, block, sequence, mask.keys_that_exist(block.batch));
+  typename Kernel::Statistics lse, delta;
+  kernel.load_statistics(lse, delta);
+  typename Kernel::Sum dq;
+  dq.clear();
+  const float scale_log2 = p.scores.scale * LOG2_E;
+  load_queries<Config>(p, block, sequence, tiles);
+  run_pipeline<Target, Config::STAGES>(
+      walk.end - walk.begin,
+      [&](int i, int s) { copies.fetch(p, tiles, walk.key0(walk.begin + i), s); },
+      [&](int s) { copies.land(tiles, s); },
+      [&](int i, int s) { kernel.add(dq, lse, delta, scale_log2, walk.begin + i, s); });
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // without any key tile Q may still be arriving
-
-  dq.scale(gradient_scale<T>(p.softmax_scale));
-  const DqBlock again(p, BLOCK_M);
-  const Sequence rows(p, again.batch);
-  const int row0 = again.row0 + warp_row0;
-  store_rows<Target, T, HEAD_DIM, MT>(dq, sQ + warp_row0 * HEAD_DIM * 2,
-                                      head_begin(p.dq, again.batch, again.head_kv, again.member) +
-                                          static_cast<int64_t>(rows.q0 + row0) * p.dq.row,
-                                      p.dq.row, rows.seqlen_q - row0, p.head_dim);
+  kernel.store(dq);
 }
 
 }  // namespace flash_dist

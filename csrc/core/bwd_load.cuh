@@ -1,0 +1,177 @@
+// How the blocks of the mma.sync and fp32 backward kernels bring Q, dO, K and V into shared memory:
+// where the tiles lie, and the copies. s is the number of a stage.
+#pragma once
+
+#include <type_traits>
+
+#include "core/blocks.cuh"
+#include "core/sequence.cuh"
+#include "core/statistics.cuh"
+#include "core/tile.cuh"
+#include "core/views.cuh"
+
+namespace flash_dist {
+
+// An element as it lies in memory.
+template <class T>
+using Element =
+    std::conditional_t<std::is_same_v<T, Fp16> || std::is_same_v<T, Bf16>, uint16_t, float>;
+
+// TileCopy for the elements of a Config. A row of floats is laid out as one of twice as many 16-bit
+// elements. row_stride and columns in elements.
+template <class Config, int ROWS, int COLUMNS>
+struct OperandCopy {
+  using Source = const Element<typename Config::T>*;
+  static constexpr int WORDS = sizeof(Element<typename Config::T>) / sizeof(uint16_t);
+  TileCopy<typename Config::Target, ROWS, WORDS * COLUMNS, Config::THREADS> words;
+
+  __device__ __forceinline__ void fetch(uint32_t smem, Source first, int64_t row_stride,
+                                        RowSpan rows, int columns) {
+    words.fetch(smem, reinterpret_cast<const uint16_t*>(first), WORDS * row_stride, rows,
+                WORDS * columns);
+  }
+  __device__ __forceinline__ void land(uint32_t smem) { words.land(smem); }
+};
+
+// Shared memory of a block of queries: Q and dO to stay, stages of K and V.
+template <class Config>
+struct DqTiles {
+  using Stage = typename Config::Stage;
+  uint32_t q, dout, stages;
+
+  __device__ __forceinline__ explicit DqTiles(typename Config::Smem& smem)
+      : q(shared_address(smem.q)),
+        dout(shared_address(smem.dout)),
+        stages(shared_address(&smem.stage[0])) {}
+
+  __device__ __forceinline__ uint32_t k(int s) const {
+    return stages + s * static_cast<int>(sizeof(Stage));
+  }
+  __device__ __forceinline__ uint32_t v(int s) const {
+    return k(s) + static_cast<int>(offsetof(Stage, v));
+  }
+};
+
+// Q and dO of the block's queries, to stay there.
+template <class Config>
+__device__ __forceinline__ void load_queries(const BwdParams& p, const DqBlock& block,
+                                             const Sequence& sequence,
+                                             const DqTiles<Config>& tiles) {
+  using E = Element<typename Config::T>;
+  const RowSpan rows{0, sequence.seqlen_q - block.row0};
+  const int64_t row0 = sequence.q0 + block.row0;
+  OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM> copy_q;
+  copy_q.fetch(tiles.q,
+               head_begin<E>(p.q, block.batch, block.head_kv, block.member) + row0 * p.q.row,
+               p.q.row, rows, p.head_dim);
+  copy_q.land(tiles.q);
+  OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM_V> copy_dout;
+  copy_dout.fetch(
+      tiles.dout,
+      head_begin<E>(p.dout, block.batch, block.head_kv, block.member) + row0 * p.dout.row,
+      p.dout.row, rows, p.head_dim_v);
+  copy_dout.land(tiles.dout);
+}
+
+// A stage of K and V on its way.
+template <class Config>
+struct KeyCopies {
+  using E = Element<typename Config::T>;
+  RowSpan keys;  // of the sequence, that exist
+  const E *gK, *gV;
+  OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM> copy_k;
+  OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM_V> copy_v;
+
+  __device__ __forceinline__ KeyCopies(const BwdParams& p, const DqBlock& block,
+                                       const Sequence& sequence, const RowSpan& exist)
+      : keys(exist),
+        gK(head_begin<E>(p.k, block.batch, block.head_kv, 0) + sequence.k0 * p.k.row),
+        gV(head_begin<E>(p.v, block.batch, block.head_kv, 0) + sequence.k0 * p.v.row) {}
+
+  __device__ __forceinline__ void fetch(const BwdParams& p, const DqTiles<Config>& tiles, int key0,
+                                        int s) {
+    const RowSpan here{keys.first - key0, keys.end - key0};
+    copy_k.fetch(tiles.k(s), gK + key0 * p.k.row, p.k.row, here, p.head_dim);
+    copy_v.fetch(tiles.v(s), gV + key0 * p.v.row, p.v.row, here, p.head_dim_v);
+  }
+  __device__ __forceinline__ void land(const DqTiles<Config>& tiles, int s) {
+    copy_k.land(tiles.k(s));
+    copy_v.land(tiles.v(s));
+  }
+};
+
+// Shared memory of a block of keys: K and V to stay, stages of Q, dO, lse and delta.
+template <class Config>
+struct DkdvTiles {
+  using Stage = typename Config::Stage;
+  uint32_t k, v, stages;
+
+  __device__ __forceinline__ explicit DkdvTiles(typename Config::Smem& smem)
+      : k(shared_address(smem.k)),
+        v(shared_address(smem.v)),
+        stages(shared_address(&smem.stage[0])) {}
+
+  __device__ __forceinline__ uint32_t q(int s) const {
+    return stages + s * static_cast<int>(sizeof(Stage));
+  }
+  __device__ __forceinline__ uint32_t dout(int s) const {
+    return q(s) + static_cast<int>(offsetof(Stage, dout));
+  }
+  __device__ __forceinline__ uint32_t lse(int s) const {
+    return q(s) + static_cast<int>(offsetof(Stage, lse_log2));
+  }
+  __device__ __forceinline__ uint32_t delta(int s) const {
+    return q(s) + static_cast<int>(offsetof(Stage, delta));
+  }
+};
+
+// K and V of the block's keys, to stay there. keys: of the sequence, that exist.
+template <class Config>
+__device__ __forceinline__ void load_keys(const BwdParams& p, const DkdvBlock& block,
+                                          const Sequence& sequence, const RowSpan& keys,
+                                          const DkdvTiles<Config>& tiles) {
+  using E = Element<typename Config::T>;
+  const RowSpan here{keys.first - block.key0, keys.end - block.key0};
+  OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM> copy_k;
+  copy_k.fetch(
+      tiles.k,
+      head_begin<E>(p.k, block.batch, block.head_kv, 0) + (sequence.k0 + block.key0) * p.k.row,
+      p.k.row, here, p.head_dim);
+  copy_k.land(tiles.k);
+  OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM_V> copy_v;
+  copy_v.fetch(
+      tiles.v,
+      head_begin<E>(p.v, block.batch, block.head_kv, 0) + (sequence.k0 + block.key0) * p.v.row,
+      p.v.row, here, p.head_dim_v);
+  copy_v.land(tiles.v);
+}
+
+// A stage of Q, dO, lse and delta on its way.
+template <class Config>
+struct QueryCopies {
+  OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM> copy_q;
+  OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM_V> copy_dout;
+  StatCopy<typename Config::Target, Config::BLOCK_M> copy_stats;
+
+  // The queries from row0 on of a query head of the group, of which `rows` exist. Work: what has the
+  // first query of head 0: `q`, `dout`, and its row of `statistics`. Returns the row of row0.
+  template <class Work>
+  __device__ __forceinline__ int64_t fetch(const BwdParams& p, const Work& work,
+                                           const DkdvTiles<Config>& tiles, int row0, int member,
+                                           const RowSpan& rows, int s) {
+    copy_q.fetch(tiles.q(s), work.q + member * p.q.head_group + row0 * p.q.row, p.q.row, rows,
+                 p.head_dim);
+    copy_dout.fetch(tiles.dout(s), work.dout + member * p.dout.head_group + row0 * p.dout.row,
+                    p.dout.row, rows, p.head_dim_v);
+    const int64_t row = work.statistics + static_cast<int64_t>(member) * p.rows_padded + row0;
+    copy_stats.fetch(tiles.lse(s), p.lse_log2 + row, p.delta + row);
+    return row;
+  }
+  __device__ __forceinline__ void land(const DkdvTiles<Config>& tiles, int s) {
+    copy_q.land(tiles.q(s));
+    copy_dout.land(tiles.dout(s));
+    copy_stats.land(tiles.lse(s));
+  }
+};
+
+}  // namespace flash_dist
