@@ -55,7 +55,7 @@ cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stre
 // The key tile, unit and split of a block of the dK/dV kernel.
 struct DkdvBlock {
   int key0, unit, batch, head_kv, split;
-  int stripe = 0;  // of the queries, of query_split
+  int query_split = 0;  // which of BwdParams::query_split
 
   __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n)
       : DkdvBlock(p, block_n, fresh_block()) {}
@@ -73,10 +73,10 @@ struct DkdvBlock {
 // Row of the fp32 sums of dK and dV that belongs to a block's key 0.
 __device__ __forceinline__ int64_t first_sum_row(const BwdParams& p, const DkdvBlock& block) {
   return p.sum_rows.first + block.split * p.sum_rows.split + block.unit * p.sum_rows.unit +
-         block.stripe * p.stripe_rows;
+         block.query_split * p.stripe_rows;
 }
 
-// Whether a block's dK and dV are written as fp32 sums: there are other splits, or later stripes.
+// Whether a block's dK and dV are written as fp32 sums: there are other splits, or later query chunks.
 __device__ __forceinline__ bool keeps_sums(const BwdParams& p) {
   return p.group_split > 1 || !p.sums_last;
 }

@@ -83,9 +83,9 @@ __device__ __forceinline__ void fill_uncovered(const DeltaParams& p, const Delta
                                       });
 }
 
-// Of the kernel of all gradients, which follows. In most calls there are fewer than threads.
+// Those of the fused kernel, which follows. Most calls have fewer of them than threads.
 template <class Config>
-__device__ __forceinline__ void clear_turns(const DeltaParams& p) {
+__device__ __forceinline__ void clear_semaphores(const DeltaParams& p) {
   const int64_t first = int64_t{fresh_block()} * Config::THREADS + threadIdx.x;
 #pragma unroll 1
   for (int64_t i = first; i < p.turns; i += int64_t{gridDim.x} * Config::THREADS) p.dq_turns[i] = 0;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   using T = typename Config::T;
   constexpr int LANES = Config::LANES_PER_ROW;
   constexpr int CHUNKS = Config::CHUNKS / LANES;  // of this thread
-  if (p.dq_turns != nullptr) clear_turns<Config>(p);
+  if (p.dq_turns != nullptr) clear_semaphores<Config>(p);
   DeltaBlock at(p);
   if (at.uncovered) {
     fill_uncovered<Config>(p, at);

@@ -17,7 +17,7 @@ struct DkdvWork {
   int members_begin, members_end;
   int seqlen_q, seqlen_k;
   int key0;
-  int2 stripe;    // of a block that shares the queries: its query tiles, [x, y)
+  int2 query_tiles;  // of a block that shares the queries: [x, y)
   int slot0[2];   // of query tile 0, as if of member 0, among all of the chunk; the two key tiles
   int4 tiles[2];  // BAND: the query tiles of each
 };

@@ -25,11 +25,11 @@ __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
   }
 }
 
-// The query tiles of a block's stripe, of as many each as there are for the longest sequence.
-__device__ __forceinline__ int2 find_stripe(const BwdParams& p, const DkdvBlock& block) {
+// The query tiles of a block's query split. All splits have as many, counted for the longest sequence.
+__device__ __forceinline__ int2 find_query_tiles(const BwdParams& p, const DkdvBlock& block) {
   const int tiles = (p.seqlen_q + MASK_TILE - 1) / MASK_TILE;
   const int each = (tiles + p.query_split - 1) / p.query_split;
-  return {block.stripe * each, (block.stripe + 1) * each};
+  return {block.query_split * each, (block.query_split + 1) * each};
 }
 
 // members: of a whole split; head: query head of member 0; mask: of the first of the block's.

@@ -143,12 +143,12 @@ struct DeltaParams {
   const float* sinks;                          // as FwdParams::sinks
   float* dsinks;                               // as lse: of each row, by the sink of its head
   int* dq_turns;                               // as BwdParams::dq_turns, set to 0 here; or null
-  int64_t turns;                               // how many counters these are
+  int64_t turns;                               // how many numbers these are
 };
 
 // One chunk of the backward: units [unit_begin, unit_begin + units) of (batch, kv head), keys of
 // tiles [key_begin, key_end) of each batch entry. A unit covers all query heads of its group; in a
-// stripe of queries, some of each split, and seqlen_q and what has rows of queries are the stripe's.
+// query chunk, some of each split, and seqlen_q and what has rows of queries are those of the chunk.
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;
@@ -166,7 +166,7 @@ struct BwdParams {
   int unit_begin, units;
   int key_begin, key_end;  // keys, multiples of the key tile (key_end may be seqlen_k)
   int group_split;
-  int dq_first, dq_last;  // first stripe starts dq_accum, last stripe writes dq
+  int dq_first, dq_last;  // first key chunk starts dq_accum, last one writes dq
   int heads_together;     // see core/schedule.cuh
   float softmax_scale;
   Packing packing;
@@ -174,15 +174,15 @@ struct BwdParams {
   BlockOrder order;  // filled in at the launch, like those below
   Divisor by_num_heads_kv, by_members, by_group_split;
   float* normalizers;  // fp32, of each row of statistics: what P is multiplied by; dQ writes them
-  // Where dQ is summed in turns, in dq_accum: a ticket, then how many blocks have had their turn at
-  // each tile of 64 queries, all 0 at the launch; else null.
+  // For dQ that blocks sum one after the other in dq_accum: the tile scheduler's counter, then a
+  // semaphore for each tile of 64 queries, all 0 at the launch; else null.
   int* dq_turns;
   ScoreParams scores;
   SumRows sum_rows;
   int member_begin, members;  // query heads of each split, counted from its first
-  int sums_first, sums_last;  // first stripe of queries starts dK and dV, last stripe writes them
+  int sums_first, sums_last;  // first query chunk starts dK and dV, last one writes them
   bool batch_invariant;       // nothing may depend on the other sequences of a batch
-  bool first_keys_first;      // the order in which dQ is summed in turns; not under lists of tiles
+  bool first_keys_first;      // the order in which blocks add to dQ; not under lists of tiles
   int query_split;            // blocks that share the queries of each split of a group
   int64_t stripe_rows;        // of sums of dK and dV, from those of one such block to the next
 };

@@ -1,5 +1,5 @@
-// Where the rows of the fp32 sums of dK and dV lie: partial sums of a group split, and sums that
-// rest between stripes of queries.
+// Where the rows of the fp32 sums of dK and dV lie: partial sums of a group split, and sums kept
+// between query chunks.
 #pragma once
 
 #include <cstdint>

@@ -136,7 +136,7 @@ struct Turns {
   int count = 0;
   bool ends = false, right = true;
 
-  void add(const DqTurn& turn, bool sees) {
+  void add(const DqOrder& turn, bool sees) {
     right &= turn.exists() || !sees;
     if (!turn.exists()) return;
     right &= turn.before == count++ && !ends;
@@ -153,7 +153,7 @@ void add_block(const Problem& problem, int key0, int stripe, std::vector<Turns>&
   auto& work = reinterpret_cast<DkdvSm90Work&>(bytes);
   DkdvBlock block(p, KEYS, BlockPlace(0, make_order(1, 1, 1)));
   block.key0 = key0;
-  block.stripe = stripe;
+  block.query_split = query_split;
   find_dkdv_work<Config>(work, p, block, problem.sequence);
   FusedCursor<Config> cursor(p, work);
   for (int i = 0; i < work.items; ++i, cursor.next(p, work)) {
@@ -165,7 +165,7 @@ void add_block(const Problem& problem, int key0, int stripe, std::vector<Turns>&
         tile_code(p, work, item, 0) != TILE_EMPTY || tile_code(p, work, item, 1) != TILE_EMPTY;
     const int m = item.row0 / MASK_TILE;
     turns.at(item.member * tiles_of(problem.sequence.seqlen_q) + m)
-        .add(find_turn<KEYS>(p, work, item.known, m), sees);
+        .add(find_order<KEYS>(p, work, item.known, m), sees);
   }
 }
 
@@ -176,14 +176,14 @@ void check(const Problem& problem, int number) {
   std::vector<Turns> turns(p.group * count);
   const int blocks = (sequence.seqlen_k + KEYS - 1) / KEYS;
   for (int n = 0; n < blocks; ++n) {
-    for (int stripe = 0; stripe < p.query_split; ++stripe) {
-      add_block(problem, KEYS * (p.first_keys_first ? n : blocks - 1 - n), stripe, turns);
+    for (int query_split = 0; query_split < p.query_split; ++query_split) {
+      add_block(problem, KEYS * (p.first_keys_first ? n : blocks - 1 - n), query_split, turns);
     }
   }
   for (int i = 0; i < p.group * count; ++i) {
     const int member = i / count, m = i % count;
     const Mask mask(p.mask, MaskPlace(p.mask, sequence, 0, member));
-    const bool seen = is_seen(p, mask, ds_layout(p, sequence), m);
+    const bool seen = is_visible(p, mask, ds_layout(p, sequence), m);
     ++tiles;
     seen_tiles += seen;
     seen_from_the_first += seen && p.first_keys_first;

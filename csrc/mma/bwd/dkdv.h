@@ -12,7 +12,7 @@
 //           columns.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
-//           of summation. Between stripes of queries the sums rest in memory.
+//           of summation. Between query chunks the sums are kept in memory.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -26,7 +26,7 @@
 
 namespace flash_dist {
 
-// The warp's part of dK and dV: rounded, through its rows of K and V, or as partial sums.
+// Writes the warp's part of dK and dV: rounded, through its rows of K and V, or as partial sums.
 template <class Config>
 __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config>& dv,
                                            const BwdParams& p, const DkdvTiles<Config>& tiles,
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config
   }
 }
 
-// The warp's part of dK and dV as the stripe of queries before left it.
+// Loads the warp's part of dK and dV as the query chunk before stored it.
 template <class Config>
 __device__ __forceinline__ void load_sums(DkSum<Config>& dk, DvSum<Config>& dv, const BwdParams& p,
                                           const DkdvBlock& block, int seqlen_k,

@@ -7,8 +7,8 @@
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
 //
 // The stored fragments are those of dS^T; transposing their four 8x8 tiles in registers gives the A
-// operand of dS. Stripes of keys are summed in one accumulator, which rests in dq_accum between
-// them: the order of summation is the same as without stripes.
+// operand of dS. Key chunks are summed in one accumulator, which is kept in dq_accum between them:
+// the order of summation is the same as without chunks.
 #pragma once
 
 #include "core/block_iterators.cuh"
@@ -158,7 +158,7 @@ struct DqGemm {
   const int& warp_row0;    // the warp's first query, counted in the block
 
   // f(x, y, place) for each two columns of this lane's part of dQ, and where they lie in dq_accum
-  // between two chunks of keys.
+  // between key chunks.
   template <class F>
   __device__ __forceinline__ void each_accumulated(Sum& dq, F f) const {
 #pragma unroll

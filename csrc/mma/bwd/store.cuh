@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_gradient(const Accumulator<Config::ROW_TIL
 }
 
 // f(x, y, place) for each two columns of a lane's part of fp32 rows that exist, and where they lie:
-// partial sums of the group split, and sums that rest between stripes.
+// partial sums of the group split, and sums kept between query chunks.
 template <int SPLIT, int MT, int NT, class Sums, class F>
 __device__ __forceinline__ void each_partial(Sums& c, float* sums, int row_limit, int part, F f) {
   const int lane = threadIdx.x % 32;

@@ -9,8 +9,8 @@
 //           what the mask hides from theirs; P^T and dS^T stay in their registers as A operands.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
-//           of summation. dP^T is computed while P^T is, and dV while dS^T is. Between stripes of
-//           queries the sums rest in memory.
+//           of summation. dP^T is computed while P^T is, and dV while dS^T is. Between query
+//           chunks the sums are kept in memory.
 //
 // Where both sums are more than the registers of a block, two share the keys (dkdv_pair.cuh).
 #pragma once
@@ -79,8 +79,8 @@ struct DkdvSm90 {
     dk.clear();
     dv.clear();
     if (!p.sums_first) {
-      each_resting(dk, p.dk_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
-      each_resting(dv, p.dv_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+      each_partial(dk, p.dk_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+      each_partial(dv, p.dv_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
     walk(dk, dv);
     if (SCORE_MOD_SHIFT != 0 && p.sums_last) dv.scale(1.0f / (1 << SCORE_MOD_SHIFT));
@@ -198,7 +198,7 @@ struct DkdvSm90 {
     if constexpr (Config::HAS_SCORE_MOD) {
       weigh_modified(probabilities, products, pt, smem.lse_log2[s], alibi_of(smem.item[s], slope));
     } else {
-      exponentiate(pt, Resting(smem.lse_log2[s], fresh_thread() % 4 * 8));
+      exponentiate(pt, StageStatistics(smem.lse_log2[s], fresh_thread() % 4 * 8));
       to_fragments(probabilities, pt);
     }
     if constexpr (Config::SCORES_AT_A_TIME == 1) issue_gradients();
@@ -207,7 +207,7 @@ struct DkdvSm90 {
     wgmma_wait<1>();
     hold(dst.x[0]);
     // dS^T = P^T * (dP^T - delta)
-    const Resting delta(smem.delta[s], fresh_thread() % 4 * 8);
+    const StageStatistics delta(smem.delta[s], fresh_thread() % 4 * 8);
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
       const float2 x = delta[n];
@@ -228,16 +228,17 @@ struct DkdvSm90 {
     hold(gradients);
   }
 
-  // lse or delta of a stage, as far as a thread has scores, read of shared memory where it is asked
-  // for. `offset` is that of the first.
-  struct Resting {
+  // lse or delta of a stage's queries, for a thread's scores, read from shared memory on each use.
+  // `offset` is that of the first.
+  struct StageStatistics {
     uint32_t at;
-    __device__ __forceinline__ Resting(const float* from, uint32_t offset)
+    __device__ __forceinline__ StageStatistics(const float* from, uint32_t offset)
         : at(shared_address(from) + offset) {}
     __device__ __forceinline__ float2 operator[](int n) const { return load_shared_8(at + n * 32); }
   };
   // The same, read at once.
-  __device__ __forceinline__ static void load_statistics(Statistics& x, const Resting& from) {
+  __device__ __forceinline__ static void load_statistics(Statistics& x,
+                                                         const StageStatistics& from) {
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) x[n] = from[n];
   }
@@ -418,7 +419,7 @@ struct DkdvSm90 {
   __device__ __forceinline__ void store_sum(Accumulator<1, NT>& sum, float scale, uint32_t tile,
                                             const View& view, int columns, float* partial) const {
     if (keeps_sums(p)) {
-      each_resting(sum, partial, [](float& x, float& y, float2& at) { at = {x, y}; });
+      each_partial(sum, partial, [](float& x, float& y, float2& at) { at = {x, y}; });
       return;
     }
     const DkdvBlock& block = work.block;
@@ -433,7 +434,7 @@ struct DkdvSm90 {
   // f(x, y, place) for each two columns of this lane's part of dK or dV, of keys that exist, and
   // where they lie as fp32 sums.
   template <int NT, class F>
-  __device__ __forceinline__ void each_resting(Accumulator<1, NT>& sum, float* sums, F f) const {
+  __device__ __forceinline__ void each_partial(Accumulator<1, NT>& sum, float* sums, F f) const {
     const int row0 = work.block.key0 + group_row0();
     const int lane = fresh_thread() % 32;
     float* at = sums + (first_sum_row(p, work.block) + row0) * (NT * 8);

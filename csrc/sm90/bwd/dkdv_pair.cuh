@@ -35,9 +35,9 @@ struct DkdvOfPair : DkdvSm90<Config> {
   using typename Base::Fragments;
   using typename Base::KTile;
   using typename Base::QTile;
-  using typename Base::Resting;
   using typename Base::Scores;
   using typename Base::Stages;
+  using typename Base::StageStatistics;
   using typename Base::Statistics;
   using Slots = Ring<Config::SLOTS>;
   static constexpr bool IS_SCORES = ROLE == PairRole::SCORES;
@@ -85,12 +85,12 @@ struct DkdvOfPair : DkdvSm90<Config> {
     Sum sum;
     sum.clear();
     if (!p.sums_first) {
-      this->each_resting(sum, IS_SCORES ? p.dv_partial : p.dk_partial,
+      this->each_partial(sum, IS_SCORES ? p.dv_partial : p.dk_partial,
                          [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
     walk(sum);
     if constexpr (IS_SCORES) {
-      if (p.sums_last) sum.scale(BACK);  // what rests is taken up as it was
+      if (p.sums_last) sum.scale(BACK);  // sums are kept as they are between query chunks
       this->store_sum(sum, 1.0f, own_keys(), p.dv, p.head_dim_v, p.dv_partial);
     } else {
       this->store_sum(sum, gradient_scale<typename Config::T>(p.softmax_scale), own_keys(), p.dk,

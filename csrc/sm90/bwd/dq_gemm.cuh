@@ -8,8 +8,8 @@
 //           fragments of dS out of the next one.
 //
 // The stored fragments are those of dS^T; transposing their four 8x8 tiles in registers gives the A
-// operand of dS. Stripes of keys are summed in one accumulator, which rests in dq_accum between
-// them: the order of summation is the same as without stripes.
+// operand of dS. Key chunks are summed in one accumulator, which is kept in dq_accum between them:
+// the order of summation is the same as without chunks.
 #pragma once
 
 #include "core/ds_scale.h"
@@ -78,11 +78,11 @@ struct DqGemmSm90 {
     Sum dq;
     dq.clear();
     if (p.dq_accum != nullptr && !p.dq_first) {
-      each_resting(dq, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+      each_accumulated(dq, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
     walk(dq);
     if (p.dq_accum != nullptr && !p.dq_last) {
-      each_resting(dq, [](float& x, float& y, float2& at) { at = {x, y}; });
+      each_accumulated(dq, [](float& x, float& y, float2& at) { at = {x, y}; });
       return;
     }
     dq.scale(gradient_scale<typename Config::T>(p.softmax_scale));
@@ -101,10 +101,10 @@ struct DqGemmSm90 {
     return (work.sequence.seqlen_k - key0 + 15) / 16;
   }
 
-  // f(x, y, place) for each two columns of this lane's part of dQ, and where they rest between
-  // stripes.
+  // f(x, y, place) for each two columns of this lane's part of dQ, and where they lie in dq_accum
+  // between key chunks.
   template <class F>
-  __device__ __forceinline__ void each_resting(Sum& dq, F f) const {
+  __device__ __forceinline__ void each_accumulated(Sum& dq, F f) const {
     const int64_t rows = (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
                          int64_t{STATISTICS_ALIGNMENT};
     const int lane = fresh_thread() % 32;

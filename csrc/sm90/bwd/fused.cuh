@@ -1,47 +1,48 @@
-// dQ, dK and dV on Hopper in one kernel: nothing of dS leaves the multiprocessor. dK and dV as in
-// dkdv.cuh: a block owns its keys. Of dQ each block has a part, and blocks add theirs in turns.
+// dQ, dK and dV on Hopper in one kernel: dS never leaves the multiprocessor. dK and dV as in
+// dkdv.cuh: a block owns its keys. Each block computes a part of dQ; a semaphore per query tile orders
+// the blocks that add theirs.
 //
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q        dQ = dS @ K
 //
-// Grid      x = a block for each key tile of each (batch, kv head) unit of the chunk, group split and
-//           stripe of queries. Which one a block takes follows from a ticket.
-// Block     Warpgroup 0: a thread loads, and a thread of each other warp brings dQ to global memory.
+// Grid      x = a block for each key tile of each (batch, kv head) pair of the chunk, group split and
+//           query split. A tile scheduler, an atomic counter, gives each block its tile.
+// Block     Warpgroup 0: a thread loads, and a thread of each other warp stores dQ to global memory.
 //           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh).
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta,
 //           DS_STAGES of dS^T, DQ_STAGES of dQ.
-// Pipeline  The stripe's query tiles of every query head of the split, head by head in ascending
-//           order, or all heads of a tile, and tiles in descending order, where the first keys come
-//           first: this is the order of summation of dK and dV. If the registers hold both products
-//           of scores, dP^T is computed while P^T is, and dV while dS^T is. No warpgroup of keys
-//           waits for the other, so that one multiplies while the other takes exponentials.
+// Pipeline  The block's query tiles, for every query head of the split: head by head in ascending
+//           order; or, where the first keys come first, tiles in descending order, all heads of a tile
+//           before the next tile. This is the order of summation of dK and dV. If the registers hold
+//           both products of scores, dP^T is computed while P^T is, and dV while dS^T is. No warpgroup
+//           of keys waits for the other, so that one multiplies while the other takes exponentials.
 //
 // Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
 //           first, or from the first to the last (BwdParams::first_keys_first), in fp32 in global
-//           memory, in the order of the registers of warpgroup 3. The first in turn stores its part,
+//           memory, in the order of the registers of warpgroup 3. The first block stores its part,
 //           those between add theirs, the last adds the sum to its part, and scales, rounds and
-//           writes dQ. A counter for each tile says how many have had their turn. The blocks that see
-//           a tile are those that find_turn() gives a turn, without a hole in their ranks. Queries
-//           that nobody sees are set to zero by the block of the first keys.
+//           writes dQ. The semaphore of a tile counts the blocks that are done with it. find_order()
+//           gives the blocks that see a tile the numbers 0, 1, 2, ... without a gap. Queries that no
+//           block sees are set to zero by the block of the first keys.
 //
-// Which     Under a causal mask the first keys are seen by the most queries. With the last keys
-//           first a round's blocks begin at once, each at the queries of its keys; but the longest
-//           begin last, and each round's begin further apart than those of the round before, in the
-//           end further than L2 reaches. With the first keys first all begin at the last queries,
-//           wait for each other's turns in the first round, and stay a step apart, however long the
-//           sequence is; those that end are followed by shorter ones.
+// Which     Under a causal mask the first keys are visible to the most queries. With the last keys
+//           first, a round's blocks begin at once, each at the queries of its keys; but the longest
+//           blocks begin last, and the blocks of each round begin further apart than those of the
+//           round before, in the end further than L2 reaches. With the first keys first, all begin at
+//           the last queries, wait for each other's semaphores in the first round, and stay a step
+//           apart, however long the sequence is; blocks that end are followed by shorter ones.
 //
-// A block waits for blocks of its own group (unit, split, stripe) whose turn comes before, and for
-// nothing else. Tickets go through a group in the order of turns, so that these blocks have smaller
-// numbers: their tickets are taken, hence they run or have run, whatever the mask and in whatever
-// order the hardware starts blocks. The smallest number that has not ended waits for nobody. Within
-// a block the stages of a ring are passed on in the order of items by all roles. NOTE: who waits for
-// whom follows from the mask's arrays and cu_seqlens, which each block reads for itself: were they
-// written to meanwhile, blocks might wait for ever.
+// No deadlock: a block waits only for blocks of its own group (pair, group split, query split) that
+// come earlier in the order. The tile scheduler goes through a group in that order, so these blocks
+// have smaller numbers: they run or have run, whatever the mask and in whatever order the hardware
+// starts blocks. The block of the smallest number that has not ended waits for nobody. Within a block
+// all roles pass the stages of a ring on in the order of items. NOTE: the order follows from the
+// mask's arrays and cu_seqlens, which each block reads for itself: if they were written to meanwhile,
+// blocks might wait for ever.
 #pragma once
 
 #include "core/uncovered.cuh"
-#include "ptx/turns.cuh"
+#include "ptx/semaphore.cuh"
 #include "sm90/bwd/dkdv.cuh"
 #include "sm90/bwd/dq_sum.cuh"
 
@@ -64,10 +65,10 @@ struct FusedSm90 : DkdvSm90<Config> {
   using typename Base::Fragments;
   using typename Base::KTile;
   using typename Base::QTile;
-  using typename Base::Resting;
   using typename Base::Scores;
   using typename Base::Smem;
   using typename Base::Stages;
+  using typename Base::StageStatistics;
   using typename Base::T;
   using typename Base::Target;
   using DsTile = typename Config::DsTile;
@@ -120,9 +121,9 @@ struct FusedSm90 : DkdvSm90<Config> {
     }
   }
 
-  // The work of one thread of a warp, number `warp`, that has a stage of dQ: it says when the stage
-  // is ready for warpgroup 3, which puts a part of dQ there or takes the sum from there.
-  __device__ __forceinline__ void bring(int warp) const {
+  // The work of one thread of warp number `warp`, which has a stage of dQ. It arrives at `ready` when
+  // warpgroup 3 may write its part of dQ to the stage, or read the sum from it, and stores the part.
+  __device__ __forceinline__ void store_dq(int warp) const {
     const uint32_t stage = shared_address(smem.dq[warp]);
     const uint32_t ready = shared_address(&smem.dq_ready[warp]);
     const uint32_t done = shared_address(&smem.dq_done[warp]);
@@ -131,26 +132,26 @@ struct FusedSm90 : DkdvSm90<Config> {
     for (int i = warp; i < work.items; i += Config::DQ_STAGES, parity ^= 1) {
       const int number = i % Config::ITEMS;
       mbarrier_wait(shared_address(&smem.described[number]), i / Config::ITEMS % 2);
-      const DqTurn turn = smem.item[number].turn;
+      const DqOrder order = smem.item[number].order;
       const int tile = smem.item[number].tile;
       float* sum = p.dq_accum + static_cast<int64_t>(tile) * Config::DQ_FLOATS;
-      const bool takes = turn.is_last && turn.before > 0;
+      const bool takes = order.is_last && order.before > 0;
       if (!takes) mbarrier_arrive(ready);
-      if (turn.before > 0) wait_for_turn(tile, turn);  // while dQ is computed
+      if (order.before > 0) wait_for_semaphore(tile, order);  // while dQ is computed
       if (takes) {
         mbarrier_expect(ready, Config::DQ_BYTES);
         load_bytes(stage, sum, Config::DQ_BYTES, ready);
       }
       mbarrier_wait(done, parity);
-      if (!turn.exists() || turn.is_last) continue;
-      if (turn.before == 0) {
+      if (!order.exists() || order.is_last) continue;
+      if (order.before == 0) {
         store_bytes(sum, stage, Config::DQ_BYTES);
       } else {
         add_floats(sum, stage, Config::DQ_BYTES);
       }
       commit_stores();
       wait_until_written();
-      add_release(turns_of(tile));
+      add_release(semaphore_of(tile));
     }
   }
 
@@ -179,36 +180,36 @@ struct FusedSm90 : DkdvSm90<Config> {
     for (int left = work.items; left > 0; count_down(left, place), place.advance()) {
       mbarrier_wait(shared_address(&smem.ds_full[place.stage()]), place.parity());
       const FusedItem& item = smem.item[place.passed % Config::ITEMS];
-      const DqTurn turn = item.turn;
+      const DqOrder order = item.order;
       const uint32_t ds = uniform(shared_address(smem.ds[place.stage()]));
 #pragma unroll
       for (int part = 0; part < DqSum::PARTS; ++part) {
         const uint32_t stage = shared_address(smem.dq[dq_stage]) + part * DqSum::PART_BYTES;
-        if (turn.exists()) sum.multiply(ds, shared_address(smem.k), part);
-        if (part == DqSum::PARTS - 1) announce_from(smem.ds_empty[place.stage()]);
+        if (order.exists()) sum.multiply(ds, shared_address(smem.k), part);
+        if (part == DqSum::PARTS - 1) arrive_with_warp(smem.ds_empty[place.stage()]);
         if (part == 0) mbarrier_wait(shared_address(&smem.dq_ready[dq_stage]), dq_parity);
-        if (turn.is_last) {
-          if (turn.before > 0) sum.add(stage);
+        if (order.is_last) {
+          if (order.before > 0) sum.add(stage);
           sum.finish(stage, p.softmax_scale, DqRows(p, work, item), part);
-        } else if (turn.exists()) {
+        } else if (order.exists()) {
           sum.put(stage);
         }
       }
-      announce_from(smem.dq_done[dq_stage]);
+      arrive_with_warp(smem.dq_done[dq_stage]);
       if (++dq_stage == Config::DQ_STAGES) dq_stage = 0, dq_parity ^= 1;
     }
     if (DqSum::READS_KEYS) barrier_arrive(KEYS_READ, KEY_READERS);
   }
 
  private:
-  // This warp comes to a barrier.
-  __device__ __forceinline__ static void announce_from(uint64_t& barrier) {
+  // Arrives at a barrier, once per warp.
+  __device__ __forceinline__ static void arrive_with_warp(uint64_t& barrier) {
     __syncwarp();
     if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
   }
 
-  // Of the items that warpgroup 3 has yet to do, one less. NOTE: counted anew where a number that
-  // lives as long as the loop would be spilled.
+  // Decrements the number of items left for warpgroup 3. NOTE: computed from the ring where a number
+  // that lives as long as the loop would be spilled.
   __device__ __forceinline__ void count_down(int& left, const Gradients& place) const {
     if constexpr (DqSum::FILLS_REGISTERS) {
       left = work.items - 1 - static_cast<int>(place.passed);
@@ -221,13 +222,13 @@ struct FusedSm90 : DkdvSm90<Config> {
     return smem.item[stages.passed % Config::ITEMS];
   }
 
-  // Of dq_accum, which has room for whole tiles of 128 queries.
+  // Tiles of a head in dq_accum, which has room for whole tiles of 128 queries.
   __device__ __forceinline__ int tiles_per_head() const {
     return (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
            (STATISTICS_ALIGNMENT / BLOCK_M);
   }
 
-  // What the item that the cursor is at is.
+  // Describes the item at the cursor.
   __device__ __forceinline__ void describe(FusedItem& item, const Cursor& cursor) const {
     const int m = cursor.row0() / BLOCK_M;
     item.row0 = m * BLOCK_M;
@@ -236,32 +237,32 @@ struct FusedSm90 : DkdvSm90<Config> {
     if (known != nullptr) item.known = *known;
     item.code[0] = tile_code(p, work, item, 0);
     item.code[1] = tile_code(p, work, item, 1);
-    item.turn = find_turn<Config::BLOCK_N>(p, work, item.known, m);
+    item.order = find_order<Config::BLOCK_N>(p, work, item.known, m);
     item.tile = (work.block.unit * p.group + cursor.member) * tiles_per_head() + m;
   }
 
-  __device__ __forceinline__ int* turns_of(int tile) const { return p.dq_turns + 1 + tile; }
+  __device__ __forceinline__ int* semaphore_of(int tile) const { return p.dq_turns + 1 + tile; }
 
-  // Until all whose turn comes before have had it, and copies of this thread see what they wrote.
-  __device__ __forceinline__ void wait_for_turn(int tile, const DqTurn& turn) const {
-    while (load_acquire(turns_of(tile)) != turn.before) {
+  // Waits until every earlier block has added its part, and makes these visible to this thread's
+  // copies.
+  __device__ __forceinline__ void wait_for_semaphore(int tile, const DqOrder& order) const {
+    while (load_acquire(semaphore_of(tile)) != order.before) {
     }
     fence_proxy_async_global();
   }
 
-  // What a thread of a warpgroup of keys needs to know in every stage. NOTE: computed once, and
-  // `half` by a shuffle, after which the compiler knows that it is the same throughout a warp: it
-  // keeps what follows from it in uniform registers, so that no instructions that fetch descriptors
-  // of matrices come between the products.
+  // Constants of a thread of a warpgroup of keys. NOTE: computed once, and `half` by a shuffle, which
+  // tells the compiler that it is the same throughout a warp: it keeps what follows from it in
+  // uniform registers, and no instructions that fetch matrix descriptors come between the products.
   struct Thread {
     int half;            // of the block's keys: the warpgroup's
-    bool speaks;         // for its warp
+    bool elected;        // arrives for its warp
     uint32_t statistic;  // offset of the first of its queries' statistics
     uint32_t gradient;   // offset of the first of its rows of dS^T that a warp stores at a time
 
     __device__ __forceinline__ Thread()
         : half(__shfl_sync(0xffffffffu, consumer(), 0)),
-          speaks(fresh_thread() % 32 == 0),
+          elected(fresh_thread() % 32 == 0),
           statistic(fresh_thread() % 4 * 8) {
       const int lane = fresh_thread() % 32;
       const int row = half * KEYS + warp_of_consumer() * 16 + lane % 16;
@@ -280,7 +281,7 @@ struct FusedSm90 : DkdvSm90<Config> {
     barrier_arrive(KEYS_CLEARED, KEY_READERS);
     const Thread thread;
     Stages stages;
-    keep_apart(thread, 1);
+    stagger(thread, 1);
 #pragma unroll 1
     for (int left = work.items; left > 0; --left, stages.advance()) {
       smem.barriers.wait_for_data(stages);
@@ -291,20 +292,21 @@ struct FusedSm90 : DkdvSm90<Config> {
         add(dk, dv, thread, stages, item, code);
       } else {
         const Gradients place{stages.passed};
-        if (stages.passed == 0) keep_apart(thread, 0);
+        if (stages.passed == 0) stagger(thread, 0);
         wait_for_place(place);
-        if (item.turn.exists()) keep_nothing(thread, place);  // the other half of the keys is seen
-        announce(thread, place);
+        if (item.order.exists())
+          store_zeros(thread, place);  // the other half of the keys is visible
+        arrive_ds(thread, place);
       }
       __syncwarp();
-      if (thread.speaks) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
+      if (thread.elected) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
     }
     barrier_sync(KEYS_READ, KEY_READERS);
   }
 
-  // Where one product of scores is computed at a time, the second warpgroup of keys begins when the
+  // Delays the second warpgroup of keys, where one product of scores is computed at a time, until the
   // first one has taken its first exponentials: from then on one multiplies while the other does so.
-  __device__ __forceinline__ static void keep_apart(const Thread& thread, int half) {
+  __device__ __forceinline__ static void stagger(const Thread& thread, int half) {
     if (Config::SCORES_AT_A_TIME == 2 || thread.half != half) return;
     constexpr int THREADS = Config::CONSUMERS * WARPGROUP;
     if (half == 0) {
@@ -361,7 +363,7 @@ struct FusedSm90 : DkdvSm90<Config> {
       hold(pt.x[0]);
       // P^T = exp2(S^T * scale - lse)
       find_weights();
-      if (stages.passed == 0) keep_apart(thread, 0);
+      if (stages.passed == 0) stagger(thread, 0);
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
       wgmma_wait<0>();
@@ -379,9 +381,9 @@ struct FusedSm90 : DkdvSm90<Config> {
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
     Base::to_fragments(gradients, dst);
     wait_for_place(place);
-    keep(gradients, thread, place);
+    store_ds(gradients, thread, place);
     Base::issue_sum(dk, gradients, q);
-    announce(thread, place);
+    arrive_ds(thread, place);
     wgmma_wait<0>();
     hold(dk.x[0]);
     hold(dv.x[0]);
@@ -391,7 +393,7 @@ struct FusedSm90 : DkdvSm90<Config> {
 
   // P^T (dP^T - delta) in the place of dP^T.
   __device__ __forceinline__ void differentiate(Scores& dst, const Scores& pt,
-                                                const Resting& delta) const {
+                                                const StageStatistics& delta) const {
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
       const float2 x = delta[n];
@@ -404,7 +406,7 @@ struct FusedSm90 : DkdvSm90<Config> {
 
   // The same of 2^SHIFT P^T as it was rounded.
   __device__ __forceinline__ void differentiate(Scores& dst, const Fragments& pt,
-                                                const Resting& delta) const {
+                                                const StageStatistics& delta) const {
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
       const float2 x = delta[n];
@@ -424,14 +426,14 @@ struct FusedSm90 : DkdvSm90<Config> {
     }
   }
 
-  // Until warpgroup 3 has read what lay in this stage of dS^T.
+  // Waits until warpgroup 3 has read this stage of dS^T.
   __device__ __forceinline__ void wait_for_place(const Gradients& place) const {
     mbarrier_wait(shared_address(&smem.ds_empty[place.stage()]), place.parity() ^ 1);
   }
 
-  // The warp's 16 keys of dS^T to the stage.
-  __device__ __forceinline__ void keep(const Fragments& ds, const Thread& thread,
-                                       const Gradients& place) const {
+  // Stores the warp's 16 keys of dS^T in the stage.
+  __device__ __forceinline__ void store_ds(const Fragments& ds, const Thread& thread,
+                                           const Gradients& place) const {
     const uint32_t tile = shared_address(smem.ds[place.stage()]);
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k) {
@@ -439,31 +441,31 @@ struct FusedSm90 : DkdvSm90<Config> {
     }
   }
 
-  // dS^T is 0 where no score is seen.
-  __device__ __forceinline__ void keep_nothing(const Thread& thread, const Gradients& place) const {
+  // Stores the zeros of dS^T where every score is masked.
+  __device__ __forceinline__ void store_zeros(const Thread& thread, const Gradients& place) const {
     Fragments zeros;
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) zeros[k][0][i] = 0;
-    keep(zeros, thread, place);
+    store_ds(zeros, thread, place);
   }
 
-  // What this warp kept in a stage is there for warpgroup 3.
-  __device__ __forceinline__ void announce(const Thread& thread, const Gradients& place) const {
+  // Tells warpgroup 3 that this warp has stored its dS^T.
+  __device__ __forceinline__ void arrive_ds(const Thread& thread, const Gradients& place) const {
     fence_proxy_async();
     __syncwarp();
-    if (thread.speaks) mbarrier_arrive(shared_address(&smem.ds_full[place.stage()]));
+    if (thread.elected) mbarrier_arrive(shared_address(&smem.ds_full[place.stage()]));
   }
 };
 
-// Zeros for the queries that no key block sees, by the block of the first keys.
+// Writes zeros to dq of the queries that see no key. The block of the first keys does so.
 template <class Config>
-__device__ __forceinline__ void clear_unseen(const BwdParams& p, const DkdvBlock& block,
-                                             const Sequence& sequence) {
-  const bool hides = p.mask.kind != MaskKind::BAND || p.mask.left < UNBOUNDED ||
-                     p.mask.right < UNBOUNDED || sequence.seqlen_k == 0;
-  if (block.key0 > 0 || block.stripe > 0 || !hides) return;
+__device__ __forceinline__ void clear_masked_queries(const BwdParams& p, const DkdvBlock& block,
+                                                     const Sequence& sequence) {
+  const bool masks_some = p.mask.kind != MaskKind::BAND || p.mask.left < UNBOUNDED ||
+                          p.mask.right < UNBOUNDED || sequence.seqlen_k == 0;
+  if (block.key0 > 0 || block.query_split > 0 || !masks_some) return;
   const DsLayout layout = ds_layout(p, sequence);
   const int members = p.group / p.group_split;
   const int tiles = (sequence.seqlen_q + MASK_TILE - 1) / MASK_TILE;
@@ -473,14 +475,15 @@ __device__ __forceinline__ void clear_unseen(const BwdParams& p, const DkdvBlock
   };
 #pragma unroll 1
   for (int i0 = threadIdx.x / 32 * 32; i0 < members * tiles; i0 += Config::THREADS) {
-    // Each lane asks for a tile, and all write the rows of those that nobody sees.
+    // Each lane tests a tile, and all lanes write the rows of the fully masked ones.
     const int own = i0 + lane;
     const bool exists = own < members * tiles;
-    const bool seen =
-        !exists || is_seen(p, mask_of(block.split * members + own / tiles), layout, own % tiles);
+    const bool visible =
+        !exists || is_visible(p, mask_of(block.split * members + own / tiles), layout, own % tiles);
 #pragma unroll 1
-    for (unsigned unseen = __ballot_sync(0xffffffffu, !seen); unseen != 0; unseen &= unseen - 1) {
-      const int i = i0 + __ffs(unseen) - 1;
+    for (unsigned masked = __ballot_sync(0xffffffffu, !visible); masked != 0;
+         masked &= masked - 1) {
+      const int i = i0 + __ffs(masked) - 1;
       const int m = i % tiles;
       uint16_t* dq =
           head_begin(p.dq, block.batch, block.head_kv, block.split * members + i / tiles) +
@@ -496,9 +499,9 @@ __device__ __forceinline__ void clear_unseen(const BwdParams& p, const DkdvBlock
   }
 }
 
-// The stripe of the queries of a block, whose group is that of its unit and split from then on. The
-// last stripe comes first: under a causal mask the most keys are seen there.
-__device__ __forceinline__ int take_stripe(BlockPlace& place, const BwdParams& p) {
+// Takes the query split of a block out of place.group, which is the group of its pair and group split
+// from then on. The last queries come first: under a causal mask they see the most keys.
+__device__ __forceinline__ int take_query_split(BlockPlace& place, const BwdParams& p) {
   const int groups = p.units * p.group_split;
   const int rank = place.group / groups;
   place.group -= rank * groups;
@@ -513,7 +516,7 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
   using Kernel = FusedSm90<Config>;
 
   if (threadIdx.x == 0) {
-    BlockPlace place(take_ticket(p.dq_turns), p.order);
+    BlockPlace place(fetch_next(p.dq_turns), p.order);
     prefetch_map(params.q);
     prefetch_map(params.k);
     prefetch_map(params.v);
@@ -522,16 +525,16 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
     mbarriers_made();
     const int last = (p.seqlen_k + Config::BLOCK_N - 1) / Config::BLOCK_N - 1;
     if (!p.first_keys_first) place.tile = last - place.tile;
-    const int stripe = take_stripe(place, p);
+    const int query_split = take_query_split(place, p);
     DkdvBlock block(p, Config::BLOCK_N, place);
-    block.stripe = stripe;
+    block.query_split = query_split;
     const Sequence sequence(p, block.batch);
     smem.work.block = block;
     smem.work.sequence = sequence;
     if (block.key0 < sequence.seqlen_k) find_dkdv_work<Config>(smem.work, p, block, sequence);
   }
   __syncthreads();
-  clear_unseen<Config>(p, smem.work.block, smem.work.sequence);
+  clear_masked_queries<Config>(p, smem.work.block, smem.work.sequence);
   if (smem.work.block.key0 >= smem.work.sequence.seqlen_k) return;
 
   const Kernel kernel{{params, smem}};
@@ -542,7 +545,7 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
     if (warp == 0) {
       kernel.load();
     } else if (warp <= Config::DQ_STAGES) {
-      kernel.bring(warp - 1);
+      kernel.store_dq(warp - 1);
     }
   } else if (threadIdx.x < (1 + Config::CONSUMERS) * WARPGROUP) {
     take_registers<Config::CONSUMER_REGISTERS>();

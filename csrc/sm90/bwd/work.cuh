@@ -1,4 +1,4 @@
-// Where a block of the backward kernels for Hopper works: the same for all its threads, in shared
+// The work of a block of the backward kernels for Hopper: the same for all its threads, in shared
 // memory, as the accumulators need the registers.
 #pragma once
 
@@ -31,10 +31,10 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
   work.items = DkdvCursor<Config>::count(p, work);
 }
 
-// The items of a block of the kernel of all gradients. Where the first keys come first, it goes
-// through its queries from the last to the first, all heads of a tile before the next tile: so it
-// follows the blocks whose turns come before a step or more behind. NOTE: head by head it would be
-// at the next head before them, who see more queries, and wait there.
+// The items of a block of the fused kernel. Where the first keys come first, it goes through its
+// queries from the last to the first, all heads of a tile before the next tile: so it stays a step or
+// more behind the blocks that come earlier in the order. NOTE: head by head, it would reach the next
+// head before these blocks, which see more queries, and wait there.
 template <class Config>
 struct FusedCursor : DkdvCursor<Config> {
   using Base = DkdvCursor<Config>;
@@ -51,19 +51,19 @@ struct FusedCursor : DkdvCursor<Config> {
   }
 };
 
-// A block's turn at the sum of a query tile's dQ. The key blocks that see the tile have theirs in
-// the order in which they begin: from the last keys to the first, or the other way round.
-struct DqTurn {
-  int before;  // how many blocks have theirs before; -1: this block does not see the tile
+// A block's place in the order in which the key blocks that see a query tile add to its dQ. It is the
+// order in which they begin: from the last keys to the first, or the other way round.
+struct DqOrder {
+  int before;  // number of earlier blocks; -1: this block does not see the tile
   bool is_last;
 
   __device__ __forceinline__ bool exists() const { return before >= 0; }
 };
 
-// Of a block of so many keys, at query tile m. known: DkdvItem::known.
+// The order of a block of KEYS keys at query tile m. known: DkdvItem::known.
 template <int KEYS>
-__device__ __forceinline__ DqTurn find_turn(const BwdParams& p, const DkdvWork& w,
-                                            const int4& known, int m) {
+__device__ __forceinline__ DqOrder find_order(const BwdParams& p, const DkdvWork& w,
+                                              const int4& known, int m) {
   const int n = w.key0 / KEYS;
   if (p.mask.kind == MaskKind::TILES) {
     return {known.w / 2, known.w % 2 != 0};
@@ -82,9 +82,9 @@ __device__ __forceinline__ DqTurn find_turn(const BwdParams& p, const DkdvWork& 
   return {last - n, n == first};
 }
 
-// Whether some key block sees query tile m, so that its dQ is summed.
-__device__ __forceinline__ bool is_seen(const BwdParams& p, const Mask& mask,
-                                        const DsLayout& layout, int m) {
+// Whether query tile m sees a key, so that its dQ is summed.
+__device__ __forceinline__ bool is_visible(const BwdParams& p, const Mask& mask,
+                                           const DsLayout& layout, int m) {
   if (p.mask.kind == MaskKind::TILES) {
     const int* line = p.mask.by_query[0].begin + mask.plane * p.mask.query_tiles + m;
     return line[0] < line[1];
@@ -96,10 +96,10 @@ __device__ __forceinline__ bool is_seen(const BwdParams& p, const Mask& mask,
   return p.mask.query_ranges[static_cast<int64_t>(mask.plane) * p.mask.query_tiles + m].w > 0;
 }
 
-// An item of the kernel of all gradients.
+// An item of the fused kernel.
 struct FusedItem : DkdvItem {
   int code[2];  // of the tile under each half of the block's keys
-  DqTurn turn;
+  DqOrder order;
   int tile;  // of dq_accum
 };
 
@@ -127,7 +127,7 @@ struct DqSm90Work {
         walk(p, Mask(p.mask, place), block.row0),
         keys(Mask(p.mask, place).keys_that_exist(block.batch)) {}
 
-  // Number i of the walk.
+  // Item i of the block iterator.
   __device__ __forceinline__ DqSm90Item item(const BwdParams& p, int i) const {
     const int first = p.key_begin / DS_TILE;
     if (walk.entries != nullptr) {
@@ -139,11 +139,11 @@ struct DqSm90Work {
     const Mask mask(p.mask, place);
     const int slot = slot_base(mask, layout, first, i);
     const auto find = [&](int m) {
-      const bool seen = p.mask.kind == MaskKind::BAND
-                            ? layout.query_begin(i) <= m && m < layout.query_end(i)
-                            : m * DS_TILE < sequence.seqlen_q &&
-                                  mask.range(m * DS_TILE, DS_TILE).touches(i * DS_TILE, DS_TILE);
-      return seen ? slot + m : -1;
+      const bool visible = p.mask.kind == MaskKind::BAND
+                               ? layout.query_begin(i) <= m && m < layout.query_end(i)
+                               : m * DS_TILE < sequence.seqlen_q &&
+                                     mask.range(m * DS_TILE, DS_TILE).touches(i * DS_TILE, DS_TILE);
+      return visible ? slot + m : -1;
     };
     const int m = block.row0 / DS_TILE;
     return {i * DS_TILE, {find(m), find(m + 1)}};

@@ -5,7 +5,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/special.cuh"
 #include "ptx/tensor_copy.cuh"
-#include "ptx/turns.cuh"
+#include "ptx/semaphore.cuh"
 #include "sm90/fwd/tiles.cuh"
 
 namespace flash_dist {
@@ -56,7 +56,7 @@ struct FwdSm90Loader {
 
   __device__ __forceinline__ unsigned next_tile(unsigned number) const {
     const unsigned blocks = gridDim.x;
-    return blocks + (params.tickets == nullptr ? number : take_ticket(params.tickets));
+    return blocks + (params.tickets == nullptr ? number : fetch_next(params.tickets));
   }
 
   // Loads Q, K and V of a work tile that has visible keys.
