@@ -1,14 +1,15 @@
-// A launch that need not wait for the end of the kernel before: ptx/dependents.cuh.
+// Programmatic dependent launch: a kernel that may start before the previous one ends
+// (ptx/dependents.cuh).
 #pragma once
 
 #include "native/entry.h"
 
 namespace flash_dist {
 
-// Blocks of Config's size. The kernel must call wait_for_previous() before it reads what others wrote.
-// NOTE: for a kernel of little shared memory alone. How much of its memory a multiprocessor shares it
-// settles when it is idle: one that needs most of it, and comes beside blocks of a small one, may get a
-// place where there are three.
+// Launches blocks of Config's size. The kernel must call wait_for_previous() before it reads what others
+// wrote. NOTE: only for a kernel of little shared memory. A multiprocessor chooses its shared-memory size
+// when it is idle: a kernel that needs most of it, and starts beside blocks of a small one, may get one
+// block per multiprocessor where three fit.
 template <class Config>
 cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
                           cudaStream_t stream) {

@@ -102,8 +102,8 @@ cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t str
 // The query tile and head of a block of the dQ kernels; of a head the longest causal tiles first.
 struct DqBlock {
   int row0;
-  int head;  // of those of the chunk: unit by unit, split by split, member by member
-  int batch, head_kv, member;
+  int head;  // of those of the chunk: unit by unit, split by split, query head by query head
+  int batch, head_kv, group_head;
 
   __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
@@ -114,7 +114,8 @@ struct DqBlock {
     const int unit_of_chunk = divide(split_of_chunk, p.by_group_split);
     const int unit = p.unit_begin + unit_of_chunk;
     const int split = split_of_chunk - unit_of_chunk * p.group_split;
-    member = split * (p.group / p.group_split) + p.member_begin + head - split_of_chunk * p.members;
+    group_head =
+        split * (p.group / p.group_split) + p.member_begin + head - split_of_chunk * p.members;
     batch = divide(unit, p.by_num_heads_kv);
     head_kv = unit - batch * p.num_heads_kv;
   }

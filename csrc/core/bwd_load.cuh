@@ -62,13 +62,13 @@ __device__ __forceinline__ void load_queries(const BwdParams& p, const DqBlock& 
   const int64_t row0 = sequence.q0 + block.row0;
   OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM> copy_q;
   copy_q.fetch(tiles.q,
-               head_begin<E>(p.q, block.batch, block.head_kv, block.member) + row0 * p.q.row,
+               head_begin<E>(p.q, block.batch, block.head_kv, block.group_head) + row0 * p.q.row,
                p.q.row, rows, p.head_dim);
   copy_q.land(tiles.q);
   OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM_V> copy_dout;
   copy_dout.fetch(
       tiles.dout,
-      head_begin<E>(p.dout, block.batch, block.head_kv, block.member) + row0 * p.dout.row,
+      head_begin<E>(p.dout, block.batch, block.head_kv, block.group_head) + row0 * p.dout.row,
       p.dout.row, rows, p.head_dim_v);
   copy_dout.land(tiles.dout);
 }
@@ -157,13 +157,13 @@ struct QueryCopies {
   // first query of head 0: `q`, `dout`, and its row of `statistics`. Returns the row of row0.
   template <class Work>
   __device__ __forceinline__ int64_t fetch(const BwdParams& p, const Work& work,
-                                           const DkdvTiles<Config>& tiles, int row0, int member,
+                                           const DkdvTiles<Config>& tiles, int row0, int group_head,
                                            const RowSpan& rows, int s) {
-    copy_q.fetch(tiles.q(s), work.q + member * p.q.head_group + row0 * p.q.row, p.q.row, rows,
+    copy_q.fetch(tiles.q(s), work.q + group_head * p.q.head_group + row0 * p.q.row, p.q.row, rows,
                  p.head_dim);
-    copy_dout.fetch(tiles.dout(s), work.dout + member * p.dout.head_group + row0 * p.dout.row,
+    copy_dout.fetch(tiles.dout(s), work.dout + group_head * p.dout.head_group + row0 * p.dout.row,
                     p.dout.row, rows, p.head_dim_v);
-    const int64_t row = work.statistics + static_cast<int64_t>(member) * p.rows_padded + row0;
+    const int64_t row = work.statistics + static_cast<int64_t>(group_head) * p.rows_padded + row0;
     copy_stats.fetch(tiles.lse(s), p.lse_log2 + row, p.delta + row);
     return row;
   }

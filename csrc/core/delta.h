@@ -42,11 +42,11 @@ __host__ __device__ constexpr int padded_rows(int rows) {
   return (rows + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT * STATISTICS_ALIGNMENT;
 }
 
-// Where a block works: a tile of the rows of a query head of a batch entry.
+// The work of a block: a tile of the rows of a query head of a batch entry.
 struct DeltaBlock {
-  int tile, batch, head, head_kv, member;
+  int tile, batch, head, head_kv, group_head;
   int q0, seqlen_q;  // of the batch entry
-  bool uncovered;    // whether rows are there to fill, of either axis
+  bool uncovered;    // whether some rows, of queries or keys, belong to no sequence
 
   __device__ __forceinline__ explicit DeltaBlock(const DeltaParams& p)
       : q0(0), seqlen_q(p.seqlen_q), uncovered(false) {
@@ -56,7 +56,7 @@ struct DeltaBlock {
     batch = divide(batch_tile, p.by_tiles);
     tile = batch_tile - batch * p.by_tiles.divisor;
     head_kv = divide(head, p.by_group);
-    member = head - head_kv * p.group;
+    group_head = head - head_kv * p.group;
     if (p.packing.cu_seqlens_q != nullptr) {
       const DocumentRows q(p.packing.cu_seqlens_q, batch, p.batch, p.total_q, p.seqlen_q);
       const DocumentRows k(p.packing.cu_seqlens_k, batch, p.batch, p.total_k, p.seqlen_k);
@@ -67,15 +67,16 @@ struct DeltaBlock {
   }
 };
 
-// dq of the block's query head, dk and dv of its kv head.
+// Writes zeros to the rows that belong to no sequence: of dq of the block's query head, and of dk and
+// dv of its kv head.
 template <class Config>
 __device__ __forceinline__ void fill_uncovered(const DeltaParams& p, const DeltaBlock& at) {
   constexpr int BYTES = Config::ELEMENT_BYTES;
   const int tiles = p.by_tiles.divisor;
   for_uncovered_rows<Config::THREADS>(
       p.packing.cu_seqlens_q, at.batch, p.batch, p.total_q, p.seqlen_q, at.tile, tiles,
-      [&](int row) { zero_row<BYTES>(p.dq, at.head_kv, at.member, row, p.head_dim); });
-  const int block = at.tile * p.group + at.member;
+      [&](int row) { zero_row<BYTES>(p.dq, at.head_kv, at.group_head, row, p.head_dim); });
+  const int block = at.tile * p.group + at.group_head;
   for_uncovered_rows<Config::THREADS>(p.packing.cu_seqlens_k, at.batch, p.batch, p.total_k,
                                       p.seqlen_k, block, tiles * p.group, [&](int row) {
                                         zero_row<BYTES>(p.dk, at.head_kv, 0, row, p.head_dim);
@@ -100,7 +101,7 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   DeltaBlock at(p);
   if (at.uncovered) {
     fill_uncovered<Config>(p, at);
-    at = DeltaBlock(p);  // again, so that nothing waits in registers meanwhile
+    at = DeltaBlock(p);  // again, so that nothing is kept in registers meanwhile
   }
   const int row = at.tile * Config::BLOCK_ROWS + threadIdx.x / LANES;
   const int lane = threadIdx.x % LANES;
@@ -111,7 +112,7 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   // All loads are on their way before the first is used.
   const auto load = [&](uint4(&chunks)[CHUNKS], const View& view) {
     const int64_t first = at.batch * view.batch + at.head_kv * view.head_kv +
-                          at.member * view.head_group +
+                          at.group_head * view.head_group +
                           static_cast<int64_t>(at.q0 + row) * view.row;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
@@ -158,7 +159,7 @@ cudaError_t launch_delta(const void* kernel, const void* params, cudaStream_t st
   DeltaParams p = *static_cast<const DeltaParams*>(params);
   int64_t tiles = padded_rows(p.seqlen_q) / Config::BLOCK_ROWS;
   int64_t batch = p.batch;
-  if (p.packing.cu_seqlens_q != nullptr) {  // rows that no document covers are there all the same
+  if (p.packing.cu_seqlens_q != nullptr) {  // there may be rows of no sequence all the same
     tiles = std::max<int64_t>(tiles, 1);
     batch = std::max<int64_t>(batch, 1);
   }

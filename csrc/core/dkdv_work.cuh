@@ -1,4 +1,4 @@
-// Where a block of the dK/dV kernel works, found by one thread for all.
+// The work of a block of the dK/dV kernel, computed by one thread for all.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -7,8 +7,8 @@
 
 namespace flash_dist {
 
-// Where the dS of the block's key tiles begins, and which query tiles of a band see them. Its chunk
-// begins at key tile `first`.
+// Finds where the dS of the block's key tiles begins, and which query tiles of a band see them. The
+// chunk begins at key tile `first`.
 template <class Config>
 __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
                                            const DkdvBlock& block, const Mask& mask,
@@ -16,7 +16,7 @@ __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
   const int n = block.key0 / DS_TILE;
   const Mask mask0 = DkdvCursor<Config>::mask_of(p, work, 0);
   const int heads_before =  // of the chunk, less those before the first of this block's split
-      (block.unit * p.group_split + block.split) * p.members - work.members_begin;
+      (block.unit * p.group_split + block.split) * p.members - work.group_heads_begin;
   const int slot0 = heads_before * static_cast<int>(p.ds_tiles_per_head);
   for (int half = 0; half < (Config::BLOCK_N > MASK_TILE ? 2 : 1); ++half) {
     work.slot0[half] = slot0 + (mask.is_list() ? -p.mask.key_slots[first]
@@ -32,11 +32,11 @@ __device__ __forceinline__ int2 find_query_tiles(const BwdParams& p, const DkdvB
   return {block.query_split * each, (block.query_split + 1) * each};
 }
 
-// members: of a whole split; head: query head of member 0; mask: of the first of the block's.
+// head: the first query head of the group; mask: of the first query head of the block.
 template <class Config>
 __device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
                                           const DkdvBlock& block, const Sequence& sequence,
-                                          int members, int head, const Mask& mask) {
+                                          int heads_per_split, int head, const Mask& mask) {
   const DsLayout layout = ds_layout(p, sequence);
   const int first = p.key_begin / DS_TILE;
   work.key0 = block.key0;
@@ -45,13 +45,13 @@ __device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
   work.q = head_begin(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row;
   work.dout = head_begin(p.dout, block.batch, block.head_kv, 0) + sequence.q0 * p.dout.row;
   work.statistics = statistics_begin(p, block.batch, head, sequence.q0);
-  work.entries = walk.entries;
-  work.begin = walk.begin;
-  work.end = walk.end;
+  work.entries = query_blocks.entries;
+  work.begin = query_blocks.begin;
+  work.end = query_blocks.end;
   work.batch = block.batch;
   work.head = head;
-  work.members_begin = block.split * members + p.member_begin;
-  work.members_end = work.members_begin + p.members;
+  work.group_heads_begin = block.split * heads_per_split + p.member_begin;
+  work.group_heads_end = work.group_heads_begin + p.members;
   work.seqlen_q = sequence.seqlen_q;
   work.seqlen_k = sequence.seqlen_k;
   find_slots<Config>(work, p, block, mask, layout, first);

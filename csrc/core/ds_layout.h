@@ -3,8 +3,8 @@
 // ascending. A tile is 4 x 4 blocks of 16 keys by 16 queries; a block is the A fragment of mma
 // m16n8k16 as a warp holds it: 16 bytes per lane.
 //
-// This is the layout of bands, whose slots follow from a few numbers; masks with arrays bring
-// theirs (MaskParams::key_slots, TileList::slots).
+// This is the layout of bands, whose slots follow from a few numbers; masks with arrays have their
+// own (MaskParams::key_slots, TileList::slots).
 #pragma once
 
 #include <cstdint>

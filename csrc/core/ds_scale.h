@@ -1,7 +1,7 @@
 // The factor of dS where it is rounded to 16 bits. dP = dO @ V.T grows with head_dim, dO and V: in
 // fp16, which ends at 65504, dS would overflow long before dQ and dK, which are sums of
-// softmax_scale * dS. A power of two changes no bit of what is not subnormal; 1 / 4 keeps gradients of
-// a small dO, 1e-3 say, as near as torch's in fp16, where 1 / 8 does not. delta has the factor, too, and
+// softmax_scale * dS. A power of two is exact unless the result is subnormal; 1 / 4 keeps the gradients
+// of a small dO, 1e-3 say, as accurate as torch's in fp16, 1 / 8 does not. delta has the factor, too, and
 // dQ and dK are scaled back.
 #pragma once
 
@@ -24,7 +24,7 @@ FLASH_DIST_HOST_DEVICE constexpr float gradient_scale(float softmax_scale) {
   return DS_SCALE<T> == 1.0f ? softmax_scale : softmax_scale * (1.0f / DS_SCALE<T>);
 }
 
-// dP - delta with the factor. dp: as the matrix units summed it up; delta: as the delta kernel wrote it.
+// dP - delta, with the factor. dp: without it; delta: with it, as the delta kernel wrote it.
 template <class T>
 FLASH_DIST_HOST_DEVICE float minus_delta(float dp, float delta) {
   if constexpr (DS_SCALE<T> == 1.0f) return dp - delta;

@@ -1,6 +1,5 @@
-// Few queries on many keys: sequences whose forward is computed as attention to a cache is
-// (core/decode.h), since the kernels that give each tile of queries to a block leave multiprocessors
-// idle there.
+// Few queries on many keys: the forward of such sequences runs as attention to a cache
+// (core/decode.h), since kernels with a block for each query tile would leave multiprocessors idle.
 #pragma once
 
 #include "core/band.h"
@@ -13,8 +12,8 @@ namespace flash_dist {
 constexpr int FEW_QUERIES = 16, MANY_KEYS = 1024;
 constexpr int MORE_QUERIES = 64, MORE_KEYS = 16384;
 
-// NOTE: of a sequence's own lengths and of nothing else. The number of heads or of sequences, or how
-// long others are, would make its bits depend on what it is computed with.
+// NOTE: depends on the sequence's own lengths only. If it depended on the number of heads or of
+// sequences, or on other lengths, the bits of a sequence would depend on its batch.
 FLASH_DIST_HOST_DEVICE inline bool is_few_queries(int seqlen_q, int seqlen_k) {
   return seqlen_q <= (seqlen_k >= MORE_KEYS ? MORE_QUERIES : FEW_QUERIES) && seqlen_k >= MANY_KEYS;
 }

@@ -1,4 +1,4 @@
-// How the statistics of a stage's queries, lse and delta, come into shared memory.
+// Copies the statistics of a stage's queries, lse and delta, to shared memory.
 #pragma once
 
 #include "ptx/copy.cuh"

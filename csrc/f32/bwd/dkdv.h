@@ -50,7 +50,7 @@ struct F32Dkdv {
   // Finds the block's work and its first item, by one thread for all, and starts the copies of K and
   // V.
   __device__ __forceinline__ void start(const DkdvBlock& block, const Sequence& sequence) const {
-    const int members = p.group / p.group_split;
+    const int heads_per_split = p.group / p.group_split;
     const int head = block.head_kv * p.group;
     F32DkdvWork mine;
     mine.q = head_begin<float>(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row;
@@ -58,8 +58,8 @@ struct F32Dkdv {
     mine.statistics = statistics_begin(p, block.batch, head, sequence.q0);
     mine.batch = block.batch;
     mine.head = head;
-    mine.members_begin = block.split * members;
-    mine.members_end = block.split * members + members;
+    mine.group_heads_begin = block.split * heads_per_split;
+    mine.group_heads_end = block.split * heads_per_split + heads_per_split;
     mine.seqlen_q = sequence.seqlen_q;
     mine.seqlen_k = sequence.seqlen_k;
     mine.key0 = block.key0;
@@ -77,9 +77,9 @@ struct F32Dkdv {
                                         NormalizerCopy<Target, BLOCK_M>& normalizers, int i,
                                         int s) const {
     const int row0 = item(i).row0;
-    const int member = item(i).member;
+    const int group_head = item(i).group_head;
     const RowSpan rows{0, max(work.seqlen_q - row0, 0)};  // the last stages may lie beyond the end
-    const int64_t row = queries.fetch(p, work, tiles, row0, member, rows, s);
+    const int64_t row = queries.fetch(p, work, tiles, row0, group_head, rows, s);
     normalizers.fetch(normalizers_of(s), p.normalizers + row, rows.end);
     if (threadIdx.x == 0) {
       smem.cursor.next(p, work);
@@ -171,7 +171,7 @@ struct F32Dkdv {
   }
 
   __device__ __forceinline__ ScorePlace place(const F32DkdvItem& item, const Warp& warp) const {
-    return {alibi_slope(p.scores, work.batch, work.head + item.member),
+    return {alibi_slope(p.scores, work.batch, work.head + item.group_head),
             item.row0 + work.seqlen_k - work.seqlen_q, work.key0 + warp.row0()};
   }
 

@@ -44,7 +44,7 @@ struct F32DqRecompute {
   const Sequence& sequence;
   const int& head;  // query head
   const Mask& mask;
-  const KeyWalk<BLOCK_M, BLOCK_N>& walk;
+  const KeyBlockIterator<BLOCK_M, BLOCK_N>& key_blocks;
 
   const DqBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
@@ -75,7 +75,8 @@ struct F32DqRecompute {
                                       const Statistics& delta, float scale_log2, int j,
                                       int s) const {
     const Warp warp;
-    const int code = walk.is_full(j) ? TILE_FULL : walk.code(j, warp.row0() / MASK_TILE);
+    const int code =
+        key_blocks.is_full(j) ? TILE_FULL : key_blocks.code(j, warp.row0() / MASK_TILE);
     if (code == TILE_EMPTY) return;  // for all warps that share these queries
     const uint32_t k_slice = Rows::at(tiles.k(s), 0, warp.column0());
 
@@ -125,7 +126,8 @@ struct F32DqRecompute {
     const int row0 = again.row0 + warp.row0();
     float* normalizers =
         p.normalizers +
-        statistics_begin(p, again.batch, again.head_kv * p.group + again.member, rows.q0) + row0;
+        statistics_begin(p, again.batch, again.head_kv * p.group + again.group_head, rows.q0) +
+        row0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float factor = normalizer(quad_sum(row_sum[h]), lse[h]);
@@ -137,7 +139,7 @@ struct F32DqRecompute {
       }
     }
     store_floats(dq, p.softmax_scale,
-                 head_begin<float>(p.dq, again.batch, again.head_kv, again.member) +
+                 head_begin<float>(p.dq, again.batch, again.head_kv, again.group_head) +
                      static_cast<int64_t>(rows.q0 + row0) * p.dq.row + warp.column0(),
                  p.dq.row, rows.seqlen_q - row0, p.head_dim - warp.column0());
   }
@@ -149,9 +151,9 @@ struct F32DqRecompute {
     if (p.scores.bends) {
       const int row0 = block.row0 + warp.row0() + mask.seqlen_k - mask.seqlen_q;
       bend_both<Tanh::EXACT>(scores, dp, {{delta[0], delta[1]}}, p.scores,
-                             {alibi_slope(p.scores, block.batch, head), row0, walk.key0(j)});
+                             {alibi_slope(p.scores, block.batch, head), row0, key_blocks.key0(j)});
     }
-    if (code != TILE_FULL) hide(scores, mask, block.row0 + warp.row0(), walk.key0(j), code);
+    if (code != TILE_FULL) hide(scores, mask, block.row0 + warp.row0(), key_blocks.key0(j), code);
   }
 };
 
@@ -166,10 +168,10 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
   if (block.row0 >= sequence.seqlen_q) return;
   const DqTiles<Config> tiles(smem);
   const uint32_t exchange = shared_address(smem.exchange);
-  const int head = block.head_kv * p.group + block.member;
+  const int head = block.head_kv * p.group + block.group_head;
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
-  const KeyWalk<Config::BLOCK_M, Config::BLOCK_N> walk(mask, block.row0);
-  const Kernel kernel{p, tiles, exchange, block, sequence, head, mask, walk};
+  const KeyBlockIterator<Config::BLOCK_M, Config::BLOCK_N> key_blocks(mask, block.row0);
+  const Kernel kernel{p, tiles, exchange, block, sequence, head, mask, key_blocks};
   KeyCopies<Config> copies(p, block, sequence, mask.keys_that_exist(block.batch));
   typename Kernel::Statistics lse, delta;
   typename Kernel::Statistics row_sum = {};  // of P, over this lane's columns
@@ -179,10 +181,12 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
   const float scale_log2 = p.scores.scale * LOG2_E;
   load_queries<Config>(p, block, sequence, tiles);
   run_pipeline<Target, Config::STAGES>(
-      walk.end - walk.begin,
-      [&](int i, int s) { copies.fetch(p, tiles, walk.key0(walk.begin + i), s); },
+      key_blocks.end - key_blocks.begin,
+      [&](int i, int s) { copies.fetch(p, tiles, key_blocks.key0(key_blocks.begin + i), s); },
       [&](int s) { copies.land(tiles, s); },
-      [&](int i, int s) { kernel.add(dq, row_sum, lse, delta, scale_log2, walk.begin + i, s); });
+      [&](int i, int s) {
+        kernel.add(dq, row_sum, lse, delta, scale_log2, key_blocks.begin + i, s);
+      });
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   kernel.store(dq, row_sum, lse);
 }

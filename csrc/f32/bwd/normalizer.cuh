@@ -1,9 +1,9 @@
-// What makes up for the rounding of lse: P = exp2(S * scale - lse) * normalizer.
+// Normalizers, which correct P for the rounding of lse: P = exp2(S * scale - lse) * normalizer.
 //
-// Under scores in the hundreds lse, an fp32 number, is known to 2^-16 only, and so would P be. But
-// the sum of a row of P is 1, and dQ passes through whole rows: it adds P up, and what is missing
-// from 1, or too much, is the rounding of lse. dK and dV, whose blocks see a few keys of each row,
-// come after it.
+// For scores in the hundreds, lse, an fp32 number, is exact to 2^-16 only, and so would P be. But a
+// row of P sums to 1, and a block of dQ goes through whole rows: it sums P, and the difference from 1
+// is the rounding of lse. The kernel of dK and dV, whose blocks see a few keys of each row, runs after
+// it and reads the normalizers.
 #pragma once
 
 #include "core/tile.cuh"
@@ -12,17 +12,17 @@
 
 namespace flash_dist {
 
-// Of a row whose P add up to `sum`. A difference from 1 that rounding does not explain says that
-// lse is not of these keys alone (that of a whole ring, say): then it is left as it is. The errors
-// of lse, of its product with log2(e) and of the scores' with the scale are each 2^-24 of it at
+// The normalizer of a row of P that sums to `sum`. A difference from 1 that rounding does not explain
+// means that lse covers other keys, too (those of a whole ring, say): then the normalizer is 1. The
+// errors of lse, of its product with log2(e) and of the scores' with the scale are each 2^-24 of it at
 // most; 16 is for the errors of the sum.
 __device__ __forceinline__ float normalizer(float sum, float lse_log2) {
   const float rounding = fminf(0x1p-22f * (fabsf(lse_log2) + 16.0f), 0.5f);
   return fabsf(sum - 1.0f) <= rounding ? 1.0f / sum : 1.0f;
 }
 
-// The normalizers of a stage's queries into shared memory, 16 bytes per thread. `rows` of them
-// exist, from there on 0 is put: no block of dQ has written those, and P is 0 there anyway.
+// Copies the normalizers of a stage's queries to shared memory, 16 bytes per thread. `rows` of them
+// exist; the others, which no block of dQ has written, become 0. P is 0 there anyway.
 template <class Target, int COUNT>
 struct NormalizerCopy {
   uint4 staged;

@@ -1,4 +1,4 @@
-// Where a block of the fp32 dK/dV kernel works, and the stages of queries that it goes through: the
+// The work of a block of the fp32 dK/dV kernel, and the stages of queries that it goes through: the
 // order of summation.
 #pragma once
 
@@ -7,51 +7,51 @@
 
 namespace flash_dist {
 
-// Where a block works, for all its threads, in shared memory.
+// The work of a block, in shared memory for all its threads. Query head 0 is the first of the group.
 struct F32DkdvWork {
-  const float *q, *dout;  // first query of the kv head's member 0
+  const float *q, *dout;  // first query of query head 0
   int64_t statistics;     // row of that query
-  int batch, head;        // head: query head of member 0
-  int members_begin, members_end;
+  int batch, head;        // head: number of query head 0
+  int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;
   int key0;
 
-  __device__ __forceinline__ Mask mask(const BwdParams& p, int member) const {
+  __device__ __forceinline__ Mask mask(const BwdParams& p, int group_head) const {
     const Sequence sequence{0, 0, seqlen_q, seqlen_k};
-    return Mask(p.mask, MaskPlace(p.mask, sequence, batch, head + member));
+    return Mask(p.mask, MaskPlace(p.mask, sequence, batch, head + group_head));
   }
 };
 
-// One pipeline item: a stage of queries of one query head, and what is known of them and the one or
-// two key tiles of the block.
+// One pipeline item: a stage of queries of one query head, and the mask's codes of the one or two key
+// tiles of the block.
 struct F32DkdvItem {
-  int row0, member;
+  int row0, group_head;
   int code[2];
 };
 
-// The items one after the other: query head by query head, tile by tile. One thread's work.
+// Goes through the items: query head by query head, tile by tile. One thread calls it.
 template <int BLOCK_M, int BLOCK_N>
 struct F32DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / BLOCK_M;
-  int member, i, end;  // i, end: stages of this member, PER_TILE to a step of the walk
+  int group_head, i, end;  // i, end: stages of this query head, PER_TILE to a query tile
   const int4* entries;
 
   __device__ __forceinline__ void start(const BwdParams& p, const F32DkdvWork& work) {
-    member = work.members_begin;
+    group_head = work.group_heads_begin;
     open(p, work);
   }
   __device__ __forceinline__ void next(const BwdParams& p, const F32DkdvWork& work) {
     if (++i < end) return;
-    ++member;
+    ++group_head;
     open(p, work);
   }
   __device__ __forceinline__ bool at_end(const F32DkdvWork& work) const {
-    return member >= work.members_end;
+    return group_head >= work.group_heads_end;
   }
 
   __device__ __forceinline__ F32DkdvItem item(const BwdParams& p, const F32DkdvWork& work) const {
     F32DkdvItem item;
-    item.member = member;
+    item.group_head = group_head;
     int tile = i / PER_TILE;
     if (entries != nullptr) {
       const int4 entry = entries[i / PER_TILE];
@@ -59,7 +59,7 @@ struct F32DkdvCursor {
       item.code[0] = entry.y;
       item.code[1] = entry.z;
     } else {
-      const KeyRange range = work.mask(p, member).range(tile * MASK_TILE, MASK_TILE);
+      const KeyRange range = work.mask(p, group_head).range(tile * MASK_TILE, MASK_TILE);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key0 = work.key0 / MASK_TILE * MASK_TILE + half * MASK_TILE;
@@ -72,7 +72,7 @@ struct F32DkdvCursor {
     return item;
   }
 
-  // All items of the block.
+  // Number of items of the block.
   __device__ __forceinline__ static int count(const BwdParams& p, const F32DkdvWork& work) {
     int items = 0;
     for (int member = work.members_begin; member < work.members_end; ++member) {
@@ -89,9 +89,9 @@ struct F32DkdvCursor {
                                                                         const F32DkdvWork& work,
                                                                         int member) {
     const Sequence sequence{0, 0, work.seqlen_q, work.seqlen_k};
-    return {work.mask(p, member), ds_layout(p, sequence), work.key0};
+    return {work.mask(p, group_head), ds_layout(p, sequence), work.key0};
   }
-  // The first item of this member or a later one.
+  // Goes to the first item of this query head, or of a later one.
   __device__ __forceinline__ void open(const BwdParams& p, const F32DkdvWork& work) {
     for (; member < work.members_end; ++member) {
       const QueryBlockIterator<BLOCK_N> walk = walk_of(p, work, member);

@@ -9,7 +9,7 @@
 
 namespace flash_dist {
 
-// Whether blocks of the dK/dV kernel may have fewer keys than a tile of dS: then only a part of the
+// Whether blocks of the dK/dV kernel may have fewer keys than a tile of dS. Then only a part of the
 // last tile of keys is stored.
 template <int HEAD_DIM>
 constexpr bool PARTLY_STORED = HEAD_DIM > 128;
@@ -18,8 +18,8 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   using Plan::BLOCK_M, Plan::SPLIT, Plan::SUB_M, Plan::ROWS;
-  // SPLIT warps share their keys: each owns every SPLIT-th 16 columns of dK and dV, and a part of
-  // the queries of S^T and dP^T, which they exchange.
+  // SPLIT warps share their keys: each owns every SPLIT-th 16 columns of dK and dV, and computes a
+  // part of the queries of S^T and dP^T, which they exchange.
   static constexpr int BLOCK_N = Plan::WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int ROW_TILES = ROWS / 16;
@@ -52,7 +52,7 @@ struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// Of all gradients of a sequence that fits one tile.
+// All gradients of a short sequence, which fits one tile.
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct WholeConfig
     : Config<WholePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {

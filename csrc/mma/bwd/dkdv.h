@@ -97,7 +97,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   run_pipeline<Target, Config::STAGES>(DkdvCursor<Config>::count(p, smem.work), fetch, land,
                                        compute);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-  __syncthreads();  // everybody is done with K and V; without a stage they may still be arriving
+  __syncthreads();  // every warp is done with K and V; without a stage they may still be arriving
   store_sums<Config>(dk, dv, p, tiles, warp);
 }
 

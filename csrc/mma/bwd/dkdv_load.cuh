@@ -1,4 +1,4 @@
-// How a block of the dK/dV kernel starts, and how its operands come into shared memory.
+// How a block of the dK/dV kernel starts, and the copies of its stages.
 #pragma once
 
 #include "core/bwd_load.cuh"
@@ -7,18 +7,18 @@
 
 namespace flash_dist {
 
-// Finds the block's work, by one thread for all, and starts the copies of K and V.
+// Finds the block's work, in one thread for all, and starts the copies of K and V.
 template <class Config>
 __device__ __forceinline__ void start_dkdv(const BwdParams& p, const DkdvBlock& block,
                                            const Sequence& sequence, DkdvWork& work,
                                            const DkdvTiles<Config>& tiles) {
-  const int members = p.group / p.group_split;
+  const int heads_per_split = p.group / p.group_split;
   const int head = block.head_kv * p.group;
-  const int first = head + block.split * members + p.member_begin;
+  const int first = head + block.split * heads_per_split + p.member_begin;
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, first));
   const RowSpan keys = mask.keys_that_exist(block.batch);
   if (threadIdx.x == 0) {
-    find_work<Config>(work, p, block, sequence, members, head, mask);
+    find_work<Config>(work, p, block, sequence, heads_per_split, head, mask);
   }
   load_keys<Config>(p, block, sequence, keys, tiles);
   __syncthreads();  // work is there
@@ -38,7 +38,7 @@ struct DkdvCopies {
     const DkdvWork& work = smem.work;
     const int row0 = cursor.row0();
     const RowSpan rows{0, work.seqlen_q - row0};
-    queries.fetch(p, work, tiles, row0, cursor.member, rows, s);
+    queries.fetch(p, work, tiles, row0, cursor.group_head, rows, s);
     if (threadIdx.x == 0) {
       describe(Target::HAS_CP_ASYNC ? smem.stage[s].item : staged_item, p, work, cursor, row0);
     }
@@ -59,7 +59,7 @@ struct DkdvCopies {
                                                   const DkdvWork& work,
                                                   const DkdvCursor<Config>& cursor, int row0) {
     item.row0 = row0;
-    item.member = cursor.member;
+    item.group_head = cursor.group_head;
     item.slot[0] = cursor.slot(p, work, 0);
     if (Config::BLOCK_N > MASK_TILE) item.slot[1] = cursor.slot(p, work, 1);
     const int4* known = cursor.known(p, work);

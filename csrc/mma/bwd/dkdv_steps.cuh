@@ -1,4 +1,4 @@
-// What a warp of the dK/dV kernel does with a stage of queries.
+// The steps of a warp of the dK/dV kernel for a stage of queries.
 #pragma once
 
 #include "core/apply_mask.cuh"
@@ -14,7 +14,7 @@
 
 namespace flash_dist {
 
-// Which of the block's keys are the warp's: ROWS from row0 on, shared by a team of SPLIT warps.
+// The warp's keys in the block: ROWS from row0 on, shared by a team of SPLIT warps.
 template <class Config>
 struct DkdvWarp {
   int lane, number;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void meet(int team) {
   barrier_sync(1 + team, 32 * Config::SPLIT);
 }
 
-// What the warp sums up: its keys' dK and dV; with SPLIT > 1 its share of their columns.
+// The warp's sums: its keys' dK and dV; with SPLIT > 1 its share of their columns.
 template <class Config>
 using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLIT>;
 template <class Config>
@@ -63,7 +63,7 @@ struct DkdvStep {
   const DkdvTiles<Config>& tiles;
   DkdvWarp<Config> warp;
   int s;                            // number of the stage
-  int code;                         // what is known of the mask here
+  int code;                         // the mask's code of the tile
   int slot;                         // of dS, -1: not stored
   int row0;                         // first query
   Operand<Config::HEAD_DIM> a_k;    // the warp's rows of K
@@ -135,7 +135,7 @@ struct DkdvStep {
     }
   }
 
-  // dS^T, or P^T once dV has it, by the derivative of a soft cap.
+  // Multiplies dS^T, or P^T once dV has it, by the derivative of a soft cap.
   __device__ __forceinline__ void take_cap(Scores& x, const Scores& pt, int sub) const {
     if (p.scores.softcap == 0.0f) return;
     apply_score_mod_derivative(x, pt, p.scores, place(sub), [&](int n) {
@@ -155,7 +155,7 @@ struct DkdvStep {
  private:
   __device__ __forceinline__ ScorePlace place(int sub) const {
     const DkdvWork& work = smem.work;
-    const int head = work.head + smem.stage[s].item.member;
+    const int head = work.head + smem.stage[s].item.group_head;
     return {alibi_slope(p.scores, work.batch, head), row0 + sub + work.seqlen_k - work.seqlen_q,
             work.key0 + warp.row0};
   }
@@ -167,7 +167,7 @@ struct DkdvStep {
   }
 };
 
-// Adds a stage to the sums: one way for warps that own their keys, one for teams.
+// Adds a stage to the sums, for warps that own their keys or for teams.
 template <class Config>
 struct DkdvCompute {
   using Step = DkdvStep<Config>;
@@ -183,14 +183,14 @@ struct DkdvCompute {
 
   __device__ __forceinline__ void operator()(int, int s) const {
     if constexpr (Config::SPLIT == 1) {
-      alone(s);
+      without_exchange(s);
     } else {
       in_team(s);
     }
   }
 
   // P^T and dS^T stay in registers, as A operands.
-  __device__ __forceinline__ void alone(int s) const {
+  __device__ __forceinline__ void without_exchange(int s) const {
     using Target = typename Config::Target;
     using T = typename Config::T;
     constexpr int MT = Config::ROW_TILES;
@@ -230,8 +230,8 @@ struct DkdvCompute {
     }
   }
 
-  // The warp puts P^T and dS^T of its part of the queries into shared memory; from there each warp
-  // of the team takes all parts, for its own columns.
+  // The warp stores P^T and dS^T of its part of the queries in shared memory; each warp of the team
+  // reads all parts, for its own columns.
   __device__ __forceinline__ void in_team(int s) const {
     using Target = typename Config::Target;
     using T = typename Config::T;
@@ -240,8 +240,8 @@ struct DkdvCompute {
     constexpr int BLOCKS = Config::BLOCK_M / 16;
     const int code = tile_code(p, smem.work, smem.stage[s].item, warp.half);
     if (code == TILE_EMPTY) {  // for the whole team
-      // No result needs this: the stage's barrier separates the teams. But where only some of them
-      // come to theirs, compute-sanitizer's racecheck reports hazards between stages.
+      // No result needs this: the stage's barrier separates the teams. But if only some of them
+      // arrive at theirs, compute-sanitizer's racecheck reports hazards between stages.
       if constexpr (Config::BLOCK_N > MASK_TILE) meet<Config>(warp.team());
       return;
     }

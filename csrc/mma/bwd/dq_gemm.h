@@ -23,7 +23,7 @@
 
 namespace flash_dist {
 
-// The dS tiles of DS_TILES neighbouring query tiles, as they lie; zeros for those without a slot.
+// Copies the dS tiles of DS_TILES neighbouring query tiles; zeros for those without a slot.
 template <class Config>
 struct DsCopy {
   using Target = typename Config::Target;
@@ -36,7 +36,7 @@ struct DsCopy {
   int late_bytes;
 
   // keys: of the tile, that exist. The 16-key blocks behind them, which need not have been stored,
-  // are taken as zero.
+  // become zeros.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* slots, int2 slot, int keys) {
     const int bytes = !PARTLY_STORED<Config::HEAD_DIM>
                           ? DS_TILE_BYTES
@@ -105,23 +105,23 @@ struct DqGemmTiles {
   const uint16_t* gK =
       head_begin(p.k, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.k.row;
 
-// The steps of the key tiles that the block goes through: of each its number, and the slots of the
-// block's query tiles under it, -1: none. Steps are asked for in order.
+// Finds key tile n of each pipeline item, and the slots of the block's query tiles under it, -1: none.
+// Call it for the items in order.
 template <class Config>
 struct DsSlots {
   const BwdParams& p;
   const Mask& mask;
   const DsLayout& layout;
-  const DsWalk<Config::BLOCK_M>& walk;
+  const DsBlockIterator<Config::BLOCK_M>& key_blocks;
   const int& m;    // the first of the block's query tiles
   int& band_slot;  // of a band: where the slots of the next key tile begin
 
   __device__ __forceinline__ int2 find(int i, int& n) const {
-    n = walk.begin + i;
-    if (walk.entries != nullptr) {
+    n = key_blocks.begin + i;
+    if (key_blocks.entries != nullptr) {
       const int first = p.mask.key_slots[p.key_begin / DS_TILE];
-      const int2 slots = walk.slots[n];
-      n = walk.entries[n].x;
+      const int2 slots = key_blocks.slots[n];
+      n = key_blocks.entries[n].x;
       return {slots.x < 0 ? -1 : slots.x - first, slots.y < 0 ? -1 : slots.y - first};
     }
     if (p.mask.kind == MaskKind::BAND) {
@@ -195,12 +195,13 @@ struct DqGemm {
   __device__ __forceinline__ void store(Sum& dq) const {
     dq.scale(gradient_scale<T>(p.softmax_scale));
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-    __syncthreads();  // everybody is done with the stages
+    __syncthreads();  // every warp is done with the stages
     const int row0 = block.row0 + warp_row0;
-    store_gradient<Config, HEAD_DIM>(dq, tiles.stages + warp_row0 * HEAD_DIM * 2, part,
-                                     head_begin(p.dq, block.batch, block.head_kv, block.member) +
-                                         static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
-                                     p.dq.row, sequence.seqlen_q - row0, p.head_dim);
+    store_gradient<Config, HEAD_DIM>(
+        dq, tiles.stages + warp_row0 * HEAD_DIM * 2, part,
+        head_begin(p.dq, block.batch, block.head_kv, block.group_head) +
+            static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
+        p.dq.row, sequence.seqlen_q - row0, p.head_dim);
   }
 
  private:
@@ -229,10 +230,10 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   const int warp_row0 = warp / Config::SPLIT * Config::ROWS;
   const Kernel kernel{p, tiles, block, sequence, lane, part, warp_row0};
 
-  const Mask mask(p.mask,
-                  MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + block.member));
+  const Mask mask(
+      p.mask, MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + block.group_head));
   const DsLayout layout = ds_layout(p, sequence);
-  const DsWalk<Config::BLOCK_M> walk(p, mask, block.row0);
+  const DsBlockIterator<Config::BLOCK_M> key_blocks(p, mask, block.row0);
   const RowSpan keys = mask.keys_that_exist(block.batch);
   const uint8_t* gDs = static_cast<const uint8_t*>(p.ds) +
                        static_cast<int64_t>(block.head) * p.ds_tiles_per_head * DS_TILE_BYTES;
@@ -241,8 +242,8 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   TileCopy<Target, DS_TILE, Config::HEAD_DIM, Config::THREADS> copy_k;
   DsCopy<Config> copy_ds;
   const int m = block.row0 / DS_TILE;
-  int band_slot = static_cast<int>(layout.slots(p.key_begin / DS_TILE, walk.begin));
-  const DsSlots<Config> slots{p, mask, layout, walk, m, band_slot};
+  int band_slot = static_cast<int>(layout.slots(p.key_begin / DS_TILE, key_blocks.begin));
+  const DsSlots<Config> slots{p, mask, layout, key_blocks, m, band_slot};
 
   typename Kernel::Sum dq;
   dq.clear();
@@ -250,7 +251,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
     kernel.each_accumulated(dq, [](float& x, float& y, float2 from) { x = from.x, y = from.y; });
   }
   run_pipeline<Target, Config::STAGES>(
-      max(walk.end - walk.begin, 0),
+      max(key_blocks.end - key_blocks.begin, 0),
       [&](int i, int s) {
         int n;
         const int2 slot = slots.find(i, n);

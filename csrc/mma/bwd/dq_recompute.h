@@ -42,7 +42,7 @@ struct DqRecompute {
   const int& warp_row0;  // the warp's first query, counted in the block
   const int& head;       // query head
   const Mask& mask;
-  const KeyWalk<BLOCK_M, BLOCK_N>& walk;
+  const KeyBlockIterator<BLOCK_M, BLOCK_N>& key_blocks;
 
   const DqBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
@@ -73,8 +73,8 @@ struct DqRecompute {
   // Adds key tile j, which lies in stage s.
   __device__ __forceinline__ void add(Sum& dq, const Statistics& lse, const Statistics& delta,
                                       float scale_log2, int j, int s) const {
-    const int key0 = walk.key0(j);
-    const int code = walk.is_full(j) ? TILE_FULL : walk.code(j, warp_row0 / MASK_TILE);
+    const int key0 = key_blocks.key0(j);
+    const int code = key_blocks.is_full(j) ? TILE_FULL : key_blocks.code(j, warp_row0 / MASK_TILE);
     if (code == TILE_EMPTY) return;
     const int row0 = warp_row0;  // NOTE: read once, which keeps the addresses out of the loop
     const auto a_q = Operand<HEAD_DIM>::a(tiles.q + row0 * HEAD_DIM * 2);
@@ -135,10 +135,11 @@ struct DqRecompute {
     const DqBlock again(p, BLOCK_M);
     const Sequence rows(p, again.batch);
     const int row0 = again.row0 + warp_row0;
-    store_rows<Target, T, HEAD_DIM, MT>(dq, tiles.q + warp_row0 * HEAD_DIM * 2,
-                                        head_begin(p.dq, again.batch, again.head_kv, again.member) +
-                                            static_cast<int64_t>(rows.q0 + row0) * p.dq.row,
-                                        p.dq.row, rows.seqlen_q - row0, p.head_dim);
+    store_rows<Target, T, HEAD_DIM, MT>(
+        dq, tiles.q + warp_row0 * HEAD_DIM * 2,
+        head_begin(p.dq, again.batch, again.head_kv, again.group_head) +
+            static_cast<int64_t>(rows.q0 + row0) * p.dq.row,
+        p.dq.row, rows.seqlen_q - row0, p.head_dim);
   }
 };
 
@@ -153,10 +154,10 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   if (block.row0 >= sequence.seqlen_q) return;
   const DqTiles<Config> tiles(smem);
   const int warp_row0 = threadIdx.x / 32 * Config::ROWS;
-  const int head = block.head_kv * p.group + block.member;
+  const int head = block.head_kv * p.group + block.group_head;
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
-  const KeyWalk<Config::BLOCK_M, Config::BLOCK_N> walk(mask, block.row0);
-  const Kernel kernel{p, tiles, block, sequence, warp_row0, head, mask, walk};
+  const KeyBlockIterator<Config::BLOCK_M, Config::BLOCK_N> key_blocks(mask, block.row0);
+  const Kernel kernel{p, tiles, block, sequence, warp_row0, head, mask, key_blocks};
   KeyCopies<Config> copies(p, block, sequence, mask.keys_that_exist(block.batch));
   typename Kernel::Statistics lse, delta;
   kernel.load_statistics(lse, delta);
@@ -165,10 +166,10 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   const float scale_log2 = p.scores.scale * LOG2_E;
   load_queries<Config>(p, block, sequence, tiles);
   run_pipeline<Target, Config::STAGES>(
-      walk.end - walk.begin,
-      [&](int i, int s) { copies.fetch(p, tiles, walk.key0(walk.begin + i), s); },
+      key_blocks.end - key_blocks.begin,
+      [&](int i, int s) { copies.fetch(p, tiles, key_blocks.key0(key_blocks.begin + i), s); },
       [&](int s) { copies.land(tiles, s); },
-      [&](int i, int s) { kernel.add(dq, lse, delta, scale_log2, walk.begin + i, s); });
+      [&](int i, int s) { kernel.add(dq, lse, delta, scale_log2, key_blocks.begin + i, s); });
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // without any key tile Q may still be arriving
   kernel.store(dq);

@@ -5,8 +5,8 @@
 
 namespace flash_dist {
 
-// A warp's rows of a gradient, rounded, through its rows of a tile that nobody else is using. With
-// Config::SPLIT > 1, `part` is the warp's share, and all warps of the block must come here.
+// Writes a warp's rows of a gradient, rounded, through its rows of a tile that no other warp uses. With
+// Config::SPLIT > 1, `part` is the warp's share, and all warps of the block must call this.
 template <class Config, int COLUMNS, int NT>
 __device__ __forceinline__ void store_gradient(const Accumulator<Config::ROW_TILES, NT>& c,
                                                uint32_t warp_tile, int part, uint16_t* dst,

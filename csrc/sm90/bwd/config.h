@@ -131,8 +131,8 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int DS_STAGES = Plan::DS_STAGES;
   static constexpr int DQ_STAGES = Plan::DQ_STAGES;
   static_assert(DQ_STAGES < WARPS_OF_GROUP, "each has a warp beside the one that loads");
-  // Of the thread that loads, keys are at most STAGES items behind, warpgroup 3 is DS_STAGES behind
-  // these, and one more until dQ has left it.
+  // The warpgroups of keys are at most STAGES items behind the thread that loads, warpgroup 3 is
+  // DS_STAGES behind these, and one more until its dQ is stored.
   static constexpr int ITEMS = 2 * (Plan::STAGES + DS_STAGES);
   static_assert(ITEMS > Plan::STAGES + DS_STAGES + 1);
 

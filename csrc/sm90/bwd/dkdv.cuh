@@ -6,7 +6,7 @@
 //
 // Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
 // Block     a warpgroup of which one thread loads, and 2 warpgroups of 64 keys each, which leave out
-//           what the mask hides from theirs; P^T and dS^T stay in their registers as A operands.
+//           tiles that are masked for theirs; P^T and dS^T stay in their registers as A operands.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
 //           of summation. dP^T is computed while P^T is, and dV while dS^T is. Between query
@@ -57,7 +57,7 @@ struct DkdvSm90 {
   const BwdParams& p = params.p;
   const DkdvSm90Work& work = smem.work;
 
-  // One thread's work.
+  // Loads, in one thread.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
     load_keys();
@@ -72,7 +72,7 @@ struct DkdvSm90 {
     }
   }
 
-  // A warpgroup's work.
+  // Computes, in a warpgroup of 64 keys.
   __device__ __forceinline__ void compute() const {
     DkSum dk;
     DvSum dv;
@@ -115,13 +115,13 @@ struct DkdvSm90 {
             block.batch * axes.batch};
   }
   __device__ __forceinline__ BoxPlace place_of_queries(const AxisSteps& axes, int row0,
-                                                       int member) const {
+                                                       int group_head) const {
     const DkdvBlock& block = work.block;
-    return {0, work.sequence.q0 + row0, member * axes.member, block.head_kv * axes.head_kv,
+    return {0, work.sequence.q0 + row0, group_head * axes.member, block.head_kv * axes.head_kv,
             block.batch * axes.batch};
   }
 
-  // K and V of the block's keys, to stay there.
+  // Loads K and V of the block's keys, to stay there.
   __device__ __forceinline__ void load_keys() const {
     const uint32_t full = shared_address(&smem.keys_full);
     mbarrier_expect(full, (PANELS + V_PANELS) * KTile::BYTES);
@@ -134,7 +134,7 @@ struct DkdvSm90 {
   // What the item that the cursor is at is.
   __device__ __forceinline__ void note(DkdvItem& item, const Cursor& cursor) const {
     item.row0 = cursor.row0();
-    item.member = cursor.member;
+    item.group_head = cursor.group_head;
     item.slot[0] = cursor.slot(p, work, 0);
     item.slot[1] = cursor.slot(p, work, 1);
     const int4* known = cursor.known(p, work);
@@ -144,22 +144,22 @@ struct DkdvSm90 {
   // Q, dO, lse and delta of the item that the cursor is at.
   __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
     const int row0 = cursor.row0();
-    const int member = cursor.member;
+    const int group_head = cursor.group_head;
 
     constexpr int STATISTICS = BLOCK_M * sizeof(float);
     const uint32_t full = shared_address(&smem.barriers.full[s]);
     mbarrier_expect(full, (PANELS + V_PANELS) * QTile::BYTES + 2 * STATISTICS);
     load_panels<PANELS, QTile::BYTES>(shared_address(smem.stage[s].q), params.q,
-                                      place_of_queries(params.q_axes, row0, member), full);
+                                      place_of_queries(params.q_axes, row0, group_head), full);
     const int64_t statistics =
-        work.statistics + static_cast<int64_t>(member) * p.rows_padded + row0;
+        work.statistics + static_cast<int64_t>(group_head) * p.rows_padded + row0;
     load_bytes(shared_address(smem.lse_log2[s]), p.lse_log2 + statistics, STATISTICS, full);
     load_panels<V_PANELS, QTile::BYTES>(shared_address(smem.stage[s].dout), params.dout,
-                                        place_of_queries(params.dout_axes, row0, member), full);
+                                        place_of_queries(params.dout_axes, row0, group_head), full);
     load_bytes(shared_address(smem.delta[s]), p.delta + statistics, STATISTICS, full);
   }
 
-  __device__ __forceinline__ void walk(DkSum& dk, DvSum& dv) const {
+  __device__ __forceinline__ void mainloop(DkSum& dk, DvSum& dv) const {
     if (work.items == 0) return;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     clear_keys();
@@ -177,7 +177,7 @@ struct DkdvSm90 {
     }
   }
 
-  // Adds a stage to the sums.
+  // Adds stage s to the sums.
   __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int s, int code) const {
     const uint32_t q = uniform(shared_address(smem.stage[s].q));
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
@@ -236,14 +236,14 @@ struct DkdvSm90 {
         : at(shared_address(from) + offset) {}
     __device__ __forceinline__ float2 operator[](int n) const { return load_shared_8(at + n * 32); }
   };
-  // The same, read at once.
+  // Reads them at once.
   __device__ __forceinline__ static void load_statistics(Statistics& x,
                                                          const StageStatistics& from) {
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) x[n] = from[n];
   }
 
-  // 2^SHIFT P^T in the place of its scores.
+  // Replaces scores by 2^SHIFT P^T.
   template <int SHIFT = 0, class Lse>
   __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
@@ -258,7 +258,7 @@ struct DkdvSm90 {
     }
   }
 
-  // ALiBi's slope of an item's head, which is read of memory: to be asked for before the scores.
+  // ALiBi's slope of an item's head, read from global memory: call it before the scores are needed.
   __device__ __forceinline__ float slope_of(const DkdvItem& item) const {
     if constexpr (!Config::HAS_SCORE_MOD) return 0.0f;
     return minus_alibi_slope(p.scores, work.batch, work.head + item.member);
@@ -339,12 +339,13 @@ struct DkdvSm90 {
     for (int n = 0; n < BLOCK_M / 16; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const uint32_t seen = __shfl_sync(0xffffffffu, bits, n * 8 + lane % 4 * 2 + e) >> lane / 4;
+        const uint32_t visible =
+            __shfl_sync(0xffffffffu, bits, n * 8 + lane % 4 * 2 + e) >> lane / 4;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
           for (int h = 0; h < 2; ++h)
-            if (!(seen >> (half * 16 + h * 8) & 1)) {
+            if (!(visible >> (half * 16 + h * 8) & 1)) {
               float& score = pt.x[0][half * 4 + n][2 * h + e];
               if constexpr (Config::HAS_SCORE_MOD) {
                 score = masked_score(params.score_mod);
@@ -355,7 +356,7 @@ struct DkdvSm90 {
       }
   }
 
-  // The warp's 16 keys of a tile of dS to the workspace.
+  // Stores the warp's 16 keys of a tile of dS in the workspace.
   __device__ __forceinline__ void store_gradients(const Fragments& ds, const DkdvItem& item) const {
     const int slot = item.slot[consumer()];
     if (slot < 0) return;
@@ -377,7 +378,7 @@ struct DkdvSm90 {
     const RowSpan here = keys_here();
     return here.first > 0 || here.end < KEYS;
   }
-  // Whether some of the queries from row0 on are those of the next document.
+  // Whether some of the queries from row0 on belong to the next sequence.
   __device__ __forceinline__ bool lacks_queries(int row0) const {
     if (p.packing.cu_seqlens_q == nullptr) return false;  // the map ends there
     return work.seqlen_q - row0 < BLOCK_M;
@@ -387,7 +388,7 @@ struct DkdvSm90 {
     barrier_sync(ONE_CONSUMER + consumer(), WARPGROUP);
   }
 
-  // Zeros for this warpgroup's keys that do not exist.
+  // Writes zeros to this warpgroup's keys that do not exist.
   __device__ __forceinline__ void clear_keys() const {
     if (!lacks_keys()) return;
     const int thread = fresh_thread() % WARPGROUP;
@@ -396,8 +397,8 @@ struct DkdvSm90 {
     publish_zeros();
   }
 
-  // Zeros for the queries of the next document. Each warpgroup writes them, as the other may leave
-  // this stage out; where both do, it is zeros on zeros.
+  // Writes zeros to the queries of the next sequence. Each warpgroup does so, as the other may skip
+  // this stage.
   __device__ __forceinline__ void clear_queries(int s, int row0) const {
     if (!lacks_queries(row0)) return;
     const RowSpan here{0, work.seqlen_q - row0};
@@ -408,13 +409,13 @@ struct DkdvSm90 {
     publish_zeros();
   }
 
-  // Rounded, through the warpgroup's rows of K and V, or as partial sums.
+  // Writes dK and dV: rounded, through the warpgroup's rows of K and V, or as partial sums.
   __device__ __forceinline__ void store(DkSum& dk, DvSum& dv) const {
     store_sum(dk, gradient_scale<T>(p.softmax_scale), own_k(), p.dk, p.head_dim, p.dk_partial);
     store_sum(dv, 1.0f, own_v(), p.dv, p.head_dim_v, p.dv_partial);
   }
 
-  // The warpgroup's rows of dK or dV, by way of as many of a tile.
+  // Writes the warpgroup's rows of dK or dV, through as many rows of a tile.
   template <int NT>
   __device__ __forceinline__ void store_sum(Accumulator<1, NT>& sum, float scale, uint32_t tile,
                                             const View& view, int columns, float* partial) const {

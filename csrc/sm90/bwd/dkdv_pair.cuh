@@ -55,7 +55,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
   // Modified scores have three fragments as it is: theirs leave after it.
   static constexpr bool IN_TURNS = !Config::HAS_SCORE_MOD;
 
-  // K or V of the block's keys, to stay there, by one thread.
+  // Loads K or V of the block's keys, to stay there, in one thread.
   __device__ __forceinline__ void load_keys() const {
     const uint32_t full = shared_address(&smem.keys_full);
     mbarrier_expect(full, PANELS * KTile::BYTES);
@@ -64,7 +64,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
         this->place_of_keys(IS_SCORES ? params.k_axes : params.v_axes), full);
   }
 
-  // Their queries, by the same thread.
+  // Loads their queries, in the same thread.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
     Cursor cursor(p, work);
@@ -80,7 +80,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
     load_second(before(stages));
   }
 
-  // A warpgroup's work.
+  // Computes, in a warpgroup of 64 keys.
   __device__ __forceinline__ void compute() const {
     Sum sum;
     sum.clear();
@@ -88,7 +88,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
       this->each_partial(sum, IS_SCORES ? p.dv_partial : p.dk_partial,
                          [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
-    walk(sum);
+    mainloop(sum);
     if constexpr (IS_SCORES) {
       if (p.sums_last) sum.scale(BACK);  // sums are kept as they are between query chunks
       this->store_sum(sum, 1.0f, own_keys(), p.dv, p.head_dim_v, p.dv_partial);
@@ -105,8 +105,8 @@ struct DkdvOfPair : DkdvSm90<Config> {
   __device__ __forceinline__ static Stages after(const Stages& stages) {
     return {stages.passed + 1};
   }
-  // NOTE: of twice as many as stages, as what a stage's second tile is has to be known until that
-  // has been read, after the first one of the stage after the next has come.
+  // NOTE: twice as many items as stages: the item of a stage is needed until its second tile has been
+  // read, which is after the first tile of the stage after the next has arrived.
   __device__ __forceinline__ static int item_of(const Stages& stages) {
     return stages.passed % (2 * Config::STAGES);
   }
@@ -127,24 +127,25 @@ struct DkdvOfPair : DkdvSm90<Config> {
     return shared_address(IS_SCORES ? stage.dout : stage.q);
   }
 
-  // Q and lse, or dO and delta.
+  // Loads Q and lse, or dO and delta.
   __device__ __forceinline__ void load_first(const Stages& stages) const {
     constexpr int STATISTICS = BLOCK_M * sizeof(float);
     const int s = stages.stage();
     const int row0 = item(stages).row0;
-    const int member = item(stages).member;
+    const int group_head = item(stages).group_head;
     const uint32_t full = shared_address(&smem.first.full[s]);
     mbarrier_expect(full, PANELS * QTile::BYTES + STATISTICS);
     Base::template load_panels<PANELS, QTile::BYTES>(
         first_tile(stages), IS_SCORES ? params.q : params.dout,
-        this->place_of_queries(IS_SCORES ? params.q_axes : params.dout_axes, row0, member), full);
+        this->place_of_queries(IS_SCORES ? params.q_axes : params.dout_axes, row0, group_head),
+        full);
     const int64_t statistics =
-        work.statistics + static_cast<int64_t>(member) * p.rows_padded + row0;
+        work.statistics + static_cast<int64_t>(group_head) * p.rows_padded + row0;
     load_bytes(shared_address(smem.statistics[s]), (IS_SCORES ? p.lse_log2 : p.delta) + statistics,
                STATISTICS, full);
   }
 
-  // dO, or Q, when there is a place.
+  // Loads dO, or Q, once the stage is empty.
   __device__ __forceinline__ void load_second(const Stages& stages) const {
     const uint32_t full = shared_address(&smem.second.full[stages.stage()]);
     smem.second.wait_for_place(stages);
@@ -152,11 +153,11 @@ struct DkdvOfPair : DkdvSm90<Config> {
     Base::template load_panels<SUM_PANELS, QTile::BYTES>(
         second_tile(stages), IS_SCORES ? params.dout : params.q,
         this->place_of_queries(IS_SCORES ? params.dout_axes : params.q_axes, item(stages).row0,
-                               item(stages).member),
+                               item(stages).group_head),
         full);
   }
 
-  __device__ __forceinline__ void walk(Sum& sum) const {
+  __device__ __forceinline__ void mainloop(Sum& sum) const {
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     if (work.items == 0) return;
     clear_keys();
@@ -207,7 +208,8 @@ struct DkdvOfPair : DkdvSm90<Config> {
     wait_for_peer(slots);
   }
 
-  // From the fragments of the stage before to those of a stage. Returns what is seen of the next one.
+  // Goes from the fragments of the stage before to those of this stage. Returns the mask's code of the
+  // next stage.
   __device__ __forceinline__ int go_on(Sum& sum, Scores& x, Fragments& of_before, Fragments& now,
                                        Fragments& products, Stages& stages, Slots& slots,
                                        int code) const {
@@ -233,7 +235,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
     end_second(sum, fragments, stages);
   }
 
-  // What this warpgroup sees of a stage, when that has come; nothing behind the last one.
+  // Waits for a stage. Returns the mask's code for this warpgroup; TILE_EMPTY behind the last stage.
   __device__ __forceinline__ int find(const Stages& stages) const {
     if (static_cast<int>(stages.passed) >= work.items) return TILE_EMPTY;
     smem.first.wait_for_data(stages);
@@ -266,14 +268,14 @@ struct DkdvOfPair : DkdvSm90<Config> {
     smem.second.release(stages.stage());
   }
 
-  // Zeros for this warpgroup's keys that do not exist.
+  // Writes zeros to this warpgroup's keys that do not exist.
   __device__ __forceinline__ void clear_keys() const {
     if (!this->lacks_keys()) return;
     clear_rows<KTile, KEYS, PANELS, WARPGROUP>(own_keys(), this->keys_here(),
                                                fresh_thread() % WARPGROUP);
     Base::publish_zeros();
   }
-  // Zeros for the queries of the next document, as Base::clear_queries(), in one of Q and dO.
+  // Writes zeros to the queries of the next sequence, in Q or dO.
   template <int COUNT>
   __device__ __forceinline__ void clear_queries(uint32_t tile, const Stages& stages) const {
     const int row0 = item(stages).row0;
@@ -353,7 +355,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
     return shared_address(&smem.exchange.empty[slot][warp()]);
   }
 
-  // Block 0: until the other one has read what lay in the slot.
+  // Block 0: waits until the other one has read the slot.
   __device__ __forceinline__ void wait_for_place(const Slots& slots) const {
     mbarrier_wait(empty(slots.stage()), slots.parity() ^ 1);
   }
@@ -365,7 +367,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
       store_remote_16(at + k * 512, {pt[k][0][0], pt[k][0][1], pt[k][0][2], pt[k][0][3]}, barrier);
     }
   }
-  // Block 0 stays until the other one has arrived at its barriers for the last time.
+  // Block 0 waits until the other one has arrived at its barriers for the last time.
   __device__ __forceinline__ void wait_for_peer(Slots& slots) const {
     if constexpr (IS_SCORES) {
 #pragma unroll
@@ -396,8 +398,8 @@ struct DkdvOfPair : DkdvSm90<Config> {
         }
       }
     }
-    // NOTE: what was read is here, not on its way, when its place is given back: the other block may
-    // have written there a few hundred clocks later.
+    // NOTE: the loads must have returned before the slot is released: the other block may write there
+    // a few hundred clocks later.
     hold(x.x[0]);
     __syncwarp();
     if (fresh_thread() % 32 == 0) {
@@ -405,7 +407,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
       mbarrier_arrive_remote(address_in(PEER, empty(slot)));
     }
   }
-  // What the other block will write next into this warp's part of a slot.
+  // Expects the bytes that the other block will write next to this warp's part of a slot.
   __device__ __forceinline__ void expect(int slot) const {
     mbarrier_expect(full(slot), Config::WARP_SLOT_BYTES);
   }

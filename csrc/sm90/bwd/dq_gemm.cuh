@@ -5,7 +5,7 @@
 // Block     a warpgroup of which one thread loads, and 2 warpgroups of 64 queries each.
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
 // Pipeline  The copy engine fills the stages. While the products of a stage run, a warp takes its
-//           fragments of dS out of the next one.
+//           fragments of dS from the next one.
 //
 // The stored fragments are those of dS^T; transposing their four 8x8 tiles in registers gives the A
 // operand of dS. Key chunks are summed in one accumulator, which is kept in dq_accum between them:
@@ -41,14 +41,14 @@ struct DqGemmSm90 {
   const BwdParams& p = params.p;
   const DqSm90Work<Config::BLOCK_M>& work = smem.work;
 
-  // One thread's work.
+  // Loads, in one thread.
   __device__ __forceinline__ void load() const {
     const DqBlock& block = work.block;
     const uint8_t* slots = static_cast<const uint8_t*>(p.ds) +
                            static_cast<int64_t>(block.head) * p.ds_tiles_per_head * DS_TILE_BYTES;
     Stages stages;
 #pragma unroll 1
-    for (int i = work.walk.begin; i < work.walk.end; ++i, stages.advance()) {
+    for (int i = work.key_blocks.begin; i < work.key_blocks.end; ++i, stages.advance()) {
       const DqSm90Item item = work.item(p, i);
       const int bytes = min(blocks_of(item.key0), BLOCKS) * BLOCKS * DS_BLOCK_BYTES;
       const int tiles = (item.slot[0] >= 0) + (item.slot[1] >= 0);
@@ -73,24 +73,24 @@ struct DqGemmSm90 {
     }
   }
 
-  // A warpgroup's work.
+  // Computes, in a warpgroup of 64 queries.
   __device__ __forceinline__ void compute() const {
     Sum dq;
     dq.clear();
     if (p.dq_accum != nullptr && !p.dq_first) {
       each_accumulated(dq, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
-    walk(dq);
+    mainloop(dq);
     if (p.dq_accum != nullptr && !p.dq_last) {
       each_accumulated(dq, [](float& x, float& y, float2& at) { at = {x, y}; });
       return;
     }
     dq.scale(gradient_scale<typename Config::T>(p.softmax_scale));
-    barrier_sync(ALL_CONSUMERS, Config::CONSUMERS * WARPGROUP);  // everybody is done with K
+    barrier_sync(ALL_CONSUMERS, Config::CONSUMERS * WARPGROUP);  // every warp is done with K
     const DqBlock& block = work.block;
     const int row0 = block.row0 + consumer() * DS_TILE;
     store_rows<Tile, Target, T>(dq, shared_address(smem.k[consumer()]),
-                                head_begin(p.dq, block.batch, block.head_kv, block.member) +
+                                head_begin(p.dq, block.batch, block.head_kv, block.group_head) +
                                     static_cast<int64_t>(work.sequence.q0 + row0) * p.dq.row,
                                 p.dq.row, work.sequence.seqlen_q - row0, p.head_dim);
   }
@@ -124,8 +124,8 @@ struct DqGemmSm90 {
       }
   }
 
-  __device__ __forceinline__ void walk(Sum& dq) const {
-    const int count = work.walk.end - work.walk.begin;
+  __device__ __forceinline__ void mainloop(Sum& dq) const {
+    const int count = work.key_blocks.end - work.key_blocks.begin;
     if (count <= 0) return;
     Fragments ds, next;
     Stages stages;
@@ -158,8 +158,7 @@ struct DqGemmSm90 {
     }
   }
 
-  // This warp's fragments of the next stage, once it is there. Returns whether all of its keys may
-  // be read.
+  // Waits for a stage and reads this warp's fragments of dS. Returns whether all of its keys exist.
   __device__ __forceinline__ bool load_fragments(Fragments& ds, const Stages& stages) const {
     smem.barriers.wait_for_data(stages);
     const int half = consumer();
@@ -185,7 +184,7 @@ struct DqGemmSm90 {
     return work.keys.first <= key0 && key0 + DS_TILE <= work.keys.end;
   }
 
-  // Both warpgroups come here, with the same stage.
+  // Both warpgroups must call this, with the same stage.
   __device__ __forceinline__ void clear_keys(int s) const {
     constexpr int THREADS = Config::CONSUMERS * WARPGROUP;
     const int key0 = smem.item[s].key0;

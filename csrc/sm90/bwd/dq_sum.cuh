@@ -1,5 +1,5 @@
-// What warpgroup 3 of the fused kernel holds of dQ: a query tile's, of one block's keys, on its way
-// to or from the sum over the key blocks.
+// The part of dQ that warpgroup 3 of the fused kernel computes: of a query tile and one block's keys,
+// on its way to or from the sum over the key blocks.
 #pragma once
 
 #include "core/views.cuh"
@@ -9,7 +9,7 @@
 
 namespace flash_dist {
 
-// Where an item's rows of dQ are.
+// An item's rows of dQ in global memory.
 struct DqRows {
   uint16_t* dq;
   int64_t stride;
@@ -17,7 +17,7 @@ struct DqRows {
 
   __device__ __forceinline__ DqRows(const BwdParams& p, const DkdvSm90Work& work,
                                     const FusedItem& item)
-      : dq(head_begin(p.dq, work.block.batch, work.block.head_kv, item.member) +
+      : dq(head_begin(p.dq, work.block.batch, work.block.head_kv, item.group_head) +
            static_cast<int64_t>(work.sequence.q0 + item.row0) * p.dq.row),
         stride(p.dq.row),
         rows(work.seqlen_q - item.row0),
@@ -30,7 +30,7 @@ template <int NT>
 struct DqPart : Accumulator<1, NT> {
   using Accumulator<1, NT>::x;
 
-  // Where four neighbouring numbers of this thread lie.
+  // Address of four neighbouring numbers of this thread.
   __device__ __forceinline__ static uint32_t place(uint32_t stage, int n) {
     return stage + (n * WARPGROUP + fresh_thread() % WARPGROUP) * 16;
   }
@@ -43,7 +43,7 @@ struct DqPart : Accumulator<1, NT> {
     }
     fence_proxy_async();
   }
-  // The sum that the copy engine brought.
+  // Adds the sum that the copy engine loaded.
   __device__ __forceinline__ void add(uint32_t stage) {
 #pragma unroll
     for (int n = 0; n < NT; ++n) {

@@ -105,7 +105,7 @@ struct FusedSm90 : DkdvSm90<Config> {
     }
   }
 
-  // One thread's work.
+  // Loads, in one thread.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
     this->load_keys();
@@ -121,8 +121,8 @@ struct FusedSm90 : DkdvSm90<Config> {
     }
   }
 
-  // The work of one thread of warp number `warp`, which has a stage of dQ. It arrives at `ready` when
-  // warpgroup 3 may write its part of dQ to the stage, or read the sum from it, and stores the part.
+  // Stores dQ, in one thread of warp number `warp`, which has a stage of it. Arrives at `ready` when
+  // warpgroup 3 may write its part of dQ to the stage, or read the sum from it.
   __device__ __forceinline__ void store_dq(int warp) const {
     const uint32_t stage = shared_address(smem.dq[warp]);
     const uint32_t ready = shared_address(&smem.dq_ready[warp]);
@@ -155,18 +155,18 @@ struct FusedSm90 : DkdvSm90<Config> {
     }
   }
 
-  // The work of a warpgroup of keys.
+  // Computes, in a warpgroup of 64 keys.
   __device__ __forceinline__ void compute() const {
     DkSum dk;
     DvSum dv;
     dk.clear();
     dv.clear();
-    walk(dk, dv);
+    mainloop(dk, dv);
     if (SHIFT != 0) dv.scale(BACK);
     this->store(dk, dv);
   }
 
-  // The work of warpgroup 3.
+  // Computes dQ, in warpgroup 3.
   __device__ __forceinline__ void sum_queries() const {
     if (work.items == 0) return;
     DqSum sum;
@@ -232,13 +232,13 @@ struct FusedSm90 : DkdvSm90<Config> {
   __device__ __forceinline__ void describe(FusedItem& item, const Cursor& cursor) const {
     const int m = cursor.row0() / BLOCK_M;
     item.row0 = m * BLOCK_M;
-    item.member = cursor.member;
+    item.group_head = cursor.group_head;
     const int4* known = cursor.known(p, work);
     if (known != nullptr) item.known = *known;
     item.code[0] = tile_code(p, work, item, 0);
     item.code[1] = tile_code(p, work, item, 1);
     item.order = find_order<Config::BLOCK_N>(p, work, item.known, m);
-    item.tile = (work.block.unit * p.group + cursor.member) * tiles_per_head() + m;
+    item.tile = (work.block.unit * p.group + cursor.group_head) * tiles_per_head() + m;
   }
 
   __device__ __forceinline__ int* semaphore_of(int tile) const { return p.dq_turns + 1 + tile; }
@@ -274,7 +274,7 @@ struct FusedSm90 : DkdvSm90<Config> {
     }
   };
 
-  __device__ __forceinline__ void walk(DkSum& dk, DvSum& dv) const {
+  __device__ __forceinline__ void mainloop(DkSum& dk, DvSum& dv) const {
     if (work.items == 0) return;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     this->clear_keys();
@@ -467,26 +467,28 @@ __device__ __forceinline__ void clear_masked_queries(const BwdParams& p, const D
                           p.mask.right < UNBOUNDED || sequence.seqlen_k == 0;
   if (block.key0 > 0 || block.query_split > 0 || !masks_some) return;
   const DsLayout layout = ds_layout(p, sequence);
-  const int members = p.group / p.group_split;
+  const int heads_per_split = p.group / p.group_split;
   const int tiles = (sequence.seqlen_q + MASK_TILE - 1) / MASK_TILE;
   const int lane = threadIdx.x % 32;
-  const auto mask_of = [&](int member) {
-    return Mask(p.mask, MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + member));
+  const auto mask_of = [&](int group_head) {
+    return Mask(p.mask,
+                MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + group_head));
   };
 #pragma unroll 1
-  for (int i0 = threadIdx.x / 32 * 32; i0 < members * tiles; i0 += Config::THREADS) {
+  for (int i0 = threadIdx.x / 32 * 32; i0 < heads_per_split * tiles; i0 += Config::THREADS) {
     // Each lane tests a tile, and all lanes write the rows of the fully masked ones.
     const int own = i0 + lane;
-    const bool exists = own < members * tiles;
+    const bool exists = own < heads_per_split * tiles;
     const bool visible =
-        !exists || is_visible(p, mask_of(block.split * members + own / tiles), layout, own % tiles);
+        !exists ||
+        is_visible(p, mask_of(block.split * heads_per_split + own / tiles), layout, own % tiles);
 #pragma unroll 1
     for (unsigned masked = __ballot_sync(0xffffffffu, !visible); masked != 0;
          masked &= masked - 1) {
       const int i = i0 + __ffs(masked) - 1;
       const int m = i % tiles;
       uint16_t* dq =
-          head_begin(p.dq, block.batch, block.head_kv, block.split * members + i / tiles) +
+          head_begin(p.dq, block.batch, block.head_kv, block.split * heads_per_split + i / tiles) +
           static_cast<int64_t>(sequence.q0) * p.dq.row;
       const int end = min((m + 1) * MASK_TILE, sequence.seqlen_q);
 #pragma unroll 1

@@ -20,11 +20,11 @@ struct DkdvSm90Work : DkdvWork {
 template <class Config>
 __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdParams& p,
                                                const DkdvBlock& block, const Sequence& sequence) {
-  const int members = p.group / p.group_split;
+  const int heads_per_split = p.group / p.group_split;
   const int head = block.head_kv * p.group;
-  const int first = head + block.split * members + p.member_begin;
+  const int first = head + block.split * heads_per_split + p.member_begin;
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, first));
-  find_work<Config>(work, p, block, sequence, members, head, mask);
+  find_work<Config>(work, p, block, sequence, heads_per_split, head, mask);
   work.block = block;
   work.sequence = sequence;
   work.keys = mask.keys_that_exist(block.batch);
@@ -45,8 +45,8 @@ struct FusedCursor : DkdvCursor<Config> {
   }
   __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
     if (!p.first_keys_first) return Base::next(p, w);
-    if (++this->member < w.members_end) return;
-    this->member = w.members_begin;
+    if (++this->group_head < w.group_heads_end) return;
+    this->group_head = w.group_heads_begin;
     --this->i;
   }
 };
@@ -122,18 +122,18 @@ struct DqSm90Work {
                                         const Sequence& sequence_)
       : block(block_),
         sequence(sequence_),
-        place(p.mask, sequence, block.batch, block.head_kv * p.group + block.member),
+        place(p.mask, sequence, block.batch, block.head_kv * p.group + block.group_head),
         layout(ds_layout(p, sequence)),
-        walk(p, Mask(p.mask, place), block.row0),
+        key_blocks(p, Mask(p.mask, place), block.row0),
         keys(Mask(p.mask, place).keys_that_exist(block.batch)) {}
 
   // Item i of the block iterator.
   __device__ __forceinline__ DqSm90Item item(const BwdParams& p, int i) const {
     const int first = p.key_begin / DS_TILE;
-    if (walk.entries != nullptr) {
+    if (key_blocks.entries != nullptr) {
       const int skipped = p.mask.key_slots[first];
-      const int2 slots = walk.slots[i];
-      return {walk.entries[i].x * DS_TILE,
+      const int2 slots = key_blocks.slots[i];
+      return {key_blocks.entries[i].x * DS_TILE,
               {slots.x < 0 ? -1 : slots.x - skipped, slots.y < 0 ? -1 : slots.y - skipped}};
     }
     const Mask mask(p.mask, place);

@@ -1,5 +1,5 @@
-// dQ, dK and dV of sequences of at most 64 queries and 64 keys, in one kernel: nothing of delta and
-// dS leaves the multiprocessor, and nothing is added up in global memory.
+// dQ, dK and dV of short sequences, of at most 64 queries and 64 keys, in one kernel: delta and dS
+// never leave the multiprocessor, and nothing is summed in global memory.
 //
 //   delta = rowsum(dO * out) - dlse
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
@@ -24,7 +24,7 @@
 namespace flash_dist {
 
 template <class Config>
-struct Whole {
+struct ShortSequence {
   using Target = typename Config::Target;
   using T = typename Config::T;
   using Smem = typename Config::Smem;
@@ -44,8 +44,8 @@ struct Whole {
   const uint32_t smem;  // address of Smem
   const int seqlen_q, seqlen_k;
 
-  __device__ __forceinline__ Whole(const WholeParams& all, uint32_t smem_address,
-                                   const Sequence& sequence)
+  __device__ __forceinline__ ShortSequence(const WholeParams& all, uint32_t smem_address,
+                                           const Sequence& sequence)
       : params(all),
         p(all.p),
         smem(smem_address),
@@ -60,18 +60,18 @@ struct Whole {
     dk.clear();
     dv.clear();
 #pragma unroll 1
-    for (int member = 0; member < p.group; ++member) {
-      load_queries(member);
+    for (int group_head = 0; group_head < p.group; ++group_head) {
+      load_queries(group_head);
       OutRow out;
-      load_out(out, member);
+      load_out(out, group_head);
       if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-      __syncthreads();  // everything is in
-      store_statistics(out, member);
-      __syncthreads();  // lse and delta, too
-      if (row0() < seqlen_k) add(dk, dv, member);
-      __syncthreads();  // dS^T is there, and everybody is done with Q
-      if (row0() < seqlen_q) store_queries(member);
-      __syncthreads();  // for the next head's Q; at last everybody is done with K and V
+      __syncthreads();  // the copies have arrived
+      store_statistics(out, group_head);
+      __syncthreads();  // so have lse and delta
+      if (row0() < seqlen_k) add(dk, dv, group_head);
+      __syncthreads();  // dS^T is complete, and every warp is done with Q
+      if (row0() < seqlen_q) store_queries(group_head);
+      __syncthreads();  // before the next head's Q; in the end, every warp is done with K and V
     }
     dk.scale(gradient_scale<T>(p.softmax_scale));
     store(dk, k(), p.dk, 0, p.head_dim, place().sequence.k0, seqlen_k);
@@ -79,20 +79,20 @@ struct Whole {
   }
 
  private:
-  // Where the block works. Found anew where it is needed: the sums need the registers.
+  // The work of the block. Computed anew on each use: the sums need the registers.
   struct Place {
     DkdvBlock block;
     Sequence sequence;
 
     __device__ __forceinline__ explicit Place(const BwdParams& p)
         : block(p, TILE), sequence(p, block.batch) {}
-    __device__ __forceinline__ int head(const BwdParams& p, int member) const {
-      return block.head_kv * p.group + member;
+    __device__ __forceinline__ int head(const BwdParams& p, int group_head) const {
+      return block.head_kv * p.group + group_head;
     }
   };
   __device__ __forceinline__ Place place() const { return Place(p); }
 
-  // Where the tiles lie.
+  // Addresses of the tiles.
   __device__ __forceinline__ uint32_t k() const { return smem + offsetof(Smem, k); }
   __device__ __forceinline__ uint32_t v() const { return smem + offsetof(Smem, v); }
   __device__ __forceinline__ uint32_t q() const { return smem + offsetof(Smem, q); }
@@ -104,12 +104,12 @@ struct Whole {
   // The warp's first key and first query.
   __device__ __forceinline__ static int row0() { return fresh_thread() / 32 * 16; }
 
-  __device__ __forceinline__ Mask mask_of(int member) const {
+  __device__ __forceinline__ Mask mask_of(int group_head) const {
     const Place at(p);
-    return Mask(p.mask, MaskPlace(p.mask, at.sequence, at.block.batch, at.head(p, member)));
+    return Mask(p.mask, MaskPlace(p.mask, at.sequence, at.block.batch, at.head(p, group_head)));
   }
 
-  // What is known of the one tile of a mask.
+  // The code of the one tile of a mask.
   __device__ __forceinline__ int code_of(const Mask& mask) const {
     if (mask.is_list()) {
       const TileList& list = p.mask.by_query[0];
@@ -120,13 +120,14 @@ struct Whole {
     return all ? TILE_FULL : TILE_ROWS;
   }
 
-  // The rows of a view that exist, to a tile.
+  // Loads the rows of a view that exist into a tile.
   template <int COLUMNS>
-  __device__ __forceinline__ void load(uint32_t tile, const View& view, int member, int first_row,
-                                       const RowSpan& rows, int columns) const {
+  __device__ __forceinline__ void load(uint32_t tile, const View& view, int group_head,
+                                       int first_row, const RowSpan& rows, int columns) const {
     TileCopy<Target, TILE, COLUMNS, Config::THREADS> copy;
     const DkdvBlock block(p, TILE);
-    copy.fetch(tile, head_begin(view, block.batch, block.head_kv, member) + first_row * view.row,
+    copy.fetch(tile,
+               head_begin(view, block.batch, block.head_kv, group_head) + first_row * view.row,
                view.row, rows, columns);
     copy.land(tile);
   }
@@ -138,15 +139,15 @@ struct Whole {
     load<HEAD_DIM_V>(v(), p.v, 0, at.sequence.k0, keys, p.head_dim_v);
   }
 
-  __device__ __forceinline__ void load_queries(int member) const {
+  __device__ __forceinline__ void load_queries(int group_head) const {
     const Place at(p);
     const RowSpan rows{0, seqlen_q};
-    load<HEAD_DIM>(q(), p.q, member, at.sequence.q0, rows, p.head_dim);
-    load<HEAD_DIM_V>(dout(), p.dout, member, at.sequence.q0, rows, p.head_dim_v);
+    load<HEAD_DIM>(q(), p.q, group_head, at.sequence.q0, rows, p.head_dim);
+    load<HEAD_DIM_V>(dout(), p.dout, group_head, at.sequence.q0, rows, p.head_dim_v);
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
   }
 
-  // A thread's part of a row of out: LANES threads share one.
+  // A thread's part of a row of out, which LANES threads share.
   static constexpr int LANES = Config::THREADS / TILE;
   static constexpr int OUT_CHUNKS = HEAD_DIM_V / 8 / LANES;
   using OutRow = uint4[OUT_CHUNKS];
@@ -155,9 +156,9 @@ struct Whole {
     return i * LANES + fresh_thread() % LANES;
   }
 
-  __device__ __forceinline__ void load_out(OutRow& out, int member) const {
+  __device__ __forceinline__ void load_out(OutRow& out, int group_head) const {
     const Place at(p);
-    const uint16_t* row = head_begin(params.out, at.block.batch, at.block.head_kv, member) +
+    const uint16_t* row = head_begin(params.out, at.block.batch, at.block.head_kv, group_head) +
                           (at.sequence.q0 + out_row()) * params.out.row;
 #pragma unroll
     for (int i = 0; i < OUT_CHUNKS; ++i) {
@@ -166,8 +167,8 @@ struct Whole {
     }
   }
 
-  // lse in base 2, +inf where a row has no key or does not exist, and delta.
-  __device__ __forceinline__ void store_statistics(const OutRow& out, int member) const {
+  // Stores lse in base 2, +inf where a row has no key or does not exist, and delta.
+  __device__ __forceinline__ void store_statistics(const OutRow& out, int group_head) const {
     const Place at(p);
     const int row = out_row();
     float sum = 0.0f;
@@ -181,7 +182,7 @@ struct Whole {
     if (fresh_thread() % LANES != 0) return;
     float of_row = -INFINITY;
     if (row < seqlen_q) {
-      const int64_t i = lse_begin(p, at.block.batch, at.head(p, member), at.sequence.q0) + row;
+      const int64_t i = lse_begin(p, at.block.batch, at.head(p, group_head), at.sequence.q0) + row;
       of_row = params.lse[i];
       if (params.dlse != nullptr) sum -= params.dlse[i];
     }
@@ -193,7 +194,7 @@ struct Whole {
     store_shared_4(at, __float_as_uint(x));
   }
 
-  // dq of the group's heads, dk and dv: zeros in the rows that no document covers.
+  // Writes zeros to the rows of dq, dk and dv that belong to no sequence.
   __device__ __forceinline__ void fill_uncovered() const {
     constexpr int THREADS = Config::THREADS;
     const DkdvBlock block(p, TILE);
@@ -203,8 +204,8 @@ struct Whole {
     if (!(q.uncovered | k.uncovered)) return;
     for_uncovered_rows<THREADS>(packing.cu_seqlens_q, block.batch, p.batch, p.total_q, p.seqlen_q,
                                 0, 1, [&](int row) {
-                                  for (int member = 0; member < p.group; ++member) {
-                                    zero_row<2>(p.dq, block.head_kv, member, row, p.head_dim);
+                                  for (int group_head = 0; group_head < p.group; ++group_head) {
+                                    zero_row<2>(p.dq, block.head_kv, group_head, row, p.head_dim);
                                   }
                                 });
     for_uncovered_rows<THREADS>(packing.cu_seqlens_k, block.batch, p.batch, p.total_k, p.seqlen_k,
@@ -214,10 +215,10 @@ struct Whole {
                                 });
   }
 
-  // Adds a query head to the sums of the warp's keys, and leaves their dS^T.
-  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int member) const {
+  // Adds a query head to the sums of the warp's keys, and stores their dS^T.
+  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int group_head) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
-    const Mask mask = mask_of(member);
+    const Mask mask = mask_of(group_head);
     const int code = code_of(mask);
 #pragma unroll 1
     for (int sub = 0; sub < seqlen_q; sub += SUB) {
@@ -251,13 +252,13 @@ struct Whole {
       for (int i = 0; i < SUB / 16; ++i) {
         uint32_t rDs[1][4];
         to_a_operand<Target, T>(rDs, dst, i);
-        keep(rDs[0], sub / 8 + 2 * i);
+        store_ds(rDs[0], sub / 8 + 2 * i);
         gemm_ab_step<Target, T, HEAD_DIM>(dk, rDs, OperandK::b_trans(q()), sub + i * 16);
       }
     }
   }
 
-  // f(element, its number, what `statistic` says of its query).
+  // f(element, its number, the value of `statistic` for its query).
   template <class F>
   __device__ __forceinline__ static void each(Scores& scores, uint32_t statistic, F f) {
     const int column = fresh_thread() % 4 * 2;
@@ -269,8 +270,8 @@ struct Whole {
     }
   }
 
-  // The warp's keys and 16 queries of dS^T, from 16-byte chunk `chunk` of its rows on.
-  __device__ __forceinline__ void keep(const uint32_t (&r)[4], int chunk) const {
+  // Stores the warp's keys and 16 queries of dS^T, from 16-byte chunk `chunk` of its rows on.
+  __device__ __forceinline__ void store_ds(const uint32_t (&r)[4], int chunk) const {
     using Layout = SwizzledRows<TILE>;
     const int lane = fresh_thread() % 32;
     const int row = row0() + lane / 4;
@@ -281,7 +282,7 @@ struct Whole {
   }
 
   // dQ = dS @ K of the warp's queries                      [16, HEAD_DIM]
-  __device__ __forceinline__ void store_queries(int member) const {
+  __device__ __forceinline__ void store_queries(int group_head) const {
     Accumulator<1, HEAD_DIM / 8> dq;
     dq.clear();
     const auto a_ds = OperandS::b(ds());  // read transposed, it is A of the other product
@@ -292,18 +293,18 @@ struct Whole {
       gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, OperandK::b_trans(k()), key0);
     }
     dq.scale(gradient_scale<T>(p.softmax_scale));
-    store(dq, q(), p.dq, member, p.head_dim, place().sequence.q0, seqlen_q);
+    store(dq, q(), p.dq, group_head, p.head_dim, place().sequence.q0, seqlen_q);
   }
 
-  // The warp's rows of a gradient, through its rows of a tile that nobody else is using.
+  // Writes the warp's rows of a gradient, through its rows of a tile that no other warp uses.
   template <int NT>
   __device__ __forceinline__ void store(const Accumulator<1, NT>& c, uint32_t tile,
-                                        const View& view, int member, int columns, int first_row,
-                                        int rows) const {
+                                        const View& view, int group_head, int columns,
+                                        int first_row, int rows) const {
     const DkdvBlock block(p, TILE);
     store_rows<Target, T, NT * 8, 1>(
         c, tile + row0() * NT * 16,
-        head_begin(view, block.batch, block.head_kv, member) + (first_row + row0()) * view.row,
+        head_begin(view, block.batch, block.head_kv, group_head) + (first_row + row0()) * view.row,
         view.row, rows - row0(), columns);
   }
 };
@@ -312,7 +313,7 @@ template <class Config>
 __device__ __forceinline__ void whole_block(const WholeParams& params) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   const Sequence sequence(params.p, DkdvBlock(params.p, Config::TILE).batch);
-  Whole<Config>(params, shared_address(smem_bytes), sequence).run();
+  ShortSequence<Config>(params, shared_address(smem_bytes), sequence).run();
 }
 
 template <class Config>
