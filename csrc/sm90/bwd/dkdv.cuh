@@ -15,30 +15,19 @@
 // Where both sums are more than the registers of a block, two share the keys (dkdv_pair.cuh).
 #pragma once
 
-#include "core/ds_scale.h"
-#include "core/views.cuh"
-#include "ptx/bulk_copy.cuh"
-#include "ptx/registers.cuh"
-#include "ptx/tensor_copy.cuh"
-#include "ptx/wgmma.cuh"
-#include "sm90/bwd/config.h"
-#include "sm90/bwd/launch.h"
-#include "sm90/rows.cuh"
-#include "sm90/steps.cuh"
+#include "sm90/bwd/dkdv_steps.cuh"
 
 namespace flash_dist {
 
 template <class Config>
 struct DkdvSm90 {
-  using Target = typename Config::Target;
-  using T = typename Config::T;
-  using Smem = typename Config::Smem;
-  using KTile = typename Config::KTile;
-  using QTile = typename Config::QTile;
-  using Cursor = DkdvCursor<Config>;
+  using Steps = DkdvSm90Steps<Config>;
+  using Scores = typename Steps::Scores;
+  using Fragments = typename Steps::Fragments;
+  using StageStatistics = typename Steps::StageStatistics;
+  using DkSum = typename Steps::DkSum;
+  using DvSum = typename Steps::DvSum;
   using Stages = Ring<Config::STAGES>;
-  static constexpr int HEAD_DIM = Config::HEAD_DIM;
-  static constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
   static constexpr int BLOCK_M = Config::BLOCK_M;
   static constexpr int PANELS = Config::PANELS;
   static constexpr int V_PANELS = Config::V_PANELS;
@@ -53,21 +42,22 @@ struct DkdvSm90 {
       Config::HAS_SCORE_MOD && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
 
   const typename Config::Params& params;
-  Smem& smem;
+  typename Config::Smem& smem;
   const BwdParams& p = params.p;
   const DkdvSm90Work& work = smem.work;
+  const Steps steps{params, smem};
 
   // Loads, in one thread.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
-    load_keys();
-    Cursor cursor(p, work);
+    steps.load_keys();
+    DkdvCursor<Config> cursor(p, work);
     Stages stages;
 #pragma unroll 1
     for (int i = 0; i < work.items; ++i, stages.advance()) {
       smem.barriers.wait_for_place(stages);
-      note(smem.item[stages.stage()], cursor);
-      load_queries(cursor, stages.stage());
+      steps.note(smem.item[stages.stage()], cursor);
+      steps.load_queries(cursor, stages.stage());
       cursor.next(p, work);
     }
   }
@@ -79,8 +69,10 @@ struct DkdvSm90 {
     dk.clear();
     dv.clear();
     if (!p.sums_first) {
-      each_partial(dk, p.dk_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
-      each_partial(dv, p.dv_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+      steps.each_partial(dk, p.dk_partial,
+                         [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+      steps.each_partial(dv, p.dv_partial,
+                         [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
     walk(dk, dv);
     if (SCORE_MOD_SHIFT != 0 && p.sums_last) dv.scale(1.0f / (1 << SCORE_MOD_SHIFT));
@@ -159,10 +151,11 @@ struct DkdvSm90 {
     load_bytes(shared_address(smem.delta[s]), p.delta + statistics, STATISTICS, full);
   }
 
+ private:
   __device__ __forceinline__ void mainloop(DkSum& dk, DvSum& dv) const {
     if (work.items == 0) return;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
-    clear_keys();
+    steps.clear_keys();
     Stages stages;
 #pragma unroll 1
     for (int left = work.items; left > 0; --left, stages.advance()) {
@@ -170,7 +163,7 @@ struct DkdvSm90 {
       const int s = stages.stage();
       const int code = tile_code(p, work, smem.item[s], consumer());
       if (code != TILE_EMPTY) {
-        clear_queries(s, smem.item[s].row0);
+        steps.clear_queries(s, smem.item[s].row0);
         add(dk, dv, s, code);
       }
       smem.barriers.release(s);
@@ -186,9 +179,11 @@ struct DkdvSm90 {
     Fragments products;  // of modified scores: what dS^T is made of
     const float slope = slope_of(smem.item[s]);
     // S^T = K @ Q.T                                       [64, BLOCK_M]
-    issue_scores<HEAD_DIM>(pt, uniform(own_k()), q);
+    Steps::template issue_scores<Config::HEAD_DIM>(pt, uniform(steps.own_k()), q);
     // dP^T = V @ dO.T                                     [64, BLOCK_M]
-    const auto issue_gradients = [&] { issue_scores<HEAD_DIM_V>(dst, uniform(own_v()), dout); };
+    const auto issue_gradients = [&] {
+      Steps::template issue_scores<Config::HEAD_DIM_V>(dst, uniform(steps.own_v()), dout);
+    };
     if constexpr (Config::SCORES_AT_A_TIME == 2) issue_gradients();
     wgmma_wait<Config::SCORES_AT_A_TIME - 1>();
     hold(pt.x[0]);
@@ -198,12 +193,12 @@ struct DkdvSm90 {
     if constexpr (Config::HAS_SCORE_MOD) {
       weigh_modified(probabilities, products, pt, smem.lse_log2[s], alibi_of(smem.item[s], slope));
     } else {
-      exponentiate(pt, StageStatistics(smem.lse_log2[s], fresh_thread() % 4 * 8));
-      to_fragments(probabilities, pt);
+      steps.exponentiate(pt, StageStatistics(smem.lse_log2[s], fresh_thread() % 4 * 8));
+      Steps::to_fragments(probabilities, pt);
     }
     if constexpr (Config::SCORES_AT_A_TIME == 1) issue_gradients();
     // dV += P^T @ dO                                      [64, HEAD_DIM_V]
-    issue_sum(dv, probabilities, dout);
+    Steps::issue_sum(dv, probabilities, dout);
     wgmma_wait<1>();
     hold(dst.x[0]);
     // dS^T = P^T * (dP^T - delta)
@@ -218,9 +213,9 @@ struct DkdvSm90 {
       }
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
-    to_fragments(gradients, dst);
-    store_gradients(gradients, smem.item[s]);
-    issue_sum(dk, gradients, q);
+    Steps::to_fragments(gradients, dst);
+    steps.store_gradients(gradients, smem.item[s]);
+    Steps::issue_sum(dk, gradients, q);
     wgmma_wait<0>();
     hold(dk.x[0]);
     hold(dv.x[0]);

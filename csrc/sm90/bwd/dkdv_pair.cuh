@@ -16,29 +16,25 @@
 #pragma once
 
 #include "ptx/cluster.cuh"
-#include "sm90/bwd/dkdv.cuh"
+#include "sm90/bwd/dkdv_steps.cuh"
 
 namespace flash_dist {
 
 enum class PairRole { SCORES, GRADIENTS };  // of the cluster's block 0, and 1
 
 template <class Config, PairRole ROLE>
-struct DkdvOfPair : DkdvSm90<Config> {
-  using Base = DkdvSm90<Config>;
-  using Base::BLOCK_M;
-  using Base::KEYS;
-  using Base::p;
-  using Base::params;
-  using Base::smem;
-  using Base::work;
-  using typename Base::Cursor;
-  using typename Base::Fragments;
-  using typename Base::KTile;
-  using typename Base::QTile;
-  using typename Base::Scores;
-  using typename Base::Stages;
-  using typename Base::StageStatistics;
-  using typename Base::Statistics;
+struct DkdvOfPair {
+  using Steps = DkdvSm90Steps<Config>;
+  using Cursor = DkdvCursor<Config>;
+  using Fragments = typename Steps::Fragments;
+  using KTile = typename Config::KTile;
+  using QTile = typename Config::QTile;
+  using Scores = typename Steps::Scores;
+  using Stages = Ring<Config::STAGES>;
+  using StageStatistics = typename Steps::StageStatistics;
+  using Statistics = typename Steps::Statistics;
+  static constexpr int BLOCK_M = Config::BLOCK_M;
+  static constexpr int KEYS = Steps::KEYS;
   using Slots = Ring<Config::SLOTS>;
   static constexpr bool IS_SCORES = ROLE == PairRole::SCORES;
   static constexpr int PEER = IS_SCORES ? 1 : 0;
@@ -55,13 +51,19 @@ struct DkdvOfPair : DkdvSm90<Config> {
   // Modified scores have three fragments as it is: theirs leave after it.
   static constexpr bool IN_TURNS = !Config::HAS_SCORE_MOD;
 
+  const typename Config::Params& params;
+  typename Config::Smem& smem;
+  const BwdParams& p = params.p;
+  const DkdvSm90Work& work = smem.work;
+  const Steps steps{params, smem};
+
   // Loads K or V of the block's keys, to stay there, in one thread.
   __device__ __forceinline__ void load_keys() const {
     const uint32_t full = shared_address(&smem.keys_full);
     mbarrier_expect(full, PANELS * KTile::BYTES);
-    Base::template load_panels<PANELS, KTile::BYTES>(
+    Steps::template load_panels<PANELS, KTile::BYTES>(
         shared_address(smem.keys), IS_SCORES ? params.k : params.v,
-        this->place_of_keys(IS_SCORES ? params.k_axes : params.v_axes), full);
+        steps.place_of_keys(IS_SCORES ? params.k_axes : params.v_axes), full);
   }
 
   // Loads their queries, in the same thread.
@@ -72,7 +74,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
 #pragma unroll 1
     for (int left = work.items; left > 0; --left, stages.advance()) {
       smem.first.wait_for_place(stages);
-      this->note(item(stages), cursor);
+      steps.note(item(stages), cursor);
       load_first(stages);
       if (stages.passed > 0) load_second(before(stages));
       cursor.next(p, work);
@@ -85,15 +87,15 @@ struct DkdvOfPair : DkdvSm90<Config> {
     Sum sum;
     sum.clear();
     if (!p.sums_first) {
-      this->each_partial(sum, IS_SCORES ? p.dv_partial : p.dk_partial,
+      steps.each_partial(sum, IS_SCORES ? p.dv_partial : p.dk_partial,
                          [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
     mainloop(sum);
     if constexpr (IS_SCORES) {
       if (p.sums_last) sum.scale(BACK);  // sums are kept as they are between query chunks
-      this->store_sum(sum, 1.0f, own_keys(), p.dv, p.head_dim_v, p.dv_partial);
+      steps.store_sum(sum, 1.0f, own_keys(), p.dv, p.head_dim_v, p.dv_partial);
     } else {
-      this->store_sum(sum, gradient_scale<typename Config::T>(p.softmax_scale), own_keys(), p.dk,
+      steps.store_sum(sum, gradient_scale<typename Config::T>(p.softmax_scale), own_keys(), p.dk,
                       p.head_dim, p.dk_partial);
     }
   }
@@ -115,7 +117,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
   }
   // This warpgroup's rows of K or V.
   __device__ __forceinline__ uint32_t own_keys() const {
-    return shared_address(smem.keys) + this->group_row0() * KTile::ROW_BYTES;
+    return shared_address(smem.keys) + steps.group_row0() * KTile::ROW_BYTES;
   }
   // A stage's tiles: block 0 begins with Q, block 1 with dO.
   __device__ __forceinline__ uint32_t first_tile(const Stages& stages) const {
@@ -135,9 +137,9 @@ struct DkdvOfPair : DkdvSm90<Config> {
     const int group_head = item(stages).group_head;
     const uint32_t full = shared_address(&smem.first.full[s]);
     mbarrier_expect(full, PANELS * QTile::BYTES + STATISTICS);
-    Base::template load_panels<PANELS, QTile::BYTES>(
+    Steps::template load_panels<PANELS, QTile::BYTES>(
         first_tile(stages), IS_SCORES ? params.q : params.dout,
-        this->place_of_queries(IS_SCORES ? params.q_axes : params.dout_axes, row0, group_head),
+        steps.place_of_queries(IS_SCORES ? params.q_axes : params.dout_axes, row0, group_head),
         full);
     const int64_t statistics =
         work.statistics + static_cast<int64_t>(group_head) * p.rows_padded + row0;
@@ -150,9 +152,9 @@ struct DkdvOfPair : DkdvSm90<Config> {
     const uint32_t full = shared_address(&smem.second.full[stages.stage()]);
     smem.second.wait_for_place(stages);
     mbarrier_expect(full, SUM_PANELS * QTile::BYTES);
-    Base::template load_panels<SUM_PANELS, QTile::BYTES>(
+    Steps::template load_panels<SUM_PANELS, QTile::BYTES>(
         second_tile(stages), IS_SCORES ? params.dout : params.q,
-        this->place_of_queries(IS_SCORES ? params.dout_axes : params.q_axes, item(stages).row0,
+        steps.place_of_queries(IS_SCORES ? params.dout_axes : params.q_axes, item(stages).row0,
                                item(stages).group_head),
         full);
   }
@@ -175,7 +177,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
         stages.advance();
         continue;
       }
-      const float slope = this->slope_of(item(stages));
+      const float slope = steps.slope_of(item(stages));
       issue_first(x, stages);
       Statistics statistics;
       load_statistics(statistics, stages);
@@ -214,7 +216,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
                                        Fragments& products, Stages& stages, Slots& slots,
                                        int code) const {
     const Stages last = before(stages);
-    const float slope = this->slope_of(item(stages));
+    const float slope = steps.slope_of(item(stages));
     issue_first(x, stages);
     issue_second(sum, of_before, last);
     Statistics statistics;
@@ -250,7 +252,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
   // S^T = K @ Q.T, or dP^T = V @ dO.T                     [64, BLOCK_M]
   __device__ __forceinline__ void issue_first(Scores& x, const Stages& stages) const {
     clear_queries<PANELS>(first_tile(stages), stages);
-    Base::template issue_scores<COLUMNS>(x, uniform(own_keys()), uniform(first_tile(stages)));
+    Steps::template issue_scores<COLUMNS>(x, uniform(own_keys()), uniform(first_tile(stages)));
   }
 
   // dV += P^T @ dO, or dK += dS^T @ Q                     [64, SUM_COLUMNS]
@@ -258,7 +260,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
                                                const Stages& stages) const {
     smem.second.wait_for_data(stages);
     clear_queries<SUM_PANELS>(second_tile(stages), stages);
-    Base::issue_sum(sum, fragments, uniform(second_tile(stages)));
+    Steps::issue_sum(sum, fragments, uniform(second_tile(stages)));
   }
   __device__ __forceinline__ void end_second(Sum& sum, Fragments& fragments,
                                              const Stages& stages) const {
@@ -270,19 +272,19 @@ struct DkdvOfPair : DkdvSm90<Config> {
 
   // Writes zeros to this warpgroup's keys that do not exist.
   __device__ __forceinline__ void clear_keys() const {
-    if (!this->lacks_keys()) return;
-    clear_rows<KTile, KEYS, PANELS, WARPGROUP>(own_keys(), this->keys_here(),
+    if (!steps.lacks_keys()) return;
+    clear_rows<KTile, KEYS, PANELS, WARPGROUP>(own_keys(), steps.keys_here(),
                                                fresh_thread() % WARPGROUP);
-    Base::publish_zeros();
+    Steps::publish_zeros();
   }
   // Writes zeros to the queries of the next sequence, in Q or dO.
   template <int COUNT>
   __device__ __forceinline__ void clear_queries(uint32_t tile, const Stages& stages) const {
     const int row0 = item(stages).row0;
-    if (!this->lacks_queries(row0)) return;
+    if (!steps.lacks_queries(row0)) return;
     clear_rows<QTile, BLOCK_M, COUNT, WARPGROUP>(tile, {0, work.seqlen_q - row0},
                                                  fresh_thread() % WARPGROUP);
-    Base::publish_zeros();
+    Steps::publish_zeros();
   }
 
   // lse, or delta, of a stage's queries. A score modification reads lse itself.
@@ -302,7 +304,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
         const float* lse_log2 = smem.statistics[stages.stage()];
         weigh_modified(x, products, lse_log2, this->alibi_of(item(stages), slope));
       } else {
-        Base::template exponentiate<SHIFT>(x, statistics);
+        steps.template exponentiate<SHIFT>(x, statistics);
       }
       smem.first.release(stages.stage());
       wait_for_place(slots);
@@ -338,7 +340,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
     } else if constexpr (IS_SCORES) {
       send(fragments, slots);
     } else {
-      this->store_gradients(fragments, item(stages));
+      steps.store_gradients(fragments, item(stages));
     }
     slots.advance();
   }

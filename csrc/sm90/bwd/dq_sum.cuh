@@ -2,6 +2,7 @@
 // on its way to or from the sum over the key blocks.
 #pragma once
 
+#include "core/ds_scale.h"
 #include "core/views.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/bwd/config.h"

@@ -43,36 +43,29 @@
 
 #include "core/uncovered.cuh"
 #include "ptx/semaphore.cuh"
-#include "sm90/bwd/dkdv.cuh"
+#include "sm90/bwd/dkdv_steps.cuh"
 #include "sm90/bwd/dq_sum.cuh"
 
 namespace flash_dist {
 
 template <class Config>
-struct FusedSm90 : DkdvSm90<Config> {
-  using Base = DkdvSm90<Config>;
-  using Base::BLOCK_M;
-  using Base::HEAD_DIM;
-  using Base::HEAD_DIM_V;
-  using Base::KEYS;
-  using Base::p;
-  using Base::params;
-  using Base::smem;
-  using Base::work;
-  using typename Base::Cursor;
-  using typename Base::DkSum;
-  using typename Base::DvSum;
-  using typename Base::Fragments;
-  using typename Base::KTile;
-  using typename Base::QTile;
-  using typename Base::Scores;
-  using typename Base::Smem;
-  using typename Base::Stages;
-  using typename Base::StageStatistics;
-  using typename Base::T;
-  using typename Base::Target;
+struct FusedSm90 {
+  using Steps = DkdvSm90Steps<Config>;
+  using Cursor = DkdvCursor<Config>;
+  using DkSum = typename Steps::DkSum;
+  using DvSum = typename Steps::DvSum;
+  using Fragments = typename Steps::Fragments;
+  using KTile = typename Config::KTile;
+  using Scores = typename Steps::Scores;
+  using Smem = typename Config::Smem;
+  using Stages = Ring<Config::STAGES>;
+  using StageStatistics = typename Steps::StageStatistics;
+  using T = typename Config::T;
+  static constexpr int BLOCK_M = Config::BLOCK_M;
+  static constexpr int HEAD_DIM = Config::HEAD_DIM;
+  static constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
+  static constexpr int KEYS = Steps::KEYS;
   using DsTile = typename Config::DsTile;
-  using DqTile = typename Config::DqTile;
   using DqSum = flash_dist::DqSum<Config>;
   using Gradients = Ring<Config::DS_STAGES>;
 
@@ -87,6 +80,12 @@ struct FusedSm90 : DkdvSm90<Config> {
           ? 8
           : 0;  // of P^T, log2
   static constexpr float BACK = 1.0f / (1 << SHIFT);
+
+  const typename Config::Params& params;
+  typename Config::Smem& smem;
+  const BwdParams& p = params.p;
+  const DkdvSm90Work& work = smem.work;
+  const Steps steps{params, smem};
 
   __device__ __forceinline__ static void make_barriers(Smem& smem) {
     mbarrier_init(shared_address(&smem.keys_full), 1);
@@ -108,7 +107,7 @@ struct FusedSm90 : DkdvSm90<Config> {
   // Loads, in one thread.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
-    this->load_keys();
+    steps.load_keys();
     FusedCursor<Config> cursor(p, work);
     Stages stages;
 #pragma unroll 1
@@ -116,7 +115,7 @@ struct FusedSm90 : DkdvSm90<Config> {
       describe(item(stages), cursor);
       mbarrier_arrive(shared_address(&smem.described[stages.passed % Config::ITEMS]));
       smem.barriers.wait_for_place(stages);
-      this->load_queries(cursor, stages.stage());
+      steps.load_queries(cursor, stages.stage());
       cursor.next(p, work);
     }
   }
@@ -163,7 +162,7 @@ struct FusedSm90 : DkdvSm90<Config> {
     dv.clear();
     mainloop(dk, dv);
     if (SHIFT != 0) dv.scale(BACK);
-    this->store(dk, dv);
+    steps.store(dk, dv);
   }
 
   // Computes dQ, in warpgroup 3.
@@ -277,7 +276,7 @@ struct FusedSm90 : DkdvSm90<Config> {
   __device__ __forceinline__ void mainloop(DkSum& dk, DvSum& dv) const {
     if (work.items == 0) return;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
-    this->clear_keys();
+    steps.clear_keys();
     barrier_arrive(KEYS_CLEARED, KEY_READERS);
     const Thread thread;
     Stages stages;
@@ -288,7 +287,7 @@ struct FusedSm90 : DkdvSm90<Config> {
       const FusedItem& item = this->item(stages);
       const int code = item.code[thread.half];
       if (code != TILE_EMPTY) {
-        this->clear_queries(stages.stage(), item.row0);
+        steps.clear_queries(stages.stage(), item.row0);
         add(dk, dv, thread, stages, item, code);
       } else {
         const Gradients place{stages.passed};
@@ -335,21 +334,21 @@ struct FusedSm90 : DkdvSm90<Config> {
         this->weigh_modified(probabilities, products, pt, smem.lse_log2[s],
                              this->alibi_of(item, slope));
       } else {
-        Base::template exponentiate<SHIFT>(pt, lse);
-        Base::to_fragments(probabilities, pt);
+        steps.template exponentiate<SHIFT>(pt, lse);
+        Steps::to_fragments(probabilities, pt);
       }
     };
     // S^T = K @ Q.T                                       [64, BLOCK_M]
-    Base::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k), q);
+    Steps::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k), q);
     if constexpr (Config::SCORES_AT_A_TIME == 2) {
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
-      Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
+      Steps::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
       wgmma_wait<1>();
       hold(pt.x[0]);
       // P^T = exp2(S^T * scale - lse)
       find_weights();
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
-      Base::issue_sum(dv, probabilities, dout);
+      Steps::issue_sum(dv, probabilities, dout);
       wgmma_wait<1>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta)
@@ -365,7 +364,7 @@ struct FusedSm90 : DkdvSm90<Config> {
       find_weights();
       if (stages.passed == 0) stagger(thread, 0);
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
-      Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
+      Steps::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
       wgmma_wait<0>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
@@ -376,13 +375,13 @@ struct FusedSm90 : DkdvSm90<Config> {
       }
       hold(dst.x[0]);
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
-      Base::issue_sum(dv, probabilities, dout);
+      Steps::issue_sum(dv, probabilities, dout);
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
-    Base::to_fragments(gradients, dst);
+    Steps::to_fragments(gradients, dst);
     wait_for_place(place);
     store_ds(gradients, thread, place);
-    Base::issue_sum(dk, gradients, q);
+    Steps::issue_sum(dk, gradients, q);
     arrive_ds(thread, place);
     wgmma_wait<0>();
     hold(dk.x[0]);
@@ -539,7 +538,7 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
   clear_masked_queries<Config>(p, smem.work.block, smem.work.sequence);
   if (smem.work.block.key0 >= smem.work.sequence.seqlen_k) return;
 
-  const Kernel kernel{{params, smem}};
+  const Kernel kernel{params, smem};
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();
     const int warp = threadIdx.x / 32;
