@@ -1,4 +1,4 @@
-// What of a mask is known without its arrays. No CUDA header: any C++ compiler can compile the
+// The part of a mask that is known without its arrays. No CUDA header: any C++ compiler can compile the
 // planner, which needs no more than this of a mask.
 #pragma once
 
@@ -27,8 +27,8 @@ struct MaskBand {
   int bottom_right;  // BAND: shift = seqlen_k - seqlen_q, else 0
 };
 
-// A band of so many keys to the left and right of the diagonal, -1: all. A side that cuts nothing
-// off is no side, so that a wide window and no mask are planned alike.
+// A band of so many keys to the left and right of the diagonal, -1: all. A side that masks nothing
+// becomes UNBOUNDED, so that a wide window and no mask are planned alike.
 inline MaskBand make_band(int64_t left, int64_t right, bool bottom_right, int seqlen_q,
                           int seqlen_k) {
   const auto side = [](int64_t width, int64_t beyond) {

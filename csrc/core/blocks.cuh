@@ -103,7 +103,7 @@ cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t str
 struct DqBlock {
   int row0;
   int head;  // of those of the chunk: unit by unit, split by split, query head by query head
-  int batch, head_kv, group_head;
+  int batch, head_kv, head_in_group;
 
   __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
@@ -114,7 +114,7 @@ struct DqBlock {
     const int unit_of_chunk = divide(split_of_chunk, p.by_group_split);
     const int unit = p.unit_begin + unit_of_chunk;
     const int split = split_of_chunk - unit_of_chunk * p.group_split;
-    group_head =
+    head_in_group =
         split * (p.group / p.group_split) + p.member_begin + head - split_of_chunk * p.members;
     batch = divide(unit, p.by_num_heads_kv);
     head_kv = unit - batch * p.num_heads_kv;

@@ -1,5 +1,5 @@
-// How the blocks of the mma.sync and fp32 backward kernels bring Q, dO, K and V into shared memory:
-// where the tiles lie, and the copies. s is the number of a stage.
+// Shared memory of the mma.sync and fp32 backward kernels: addresses of the tiles, and the copies of
+// Q, dO, K and V. s is the number of a stage.
 #pragma once
 
 #include <type_traits>
@@ -62,13 +62,13 @@ __device__ __forceinline__ void load_queries(const BwdParams& p, const DqBlock& 
   const int64_t row0 = sequence.q0 + block.row0;
   OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM> copy_q;
   copy_q.fetch(tiles.q,
-               head_begin<E>(p.q, block.batch, block.head_kv, block.group_head) + row0 * p.q.row,
+               head_begin<E>(p.q, block.batch, block.head_kv, block.head_in_group) + row0 * p.q.row,
                p.q.row, rows, p.head_dim);
   copy_q.land(tiles.q);
   OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM_V> copy_dout;
   copy_dout.fetch(
       tiles.dout,
-      head_begin<E>(p.dout, block.batch, block.head_kv, block.group_head) + row0 * p.dout.row,
+      head_begin<E>(p.dout, block.batch, block.head_kv, block.head_in_group) + row0 * p.dout.row,
       p.dout.row, rows, p.head_dim_v);
   copy_dout.land(tiles.dout);
 }
@@ -157,13 +157,15 @@ struct QueryCopies {
   // first query of head 0: `q`, `dout`, and its row of `statistics`. Returns the row of row0.
   template <class Work>
   __device__ __forceinline__ int64_t fetch(const BwdParams& p, const Work& work,
-                                           const DkdvTiles<Config>& tiles, int row0, int group_head,
-                                           const RowSpan& rows, int s) {
-    copy_q.fetch(tiles.q(s), work.q + group_head * p.q.head_group + row0 * p.q.row, p.q.row, rows,
-                 p.head_dim);
-    copy_dout.fetch(tiles.dout(s), work.dout + group_head * p.dout.head_group + row0 * p.dout.row,
-                    p.dout.row, rows, p.head_dim_v);
-    const int64_t row = work.statistics + static_cast<int64_t>(group_head) * p.rows_padded + row0;
+                                           const DkdvTiles<Config>& tiles, int row0,
+                                           int head_in_group, const RowSpan& rows, int s) {
+    copy_q.fetch(tiles.q(s), work.q + head_in_group * p.q.head_group + row0 * p.q.row, p.q.row,
+                 rows, p.head_dim);
+    copy_dout.fetch(tiles.dout(s),
+                    work.dout + head_in_group * p.dout.head_group + row0 * p.dout.row, p.dout.row,
+                    rows, p.head_dim_v);
+    const int64_t row =
+        work.statistics + static_cast<int64_t>(head_in_group) * p.rows_padded + row0;
     copy_stats.fetch(tiles.lse(s), p.lse_log2 + row, p.delta + row);
     return row;
   }

@@ -44,7 +44,7 @@ __host__ __device__ constexpr int padded_rows(int rows) {
 
 // The work of a block: a tile of the rows of a query head of a batch entry.
 struct DeltaBlock {
-  int tile, batch, head, head_kv, group_head;
+  int tile, batch, head, head_kv, head_in_group;
   int q0, seqlen_q;  // of the batch entry
   bool uncovered;    // whether some rows, of queries or keys, belong to no sequence
 
@@ -56,7 +56,7 @@ struct DeltaBlock {
     batch = divide(batch_tile, p.by_tiles);
     tile = batch_tile - batch * p.by_tiles.divisor;
     head_kv = divide(head, p.by_group);
-    group_head = head - head_kv * p.group;
+    head_in_group = head - head_kv * p.group;
     if (p.packing.cu_seqlens_q != nullptr) {
       const DocumentRows q(p.packing.cu_seqlens_q, batch, p.batch, p.total_q, p.seqlen_q);
       const DocumentRows k(p.packing.cu_seqlens_k, batch, p.batch, p.total_k, p.seqlen_k);
@@ -75,8 +75,8 @@ __device__ __forceinline__ void fill_uncovered(const DeltaParams& p, const Delta
   const int tiles = p.by_tiles.divisor;
   for_uncovered_rows<Config::THREADS>(
       p.packing.cu_seqlens_q, at.batch, p.batch, p.total_q, p.seqlen_q, at.tile, tiles,
-      [&](int row) { zero_row<BYTES>(p.dq, at.head_kv, at.group_head, row, p.head_dim); });
-  const int block = at.tile * p.group + at.group_head;
+      [&](int row) { zero_row<BYTES>(p.dq, at.head_kv, at.head_in_group, row, p.head_dim); });
+  const int block = at.tile * p.group + at.head_in_group;
   for_uncovered_rows<Config::THREADS>(p.packing.cu_seqlens_k, at.batch, p.batch, p.total_k,
                                       p.seqlen_k, block, tiles * p.group, [&](int row) {
                                         zero_row<BYTES>(p.dk, at.head_kv, 0, row, p.head_dim);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   // All loads are on their way before the first is used.
   const auto load = [&](uint4(&chunks)[CHUNKS], const View& view) {
     const int64_t first = at.batch * view.batch + at.head_kv * view.head_kv +
-                          at.group_head * view.head_group +
+                          at.head_in_group * view.head_group +
                           static_cast<int64_t>(at.q0 + row) * view.row;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {

@@ -27,7 +27,7 @@ struct DkdvWork {
 struct DkdvItem {
   int4 known;  // ROWS: the queries' KeyRange; TILES: the list's entry
   int row0;
-  int group_head;
+  int head_in_group;
   int slot[2];  // of the two key tiles that a block can have, -1: not stored
 };
 
@@ -35,19 +35,19 @@ struct DkdvItem {
 template <class Config>
 struct DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / Config::BLOCK_M;
-  int group_head, i, end;  // i, end: stages of this query head, PER_TILE to a query tile
+  int head_in_group, i, end;  // i, end: stages of this query head, PER_TILE to a query tile
   const int4* entries;
 
   __device__ __forceinline__ DkdvCursor(const BwdParams& p, const DkdvWork& w)
-      : group_head(w.group_heads_begin),
+      : head_in_group(w.group_heads_begin),
         i(w.begin * PER_TILE),
         end(w.end * PER_TILE),
         entries(w.entries) {
-    while (i >= end && group_head < w.group_heads_end) next_member(p, w);
+    while (i >= end && head_in_group < w.group_heads_end) next_member(p, w);
   }
   __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
     ++i;
-    while (i >= end && group_head < w.group_heads_end) next_member(p, w);
+    while (i >= end && head_in_group < w.group_heads_end) next_member(p, w);
   }
   __device__ __forceinline__ int row0() const {
     const int tile = entries == nullptr ? i / PER_TILE : entries[i / PER_TILE].x;
@@ -55,30 +55,30 @@ struct DkdvCursor {
   }
 
   __device__ __forceinline__ static Mask mask_of(const BwdParams& p, const DkdvWork& w,
-                                                 int group_head) {
+                                                 int head_in_group) {
     const Sequence sequence{0, 0, w.seqlen_q, w.seqlen_k};
-    return Mask(p.mask, MaskPlace(p.mask, sequence, w.batch, w.head + group_head));
+    return Mask(p.mask, MaskPlace(p.mask, sequence, w.batch, w.head + head_in_group));
   }
-  __device__ __forceinline__ static QueryBlockIterator<Config::BLOCK_N> walk_of(const BwdParams& p,
-                                                                                const DkdvWork& w,
-                                                                                int member) {
-    const Mask mask = mask_of(p, w, member);
-    return walk_of(mask, ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k}), w);
+  __device__ __forceinline__ static QueryBlockIterator<Config::BLOCK_N> iterator_of(
+      const BwdParams& p, const DkdvWork& w, int head_in_group) {
+    const Mask mask = mask_of(p, w, head_in_group);
+    return iterator_of(mask, ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k}), w);
   }
-  __device__ __forceinline__ static QueryBlockIterator<Config::BLOCK_N> walk_of(
+  __device__ __forceinline__ static QueryBlockIterator<Config::BLOCK_N> iterator_of(
       const Mask& mask, const DsLayout& layout, const DkdvWork& w) {
-    QueryBlockIterator<Config::BLOCK_N> walk(mask, layout, w.key0);
-    if constexpr (Config::SHARES_QUERIES) walk.clip(w.stripe);
-    return walk;
+    QueryBlockIterator<Config::BLOCK_N> query_blocks(mask, layout, w.key0);
+    if constexpr (Config::SHARES_QUERIES) query_blocks.clip(w.query_tiles);
+    return query_blocks;
   }
   // Number of stages of the block.
   __device__ __forceinline__ static int count(const BwdParams& p, const DkdvWork& w) {
     const int heads = w.group_heads_end - w.group_heads_begin;
     if (p.mask.head_planes == 0) return max(w.end - w.begin, 0) * PER_TILE * heads;
     int steps = 0;
-    for (int member = w.members_begin; member < w.members_end; ++member) {
-      const QueryBlockIterator<Config::BLOCK_N> walk = walk_of(p, w, member);
-      steps += max(walk.end - walk.begin, 0);
+    for (int head_in_group = w.group_heads_begin; head_in_group < w.group_heads_end;
+         ++head_in_group) {
+      const QueryBlockIterator<Config::BLOCK_N> query_blocks = iterator_of(p, w, head_in_group);
+      steps += max(query_blocks.end - query_blocks.begin, 0);
     }
     return steps * PER_TILE;
   }
@@ -86,7 +86,7 @@ struct DkdvCursor {
   // Slot of the item's dS, computed by one thread.
   __device__ __forceinline__ int slot(const BwdParams& p, const DkdvWork& w, int half) const {
     if (p.ds == nullptr) return -1;
-    const int head = group_head * static_cast<int>(p.ds_tiles_per_head);
+    const int head = head_in_group * static_cast<int>(p.ds_tiles_per_head);
     if (entries != nullptr) {
       const int2 slots = p.mask.by_key[Config::BLOCK_N > MASK_TILE].slots[i / PER_TILE];
       const int slot = half == 0 ? slots.x : slots.y;
@@ -94,7 +94,7 @@ struct DkdvCursor {
     }
     if (p.mask.head_planes == 0) return w.slot0[half] + head + i / PER_TILE;
     const int first = p.key_begin / DS_TILE;
-    const Mask mask = mask_of(p, w, group_head);
+    const Mask mask = mask_of(p, w, head_in_group);
     const DsLayout layout = ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k});
     const int n = w.key0 / DS_TILE;
     return w.slot0[half] - slot_base(mask_of(p, w, 0), layout, first, n + half) +
@@ -106,18 +106,18 @@ struct DkdvCursor {
     if (entries != nullptr) return entries + i / PER_TILE;
     if (p.mask.kind == MaskKind::BAND) return nullptr;
     return p.mask.query_ranges +
-           static_cast<int64_t>(mask_of(p, w, group_head).plane) * p.mask.query_tiles +
+           static_cast<int64_t>(mask_of(p, w, head_in_group).plane) * p.mask.query_tiles +
            i / PER_TILE;
   }
 
  private:
   __device__ __forceinline__ void next_member(const BwdParams& p, const DkdvWork& w) {
-    ++group_head;
+    ++head_in_group;
     i = w.begin * PER_TILE;
-    if (p.mask.head_planes == 0 || member >= w.members_end) return;
-    const QueryBlockIterator<Config::BLOCK_N> walk = walk_of(p, w, member);
-    i = walk.begin * PER_TILE;
-    end = walk.end * PER_TILE;
+    if (p.mask.head_planes == 0 || head_in_group >= w.group_heads_end) return;
+    const QueryBlockIterator<Config::BLOCK_N> query_blocks = iterator_of(p, w, head_in_group);
+    i = query_blocks.begin * PER_TILE;
+    end = query_blocks.end * PER_TILE;
   }
 };
 

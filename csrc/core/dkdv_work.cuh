@@ -40,8 +40,9 @@ __device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
   const DsLayout layout = ds_layout(p, sequence);
   const int first = p.key_begin / DS_TILE;
   work.key0 = block.key0;
-  if constexpr (Config::SHARES_QUERIES) work.stripe = find_stripe(p, block);
-  const QueryBlockIterator<Config::BLOCK_N> walk = DkdvCursor<Config>::walk_of(mask, layout, work);
+  if constexpr (Config::SHARES_QUERIES) work.query_tiles = find_query_tiles(p, block);
+  const QueryBlockIterator<Config::BLOCK_N> query_blocks =
+      DkdvCursor<Config>::iterator_of(mask, layout, work);
   work.q = head_begin(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row;
   work.dout = head_begin(p.dout, block.batch, block.head_kv, 0) + sequence.q0 * p.dout.row;
   work.statistics = statistics_begin(p, block.batch, head, sequence.q0);

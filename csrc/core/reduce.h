@@ -19,7 +19,8 @@ struct ReduceConfig
     : Config<ReducePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Base = Config<ReducePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V>;
   static constexpr int LANES_PER_ROW = HEAD_DIM / 8;
-  static constexpr int BLOCK_ROWS = Base::THREADS / LANES_PER_ROW;  // threads left over rest
+  static constexpr int BLOCK_ROWS =
+      Base::THREADS / LANES_PER_ROW;  // the threads left over do nothing
   static constexpr int SMEM_BYTES = 0;
 };
 

@@ -6,9 +6,10 @@
 namespace flash_dist {
 
 // Element 0 of row 0 of query head head_kv * group + head_in_group; k and v have head_in_group 0 only.
-__device__ __forceinline__ uint16_t* head_begin(const View& view, int batch, int head_kv,
-                                                int head_in_group) {
-  return static_cast<uint16_t*>(view.data) + batch * view.batch + head_kv * view.head_kv +
+template <class Element = uint16_t>
+__device__ __forceinline__ Element* head_begin(const View& view, int batch, int head_kv,
+                                               int head_in_group) {
+  return static_cast<Element*>(view.data) + batch * view.batch + head_kv * view.head_kv +
          head_in_group * view.head_group;
 }
 

@@ -34,8 +34,7 @@ struct FloatTileCopy {
 
 __device__ __forceinline__ float* float_head_begin(const View& view, int batch, int head_kv,
                                                    int head_in_group) {
-  return static_cast<float*>(view.data) + batch * view.batch + head_kv * view.head_kv +
-         head_in_group * view.head_group;
+  return head_begin<float>(view, batch, head_kv, head_in_group);
 }
 
 }  // namespace flash_dist

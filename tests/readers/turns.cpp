@@ -159,12 +159,12 @@ void add_block(const Problem& problem, int key0, int stripe, std::vector<Turns>&
   for (int i = 0; i < work.items; ++i, cursor.next(p, work)) {
     DkdvItem item{};
     item.row0 = cursor.row0();
-    item.group_head = cursor.group_head;
+    item.head_in_group = cursor.head_in_group;
     if (const int4* known = cursor.known(p, work)) item.known = *known;
     const bool sees =
         tile_code(p, work, item, 0) != TILE_EMPTY || tile_code(p, work, item, 1) != TILE_EMPTY;
     const int m = item.row0 / MASK_TILE;
-    turns.at(item.group_head * tiles_of(problem.sequence.seqlen_q) + m)
+    turns.at(item.head_in_group * tiles_of(problem.sequence.seqlen_q) + m)
         .add(find_order<KEYS>(p, work, item.known, m), sees);
   }
 }
@@ -181,8 +181,8 @@ void check(const Problem& problem, int number) {
     }
   }
   for (int i = 0; i < p.group * count; ++i) {
-    const int group_head = i / count, m = i % count;
-    const Mask mask(p.mask, MaskPlace(p.mask, sequence, 0, group_head));
+    const int head_in_group = i / count, m = i % count;
+    const Mask mask(p.mask, MaskPlace(p.mask, sequence, 0, head_in_group));
     const bool seen = is_visible(p, mask, ds_layout(p, sequence), m);
     ++tiles;
     seen_tiles += seen;
@@ -192,7 +192,7 @@ void check(const Problem& problem, int number) {
                 number, sequence.seqlen_q, sequence.seqlen_k, static_cast<int>(p.mask.kind),
                 p.mask.left, p.mask.right, p.mask.bottom_right,
                 p.first_keys_first ? "first" : "last", p.query_split);
-    std::printf("query head %d, tile %d\n", group_head, m);
+    std::printf("query head %d, tile %d\n", head_in_group, m);
   }
 }
 

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "core/apply_mask.cuh"
-#include "core/blocks.cuh"
+#include "core/bwd_load.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "f32/bwd/config.h"
@@ -77,9 +77,9 @@ struct F32Dkdv {
                                         NormalizerCopy<Target, BLOCK_M>& normalizers, int i,
                                         int s) const {
     const int row0 = item(i).row0;
-    const int group_head = item(i).group_head;
+    const int head_in_group = item(i).head_in_group;
     const RowSpan rows{0, max(work.seqlen_q - row0, 0)};  // the last stages may lie beyond the end
-    const int64_t row = queries.fetch(p, work, tiles, row0, group_head, rows, s);
+    const int64_t row = queries.fetch(p, work, tiles, row0, head_in_group, rows, s);
     normalizers.fetch(normalizers_of(s), p.normalizers + row, rows.end);
     if (threadIdx.x == 0) {
       smem.cursor.next(p, work);
@@ -165,13 +165,13 @@ struct F32Dkdv {
     return smem.items[i % Config::ITEMS];
   }
 
-  // What `array` says of queries n * 8 + lane % 4 * 2 and the one behind.
+  // The values of `array` for query n * 8 + lane % 4 * 2 and the next one.
   __device__ __forceinline__ static float2 statistic(uint32_t array, const Warp& warp, int n) {
     return load_shared_8(array + (n * 8 + (warp.lane % 4) * 2) * 4);
   }
 
   __device__ __forceinline__ ScorePlace place(const F32DkdvItem& item, const Warp& warp) const {
-    return {alibi_slope(p.scores, work.batch, work.head + item.group_head),
+    return {alibi_slope(p.scores, work.batch, work.head + item.head_in_group),
             item.row0 + work.seqlen_k - work.seqlen_q, work.key0 + warp.row0()};
   }
 
@@ -180,16 +180,16 @@ struct F32Dkdv {
                                               uint32_t q_slice) const {
     st.clear();
     Product::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
-        pt, Rows::at(sK, warp.row0(), warp.column0()), q_slice);
-    sum_slices(pt, warp, sExchange);
-    const auto place = [&] {
-      return ScorePlace{alibi_slope(p.scores, work.batch, work.head + item.member),
-                        item.row0 + work.seqlen_k - work.seqlen_q, work.key0 + warp.row0()};
-    };
-    if (p.scores.has_score_mod) apply_score_mod<Tanh::EXACT, true>(pt, p.scores, place());
+        st, Rows::at(tiles.k, warp.row0(), warp.column0()), q_slice);
+  }
+
+  // P^T in the place of S^T, after soft cap, ALiBi and mask.
+  __device__ __forceinline__ void exponentiate(Scores& pt, const F32DkdvItem& item,
+                                               const Warp& warp, int s, int code) const {
+    if (p.scores.has_score_mod) apply_score_mod<Tanh::EXACT, true>(pt, p.scores, place(item, warp));
     if (code != TILE_FULL) {
-      apply_mask_transposed(pt, work.mask(p, item.member), item.row0, work.key0 + warp.row0(),
-                            code);
+      apply_mask_transposed(pt, work.mask(p, item.head_in_group), item.row0,
+                            work.key0 + warp.row0(), code);
     }
     const float scale_log2 = p.scores.scale * LOG2_E;
 #pragma unroll
@@ -222,9 +222,8 @@ struct F32Dkdv {
           if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // else masked, S may be anything
         }
     } else if (p.scores.softcap != 0.0f) {
-      apply_score_mod_derivative(dst, pt, p.scores, place(), [&](int n) {
-        return load_shared_8(sLse(s) + (n * 8 + (warp.lane % 4) * 2) * 4);
-      });
+      apply_score_mod_derivative(dst, pt, p.scores, place(item, warp),
+                                 [&](int n) { return statistic(tiles.lse(s), warp, n); });
     }
   }
 };

@@ -12,7 +12,7 @@
 
 #include "core/apply_mask.cuh"
 #include "core/block_iterators.cuh"
-#include "core/blocks.cuh"
+#include "core/bwd_load.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "core/softmax.cuh"
@@ -46,20 +46,7 @@ struct F32DqRecompute {
   const Mask& mask;
   const KeyBlockIterator<BLOCK_M, BLOCK_N>& key_blocks;
 
-  const DqBlock block(p, BLOCK_M);
-  const Sequence sequence(p, block.batch);
-  if (block.row0 >= sequence.seqlen_q) return;
-  const int head = block.head_kv * p.group + block.member;
-  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
-  const KeyBlockIterator<BLOCK_M, BLOCK_N> walk(mask, block.row0);
-  const RowSpan keys = mask.keys_that_exist(block.batch);
-  const float* gK = float_head_begin(p.k, block.batch, block.head_kv, 0) +
-                    static_cast<int64_t>(sequence.k0) * p.k.row;
-  const float* gV = float_head_begin(p.v, block.batch, block.head_kv, 0) +
-                    static_cast<int64_t>(sequence.k0) * p.v.row;
-
-  float lse[2], delta[2];
-  float sum[2] = {};  // of P, over this lane's columns
+  __device__ __forceinline__ void load_statistics(Statistics& lse, Statistics& delta) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const Warp warp;
@@ -93,14 +80,8 @@ struct F32DqRecompute {
         dp, Rows::at(tiles.dout, warp.row0(), warp.column0()),
         Rows::at(tiles.v(s), 0, warp.column0()));
     slices_done(warp);
-    sum_slices(dp, warp, sExchange);
-    if (p.scores.has_score_mod) {
-      const int row0 = block.row0 + warp.row0() + mask.seqlen_k - mask.seqlen_q;
-      apply_score_mod_to_both<Tanh::EXACT>(
-          ds, dp, {{delta[0], delta[1]}}, p.scores,
-          {alibi_slope(p.scores, block.batch, head), row0, walk.key0(j)});
-    }
-    if (code != TILE_FULL) apply_mask(ds, mask, block.row0 + warp.row0(), walk.key0(j), code);
+    sum_slices(dp, warp, exchange);
+    modify_scores(ds, dp, delta, warp, j, code);
     // P = exp2(S * scale - lse), dS = P * (dP - delta)
     Statistics tile_sum = {};
 #pragma unroll
@@ -126,7 +107,7 @@ struct F32DqRecompute {
     const int row0 = again.row0 + warp.row0();
     float* normalizers =
         p.normalizers +
-        statistics_begin(p, again.batch, again.head_kv * p.group + again.group_head, rows.q0) +
+        statistics_begin(p, again.batch, again.head_kv * p.group + again.head_in_group, rows.q0) +
         row0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -139,7 +120,7 @@ struct F32DqRecompute {
       }
     }
     store_floats(dq, p.softmax_scale,
-                 head_begin<float>(p.dq, again.batch, again.head_kv, again.group_head) +
+                 head_begin<float>(p.dq, again.batch, again.head_kv, again.head_in_group) +
                      static_cast<int64_t>(rows.q0 + row0) * p.dq.row + warp.column0(),
                  p.dq.row, rows.seqlen_q - row0, p.head_dim - warp.column0());
   }
@@ -148,12 +129,14 @@ struct F32DqRecompute {
   // Soft cap, ALiBi and the mask.
   __device__ __forceinline__ void modify_scores(Scores& scores, Scores& dp, const Statistics& delta,
                                                 const Warp& warp, int j, int code) const {
-    if (p.scores.bends) {
+    if (p.scores.has_score_mod) {
       const int row0 = block.row0 + warp.row0() + mask.seqlen_k - mask.seqlen_q;
-      bend_both<Tanh::EXACT>(scores, dp, {{delta[0], delta[1]}}, p.scores,
-                             {alibi_slope(p.scores, block.batch, head), row0, key_blocks.key0(j)});
+      apply_score_mod_to_both<Tanh::EXACT>(
+          scores, dp, {{delta[0], delta[1]}}, p.scores,
+          {alibi_slope(p.scores, block.batch, head), row0, key_blocks.key0(j)});
     }
-    if (code != TILE_FULL) hide(scores, mask, block.row0 + warp.row0(), key_blocks.key0(j), code);
+    if (code != TILE_FULL)
+      apply_mask(scores, mask, block.row0 + warp.row0(), key_blocks.key0(j), code);
   }
 };
 
@@ -168,7 +151,7 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
   if (block.row0 >= sequence.seqlen_q) return;
   const DqTiles<Config> tiles(smem);
   const uint32_t exchange = shared_address(smem.exchange);
-  const int head = block.head_kv * p.group + block.group_head;
+  const int head = block.head_kv * p.group + block.head_in_group;
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
   const KeyBlockIterator<Config::BLOCK_M, Config::BLOCK_N> key_blocks(mask, block.row0);
   const Kernel kernel{p, tiles, exchange, block, sequence, head, mask, key_blocks};

@@ -16,16 +16,16 @@ struct F32DkdvWork {
   int seqlen_q, seqlen_k;
   int key0;
 
-  __device__ __forceinline__ Mask mask(const BwdParams& p, int group_head) const {
+  __device__ __forceinline__ Mask mask(const BwdParams& p, int head_in_group) const {
     const Sequence sequence{0, 0, seqlen_q, seqlen_k};
-    return Mask(p.mask, MaskPlace(p.mask, sequence, batch, head + group_head));
+    return Mask(p.mask, MaskPlace(p.mask, sequence, batch, head + head_in_group));
   }
 };
 
 // One pipeline item: a stage of queries of one query head, and the mask's codes of the one or two key
 // tiles of the block.
 struct F32DkdvItem {
-  int row0, group_head;
+  int row0, head_in_group;
   int code[2];
 };
 
@@ -33,25 +33,25 @@ struct F32DkdvItem {
 template <int BLOCK_M, int BLOCK_N>
 struct F32DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / BLOCK_M;
-  int group_head, i, end;  // i, end: stages of this query head, PER_TILE to a query tile
+  int head_in_group, i, end;  // i, end: stages of this query head, PER_TILE to a query tile
   const int4* entries;
 
   __device__ __forceinline__ void start(const BwdParams& p, const F32DkdvWork& work) {
-    group_head = work.group_heads_begin;
+    head_in_group = work.group_heads_begin;
     open(p, work);
   }
   __device__ __forceinline__ void next(const BwdParams& p, const F32DkdvWork& work) {
     if (++i < end) return;
-    ++group_head;
+    ++head_in_group;
     open(p, work);
   }
   __device__ __forceinline__ bool at_end(const F32DkdvWork& work) const {
-    return group_head >= work.group_heads_end;
+    return head_in_group >= work.group_heads_end;
   }
 
   __device__ __forceinline__ F32DkdvItem item(const BwdParams& p, const F32DkdvWork& work) const {
     F32DkdvItem item;
-    item.group_head = group_head;
+    item.head_in_group = head_in_group;
     int tile = i / PER_TILE;
     if (entries != nullptr) {
       const int4 entry = entries[i / PER_TILE];
@@ -59,7 +59,7 @@ struct F32DkdvCursor {
       item.code[0] = entry.y;
       item.code[1] = entry.z;
     } else {
-      const KeyRange range = work.mask(p, group_head).range(tile * MASK_TILE, MASK_TILE);
+      const KeyRange range = work.mask(p, head_in_group).range(tile * MASK_TILE, MASK_TILE);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key0 = work.key0 / MASK_TILE * MASK_TILE + half * MASK_TILE;
@@ -75,29 +75,30 @@ struct F32DkdvCursor {
   // Number of items of the block.
   __device__ __forceinline__ static int count(const BwdParams& p, const F32DkdvWork& work) {
     int items = 0;
-    for (int member = work.members_begin; member < work.members_end; ++member) {
-      const QueryBlockIterator<BLOCK_N> walk = walk_of(p, work, member);
-      const int here = max(walk.end - walk.begin, 0) * PER_TILE;
-      if (p.mask.head_planes == 0) return here * (work.members_end - work.members_begin);
+    for (int head_in_group = work.group_heads_begin; head_in_group < work.group_heads_end;
+         ++head_in_group) {
+      const QueryBlockIterator<BLOCK_N> query_blocks = iterator_of(p, work, head_in_group);
+      const int here = max(query_blocks.end - query_blocks.begin, 0) * PER_TILE;
+      if (p.mask.head_planes == 0) return here * (work.group_heads_end - work.group_heads_begin);
       items += here;
     }
     return items;
   }
 
  private:
-  __device__ __forceinline__ static QueryBlockIterator<BLOCK_N> walk_of(const BwdParams& p,
-                                                                        const F32DkdvWork& work,
-                                                                        int member) {
+  __device__ __forceinline__ static QueryBlockIterator<BLOCK_N> iterator_of(const BwdParams& p,
+                                                                            const F32DkdvWork& work,
+                                                                            int head_in_group) {
     const Sequence sequence{0, 0, work.seqlen_q, work.seqlen_k};
-    return {work.mask(p, group_head), ds_layout(p, sequence), work.key0};
+    return {work.mask(p, head_in_group), ds_layout(p, sequence), work.key0};
   }
   // Goes to the first item of this query head, or of a later one.
   __device__ __forceinline__ void open(const BwdParams& p, const F32DkdvWork& work) {
-    for (; member < work.members_end; ++member) {
-      const QueryBlockIterator<BLOCK_N> walk = walk_of(p, work, member);
-      i = walk.begin * PER_TILE;
-      end = walk.end * PER_TILE;
-      entries = walk.entries;
+    for (; head_in_group < work.group_heads_end; ++head_in_group) {
+      const QueryBlockIterator<BLOCK_N> query_blocks = iterator_of(p, work, head_in_group);
+      i = query_blocks.begin * PER_TILE;
+      end = query_blocks.end * PER_TILE;
+      entries = query_blocks.entries;
       if (i < end) return;
     }
   }

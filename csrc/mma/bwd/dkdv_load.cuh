@@ -38,7 +38,7 @@ struct DkdvCopies {
     const DkdvWork& work = smem.work;
     const int row0 = cursor.row0();
     const RowSpan rows{0, work.seqlen_q - row0};
-    queries.fetch(p, work, tiles, row0, cursor.group_head, rows, s);
+    queries.fetch(p, work, tiles, row0, cursor.head_in_group, rows, s);
     if (threadIdx.x == 0) {
       describe(Target::HAS_CP_ASYNC ? smem.stage[s].item : staged_item, p, work, cursor, row0);
     }
@@ -59,7 +59,7 @@ struct DkdvCopies {
                                                   const DkdvWork& work,
                                                   const DkdvCursor<Config>& cursor, int row0) {
     item.row0 = row0;
-    item.group_head = cursor.group_head;
+    item.head_in_group = cursor.head_in_group;
     item.slot[0] = cursor.slot(p, work, 0);
     if (Config::BLOCK_N > MASK_TILE) item.slot[1] = cursor.slot(p, work, 1);
     const int4* known = cursor.known(p, work);

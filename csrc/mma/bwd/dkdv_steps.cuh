@@ -44,9 +44,8 @@ using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLI
 template <class Config>
 using DvSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
 
-// Whether a call has a score modification, core/scores.cuh: known to be, known not to be, or to be looked
-// at. Where an instance of the step is theirs alone, its products are in small pieces: they share the
-// registers with more than those of other calls.
+// Whether a call has a soft cap or ALiBi (core/scores.cuh): known at compile time, or read at run time.
+// A step that is compiled for YES has its products in small pieces, as it needs more registers.
 enum class ScoreMod { NO, YES, MAYBE };
 
 // A stage of queries against the warp's keys.
@@ -96,9 +95,9 @@ struct DkdvStep {
     // NOTE: one branch around both: with two, registers are spilled at head_dim 64.
     if (code != TILE_FULL || has_score_mod) {
       if (has_score_mod) apply_score_mod<Tanh::FAST, true>(pt, p.scores, place(sub));
-      const int member = smem.stage[s].item.member;
-      apply_mask_transposed(pt, DkdvCursor<Config>::mask_of(p, smem.work, member), row0 + sub,
-                            smem.work.key0 + warp.row0, code);
+      const int head_in_group = smem.stage[s].item.head_in_group;
+      apply_mask_transposed(pt, DkdvCursor<Config>::mask_of(p, smem.work, head_in_group),
+                            row0 + sub, smem.work.key0 + warp.row0, code);
     }
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
@@ -155,7 +154,7 @@ struct DkdvStep {
  private:
   __device__ __forceinline__ ScorePlace place(int sub) const {
     const DkdvWork& work = smem.work;
-    const int head = work.head + smem.stage[s].item.group_head;
+    const int head = work.head + smem.stage[s].item.head_in_group;
     return {alibi_slope(p.scores, work.batch, head), row0 + sub + work.seqlen_k - work.seqlen_q,
             work.key0 + warp.row0};
   }

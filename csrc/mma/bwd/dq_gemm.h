@@ -95,15 +95,13 @@ struct DqGemmTiles {
   __device__ __forceinline__ explicit DqGemmTiles(typename Config::Smem& smem)
       : stages(shared_address(&smem.stage[0])) {}
 
-  const Mask mask(p.mask,
-                  MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + block.member));
-  const DsLayout layout = ds_layout(p, sequence);
-  const DsBlockIterator<BLOCK_M> walk(p, mask, block.row0);
-  const RowSpan keys = mask.keys_that_exist(block.batch);
-  const uint8_t* gDs = static_cast<const uint8_t*>(p.ds) +
-                       static_cast<int64_t>(block.head) * p.ds_tiles_per_head * DS_TILE_BYTES;
-  const uint16_t* gK =
-      head_begin(p.k, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.k.row;
+  __device__ __forceinline__ uint32_t k(int s) const {
+    return stages + s * static_cast<int>(sizeof(Stage));
+  }
+  __device__ __forceinline__ uint32_t ds(int s) const {
+    return k(s) + static_cast<int>(offsetof(Stage, ds));
+  }
+};
 
 // Finds key tile n of each pipeline item, and the slots of the block's query tiles under it, -1: none.
 // Call it for the items in order.
@@ -199,7 +197,7 @@ struct DqGemm {
     const int row0 = block.row0 + warp_row0;
     store_gradient<Config, HEAD_DIM>(
         dq, tiles.stages + warp_row0 * HEAD_DIM * 2, part,
-        head_begin(p.dq, block.batch, block.head_kv, block.group_head) +
+        head_begin(p.dq, block.batch, block.head_kv, block.head_in_group) +
             static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
         p.dq.row, sequence.seqlen_q - row0, p.head_dim);
   }
@@ -230,8 +228,8 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   const int warp_row0 = warp / Config::SPLIT * Config::ROWS;
   const Kernel kernel{p, tiles, block, sequence, lane, part, warp_row0};
 
-  const Mask mask(
-      p.mask, MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + block.group_head));
+  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch,
+                                    block.head_kv * p.group + block.head_in_group));
   const DsLayout layout = ds_layout(p, sequence);
   const DsBlockIterator<Config::BLOCK_M> key_blocks(p, mask, block.row0);
   const RowSpan keys = mask.keys_that_exist(block.batch);

@@ -10,11 +10,10 @@
 
 #include "core/apply_mask.cuh"
 #include "core/block_iterators.cuh"
-#include "core/blocks.cuh"
+#include "core/bwd_load.cuh"
 #include "core/ds_scale.h"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
-#include "core/views.cuh"
 #include "mma/bwd/config.h"
 #include "mma/fragments.cuh"
 
@@ -44,21 +43,8 @@ struct DqRecompute {
   const Mask& mask;
   const KeyBlockIterator<BLOCK_M, BLOCK_N>& key_blocks;
 
-  const DqBlock block(p, BLOCK_M);
-  const Sequence sequence(p, block.batch);
-  if (block.row0 >= sequence.seqlen_q) return;
-  const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
-  const int lane = threadIdx.x % 32;
-  const int head = block.head_kv * p.group + block.member;
-  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
-  const KeyBlockIterator<BLOCK_M, BLOCK_N> walk(mask, block.row0);
-  const RowSpan keys = mask.keys_that_exist(block.batch);
-  const uint16_t* gK =
-      head_begin(p.k, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.k.row;
-  const uint16_t* gV =
-      head_begin(p.v, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.v.row;
-
-  float lse[MT][2], delta[MT][2];
+  __device__ __forceinline__ void load_statistics(Statistics& lse, Statistics& delta) const {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -88,14 +74,9 @@ struct DqRecompute {
       // dP = dO @ V.T                                    [ROWS, SUB_N]
       Scores dp;
       dp.clear();
-      gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL, MT, NT>(dp, a_dout,
-                                                              Operand<HEAD_DIM_V>::b(sV(s)), sub);
-      if (p.scores.has_score_mod) {
-        const int row0 = block.row0 + warp_row0 + mask.seqlen_k - mask.seqlen_q;
-        apply_score_mod_to_both<Tanh::FAST>(
-            ds, dp, delta, p.scores, {alibi_slope(p.scores, block.batch, head), row0, key0 + sub});
-      }
-      if (code != TILE_FULL) apply_mask(ds, mask, block.row0 + warp_row0, key0 + sub, code);
+      gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL>(dp, a_dout,
+                                                      Operand<HEAD_DIM_V>::b(tiles.v(s)), sub);
+      modify_scores(ds, dp, delta, key0, sub, code);
       // dS = exp2(S * scale - lse) * (dP - delta)
 #pragma unroll
       for (int m = 0; m < MT; ++m)
@@ -121,12 +102,13 @@ struct DqRecompute {
   // Soft cap, ALiBi and the mask of the keys from key0 on.
   __device__ __forceinline__ void modify_scores(Scores& scores, Scores& dp, const Statistics& delta,
                                                 int key0, int sub, int code) const {
-    if (p.scores.bends) {
+    if (p.scores.has_score_mod) {
       const int row0 = block.row0 + warp_row0 + mask.seqlen_k - mask.seqlen_q;
-      bend_both<Tanh::FAST>(scores, dp, delta, p.scores,
-                            {alibi_slope(p.scores, block.batch, head), row0, key0 + sub});
+      apply_score_mod_to_both<Tanh::FAST>(
+          scores, dp, delta, p.scores,
+          {alibi_slope(p.scores, block.batch, head), row0, key0 + sub});
     }
-    if (code != TILE_FULL) hide(scores, mask, block.row0 + warp_row0, key0 + sub, code);
+    if (code != TILE_FULL) apply_mask(scores, mask, block.row0 + warp_row0, key0 + sub, code);
   }
 
   // Writes dQ, rounded, through the warp's rows of Q.
@@ -137,7 +119,7 @@ struct DqRecompute {
     const int row0 = again.row0 + warp_row0;
     store_rows<Target, T, HEAD_DIM, MT>(
         dq, tiles.q + warp_row0 * HEAD_DIM * 2,
-        head_begin(p.dq, again.batch, again.head_kv, again.group_head) +
+        head_begin(p.dq, again.batch, again.head_kv, again.head_in_group) +
             static_cast<int64_t>(rows.q0 + row0) * p.dq.row,
         p.dq.row, rows.seqlen_q - row0, p.head_dim);
   }
@@ -154,7 +136,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   if (block.row0 >= sequence.seqlen_q) return;
   const DqTiles<Config> tiles(smem);
   const int warp_row0 = threadIdx.x / 32 * Config::ROWS;
-  const int head = block.head_kv * p.group + block.group_head;
+  const int head = block.head_kv * p.group + block.head_in_group;
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
   const KeyBlockIterator<Config::BLOCK_M, Config::BLOCK_N> key_blocks(mask, block.row0);
   const Kernel kernel{p, tiles, block, sequence, warp_row0, head, mask, key_blocks};

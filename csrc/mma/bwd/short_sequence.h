@@ -60,17 +60,17 @@ struct ShortSequence {
     dk.clear();
     dv.clear();
 #pragma unroll 1
-    for (int group_head = 0; group_head < p.group; ++group_head) {
-      load_queries(group_head);
+    for (int head_in_group = 0; head_in_group < p.group; ++head_in_group) {
+      load_queries(head_in_group);
       OutRow out;
-      load_out(out, group_head);
+      load_out(out, head_in_group);
       if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
       __syncthreads();  // the copies have arrived
-      store_statistics(out, group_head);
+      store_statistics(out, head_in_group);
       __syncthreads();  // so have lse and delta
-      if (row0() < seqlen_k) add(dk, dv, group_head);
+      if (row0() < seqlen_k) add(dk, dv, head_in_group);
       __syncthreads();  // dS^T is complete, and every warp is done with Q
-      if (row0() < seqlen_q) store_queries(group_head);
+      if (row0() < seqlen_q) store_queries(head_in_group);
       __syncthreads();  // before the next head's Q; in the end, every warp is done with K and V
     }
     dk.scale(gradient_scale<T>(p.softmax_scale));
@@ -79,15 +79,15 @@ struct ShortSequence {
   }
 
  private:
-  // The work of the block. Computed anew on each use: the sums need the registers.
+  // The work of the block. Computed again on each use: the sums need the registers.
   struct Place {
     DkdvBlock block;
     Sequence sequence;
 
     __device__ __forceinline__ explicit Place(const BwdParams& p)
         : block(p, TILE), sequence(p, block.batch) {}
-    __device__ __forceinline__ int head(const BwdParams& p, int group_head) const {
-      return block.head_kv * p.group + group_head;
+    __device__ __forceinline__ int head(const BwdParams& p, int head_in_group) const {
+      return block.head_kv * p.group + head_in_group;
     }
   };
   __device__ __forceinline__ Place place() const { return Place(p); }
@@ -104,9 +104,9 @@ struct ShortSequence {
   // The warp's first key and first query.
   __device__ __forceinline__ static int row0() { return fresh_thread() / 32 * 16; }
 
-  __device__ __forceinline__ Mask mask_of(int group_head) const {
+  __device__ __forceinline__ Mask mask_of(int head_in_group) const {
     const Place at(p);
-    return Mask(p.mask, MaskPlace(p.mask, at.sequence, at.block.batch, at.head(p, group_head)));
+    return Mask(p.mask, MaskPlace(p.mask, at.sequence, at.block.batch, at.head(p, head_in_group)));
   }
 
   // The code of the one tile of a mask.
@@ -122,12 +122,12 @@ struct ShortSequence {
 
   // Loads the rows of a view that exist into a tile.
   template <int COLUMNS>
-  __device__ __forceinline__ void load(uint32_t tile, const View& view, int group_head,
+  __device__ __forceinline__ void load(uint32_t tile, const View& view, int head_in_group,
                                        int first_row, const RowSpan& rows, int columns) const {
     TileCopy<Target, TILE, COLUMNS, Config::THREADS> copy;
     const DkdvBlock block(p, TILE);
     copy.fetch(tile,
-               head_begin(view, block.batch, block.head_kv, group_head) + first_row * view.row,
+               head_begin(view, block.batch, block.head_kv, head_in_group) + first_row * view.row,
                view.row, rows, columns);
     copy.land(tile);
   }
@@ -139,11 +139,11 @@ struct ShortSequence {
     load<HEAD_DIM_V>(v(), p.v, 0, at.sequence.k0, keys, p.head_dim_v);
   }
 
-  __device__ __forceinline__ void load_queries(int group_head) const {
+  __device__ __forceinline__ void load_queries(int head_in_group) const {
     const Place at(p);
     const RowSpan rows{0, seqlen_q};
-    load<HEAD_DIM>(q(), p.q, group_head, at.sequence.q0, rows, p.head_dim);
-    load<HEAD_DIM_V>(dout(), p.dout, group_head, at.sequence.q0, rows, p.head_dim_v);
+    load<HEAD_DIM>(q(), p.q, head_in_group, at.sequence.q0, rows, p.head_dim);
+    load<HEAD_DIM_V>(dout(), p.dout, head_in_group, at.sequence.q0, rows, p.head_dim_v);
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
   }
 
@@ -156,9 +156,9 @@ struct ShortSequence {
     return i * LANES + fresh_thread() % LANES;
   }
 
-  __device__ __forceinline__ void load_out(OutRow& out, int group_head) const {
+  __device__ __forceinline__ void load_out(OutRow& out, int head_in_group) const {
     const Place at(p);
-    const uint16_t* row = head_begin(params.out, at.block.batch, at.block.head_kv, group_head) +
+    const uint16_t* row = head_begin(params.out, at.block.batch, at.block.head_kv, head_in_group) +
                           (at.sequence.q0 + out_row()) * params.out.row;
 #pragma unroll
     for (int i = 0; i < OUT_CHUNKS; ++i) {
@@ -168,7 +168,7 @@ struct ShortSequence {
   }
 
   // Stores lse in base 2, +inf where a row has no key or does not exist, and delta.
-  __device__ __forceinline__ void store_statistics(const OutRow& out, int group_head) const {
+  __device__ __forceinline__ void store_statistics(const OutRow& out, int head_in_group) const {
     const Place at(p);
     const int row = out_row();
     float sum = 0.0f;
@@ -182,7 +182,8 @@ struct ShortSequence {
     if (fresh_thread() % LANES != 0) return;
     float of_row = -INFINITY;
     if (row < seqlen_q) {
-      const int64_t i = lse_begin(p, at.block.batch, at.head(p, group_head), at.sequence.q0) + row;
+      const int64_t i =
+          lse_begin(p, at.block.batch, at.head(p, head_in_group), at.sequence.q0) + row;
       of_row = params.lse[i];
       if (params.dlse != nullptr) sum -= params.dlse[i];
     }
@@ -202,12 +203,12 @@ struct ShortSequence {
     const DocumentRows q(packing.cu_seqlens_q, block.batch, p.batch, p.total_q, p.seqlen_q);
     const DocumentRows k(packing.cu_seqlens_k, block.batch, p.batch, p.total_k, p.seqlen_k);
     if (!(q.uncovered | k.uncovered)) return;
-    for_uncovered_rows<THREADS>(packing.cu_seqlens_q, block.batch, p.batch, p.total_q, p.seqlen_q,
-                                0, 1, [&](int row) {
-                                  for (int group_head = 0; group_head < p.group; ++group_head) {
-                                    zero_row<2>(p.dq, block.head_kv, group_head, row, p.head_dim);
-                                  }
-                                });
+    for_uncovered_rows<THREADS>(
+        packing.cu_seqlens_q, block.batch, p.batch, p.total_q, p.seqlen_q, 0, 1, [&](int row) {
+          for (int head_in_group = 0; head_in_group < p.group; ++head_in_group) {
+            zero_row<2>(p.dq, block.head_kv, head_in_group, row, p.head_dim);
+          }
+        });
     for_uncovered_rows<THREADS>(packing.cu_seqlens_k, block.batch, p.batch, p.total_k, p.seqlen_k,
                                 0, 1, [&](int row) {
                                   zero_row<2>(p.dk, block.head_kv, 0, row, p.head_dim);
@@ -216,9 +217,9 @@ struct ShortSequence {
   }
 
   // Adds a query head to the sums of the warp's keys, and stores their dS^T.
-  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int group_head) const {
+  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int head_in_group) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
-    const Mask mask = mask_of(group_head);
+    const Mask mask = mask_of(head_in_group);
     const int code = code_of(mask);
 #pragma unroll 1
     for (int sub = 0; sub < seqlen_q; sub += SUB) {
@@ -282,7 +283,7 @@ struct ShortSequence {
   }
 
   // dQ = dS @ K of the warp's queries                      [16, HEAD_DIM]
-  __device__ __forceinline__ void store_queries(int group_head) const {
+  __device__ __forceinline__ void store_queries(int head_in_group) const {
     Accumulator<1, HEAD_DIM / 8> dq;
     dq.clear();
     const auto a_ds = OperandS::b(ds());  // read transposed, it is A of the other product
@@ -293,19 +294,19 @@ struct ShortSequence {
       gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, OperandK::b_trans(k()), key0);
     }
     dq.scale(gradient_scale<T>(p.softmax_scale));
-    store(dq, q(), p.dq, group_head, p.head_dim, place().sequence.q0, seqlen_q);
+    store(dq, q(), p.dq, head_in_group, p.head_dim, place().sequence.q0, seqlen_q);
   }
 
   // Writes the warp's rows of a gradient, through its rows of a tile that no other warp uses.
   template <int NT>
   __device__ __forceinline__ void store(const Accumulator<1, NT>& c, uint32_t tile,
-                                        const View& view, int group_head, int columns,
+                                        const View& view, int head_in_group, int columns,
                                         int first_row, int rows) const {
     const DkdvBlock block(p, TILE);
-    store_rows<Target, T, NT * 8, 1>(
-        c, tile + row0() * NT * 16,
-        head_begin(view, block.batch, block.head_kv, group_head) + (first_row + row0()) * view.row,
-        view.row, rows - row0(), columns);
+    store_rows<Target, T, NT * 8, 1>(c, tile + row0() * NT * 16,
+                                     head_begin(view, block.batch, block.head_kv, head_in_group) +
+                                         (first_row + row0()) * view.row,
+                                     view.row, rows - row0(), columns);
   }
 };
 

@@ -30,7 +30,8 @@ struct DqSm90Params {
   BwdParams p;
 };
 
-// Of a plan from kernels.toml under PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a soft cap or ALiBi.
+// The configuration of a plan from kernels.toml, for PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a
+// soft cap or ALiBi.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
           bool HAS_SCORE_MOD_>
 struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -48,7 +49,7 @@ struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
-  // Of S^T and dP^T, as the registers of a warpgroup of keys hold them beside its sums.
+  // How many of S^T and dP^T a warpgroup of keys has registers for, beside its sums.
   static constexpr int SCORES_AT_A_TIME = HAS_SCORE_MOD && HEAD_DIM > 96 ? 1 : 2;
 
   using KTile = Panels<BLOCK_N>;
@@ -106,7 +107,7 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DkdvScoredSm90Config : DkdvSm90ConfigOf<DkdvScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>,
                                                Target, T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
 
-// Of all three gradients in one kernel; as above.
+// The configuration of the fused kernel; as above.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
           bool HAS_SCORE_MOD_>
 struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -118,7 +119,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_M = MASK_TILE;              // one multiplies for dQ
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
-  // Of S^T and dP^T, as the registers of a warpgroup of keys hold them beside its sums.
+  // How many of S^T and dP^T a warpgroup of keys has registers for, beside its sums.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = HEAD_DIM > 96 ? 208 : HEAD_DIM > 64 ? 200 : 192;

@@ -48,8 +48,8 @@ struct DkdvOfPair {
   static constexpr int SHIFT = std::is_same_v<typename Config::T, Fp16> ? 8 : 0;  // of P^T, log2
   static constexpr float BACK = 1.0f / (1 << SHIFT);
   // Whether P^T and dS^T leave before the second product of the stage before has been waited for.
-  // Modified scores have three fragments as it is: theirs leave after it.
-  static constexpr bool IN_TURNS = !Config::HAS_SCORE_MOD;
+  // With soft cap or ALiBi there are three fragments already: they leave after it.
+  static constexpr bool SENDS_EARLY = !Config::HAS_SCORE_MOD;
 
   const typename Config::Params& params;
   typename Config::Smem& smem;
@@ -74,7 +74,7 @@ struct DkdvOfPair {
 #pragma unroll 1
     for (int left = work.items; left > 0; --left, stages.advance()) {
       smem.first.wait_for_place(stages);
-      steps.note(item(stages), cursor);
+      steps.describe(item(stages), cursor);
       load_first(stages);
       if (stages.passed > 0) load_second(before(stages));
       cursor.next(p, work);
@@ -134,15 +134,15 @@ struct DkdvOfPair {
     constexpr int STATISTICS = BLOCK_M * sizeof(float);
     const int s = stages.stage();
     const int row0 = item(stages).row0;
-    const int group_head = item(stages).group_head;
+    const int head_in_group = item(stages).head_in_group;
     const uint32_t full = shared_address(&smem.first.full[s]);
     mbarrier_expect(full, PANELS * QTile::BYTES + STATISTICS);
     Steps::template load_panels<PANELS, QTile::BYTES>(
         first_tile(stages), IS_SCORES ? params.q : params.dout,
-        steps.place_of_queries(IS_SCORES ? params.q_axes : params.dout_axes, row0, group_head),
+        steps.place_of_queries(IS_SCORES ? params.q_axes : params.dout_axes, row0, head_in_group),
         full);
     const int64_t statistics =
-        work.statistics + static_cast<int64_t>(group_head) * p.rows_padded + row0;
+        work.statistics + static_cast<int64_t>(head_in_group) * p.rows_padded + row0;
     load_bytes(shared_address(smem.statistics[s]), (IS_SCORES ? p.lse_log2 : p.delta) + statistics,
                STATISTICS, full);
   }
@@ -155,7 +155,7 @@ struct DkdvOfPair {
     Steps::template load_panels<SUM_PANELS, QTile::BYTES>(
         second_tile(stages), IS_SCORES ? params.dout : params.q,
         steps.place_of_queries(IS_SCORES ? params.dout_axes : params.q_axes, item(stages).row0,
-                               item(stages).group_head),
+                               item(stages).head_in_group),
         full);
   }
 
@@ -165,7 +165,7 @@ struct DkdvOfPair {
     clear_keys();
     Scores x;
     Fragments even, odd;  // of every other stage since the pipeline began
-    Fragments products;   // of modified scores: what the other block makes dS^T of
+    Fragments products;   // with soft cap or ALiBi: what the other block makes dS^T of
     Stages stages;
     Slots slots;
     expect_all();
@@ -187,15 +187,15 @@ struct DkdvOfPair {
       hand_on(even, products, x, stages, slots);
       stages.advance();
       code = find(stages);
-      // A stage of which nothing is visible ends the pipeline: to leave it out is to wait for its
-      // second tile, too, which comes only where the one before has left.
+      // A fully masked stage ends the pipeline: to skip it is to wait for its second tile, too, which
+      // arrives only after the second tile of the stage before has been released.
 #pragma unroll 1
       while (true) {
         if (code == TILE_EMPTY) {
           add(sum, even, before(stages));
           break;
         }
-        if constexpr (IN_TURNS) {
+        if constexpr (SENDS_EARLY) {
           code = go_on(sum, x, even, odd, products, stages, slots, code);
           if (code == TILE_EMPTY) {
             add(sum, odd, before(stages));
@@ -224,11 +224,11 @@ struct DkdvOfPair {
     wgmma_wait<1>();
     hold(x.x[0]);
     finish(x, statistics, products, slope, stages, slots, code);
-    if constexpr (IN_TURNS) hand_on(now, products, x, stages, slots);
+    if constexpr (SENDS_EARLY) hand_on(now, products, x, stages, slots);
     // NOTE: here for its jump, too, over which ptxas moves nothing behind the next wait.
     code = find(after(stages));
     end_second(sum, of_before, last);
-    if constexpr (!IN_TURNS) hand_on(now, products, x, stages, slots);
+    if constexpr (!SENDS_EARLY) hand_on(now, products, x, stages, slots);
     stages.advance();
     return code;
   }
@@ -287,10 +287,11 @@ struct DkdvOfPair {
     Steps::publish_zeros();
   }
 
-  // lse, or delta, of a stage's queries. A score modification reads lse itself.
+  // Loads lse, or delta, of a stage's queries. weigh() reads lse itself.
   __device__ __forceinline__ void load_statistics(Statistics& x, const Stages& stages) const {
     if constexpr (IS_SCORES && Config::HAS_SCORE_MOD) return;
-    Base::load_statistics(x, Resting(smem.statistics[stages.stage()], fresh_thread() % 4 * 8));
+    Steps::load_statistics(
+        x, StageStatistics(smem.statistics[stages.stage()], fresh_thread() % 4 * 8));
   }
 
   // P^T of S^T (times 2^SHIFT), or dS^T of dP^T.
@@ -299,10 +300,10 @@ struct DkdvOfPair {
                                          const Slots& slots, int code) const {
     if constexpr (IS_SCORES) {
       if constexpr (Config::HAS_SCORE_MOD) begin_softcap(x, params.score_mod);
-      if (code != TILE_FULL) this->apply_mask(x, item(stages), code);
+      if (code != TILE_FULL) steps.apply_mask(x, item(stages), code);
       if constexpr (Config::HAS_SCORE_MOD) {
         const float* lse_log2 = smem.statistics[stages.stage()];
-        weigh_modified(x, products, lse_log2, this->alibi_of(item(stages), slope));
+        weigh_modified(x, products, lse_log2, steps.alibi_of(item(stages), slope));
       } else {
         steps.template exponentiate<SHIFT>(x, statistics);
       }
@@ -314,8 +315,8 @@ struct DkdvOfPair {
     }
   }
 
-  // Of modified scores that begin_softcap() has seen: P^T in their place, as the products with what it is
-  // rounded to are under way, and what the other block makes dS^T of.
+  // Scores with soft cap or ALiBi, after begin_softcap(): computes P^T in their place, as products still
+  // read the fragments, and what the other block makes dS^T of.
   __device__ __forceinline__ void weigh_modified(Scores& x, Fragments& products,
                                                  const float* lse_log2,
                                                  const AlibiBias<true>& alibi) const {
@@ -334,7 +335,7 @@ struct DkdvOfPair {
   __device__ __forceinline__ void hand_on(Fragments& fragments, const Fragments& products,
                                           const Scores& x, const Stages& stages,
                                           Slots& slots) const {
-    Base::to_fragments(fragments, x);
+    Steps::to_fragments(fragments, x);
     if constexpr (IS_SCORES && Config::HAS_SCORE_MOD) {
       send(products, slots);
     } else if constexpr (IS_SCORES) {

@@ -33,9 +33,9 @@ struct DkdvSm90Steps {
   using Scores = Accumulator<1, BLOCK_M / 8>;
   using Fragments = uint32_t[BLOCK_M / 16][1][4];
   using Statistics = float2[BLOCK_M / 8];
-  // In fp16, P^T of bent scores is 2^8 P^T: below 2^-14 what dS^T is made of would lose bits.
-  static constexpr int BENT_SHIFT =
-      Config::BENDS && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
+  // In fp16, with soft cap or ALiBi, P^T is 2^8 P^T: below 2^-14, what dS^T is made of would lose bits.
+  static constexpr int SCORE_MOD_SHIFT =
+      Config::HAS_SCORE_MOD && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
 
   const typename Config::Params& params;
   Smem& smem;
@@ -62,16 +62,16 @@ struct DkdvSm90Steps {
     }
   }
 
-  // Where the block's keys are in K or V, and a stage's queries in Q or dO.
+  // Coordinates of the block's keys in K or V, and of a stage's queries in Q or dO.
   __device__ __forceinline__ BoxPlace place_of_keys(const AxisSteps& axes) const {
     const DkdvBlock& block = work.block;
     return {0, work.sequence.k0 + block.key0, 0, block.head_kv * axes.head_kv,
             block.batch * axes.batch};
   }
   __device__ __forceinline__ BoxPlace place_of_queries(const AxisSteps& axes, int row0,
-                                                       int group_head) const {
+                                                       int head_in_group) const {
     const DkdvBlock& block = work.block;
-    return {0, work.sequence.q0 + row0, group_head * axes.member, block.head_kv * axes.head_kv,
+    return {0, work.sequence.q0 + row0, head_in_group * axes.member, block.head_kv * axes.head_kv,
             block.batch * axes.batch};
   }
 
@@ -85,31 +85,32 @@ struct DkdvSm90Steps {
                                         place_of_keys(params.v_axes), full);
   }
 
-  // What the item that the cursor is at is.
-  __device__ __forceinline__ void note(DkdvItem& item, const Cursor& cursor) const {
+  // Describes the item at the cursor.
+  __device__ __forceinline__ void describe(DkdvItem& item, const Cursor& cursor) const {
     item.row0 = cursor.row0();
-    item.group_head = cursor.group_head;
+    item.head_in_group = cursor.head_in_group;
     item.slot[0] = cursor.slot(p, work, 0);
     item.slot[1] = cursor.slot(p, work, 1);
     const int4* known = cursor.known(p, work);
     if (known != nullptr) item.known = *known;
   }
 
-  // Q, dO, lse and delta of the item that the cursor is at.
+  // Loads Q, dO, lse and delta of the item at the cursor.
   __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
     const int row0 = cursor.row0();
-    const int group_head = cursor.group_head;
+    const int head_in_group = cursor.head_in_group;
 
     constexpr int STATISTICS = BLOCK_M * sizeof(float);
     const uint32_t full = shared_address(&smem.barriers.full[s]);
     mbarrier_expect(full, (PANELS + V_PANELS) * QTile::BYTES + 2 * STATISTICS);
     load_panels<PANELS, QTile::BYTES>(shared_address(smem.stage[s].q), params.q,
-                                      place_of_queries(params.q_axes, row0, group_head), full);
+                                      place_of_queries(params.q_axes, row0, head_in_group), full);
     const int64_t statistics =
-        work.statistics + static_cast<int64_t>(group_head) * p.rows_padded + row0;
+        work.statistics + static_cast<int64_t>(head_in_group) * p.rows_padded + row0;
     load_bytes(shared_address(smem.lse_log2[s]), p.lse_log2 + statistics, STATISTICS, full);
     load_panels<V_PANELS, QTile::BYTES>(shared_address(smem.stage[s].dout), params.dout,
-                                        place_of_queries(params.dout_axes, row0, group_head), full);
+                                        place_of_queries(params.dout_axes, row0, head_in_group),
+                                        full);
     load_bytes(shared_address(smem.delta[s]), p.delta + statistics, STATISTICS, full);
   }
 
@@ -145,24 +146,24 @@ struct DkdvSm90Steps {
 
   // ALiBi's slope of an item's head, read from global memory: call it before the scores are needed.
   __device__ __forceinline__ float slope_of(const DkdvItem& item) const {
-    if constexpr (!Config::BENDS) return 0.0f;
-    return ramp_slope(p.scores, work.batch, work.head + item.group_head);
+    if constexpr (!Config::HAS_SCORE_MOD) return 0.0f;
+    return minus_alibi_slope(p.scores, work.batch, work.head + item.head_in_group);
   }
-  // Its part of this warp's scores.
-  __device__ __forceinline__ Ramp<true> ramp_of(const DkdvItem& item, float slope) const {
+  // ALiBi's part of this warp's scores.
+  __device__ __forceinline__ AlibiBias<true> alibi_of(const DkdvItem& item, float slope) const {
     return {slope, item.row0 + work.seqlen_k - work.seqlen_q,
             work.key0 + group_row0() + warp_of_consumer() * 16};
   }
 
-  // Of bent scores that begin_cap() has seen.
-  __device__ __forceinline__ void weigh_bent(Fragments& probabilities, Fragments& sloped,
-                                             const Scores& pt, const float* lse_log2,
-                                             const Ramp<true>& ramp) const {
-    weigh<BENT_SHIFT>(pt, shared_address(lse_log2), params.bend, ramp,
-                      [&](int k, const auto& weight, const auto& product) {
-                        to_a_operand<Target, T>(probabilities[k], weight, 0);
-                        to_a_operand<Target, T>(sloped[k], product, 0);
-                      });
+  // P^T of scores with soft cap or ALiBi, after begin_softcap().
+  __device__ __forceinline__ void weigh_modified(Fragments& probabilities, Fragments& products,
+                                                 const Scores& pt, const float* lse_log2,
+                                                 const AlibiBias<true>& alibi) const {
+    weigh<SCORE_MOD_SHIFT>(pt, shared_address(lse_log2), params.score_mod, alibi,
+                           [&](int k, const auto& weight, const auto& product) {
+                             to_a_operand<Target, T>(probabilities[k], weight, 0);
+                             to_a_operand<Target, T>(products[k], product, 0);
+                           });
   }
   // The warpgroup's rows of K or V by the rows of Q or dO.
   template <int COLUMNS>
@@ -200,7 +201,7 @@ struct DkdvSm90Steps {
   // Sets masked scores to what has no weight. A lane reads the mask bits of two queries for the warp's
   // 16 keys; shuffles bring them to the lanes that have the scores.
   __device__ __forceinline__ void apply_mask(Scores& pt, const DkdvItem& item, int code) const {
-    const Mask mask = Cursor::mask_of(p, work, item.group_head);
+    const Mask mask = Cursor::mask_of(p, work, item.head_in_group);
     const int lane = fresh_thread() % 32;
     const int warp = warp_of_consumer();
     uint32_t bits = 0;
@@ -221,8 +222,8 @@ struct DkdvSm90Steps {
           for (int h = 0; h < 2; ++h)
             if (!(visible >> (half * 16 + h * 8) & 1)) {
               float& score = pt.x[0][half * 4 + n][2 * h + e];
-              if constexpr (Config::BENDS) {
-                score = hidden_score(params.bend);
+              if constexpr (Config::HAS_SCORE_MOD) {
+                score = masked_score(params.score_mod);
               } else {
                 score = -INFINITY;
               }

@@ -90,7 +90,7 @@ struct DqGemmSm90 {
     const DqBlock& block = work.block;
     const int row0 = block.row0 + consumer() * DS_TILE;
     store_rows<Tile, Target, T>(dq, shared_address(smem.k[consumer()]),
-                                head_begin(p.dq, block.batch, block.head_kv, block.group_head) +
+                                head_begin(p.dq, block.batch, block.head_kv, block.head_in_group) +
                                     static_cast<int64_t>(work.sequence.q0 + row0) * p.dq.row,
                                 p.dq.row, work.sequence.seqlen_q - row0, p.head_dim);
   }

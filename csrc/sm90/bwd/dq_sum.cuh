@@ -18,7 +18,7 @@ struct DqRows {
 
   __device__ __forceinline__ DqRows(const BwdParams& p, const DkdvSm90Work& work,
                                     const FusedItem& item)
-      : dq(head_begin(p.dq, work.block.batch, work.block.head_kv, item.group_head) +
+      : dq(head_begin(p.dq, work.block.batch, work.block.head_kv, item.head_in_group) +
            static_cast<int64_t>(work.sequence.q0 + item.row0) * p.dq.row),
         stride(p.dq.row),
         rows(work.seqlen_q - item.row0),
@@ -57,7 +57,7 @@ struct DqPart : Accumulator<1, NT> {
   }
 };
 
-// Of 64 columns: dQ^T = K.T @ dS^T, whose rows are the columns of dQ, with K in registers.
+// For 64 columns: dQ^T = K.T @ dS^T, whose rows are the columns of dQ, with K in registers.
 template <class Config, int HEAD_DIM = Config::HEAD_DIM>
 struct DqSum : DqPart<Config::BLOCK_M / 8> {
   using Target = typename Config::Target;
@@ -117,12 +117,12 @@ struct DqSum : DqPart<Config::BLOCK_M / 8> {
     }
     barrier_sync(barrier, WARPGROUP);
     copy_rows<DqTile, HEAD_DIM / 8>(stage, to.dq, to.stride, to.rows, to.columns);
-    // NOTE: the next sum comes by the copy engine, where these reads were.
+    // NOTE: the copy engine writes the next sum where these reads were.
     fence_proxy_async();
   }
 };
 
-// Of more columns: dQ = dS @ K, as many of them at a time as the registers hold.
+// For more columns: dQ = dS @ K, as many columns at a time as the registers hold.
 template <class Config, int COLUMNS>
 struct DqSumByRows : DqPart<COLUMNS / 8> {
   using Target = typename Config::Target;

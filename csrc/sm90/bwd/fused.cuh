@@ -231,13 +231,13 @@ struct FusedSm90 {
   __device__ __forceinline__ void describe(FusedItem& item, const Cursor& cursor) const {
     const int m = cursor.row0() / BLOCK_M;
     item.row0 = m * BLOCK_M;
-    item.group_head = cursor.group_head;
+    item.head_in_group = cursor.head_in_group;
     const int4* known = cursor.known(p, work);
     if (known != nullptr) item.known = *known;
     item.code[0] = tile_code(p, work, item, 0);
     item.code[1] = tile_code(p, work, item, 1);
     item.order = find_order<Config::BLOCK_N>(p, work, item.known, m);
-    item.tile = (work.block.unit * p.group + cursor.group_head) * tiles_per_head() + m;
+    item.tile = (work.block.unit * p.group + cursor.head_in_group) * tiles_per_head() + m;
   }
 
   __device__ __forceinline__ int* semaphore_of(int tile) const { return p.dq_turns + 1 + tile; }
@@ -324,15 +324,16 @@ struct FusedSm90 {
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
-    Fragments products;  // of modified scores: what dS^T is made of
-    const Resting lse{smem.lse_log2[s], thread.statistic}, delta{smem.delta[s], thread.statistic};
-    const float slope = this->slope_of(item);
+    Fragments products;  // with soft cap or ALiBi: what dS^T is made of
+    const StageStatistics lse{smem.lse_log2[s], thread.statistic},
+        delta{smem.delta[s], thread.statistic};
+    const float slope = steps.slope_of(item);
     const auto find_weights = [&] {
       if constexpr (Config::HAS_SCORE_MOD) begin_softcap(pt, params.score_mod);
-      if (code != TILE_FULL) this->apply_mask(pt, item, code);
+      if (code != TILE_FULL) steps.apply_mask(pt, item, code);
       if constexpr (Config::HAS_SCORE_MOD) {
-        this->weigh_modified(probabilities, products, pt, smem.lse_log2[s],
-                             this->alibi_of(item, slope));
+        steps.weigh_modified(probabilities, products, pt, smem.lse_log2[s],
+                             steps.alibi_of(item, slope));
       } else {
         steps.template exponentiate<SHIFT>(pt, lse);
         Steps::to_fragments(probabilities, pt);
@@ -469,9 +470,9 @@ __device__ __forceinline__ void clear_masked_queries(const BwdParams& p, const D
   const int heads_per_split = p.group / p.group_split;
   const int tiles = (sequence.seqlen_q + MASK_TILE - 1) / MASK_TILE;
   const int lane = threadIdx.x % 32;
-  const auto mask_of = [&](int group_head) {
+  const auto mask_of = [&](int head_in_group) {
     return Mask(p.mask,
-                MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + group_head));
+                MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + head_in_group));
   };
 #pragma unroll 1
   for (int i0 = threadIdx.x / 32 * 32; i0 < heads_per_split * tiles; i0 += Config::THREADS) {

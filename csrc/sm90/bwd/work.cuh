@@ -45,8 +45,8 @@ struct FusedCursor : DkdvCursor<Config> {
   }
   __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
     if (!p.first_keys_first) return Base::next(p, w);
-    if (++this->group_head < w.group_heads_end) return;
-    this->group_head = w.group_heads_begin;
+    if (++this->head_in_group < w.group_heads_end) return;
+    this->head_in_group = w.group_heads_begin;
     --this->i;
   }
 };
@@ -115,14 +115,14 @@ struct DqSm90Work {
   Sequence sequence;
   MaskPlace place;
   DsLayout layout;
-  DsBlockIterator<BLOCK_M> walk;
+  DsBlockIterator<BLOCK_M> key_blocks;
   RowSpan keys;  // that exist
 
   __device__ __forceinline__ DqSm90Work(const BwdParams& p, const DqBlock& block_,
                                         const Sequence& sequence_)
       : block(block_),
         sequence(sequence_),
-        place(p.mask, sequence, block.batch, block.head_kv * p.group + block.group_head),
+        place(p.mask, sequence, block.batch, block.head_kv * p.group + block.head_in_group),
         layout(ds_layout(p, sequence)),
         key_blocks(p, Mask(p.mask, place), block.row0),
         keys(Mask(p.mask, place).keys_that_exist(block.batch)) {}
