@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,15 +11,9 @@ from ..masks.inputs import require_bools
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
 from .layouts import DENSE
-from .neutral import (
-    Pair,
-    Result,
-    are_defaults,
-    choose_result,
-    require_neutral,
-    require_neutral_others,
-)
+from .results import choose_result, returns_lse
 from .scores import choose_scores
+from .unsupported import are_defaults, require_neutral, require_neutral_others
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,77 +21,13 @@ if TYPE_CHECKING:
     from ..kernels.precision import Precision
     from ..masks import BlockMask, IntervalMask
     from .arguments import Window
-    from .neutral import Others
+    from .results import Flag, Result
+    from .unsupported import Others
 
 Tensor = torch.Tensor
 
 
-@overload
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: Literal[False] = False,
-    *,
-    mask: BlockMask | IntervalMask | None = None,
-    return_lse: Literal[False] = False,
-    batch_invariant: bool = False,
-    float32_precision: Precision | None = None,
-    **others: Unpack[Others],
-) -> Tensor: ...
-
-
-@overload
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: Literal[False] = False,
-    *,
-    mask: BlockMask | IntervalMask | None = None,
-    return_lse: Literal[True],
-    batch_invariant: bool = False,
-    float32_precision: Precision | None = None,
-    **others: Unpack[Others],
-) -> Pair: ...
-
-
-@overload
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    mask: BlockMask | IntervalMask | None = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-    float32_precision: Precision | None = None,
-    **others: Unpack[Others],
-) -> Result: ...
-
-
+@returns_lse
 def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
     q: Tensor,
     k: Tensor,
@@ -109,10 +39,10 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,  # noqa: ARG001 - it always is
-    return_attn_probs: bool = False,
+    return_attn_probs: Flag = False,
     *,
     mask: BlockMask | IntervalMask | None = None,
-    return_lse: bool = False,
+    return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     **others: Unpack[Others],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,66 +10,22 @@ from ..masks import Band, BlockMask
 from ..masks.inputs import require_bool
 from .conversions import convert_flex
 from .heads_first import attend_heads_first, check_tensors
-from .neutral import require_neutral
+from .results import returns_aux
+from .unsupported import require_neutral
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch.nn.attention import flex_attention as torch_flex
 
+    from .results import Flag, Result
+
     AnyBlockMask = BlockMask | torch_flex.BlockMask
 
 Tensor = torch.Tensor
 
 
-@overload
-def flex_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: Callable[..., Tensor] | None = None,
-    block_mask: AnyBlockMask | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002
-    return_lse: Literal[False] = False,  # noqa: FBT002
-    kernel_options: Mapping[str, object] | None = None,
-    *,
-    return_aux: None = None,
-) -> Tensor: ...
-
-
-@overload
-def flex_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: Callable[..., Tensor] | None = None,
-    block_mask: AnyBlockMask | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002
-    *,
-    return_lse: Literal[True],
-    kernel_options: Mapping[str, object] | None = None,
-    return_aux: None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def flex_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: Callable[..., Tensor] | None = None,
-    block_mask: AnyBlockMask | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002
-    return_lse: Literal[False] = False,  # noqa: FBT002
-    kernel_options: Mapping[str, object] | None = None,
-    *,
-    return_aux: torch_flex.AuxRequest,
-) -> tuple[Tensor, torch_flex.AuxOutput]: ...
-
-
+@returns_aux
 def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     query: Tensor,
     key: Tensor,
@@ -78,11 +34,11 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     block_mask: AnyBlockMask | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
-    return_lse: bool = False,  # noqa: FBT001, FBT002
+    return_lse: Flag = False,  # noqa: FBT002
     kernel_options: Mapping[str, object] | None = None,  # noqa: ARG001
     *,
-    return_aux: torch_flex.AuxRequest | None = None,
-) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, torch_flex.AuxOutput]:
+    return_aux: None = None,
+) -> Result:
     """Attention as torch's function of this name computes it, but deterministic, for masks alone.
 
     Needs no torch.compile to be fast, and the mask may live on another device than the tensors. See

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,16 +27,10 @@ from .autograd import attend
 from .decoding.used import check_used, repeat, split
 from .decoding.varlen import attend_to_cache, check_packed
 from .layouts import NAMES, PACKED, Names
-from .neutral import (
-    Pair,
-    Result,
-    are_defaults,
-    choose_result,
-    require_neutral,
-    require_neutral_others,
-)
+from .results import choose_result, returns_lse
 from .scores import choose_scores
 from .transforms import find_differentiated
+from .unsupported import are_defaults, require_neutral, require_neutral_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,92 +39,13 @@ if TYPE_CHECKING:
 
     from ..kernels.precision import Precision
     from .arguments import Window
-    from .neutral import Others
+    from .results import Flag, Result
+    from .unsupported import Others
 
 Tensor = torch.Tensor
 
 
-@overload
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | Tensor,
-    max_seqlen_k: int | Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: Literal[False] = False,
-    block_table: Tensor | None = None,
-    *,
-    return_lse: Literal[False] = False,
-    batch_invariant: bool = False,
-    float32_precision: Precision | None = None,
-    mask: None = None,
-    **others: Unpack[Others],
-) -> Tensor: ...
-
-
-@overload
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | Tensor,
-    max_seqlen_k: int | Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: Literal[False] = False,
-    block_table: Tensor | None = None,
-    *,
-    return_lse: Literal[True],
-    batch_invariant: bool = False,
-    float32_precision: Precision | None = None,
-    mask: None = None,
-    **others: Unpack[Others],
-) -> Pair: ...
-
-
-@overload
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | Tensor,
-    max_seqlen_k: int | Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    block_table: Tensor | None = None,
-    *,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-    float32_precision: Precision | None = None,
-    mask: None = None,
-    **others: Unpack[Others],
-) -> Result: ...
-
-
+@returns_lse
 def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
     q: Tensor,
     k: Tensor,
@@ -146,10 +61,10 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,  # noqa: ARG001 - it always is
-    return_attn_probs: bool = False,
+    return_attn_probs: Flag = False,
     block_table: Tensor | None = None,
     *,
-    return_lse: bool = False,
+    return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     mask: None = None,

@@ -12,7 +12,7 @@ from .arguments import describe_type
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .layouts import dtype_name
-from .neutral import require_neutral
+from .unsupported import require_neutral
 
 Tensor = torch.Tensor
 

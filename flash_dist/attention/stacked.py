@@ -12,8 +12,9 @@ import torch
 from .arguments import prepare_inputs, require_tensor
 from .batched import flash_attn_func
 from .layouts import DENSE, PACKED, Names
-from .neutral import KNOWN, require_known
 from .packed import flash_attn_varlen_func, read_packing
+from .results import returns_lse
+from .unsupported import KNOWN, require_known
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from ..kernels.precision import Precision
     from ..masks import BlockMask
     from .arguments import Window
-    from .neutral import Others, Result
+    from .results import Flag, Result
+    from .unsupported import Others
 
 Tensor = torch.Tensor
 
@@ -33,6 +35,7 @@ _QKV: Final = Names(
 _KV: Final = Names("q", "k of kv", "v of kv")
 
 
+@returns_lse
 def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -42,10 +45,10 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
-    return_attn_probs: bool = False,
+    return_attn_probs: Flag = False,
     *,
     mask: BlockMask | None = None,
-    return_lse: bool = False,
+    return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     **others: Unpack[Others],
@@ -66,18 +69,9 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
     require_known(flash_attn_qkvpacked_func, others, KNOWN)
     q, k, v = _unstack("qkv", qkv, "batch, seqlen, 3, num_heads, head_dim")
     q, k, v = prepare_inputs(q, k, v, DENSE, _QKV)
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        *(q, k, v, *options, return_attn_probs),
         mask=mask,
         return_lse=return_lse,
         batch_invariant=batch_invariant,
@@ -86,6 +80,7 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
     )
 
 
+@returns_lse
 def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
     q: Tensor,
     kv: Tensor,
@@ -96,10 +91,10 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
-    return_attn_probs: bool = False,
+    return_attn_probs: Flag = False,
     *,
     mask: BlockMask | None = None,
-    return_lse: bool = False,
+    return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     **others: Unpack[Others],
@@ -121,18 +116,9 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
     require_known(flash_attn_kvpacked_func, others, KNOWN)
     k, v = _unstack("kv", kv, "batch, seqlen_k, 2, num_heads_kv, head_dim")
     q, k, v = prepare_inputs(q, k, v, DENSE, _KV)
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        *(q, k, v, *options, return_attn_probs),
         mask=mask,
         return_lse=return_lse,
         batch_invariant=batch_invariant,
@@ -141,6 +127,7 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
     )
 
 
+@returns_lse
 def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -152,9 +139,9 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
-    return_attn_probs: bool = False,
+    return_attn_probs: Flag = False,
     *,
-    return_lse: bool = False,
+    return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     mask: None = None,
@@ -180,19 +167,9 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     if not _reads_cache(others):
         q, k, v = prepare_inputs(q, k, v, PACKED, _QKV)
     packing = read_packing(q, k, (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen), _QKV)
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        *packing,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        *(q, k, v, *packing, *options, return_attn_probs),
         return_lse=return_lse,
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
@@ -201,6 +178,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     )
 
 
+@returns_lse
 def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
     q: Tensor,
     kv: Tensor,
@@ -215,9 +193,9 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
-    return_attn_probs: bool = False,
+    return_attn_probs: Flag = False,
     *,
-    return_lse: bool = False,
+    return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     mask: None = None,
@@ -243,28 +221,13 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     """
     require_known(flash_attn_varlen_kvpacked_func, others, KNOWN)
     k, v = _unstack("kv", kv, "total_k, 2, num_heads_kv, head_dim")
+    packing = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     if not _reads_cache(others):
         q, k, v = prepare_inputs(q, k, v, PACKED, _KV)
-        ends, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = read_packing(
-            q, k, ends, longest, _KV
-        )
+        packing = read_packing(q, k, packing[:2], packing[2:], _KV)
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        *(q, k, v, *packing, *options, return_attn_probs),
         return_lse=return_lse,
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,

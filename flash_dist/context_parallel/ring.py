@@ -20,7 +20,7 @@ from ..attention.arguments import (
 )
 from ..attention.layouts import dtype_name
 from ..attention.merge import merge_attention
-from ..attention.neutral import choose_result
+from ..attention.results import choose_result
 from ..attention.support import require_kernels
 from ..errors import FlashDistError
 from ..kernels import operators
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ..attention.neutral import Result
+    from ..attention.results import Result
     from ..kernels.precision import Precision
     from .exchange import Tensors
 
@@ -118,7 +118,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     if q.device.type == "cuda":
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
     out, lse = _attend(q, k, v, ring, bool(causal), scale, bool(batch_invariant), ieee)
-    return choose_result(out, lse, return_lse=return_lse, return_attn_probs=False)
+    return choose_result(out, lse, return_lse=return_lse)
 
 
 def _describe(*tensors: Tensor) -> str:

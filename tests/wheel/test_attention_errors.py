@@ -361,7 +361,7 @@ FLASH = {
         (TypeError, r"return_aux must be an AuxRequest of torch\.nn\..* or None, got bool"),
     ),
     "return_aux-and-lse": (
-        lambda: flex_attention(  # type: ignore[call-overload]
+        lambda: flex_attention(
             *same(1, 2, 8, 64), return_lse=True, return_aux=torch_flex.AuxRequest()
         ),
         (ValueError, r"(?s)return_lse cannot be given together .*hint: `return_aux=AuxRequest\("),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,96 +26,22 @@ from ..arguments import (
     read_whole,
 )
 from ..layouts import DENSE
-from ..neutral import are_defaults, require_neutral_others
+from ..results import returns_softmax_lse
 from ..scores import choose_scores
 from ..transforms import require_no_gradients
+from ..unsupported import are_defaults, require_neutral_others
 from .casts import cast_call
 from .given import check_given
 
 if TYPE_CHECKING:
     from ..arguments import Window
-    from ..neutral import Pair, Result
+    from ..results import Flag, Result
     from .given import Suits
 
 Tensor = torch.Tensor
 
 
-@overload
-def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    cache_seqlens: int | Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float | None = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: Literal[False] = False,
-    **others: object,
-) -> Tensor: ...
-
-
-@overload
-def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    cache_seqlens: int | Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float | None = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Tensor | None = None,
-    num_splits: int = 0,
-    *,
-    return_softmax_lse: Literal[True],
-    **others: object,
-) -> Pair: ...
-
-
-@overload
-def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    cache_seqlens: int | Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float | None = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: bool = False,
-    **others: object,
-) -> Result: ...
-
-
+@returns_softmax_lse
 def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
     q: Tensor,
     k_cache: Tensor,
@@ -135,7 +61,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
-    return_softmax_lse: bool = False,
+    return_softmax_lse: Flag = False,
     **others: object,
 ) -> Result:
     """Attention of new queries to a cache of keys and values, to which new ones may be appended.

@@ -21,8 +21,8 @@ from ..arguments import (
     may_wait,
     require_whole,
 )
-from ..neutral import describe, require_known
 from ..transforms import require_no_gradients
+from ..unsupported import describe, require_known
 from .given import check_given_latent
 from .kvcache import choose_lengths, read_seqlens, suit
 

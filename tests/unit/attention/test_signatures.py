@@ -16,8 +16,8 @@ import torch
 
 from ci.docs.api import find_definition
 from flash_dist.attention.arguments import choose_band
-from flash_dist.attention.neutral import NEUTRAL, REASONS, Others, require_neutral
 from flash_dist.attention.scores import SINKS
+from flash_dist.attention.unsupported import NEUTRAL, REASONS, Others, require_neutral
 from flash_dist.compat import flash_attn
 from flash_dist.compat.flash_attn import bert_padding
 from flash_dist.toolkit.make.project import ROOT

@@ -9,7 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import torch
 
@@ -17,11 +17,6 @@ from ..toolkit.errors import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
-
-
-Tensor = torch.Tensor
-Pair = tuple[Tensor, Tensor]
-Result = Tensor | Any  # Any: a tuple, where what is asked for is no literal, or several tensors
 
 
 class Others(TypedDict, total=False):
@@ -182,12 +177,3 @@ def require_known(
 def describe(value: object) -> str:
     """Name what was given for what is not served."""
     return type(value).__name__ if isinstance(value, torch.Tensor) else show(value)
-
-
-def choose_result(
-    out: Tensor, lse: Tensor | None, *, return_lse: bool, return_attn_probs: bool
-) -> Result:
-    """Return out, (out, lse), or what flash-attention returns without dropout."""
-    if return_attn_probs:
-        return out, lse, None  # the place of the probabilities, which are never stored
-    return (out, lse) if return_lse else out

@@ -1,0 +1,106 @@
+"""Results of the public functions: out, and lse if asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Protocol, overload
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
+Result = Tensor | Any  # Any: a tuple, where the flags are no literals
+P = ParamSpec("P")
+
+# Types of flags in a signature. To type checkers it is the signature of calls that return out
+# alone: the classes below add the other calls. To inspect and help, flags have the types of FLAGS.
+Flag = Literal[False]
+FLAGS: Final = {
+    **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse"), "bool"),
+    "return_aux": "torch_flex.AuxRequest | None",
+}
+
+
+class ReturnsLse(Protocol[P]):
+    """Function that returns lse, too, by return_lse or return_attn_probs."""
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        *args: object,
+        return_lse: Literal[True],
+        return_attn_probs: Flag = False,
+        **options: object,
+    ) -> Pair: ...
+    @overload
+    def __call__(self, *args: object, return_lse: bool, **options: object) -> Result: ...
+    @overload
+    def __call__(self, *args: object, return_attn_probs: bool, **options: object) -> Result: ...
+
+
+class ReturnsSoftmaxLse(Protocol[P]):
+    """Function that returns lse, too, by return_softmax_lse."""
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(
+        self, *args: object, return_softmax_lse: Literal[True], **options: object
+    ) -> Pair: ...
+    @overload
+    def __call__(self, *args: object, return_softmax_lse: bool, **options: object) -> Result: ...
+
+
+class ReturnsAux(Protocol[P]):
+    """Function that returns lse, too, by return_lse or torch's return_aux."""
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(
+        self, *args: object, return_lse: Literal[True], return_aux: None = None, **options: object
+    ) -> Pair: ...
+    @overload
+    def __call__(
+        self, *args: object, return_aux: AuxRequest, **options: object
+    ) -> tuple[Tensor, AuxOutput]: ...
+
+
+def returns_lse(function: Callable[P, Result]) -> ReturnsLse[P]:
+    """Return the function itself, typed by the flags of a call."""
+    typed: ReturnsLse[P] = _annotate(function)
+    return typed
+
+
+def returns_softmax_lse(function: Callable[P, Result]) -> ReturnsSoftmaxLse[P]:
+    """Do the same for flash_attn_with_kvcache."""
+    typed: ReturnsSoftmaxLse[P] = _annotate(function)
+    return typed
+
+
+def returns_aux(function: Callable[P, Result]) -> ReturnsAux[P]:
+    """Do the same for flex_attention."""
+    typed: ReturnsAux[P] = _annotate(function)
+    return typed
+
+
+def _annotate(function: Callable[..., Result]) -> Any:  # noqa: ANN401
+    """Give the flags their types for inspect and help."""
+    annotations = function.__annotations__
+    annotations.update({name: kind for name, kind in FLAGS.items() if name in annotations})
+    return function
+
+
+def choose_result(
+    out: Tensor, lse: Tensor | None, *, return_lse: bool, return_attn_probs: bool = False
+) -> Result:
+    """Return out, (out, lse), or (out, lse, None) as flash-attention does without dropout."""
+    if return_attn_probs:
+        return out, lse, None  # probabilities are never stored
+    return (out, lse) if return_lse else out
