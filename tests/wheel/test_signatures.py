@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 from typing_extensions import assert_type
 
 from flash_dist import (
@@ -17,7 +19,10 @@ from flash_dist import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+    flex_attention,
 )
+from flash_dist.attention.results import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,6 +249,14 @@ def test_the_hint_about_chunks_hides_other_chunks() -> None:
         torch.testing.assert_close(out[:, chunk], want)
 
 
+def test_the_flags_of_lse_are_annotated_as_what_they_are() -> None:
+    for function in (flash_attn_func, flash_attn_qkvpacked_func, flash_attn_with_kvcache):
+        for name in FLAGS.keys() & (found := inspect.signature(function).parameters).keys():
+            assert found[name].annotation == "bool"
+    found = inspect.signature(flex_attention).parameters
+    assert found["return_aux"].annotation == "torch_flex.AuxRequest | None"
+
+
 def test_types_follow_what_is_asked_for() -> None:
     """Mypy reads this file, too."""
     inputs = dense()
@@ -252,5 +265,17 @@ def test_types_follow_what_is_asked_for() -> None:
     assert_type(flash_attn_func(*inputs, causal=True, return_lse=True), tuple[Tensor, Tensor])
     flag: bool = bool(inputs[0].shape[0])
     assert_type(flash_attn_func(*inputs, return_lse=flag), Tensor | Any)
+    assert_type(flash_attn_qkvpacked_func(draw(1, 3, 3, 2, 8)), Tensor)
+    cache = draw(1, 8, 2, 16, grad=False), draw(1, 8, 2, 16, grad=False)
+    query = draw(1, 1, 4, 16, grad=False)
+    assert_type(flash_attn_with_kvcache(query, *cache), Tensor)
+    assert_type(
+        flash_attn_with_kvcache(query, *cache, return_softmax_lse=True), tuple[Tensor, Tensor]
+    )
+    heads_first = draw(1, 2, 8, 16), draw(1, 2, 8, 16), draw(1, 2, 8, 16)
+    assert_type(flex_attention(*heads_first), Tensor)
+    assert_type(flex_attention(*heads_first, return_lse=True), tuple[Tensor, Tensor])
+    aux = flex_attention(*heads_first, return_aux=AuxRequest(lse=True))
+    assert_type(aux, tuple[Tensor, AuxOutput])
     out, lse, nothing = flash_attn_func(*inputs, return_attn_probs=True)
     assert (out.shape, lse.shape, nothing) == ((2, 7, 4, 16), (2, 4, 7), None)
