@@ -10,7 +10,6 @@ from ..kernels.problem import Problem
 from ..masks.inputs import require_bools
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
-from .layouts import DENSE
 from .results import choose_result, returns_lse
 from .scores import choose_scores
 from .unsupported import are_defaults, require_neutral, require_neutral_others
@@ -138,14 +137,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     q, k, v = prepare_inputs(q, k, v)
     scores = None
     if not plain:
-        scores = choose_scores(
-            q,
-            tokens=DENSE,
-            batch=q.shape[0],
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            others=others,
-        )
+        scores = choose_scores(q, softcap, alibi_slopes, others)
     mask_or_band = choose_mask(mask, window_size, causal=causal)
     softmax_scale = choose_scale(softmax_scale, q.shape[-1])
     problem = Problem.of(

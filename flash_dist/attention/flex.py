@@ -81,9 +81,8 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     require_bool("return_lse", return_lse)
     if return_aux is not None:
         _check_aux(return_aux, return_lse=return_lse)
-    out, lse = attend_heads_first(
-        query, key, value, mask=_read_mask(block_mask), scale=scale, enable_gqa=enable_gqa
-    )
+    mask = _read_mask(block_mask)
+    out, lse = attend_heads_first((query, key, value), mask, scale, enable_gqa=enable_gqa)
     if return_aux is not None:
         return out, _make_aux(return_aux, lse)
     return (out, lse) if return_lse else out

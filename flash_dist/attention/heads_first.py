@@ -16,25 +16,23 @@ if TYPE_CHECKING:
     from ..masks import Band, BlockMask, IntervalMask
 
 
-def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
+def attend_heads_first(
+    tensors: tuple[Tensor, Tensor, Tensor],
     mask: Band | BlockMask | IntervalMask,
     scale: float | None,
+    *,
     enable_gqa: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of 4-D tensors in torch's layout. Nothing is copied: axes are swapped.
 
     Args:
-        query: [batch, num_heads_q, seqlen_q, head_dim].
-        key: [batch, num_heads_kv, seqlen_k, head_dim].
-        value: [batch, num_heads_kv, seqlen_k, head_dim_v].
+        tensors: query [batch, num_heads_q, seqlen_q, head_dim], key [batch, num_heads_kv, seqlen_k,
+            head_dim] and value [batch, num_heads_kv, seqlen_k, head_dim_v].
         mask: Which keys each query sees.
         scale: Factor on the scores, None for head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.
     """
+    query, key, value = tensors
     require_bool("enable_gqa", enable_gqa)
     if query.shape[1] != key.shape[1] and not enable_gqa:
         message = (

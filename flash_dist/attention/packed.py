@@ -25,7 +25,7 @@ from .arguments import (
 )
 from .autograd import attend
 from .decoding.used import check_used, repeat, split
-from .decoding.varlen import attend_to_cache, check_packed
+from .decoding.varlen import Keys, attend_to_cache, check_packed
 from .layouts import NAMES, PACKED, Names
 from .results import choose_result, returns_lse
 from .scores import choose_scores
@@ -147,42 +147,20 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             packed = _read_queries(q, cu_seqlens_q, max_seqlen_q)
             if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):  # nothing needs it
                 _read_max_seqlen("max_seqlen_k", max_seqlen_k)
-            out, lse = attend_to_cache(
-                q,
-                k,
-                v,
-                packed,
-                cu_seqlens_k,
-                block_table=block_table,
-                seqused_k=seqused_k,
-                band=choose_band(window_size, causal=causal),
-                softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
-                scores=choose_scores(
-                    q,
-                    tokens=PACKED,
-                    batch=packed.cu_seqlens_q.shape[0] - 1,
-                    softcap=softcap,
-                    alibi_slopes=alibi_slopes,
-                    others=others,
-                ),
-            )
+            keys = Keys(cu_seqlens_k, seqused_k, block_table)
+            band = choose_band(window_size, causal=causal)
+            scale = choose_scale(softmax_scale, q.shape[-1])
+            scores = choose_scores(q, softcap, alibi_slopes, others, packed.cu_seqlens_q)
+            out, lse = attend_to_cache((q, k, v), packed, keys, band, (scale, scores))
             return choose_result(
                 out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs
             )
     q, k, v = prepare_inputs(q, k, v, PACKED)
-    ends = cu_seqlens_q, cu_seqlens_k
-    longest = max_seqlen_q, max_seqlen_k
-    packing = read_packing(q, k, ends, longest, used=seqused_k is not None)
+    given = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    packing = read_packing(q, k, given, used=seqused_k is not None)
     scores = None
     if others or not plain:
-        scores = choose_scores(
-            q,
-            tokens=PACKED,
-            batch=packing.cu_seqlens_q.shape[0] - 1,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            others=others,
-        )
+        scores = choose_scores(q, softcap, alibi_slopes, others, packing.cu_seqlens_q)
     if seqused_k is not None:
         require_tensor("seqused_k", seqused_k)
         check_used(seqused_k, packing, q, looks=may_look(q))
@@ -216,11 +194,10 @@ def _read_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int | Tensor) -
     return packed
 
 
-def read_packing(  # noqa: PLR0913 - two of each, and what they are called
+def read_packing(
     q: Tensor,
     k: Tensor,
-    cu_seqlens: tuple[Tensor, Tensor | None],
-    longest: tuple[int | Tensor, int | Tensor],
+    packing: tuple[Tensor, Tensor | None, int | Tensor, int | Tensor],
     names: Names = NAMES,
     *,
     used: bool = False,
@@ -230,8 +207,7 @@ def read_packing(  # noqa: PLR0913 - two of each, and what they are called
     Args:
         q: Packed queries, which may be attended.
         k: Their keys.
-        cu_seqlens: Where sequences of each begin.
-        longest: How many tokens of each one may have.
+        packing: cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k of the call.
         names: What the caller calls all of them.
         used: Whether something else says how many keys of a sequence there are.
 
@@ -239,21 +215,21 @@ def read_packing(  # noqa: PLR0913 - two of each, and what they are called
         TypeError: cu_seqlens is no tensor of int32, or a length no int.
         ValueError: Shapes and devices do not fit, or numbers where they are looked at.
     """
-    longest_q = _read_max_seqlen(names.max_seqlen_q, longest[0])
-    longest_k = _read_max_seqlen(names.max_seqlen_k, longest[1])
+    longest_q = _read_max_seqlen(names.max_seqlen_q, packing[2])
+    longest_k = _read_max_seqlen(names.max_seqlen_k, packing[3])
     if torch.compiler.is_compiling() and is_known(longest_q == longest_k):
         longest_k = longest_q  # dynamo wants one number to be one argument
-    packing = Packing(
-        read_cu_seqlens(names.cu_seqlens_q, cu_seqlens[0], q, names),
-        read_cu_seqlens(names.cu_seqlens_k, cu_seqlens[1], q, names),
+    checked = Packing(
+        read_cu_seqlens(names.cu_seqlens_q, packing[0], q, names),
+        read_cu_seqlens(names.cu_seqlens_k, packing[1], q, names),
         longest_q,
         longest_k,
     )
-    _check_packing(packing, names)
+    _check_packing(checked, names)
     if may_look(q):
-        longest_k = k.shape[0] if used else packing.max_seqlen_k
-        check_values(packing._replace(max_seqlen_k=longest_k), q, k, names)
-    return packing
+        longest_k = k.shape[0] if used else longest_k
+        check_values(checked._replace(max_seqlen_k=longest_k), q, k, names)
+    return checked
 
 
 def _check_packing(packing: Packing, names: Names) -> None:
@@ -272,11 +248,11 @@ def check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
     Raises:
         BoundariesError: They are not what they must be.
     """
-    for name, x, ends, longest, array, limit in (
-        (names.q, q, packing[0], packing[2], names.cu_seqlens_q, names.max_seqlen_q),
-        (names.k, k, packing[1], packing[3], names.cu_seqlens_k, names.max_seqlen_k),
+    for name, x, ends, longest, arguments in (
+        (names.q, q, packing[0], packing[2], (names.cu_seqlens_q, names.max_seqlen_q)),
+        (names.k, k, packing[1], packing[3], (names.cu_seqlens_k, names.max_seqlen_k)),
     ):
-        check_boundaries(name, ends.tolist(), x.shape[0], longest, array=array, limit=limit)
+        check_boundaries(name, ends.tolist(), x.shape[0], longest, arguments)
 
 
 def _read_max_seqlen(name: str, value: int | Tensor) -> int:

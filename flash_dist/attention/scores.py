@@ -1,4 +1,4 @@
-"""What a caller asks to happen to scores: softcap, ALiBi's slopes, sinks; checked before a call."""
+"""Score modifications of a call, checked: softcap, ALiBi slopes and sinks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ..kernels.scores import Scores
 from ..toolkit.errors import show
 from .arguments import require_tensor, to_float
-from .layouts import dtype_name
+from .layouts import DENSE, PACKED, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,29 +24,29 @@ SINKS: Final = ("learnable_sink", "s_aux")  # flash-attention 4's name, and vLLM
 _LEAST, _MOST = 2.0**-10, 2.0**40
 
 
-def choose_scores(  # noqa: PLR0913 - three arguments and what they are held against
+def choose_scores(
     q: Tensor,
-    *,
-    tokens: int,
-    batch: int,
     softcap: float | None,
     alibi_slopes: Tensor | None,
     others: Mapping[str, Any],
+    cu_seqlens_q: Tensor | None = None,
 ) -> Scores | None:
-    """Return what happens to the scores of a call, None where nothing does.
+    """Return the score modifications of a call, None without.
 
     Args:
         q: Checked queries.
-        tokens: DENSE or PACKED.
-        batch: Sequences.
         softcap: As in `flash_attn_func`.
         alibi_slopes: Likewise.
-        others: Where sinks are, by one of their names.
+        others: Has the sinks, by one of their names.
+        cu_seqlens_q: [batch + 1], if the queries are packed.
 
     Raises:
         TypeError: An argument is of another type, or the slopes of another dtype.
         ValueError: A value, shape or device does not fit, or sinks are given twice.
     """
+    tokens, batch = (
+        (DENSE, q.shape[0]) if cu_seqlens_q is None else (PACKED, cu_seqlens_q.shape[0] - 1)
+    )
     heads = math.prod(q.shape[tokens:-1])
     cap = _read_softcap(softcap)
     slopes = None if alibi_slopes is None else _read_slopes(alibi_slopes, q, batch, heads)

@@ -74,14 +74,8 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     unbatched = query.dim() == 3  # noqa: PLR2004
     if unbatched:
         query, key, value = (x.unsqueeze(0) for x in (query, key, value))
-    out, _ = attend_heads_first(
-        query,
-        key,
-        value,
-        mask=_TOP_LEFT if is_causal else _read_mask(attn_mask, query, key),
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )
+    mask = _TOP_LEFT if is_causal else _read_mask(attn_mask, query, key)
+    out, _ = attend_heads_first((query, key, value), mask, scale, enable_gqa=enable_gqa)
     return out.squeeze(0) if unbatched else out
 
 

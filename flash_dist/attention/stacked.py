@@ -166,7 +166,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     q, k, v = _unstack("qkv", qkv, "total, 3, num_heads, head_dim")
     if not _reads_cache(others):
         q, k, v = prepare_inputs(q, k, v, PACKED, _QKV)
-    packing = read_packing(q, k, (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen), _QKV)
+    packing = read_packing(q, k, (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), _QKV)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     return flash_attn_varlen_func(
         *(q, k, v, *packing, *options, return_attn_probs),
@@ -224,7 +224,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     packing = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     if not _reads_cache(others):
         q, k, v = prepare_inputs(q, k, v, PACKED, _KV)
-        packing = read_packing(q, k, packing[:2], packing[2:], _KV)
+        packing = read_packing(q, k, packing, _KV)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     return flash_attn_varlen_func(
         *(q, k, v, *packing, *options, return_attn_probs),

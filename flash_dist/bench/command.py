@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..toolkit.cli.options import add_subcommand, parse_path
@@ -38,12 +39,12 @@ from .shown.table import print_report
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    import torch
-
     from ..toolkit.cli.options import Subparsers
-    from .measuring.clocks import Clock
+    from .results import Row
+    from .runner import Tell
 
 DEFAULT_SECONDS = 0.4
 
@@ -298,6 +299,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     from .duration import estimate_seconds, say_duration  # noqa: PLC0415
     from .machine import describe_machine  # noqa: PLC0415
     from .measuring.clocks import GpuClock  # noqa: PLC0415
+    from .runner import measure  # noqa: PLC0415
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's mode asks for it
     peers, phases, states = DEFAULTS[args.shapes]
@@ -325,7 +327,8 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     if not args.quiet:
         seconds = estimate_seconds(plan, report.machine["sm_count"])
         complain(announce(plan, say_duration(seconds), absent))
-    return follow(plan, report, GpuClock(device), device, args.json, quiet=args.quiet)
+    rows = partial(measure, plan, device, GpuClock(device))
+    return follow(plan, report, rows, args.json, quiet=args.quiet)
 
 
 def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
@@ -336,23 +339,22 @@ def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
     return f"{rows}, {', '.join(plan.phases)}; {names}: {duration}{missing}"
 
 
-def follow(  # noqa: PLR0913 - one measurement
+def follow(
     plan: Plan,
     report: Report,
-    clock: Clock,
-    device: torch.device,
+    measure: Callable[[Tell], Iterator[Row]],
     path: Path | None,
     *,
     quiet: bool = False,
 ) -> Report:
     """Measure row by row, show progress, and keep what there is on disk."""
-    from .runner import ContextLostError, measure  # noqa: PLC0415
+    from .runner import ContextLostError  # noqa: PLC0415
 
     expected = len(plan.states) * sum(bool(plan.phases_of(x)) for x in plan.shapes)
     save(report, path)  # a path that cannot be written shows now
     with watch(expected, quiet=quiet) as (tell, advance):
         try:
-            for row in measure(plan, device, clock, tell):
+            for row in measure(tell):
                 report = replace(report, rows=(*report.rows, row))
                 save(report, path)
                 advance(row)

@@ -20,8 +20,6 @@ from .contenders.problem import Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .contenders.shapes import Shape
-
     Run = Callable[[], object]
     Pair = tuple[Run, Run]  # ours, SDPA's
 
@@ -41,22 +39,21 @@ def measure_calls(device: torch.device, *, calls: int = CALLS) -> Iterator[Call]
     for shape in SHAPES:
         problem = Problem.draw(shape, device)
         with sdpa_kernel(backends):
-            for name, (ours, theirs) in make_pairs(problem).items():
-                yield time_pair(name, shape, ours, theirs, device, calls)
+            for name, pair in make_pairs(problem).items():
+                times = time_pair(pair, device, calls)
+                yield Call(name, shape, *times)
 
 
-def time_pair(  # noqa: PLR0913, PLR0917 - one measurement
-    name: str, shape: Shape, ours: Run, theirs: Run, device: torch.device, calls: int
-) -> Call:
-    """Return the median times of a call of ours and of the peer's."""
-    for run in (ours, theirs):
+def time_pair(pair: Pair, device: torch.device, calls: int) -> tuple[float, float]:
+    """Return the median microseconds of a call of ours and of the peer's."""
+    for run in pair:
         for _ in range(WARM_UP):
             run()
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(LOOPS):
-        for run, found in zip((ours, theirs), times, strict=True):
+        for run, found in zip(pair, times, strict=True):
             found.append(time_loop(run, device, calls))
-    return Call(name, shape, *map(statistics.median, times))
+    return statistics.median(times[0]), statistics.median(times[1])
 
 
 def time_loop(run: Run, device: torch.device, calls: int) -> float:

@@ -117,7 +117,9 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         _require_pairs(q, k)
     if q.device.type == "cuda":
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
-    out, lse = _attend(q, k, v, ring, bool(causal), scale, bool(batch_invariant), ieee)
+    how: dict[str, Any] = {"batch_invariant": bool(batch_invariant), "ieee": ieee}
+    problem = Problem(Band(), scale, budget=workspace_budget(), **how)
+    out, lse = _attend(q, k, v, (ring, problem, bool(causal)))
     return choose_result(out, lse, return_lse=return_lse)
 
 
@@ -187,19 +189,14 @@ def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
+    def forward(
         ctx: Any,  # noqa: ANN401
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        ring: Ring,
-        causal: bool,  # noqa: FBT001
-        softmax_scale: float,
-        batch_invariant: bool,  # noqa: FBT001
-        ieee: bool,  # noqa: FBT001
+        call: tuple[Ring, Problem, bool],
     ) -> tuple[Tensor, Tensor]:
-        how: dict[str, Any] = {"batch_invariant": batch_invariant, "ieee": ieee}
-        problem = Problem(Band(), softmax_scale, budget=workspace_budget(), **how)
+        ring, problem, causal = call
         parts = _walk(ring, k, v, causal=causal)
         part, one_k, one_v = next(parts)  # of this rank itself: all its rows see some
         out, lse = operators.attend(q, one_k, one_v, problem._replace(mask=part.band))
@@ -243,7 +240,7 @@ class _RingAttention(torch.autograd.Function):
                 total[:, part.keys] += x
             coming = ctx.ring.pass_on(*sums)
         dk, dv = coming.wait()  # of the keys of this rank, by way of all others
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *(None,) * 5
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
 def _is_batched(x: Tensor) -> bool:

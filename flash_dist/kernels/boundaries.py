@@ -49,14 +49,12 @@ def warn_unchecked(where: str) -> None:
     warnings.warn(message, stacklevel=2)
 
 
-def check_boundaries(  # noqa: PLR0913 - numbers, and what they are called
+def check_boundaries(
     name: str,
     ends: Sequence[int],
     tokens: int,
     longest: int,
-    *,
-    array: str = "",
-    limit: str = "",
+    arguments: tuple[str, str] | None = None,
 ) -> None:
     """Raise where sequences do not lie one after the other on an axis of so many tokens.
 
@@ -68,14 +66,13 @@ def check_boundaries(  # noqa: PLR0913 - numbers, and what they are called
         ends: The values of cu_seqlens.
         tokens: Of the packed axis.
         longest: What max_seqlen says.
-        array: What cu_seqlens is called, with the name behind it by default.
-        limit: What max_seqlen is called, likewise.
+        arguments: Names of cu_seqlens and max_seqlen, if not these with `_q` or `_k`.
 
     Raises:
         BoundariesError: The first entry is not 0, one lies beside the axis or before the one in
             front of it, or a sequence is longer than max_seqlen.
     """
-    array, limit = array or f"cu_seqlens_{name}", limit or f"max_seqlen_{name}"
+    array, limit = arguments or (f"cu_seqlens_{name}", f"max_seqlen_{name}")
     require_zero(array, ends)
     least, source = 0, ""
     for i, end in enumerate(ends):

@@ -96,22 +96,21 @@ def decode(  # noqa: PLR0913 - one attention problem
     return out, lse
 
 
-def append(  # noqa: PLR0913 - all that it reads and writes
-    q: Tensor, cache: Cache, k: Tensor, v: Tensor, rotary: Rotary | None, *, advances: bool
+def append(
+    q: Tensor, cache: Cache, new: tuple[Tensor, Tensor], rotary: Rotary | None, *, advances: bool
 ) -> Tensor:
-    """Write k and v into a cache behind its sequences, and return q; q and k rotated if asked for.
+    """Write new keys and values behind the sequences of a cache; return q, rotated if asked for.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim].
         cache: With seqlens.
-        k: [batch, seqlen_new, num_heads_kv, head_dim].
-        v: [batch, seqlen_new, num_heads_kv, head_dim_v].
+        new: k [batch, seqlen_new, num_heads_kv, head_dim] and v, with head_dim_v.
         rotary: Key i is at position cache.seqlens + i.
         advances: Whether query i is at position cache.seqlens + i; else all are at cache.seqlens.
     """
     angles = (None, None, False) if rotary is None else rotary
     where = cache.seqlens, cache.batch_idx, cache.block_table
-    arguments = q, cache.k, cache.v, k, v, *where, *angles, advances
+    arguments = q, cache.k, cache.v, *new, *where, *angles, advances
     rotated: Tensor
     if torch.compiler.is_compiling():
         rotated = _call(_append, arguments)

@@ -15,7 +15,7 @@ from ..masks.band import Band
 from .boundaries import check_boundaries
 from .cache_values import Cache
 from .cpu import without_autocast
-from .reference import reference_forward
+from .reference import Options, reference_forward
 from .scores import Scores
 
 if TYPE_CHECKING:
@@ -47,14 +47,16 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     v_cache = k_cache[..., :head_dim_v] if v_cache is None else v_cache
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     cache.check_values(seqlen_new)
+    scores = Scores(softcap, alibi_slopes, sinks)
     if cu_seqlens_q is not None:
         ends = cu_seqlens_q.tolist()
         check_boundaries("q", ends, q.shape[0], max_seqlen_q)
         numbers = None, 0, seqlen_new, softmax_scale, left, right, budget
-        return _decode_packed(q, cache, ends, numbers, Scores(softcap, alibi_slopes, sinks))
+        return _decode_packed(q, cache, ends, numbers, scores)
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty((batch, seqlen_q, heads, v_cache.shape[-1]))
     lse = q.new_empty((batch, heads, seqlen_q), dtype=_lse_dtype(q))
+    options = Options(softmax_scale, band=Band(left, right))
     for i in range(batch):
         end = cache.capacity
         if cache_seqlens is not None:
@@ -67,9 +69,7 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
                 q[i : i + 1],
                 k_cache[place].unsqueeze(0),
                 v_cache[place].unsqueeze(0),
-                softmax_scale=softmax_scale,
-                band=Band(left, right),
-                scores=Scores(softcap, alibi_slopes, sinks).of_entry(i),
+                options._replace(scores=scores.of_entry(i)),
             )
         )
     return out, lse

@@ -19,7 +19,7 @@ from ..masks.intervals import IntervalMask
 from ..masks.layout import BAND
 from .boundaries import check_boundaries
 from .problem import NOT_PACKED
-from .reference import reference_backward, reference_forward, sink_gradients
+from .reference import Options, reference_backward, reference_forward, sink_gradients
 from .scores import Scores
 
 if TYPE_CHECKING:
@@ -65,43 +65,28 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     """Return out and lse for a band; what packs documents is checked, which costs nothing here."""
     check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
-    return reference_forward(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        band=parse_band(mask),
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        scores=Scores(*scores),
-    )
+    band = parse_band(mask)
+    options = Options(softmax_scale, None, band, cu_seqlens_q, cu_seqlens_k, Scores(*scores))
+    return reference_forward(q, k, v, options)
 
 
 def attention_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
     """Return dq, dk, dv, dsinks for a band. Nothing is spilled here, so that no budget counts."""
     _, _, mask, cu_seqlens_q, cu_seqlens_k, _, _, softmax_scale, _, _, *how = call[7:]
-    where = {
-        "softmax_scale": softmax_scale,
-        "band": parse_band(mask),
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-    }
-    return _differentiate(call[:7], Scores(*how[1:]), **where)
+    packed = cu_seqlens_q, cu_seqlens_k
+    options = Options(softmax_scale, None, parse_band(mask), *packed, Scores(*how[1:]))
+    return _differentiate(call[:7], options)
 
 
 @without_autocast
-def _differentiate(
-    saved: Sequence[Any],
-    scores: Scores,
-    **where: Any,  # noqa: ANN401
-) -> Gradients:
+def _differentiate(tensors: Sequence[Any], options: Options) -> Gradients:
     """Return the gradients; dsinks has no elements without sinks."""
-    dout, q, k, v, out, lse, dlse = saved
+    dout, q, k, v, out, lse, dlse = tensors
     dsinks = lse.new_empty(0)
-    if scores.sinks is not None:
-        dsinks = sink_gradients(dout, out, lse, dlse, scores.sinks)
+    if options.scores.sinks is not None:
+        dsinks = sink_gradients(dout, out, lse, dlse, options.scores.sinks)
     dout = dout.contiguous()  # matrix products sum in another order where strides are others
-    dq, dk, dv = reference_backward(dout, q, k, v, out, lse, dlse, scores=scores, **where)
+    dq, dk, dv = reference_backward(dout, (q, k, v, out, lse), dlse, options)
     return dq, dk, dv, dsinks
 
 
@@ -148,17 +133,15 @@ def attention_masked(  # noqa: PLR0913, PLR0917 - the operator's schema
     """Return out and lse for a BlockMask or an IntervalMask."""
     if keep and plan is None:
         registry.keep(handle)
-    seen = visible(q, k, plan, handle, batches, heads, causal)
-    return reference_forward(
-        q, k, v, softmax_scale=softmax_scale, visible=seen, scores=Scores(*scores)
-    )
+    mask = visible(q, k, plan, handle, batches, heads, causal)
+    return reference_forward(q, k, v, Options(softmax_scale, mask, scores=Scores(*scores)))
 
 
 def attention_masked_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
     """Return dq, dk, dv, dsinks for a BlockMask or an IntervalMask."""
     softmax_scale, _, _, *how = call[12:]
-    seen = visible(*call[1:3], *call[7:12])
-    return _differentiate(call[:7], Scores(*how[1:]), softmax_scale=softmax_scale, visible=seen)
+    mask = visible(*call[1:3], *call[7:12])
+    return _differentiate(call[:7], Options(softmax_scale, mask, scores=Scores(*how[1:])))
 
 
 def shape_of(q: Tensor, k: Tensor) -> Shape:

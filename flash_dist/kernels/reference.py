@@ -16,64 +16,47 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ..masks.band import Band
 from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:
-    from ..masks.band import Band
+    from .derivatives import Saved
 
 Tensor = torch.Tensor
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
-def visible(  # noqa: PLR0913 - a band has three numbers
-    seqlen_q: int,
-    seqlen_k: int,
-    *,
-    left: int = -1,
-    right: int = -1,
-    bottom_right: bool = True,
-    device: torch.device | str = "cpu",
-) -> Tensor:
+class Options(NamedTuple):
+    """Attention but for its tensors. A key is visible if all masks that are given show it."""
+
+    softmax_scale: float
+    visible: Tensor | None = None  # broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k], bool
+    band: Band = Band()
+    cu_seqlens_q: Tensor | None = None  # [documents + 1], of packed tensors
+    cu_seqlens_k: Tensor | None = None
+    scores: Scores = PLAIN
+
+
+def visible(seqlen_q: int, seqlen_k: int, band: Band, device: torch.device | str = "cpu") -> Tensor:
     """Return [seqlen_q, seqlen_k] booleans: query i sees key j of a band.
 
     i + shift - left <= j <= i + shift + right, where -1 is without bound, and shift is
     seqlen_k - seqlen_q if the band is aligned to the bottom right, else 0.
     """
+    left, right, bottom_right = band
     shift = seqlen_k - seqlen_q if bottom_right else 0
     rows = torch.arange(seqlen_q, device=device).unsqueeze(1) + shift
     columns = torch.arange(seqlen_k, device=device).unsqueeze(0)
-    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
+    shown = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
     if left >= 0:
-        seen &= columns >= rows - left
+        shown &= columns >= rows - left
     if right >= 0:
-        seen &= columns <= rows + right
-    return seen
+        shown &= columns <= rows + right
+    return shown
 
 
-def reference_forward(  # noqa: PLR0913 - what an operator takes
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float,
-    visible: Tensor | None = None,
-    band: Band | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    scores: Scores = PLAIN,
-) -> tuple[Tensor, Tensor]:
+def reference_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Return out and lse. A row without a key has out 0 and lse -inf, or its sink.
-
-    Args:
-        q: Queries, see the module. Packed if `cu_seqlens_q` is given.
-        k: Keys.
-        v: Values.
-        softmax_scale: Factor on the scores.
-        visible: Booleans that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k]; None: all.
-        band: A mask as well, one that fits each document of packed tensors.
-        cu_seqlens_q: [documents + 1], where the queries of each document begin.
-        cu_seqlens_k: [documents + 1], where its keys begin.
-        scores: What becomes of a score before the mask, and the sinks.
 
     Returns:
         out: Like q, with the last axis of v.
@@ -81,51 +64,41 @@ def reference_forward(  # noqa: PLR0913 - what an operator takes
             float64 inputs.
     """
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
-    lse = q.new_full(_lse_shape(q, cu_seqlens_q), -torch.inf, dtype=_compute_dtype(q))
-    for document in _documents(cu_seqlens_q, cu_seqlens_k):
-        problem = _problem(document, q, k, v, visible, band)
-        logits, _ = problem.scores(softmax_scale, scores)
+    lse = q.new_full(_lse_shape(q, options.cu_seqlens_q), -torch.inf, dtype=_compute_dtype(q))
+    sinks = options.scores.sinks
+    for document in _documents(options):
+        problem = _problem(document, q, k, v, options)
+        logits, _ = problem.scores(options)
         row_lse = logits.logsumexp(-1, keepdim=True)
-        if scores.sinks is not None:
-            row_lse = torch.logaddexp(row_lse, scores.sinks.to(row_lse.dtype)[:, None, None])
+        if sinks is not None:
+            row_lse = torch.logaddexp(row_lse, sinks.to(row_lse.dtype)[:, None, None])
         _store(document.queries_of(out), _weights(logits, row_lse) @ problem.v)
         document.rows_of(lse).copy_(row_lse.squeeze(-1))
     return out, lse
 
 
-def reference_backward(  # noqa: PLR0913, PLR0917 - the tensors of the formula
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    *,
-    softmax_scale: float,
-    visible: Tensor | None = None,
-    band: Band | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    scores: Scores = PLAIN,
+def reference_backward(
+    dout: Tensor, saved: Saved, dlse: Tensor | None, options: Options
 ) -> Gradients:
-    """Return dq, dk, dv from the saved out and lse; arguments as in `reference_forward`.
+    """Return dq, dk, dv from q, k, v and the saved out and lse.
 
     dV = P^T dO, dS = P (dO V^T - rowsum(dO out) + dlse), dQ = dS K, dK = dS^T Q, as in
     FlashAttention (Dao et al., arXiv 2205.14135, appendix B).
     """
+    q, k, v, out, lse = saved
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
-    for document in _documents(cu_seqlens_q, cu_seqlens_k):
-        problem = _problem(document, q, k, v, visible, band)
+    for document in _documents(options):
+        problem = _problem(document, q, k, v, options)
         doh, oh = (_heads_first(document.queries_of(x)) for x in (dout, out))
         row_lse = document.rows_of(lse).to(doh.dtype).unsqueeze(-1)
-        logits, derivative = problem.scores(softmax_scale, scores)
+        logits, derivative = problem.scores(options)
         weights = _weights(logits, row_lse)
         delta = (doh * oh).sum(-1, keepdim=True)
         if dlse is not None:
             delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
         delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be infinite there
-        ds = weights * (doh @ problem.v.transpose(-1, -2) - delta) * derivative * softmax_scale
+        dp = doh @ problem.v.transpose(-1, -2)
+        ds = weights * (dp - delta) * derivative * options.softmax_scale
         _store(document.queries_of(dq), ds @ problem.k)
         _store(document.keys_of(dk), ds.transpose(-1, -2) @ problem.q)
         _store(document.keys_of(dv), weights.transpose(-1, -2) @ doh)
@@ -175,10 +148,10 @@ class _Document(NamedTuple):
         return x if self.queries is None else x[:, self.queries].unsqueeze(0)
 
 
-def _documents(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[_Document]:
-    if cu_seqlens_q is None or cu_seqlens_k is None:
+def _documents(options: Options) -> list[_Document]:
+    if options.cu_seqlens_q is None or options.cu_seqlens_k is None:
         return [_Document()]
-    queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    queries, keys = options.cu_seqlens_q.tolist(), options.cu_seqlens_k.tolist()
     return [
         _Document(slice(*q_ends), slice(*k_ends), number)
         for number, (q_ends, k_ends) in enumerate(
@@ -193,23 +166,24 @@ class _Problem(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    seen: Tensor | None  # booleans that broadcast to the scores
+    visible: Tensor | None  # booleans that broadcast to the scores
     document: _Document
 
-    def scores(self, softmax_scale: float, scores: Scores) -> tuple[Tensor, Tensor | float]:
+    def scores(self, options: Options) -> tuple[Tensor, Tensor | float]:
         """Return [batch, num_heads_q, seqlen_q, seqlen_k], -inf where masked.
 
         And their derivatives by q . k * softmax_scale.
         """
-        logits = self.q @ self.k.transpose(-1, -2) * softmax_scale
+        scores = options.scores
+        logits = self.q @ self.k.transpose(-1, -2) * options.softmax_scale
         derivative: Tensor | float = 1.0
         if scores.softcap != 0.0:
             capped = (logits / scores.softcap).tanh()
             logits, derivative = scores.softcap * capped, 1.0 - capped * capped
         if scores.alibi_slopes is not None:
             logits = logits - self._distances() * self.document.slopes_of(scores.alibi_slopes)
-        if self.seen is not None:
-            logits = logits.masked_fill(~self.seen, -torch.inf)
+        if self.visible is not None:
+            logits = logits.masked_fill(~self.visible, -torch.inf)
         return logits, derivative
 
     def _distances(self) -> Tensor:
@@ -220,28 +194,14 @@ class _Problem(NamedTuple):
         return distances.to(self.q.dtype)
 
 
-def _problem(  # noqa: PLR0913, PLR0917 - tensors and two masks
-    document: _Document,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    band: Band | None,
-) -> _Problem:
+def _problem(document: _Document, q: Tensor, k: Tensor, v: Tensor, options: Options) -> _Problem:
     qh = _heads_first(document.queries_of(q))
     kh, vh = (_heads_first(document.keys_of(x)) for x in (k, v))
     group = qh.shape[1] // kh.shape[1]
     kh, vh = (x.repeat_interleave(group, dim=1) for x in (kh, vh))
-    if band is not None and not band.is_full:
-        left, right, bottom_right = band
-        shown = visible(
-            qh.shape[2],
-            kh.shape[2],
-            left=left,
-            right=right,
-            bottom_right=bottom_right,
-            device=q.device,
-        )
+    mask = options.visible
+    if not options.band.is_full:
+        shown = visible(qh.shape[2], kh.shape[2], options.band, q.device)
         mask = shown if mask is None else mask & shown
     if mask is None:
         return _Problem(qh, kh, vh, None, document)

@@ -162,9 +162,10 @@ def lists_by_query(
     tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
 ) -> tuple[TileList, TileList]:
     """Return the lists of lines of 64 and of 128 queries."""
+    axes, sizes = (tiles.m, tiles.n), (planes, query_tiles, key_tiles)
     return (
-        _list_lines(tiles, slots, tiles.m, tiles.n, (planes, query_tiles, key_tiles), 1),
-        _list_lines(tiles, slots, tiles.m, tiles.n, (planes, query_tiles, key_tiles), 2),
+        _list_lines(tiles, slots, axes, sizes, 1),
+        _list_lines(tiles, slots, axes, sizes, 2),
     )
 
 
@@ -172,9 +173,10 @@ def lists_by_key(
     tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
 ) -> tuple[TileList, TileList]:
     """Return the lists of lines of 64 and of 128 keys; entries of the latter know their turn."""
+    axes, sizes = (tiles.n, tiles.m), (planes, key_tiles, query_tiles)
     lists = (
-        _list_lines(tiles, slots, tiles.n, tiles.m, (planes, key_tiles, query_tiles), 1),
-        _list_lines(tiles, slots, tiles.n, tiles.m, (planes, key_tiles, query_tiles), 2),
+        _list_lines(tiles, slots, axes, sizes, 1),
+        _list_lines(tiles, slots, axes, sizes, 2),
     )
     lists[1].entries[:, 3] = _turns(lists[1], -(-key_tiles // 2), query_tiles)
     return lists
@@ -195,16 +197,15 @@ def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:
     return 2 * before + (before == counts[column] - 1)
 
 
-def _list_lines(  # noqa: PLR0913, PLR0917 - the two axes, by either of which lists go
+def _list_lines(
     tiles: VisibleTiles,
     slots: Tensor,
-    along: Tensor,
-    across: Tensor,
+    axes: tuple[Tensor, Tensor],
     sizes: tuple[int, int, int],
     group: int,
 ) -> TileList:
-    """Return the list whose lines are `group` tiles of `along`, and whose entries go `across`."""
-    planes, lines, others = sizes
+    """Return the list with `group` tiles of the first axis a line, and entries along the second."""
+    (along, across), (planes, lines, others) = axes, sizes
     lines = -(-lines // group)
     key = (tiles.plane * lines + along // group) * others + across
     entry_keys, entry = key.unique(return_inverse=True)

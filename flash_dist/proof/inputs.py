@@ -16,6 +16,7 @@ from .reference import attend, name_results
 from .scores import make_scores
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from ..kernels.scores import Scores
@@ -37,18 +38,16 @@ _Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
 class Attention(Protocol):
     """What is tested. Packed documents come with a batch of 1 and their lengths."""
 
-    def __call__(  # noqa: PLR0913 - what attention takes
+    def __call__(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        inputs: Sequence[Tensor],
         *,
         causal: bool,
         mask: BlockMask | None,
         lengths: tuple[int, ...],
         scores: Scores,
     ) -> tuple[Tensor, Tensor]:
-        """Return (out, lse)."""
+        """Return (out, lse) of q, k and v."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +89,14 @@ class Inputs:
             return self._attend_to_cache(case)
         if case.budget is not None:
             return self._attend_within(case.budget, case)
-        q, k, v = leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
-        scores = self.scores
+        leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        inputs, scores = tuple(leaves), self.scores
         if scores.sinks is not None:
             leaves.append(scores.sinks.detach().requires_grad_())
             scores = scores._replace(sinks=leaves[-1])
         options: dict[str, Any] = {"mask": self.mask, "lengths": case.lengths, "scores": scores}
         with _precision_of(case):
-            out, lse = attention(q, k, v, causal=case.causal, **options)
+            out, lse = attention(inputs, causal=case.causal, **options)
         gradients = torch.autograd.grad(out, leaves, self.dout)
         return name_results(out.detach(), lse.detach(), *gradients)
 
@@ -150,9 +149,7 @@ class Inputs:
         """Return what the textbook formulas give on the CPU, every step rounded to `dtype`."""
         visible = find_visible(case)
         tensors = (self.q, self.k, self.v, self.dout)
-        return attend(
-            *tensors, causal=case.causal, dtype=dtype, visible=visible, scores=self.scores
-        )
+        return attend(tensors, causal=case.causal, dtype=dtype, visible=visible, scores=self.scores)
 
 
 def _precision_of(case: Case) -> AbstractContextManager[None]:
@@ -174,16 +171,15 @@ def load_attention() -> Attention:
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - absent on a broken install
     from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
 
-    def attention(  # noqa: PLR0913 - as above
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+    def attention(
+        inputs: Sequence[Tensor],
         *,
         causal: bool,
         mask: BlockMask | None,
         lengths: tuple[int, ...],
         scores: Scores,
     ) -> tuple[Tensor, Tensor]:
+        q, k, v = inputs
         options = {"causal": causal, "return_lse": True, **_name_arguments(scores)}
         if not lengths:
             out, lse = flash_attn_func(q, k, v, mask=mask, **options)

@@ -60,11 +60,8 @@ def error_of_rounded_out(out: torch.Tensor, dout: torch.Tensor) -> float:
     return float(torch.finfo(dout.dtype).eps * largest * rows**0.5)
 
 
-def attend(  # noqa: PLR0913 - the tensors of attention
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dout: torch.Tensor,
+def attend(
+    tensors: tuple[torch.Tensor, ...],
     *,
     causal: bool,
     dtype: torch.dtype,
@@ -74,16 +71,15 @@ def attend(  # noqa: PLR0913 - the tensors of attention
     """Attention and its gradients by the textbook formulas, every step rounded to `dtype`.
 
     Args:
-        q: [batch, seqlen_q, num_heads_q, head_dim]
-        k: [batch, seqlen_k, num_heads_kv, head_dim]
-        v: [batch, seqlen_k, num_heads_kv, head_dim_v]
-        dout: [batch, seqlen_q, num_heads_q, head_dim_v]
+        tensors: q [batch, seqlen_q, num_heads_q, head_dim], k [batch, seqlen_k, num_heads_kv,
+            head_dim], v likewise and dout like q, both with head_dim_v.
         causal: Mask aligned to the bottom right.
         dtype: float64 for the reference, the input's own for the baseline.
         visible: Which keys a query sees, bool [batch or 1, heads or 1, seqlen_q, seqlen_k]; stands
             for `causal`.
         scores: What becomes of them before the mask, and sinks.
     """
+    q, k, v, dout = tensors
     group = q.shape[2] // k.shape[2]
     q, dout = (x.to("cpu", dtype).transpose(1, 2) for x in (q, dout))
     k, v = (x.to("cpu", dtype).transpose(1, 2).repeat_interleave(group, dim=1) for x in (k, v))

@@ -364,8 +364,5 @@ def test_the_parts_of_all_ranks_are_the_causal_mask(world_size: int) -> None:
             mine, theirs = (positions(seqlen, one, world_size) for one in (rank, source))
             part = choose_part(rank, source, len(mine), causal=True)
             rows, keys = mine[part.rows], theirs[part.keys]
-            left, right, _ = part.band
-            seen[rows[:, None], keys] += visible(
-                len(rows), len(keys), left=left, right=right
-            ).long()
+            seen[rows[:, None], keys] += visible(len(rows), len(keys), part.band).long()
     assert torch.equal(seen, torch.ones_like(seen).tril())

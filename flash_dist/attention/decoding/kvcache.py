@@ -25,7 +25,6 @@ from ..arguments import (
     may_wait,
     read_whole,
 )
-from ..layouts import DENSE
 from ..results import returns_softmax_lse
 from ..scores import choose_scores
 from ..transforms import require_no_gradients
@@ -146,14 +145,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     suits = check_given(given, counted=cache_seqlens is not None, symbolic=symbolic)
     scores = None
     if others or not are_defaults(0.0, softcap, alibi_slopes):
-        scores = choose_scores(
-            q,
-            tokens=DENSE,
-            batch=q.shape[0],
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            others=others,
-        )
+        scores = choose_scores(q, softcap, alibi_slopes, others)
     require_no_gradients(
         "flash_attn_with_kvcache",
         q=q,
@@ -192,7 +184,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         cache.check_values(seqlen_new, None if rotary_cos is None else rotary_cos.shape[0], steps)
     budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()
     if new is not None:
-        q = append(q, cache, *new, rotary, advances=not band.is_full)
+        q = append(q, cache, new, rotary, advances=not band.is_full)
     out, lse = decode(
         q,
         cache,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -37,34 +37,31 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 
-def attend_to_cache(  # noqa: PLR0913 - one attention problem
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+class Keys(NamedTuple):
+    """Keys of each sequence."""
+
+    cu_seqlens: Tensor | None  # [batch + 1]: how many there are; without block_table also where
+    seqused: Tensor | None = None  # [batch]: how many are read, whatever cu_seqlens of pages holds
+    block_table: Tensor | None = None  # [batch, pages]
+
+
+def attend_to_cache(
+    tensors: tuple[Tensor, Tensor, Tensor],
     packed: Packed,
-    cu_seqlens_k: Tensor | None,
-    *,
-    block_table: Tensor | None,
-    seqused_k: Tensor | None,
+    keys: Keys,
     band: Band,
-    softmax_scale: float,
-    scores: Scores | None = None,
+    how: tuple[float, Scores | None],
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of packed queries, without gradients, as `flash_attn_with_kvcache` does.
 
     Args:
-        q: [total_q, num_heads_q, head_dim].
-        k: [num_pages, page_size, num_heads_kv, head_dim] with block_table, else [total_k,
-            num_heads_kv, head_dim].
-        v: Like k, with head_dim_v.
-        packed: Where the queries of each sequence are; checked.
-        cu_seqlens_k: [batch + 1]: how many keys each sequence has, and where if they are packed.
-        block_table: [batch, pages], int32.
-        seqused_k: [batch], int32: how many of a sequence's keys are attended to; None: all. In
-            pages, what cu_seqlens_k says is then not looked at.
+        tensors: q [total_q, num_heads_q, head_dim]; k [num_pages, page_size, num_heads_kv,
+            head_dim] with block_table, else [total_k, num_heads_kv, head_dim]; v like k, with
+            head_dim_v.
+        packed: Queries of each sequence; checked.
+        keys: Keys of each sequence.
         band: Aligned to the bottom right of each sequence.
-        softmax_scale: Factor on the scores.
-        scores: What else becomes of them; None: nothing.
+        how: softmax_scale and score modifications.
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
@@ -72,6 +69,8 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
             dimensions `check_packed` has seen to.
         FlashDistError: This build has no code that runs on the GPU, or gradients are wanted.
     """
+    (q, k, v), (cu_seqlens_k, seqused_k, block_table) = tensors, keys
+    softmax_scale, scores = how
     batch = packed.cu_seqlens_q.shape[0] - 1
     if is_autocast():
         q, k, v = autocast(q, k, v)

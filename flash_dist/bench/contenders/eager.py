@@ -40,20 +40,18 @@ def make_eager(problem: Problem) -> Attend:
     hidden = Hidden.of(problem)
     group = shape.num_heads_q // shape.num_heads_kv
     scoring = make_scoring(problem)
-    return lambda q, k, v: attend_eagerly(q, k, v, hidden=hidden, group=group, scoring=scoring)
+    return lambda *inputs: attend_eagerly(inputs, hidden=hidden, group=group, scoring=scoring)
 
 
-def attend_eagerly(  # noqa: PLR0913 - what attention is made of
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+def attend_eagerly(
+    inputs: tuple[torch.Tensor, ...],
     *,
     hidden: Hidden | None,
     group: int,
     scoring: Scoring = PLAIN,
 ) -> torch.Tensor:
-    """Compute attention on [batch, seqlen, heads, head_dim]."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    """Compute attention of q, k and v, [batch, seqlen, heads, head_dim]."""
+    q, k, v = (x.transpose(1, 2) for x in inputs)
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5

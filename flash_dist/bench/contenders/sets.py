@@ -82,7 +82,7 @@ def seed_shapes() -> tuple[Shape, ...]:
         square(2, 4096, (8, 1), 256, mask),
         square(1, 16384, (8, 1), 256, mask),
         square(4, 4096, (32, 8), 128, mask),
-        square(2, 1024, (8, 1), 256, mask, layers=_LAYERS),
+        replace(square(2, 1024, (8, 1), 256, mask), layers=_LAYERS),
     )
 
 
@@ -118,7 +118,7 @@ def varlen_shapes() -> tuple[Shape, ...]:
 def fp32_shapes() -> tuple[Shape, ...]:
     """Return float32 problems: head_dim 64, 128, 256, full and causal."""
     return tuple(
-        square(2, 2048, (_WIDTH // head_dim,) * 2, head_dim, mask, "fp32")
+        replace(square(2, 2048, (_WIDTH // head_dim,) * 2, head_dim, mask), dtype="fp32")
         for head_dim in (64, 128, 256)
         for mask in (FULL, CAUSAL)
     )

@@ -192,18 +192,9 @@ class Shape:
         return cls(**fields)
 
 
-def square(  # noqa: PLR0913, PLR0917 - a row of a table
-    batch: int,
-    seqlen: int,
-    heads: tuple[int, int],
-    head_dim: int,
-    mask: Mask,
-    dtype: str = "bf16",
-    layers: int = 1,
-) -> Shape:
+def square(batch: int, seqlen: int, heads: tuple[int, int], head_dim: int, mask: Mask) -> Shape:
     """Return a problem with as many keys as queries; heads are (num_heads_q, num_heads_kv)."""
-    sizes = (batch, seqlen, seqlen, *heads, head_dim, head_dim)
-    return Shape(*sizes, mask, dtype, layers=layers)
+    return Shape(batch, seqlen, seqlen, *heads, head_dim, head_dim, mask)
 
 
 def visible_pairs(shape: Shape) -> int:

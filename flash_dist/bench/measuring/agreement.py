@@ -79,7 +79,7 @@ def _compute_float64(problem: Problem) -> list[Tensor]:
                 for x, place in zip(tensors, (*places, places[0]), strict=True)
             )
             inputs = tuple(x.requires_grad_() for x in (q, k, v))
-            out = attend_eagerly(*inputs, hidden=hidden, group=group)
+            out = attend_eagerly(inputs, hidden=hidden, group=group)
             grads = torch.autograd.grad(out, inputs, dout)
             for whole, part, place in zip(
                 wanted, (out.detach(), *grads), (places[0], *places), strict=True

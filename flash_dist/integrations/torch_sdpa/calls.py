@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import torch
 
 from ...attention.arguments import SCALES, may_look, read_cu_seqlens
-from ...attention.decoding.varlen import attend_to_cache, check_packed
+from ...attention.decoding.varlen import Keys, attend_to_cache, check_packed
 from ...attention.layouts import DENSE, PACKED, TORCH, Layout, Names, check_layouts
 from ...attention.packed import check_values
 from ...attention.support import require_kernels
@@ -55,42 +55,47 @@ class Call(NamedTuple):
         return Problem(self.band, self.scale, self.packing, budget=workspace_budget())
 
 
-def find_call(  # noqa: PLR0913 - one call
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: Bounds,
-    *,
-    is_causal: bool,
-    scale: float | None,
-    window: tuple[int | None, int | None],
-    dropout_p: float,
-    **others: object,
-) -> Call | None:
-    """Return a call of torch's operators as one of ours, None if ours do not serve it.
+class Options(NamedTuple):
+    """Arguments of torch's operators that are not about single tensors."""
+
+    dropout_p: float  # only 0 is supported
+    is_causal: bool  # aligned to the bottom right
+    scale: float | None  # factor on the scores, None for head_dim ** -0.5
+    window: tuple[int | None, int | None]  # keys to the left and right, None or -1 for all
+
+    @property
+    def band(self) -> Band:
+        """The mask."""
+        left, right = (_read_side(side) for side in self.window)
+        return Band(left, 0 if self.is_causal else right)
+
+    def choose_scale(self, head_dim: int) -> float:
+        """Return the factor on the scores."""
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+
+def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: object) -> Call | None:
+    """Return a call of torch's operators as one of ours, None if ours do not support it.
 
     Args:
-        query: [batch, seqlen_q, num_heads_q, head_dim], or [total_q, num_heads_q, head_dim].
-        key: [batch, seqlen_k, num_heads_kv, head_dim], or without batch likewise.
-        value: Like key.
+        tensors: query [batch, seqlen_q, num_heads_q, head_dim], or [total_q, num_heads_q,
+            head_dim]; key and value likewise, with seqlen_k and num_heads_kv.
         bounds: cum_seq_q and cum_seq_k, None for tensors with a batch axis, max_q and max_k.
-        is_causal: Aligned to the bottom right.
-        scale: Factor on the scores, None for head_dim ** -0.5.
-        window: Keys to the left and right that a query sees, None or -1 for all.
-        dropout_p: Of which only 0 is served.
-        others: Arguments of which only None and False are served.
+        options: Further arguments.
+        others: Arguments of which only None and False are supported.
 
     Raises:
         BoundariesError: Numbers of cum_seq are not what they must be, where they are looked at.
         FlashDistError: This build has no code that runs on the GPU.
     """
+    query, key, value = tensors
     packing = _read_packing(query, *bounds)
     tokens = DENSE if packing is None else PACKED
-    reason = _find_reason(scale, dropout_p, others)
+    reason = _find_reason(options, others)
     if not reason and packing is None and (bounds[0] is not None or bounds[1] is not None):
         reason = "cum_seq that are no two int32 tensors of one length"
-    tensors = None if reason else _suit(query, key, value, tokens)
-    if tensors is None:
+    readable = None if reason else _suit(query, key, value, tokens)
+    if readable is None:
         tell(reason or "shapes or dtypes such as it was given")
         return None
     if packing is not None and may_look(query):
@@ -98,70 +103,41 @@ def find_call(  # noqa: PLR0913 - one call
     head_dim = query.shape[-1]
     if query.device.type == "cuda":
         require_kernels(query.device.index, query.dtype, head_dim, head_dim)
-    left, right = (_read_side(side) for side in window)
-    band = Band(left, 0 if is_causal else right)
-    return Call(*tensors, packing, band, head_dim**-0.5 if scale is None else scale)
+    return Call(*readable, packing, options.band, options.choose_scale(head_dim))
 
 
-def infer(  # noqa: PLR0913 - one call
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: Bounds,
-    *,
-    block_table: Tensor | None,
-    seqused_k: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    window: tuple[int | None, int | None],
-    dropout_p: float,
-    **others: object,
+def infer(
+    tensors: Triple, bounds: Bounds, keys: Keys, options: Options, **others: object
 ) -> tuple[Tensor, Tensor] | None:
     """Return out and lse of packed queries on keys in pages, or on the first of each sequence.
 
-    None if ours do not serve it.
+    None if ours do not support it.
 
     Args:
-        query: [total_q, num_heads_q, head_dim].
-        key: [num_pages, page_size, num_heads_kv, head_dim], or [total_k, num_heads_kv, head_dim].
-        value: Like key.
+        tensors: query [total_q, num_heads_q, head_dim]; key [num_pages, page_size, num_heads_kv,
+            head_dim], or [total_k, num_heads_kv, head_dim]; value like key.
         bounds: cum_seq_k may be None where keys are in pages.
-        block_table: [batch, pages], int32; None: not in pages.
-        seqused_k: [batch], int32; None: all.
-        is_causal: Aligned to the bottom right.
-        scale: Factor on the scores, None for head_dim ** -0.5.
-        window: Keys to the left and right that a query sees, None or -1 for all.
-        dropout_p: Of which only 0 is served.
-        others: Arguments of which only None and False are served.
+        keys: With seqused_k or block_table.
+        options: Further arguments.
+        others: Arguments of which only None and False are supported.
     """
-    cum_seq_q, cum_seq_k, max_q, _ = bounds
-    reason = _find_reason(scale, dropout_p, others)
+    query = tensors[0]
+    cum_seq_q, _, max_q, _ = bounds
+    reason = _find_reason(options, others)
     if not reason and cum_seq_q is None:
         reason = "keys in pages without cum_seq_q"
     if reason:
         tell(reason)
         return None
-    left, right = (_read_side(side) for side in window)
     try:
-        check_packed(query, key, value, paged=block_table is not None, names=TORCH)
+        check_packed(*tensors, paged=keys.block_table is not None, names=TORCH)
         ends = read_cu_seqlens("cum_seq_q", cum_seq_q, query, TORCH)
         packed = Packed(ends, min(max(max_q, 0), MAX_SEQLEN))
         if may_look(query):
             tokens = query.shape[0]
-            check_boundaries(
-                "query", ends.tolist(), tokens, packed[1], array="cu_seq_q", limit="max_q"
-            )
-        return attend_to_cache(
-            query,
-            key,
-            value,
-            packed,
-            cum_seq_k,
-            block_table=block_table,
-            seqused_k=seqused_k,
-            band=Band(left, 0 if is_causal else right),
-            softmax_scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        )
+            check_boundaries("query", ends.tolist(), tokens, packed[1], ("cu_seq_q", "max_q"))
+        how = options.choose_scale(query.shape[-1]), None
+        return attend_to_cache(tensors, packed, keys, options.band, how)
     except BoundariesError:  # torch's kernel would compute something
         raise
     except (TypeError, ValueError) as error:
@@ -169,14 +145,17 @@ def infer(  # noqa: PLR0913 - one call
         return None
 
 
-def _find_reason(scale: float | None, dropout_p: float, others: dict[str, object]) -> str:
+def _find_reason(options: Options, others: dict[str, object]) -> str:
     """Name the first argument that ours have no kernel for; empty if there is none."""
-    if dropout_p != 0.0:
+    if options.dropout_p != 0.0:
         return "dropout"
+    scale = options.scale
     if scale is not None and not SCALES[0] < scale < SCALES[1]:
         return f"a scale of {scale}"
-    is_given = (name for name, given in others.items() if given is not None and given is not False)
-    return next(is_given, "")
+    unsupported = (
+        name for name, value in others.items() if value is not None and value is not False
+    )
+    return next(unsupported, "")
 
 
 def _read_side(side: int | None) -> int:

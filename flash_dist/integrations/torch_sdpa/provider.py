@@ -8,12 +8,13 @@ before, torch's own, which serves it or says why not.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ...attention.decoding.varlen import Keys
 from ...errors import FlashDistError
-from .calls import find_call, infer
+from .calls import Options, find_call, infer
 from .layouts import lay_out
 from .order import Order
 
@@ -85,23 +86,6 @@ def _join(serve: Callable[..., Any], previous: Callable[..., Any]) -> Callable[.
 # a call. In `others` is what newer versions of torch add.
 
 
-class _Problem(TypedDict):
-    """What `find_call` and `infer` take by name."""
-
-    is_causal: bool
-    scale: float | None
-    window: tuple[int | None, int | None]
-    dropout_p: float
-    return_debug_mask: bool
-
-
-class _Pages(TypedDict):
-    """And `infer` alone."""
-
-    block_table: Tensor | None
-    seqused_k: Tensor | None
-
-
 def _forward(  # noqa: PLR0913, PLR0917
     query: Tensor,
     key: Tensor,
@@ -124,20 +108,16 @@ def _forward(  # noqa: PLR0913, PLR0917
 ) -> Outputs | None:
     """Return out, lse and what dropout would need; [batch, seqlen, heads, head_dim] or packed."""
     bounds = cum_seq_q, cum_seq_k, max_q, max_k
-    problem: _Problem = {
-        "is_causal": is_causal,
-        "scale": scale,
-        "window": (window_size_left, window_size_right),
-        "dropout_p": dropout_p,
-        "return_debug_mask": return_debug_mask,
-    }
+    tensors = query, key, value
+    options = Options(dropout_p, is_causal, scale, (window_size_left, window_size_right))
+    others = {"return_debug_mask": return_debug_mask, **others}
     if block_table is None and seqused_k is None:
-        call = find_call(query, key, value, bounds, **problem, **others)
+        call = find_call(tensors, bounds, options, **others)
         results = None if call is None else call.forward()
     else:
-        _require_no_gradient(query, key, value)
-        pages: _Pages = {"block_table": block_table, "seqused_k": seqused_k}
-        results = infer(query, key, value, bounds, **pages, **problem, **others)
+        _require_no_gradient(*tensors)
+        keys = Keys(cum_seq_k, seqused_k, block_table)
+        results = infer(tensors, bounds, keys, options, **others)
     if results is None:
         return None
     out, lse = results
@@ -188,17 +168,9 @@ def _backward(  # noqa: PLR0913, PLR0917
     **others: object,
 ) -> Triple | None:
     """Return the gradients of query, key and value."""
-    call = find_call(
-        query,
-        key,
-        value,
-        (cum_seq_q, cum_seq_k, max_q, max_k),
-        is_causal=is_causal,
-        scale=scale,
-        window=(window_size_left, window_size_right),
-        dropout_p=dropout_p,
-        **others,
-    )
+    bounds = cum_seq_q, cum_seq_k, max_q, max_k
+    options = Options(dropout_p, is_causal, scale, (window_size_left, window_size_right))
+    call = find_call((query, key, value), bounds, options, **others)
     if call is None:
         return None
     dq, dk, dv = call.backward(grad_out, out, logsumexp)

@@ -112,9 +112,8 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
 ) -> Tensor:
     """Do what torch's function of this signature does: on these kernels where they serve."""
     tensors = query, key, value
-    call = _find_call(
-        *tensors, attn_mask, (dropout_p, is_causal), scale=scale, enable_gqa=enable_gqa
-    )
+    flags = dropout_p, is_causal
+    call = _find_call(tensors, attn_mask, flags, scale=scale, enable_gqa=enable_gqa)
     if isinstance(call, str):
         if isinstance(attn_mask, _OWN):
             _refuse(attn_mask, call)
@@ -129,10 +128,8 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
     return out.squeeze(0) if query.dim() == 3 else out  # noqa: PLR2004
 
 
-def _find_call(  # noqa: PLR0913 - a call
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+def _find_call(
+    tensors: tuple[Tensor, Tensor, Tensor],
     mask: Own | Tensor | None,
     flags: tuple[float, bool],
     *,
@@ -141,7 +138,8 @@ def _find_call(  # noqa: PLR0913 - a call
 ) -> _Call | str:
     """Return what is to be computed, or what there is no kernel for."""
     dropout_p, is_causal = flags
-    reason = _find_reason((query, key, value), mask, dropout_p, scale)
+    query, key, value = tensors
+    reason = _find_reason(tensors, mask, dropout_p, scale)
     if reason or (is_causal and mask is not None):
         return reason or "a mask together with is_causal"
     if query.dim() == 3:  # noqa: PLR2004

@@ -13,7 +13,7 @@ from ...attention.decoding.kvcache import flash_attn_with_kvcache
 from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band, BlockMask
 from .once import choose_longest, find_packed, read_dense
-from .refusals import refuse_constant, refuse_gradient, refuse_sizes, require_served
+from .refusals import refuse_constant, refuse_gradient, refuse_sizes, require_supported
 from .scores import Scores
 from .sight import Sight
 from .single import attend_once, is_interval, lay_out, reads_cache
@@ -67,13 +67,8 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
     Raises:
         ValueError: The module asks for what has no kernel.
     """
-    require_served(
-        module,
-        dropout=dropout,
-        position_bias=position_bias,
-        cache=cache,
-        **others,
-    )
+    unsupported = {"position_bias": position_bias, "cache": cache}
+    require_supported(module, dropout, others | unsupported)
     if query.shape[0] == 1 < key.shape[0]:  # queries that are learned; `len` would fix a symbol
         query = query.expand(key.shape[0], -1, -1, -1)
     tensors = query, key, value

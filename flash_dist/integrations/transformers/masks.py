@@ -65,7 +65,7 @@ def make_mask(
     if is_symbolic(tokens) or is_symbolic(position):
         sizes = batch_size, queries, kv_length
         others["device"] = device
-        return trace_mask(mask_function, tokens, sizes, position, offset, **others)
+        return trace_mask(mask_function, tokens, sizes, (position, offset), **others)
     require_numbers(device)
     if tokens is not None:
         refuse_constant("attention_mask")

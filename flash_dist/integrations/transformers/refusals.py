@@ -9,6 +9,8 @@ from ...toolkit.errors import hint_to_build
 from ..additive import HIDDEN
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
 _SERVES: Final = '`attn_implementation="eager"` serves it'
@@ -36,39 +38,28 @@ _DROPOUTS: Final = (
     "dropout",
 )
 
-# What models give to any attention but eager and sdpa, for which it is in the mask or not needed.
+# Some models pass indices to any attention but eager and sdpa, for which the mask has them.
 _PICKED: Final = "no kernels for selected keys"
-_CHOOSERS: Final = {
-    "indices": _PICKED,
-    "block_indices": _PICKED,
-    "sinks": "no sinks of single queries",
+_UNSUPPORTED: Final = {  # by name: what a module asks for, what there is not, a hint
+    "position_bias": ("position_bias", "no kernels that add a bias", _EAGER),
+    "indices": ("indices", _PICKED, _EAGER),
+    "block_indices": ("block_indices", _PICKED, _EAGER),
+    "sinks": ("sinks", "no sinks of single queries", _EAGER),
+    "head_mask": ("head_mask", "no kernels that weigh heads", _EAGER),
+    "output_attentions": ("output_attentions=True", "no weights that were stored", _EAGER),
+    "cache": ("a paged cache", "no pages under this name", _BATCHING),
 }
 
 
-def require_served(  # noqa: PLR0913 - what there may be to refuse
-    module: torch.nn.Module,
-    *,
-    dropout: float,
-    position_bias: object,
-    cache: object,
-    head_mask: object = None,
-    output_attentions: object = None,
-    **others: object,
+def require_supported(
+    module: torch.nn.Module, dropout: float, arguments: Mapping[str, object]
 ) -> None:
-    """Raise ValueError for the first thing that a module wants and that has no kernel."""
+    """Raise ValueError for the first argument that asks for what has no kernel."""
     if dropout:
         _refuse(module, f"dropout={dropout}", "no kernels with dropout", _advise(module, dropout))
-    if position_bias is not None:
-        _refuse(module, "position_bias", "no kernels that add a bias", _EAGER)
-    for name, why in _CHOOSERS.items():
-        if others.get(name) is not None:
-            _refuse(module, name, why, _EAGER)
-    if head_mask is not None:
-        _refuse(module, "head_mask", "no kernels that weigh heads", _EAGER)
-    if output_attentions:
-        _refuse(module, "output_attentions=True", "no weights that were stored", _EAGER)
-    if cache is not None:
-        _refuse(module, "a paged cache", "no pages under this name", _BATCHING)
+    for name, words in _UNSUPPORTED.items():
+        if arguments.get(name) is not None and arguments[name] is not False:
+            _refuse(module, *words)
 
 
 def require_numbers(device: torch.device | str) -> None:

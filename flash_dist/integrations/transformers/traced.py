@@ -31,12 +31,11 @@ Pair = tuple[Tensor, Tensor]  # first key and end, [batch or 1, queries]
 _BEFORE: Final = -1  # how far from a query the key is that tells where sequences begin
 
 
-def trace_mask(  # noqa: PLR0913 - a call
+def trace_mask(
     mask_function: Callable[..., Any],
     tokens: Tensor | None,
     sizes: tuple[int, int, int],
-    position: int | Tensor,
-    offset: int | Tensor,
+    first: tuple[int | Tensor, int | Tensor],
     *,
     device: torch.device | str,
     **others: Any,  # noqa: ANN401
@@ -47,12 +46,11 @@ def trace_mask(  # noqa: PLR0913 - a call
         mask_function: As `make_mask` has it.
         tokens: [batch, keys or less], which keys exist.
         sizes: Sequences, queries and keys.
-        position: Of the first query.
-        offset: Of the first query from the first key.
+        first: Position of the first query, in the sequence and from the first key.
         device: Where the queries are.
         others: As `make_mask` has them.
     """
-    batch, queries, keys = sizes
+    (batch, queries, keys), (position, offset) = sizes, first
     band = _find_band(queries == keys, **others)
     seen = _follow(band, torch.arange(queries, device=device).unsqueeze(0) + offset, keys)
     if tokens is not None:
@@ -63,7 +61,7 @@ def trace_mask(  # noqa: PLR0913 - a call
         lo, hi = (x.expand(batch, 1) for x in seen)
         return torch.stack([lo, torch.maximum(lo, hi)], -1).to(torch.int32).view(batch, 1, 1, 2)
     if queries == keys:
-        starts = _find_starts(mask_function, band, batch, position, queries, device)
+        starts = _find_starts(mask_function, band, (batch, queries), position, device)
         seen = _join(seen, _spread(starts))
     is_chunked = _is_chunked(others.get("local_size"), others.get("config"))
     is_packed = tokens is None and not is_chunked
@@ -142,15 +140,15 @@ def _is_chunked(size: int | None, config: object) -> bool:
     return size is not None and size == getattr(config, "attention_chunk_size", None)
 
 
-def _find_starts(  # noqa: PLR0913, PLR0917 - a call
+def _find_starts(
     mask_function: Callable[..., Any],
     band: Band,
-    batch: int,
+    sizes: tuple[int, int],
     position: int | Tensor,
-    seqlen: int,
     device: torch.device | str,
 ) -> Tensor:
     """Return where sequences begin [batch, seqlen]; and hold the mask against a band in these."""
+    batch, seqlen = sizes
     row = torch.arange(batch, device=device).unsqueeze(1)
     head = torch.zeros_like(row)
     numbers = torch.arange(seqlen, device=device).unsqueeze(0)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 
-from flash_dist.kernels.reference import reference_backward, reference_forward, visible
+from flash_dist.kernels.reference import Options, reference_backward, reference_forward, visible
 from flash_dist.masks import Band
 from tests.reference import (
     bound_single,
@@ -59,8 +58,8 @@ def assert_like_autograd(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> None:
     finite = torch.isfinite(want_lse)
     want_grads = torch.autograd.grad((want, want_lse[finite]), (q, k, v), (dout, dlse[finite]))
     with torch.no_grad():
-        out, lse = reference_forward(q, k, v, softmax_scale=0.3, visible=seen)
-        grads = reference_backward(dout, q, k, v, out, lse, dlse, softmax_scale=0.3, visible=seen)
+        out, lse = reference_forward(q, k, v, Options(0.3, visible=seen))
+        grads = reference_backward(dout, (q, k, v, out, lse), dlse, Options(0.3, visible=seen))
     torch.testing.assert_close(out, want.detach())
     torch.testing.assert_close(lse, want_lse.detach())
     for got, expected in zip(grads, want_grads, strict=True):
@@ -72,8 +71,7 @@ def assert_like_autograd(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> None:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_forward_and_backward_are_those_of_autograd(shape: tuple[int, ...], band: Band) -> None:
     batch, seqlen_q, seqlen_k, heads, heads_kv = shape
-    left, right, bottom_right = band
-    seen = visible(seqlen_q, seqlen_k, left=left, right=right, bottom_right=bottom_right)
+    seen = visible(seqlen_q, seqlen_k, band)
     q = draw(batch, seqlen_q, heads, 8, seed=1)
     k, v = (draw(batch, seqlen_k, heads_kv, columns, seed=columns) for columns in (8, 6))
     assert_like_autograd(q, k, v, seen.expand(batch, heads, -1, -1))
@@ -88,24 +86,23 @@ def test_any_mask_is_that_of_autograd() -> None:
 
 def test_a_band_is_the_mask_that_it_shows() -> None:
     q, k, v = draw(1, 5, 4, 8, seed=1), draw(1, 9, 2, 8, seed=2), draw(1, 9, 2, 8, seed=3)
-    by_band = reference_forward(q, k, v, softmax_scale=0.3, band=Band(3, 0))
-    seen = visible(5, 9, left=3, right=0)
-    by_mask = reference_forward(q, k, v, softmax_scale=0.3, visible=seen)
+    by_band = reference_forward(q, k, v, Options(0.3, band=Band(3, 0)))
+    seen = visible(5, 9, Band(3, 0))
+    by_mask = reference_forward(q, k, v, Options(0.3, visible=seen))
     assert all(torch.equal(a, b) for a, b in zip(by_band, by_mask, strict=True))
 
 
 def test_a_query_of_five_axes_gives_the_bits_of_four() -> None:
     q, k, v = draw(2, 5, 6, 8, seed=1), draw(2, 7, 2, 8, seed=2), draw(2, 7, 2, 4, seed=3)
     dout, q5 = draw(2, 5, 6, 4, seed=4), q.unflatten(2, (2, 3))
-    out, lse = reference_forward(q, k, v, softmax_scale=0.3, band=Band(-1, 0))
-    out5, lse5 = reference_forward(q5, k, v, softmax_scale=0.3, band=Band(-1, 0))
+    out, lse = reference_forward(q, k, v, Options(0.3, band=Band(-1, 0)))
+    out5, lse5 = reference_forward(q5, k, v, Options(0.3, band=Band(-1, 0)))
     assert out5.shape == (2, 5, 2, 3, 4)
     assert torch.equal(out5.flatten(2, 3), out)
     assert torch.equal(lse5, lse)
-    grads = reference_backward(dout, q, k, v, out, lse, None, softmax_scale=0.3, band=Band(-1, 0))
-    grads5 = reference_backward(
-        dout.unflatten(2, (2, 3)), q5, k, v, out5, lse5, None, softmax_scale=0.3, band=Band(-1, 0)
-    )
+    grads = reference_backward(dout, (q, k, v, out, lse), None, Options(0.3, band=Band(-1, 0)))
+    dout5, saved5 = dout.unflatten(2, (2, 3)), (q5, k, v, out5, lse5)
+    grads5 = reference_backward(dout5, saved5, None, Options(0.3, band=Band(-1, 0)))
     assert grads5[0].shape == q5.shape
     assert torch.equal(grads5[0].flatten(2, 3), grads[0])
     assert all(torch.equal(a, b) for a, b in zip(grads5[1:], grads[1:], strict=True))
@@ -117,27 +114,21 @@ def test_packed_documents_are_attended_one_by_one(*, grouped: bool) -> None:
     q, k, v = draw(9, 4, 8, seed=1), draw(6, 2, 8, seed=2), draw(6, 2, 8, seed=3)
     dout, dlse = draw(9, 4, 8, seed=4), draw(4, 9, seed=5)
     q, dout = (x.unflatten(1, (2, 2)) if grouped else x for x in (q, dout))
-    call = {"softmax_scale": 0.3, "band": Band(-1, 0)}
-    packing = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
-    out, lse = reference_forward(q, k, v, **call, **packing)  # type: ignore[arg-type]
-    grads = reference_backward(dout, q, k, v, out, lse, dlse, **call, **packing)  # type: ignore[arg-type]
+    alone = Options(0.3, band=Band(-1, 0))
+    packed = alone._replace(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    out, lse = reference_forward(q, k, v, packed)
+    grads = reference_backward(dout, (q, k, v, out, lse), dlse, packed)
     assert out.shape == q.shape
     assert lse.shape == (4, 9)
     assert (out[3:] == 0).all()  # no keys, no document
     assert (lse[:, 3:] == -torch.inf).all()
     for (a, b), (c, d) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
         parts = q[None, a:b], k[None, c:d], v[None, c:d]
-        one, one_lse = reference_forward(*parts, **call)  # type: ignore[arg-type]
+        one, one_lse = reference_forward(*parts, alone)
         assert torch.equal(out[a:b], one[0])
         assert torch.equal(lse[:, a:b], one_lse[0])
-        want = reference_backward(
-            dout[None, a:b],
-            *parts,
-            one,
-            one_lse,
-            dlse[None, :, a:b],
-            **call,  # type: ignore[arg-type]
-        )
+        saved = *parts, one, one_lse
+        want = reference_backward(dout[None, a:b], saved, dlse[None, :, a:b], alone)
         got = grads[0][a:b], grads[1][c:d], grads[2][c:d]
         assert all(torch.equal(x, y[0]) for x, y in zip(got, want, strict=True))
 
@@ -146,17 +137,17 @@ def test_tokens_of_no_document_are_zero_whatever_they_hold() -> None:
     cu_q, cu_k = torch.tensor([2, 5, 7]), torch.tensor([1, 4, 6])
     q, k, v = draw(9, 4, 8, seed=1), draw(8, 2, 8, seed=2), draw(8, 2, 8, seed=3)
     dout, dlse = draw(9, 4, 8, seed=4), draw(4, 9, seed=5)
-    call = {"softmax_scale": 0.3, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    options = Options(0.3, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     inside = slice(2, 7), slice(1, 6)
     alone_q, alone_k, alone_v = q[inside[0]].clone(), k[inside[1]].clone(), v[inside[1]].clone()
     for x in (q, dout, dlse.T):
         x[:2], x[7:] = torch.nan, torch.inf
     for x in (k, v):
         x[:1], x[6:] = torch.inf, torch.nan
-    out, lse = reference_forward(q, k, v, **call)  # type: ignore[arg-type]
-    grads = reference_backward(dout, q, k, v, out, lse, dlse, **call)  # type: ignore[arg-type]
-    shifted = {**call, "cu_seqlens_q": cu_q - 2, "cu_seqlens_k": cu_k - 1}
-    want, want_lse = reference_forward(alone_q, alone_k, alone_v, **shifted)  # type: ignore[arg-type]
+    out, lse = reference_forward(q, k, v, options)
+    grads = reference_backward(dout, (q, k, v, out, lse), dlse, options)
+    shifted = Options(0.3, cu_seqlens_q=cu_q - 2, cu_seqlens_k=cu_k - 1)
+    want, want_lse = reference_forward(alone_q, alone_k, alone_v, shifted)
     assert torch.equal(out[2:7], want)
     assert torch.equal(lse[:, 2:7], want_lse)
     for rows in (slice(0, 2), slice(7, 9)):
@@ -172,9 +163,9 @@ def test_tokens_of_no_document_are_zero_whatever_they_hold() -> None:
 def test_a_row_without_a_key_is_zero_and_has_no_gradient() -> None:
     q, k, v = draw(1, 5, 1, 8, seed=1), draw(1, 2, 1, 8, seed=2), draw(1, 2, 1, 8, seed=3)
     causal = Band(-1, 0)
-    out, lse = reference_forward(q, k, v, softmax_scale=1.0, band=causal)
+    out, lse = reference_forward(q, k, v, Options(1.0, band=causal))
     dq, _, _ = reference_backward(
-        torch.ones_like(q), q, k, v, out, lse, None, softmax_scale=1.0, band=causal
+        torch.ones_like(q), (q, k, v, out, lse), None, Options(1.0, band=causal)
     )
     assert (out[:, :3] == 0).all()
     assert (lse[:, :, :3] == -torch.inf).all()
@@ -188,9 +179,9 @@ def test_keys_that_no_query_sees_may_hold_anything() -> None:
     results = []
     for junk in (0.0, torch.nan):
         k[:, 4:], v[:, 4:] = junk, junk
-        out, lse = reference_forward(q, k, v, softmax_scale=1.0, visible=seen.expand(4, 6))
+        out, lse = reference_forward(q, k, v, Options(1.0, visible=seen.expand(4, 6)))
         grads = reference_backward(
-            out, q, k, v, out, lse, None, softmax_scale=1.0, visible=seen.expand(4, 6)
+            out, (q, k, v, out, lse), None, Options(1.0, visible=seen.expand(4, 6))
         )
         results.append((out, lse, *grads))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -198,8 +189,8 @@ def test_keys_that_no_query_sees_may_hold_anything() -> None:
 
 
 def test_causal_is_aligned_to_the_corner_it_names() -> None:
-    assert visible(2, 4, right=0).tolist() == [[True, True, True, False], [True] * 4]
-    assert visible(2, 4, right=0, bottom_right=False).tolist() == [
+    assert visible(2, 4, Band(right=0)).tolist() == [[True, True, True, False], [True] * 4]
+    assert visible(2, 4, Band(right=0, bottom_right=False)).tolist() == [
         [True, False, False, False],
         [True, True, False, False],
     ]
@@ -207,8 +198,8 @@ def test_causal_is_aligned_to_the_corner_it_names() -> None:
 
 def test_half_precision_is_computed_in_float32() -> None:
     q, k, v = (draw(1, 4, 1, 8, seed=i).to(torch.bfloat16) for i in (1, 2, 3))
-    out, lse = reference_forward(q, k, v, softmax_scale=1.0)
-    wide, wide_lse = reference_forward(*(x.float() for x in (q, k, v)), softmax_scale=1.0)
+    out, lse = reference_forward(q, k, v, Options(1.0))
+    wide, wide_lse = reference_forward(q.float(), k.float(), v.float(), Options(1.0))
     assert lse.dtype == torch.float32
     assert torch.equal(lse, wide_lse)
     assert torch.equal(out, wide.to(torch.bfloat16))
@@ -248,9 +239,9 @@ def test_what_row_sums_leave_where_one_key_has_the_weight_is_allowed(
     seen = seen.expand(1, 2, -1, -1)
     problem = replace(problem, q=problem.k * 1.5, v=problem.v * 20, visible=seen)
     q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
-    call: dict[str, Any] = {"softmax_scale": problem.scale, "visible": seen}
-    out, lse = reference_forward(q, k, v, **call)
-    dq, dk, _ = reference_backward(dout, q, k, v, out, lse, None, **call)
+    options = Options(problem.scale, seen)
+    out, lse = reference_forward(q, k, v, options)
+    dq, dk, _ = reference_backward(dout, (q, k, v, out, lse), None, options)
     exact = compute_exact(problem)
     assert find_faults({"dq": dq, "dk": dk}, problem) == []
     for name, got in (("dq", dq), ("dk", dk)):

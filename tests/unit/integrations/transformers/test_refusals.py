@@ -12,10 +12,10 @@ from flash_dist.integrations.transformers.refusals import (
     refuse_bias,
     refuse_sizes,
     refuse_tracing,
-    require_served,
+    require_supported,
 )
 
-NEUTRAL: dict[str, Any] = {"dropout": 0.0, "position_bias": None, "cache": None}
+NO_WISH: dict[str, Any] = {"position_bias": None, "cache": None}
 
 
 class Attention(torch.nn.Module):
@@ -24,9 +24,9 @@ class Attention(torch.nn.Module):
         self.config = SimpleNamespace(**config)
 
 
-def test_neutral_arguments_are_served_and_others_are_not_looked_at() -> None:
-    require_served(Attention(), **NEUTRAL, use_cache=True, head_mask=None, indices=None)
-    require_served(Attention(), **NEUTRAL, output_attentions=False)
+def test_none_and_false_are_supported_and_other_arguments_are_not_looked_at() -> None:
+    require_supported(Attention(), 0.0, {"use_cache": True, "head_mask": None, "indices": None})
+    require_supported(Attention(), 0.0, {**NO_WISH, "output_attentions": False})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_neutral_arguments_are_served_and_others_are_not_looked_at() -> None:
 )
 def test_a_wish_is_refused_by_name(argument: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){words}"):
-        require_served(Attention(), **{**NEUTRAL, **argument})
+        require_supported(Attention(), 0.0, {**NO_WISH, **argument})
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_dropout_is_refused_with_what_its_configuration_calls_it(
     config: dict[str, float], name: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"asks for dropout=0.1, .*\n\nhint: .*`{name}=0.0`"):
-        require_served(Attention(**config), **{**NEUTRAL, "dropout": 0.1})
+        require_supported(Attention(**config), 0.1, NO_WISH)
 
 
 def test_a_mask_of_numbers_and_one_that_no_graph_holds_are_refused() -> None:

@@ -152,7 +152,7 @@ def test_a_difference_with_nan_becomes_valid_json() -> None:
 def test_the_reference_agrees_with_autograd(*, causal: bool) -> None:
     q, dout = (make_values(seed, (2, 9, 4, 16), torch.float64) for seed in (1, 2))
     k, v = (make_values(seed, (2, 6, 2, 16), torch.float64) for seed in (3, 4))
-    exact = attend(q, k, v, dout, causal=causal, dtype=torch.float64)
+    exact = attend((q, k, v, dout), causal=causal, dtype=torch.float64)
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     group = [x.repeat_interleave(2, 2) for x in inputs[1:]]
     scores = torch.einsum("bqhd,bkhd->bhqk", inputs[0], group[0]) / 4
