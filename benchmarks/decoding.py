@@ -26,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import flash_dist  # the functions of caches load the compiled extension when they are used
-from flash_dist.bench.contenders.names import OURS
-from flash_dist.bench.labels import TIMES, label_contender, label_length
+from flash_dist.bench.baselines.names import OURS
+from flash_dist.bench.labels import TIMES, label_baseline, label_length
 from flash_dist.bench.machine import describe_machine
 from flash_dist.bench.plot import require_matplotlib
 from flash_dist.bench.style import COLOURS, NOTE, STYLE, TEXT, WIDTH, save_figure
@@ -58,7 +58,7 @@ BACKENDS: Final = {
     "FLASH": SDPBackend.FLASH_ATTENTION,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
-CONTENDERS: Final = {OURS: OURS, "FLASH": "sdpa-flash", "cuDNN": "sdpa-cudnn"}  # as bench has them
+BASELINES: Final = {OURS: OURS, "FLASH": "sdpa-flash", "cuDNN": "sdpa-cudnn"}  # as bench has them
 BAR: Final = 0.15  # inches from one bar to the next
 AT_THE_LINE: Final = 0.8  # from here on a number stands behind the line of the copy
 
@@ -240,11 +240,11 @@ def draw(machine: Mapping[str, Any], rows: Sequence[Row], path: Path) -> None:
 
 
 def _label(name: str, machine: Mapping[str, Any]) -> str:
-    return label_contender(CONTENDERS[name], machine).removesuffix(", deterministic")
+    return label_baseline(BASELINES[name], machine).removesuffix(", deterministic")
 
 
 def _colour(name: str) -> str:
-    return COLOURS[CONTENDERS[name]]
+    return COLOURS[BASELINES[name]]
 
 
 def _order(row: Row) -> tuple[int, int]:

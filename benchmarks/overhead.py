@@ -81,7 +81,7 @@ def list_steps() -> dict[str, Step]:
             choose_scale(None, SIZE[-1]),
         ),
         "budget": workspace_budget,
-        "arrays of a BlockMask": lambda: registry.resident(mask.handle, q.device, shape),
+        "arrays of a BlockMask": lambda: registry.lookup(mask.handle, q.device, shape),
         "operator on no queries: dispatcher, binding, outputs": lambda: ops.attention_no_grad(
             none, k, v, *operands
         ),

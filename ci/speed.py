@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
+from flash_dist.bench.baselines.names import OURS, in_deterministic_mode, label_of
 from flash_dist.bench.calls import SHAPES, CallReport, read_run
-from flash_dist.bench.contenders.names import OURS, in_deterministic_mode, label_of
 from flash_dist.bench.labels import group_rows, label_length
 from flash_dist.bench.results import (
     Row,
@@ -49,32 +49,32 @@ def load(name: str) -> tuple[Row, ...]:
     return tuple(row for row in rows if not row.eager)
 
 
-def write_ratios(rows: Iterable[Row], peer: str, phase: str) -> str:
-    """Write a peer's times relative to ours, in bold if ours is slower."""
-    ratios = [row.ratio(peer, phase) if peer in row.entries else None for row in rows]
+def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
+    """Write a peer's times over ours, in bold where ours is slower."""
+    ratios = [row.ratio(peer, pass_) if peer in row.entries else None for row in rows]
     texts = [None if ratio is None else f"{ratio:.2f}" for ratio in ratios]
     marked = ("" if x is None else f"**{x}**" if float(x) < 1 else x for x in texts)
     return ", ".join(marked).strip(", ")
 
 
-def compare_phase(phase: str) -> str:
-    """Compare one phase of all shapes of the paper set, with three lengths in one row."""
+def compare_pass(pass_: str) -> str:
+    """Compare one pass of all shapes of the paper set: three lengths in one row."""
     peers = {
         title: peer
         for title, peer in PEERS.items()
-        if phase == "backward" or not in_deterministic_mode(peer)
+        if pass_ == "backward" or not in_deterministic_mode(peer)
     }
     lines = []
     for group in group_rows([*load("paper"), *load("paper-others")]):
         shape = group.rows[0].shape
-        rates = [row.teraflops(OURS, phase) or 0.0 for row in group.rows]
+        rates = [row.teraflops(OURS, pass_) or 0.0 for row in group.rows]
         lines.append(
             [
                 name_sizes((shape.head_dim, shape.head_dim_v)),
                 f"{shape.num_heads_q}/{shape.num_heads_kv}",
                 shape.pattern,
                 ", ".join(f"{rate:.0f}" for rate in rates),
-                *(write_ratios(group.rows, peer, phase) for peer in peers.values()),
+                *(write_ratios(group.rows, peer, pass_) for peer in peers.values()),
             ]
         )
     return write_table(["head_dim", "heads", "mask", "TFLOP/s", *peers], lines)
@@ -85,16 +85,16 @@ def compare_means() -> str:
     shapes = {"head_dim 64, 128, 256": load("paper")}
     shapes["all"] = (*shapes["head_dim 64, 128, 256"], *load("paper-others"))
     lines = [
-        [phase, f"{len(rows)}: {title}", *(_mean(rows, peer, phase) for peer in PEERS.values())]
+        [pass_, f"{len(rows)}: {title}", *(_mean(rows, peer, pass_) for peer in PEERS.values())]
         for title, rows in shapes.items()
-        for phase in ("forward", "backward")
+        for pass_ in ("forward", "backward")
     ]
     return write_table(["pass", "shapes", *PEERS], lines)
 
 
-def _mean(rows: Sequence[Row], peer: str, phase: str) -> str:
-    ratios = collect_ratios(rows, peer, phase)
-    if phase == "forward" and in_deterministic_mode(peer):
+def _mean(rows: Sequence[Row], peer: str, pass_: str) -> str:
+    ratios = collect_ratios(rows, peer, pass_)
+    if pass_ == "forward" and in_deterministic_mode(peer):
         return ""
     return f"{geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
@@ -102,16 +102,16 @@ def _mean(rows: Sequence[Row], peer: str, phase: str) -> str:
 def compare_blocks() -> str:
     """Compare block-causal masks with the fastest peer."""
     lines = [
-        [write_size(row), *(_beside_best(row, phase) for phase in ("forward", "backward"))]
+        [write_size(row), *(_beside_best(row, pass_) for pass_ in ("forward", "backward"))]
         for row in load("seed-fused")
         if row.state == "warm"
     ]
     return write_table(["shape", "forward, ms", "backward, ms"], lines)
 
 
-def _beside_best(row: Row, phase: str) -> str:
-    peer = best_peer(row, phase) or ""
-    ours, other = (row.milliseconds(name, phase) or 0.0 for name in (OURS, peer))
+def _beside_best(row: Row, pass_: str) -> str:
+    peer = best_peer(row, pass_) or ""
+    ours, other = (row.milliseconds(name, pass_) or 0.0 for name in (OURS, peer))
     return f"{ours:#.3g}, {label_of(peer)} {other:#.3g}"
 
 
@@ -142,7 +142,7 @@ def list_scores() -> str:
     """List the cost of soft caps, ALiBi and sinks, forward and backward."""
     lines: dict[tuple[str, str], list[str]] = {}
     for row in load("scores"):
-        times = [row.milliseconds(OURS, phase) or 0.0 for phase in ("forward", "backward")]
+        times = [row.milliseconds(OURS, pass_) or 0.0 for pass_ in ("forward", "backward")]
         mask = "causal" if "causal" in row.shape.name.split() else "full"
         key = (str(row.shape.head_dim), mask)
         lines.setdefault(key, []).append(", ".join(f"{time:.2f}" for time in times))
@@ -172,19 +172,19 @@ def list_corners() -> str:
     return write_table(["problem", "forward, us", "backward, us"], lines)
 
 
-def _best(row: Row, phase: str) -> str:
-    ours = row.milliseconds(OURS, phase)
-    peer = best_peer(row, phase)
+def _best(row: Row, pass_: str) -> str:
+    ours = row.milliseconds(OURS, pass_)
+    peer = best_peer(row, pass_)
     if ours is None or peer is None:
         return ""
     micro = ours * 1e3
     time = f"{micro:.0f}" if micro >= 100 else f"{micro:.1f}"  # noqa: PLR2004 - three digits
-    return f"{time}, {write_ratios([row], peer, phase)} {label_of(peer)}"
+    return f"{time}, {write_ratios([row], peer, pass_)} {label_of(peer)}"
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
-    "forward": lambda: compare_phase("forward"),
-    "backward": lambda: compare_phase("backward"),
+    "forward": lambda: compare_pass("forward"),
+    "backward": lambda: compare_pass("backward"),
     "means": compare_means,
     "blocks": compare_blocks,
     "calls": compare_calls,

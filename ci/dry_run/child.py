@@ -50,7 +50,7 @@ def main() -> None:
     """Print the plan of each case."""
     library = use_kernels_of_gpus()
     for where, name, value in (
-        (registry.Resident, "hold", hold_nothing),
+        (registry.DevicePlan, "hold", hold_nothing),
         (inputs, "make_values", make_no_values),
     ):
         setattr(where, name, value)

@@ -74,7 +74,7 @@ def prepare_inputs(
         q, k, v = autocast(q, k, v)
     if traced or (not plain and isinstance(q, FakeTensor)):
         check_layouts(Layout.of(q), Layout.of(k), Layout.of(v), tokens, names)
-        return q, _fold(k, tokens), _fold(v, tokens)
+        return q, _drop_group(k, tokens), _drop_group(v, tokens)
     try:
         # fmt: off
         grouped = _check_once(
@@ -89,7 +89,7 @@ def prepare_inputs(
         raise
     if not is_transformed():
         q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
-    return (q, _fold(k, tokens), _fold(v, tokens)) if grouped else (q, k, v)
+    return (q, _drop_group(k, tokens), _drop_group(v, tokens)) if grouped else (q, k, v)
 
 
 @lru_cache(maxsize=4096)
@@ -205,7 +205,7 @@ def _is_cast(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
 
 
-def _fold(x: Tensor, tokens: int) -> Tensor:
+def _drop_group(x: Tensor, tokens: int) -> Tensor:
     return x if x.dim() == tokens + 2 else x.select(-2, 0)
 
 

@@ -12,7 +12,7 @@ from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
 from .results import choose_result, returns_lse
 from .scores import choose_scores
-from .unsupported import are_defaults, require_neutral, require_neutral_others
+from .unsupported import are_defaults, check_others, refuse_unsupported
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -132,8 +132,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         )
     plain = not others and are_defaults(dropout_p, softcap, alibi_slopes)
     if not plain:
-        require_neutral(dropout_p=dropout_p)
-        require_neutral_others(flash_attn_func, others)
+        refuse_unsupported(dropout_p=dropout_p)
+        check_others(flash_attn_func, others)
     q, k, v = prepare_inputs(q, k, v)
     scores = None
     if not plain:

@@ -115,19 +115,19 @@ def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
 @outside_graphs
 def _find_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
     try:
-        seen = mask.detach().expand(shape)
+        visible = mask.detach().expand(shape)
     except RuntimeError as error:
         message = (
             "attn_mask must broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], "
             f"{list(shape)}, got shape {list(mask.shape)}"
         )
         raise ValueError(message) from error
-    if seen.numel() == 0:  # hides nothing: there is no query or no key
+    if visible.numel() == 0:  # hides nothing: there is no query or no key
         return BlockMask.full()
     if mask.is_inference():  # has no version: it may have changed since
         _require_host()
-        return BlockMask.from_dense(seen)
-    return _CONVERSIONS.find(mask, (mask._version, shape), lambda: BlockMask.from_dense(seen))  # noqa: SLF001 - as public as a version gets
+        return BlockMask.from_dense(visible)
+    return _CONVERSIONS.find(mask, (mask._version, shape), lambda: BlockMask.from_dense(visible))  # noqa: SLF001 - as public as a version gets
 
 
 def convert_flex(block_mask: flex_attention.BlockMask) -> BlockMask:

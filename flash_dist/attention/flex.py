@@ -11,7 +11,7 @@ from ..masks.inputs import require_bool
 from .conversions import convert_flex
 from .heads_first import attend_heads_first, check_tensors
 from .results import returns_aux
-from .unsupported import require_neutral
+from .unsupported import refuse_unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,7 +77,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         FlashDistError: This build has no code that runs on the GPU.
     """
     check_tensors(query, key, value, (4,))
-    require_neutral(score_mod=score_mod)
+    refuse_unsupported(score_mod=score_mod)
     require_bool("return_lse", return_lse)
     if return_aux is not None:
         _check_aux(return_aux, return_lse=return_lse)

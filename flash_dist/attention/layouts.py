@@ -91,7 +91,7 @@ def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int, names: Names = N
         (names.v, v, "head_dim_v"),
     ):
         _check_tensor(name, x, what, tokens, names)
-    k, v = (_fold(name, x, q, tokens, names) for name, x in ((names.k, k), (names.v, v)))
+    k, v = (_drop_group(name, x, q, tokens, names) for name, x in ((names.k, k), (names.v, v)))
     for name, x in ((names.k, k), (names.v, v)):
         _check_against_q(name, x, q, tokens, names)
     _check_keys(q, k, v, tokens, names)
@@ -163,7 +163,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _fold(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> Layout:
+def _drop_group(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> Layout:
     """Leave out the heads_per_kv axis of k or v, along which it must be expanded."""
     if len(x.shape) == tokens + 2:
         return x

@@ -43,9 +43,9 @@ def merge_attention(
     largest = largest.masked_fill(largest == -torch.inf, 0.0)
     share_a, share_b = _share(lse_a, largest), _share(lse_b, largest)
     total = share_a + share_b  # from 1 to 2, 0 if no key was seen
-    unseen = total == 0
-    total = total.masked_fill(unseen, 1.0)
-    lse = (largest + total.log()).masked_fill(unseen, -torch.inf)
+    masked = total == 0
+    total = total.masked_fill(masked, 1.0)
+    lse = (largest + total.log()).masked_fill(masked, -torch.inf)
     out = _weigh(out_a, share_a / total) + _weigh(out_b, share_b / total)
     return out.to(torch.promote_types(out_a.dtype, out_b.dtype)), lse
 

@@ -30,7 +30,7 @@ from .layouts import NAMES, PACKED, Names
 from .results import choose_result, returns_lse
 from .scores import choose_scores
 from .transforms import find_differentiated
-from .unsupported import are_defaults, require_neutral, require_neutral_others
+from .unsupported import are_defaults, check_others, refuse_unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -137,10 +137,10 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         )
     plain = mask is None and are_defaults(dropout_p, softcap, alibi_slopes)
     if not plain:
-        require_neutral(dropout_p=dropout_p, mask=mask)
+        refuse_unsupported(dropout_p=dropout_p, mask=mask)
     seqused_k = others.pop("seqused_k", None)
     if others:
-        require_neutral_others(flash_attn_varlen_func, others)
+        check_others(flash_attn_varlen_func, others)
     if block_table is not None or seqused_k is not None:
         check_packed(q, k, v, paged=block_table is not None)
         if block_table is not None or not _is_differentiated(q, k, v, others):
@@ -156,8 +156,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
                 out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs
             )
     q, k, v = prepare_inputs(q, k, v, PACKED)
-    given = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    packing = read_packing(q, k, given, used=seqused_k is not None)
+    arguments = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    packing = read_packing(q, k, arguments, used=seqused_k is not None)
     scores = None
     if others or not plain:
         scores = choose_scores(q, softcap, alibi_slopes, others, packing.cu_seqlens_q)

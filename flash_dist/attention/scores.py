@@ -116,8 +116,8 @@ def _read_sinks(q: Tensor, heads: int, others: Mapping[str, Any]) -> Tensor | No
     if tuple(sinks.shape) != (heads,):
         message = f"{name} must have shape [num_heads_q], [{heads}], got {list(sinks.shape)}"
         raise ValueError(message)
-    wide: Tensor = sinks.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
-    return wide.contiguous()
+    upcast: Tensor = sinks.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return upcast.contiguous()
 
 
 def _require_device(name: str, x: Tensor, q: Tensor) -> None:

@@ -12,7 +12,7 @@ from .arguments import describe_type
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .layouts import dtype_name
-from .unsupported import require_neutral
+from .unsupported import refuse_unsupported
 
 Tensor = torch.Tensor
 
@@ -63,7 +63,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         FlashDistError: This build has no code that runs on the GPU.
     """
     check_tensors(query, key, value, (3, 4))
-    require_neutral(dropout_p=dropout_p)
+    refuse_unsupported(dropout_p=dropout_p)
     require_bool("is_causal", is_causal)
     if attn_mask is not None and is_causal:
         message = (

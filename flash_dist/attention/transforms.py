@@ -154,10 +154,10 @@ class Attention(torch.autograd.Function):
     ) -> tuple[Pair, tuple[int, int]]:
         """Compute the whole axis at once."""
         _require_same_for_all(info.batch_size, *call)
-        fold = _Fold(info.batch_size)
-        q, k, v = map(fold.join, (q, k, v), in_dims)
+        axis_of_vmap = _VmapAxis(info.batch_size)
+        q, k, v = map(axis_of_vmap.merge, (q, k, v), in_dims)
         out, lse = Attention.apply(q, k, v, *call)  # type: ignore[no-untyped-call]
-        return (fold.part(out), fold.part(lse)), (0, 0)
+        return (axis_of_vmap.split(out), axis_of_vmap.split(lse)), (0, 0)
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
@@ -187,10 +187,10 @@ class Backward(torch.autograd.Function):
         """Compute the whole axis at once."""
         tensors, call = inputs[:7], inputs[7:]
         _require_same_for_all(info.batch_size, *call)
-        fold = _Fold(info.batch_size)
-        folded = map(fold.join_any, tensors, in_dims)
-        dq, dk, dv = Backward.apply(*folded, *call)  # type: ignore[no-untyped-call]
-        return (fold.part(dq), fold.part(dk), fold.part(dv)), (0, 0, 0)
+        axis_of_vmap = _VmapAxis(info.batch_size)
+        merged = map(axis_of_vmap.merge_any, tensors, in_dims)
+        dq, dk, dv = Backward.apply(*merged, *call)  # type: ignore[no-untyped-call]
+        return (axis_of_vmap.split(dq), axis_of_vmap.split(dk), axis_of_vmap.split(dv)), (0, 0, 0)
 
     @staticmethod
     def backward(*_: object) -> NoReturn:
@@ -203,23 +203,23 @@ class Backward(torch.autograd.Function):
         refuse_second()
 
 
-class _Fold:
+class _VmapAxis:
     """An axis of so many entries, put before the batch and made one with it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def join(self, x: Tensor, axis: int | None) -> Tensor:
+    def merge(self, x: Tensor, axis: int | None) -> Tensor:
         x = x.expand(self.size, *x.shape) if axis is None else x.movedim(axis, 0)
         return x.flatten(0, 1)
 
-    def join_any(self, x: Tensor | None, axis: int | None) -> Tensor | None:
-        return None if x is None else self.join(x, axis)
+    def merge_any(self, x: Tensor | None, axis: int | None) -> Tensor | None:
+        return None if x is None else self.merge(x, axis)
 
-    def part(self, x: Tensor) -> Tensor:
+    def split(self, x: Tensor) -> Tensor:
         batch = x.shape[0] // self.size
-        parted: Tensor = x.unflatten(0, (self.size, batch))
-        return parted
+        parts: Tensor = x.unflatten(0, (self.size, batch))
+        return parts
 
 
 def _require_same_for_all(

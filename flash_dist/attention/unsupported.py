@@ -115,7 +115,7 @@ REASONS: Final[Mapping[str, str]] = {
 }
 
 _NONE: Final = (None,)
-NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # of all others: None
+ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # of all others: None
     "attention_chunk": (0,),
     "disable_scheduler_metadata": (False, True),
     "dropout_p": (0,),
@@ -131,20 +131,20 @@ def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bo
     return floats and dropout_p == softcap == 0.0 and alibi_slopes is None
 
 
-def require_neutral(**arguments: object) -> None:
+def refuse_unsupported(**arguments: object) -> None:
     """Raise ValueError for an argument that asks for what is not built, with the reason."""
     for name, value in arguments.items():
-        neutral = NEUTRAL.get(name, _NONE)
+        values = ALLOWED.get(name, _NONE)
         plain = value is None or isinstance(value, (bool, int, float, Real))
-        if plain and value in neutral:  # a tensor is not asked whether it equals
+        if plain and value in values:  # a tensor is not asked whether it equals
             continue
-        *most, last = map(str, neutral)
+        *most, last = map(str, values)
         allowed = f"{', '.join(most)} or {last}" if most else last
         message = f"{name} must be {allowed}, got {describe(value)}: {REASONS[name]}"
         raise ValueError(message)
 
 
-def require_neutral_others(function: Callable[..., object], others: Mapping[str, object]) -> None:
+def check_others(function: Callable[..., object], others: Mapping[str, object]) -> None:
     """Raise likewise for what flash-attention 3 and 4 take, and TypeError for other names.
 
     Sinks are served, and judged where they are read.
@@ -154,7 +154,7 @@ def require_neutral_others(function: Callable[..., object], others: Mapping[str,
         others: What it was given beyond its own arguments, by name.
     """
     require_known(function, others, KNOWN)
-    require_neutral(**{name: value for name, value in others.items() if name in REASONS})
+    refuse_unsupported(**{name: value for name, value in others.items() if name in REASONS})
 
 
 def require_known(

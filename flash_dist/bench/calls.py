@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from .contenders.shapes import FULL, Shape, square
+from .baselines.shapes import FULL, Shape, square
 from .results import JSON_VERSION, Report, read_result, require_version
 
 if TYPE_CHECKING:

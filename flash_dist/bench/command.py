@@ -16,20 +16,20 @@ from ..toolkit.findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHE
 from ..toolkit.machine.libcuda import read_cuda
 from ..toolkit.machine.torch_install import read_torch
 from ..toolkit.targets.wording import count, read_whole
-from .calls import CallReport, read_run
-from .contenders import sets
-from .contenders.names import (
+from .baselines import sets
+from .baselines.names import (
     DETERMINISTIC,
     FLASH_ATTENTION,
     OURS,
+    PASSES,
     PEERS,
-    PHASES,
     add_ours,
+    parse_passes,
     parse_peers,
-    parse_phases,
     parse_states,
 )
-from .contenders.shapes import DTYPES, FULL, MASKS, SETS, Mask, Shape
+from .baselines.shapes import DTYPES, FULL, MASKS, SETS, Mask, Shape
+from .calls import CallReport, read_run
 from .plan import DEFAULTS, Plan
 from .plot import draw_plot, require_matplotlib
 from .results import Report, write_json
@@ -87,9 +87,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--phases",
-        type=parse_phases,
+        type=parse_passes,
         metavar="LIST",
-        help=f"list of {','.join(PHASES)} (default: the first two for paper, long, corners and "
+        help=f"list of {','.join(PASSES)} (default: the first two for paper, long, corners and "
         "scores, else all)",
     )
     parser.add_argument(
@@ -295,14 +295,14 @@ def _measure_calls(path: Path | None) -> CallReport:
 def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     import torch  # noqa: PLC0415 - not for --help
 
-    from .contenders.flash_attention import find_installed  # noqa: PLC0415
+    from .baselines.flash_attention import find_installed  # noqa: PLC0415
     from .duration import estimate_seconds, say_duration  # noqa: PLC0415
     from .machine import describe_machine  # noqa: PLC0415
     from .measuring.clocks import GpuClock  # noqa: PLC0415
     from .runner import measure  # noqa: PLC0415
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's mode asks for it
-    peers, phases, states = DEFAULTS[args.shapes]
+    peers, passes, states = DEFAULTS[args.shapes]
     absent: tuple[str, ...] = ()
     if args.peers is None:
         absent = tuple(x for x in FLASH_ATTENTION if x not in find_installed())
@@ -310,7 +310,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     plan = Plan(
         shapes,
         peers if args.peers is None else args.peers,
-        args.phases or phases,
+        args.phases or passes,
         args.l2 or states,
         args.seconds,
         for_masks=("flex",) if args.shapes == "corners" and args.peers is None else (),
@@ -319,7 +319,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     options = {
         "shapes": args.shapes,
         "peers": list(plan.peers),
-        "phases": list(plan.phases),
+        "phases": list(plan.passes),
         "l2": list(plan.states),
         "seconds": plan.seconds,
     }
@@ -336,7 +336,7 @@ def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
     rows = count(len(plan.shapes) * len(plan.states), "row")
     names = ", ".join(add_ours(plan.peers))
     missing = f"\nskipped, because not installed: {', '.join(absent)}" if absent else ""
-    return f"{rows}, {', '.join(plan.phases)}; {names}: {duration}{missing}"
+    return f"{rows}, {', '.join(plan.passes)}; {names}: {duration}{missing}"
 
 
 def follow(
@@ -350,7 +350,7 @@ def follow(
     """Measure row by row, show progress, and keep what there is on disk."""
     from .runner import ContextLostError  # noqa: PLC0415
 
-    expected = len(plan.states) * sum(bool(plan.phases_of(x)) for x in plan.shapes)
+    expected = len(plan.states) * sum(bool(plan.passes_of(x)) for x in plan.shapes)
     save(report, path)  # a path that cannot be written shows now
     with watch(expected, quiet=quiet) as (tell, advance):
         try:

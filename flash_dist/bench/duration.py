@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from .contenders.names import COPY, add_ours
-from .contenders.shapes import count_flops
-from .measuring.phase import GRAPHS_BELOW_MS
+from .baselines.names import COPY, add_ours
+from .baselines.shapes import count_flops
+from .measuring.passes import GRAPHS_BELOW_MS
 from .measuring.timing import LEAD, ROUNDS
 
 if TYPE_CHECKING:
-    from .contenders.shapes import Shape
+    from .baselines.shapes import Shape
     from .plan import Plan
 
 # Guesses: half of what a multiprocessor of an H200 does with 16 bits, a tenth of it in float32.
@@ -26,14 +26,14 @@ def estimate_seconds(plan: Plan, sm_count: int) -> float:
 
 
 def _estimate_shape(plan: Plan, shape: Shape, sm_count: int) -> float:
-    phases = plan.phases_of(shape)
-    if not phases:
+    passes = plan.passes_of(shape)
+    if not passes:
         return 0.0
     names = add_ours(plan.peers_of(shape))
     rate = _FLOPS_PER_SM[shape.dtype] * sm_count
     loops = 0.0
-    for phase in phases:
-        run = shape.layers * count_flops(shape, phase) / rate
+    for pass_ in passes:
+        run = shape.layers * count_flops(shape, pass_) / rate
         both = 2 if run * 1e3 < GRAPHS_BELOW_MS else 1  # graphs, and eagerly
         loops += both * ROUNDS * max(plan.seconds * (1 + LEAD), run)
     tried = [name for name in names if name != COPY]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from .contenders.names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, is_deterministic
+from .baselines.names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, is_deterministic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,8 +89,8 @@ def label_axis(rows: Iterable[Row]) -> str:
     )
 
 
-def label_contender(name: str, machine: Mapping[str, Any]) -> str:
-    """Name a contender in the legend, with its version; say if its backward is deterministic."""
+def label_baseline(name: str, machine: Mapping[str, Any]) -> str:
+    """Name a baseline in the legend, with its version; say if its backward is deterministic."""
     if name == OURS_DETERMINISTIC:
         return "flash_dist, deterministic in torch's mode"
     torch = _short_version(str(machine.get("torch") or ""))

@@ -14,8 +14,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from .baselines.problem import Problem
 from .calls import SHAPES, Call
-from .contenders.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

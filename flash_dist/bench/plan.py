@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from .contenders.names import COPY, PHASES, STATES
+from .baselines.names import COPY, PASSES, STATES
 
 if TYPE_CHECKING:
-    from .contenders.shapes import Shape
+    from .baselines.shapes import Shape
 
 _FLASH: Final = ("sdpa-flash", "sdpa-flash-deterministic")
 _NEWER: Final = ("fa4", "fa4-deterministic", "fa3", "fa3-deterministic")  # where installed
@@ -21,7 +21,7 @@ _EVERY_BACKEND: Final = (
     "sdpa-efficient-deterministic",
 )
 
-# Peers, phases and states of L2 of each set, unless the command line names others.
+# Peers, passes and states of L2 of each set, unless the command line names others.
 DEFAULTS: Final = {
     "paper": ((*_FLASH, "sdpa-cudnn", *_NEWER), _PASSES, _WARM),
     "long": (("sdpa-cudnn", "sdpa-flash", *_NEWER), _PASSES, _WARM),
@@ -30,12 +30,12 @@ DEFAULTS: Final = {
         _PASSES,
         _WARM,
     ),
-    "seed": ((*_EVERY_BACKEND, "flex", "eager"), PHASES, STATES),
-    "varlen": (("sdpa-flash", "flex", *_NEWER), PHASES, _WARM),
-    "fp32": (("eager", "sdpa-efficient"), PHASES, _WARM),
+    "seed": ((*_EVERY_BACKEND, "flex", "eager"), PASSES, STATES),
+    "varlen": (("sdpa-flash", "flex", *_NEWER), PASSES, _WARM),
+    "fp32": (("eager", "sdpa-efficient"), PASSES, _WARM),
     "scores": (("flex", *_NEWER), _PASSES, _WARM),
     "decode": (("sdpa-cudnn", "sdpa-flash", COPY), ("forward",), ("cold",)),
-    "mine": ((*_FLASH, "sdpa-cudnn", *_NEWER, "flex"), PHASES, _WARM),
+    "mine": ((*_FLASH, "sdpa-cudnn", *_NEWER, "flex"), PASSES, _WARM),
 }
 
 
@@ -45,7 +45,7 @@ class Plan:
 
     shapes: tuple[Shape, ...]
     peers: tuple[str, ...]
-    phases: tuple[str, ...]
+    passes: tuple[str, ...]
     states: tuple[str, ...]
     seconds: float
     for_masks: tuple[str, ...] = ()  # peers that full and causal rows go without
@@ -55,8 +55,8 @@ class Plan:
         plain = shape.mask.kind in {"full", "causal"} and not shape.documents
         return tuple(x for x in self.peers if not (plain and x in self.for_masks))
 
-    def phases_of(self, shape: Shape) -> tuple[str, ...]:
-        """Return the phases of a shape; a stack has the checkpointed one, a cache a forward."""
+    def passes_of(self, shape: Shape) -> tuple[str, ...]:
+        """Return the passes of a shape; a stack has the checkpointed one, a cache a forward."""
         if shape.cached:
-            return tuple(x for x in self.phases if x == "forward")
-        return tuple(x for x in self.phases if shape.layers == 1 or x == "checkpointed")
+            return tuple(x for x in self.passes if x == "forward")
+        return tuple(x for x in self.passes if shape.layers == 1 or x == "checkpointed")

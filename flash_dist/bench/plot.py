@@ -1,4 +1,4 @@
-"""The figure: a panel per phase and group of shapes, in lines; bars per contender."""
+"""The figure: a panel per pass and group of shapes, in lines; bars per baseline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import FlashDistError
-from .contenders.names import COPY, DETERMINISTIC, OURS, OURS_DETERMINISTIC, PHASES, TITLES
+from .baselines.names import COPY, DETERMINISTIC, OURS, OURS_DETERMINISTIC, PASSES, TITLES
 from .labels import (
     TIMES,
     Group,
@@ -15,7 +15,7 @@ from .labels import (
     fill,
     group_rows,
     label_axis,
-    label_contender,
+    label_baseline,
     label_shape,
     write_titles,
 )
@@ -82,27 +82,27 @@ def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib's
         FlashDistError: Nothing was timed.
     """
     rows = [row for row in report.rows if row.shape.layers == 1 and not row.eager]
-    names = choose_contenders(report.contenders)
-    phases = [x for x in PHASES if any(x in e.timings for r in rows for e in r.entries.values())]
-    if not phases:
+    names = choose_baselines(report.baselines)
+    passes = [x for x in PASSES if any(x in e.timings for r in rows for e in r.entries.values())]
+    if not passes:
         message = "there is nothing to plot: no attention was timed"
         raise FlashDistError(message)
     lines = lay_out(group_rows(rows))
-    across, down = len(lines[0]), len(phases) * len(lines)
+    across, down = len(lines[0]), len(passes) * len(lines)
     size = (_LABELS + panel_width(across) * max(across, 2), _LABELS + _HEIGHT * down)
     figure, axes = plt.subplots(down, across, figsize=size, dpi=_DPI, squeeze=False)
-    for place, phase in enumerate(phases):
+    for place, pass_ in enumerate(passes):
         own = axes[place * len(lines) : (place + 1) * len(lines)]
-        _draw_phase(own, lines, phase, names)
+        _draw_pass(own, lines, pass_, names)
     _label_panels(figure, axes, lines)
     failed = any(axis.texts for line in axes for axis in line)
-    labels = [label_contender(name, report.machine) for name in names]
+    labels = [label_baseline(name, report.machine) for name in names]
     _finish(figure, names, labels, caption(report, rows, failed=failed))
     _write_numbers(figure, [axis for axis in axes.flat if axis.axison])
     return figure
 
 
-def choose_contenders(names: Sequence[str]) -> tuple[str, ...]:
+def choose_baselines(names: Sequence[str]) -> tuple[str, ...]:
     """Leave out the copy, which is no attention, and ours in torch's mode, which fills memory."""
     left_out = {COPY, OURS_DETERMINISTIC} if OURS in names else {COPY}
     return tuple(name for name in names if name not in left_out)
@@ -120,15 +120,15 @@ def lay_out(groups: Sequence[Group]) -> Lines:
     return [padded[line::count] for line in range(count)]
 
 
-def _draw_phase(axes: Any, lines: Lines, phase: str, names: tuple[str, ...]) -> None:  # noqa: ANN401
-    """Draw all panels of one phase, to one scale."""
+def _draw_pass(axes: Any, lines: Lines, pass_: str, names: tuple[str, ...]) -> None:  # noqa: ANN401
+    """Draw all panels of one pass, to one scale."""
     for line, groups in zip(axes, lines, strict=True):
         for axis, group in zip(line, groups, strict=True):
             if group is None:
                 axis.set_axis_off()
             else:
-                _draw_panel(axis, group.rows, phase, names)
-        line[0].set_ylabel(f"{textwrap.fill(TITLES[phase], 22)}\nTFLOP/s, higher is faster")
+                _draw_panel(axis, group.rows, pass_, names)
+        line[0].set_ylabel(f"{textwrap.fill(TITLES[pass_], 22)}\nTFLOP/s, higher is faster")
     highest = max(axis.get_ylim()[1] for line in axes for axis in line)
     for line in axes:
         for place, axis in enumerate(line):
@@ -136,16 +136,16 @@ def _draw_phase(axes: Any, lines: Lines, phase: str, names: tuple[str, ...]) -> 
             axis.tick_params(labelleft=place == 0)
 
 
-def _draw_panel(axis: Any, rows: list[Row], phase: str, names: tuple[str, ...]) -> None:  # noqa: ANN401
+def _draw_panel(axis: Any, rows: list[Row], pass_: str, names: tuple[str, ...]) -> None:  # noqa: ANN401
     """Draw the bars; in place of one that could not run stands a sign."""
-    names = choose_bars(names, phase)
+    names = choose_bars(names, pass_)
     width = _GROUP_WIDTH / len(names)
     for place, name in enumerate(names):
         for x, row in enumerate(rows):
             if name not in row.entries:
                 continue
             center = x + (place - (len(names) - 1) / 2) * width
-            rate = row.teraflops(name, phase)
+            rate = row.teraflops(name, pass_)
             if rate is None:
                 style = {"ha": "center", "va": "bottom", "color": COLOURS[name], "fontsize": TEXT}
                 axis.annotate(TIMES, (center, 0), **style)
@@ -156,9 +156,9 @@ def _draw_panel(axis: Any, rows: list[Row], phase: str, names: tuple[str, ...]) 
     axis.margins(y=0.22)  # room for upright numbers
 
 
-def choose_bars(names: tuple[str, ...], phase: str) -> tuple[str, ...]:
+def choose_bars(names: tuple[str, ...], pass_: str) -> tuple[str, ...]:
     """Leave out forwards that another bar shows: the deterministic mode only fills their memory."""
-    if phase != "forward":
+    if pass_ != "forward":
         return names
     shown = {f"{name}{DETERMINISTIC}" for name in names}
     return tuple(name for name in names if name not in shown)

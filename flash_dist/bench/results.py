@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..toolkit.errors import UsageError
-from .contenders.names import (
+from .baselines.names import (
     COPY,
     OURS,
     OURS_DETERMINISTIC,
@@ -20,7 +20,7 @@ from .contenders.names import (
     in_deterministic_mode,
     is_deterministic,
 )
-from .contenders.shapes import Shape, count_flops
+from .baselines.shapes import Shape, count_flops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -75,19 +75,19 @@ class Timing:
 
 @dataclass(frozen=True)
 class Entry:
-    """One contender on one problem. A reason says why it could not run, or not to the end."""
+    """One baseline on one problem. A reason says why it could not run, or not to the end."""
 
     name: str
-    timings: Mapping[str, Timing] = field(default_factory=dict)  # by phase
-    memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes above the inputs, by phase
+    timings: Mapping[str, Timing] = field(default_factory=dict)  # by pass
+    memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes above the inputs, by pass
     errors: Mapping[str, float] = field(default_factory=dict)  # by tensor; against ours
     kernels: tuple[str, ...] = ()
     reason: str = ""
-    uncaptured: Mapping[str, str] = field(default_factory=dict)  # why there is no graph, by phase
+    uncaptured: Mapping[str, str] = field(default_factory=dict)  # why there is no graph, by pass
 
-    def with_timing(self, phase: str, timing: Timing) -> Entry:
+    def with_timing(self, pass_: str, timing: Timing) -> Entry:
         """Return it with one more timing."""
-        return replace(self, timings={**self.timings, phase: timing})
+        return replace(self, timings={**self.timings, pass_: timing})
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as plain data."""
@@ -95,7 +95,7 @@ class Entry:
             "deterministic": is_deterministic(self.name),
             "deterministic_mode": in_deterministic_mode(self.name),
             "reason": self.reason or None,
-            "timings": {phase: asdict(timing) for phase, timing in self.timings.items()},
+            "timings": {pass_: asdict(timing) for pass_, timing in self.timings.items()},
             "peak_bytes": dict(self.memory),
             "errors": dict(self.errors),
             "kernels": list(self.kernels),
@@ -105,7 +105,7 @@ class Entry:
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Entry:
         """Read what `to_json` wrote."""
-        timings = {phase: Timing.from_json(timing) for phase, timing in data["timings"].items()}
+        timings = {pass_: Timing.from_json(timing) for pass_, timing in data["timings"].items()}
         return cls(
             name,
             timings,
@@ -119,9 +119,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    """All contenders on one problem with L2 in one state.
+    """All baselines on one problem with L2 in one state.
 
-    Phases that are shorter than a launch should be are replayed as graphs. A second row, which is
+    Passes that are shorter than a launch should be are replayed as graphs. A second row, which is
     `eager`, has them as programs launch them call by call.
     """
 
@@ -131,11 +131,11 @@ class Row:
     findings: tuple[str, ...] = ()
     eager: bool = False
 
-    def launched(self, phase: str) -> str:
-        """Say how a phase was launched where that matters: `graph`, `eager` or nothing."""
+    def launched(self, pass_: str) -> str:
+        """Say how a pass was launched where that matters: `graph`, `eager` or nothing."""
         if self.eager:
             return "eager"
-        timings = [entry.timings.get(phase) for entry in self.entries.values()]
+        timings = [entry.timings.get(pass_) for entry in self.entries.values()]
         return "graph" if any(timing is not None and timing.graph for timing in timings) else ""
 
     def ours_beside(self, peer: str) -> str:
@@ -143,28 +143,28 @@ class Row:
         both = in_deterministic_mode(peer) and OURS_DETERMINISTIC in self.entries
         return OURS_DETERMINISTIC if both else OURS
 
-    def ratio(self, peer: str, phase: str) -> float | None:
+    def ratio(self, peer: str, pass_: str) -> float | None:
         """Return the peer's time over ours: above 1 ours is faster. None if one has no time."""
-        times = [self.milliseconds(name, phase) for name in (peer, self.ours_beside(peer))]
+        times = [self.milliseconds(name, pass_) for name in (peer, self.ours_beside(peer))]
         return None if times[0] is None or times[1] is None else times[0] / times[1]
 
-    def memory_ratio(self, peer: str, phase: str) -> float | None:
+    def memory_ratio(self, peer: str, pass_: str) -> float | None:
         """Return the peer's peak memory over ours."""
         names = (peer, self.ours_beside(peer))
-        both = [self.entries[name].memory.get(phase) for name in names]
+        both = [self.entries[name].memory.get(pass_) for name in names]
         return None if both[0] is None or not both[1] else both[0] / both[1]
 
-    def milliseconds(self, name: str, phase: str) -> float | None:
+    def milliseconds(self, name: str, pass_: str) -> float | None:
         """Return the median time."""
-        timing = self.entries[name].timings.get(phase)
+        timing = self.entries[name].timings.get(pass_)
         return None if timing is None else timing.median_ms
 
-    def teraflops(self, name: str, phase: str) -> float | None:
+    def teraflops(self, name: str, pass_: str) -> float | None:
         """Return the rate of visible work; None for a stack, which is more than attention."""
-        time = self.milliseconds(name, phase)
+        time = self.milliseconds(name, pass_)
         if time is None or self.shape.layers > 1:
             return None
-        return count_flops(self.shape, phase) / time / 1e9
+        return count_flops(self.shape, pass_) / time / 1e9
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data."""
@@ -203,14 +203,14 @@ class Report:
         return (*dict.fromkeys(found), *([self.aborted] if self.aborted else []))
 
     @property
-    def contenders(self) -> tuple[str, ...]:
+    def baselines(self) -> tuple[str, ...]:
         """Return all names, ours first."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.entries))
 
     @property
     def peers(self) -> tuple[str, ...]:
         """Return the names of the others."""
-        return tuple(name for name in self.contenders if name not in OWN)
+        return tuple(name for name in self.baselines if name not in OWN)
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as plain data."""
@@ -248,25 +248,25 @@ def geometric_mean(values: Iterable[float]) -> float | None:
     return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else None
 
 
-def collect_ratios(rows: Iterable[Row], peer: str, phase: str) -> list[float]:
+def collect_ratios(rows: Iterable[Row], peer: str, pass_: str) -> list[float]:
     """Return the ratios of all rows that have one; of a row of graphs not those beside it."""
     own = [row for row in rows if peer in row.entries and not row.eager]
-    found = [row.ratio(peer, phase) for row in own]
+    found = [row.ratio(peer, pass_) for row in own]
     return [ratio for ratio in found if ratio is not None]
 
 
-def best_peer(row: Row, phase: str) -> str | None:
+def best_peer(row: Row, pass_: str) -> str | None:
     """Return the fastest attention but ours."""
     times = {
         name: time
         for name in row.entries
-        if name not in {*OWN, COPY} and (time := row.milliseconds(name, phase)) is not None
+        if name not in {*OWN, COPY} and (time := row.milliseconds(name, pass_)) is not None
     }
     return min(times, key=times.__getitem__, default=None)
 
 
 def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
-    """Return our rate on unequal over that on equal documents: (unequal row, phase, ratio)."""
+    """Return our rate on unequal over that on equal documents: (unequal row, pass, ratio)."""
 
     def are_held_together(unequal: Row, equal: Row) -> bool:
         if not unequal.shape.documents or len(set(equal.shape.documents)) != 1:
@@ -277,7 +277,7 @@ def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 
 
 def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
-    """Return our rate on equal documents over that on the same as a batch: (row, phase, ratio)."""
+    """Return our rate on equal documents over that on the same as a batch: (row, pass, ratio)."""
 
     def are_held_together(packed: Row, batch: Row) -> bool:
         lengths = packed.shape.documents
@@ -292,17 +292,17 @@ def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 def _rate_ratios(
     rows: Iterable[Row], are_held_together: Callable[[Row, Row], bool]
 ) -> list[tuple[Row, str, float]]:
-    """Return our rate on a row over that on another: (row, phase, ratio)."""
+    """Return our rate on a row over that on another: (row, pass, ratio)."""
     timed = [row for row in rows if not row.eager]
     found = []
     for row in timed:
         for other in timed:
             if row is other or row.state != other.state or not are_held_together(row, other):
                 continue
-            for phase in row.entries[OURS].timings:
-                rates = [one.teraflops(OURS, phase) for one in (row, other)]
+            for pass_ in row.entries[OURS].timings:
+                rates = [one.teraflops(OURS, pass_) for one in (row, other)]
                 if rates[0] is not None and rates[1] is not None:
-                    found.append((row, phase, rates[0] / rates[1]))
+                    found.append((row, pass_, rates[0] / rates[1]))
     return found
 
 

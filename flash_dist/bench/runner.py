@@ -1,4 +1,4 @@
-"""Measure contenders shape by shape. One that fails is an entry with its reason."""
+"""Measure baselines shape by shape. One that fails is an entry with its reason."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .contenders.names import add_ours
-from .contenders.problem import Problem
-from .measuring.phase import Phase
-from .measuring.roster import Roster, release_memory
-from .measuring.trial import try_everybody
+from .baselines.names import add_ours
+from .baselines.problem import Problem
+from .measuring.baselines import Baselines, release_memory
+from .measuring.checks import check_baselines
+from .measuring.passes import Pass
 from .results import Row
 
 if TYPE_CHECKING:
@@ -45,34 +45,34 @@ def measure(
     """
     torch.set_float32_matmul_precision("highest")  # no TF32 for anyone who asks torch
     for shape in plan.shapes:
-        if not plan.phases_of(shape):
+        if not plan.passes_of(shape):
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            roster = Roster(Problem.draw(shape, device), add_ours(plan.peers_of(shape)))
-            try_everybody(roster, tell)
+            baselines = Baselines(Problem.draw(shape, device), add_ours(plan.peers_of(shape)))
+            check_baselines(baselines, tell)
             for state in plan.states:
-                yield from _measure_state(plan, roster, clock, state, tell)
-                if roster.lost:
-                    raise ContextLostError(roster.lost)
-        del roster
+                yield from _measure_state(plan, baselines, clock, state, tell)
+                if baselines.lost:
+                    raise ContextLostError(baselines.lost)
+        del baselines
         release_memory(device)
 
 
 def _measure_state(
-    plan: Plan, roster: Roster, clock: Clock, state: str, tell: Tell
+    plan: Plan, baselines: Baselines, clock: Clock, state: str, tell: Tell
 ) -> Iterator[Row]:
     """Yield what is measured with L2 in a state, with what is eager in a row of its own."""
-    shape = roster.problem.shape
+    shape = baselines.problem.shape
     eager: dict[str, Mapping[str, Timing]] = {}
-    for name in plan.phases_of(shape):
-        phase = Phase(name, roster, clock, plan.seconds, state == "cold", tell)
-        timings, beside = phase.time()
+    for name in plan.passes_of(shape):
+        pass_ = Pass(name, baselines, clock, plan.seconds, state == "cold", tell)
+        timings, beside = pass_.time()
         for who, timing in timings.items():
-            roster.entries[who] = roster.entries[who].with_timing(name, timing)
+            baselines.entries[who] = baselines.entries[who].with_timing(name, timing)
         if beside:
             eager[name] = beside
-    yield Row(shape, state, dict(roster.entries), tuple(roster.findings))
+    yield Row(shape, state, dict(baselines.entries), tuple(baselines.findings))
     if eager:
         entries = {
             who: replace(
@@ -80,7 +80,7 @@ def _measure_state(
                 timings={name: found[who] for name, found in eager.items() if who in found},
                 uncaptured={},
             )
-            for who, entry in roster.entries.items()
+            for who, entry in baselines.entries.items()
         }
         yield Row(shape, state, entries, eager=True)
-    roster.forget_times()
+    baselines.forget_times()

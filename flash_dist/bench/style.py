@@ -6,7 +6,7 @@ import io
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from .contenders.names import OURS, OURS_DETERMINISTIC
+from .baselines.names import OURS, OURS_DETERMINISTIC
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,10 +32,10 @@ class Cache(NamedTuple):
 
     def entry(self, i: int) -> Cache:
         """Return the cache as a call of batch entry i alone has it."""
-        alone = slice(i, i + 1)
+        own = slice(i, i + 1)
         named = self.block_table is not None or self.batch_idx is not None
-        k, v = (self.k, self.v) if named else (self.k[alone], self.v[alone])
-        return Cache(k, v, *(None if x is None else x[alone] for x in self[2:]))
+        k, v = (self.k, self.v) if named else (self.k[own], self.v[own])
+        return Cache(k, v, *(None if x is None else x[own] for x in self[2:]))
 
     def check_values(self, seqlen_new: int, angles: int | None = None, steps: int = 0) -> None:
         """Raise for numbers beside the cache; waits for a GPU that has them.

@@ -132,7 +132,7 @@ def attention_masked(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> Pair:
     """Return out and lse for a BlockMask or an IntervalMask."""
     if keep and plan is None:
-        registry.keep(handle)
+        registry.cache(handle)
     mask = visible(q, k, plan, handle, batches, heads, causal)
     return reference_forward(q, k, v, Options(softmax_scale, mask, scores=Scores(*scores)))
 

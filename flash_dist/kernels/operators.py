@@ -162,13 +162,13 @@ def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def _find_integers(
     mask: Band | BlockMask | IntervalMask, q: Tensor, k: Tensor
-) -> tuple[Tensor, registry.Resident | None]:
+) -> tuple[Tensor, registry.DevicePlan | None]:
     """Return a mask's integers, and its plan with the arrays on the GPU of q, where it has such."""
     band: Any = mask
     if isinstance(mask, BlockMask):
         band = mask.band
         if band is None:
-            found = find_resident(mask.handle, q, k)
+            found = find_plan(mask.handle, q, k)
             if found is not None:
                 return found.plan.numbers, found
             band = Band()  # of nothing
@@ -289,16 +289,16 @@ def band_or_handle(
 # --- Masked operators on a GPU --------------------------------------------------------------------
 
 
-def find_resident(handle: int, q: Tensor, k: Tensor) -> registry.Resident | None:
+def find_plan(handle: int, q: Tensor, k: Tensor) -> registry.DevicePlan | None:
     """Return a mask's tensors on the GPU of q; None where there is no query or no key."""
     index, sizes_q, seqlen_k = q.get_device(), q.shape, k.shape[1]
-    found = registry.recall(handle, index, sizes_q, seqlen_k)
+    found = registry.lookup_last(handle, index, sizes_q, seqlen_k)
     if found is None:
         shape = shape_of(q, k)
         if cpu.is_empty(handle, shape):
             return None
-        found = registry.resident(handle, q.device, shape)
-        registry.remember(handle, index, sizes_q, seqlen_k, found)
+        found = registry.lookup(handle, q.device, shape)
+        registry.cache_last(handle, index, sizes_q, seqlen_k, found)
     return found
 
 
@@ -315,7 +315,7 @@ def _find_arrays(
     tile.
     """
     if plan is None:
-        found = find_resident(handle, q, k)
+        found = find_plan(handle, q, k)
         if found is not None:
             return found.data, found.plan.key_slots, found.plan.layout
     elif 0 not in (q.shape[0], q.shape[1], k.shape[1]):  # with an address
@@ -340,7 +340,7 @@ def _masked_on_gpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     *how: Any,  # noqa: ANN401
 ) -> Pair:
     if keep and plan is None:
-        registry.keep(handle)
+        registry.cache(handle)
     data, _, integers = _find_arrays(q, k, plan, handle, batches, heads, causal)
     out, lse = _operators.attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, *how)
     return out, lse

@@ -27,11 +27,11 @@ def words_of(keys: int) -> int:
     return -(-keys // WORD)
 
 
-def pack(seen: Tensor) -> Tensor:
+def pack(visible: Tensor) -> Tensor:
     """Return the words [..., ceil(n / 64)] of booleans [..., n], on their device."""
-    keys = seen.shape[-1]
-    padded = seen.new_zeros((*seen.shape[:-1], words_of(keys) * WORD))
-    padded[..., :keys] = seen.view(torch.uint8) != 0  # a byte of another value is true as well
+    keys = visible.shape[-1]
+    padded = visible.new_zeros((*visible.shape[:-1], words_of(keys) * WORD))
+    padded[..., :keys] = visible.view(torch.uint8) != 0  # a byte of another value is true as well
     bits = (padded.view(torch.int64) * _GATHER) >> (WORD - 8)
     return (bits & 0xFF).to(torch.uint8).view(torch.int64)
 
@@ -41,13 +41,13 @@ def parse_words(words: object, keys: int) -> Tensor:
     if not isinstance(words, Tensor) or words.dtype != torch.int64:
         kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
         raise complain(TypeError, f"the bits of a saved mask must be torch.int64, got {kind}")
-    whole = require_dims(
+    packed = require_dims(
         "bits", require_values("bits", words), ("[batch, heads, seqlen_q, words]",)
     )
-    if whole.shape[3] != words_of(keys):
-        message = f"bits of {keys} keys must have {words_of(keys)} words, got {list(whole.shape)}"
+    if packed.shape[3] != words_of(keys):
+        message = f"bits of {keys} keys must have {words_of(keys)} words, got {list(packed.shape)}"
         raise complain(ValueError, message)
-    checked = whole.to("cpu", copy=True).contiguous()
+    checked = packed.to("cpu", copy=True).contiguous()
     if keys % WORD:
         checked[..., -1] &= (1 << keys % WORD) - 1
     return checked
@@ -59,15 +59,15 @@ def unpack(words: Tensor, keys: int) -> Tensor:
     return bits.flatten(-2)[..., :keys] != 0
 
 
-def pack_strips(seen: Tensor) -> Tensor:
+def pack_strips(visible: Tensor) -> Tensor:
     """Return the words of booleans [batch, heads, seqlen_q, seqlen_k] on the CPU.
 
     Works a strip of rows at a time, and on the booleans' device.
     """
-    keys = seen.shape[3]
-    words = torch.empty((*seen.shape[:3], words_of(keys)), dtype=torch.int64, device="cpu")
-    for part in strips(seen.shape[:3], keys):
-        words[part] = pack(seen[part]).cpu()
+    keys = visible.shape[3]
+    words = torch.empty((*visible.shape[:3], words_of(keys)), dtype=torch.int64, device="cpu")
+    for part in strips(visible.shape[:3], keys):
+        words[part] = pack(visible[part]).cpu()
     return words
 
 
@@ -126,9 +126,9 @@ def find_intervals(words: Tensor) -> tuple[Tensor, Tensor] | None:
     starts = rises != 0
     if bool(((rises & (rises - 1)) != 0).any()) or bool((starts.sum(-1) > 1).any()):
         return None
-    seen = starts.any(-1)
+    visible = starts.any(-1)
     lo, hi = _position(rises, starts), _position(falls, falls != 0) + 1
-    return torch.where(seen, lo, 0), torch.where(seen, hi, 0)
+    return torch.where(visible, lo, 0), torch.where(visible, hi, 0)
 
 
 def _position(words: Tensor, nonzero: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ def read_flex(block_mask: flex_attention.BlockMask) -> DenseTerm:
         lines = states.view(-1, columns)[first : first + together]
         index = torch.arange(first, first + len(lines), device=states.device)
         place = (index // (heads * rows), index // rows % heads, index % rows)
-        seen = _read_lines(block_mask, lines, place)[..., :seqlen_k]
-        words.view(-1, block_q, words.shape[-1])[first : first + len(lines)] = pack(seen).cpu()
+        visible = _read_lines(block_mask, lines, place)[..., :seqlen_k]
+        words.view(-1, block_q, words.shape[-1])[first : first + len(lines)] = pack(visible).cpu()
     return DenseTerm(words[:, :, :seqlen_q].contiguous(), seqlen_k)
 
 
@@ -92,12 +92,12 @@ def _read_lines(
         place: [lines] each: batch entry, head and query block of a line.
     """
     block_q, block_k = block_mask.BLOCK_SIZE
-    seen = (lines == WHOLE)[:, None, :, None].repeat(1, block_q, 1, block_k)
+    visible = (lines == WHOLE)[:, None, :, None].repeat(1, block_q, 1, block_k)
     line, column = (lines == PARTIAL).nonzero().T
     if len(line) > 0:
         b, h, row = (x[line] for x in place)
-        seen[line, :, column] = _ask(block_mask, b, h, row, column)
-    return seen.flatten(2)
+        visible[line, :, column] = _ask(block_mask, b, h, row, column)
+    return visible.flatten(2)
 
 
 def _ask(
@@ -122,5 +122,5 @@ def _ask(
         answer = ask(b, h, q, k)
     if answer.dtype != torch.bool:
         raise complain(TypeError, f"mask_mod must return torch.bool, got {answer.dtype}")
-    seen: Tensor = answer
-    return seen
+    visible: Tensor = answer
+    return visible

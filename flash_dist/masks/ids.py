@@ -105,7 +105,7 @@ def _contiguous(lo: Tensor, hi: Tensor, count: Tensor) -> Intervals | None:
         hi: One more than the last one.
         count: How many it sees.
     """
-    seen = count > 0
-    if bool((seen & (hi - lo != count)).any()):
+    visible = count > 0
+    if bool((visible & (hi - lo != count)).any()):
         return None
-    return torch.where(seen, lo, 0).unsqueeze(1), torch.where(seen, hi, 0).unsqueeze(1)
+    return torch.where(visible, lo, 0).unsqueeze(1), torch.where(visible, hi, 0).unsqueeze(1)

@@ -221,8 +221,8 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
     if causal:
         ends = torch.arange(1, seqlen_q + 1, device=hi.device) + (seqlen_k - seqlen_q)
         hi = torch.minimum(hi, ends)
-    seen = lo < hi
-    lo, hi = (torch.where(seen, x, 0) for x in (lo, hi))
+    visible = lo < hi
+    lo, hi = (torch.where(visible, x, 0) for x in (lo, hi))
     ranges = query_ranges(lo, hi)
     arrays = {
         "key_bounds": bounds_of_intervals(*(pad(x, (0, 1)) for x in (lo, hi))),  # of no query, too
@@ -254,10 +254,10 @@ def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Ten
     query_tiles = begin.shape[2]
     n = torch.arange(key_tiles, dtype=torch.int32, device=begin.device)
     m = torch.arange(query_tiles, dtype=torch.int32, device=begin.device).unsqueeze(-1)
-    seen = (begin.unsqueeze(-1) <= n) & (n < end.unsqueeze(-1))  # [..., query tiles, key tiles]
+    visible = (begin.unsqueeze(-1) <= n) & (n < end.unsqueeze(-1))  # [..., query tiles, key tiles]
     # A tile more, which sees no key: there is a least and a greatest even of no query.
-    first = pad(torch.where(seen, m, query_tiles), (0, 0, 0, 1), value=query_tiles).amin(2)
-    last = pad(torch.where(seen, m + 1, 0), (0, 0, 0, 1)).amax(2)
+    first = pad(torch.where(visible, m, query_tiles), (0, 0, 0, 1), value=query_tiles).amin(2)
+    last = pad(torch.where(visible, m + 1, 0), (0, 0, 0, 1)).amax(2)
     return first, last
 
 

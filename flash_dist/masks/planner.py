@@ -38,16 +38,16 @@ def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
     others = [term for term, found in split if found is None]
     if not others:
         return _plan_rows(rows, shape)
-    tiles, found, seen = list_tiles(others, rows, shape)
+    tiles, found, visible = list_tiles(others, rows, shape)
     if found is not None:
         return _plan_rows(found, shape)
-    return _plan_tiles(tiles, shape, _key_bounds(bounds_of_keys(seen), shape), rows=None)
+    return _plan_tiles(tiles, shape, _key_bounds(bounds_of_keys(visible), shape), rows=None)
 
 
 def _key_bounds(bounds: Tensor, shape: Shape) -> Tensor | None:
     """Return [batch, 2]: the first and end key that any query sees; None if they are all keys."""
-    whole = (bounds[:, 0] == 0) & (bounds[:, 1] == shape.seqlen_k)
-    return None if bool(whole.all()) else bounds
+    all_keys = (bounds[:, 0] == 0) & (bounds[:, 1] == shape.seqlen_k)
+    return None if bool(all_keys.all()) else bounds
 
 
 def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
@@ -56,8 +56,8 @@ def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
     hi = torch.full((1, 1, 1), shape.seqlen_k, device="cpu")
     for more_lo, more_hi in intervals:
         lo, hi = torch.maximum(lo, more_lo), torch.minimum(hi, more_hi)
-    seen = lo < hi
-    lo, hi = torch.where(seen, lo, 0), torch.where(seen, hi, 0)
+    visible = lo < hi
+    lo, hi = torch.where(visible, lo, 0), torch.where(visible, hi, 0)
     return lo.expand(shape[:3]).contiguous(), hi.expand(shape[:3]).contiguous()
 
 

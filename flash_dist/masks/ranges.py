@@ -28,10 +28,10 @@ def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
     """
     exists = to_tiles(torch.ones(lo.shape[-1], dtype=torch.bool, device=lo.device))
     lo, hi = to_tiles(lo), to_tiles(hi)
-    seen = lo < hi
-    some, every = seen.any(-1), (seen | ~exists).all(-1)
+    visible = lo < hi
+    some, every = visible.any(-1), (visible | ~exists).all(-1)
     ranges = (
-        torch.where(some, torch.where(seen, lo, BEYOND).amin(-1), 0),
+        torch.where(some, torch.where(visible, lo, BEYOND).amin(-1), 0),
         torch.where(every, lo.amax(-1), 0),
         torch.where(every, torch.where(exists, hi, BEYOND).amin(-1), 0),
         hi.amax(-1),
@@ -46,16 +46,16 @@ def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
         lo: [batch, heads, seqlen_q].
         hi: Likewise.
     """
-    seen = lo < hi
-    first = torch.where(seen, lo, BEYOND).flatten(1).amin(1)
-    end = torch.where(seen, hi, 0).flatten(1).amax(1)
+    visible = lo < hi
+    first = torch.where(visible, lo, BEYOND).flatten(1).amin(1)
+    end = torch.where(visible, hi, 0).flatten(1).amax(1)
     return torch.stack([torch.where(end > 0, first, 0), end], -1)
 
 
-def bounds_of_keys(seen: Tensor) -> Tensor:
+def bounds_of_keys(visible: Tensor) -> Tensor:
     """Return the same of words [batch, words] of the keys that some query of some head sees."""
-    keys = torch.arange(WORD * seen.shape[1], device="cpu")
-    return bounds_of_intervals(keys, keys + unpack(seen, len(keys)))  # an interval for each key
+    keys = torch.arange(WORD * visible.shape[1], device="cpu")
+    return bounds_of_intervals(keys, keys + unpack(visible, len(keys)))  # an interval for each key
 
 
 def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
@@ -73,9 +73,9 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
     end = torch.zeros((batch, heads, key_tiles), dtype=torch.int32, device="cpu")
     n = torch.arange(key_tiles, dtype=torch.int32, device="cpu")
     for part in strips(ranges.shape[:3], key_tiles):
-        seen = (begin[part] <= n) & (n < until[part])
+        visible = (begin[part] <= n) & (n < until[part])
         m = torch.arange(part[2].start, part[2].stop, dtype=torch.int32, device="cpu").unsqueeze(-1)
         plane = part[:2]
-        first[plane] = torch.minimum(first[plane], torch.where(seen, m, query_tiles).amin(2))
-        end[plane] = torch.maximum(end[plane], torch.where(seen, m + 1, 0).amax(2))
+        first[plane] = torch.minimum(first[plane], torch.where(visible, m, query_tiles).amin(2))
+        end[plane] = torch.maximum(end[plane], torch.where(visible, m + 1, 0).amax(2))
     return torch.stack([torch.where(first < end, first, 0), end], -1)

@@ -5,9 +5,9 @@ that no other mask of the process ever has. What needs the object (the plan, the
 device) happens here, inside a registered operator, never in traced code.
 
 A mask's tensors are made once for each device and shape, on first use, and freed with the mask. A
-mask outlives its last user reference as long as it is among the KEPT that compiled graphs used
-last: their backward knows only the handle. Tensors that a CUDA graph was captured with are never
-freed, since the graph may be replayed at any time.
+mask outlives its last user reference while it is among the MAX_CACHED masks that compiled graphs
+used last: their backward knows only the handle. Tensors that a CUDA graph was captured with are
+never freed, since the graph may be replayed at any time.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
-KEPT: Final = 32  # masks used last by compiled graphs, which live until their backward
-SHAPES_KEPT: Final = 32  # per mask and device
+MAX_CACHED: Final = 32  # masks used last by compiled graphs, which live until their backward
+MAX_SHAPES: Final = 32  # per mask and device
 DEFAULT_STREAM: Final = 0  # CUDA's legacy stream, which no graph can be captured on
-STREAMS_KEPT: Final = 256  # per buffer; past it, streams are told to the allocator again
+MAX_STREAMS: Final = 256  # per buffer; past it, streams are told to the allocator again
 FIRST_HANDLE: Final = 2  # torch.compile makes a constant of any 0 or 1
 RECORDED: Final = (  # a hint where no handle may be written down
     "`BlockMask.full`, `causal` and `sliding_window` are bands, recorded as numbers; an "
@@ -78,7 +78,7 @@ def outside_graphs(function: Function) -> Function:
 
 
 class Mask(Protocol):
-    """What the registry needs of a `BlockMask`, which enrolls itself here."""
+    """The methods of a `BlockMask` that the registry calls."""
 
     @property
     def sizes(self) -> Sizes:
@@ -91,7 +91,7 @@ class Mask(Protocol):
         """Return booleans by the definition of the mask, on the CPU."""
 
 
-class Resident(NamedTuple):
+class DevicePlan(NamedTuple):
     """A mask's plan, and its buffer on one device."""
 
     plan: MaskPlan
@@ -117,35 +117,35 @@ class Resident(NamedTuple):
 
     def _tell_of_current_stream(self, stream: int) -> None:
         self.data.record_stream(torch.cuda.current_stream())
-        if len(self.streams) >= STREAMS_KEPT:
+        if len(self.streams) >= MAX_STREAMS:
             self.streams.clear()
         self.streams.add(stream)
 
 
-class _Shelf:
-    """What one device has of one mask."""
+class _DeviceCache:
+    """Plans of one mask on one device, by shape."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.residents: OrderedDict[Shape, Resident] = OrderedDict()
+        self.plans: OrderedDict[Shape, DevicePlan] = OrderedDict()
 
-    def take(self, mask: Mask, device: torch.device, shape: Shape) -> Resident:
+    def lookup(self, mask: Mask, device: torch.device, shape: Shape) -> DevicePlan:
         with self.lock:
-            resident = self.residents.get(shape)
-            if resident is None:
-                resident = self.residents[shape] = self._make(mask, device, shape)
-                while len(self.residents) > SHAPES_KEPT:
-                    self.residents.popitem(last=False)
+            found = self.plans.get(shape)
+            if found is None:
+                found = self.plans[shape] = self._make(mask, device, shape)
+                while len(self.plans) > MAX_SHAPES:
+                    self.plans.popitem(last=False)
             else:
-                self.residents.move_to_end(shape)
-        return resident
+                self.plans.move_to_end(shape)
+        return found
 
-    def _make(self, mask: Mask, device: torch.device, shape: Shape) -> Resident:
+    def _make(self, mask: Mask, device: torch.device, shape: Shape) -> DevicePlan:
         plan = mask.plan(*shape)
-        for known in self.residents.values():
+        for known in self.plans.values():
             if known.plan is plan:  # shapes that differ in an axis the mask does not have
                 return known
-        return Resident(plan, upload(plan.packed, device), set())
+        return DevicePlan(plan, upload(plan.packed, device), set())
 
 
 class _Entry:
@@ -153,18 +153,18 @@ class _Entry:
 
     def __init__(self, mask: Mask) -> None:
         self.mask = weakref.ref(mask)
-        self.shelves: dict[torch.device, _Shelf] = {}
-        self.last: dict[int, tuple[tuple[int, ...], int, Resident]] = {}  # by GPU, see recall()
+        self.caches: dict[torch.device, _DeviceCache] = {}
+        self.last: dict[int, tuple[tuple[int, ...], int, DevicePlan]] = {}  # by GPU
 
 
 _entries: dict[int, _Entry] = {}
 _handles = itertools.count(FIRST_HANDLE)
-_kept: OrderedDict[int, Mask] = OrderedDict()
-_kept_lock = threading.Lock()
-_captured: dict[int, Resident] = {}  # by id of the buffer
+_cached: OrderedDict[int, Mask] = OrderedDict()
+_cached_lock = threading.Lock()
+_captured: dict[int, DevicePlan] = {}  # by id of the buffer
 
 
-def enroll(mask: Mask) -> int:
+def register(mask: Mask) -> int:
     """Return the handle of a new mask."""
     handle = next(_handles)
     _entries[handle] = _Entry(mask)
@@ -181,28 +181,30 @@ def find(handle: int) -> Mask:
     return _find(handle)[1]
 
 
-def keep(handle: int) -> None:
-    """Let a mask live until KEPT others were kept."""
+def cache(handle: int) -> None:
+    """Let a mask live until MAX_CACHED others were cached."""
     mask = find(handle)
-    with _kept_lock:
-        _kept[handle] = mask
-        _kept.move_to_end(handle)
-        dropped = _kept.popitem(last=False) if len(_kept) > KEPT else None
+    with _cached_lock:
+        _cached[handle] = mask
+        _cached.move_to_end(handle)
+        dropped = _cached.popitem(last=False) if len(_cached) > MAX_CACHED else None
     del dropped  # outside the lock: it frees tensors
 
 
-def resident(handle: int, device: torch.device, shape: Shape) -> Resident:
+def lookup(handle: int, device: torch.device, shape: Shape) -> DevicePlan:
     """Return a mask's tensors for calls of one shape on the current stream of a device."""
     entry, mask = _find(handle)
-    shelf = entry.shelves.get(device) or entry.shelves.setdefault(device, _Shelf())
-    found = shelf.take(mask, device, shape)
+    cache_of_device = entry.caches.get(device) or entry.caches.setdefault(device, _DeviceCache())
+    found = cache_of_device.lookup(mask, device, shape)
     if device.type == "cuda":
         found.hold(device.index)
     return found
 
 
-def recall(handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int) -> Resident | None:
-    """Return what the last call on a GPU had, if that was of these sizes, for its current stream.
+def lookup_last(
+    handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int
+) -> DevicePlan | None:
+    """Return the plan of the last call on a GPU if that was of these sizes, for its current stream.
 
     Layers share a mask and a shape: to find the tensors otherwise takes several times as long.
     """
@@ -214,10 +216,10 @@ def recall(handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int) -> 
     return last[2]
 
 
-def remember(
-    handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int, found: Resident
+def cache_last(
+    handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int, found: DevicePlan
 ) -> None:
-    """Let `recall` find what `resident` found for a call on a GPU."""
+    """Let `lookup_last` find what `lookup` found for a call on a GPU."""
     entry = _entries.get(handle)
     if entry is not None:
         entry.last[index] = sizes_q, seqlen_k, found
@@ -229,7 +231,7 @@ def _find(handle: int) -> tuple[_Entry, Mask]:
     if entry is None or mask is None:
         message = (
             "the BlockMask of a compiled function must live until its backward, got one that was "
-            f"dropped after {KEPT} other masks were used"
+            f"dropped after {MAX_CACHED} other masks were used"
         )
         raise FlashDistError(message, hint="keep a reference to the mask until `backward` is done")
     return entry, mask

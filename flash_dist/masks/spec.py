@@ -32,7 +32,7 @@ from .inputs import (
     require_not_negative,
 )
 from .planner import make_plan
-from .registry import enroll, outside_graphs
+from .registry import outside_graphs, register
 from .terms import BandTerm, DenseTerm, IntervalTerm, PaddingTerm, PrefixTerm, Term, TilesTerm
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class BlockMask:
             ("_lock", threading.Lock()),
         ):
             object.__setattr__(mask, name, value)
-        object.__setattr__(mask, "handle", enroll(mask))
+        object.__setattr__(mask, "handle", register(mask))
         return mask
 
     @classmethod
@@ -227,11 +227,11 @@ class BlockMask:
                 torch.bool. True is visible, as in `scaled_dot_product_attention` of torch. One row
                 for all queries is given as `mask.expand(batch, 1, seqlen_q, seqlen_k)`.
         """
-        seen = parse_bools("mask", mask, PAIRS)
+        visible = parse_bools("mask", mask, PAIRS)
         for axis in (0, 1):
-            if seen.stride(axis) == 0:
-                seen = seen.narrow(axis, 0, 1)
-        return cls._of(DenseTerm(pack_strips(seen), seen.shape[3]))
+            if visible.stride(axis) == 0:
+                visible = visible.narrow(axis, 0, 1)
+        return cls._of(DenseTerm(pack_strips(visible), visible.shape[3]))
 
     @classmethod
     @outside_graphs
@@ -251,11 +251,11 @@ class BlockMask:
             seqlen_q: Queries; the last block may stick out. Defaults to rows * block_q.
             seqlen_k: Keys, likewise.
         """
-        seen = parse_bools("tiles", tiles, TILES)
+        visible = parse_bools("tiles", tiles, TILES)
         block_q, block_k = parse_block_size(block_size)
-        queries = blocked_seqlen("seqlen_q", seqlen_q, seen.shape[2], block_q)
-        keys = blocked_seqlen("seqlen_k", seqlen_k, seen.shape[3], block_k)
-        host = seen.to("cpu", copy=True).contiguous()
+        queries = blocked_seqlen("seqlen_q", seqlen_q, visible.shape[2], block_q)
+        keys = blocked_seqlen("seqlen_k", seqlen_k, visible.shape[3], block_k)
+        host = visible.to("cpu", copy=True).contiguous()
         return cls._of(TilesTerm(host, block_q, block_k, queries, keys))
 
     @classmethod
@@ -346,10 +346,10 @@ class BlockMask:
         """
         shape = self._suited(batch, num_heads_q, seqlen_q, seqlen_k)
         batches, heads = self._sizes.planes()
-        seen = torch.ones(batches, heads, seqlen_q, seqlen_k, dtype=torch.bool, device="cpu")
+        visible = torch.ones(batches, heads, seqlen_q, seqlen_k, dtype=torch.bool, device="cpu")
         for term in self._terms:
-            seen &= term.visible(shape)
-        return seen
+            visible &= term.visible(shape)
+        return visible
 
     def _suited(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Shape:
         shape = parse_shape(batch, num_heads_q, seqlen_q, seqlen_k)

@@ -83,12 +83,12 @@ class BandTerm(Term):
         i = torch.arange(shape.seqlen_q, device="cpu").unsqueeze(1)
         j = torch.arange(shape.seqlen_k, device="cpu").unsqueeze(0)
         shift = shape.seqlen_k - shape.seqlen_q if self.band.bottom_right else 0
-        seen = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=torch.bool, device="cpu")
+        visible = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=torch.bool, device="cpu")
         if self.band.left >= 0:
-            seen &= j >= i + shift - self.band.left
+            visible &= j >= i + shift - self.band.left
         if self.band.right >= 0:
-            seen &= j <= i + shift + self.band.right
-        return seen[None, None]
+            visible &= j <= i + shift + self.band.right
+        return visible[None, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +125,8 @@ class PaddingTerm(Term):
     def visible(self, shape: Shape) -> Tensor:
         """See Term."""
         keys, lengths = torch.arange(shape.seqlen_k, device="cpu"), self.lengths.view(-1, 1, 1, 1)
-        seen = keys < lengths if self.at_end else keys >= shape.seqlen_k - lengths
-        return seen.expand(-1, 1, shape.seqlen_q, shape.seqlen_k)
+        visible = keys < lengths if self.at_end else keys >= shape.seqlen_k - lengths
+        return visible.expand(-1, 1, shape.seqlen_q, shape.seqlen_k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,8 +258,8 @@ class TilesTerm(Term):
 
     def visible(self, shape: Shape) -> Tensor:
         """See Term."""
-        seen = self.tiles.repeat_interleave(self.block_q, 2).repeat_interleave(self.block_k, 3)
-        return seen[:, :, : shape.seqlen_q, : shape.seqlen_k]
+        visible = self.tiles.repeat_interleave(self.block_q, 2).repeat_interleave(self.block_k, 3)
+        return visible[:, :, : shape.seqlen_q, : shape.seqlen_k]
 
 
 def _entries(x: Tensor, batch: slice) -> Tensor:

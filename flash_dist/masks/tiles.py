@@ -33,12 +33,12 @@ class VisibleTiles(NamedTuple):
 
 class _Strip(NamedTuple):
     part: tuple[slice, slice, slice]  # of [batch, heads, query tiles]
-    seen: Tensor  # booleans [batch, heads, query tiles, key tiles]
+    visible: Tensor  # booleans [batch, heads, query tiles, key tiles]
 
 
 def count_interval_tiles(intervals: Intervals, shape: Shape) -> int:
     """Return how many tiles are visible, in all planes."""
-    return sum(int(strip.seen.sum()) for strip in _interval_strips(intervals, shape))
+    return sum(int(strip.visible.sum()) for strip in _interval_strips(intervals, shape))
 
 
 def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> VisibleTiles:
@@ -50,12 +50,12 @@ def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> V
         shape: Of the mask.
     """
     places, codes = [], []
-    for part, seen in _interval_strips(intervals, shape):
-        first = TILE * torch.arange(seen.shape[-1], device="cpu")
+    for part, visible in _interval_strips(intervals, shape):
+        first = TILE * torch.arange(visible.shape[-1], device="cpu")
         _, most_lo, least_hi, _ = ranges[part].unsqueeze(-2).unbind(-1)
         full = (most_lo <= first) & (least_hi >= first + TILE)
-        places.append(_places(seen, part, shape))
-        codes.append(torch.where(full[seen], FULL, BY_ROWS))
+        places.append(_places(visible, part, shape))
+        codes.append(torch.where(full[visible], FULL, BY_ROWS))
     plane, m, n = torch.cat(places, 1)
     return VisibleTiles(plane, m, n, torch.cat(codes), None)
 
@@ -99,15 +99,15 @@ def list_tiles(
         keys[part[0]] |= any_row(words.flatten(1, 2))
         tiles = _word_tiles(words)
         exists = _word_tiles(torch.ones_like(words)) == 1
-        seen, full = (tiles != 0).any(-1), ((tiles == -1) | ~exists).all(-1)
-        partial = seen & ~full
-        code = torch.full(seen.shape, FULL, device="cpu")
+        visible, full = (tiles != 0).any(-1), ((tiles == -1) | ~exists).all(-1)
+        partial = visible & ~full
+        code = torch.full(visible.shape, FULL, device="cpu")
         code[partial] = torch.arange(count, count + int(partial.sum()), device="cpu")
         bits.append(tiles[partial])
         count += len(bits[-1])
         tile_part = (*part[:2], slice(part[2].start // TILE, -(-part[2].stop // TILE)))
-        places.append(_places(seen, tile_part, shape))
-        codes.append(code[seen])
+        places.append(_places(visible, tile_part, shape))
+        codes.append(code[visible])
     packed = torch.cat(bits).view(torch.int32).view(-1, TILE, 2)
     plane, m, n = torch.cat(places, 1)
     return VisibleTiles(plane, m, n, torch.cat(codes), packed), found, keys
@@ -134,9 +134,9 @@ def _word_tiles(words: Tensor) -> Tensor:
     return tiles.transpose(-1, -2)
 
 
-def _places(seen: Tensor, part: tuple[slice, slice, slice], shape: Shape) -> Tensor:
+def _places(visible: Tensor, part: tuple[slice, slice, slice], shape: Shape) -> Tensor:
     """Return [3, tiles]: plane, query tile and key tile of those seen."""
-    b, h, m, n = seen.nonzero().T
+    b, h, m, n = visible.nonzero().T
     plane = (b + part[0].start) * shape.num_heads_q + h + part[1].start
     return torch.stack([plane, m + part[2].start, n])
 

@@ -93,15 +93,15 @@ def _intervals(case: Case) -> BlockMask:
 
 def _dense(case: Case) -> BlockMask:
     shape = (1, case.num_heads_q, case.seqlen_q, case.seqlen_k)
-    seen = _numbers(case.num_heads_q * case.seqlen_q * case.seqlen_k, 4) == 0
-    return BlockMask.from_dense(seen.view(shape))
+    visible = _numbers(case.num_heads_q * case.seqlen_q * case.seqlen_k, 4) == 0
+    return BlockMask.from_dense(visible.view(shape))
 
 
 def _tiles(case: Case) -> BlockMask:
     grid = (-(-case.seqlen_q // _TILE), -(-case.seqlen_k // _TILE))
-    seen = _numbers(grid[0] * grid[1], 2) == 0
+    visible = _numbers(grid[0] * grid[1], 2) == 0
     return BlockMask.from_tiles(
-        seen.view(1, 1, *grid),
+        visible.view(1, 1, *grid),
         (_TILE, _TILE),
         seqlen_q=case.seqlen_q,
         seqlen_k=case.seqlen_k,

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_dist.bench.contenders.names import COPY, OURS, STATES
-from flash_dist.bench.contenders.shapes import CAUSAL, square
+from flash_dist.bench.baselines.names import COPY, OURS, STATES
+from flash_dist.bench.baselines.shapes import CAUSAL, square
 from flash_dist.bench.measuring.clocks import GpuClock
 from flash_dist.bench.plan import Plan
 from flash_dist.bench.runner import measure
 from tests.unit.made.told_clock import LONG_MS, SHORT_MS, Told, tell
 
-PHASES = ("forward", "backward")
+PASSES = ("forward", "backward")
 SHAPE = replace(square(1, 256, (4, 4), 64, CAUSAL), dtype="fp16")
 FASTEST_GHZ = 4  # no GPU's clock is faster
 
@@ -34,14 +34,14 @@ def test_what_is_short_is_replayed_beside_its_launches(
     device = torch.device("cuda", torch.cuda.current_device())
     clock = ToldGpuClock(device)
     tell(monkeypatch, clock, SHORT_MS)
-    plan = Plan((SHAPE,), ("sdpa-efficient", COPY), PHASES, (state,), seconds=0.01)
+    plan = Plan((SHAPE,), ("sdpa-efficient", COPY), PASSES, (state,), seconds=0.01)
     graphs, eager = measure(plan, device, clock)
     for row, graph in ((graphs, True), (eager, False)):
         assert (row.state, row.eager, row.findings) == (state, not graph, ())
         for entry in row.entries.values():
             assert (entry.reason, dict(entry.uncaptured)) == ("", {})
-            assert [(phase, x.graph) for phase, x in entry.timings.items()] == [
-                (phase, graph) for phase in PHASES
+            assert [(pass_, x.graph) for pass_, x in entry.timings.items()] == [
+                (pass_, graph) for pass_ in PASSES
             ]
             for timing in entry.timings.values():  # of one attention, for any number in a graph
                 assert timing.median_ms == pytest.approx(SHORT_MS)

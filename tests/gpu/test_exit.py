@@ -30,7 +30,7 @@ q.requires_grad_()
 mask.plan(1, 2, 70_000, 70_000)
 torch.cuda.synchronize()
 threads = names()
-registry.resident(mask.handle, q.device, Shape(1, 2, 70_000, 70_000))
+registry.lookup(mask.handle, q.device, Shape(1, 2, 70_000, 70_000))
 assert names() == threads, (threads, names())
 if what == "forward":
     flash_attn_func(q, k, v, mask=mask)

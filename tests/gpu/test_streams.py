@@ -35,9 +35,9 @@ def draw(device: str = "cuda:0") -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def resident_of(mask: BlockMask, device: str = "cuda:0") -> registry.Resident:
+def plan_of(mask: BlockMask, device: str = "cuda:0") -> registry.DevicePlan:
     shape = Shape(SHAPE[0], SHAPE[2], SHAPE[1], SHAPE[1])
-    return registry.resident(mask.handle, torch.device(device), shape)
+    return registry.lookup(mask.handle, torch.device(device), shape)
 
 
 def overwrite_free_blocks(elements: int) -> None:
@@ -52,7 +52,7 @@ def test_a_dropped_mask_lives_until_a_stream_has_read_it(calls_before: int) -> N
     q, k, v = draw()
     want = flash_attn_func(q, k, v, mask=make_mask())
     mask, side = make_mask(), torch.cuda.Stream()
-    elements = resident_of(mask).data.numel()
+    elements = plan_of(mask).data.numel()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         for _ in range(calls_before):
@@ -77,14 +77,14 @@ def test_the_streams_of_a_mask_are_those_it_was_used_on() -> None:
         side.synchronize()
         assert torch.equal(out, want)
     streams = {0, *(side.cuda_stream for side in sides)}
-    assert resident_of(mask).streams == streams
+    assert plan_of(mask).streams == streams
 
 
 def test_a_graph_captured_on_a_stream_that_was_used_before_outlives_its_mask() -> None:
     q, k, v = draw()
     mask, side = make_mask(), torch.cuda.Stream()
     want = flash_attn_func(q, k, v, mask=mask)
-    elements = resident_of(mask).data.numel()
+    elements = plan_of(mask).data.numel()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):
@@ -155,7 +155,7 @@ def test_a_call_runs_on_the_current_stream_of_its_own_gpu() -> None:
         assert torch.cuda.current_device() == 0
     side.synchronize()
     assert torch.equal(out, want)
-    assert resident_of(mask, "cuda:1").streams == {0, side.cuda_stream}
+    assert plan_of(mask, "cuda:1").streams == {0, side.cuda_stream}
 
 
 @two_gpus
@@ -163,7 +163,7 @@ def test_each_gpu_has_a_buffer_and_streams_of_its_own() -> None:
     mask = make_mask()
     for device in ("cuda:0", "cuda:1"):
         flash_attn_func(*draw(device), mask=mask)
-    first, second = resident_of(mask), resident_of(mask, "cuda:1")
+    first, second = plan_of(mask), plan_of(mask, "cuda:1")
     assert (first.data.device.index, second.data.device.index) == (0, 1)
     assert first.plan is second.plan
     assert first.streams is not second.streams

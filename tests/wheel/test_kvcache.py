@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_dist
-from flash_dist.attention.decoding import given
+from flash_dist.attention.decoding import cache_checks
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -519,11 +519,11 @@ def test_a_traced_step_holds_the_operator_that_graphs_hold() -> None:
     cache = torch.linspace(-1, 1, 32 * 32).view(1, 32, 2, 16)
     call = flash_dist.flash_attn_with_kvcache
     want = call(q, cache, cache)
-    known = given._check_once.cache_info().currsize
+    known = cache_checks._check_once.cache_info().currsize
     traced = torch.jit.trace(call, (q, cache, cache), check_trace=False)
     assert "flash_dist::decode(" in str(traced.graph)
     assert torch.equal(traced(q, cache, cache), want)
-    assert given._check_once.cache_info().currsize == known
+    assert cache_checks._check_once.cache_info().currsize == known
 
 
 @pytest.mark.slow

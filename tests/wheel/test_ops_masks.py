@@ -40,10 +40,10 @@ SHAPE = Shape(1, 2, SEQLEN, SEQLEN)
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    registry._kept.clear()
+    registry._cached.clear()
     gc.collect()
     yield
-    registry._kept.clear()
+    registry._cached.clear()
 
 
 def make_mask(start: int = 2) -> BlockMask:
@@ -165,9 +165,9 @@ def test_a_dropped_mask_lives_until_the_backward(*, compiles: bool) -> None:
 def test_a_mask_lost_to_many_others_is_missed_in_words() -> None:
     function, _ = compiled()
     out = function(*draw(), make_mask())
-    others = [make_mask() for _ in range(registry.KEPT)]
+    others = [make_mask() for _ in range(registry.MAX_CACHED)]
     for mask in others:
-        registry.keep(mask.handle)
+        registry.cache(mask.handle)
     gc.collect()
     with pytest.raises(FlashDistError, match=r"must live until its backward.*\n\nhint: keep a ref"):
         out.sum().backward()
@@ -176,8 +176,8 @@ def test_a_mask_lost_to_many_others_is_missed_in_words() -> None:
 def test_eager_calls_keep_no_mask() -> None:
     mask = make_mask()
     attention(*draw(), mask)
-    registry.resident(mask.handle, META, SHAPE)
-    seen = weakref.ref(mask), weakref.ref(registry.resident(mask.handle, CPU, SHAPE).plan)
+    registry.lookup(mask.handle, META, SHAPE)
+    seen = weakref.ref(mask), weakref.ref(registry.lookup(mask.handle, CPU, SHAPE).plan)
     del mask
     gc.collect()
     assert [reference() for reference in seen] == [None, None]
@@ -211,7 +211,7 @@ def test_many_threads_make_the_tensors_of_each_device_once(monkeypatch: pytest.M
         ) -> tuple[torch.device, int]:
             barrier.wait()
             device = devices[i % 2]
-            return device, id(registry.resident(mask.handle, device, SHAPE).data)
+            return device, id(registry.lookup(mask.handle, device, SHAPE).data)
 
         with ThreadPoolExecutor(threads) as pool:
             found = set(pool.map(use, range(threads)))
@@ -221,16 +221,16 @@ def test_many_threads_make_the_tensors_of_each_device_once(monkeypatch: pytest.M
 
 def test_shapes_that_differ_where_the_mask_does_not_share_tensors() -> None:
     mask = make_mask()
-    one = registry.resident(mask.handle, META, SHAPE)
-    other = registry.resident(mask.handle, META, SHAPE._replace(batch=3, num_heads_q=8))
+    one = registry.lookup(mask.handle, META, SHAPE)
+    other = registry.lookup(mask.handle, META, SHAPE._replace(batch=3, num_heads_q=8))
     assert one.data is other.data
 
 
 def test_tensors_of_shapes_not_used_for_long_are_dropped() -> None:
     mask = BlockMask.prefix([2])
-    first = weakref.ref(registry.resident(mask.handle, META, SHAPE).plan)
-    for seqlen in range(SEQLEN + 1, SEQLEN + 1 + registry.SHAPES_KEPT):
-        registry.resident(mask.handle, META, Shape(1, 1, seqlen, seqlen))
+    first = weakref.ref(registry.lookup(mask.handle, META, SHAPE).plan)
+    for seqlen in range(SEQLEN + 1, SEQLEN + 1 + registry.MAX_SHAPES):
+        registry.lookup(mask.handle, META, Shape(1, 1, seqlen, seqlen))
     gc.collect()
     assert first() is None
 

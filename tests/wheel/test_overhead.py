@@ -107,7 +107,7 @@ def attend_to_cache() -> object:
 @pytest.mark.parametrize("call", [attend_packed, attend_to_cache])
 def test_what_a_call_does_not_ask_for_is_not_looked_up(call: Callable[[], object]) -> None:
     names = entered(call)
-    assert not {"choose_scores", "require_neutral", "require_neutral_others"} & set(names), names
+    assert not {"choose_scores", "refuse_unsupported", "check_others"} & set(names), names
 
 
 def test_a_layout_is_checked_once_and_refused_every_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,14 +28,14 @@ from ..arguments import (
 from ..results import returns_softmax_lse
 from ..scores import choose_scores
 from ..transforms import require_no_gradients
-from ..unsupported import are_defaults, require_neutral_others
+from ..unsupported import are_defaults, check_others
+from .cache_checks import check_call
 from .casts import cast_call
-from .given import check_given
 
 if TYPE_CHECKING:
     from ..arguments import Window
     from ..results import Flag, Result
-    from .given import Suits
+    from .cache_checks import Supported
 
 Tensor = torch.Tensor
 
@@ -129,7 +129,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             keys are to be written within a transform of torch.func.
     """
     if others:
-        require_neutral_others(flash_attn_with_kvcache, others)
+        check_others(flash_attn_with_kvcache, others)
     _require_splits(num_splits)
     if not type(rotary_interleaved) is type(return_softmax_lse) is bool:
         require_bools(rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
@@ -140,9 +140,9 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     q, k_cache, v_cache, k, v, rotary_cos, rotary_sin = (
         cast_call(*tensors) if is_autocast() else tensors
     )
-    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *where
+    arguments = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *where
     symbolic = is_symbolic(q)
-    suits = check_given(given, counted=cache_seqlens is not None, symbolic=symbolic)
+    supported = check_call(arguments, counted=cache_seqlens is not None, symbolic=symbolic)
     scores = None
     if others or not are_defaults(0.0, softcap, alibi_slopes):
         scores = choose_scores(q, softcap, alibi_slopes, others)
@@ -160,7 +160,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     on_gpu = q.is_cuda and not symbolic
     if on_gpu and not are_aligned(k_cache, v_cache):
         check_addresses(("k_cache", "v_cache"), k_cache, v_cache)
-    q = suit(q, as_it_lies=suits.q)
+    q = make_supported(q, is_supported=supported.q)
     cache = Cache(k_cache, v_cache, *where)
     seqlen_new = 0 if k is None else k.shape[1]
     if lengths is not cache_seqlens:
@@ -172,10 +172,10 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         _refuse_transforms()
         if not symbolic:
             _require_two_caches(k_cache, v_cache)
-        new, rotary = _suit_new(
+        new, rotary = _make_new_supported(
             (k, v),
             (rotary_cos, rotary_sin),
-            suits,
+            supported,
             interleaved=bool(rotary_interleaved),
         )
     steps = max(seqlen_new, 1 if band.is_full else q.shape[1])  # positions of new keys and queries
@@ -198,16 +198,16 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     return (out, lse) if return_softmax_lse else out
 
 
-def suit(x: Tensor, *, as_it_lies: bool) -> Tensor:
+def make_supported(x: Tensor, *, is_supported: bool) -> Tensor:
     """Return queries, new keys or values with strides that kernels read, a copy where they cannot.
 
     An address that they cannot read is the operator's to copy: a compiled graph has none yet.
 
     Args:
         x: Checked.
-        as_it_lies: Whether its strides are read.
+        is_supported: Whether its strides are read.
     """
-    return x if as_it_lies else x.clone(memory_format=torch.contiguous_format)
+    return x if is_supported else x.clone(memory_format=torch.contiguous_format)
 
 
 def choose_lengths(seqlens: int | Tensor | None) -> Tensor | None:
@@ -254,23 +254,23 @@ def _require_two_caches(k_cache: Tensor, v_cache: Tensor) -> None:
         raise ValueError(message)
 
 
-def _suit_new(
+def _make_new_supported(
     new: tuple[Tensor, Tensor],
     angles: tuple[Tensor | None, Tensor | None],
-    suits: Suits,
+    supported: Supported,
     *,
     interleaved: bool,
 ) -> tuple[tuple[Tensor, Tensor], Rotary | None]:
     """Return new keys, new values and what rotates them as kernels read them."""
     k, v = new
     suited = (
-        suit(k, as_it_lies=suits.k),
-        suit(v, as_it_lies=suits.v),
+        make_supported(k, is_supported=supported.k),
+        make_supported(v, is_supported=supported.v),
     )
     cos, sin = angles
     if cos is None or sin is None:
         return suited, None
-    cos, sin = (suit(x, as_it_lies=x.is_contiguous()) for x in (cos, sin))
+    cos, sin = (make_supported(x, is_supported=x.is_contiguous()) for x in (cos, sin))
     return suited, Rotary(cos, sin, interleaved)
 
 

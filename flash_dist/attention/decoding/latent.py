@@ -23,8 +23,8 @@ from ..arguments import (
 )
 from ..transforms import require_no_gradients
 from ..unsupported import describe, require_known
-from .given import check_given_latent
-from .kvcache import choose_lengths, read_seqlens, suit
+from .cache_checks import check_latent_call
+from .kvcache import choose_lengths, make_supported, read_seqlens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,13 +103,14 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
     if not type(causal) is type(is_fp8_kvcache) is bool:
         require_bools(causal=causal, is_fp8_kvcache=is_fp8_kvcache)
     if others or is_fp8_kvcache or indices is not None:
-        _require_neutral({"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices, **others})
+        flags = {"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices}
+        _refuse_unsupported({**flags, **others})
     columns = require_whole("head_dim_v", head_dim_v)
     lengths = choose_lengths(cache_seqlens)
     if is_autocast():
         q, k_cache = autocast(q, k_cache)
     symbolic = is_symbolic(q)
-    suits = check_given_latent((q, k_cache, block_table, lengths), columns, symbolic=symbolic)
+    supported = check_latent_call((q, k_cache, block_table, lengths), columns, symbolic=symbolic)
     require_no_gradients("flash_mla_with_kvcache", q=q, k_cache=k_cache)
     cache = Cache(k_cache, k_cache, lengths, None, None, block_table)
     if lengths is not cache_seqlens:
@@ -121,7 +122,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
             check_addresses(("k_cache",), k_cache)
         if may_wait():
             cache.check_values(0)
-    q = suit(q, as_it_lies=suits)
+    q = make_supported(q, is_supported=supported)
     budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()
     return decode(
         q,
@@ -134,10 +135,10 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
     )
 
 
-def _require_neutral(arguments: Mapping[str, object]) -> None:
+def _refuse_unsupported(arguments: Mapping[str, object]) -> None:
     require_known(flash_mla_with_kvcache, arguments, _REASONS)
     for name, value in arguments.items():
         if value is not None:
-            neutral = "False" if name == "is_fp8_kvcache" else "None"
-            message = f"{name} must be {neutral}, got {describe(value)}: {_REASONS[name]}"
+            values = "False" if name == "is_fp8_kvcache" else "None"
+            message = f"{name} must be {values}, got {describe(value)}: {_REASONS[name]}"
             raise ValueError(message)

@@ -24,7 +24,7 @@ from ..arguments import (
 from ..layouts import NAMES, Layout, Names, stride_error
 from ..support import require_kernels
 from ..transforms import require_no_gradients
-from .kvcache import suit
+from .kvcache import make_supported
 from .layouts import check_numbers, check_table, check_tensors, check_tensors_once
 from .used import find_last
 
@@ -84,25 +84,25 @@ def attend_to_cache(
         require_tensor("block_table", block_table)
         check_table(Layout.of(block_table), batch, q.device, k.shape[1])
     symbolic = is_symbolic(q)
-    given = (k.unsqueeze(0), v.unsqueeze(0)) if block_table is None else (k, v)
+    keys_and_values = (k.unsqueeze(0), v.unsqueeze(0)) if block_table is None else (k, v)
     check = check_tensors if symbolic else check_tensors_once
-    check(Layout.of(q.unsqueeze(0)), *map(Layout.of, given), named=True, names=("k", "v"))
+    check(Layout.of(q.unsqueeze(0)), *map(Layout.of, keys_and_values), named=True, names=("k", "v"))
     sinks = None if scores is None else scores.sinks
     name = f"flash_attn_varlen_func with {'seqused_k' if block_table is None else 'block_table'}"
     require_no_gradients(name, q=q, k=k, v=v, learnable_sink=sinks)
     on_gpu = q.device.type == "cuda"
     if on_gpu:
-        q = suit(q, as_it_lies=stride_error(Layout.of(q)) is None)
+        q = make_supported(q, is_supported=stride_error(Layout.of(q)) is None)
         if not symbolic:
-            if not are_aligned(*given):
-                check_addresses(("k", "v"), *given)
+            if not are_aligned(*keys_and_values):
+                check_addresses(("k", "v"), *keys_and_values)
             require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
     if not symbolic and (not on_gpu or may_wait()):
         _check_values(k, ends, seqused_k, block_table)
     elif ends is not None and torch.compiler.is_compiling() and not on_gpu:
         message = "cu_seqlens_k[0] must be 0, got another number"  # no operator sees it
         torch._assert_async(ends[0] == 0, message)  # noqa: SLF001 - as torch.func does
-    cache = _make_cache(*given, ends, seqused_k, block_table)
+    cache = _make_cache(*keys_and_values, ends, seqused_k, block_table)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
     return decode(
         q,
@@ -132,9 +132,10 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool, names: Names =
         require_tensor(name, x)
         dims = axes.count(",") + 1
         if x.dim() != dims:
-            given = "block_table" if paged else "seqused_k"
+            argument = "block_table" if paged else "seqused_k"
             message = (
-                f"{name} must have {dims} dimensions {axes} with {given}, got shape {list(x.shape)}"
+                f"{name} must have {dims} dimensions {axes} with {argument}, "
+                f"got shape {list(x.shape)}"
             )
             raise ValueError(message)
 

@@ -1,1 +1,1 @@
-"""How a run of a contender is tried out, timed and compared."""
+"""How a run of a baseline is tried out, timed and compared."""

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..contenders.eager import Hidden, attend_eagerly
+from ..baselines.eager import Hidden, attend_eagerly
 
 if TYPE_CHECKING:
-    from ..contenders.ours import Attend
-    from ..contenders.problem import Problem, Tensor
+    from ..baselines.ours import Attend
+    from ..baselines.problem import Problem, Tensor
 
 NAMES: Final = ("out", "dq", "dk", "dv")
 LIMITS: Final = {"bf16": 0.1, "fp16": 0.05, "fp32": 0.01}

@@ -1,7 +1,7 @@
 """Sustained loops of runs, in rounds of alternating order.
 
 A GPU that is power limited clocks down under load within tens of milliseconds, and how far depends
-on what it runs: a burst on a cool one says nothing. So each contender runs alone in a loop,
+on what it runs: a burst on a cool one says nothing. So each baseline runs alone in a loop,
 back to back, three times: round by round, in reversed order in the second one, so that nobody
 always follows the same neighbour. A loop yields the mean of its runs and a round counts once: the
 result is the median of the three means. The median of single runs would leave out the slow ones
@@ -93,9 +93,9 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
     """Time the runs in loops of so many seconds.
 
     Args:
-        runs: By contender.
+        runs: By baseline.
         clock: Of their device.
-        seconds: Of one loop, of which each contender has three.
+        seconds: Of one loop, of which each baseline has three.
         cold: Empty L2 before each run. Runs are then timed one by one, with the flushes between.
         repeats: How often attention runs in one run; given for graphs, which are then replayed.
         tell: Is told who runs.

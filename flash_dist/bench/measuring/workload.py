@@ -1,4 +1,4 @@
-"""What is run of a contender in each phase: attention alone, or a stack of layers around it."""
+"""What is run of a baseline in each pass: attention alone, or a stack of layers around it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ..contenders.table import bind
+from ..baselines.table import bind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..contenders.ours import Attend
-    from ..contenders.problem import Problem
+    from ..baselines.ours import Attend
+    from ..baselines.problem import Problem
 
     Run = Callable[[], object]
 
 PARAMETER_SCALE = 0.02
 
 
-def make_run(name: str, attend: Attend, problem: Problem, phase: str) -> Run:
-    """Return one phase; whatever is not part of it has happened when this returns."""
+def make_run(name: str, attend: Attend, problem: Problem, pass_: str) -> Run:
+    """Return one pass; whatever is not part of it has happened when this returns."""
     if problem.shape.layers > 1:
         return bind(name, Stack(attend, problem).run)
     make = {
@@ -29,7 +29,7 @@ def make_run(name: str, attend: Attend, problem: Problem, phase: str) -> Run:
         "backward": _make_backward,
         "both": _make_both,
         "checkpointed": _make_checkpointed,
-    }[phase]
+    }[pass_]
     return bind(name, make(attend, problem))
 
 

@@ -1,4 +1,4 @@
-"""How measurements look in a terminal: a table per phase, reasons below it."""
+"""How measurements look in a terminal: a table per pass, reasons below it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rich.cells import cell_len
 
 from ...toolkit.cli.terminal.folding import print_line
 from ...toolkit.cli.terminal.results import make_table
-from ..contenders.names import (
+from ..baselines.names import (
     COPY,
     OURS,
     OURS_DETERMINISTIC,
-    PHASES,
+    PASSES,
     TITLES,
     label_of,
 )
@@ -43,17 +43,17 @@ def print_report(console: Console, report: Report) -> None:
     for line in describe_run(report):
         print_line(console, line)
     notes = Notes()
-    for phase in PHASES:
-        rows = [row for row in report.rows if _was_tried(row, phase)]
+    for pass_ in PASSES:
+        rows = [row for row in report.rows if _was_tried(row, pass_)]
         if not rows:
             continue
-        console.print(f"\n{TITLES[phase]}", style="bold")
-        for table in make_phase_tables(rows, phase, report.peers, notes, console.width):
+        console.print(f"\n{TITLES[pass_]}", style="bold")
+        for table in make_pass_tables(rows, pass_, report.peers, notes, console.width):
             console.print(table)
         if any(map(_is_long, rows)):
-            for table in make_memory_tables(rows, phase, report.contenders, console.width):
+            for table in make_memory_tables(rows, pass_, report.baselines, console.width):
                 console.print(table)
-        for line in summarize(rows, phase, report.peers):
+        for line in summarize(rows, pass_, report.peers):
             print_line(console, line)
     console.print()
     for line in (*notes.lines, *describe_checks(report)):
@@ -76,23 +76,23 @@ class Notes:
         return [f"[{number}] {text}" for text, number in self._numbers.items()]
 
 
-def make_phase_tables(
-    rows: Sequence[Row], phase: str, peers: Sequence[str], notes: Notes, width: int
+def make_pass_tables(
+    rows: Sequence[Row], pass_: str, peers: Sequence[str], notes: Notes, width: int
 ) -> list[Table]:
-    """Return times, rates and ratios of one phase, in as many tables as the terminal needs."""
+    """Return times, rates and ratios of one pass, in as many tables as the terminal needs."""
     columns = [
-        _name_rows(rows, phase),
-        ("ms", [_own_cell(row, OURS, phase, notes) for row in rows]),
+        _name_rows(rows, pass_),
+        ("ms", [_own_cell(row, OURS, pass_, notes) for row in rows]),
     ]
     if any(OURS_DETERMINISTIC in row.entries for row in rows):
-        cells = [_own_cell(row, OURS_DETERMINISTIC, phase, notes) for row in rows]
+        cells = [_own_cell(row, OURS_DETERMINISTIC, pass_, notes) for row in rows]
         columns.append(("ms det.", cells))
-    columns.append(("TFLOP/s", [_rate_cell(row, phase) for row in rows]))
-    columns.append(("MiB", [_memory_cell(row, OURS, phase) for row in rows]))
+    columns.append(("TFLOP/s", [_rate_cell(row, pass_) for row in rows]))
+    columns.append(("MiB", [_memory_cell(row, OURS, pass_) for row in rows]))
     if len(peers) > _MOST_ALONE:
-        columns.append(("x best", [_best_cell(row, phase) for row in rows]))
+        columns.append(("x best", [_best_cell(row, pass_) for row in rows]))
     for peer in peers:
-        cells = [_peer_cell(row, peer, phase, notes) for row in rows]
+        cells = [_peer_cell(row, peer, pass_, notes) for row in rows]
         columns.append((f"x {label_of(peer)}".replace(" det.", "\ndet."), cells))
     return lay_out(columns, width)
 
@@ -121,7 +121,7 @@ def _make_table(columns: Sequence[Column]) -> Table:
     return table
 
 
-def _name_rows(rows: Sequence[Row], phase: str) -> tuple[str, list[str]]:
+def _name_rows(rows: Sequence[Row], pass_: str) -> tuple[str, list[str]]:
     """Return a title with what all rows share, and their names without it."""
     dtypes, states = {row.shape.dtype for row in rows}, {row.state for row in rows}
     shared = [*dtypes] if len(dtypes) == 1 else []
@@ -131,7 +131,7 @@ def _name_rows(rows: Sequence[Row], phase: str) -> tuple[str, list[str]]:
             [
                 row.shape.name.partition(" ")[2] if len(dtypes) == 1 else row.shape.name,
                 *([row.state] if len(states) > 1 else []),
-                *([row.launched(phase)] if row.launched(phase) else []),
+                *([row.launched(pass_)] if row.launched(pass_) else []),
             ]
         )
         for row in rows
@@ -140,14 +140,14 @@ def _name_rows(rows: Sequence[Row], phase: str) -> tuple[str, list[str]]:
 
 
 def make_memory_tables(
-    rows: Sequence[Row], phase: str, names: Sequence[str], width: int
+    rows: Sequence[Row], pass_: str, names: Sequence[str], width: int
 ) -> list[Table]:
-    """Return the peak of each contender."""
+    """Return the peak of each baseline."""
     shown = [row for row in rows if not row.eager]
-    columns = [("peak above the inputs, MiB", _name_rows(shown, phase)[1])]
+    columns = [("peak above the inputs, MiB", _name_rows(shown, pass_)[1])]
     for name in [name for name in names if name != COPY]:
         title = label_of(name).replace(" det.", "\ndet.")
-        columns.append((title, [_memory_cell(row, name, phase) for row in shown]))
+        columns.append((title, [_memory_cell(row, name, pass_) for row in shown]))
     return lay_out(columns, width)
 
 
@@ -156,47 +156,47 @@ def _is_long(row: Row) -> bool:
     return row.shape.seqlen_q > _LONG and not row.shape.documents
 
 
-def _rate_cell(row: Row, phase: str) -> str:
-    rate = row.teraflops(OURS, phase)
+def _rate_cell(row: Row, pass_: str) -> str:
+    rate = row.teraflops(OURS, pass_)
     return _NONE if rate is None else f"{rate:.0f}" if rate >= _SMALL_RATE else f"{rate:.1f}"
 
 
-def _memory_cell(row: Row, name: str, phase: str) -> str:
-    memory = row.entries[name].memory.get(phase) if name in row.entries else None
+def _memory_cell(row: Row, name: str, pass_: str) -> str:
+    memory = row.entries[name].memory.get(pass_) if name in row.entries else None
     return _NONE if memory is None else f"{memory / _MEGA:.0f}"
 
 
-def _own_cell(row: Row, name: str, phase: str, notes: Notes) -> str:
+def _own_cell(row: Row, name: str, pass_: str, notes: Notes) -> str:
     entry = row.entries.get(name)
     if entry is None:
         return _NONE
-    time = row.milliseconds(name, phase)
+    time = row.milliseconds(name, pass_)
     if time is not None:
         return format_time(time)
-    if phase in entry.uncaptured:
-        return f"no graph {notes.refer(f'{name}: {entry.uncaptured[phase]}')}"
+    if pass_ in entry.uncaptured:
+        return f"no graph {notes.refer(f'{name}: {entry.uncaptured[pass_]}')}"
     return f"failed {notes.refer(f'{name}: {entry.reason}')}" if entry.reason else _NONE
 
 
-def _best_cell(row: Row, phase: str) -> str:
-    best = best_peer(row, phase)
-    ratio = row.ratio(best, phase) if best else None
+def _best_cell(row: Row, pass_: str) -> str:
+    best = best_peer(row, pass_)
+    ratio = row.ratio(best, pass_) if best else None
     return _NONE if ratio is None else f"{ratio:.2f}"
 
 
-def _peer_cell(row: Row, peer: str, phase: str, notes: Notes) -> str:
+def _peer_cell(row: Row, peer: str, pass_: str, notes: Notes) -> str:
     entry = row.entries.get(peer)
     if entry is None:
         return _NONE
-    ratio, memory = row.ratio(peer, phase), row.memory_ratio(peer, phase)
+    ratio, memory = row.ratio(peer, pass_), row.memory_ratio(peer, pass_)
     if ratio is not None:
         tail = f" ({memory:.1f} mem)" if memory is not None and row.shape.layers > 1 else ""
         return f"{ratio:.2f}{tail}"
-    time = row.milliseconds(peer, phase)
+    time = row.milliseconds(peer, pass_)
     if time is not None:  # ours has none
         return f"{format_time(time)} ms"
-    if phase in entry.uncaptured:
-        return f"no graph {notes.refer(f'{peer}: {entry.uncaptured[phase]}')}"
+    if pass_ in entry.uncaptured:
+        return f"no graph {notes.refer(f'{peer}: {entry.uncaptured[pass_]}')}"
     return f"none {notes.refer(f'{peer}: {entry.reason}')}" if entry.reason else _NONE
 
 
@@ -207,10 +207,10 @@ def format_time(milliseconds: float) -> str:
     return f"{milliseconds:.3f}" if milliseconds < _LONG_TIME else f"{milliseconds:.1f}"
 
 
-def _was_tried(row: Row, phase: str) -> bool:
-    if row.shape.layers > 1 and phase != "checkpointed":
+def _was_tried(row: Row, pass_: str) -> bool:
+    if row.shape.layers > 1 and pass_ != "checkpointed":
         return False
-    if any(phase in entry.uncaptured for entry in row.entries.values()):
+    if any(pass_ in entry.uncaptured for entry in row.entries.values()):
         return True
     timed = any(entry.timings for entry in row.entries.values())
-    return any(phase in entry.timings for entry in row.entries.values()) or not timed
+    return any(pass_ in entry.timings for entry in row.entries.values()) or not timed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ...toolkit.targets.wording import count
-from ..contenders.names import (
+from ..baselines.names import (
     COPY,
     OURS,
     OURS_DETERMINISTIC,
@@ -35,14 +35,14 @@ def describe_run(report: Report) -> Iterator[str]:
     labelled = [name for name in report.peers if label_of(name) != name]
     if labelled:
         yield "; ".join(f"{label_of(name)} is {name}" for name in labelled)
-    if OURS_DETERMINISTIC in report.contenders:
+    if OURS_DETERMINISTIC in report.baselines:
         modes = " and ".join(label_of(x) for x in report.peers if in_deterministic_mode(x))
         yield f"{modes}: both under torch.use_deterministic_algorithms(True), as `ms det.`"
     yield (
         "x best: the fastest peer of the row; TFLOP/s: visible scores only; "
         "MiB: peak above the inputs; mem: that peer's peak over ours; none: it cannot run"
     )
-    if COPY in report.contenders:
+    if COPY in report.baselines:
         yield "copy: q, k, v and out (backward: dout, dq, dk and dv, too) are copied, no attention"
     if any(row.eager for row in report.rows):
         yield "graph: replayed CUDA graphs, for less than 0.3 ms; eager: the same call by call"
@@ -52,10 +52,10 @@ def describe_run(report: Report) -> Iterator[str]:
 def describe_load(report: Report) -> Iterator[str]:
     """Say how the GPU was clocked, what it took, and how far the rounds of a loop lie apart."""
     timings = [
-        (timing, f"{name} {phase}, {row.shape.name}{' eager' if row.eager else ''}")
+        (timing, f"{name} {pass_}, {row.shape.name}{' eager' if row.eager else ''}")
         for row in report.rows
         for name, entry in row.entries.items()
-        for phase, timing in entry.timings.items()
+        for pass_, timing in entry.timings.items()
     ]
     loops = [loop for timing, _ in timings for loop in timing.loops]
     clocks = [loop.clock_mhz for loop in loops if loop.clock_mhz is not None]
@@ -76,13 +76,13 @@ def describe_load(report: Report) -> Iterator[str]:
         )
 
 
-def summarize(rows: Sequence[Row], phase: str, peers: Sequence[str]) -> Iterator[str]:
+def summarize(rows: Sequence[Row], pass_: str, peers: Sequence[str]) -> Iterator[str]:
     """Yield the geometric means of groups and of all, and the lowest ratio, per peer."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(_group_of(row), []).append(row)
     for peer in peers:
-        ratios = collect_ratios(rows, peer, phase)
+        ratios = collect_ratios(rows, peer, pass_)
         if len(ratios) < 2:  # noqa: PLR2004 - one is its own mean
             continue
         means = [
@@ -90,17 +90,17 @@ def summarize(rows: Sequence[Row], phase: str, peers: Sequence[str]) -> Iterator
             for name, group in groups.items()
             if len(groups) > 1
             and len(group) > 1
-            and (mean := geometric_mean(collect_ratios(group, peer, phase))) is not None
+            and (mean := geometric_mean(collect_ratios(group, peer, pass_))) is not None
         ]
         text = f"geometric mean x {label_of(peer)}: {geometric_mean(ratios):.3f}"
         text += f" of {count(len(ratios), 'row')}, lowest {min(ratios):.3f}"
         yield text + (f"; {', '.join(means)}" if means else "")
     for row, found, ratio in document_ratios(rows):
-        if found == phase:
+        if found == pass_:
             mask, state = row.shape.mask, row.state
             yield f"rate of unequal over equal documents, {mask}, {state} L2: {ratio:.3f}"
     for row, found, ratio in packing_ratios(rows):
-        if found == phase:
+        if found == pass_:
             mask, state = row.shape.mask, row.state
             yield f"rate of packed documents over a batch, {mask}, {state} L2: {ratio:.3f}"
 
@@ -113,7 +113,7 @@ def _group_of(row: Row) -> str:
 
 def describe_checks(report: Report) -> Iterator[str]:
     """Say who was deterministic, who agreed with ours, which kernels ran, what must not be."""
-    names = report.contenders
+    names = report.baselines
     attentions = [name for name in names if name != COPY]
     certain = [name for name in attentions if is_deterministic(name)]
     others = [name for name in attentions if not is_deterministic(name)]
@@ -145,7 +145,7 @@ def describe_checks(report: Report) -> Iterator[str]:
 
 
 def _describe_errors(report: Report) -> Iterator[str]:
-    for name in report.contenders:
+    for name in report.baselines:
         worst: dict[str, float] = {}
         for row in report.rows:
             found = row.entries[name].errors if name in row.entries else {}

@@ -70,7 +70,7 @@ def _read_keys(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor | Block
     NOTE: A view of it would be another tensor in every layer, and read in each.
     """
     view = mask[:, None, None]
-    seen = None if is_unread(mask) else read_mask(view, shape, source=mask)
-    if seen is None:
+    visible = None if is_unread(mask) else read_mask(view, shape, source=mask)
+    if visible is None:
         return view
-    return seen if isinstance(seen, BlockMask) else None  # all keys
+    return visible if isinstance(visible, BlockMask) else None  # all keys

@@ -94,7 +94,7 @@ def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: objec
     reason = _find_reason(options, others)
     if not reason and packing is None and (bounds[0] is not None or bounds[1] is not None):
         reason = "cum_seq that are no two int32 tensors of one length"
-    readable = None if reason else _suit(query, key, value, tokens)
+    readable = None if reason else _make_supported(query, key, value, tokens)
     if readable is None:
         tell(reason or "shapes or dtypes such as it was given")
         return None
@@ -174,24 +174,24 @@ def _read_packing(
     return Packing(cum_seq_q.contiguous(), cum_seq_k.contiguous(), *longest)
 
 
-def _suit(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
+def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
     """Return tensors that our loads can step through, copied where they must be."""
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
         return None  # torch has no shapes of results for others
     tensors = query, key, value
-    if not _fit(*tensors, tokens):
+    if not _are_supported(*tensors, tokens):
         tensors = query.contiguous(), key.contiguous(), value.contiguous()
-        if not _fit(*tensors, tokens):
+        if not _are_supported(*tensors, tokens):
             return None
     return tensors
 
 
-def _fit(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> bool:
-    return _fit_once(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
+def _are_supported(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> bool:
+    return _are_supported_once(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
 
 
 @lru_cache(maxsize=4096)
-def _fit_once(q: Layout, k: Layout, v: Layout, tokens: int) -> bool:
+def _are_supported_once(q: Layout, k: Layout, v: Layout, tokens: int) -> bool:
     """Whether our operators take tensors of these layouts: most calls had theirs before."""
     try:
         check_layouts(q, k, v, tokens)

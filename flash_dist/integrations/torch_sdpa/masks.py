@@ -49,11 +49,11 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
     if mask.dtype != torch.bool:
         if not mask.is_floating_point():
             return None  # torch refuses it
-        seen = read_added(mask)
-        if seen is None:
+        visible = read_added(mask)
+        if visible is None:
             warn_of_low(find_low(mask))
             return None
-        mask = seen
+        mask = visible
     if mask.numel() == 0 or 0 in shape:  # hides nothing: there is no query or no key
         return Band()
     mask = _drop_copies(_drop_copies(mask, 1), 0)
@@ -62,22 +62,22 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
     return BlockMask.from_dense(mask.expand(*mask.shape[:2], *shape[2:]))
 
 
-def _drop_copies(seen: Tensor, axis: int) -> Tensor:
+def _drop_copies(visible: Tensor, axis: int) -> Tensor:
     """Return one of the entries along an axis where all are equal; MultiheadAttention copies."""
-    one = seen.narrow(axis, 0, 1)
-    return one if bool((seen == one).all()) else seen
+    one = visible.narrow(axis, 0, 1)
+    return one if bool((visible == one).all()) else visible
 
 
-def _read_keys(seen: Tensor, shape: Shape) -> BlockMask | Band:
+def _read_keys(visible: Tensor, shape: Shape) -> BlockMask | Band:
     """Return the mask that shows every query the same keys, [batch or 1, heads or 1, seqlen_k]."""
-    if bool(seen.all()):
+    if bool(visible.all()):
         return Band()
-    numbers = torch.arange(1, seen.shape[-1] + 1, device="cpu")
-    end = (seen * numbers).amax(-1, keepdim=True)
-    count = seen.sum(-1, keepdim=True)
+    numbers = torch.arange(1, visible.shape[-1] + 1, device="cpu")
+    end = (visible * numbers).amax(-1, keepdim=True)
+    count = visible.sum(-1, keepdim=True)
     start = end - count
-    is_one = seen == ((start < numbers) & (numbers <= end))
+    is_one = visible == ((start < numbers) & (numbers <= end))
     if bool(is_one.all()):  # an interval: nothing is kept for each pair
         queries = torch.zeros(shape[2], dtype=end.dtype, device="cpu")
         return BlockMask.from_intervals(start + queries, end + queries)
-    return BlockMask.from_dense(seen.unsqueeze(2).expand(*seen.shape[:2], *shape[2:]))
+    return BlockMask.from_dense(visible.unsqueeze(2).expand(*visible.shape[:2], *shape[2:]))

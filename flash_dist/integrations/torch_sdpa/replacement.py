@@ -156,15 +156,15 @@ def _find_call(
             )
     except (TypeError, ValueError) as error:
         return f"this call: {str(error).partition(', got')[0]}"  # once, whatever the sizes
-    seen: Band | Own | None = _TOP_LEFT if is_causal else Band()
+    found: Band | Own | None = _TOP_LEFT if is_causal else Band()
     if isinstance(mask, _OWN):
-        seen = mask
+        found = mask
     elif mask is not None:
         shape = *query.shape[:3], key.shape[2]
-        seen = read_mask(mask, shape) if _broadcasts(mask, shape) else None
-    if seen is None:
+        found = read_mask(mask, shape) if _broadcasts(mask, shape) else None
+    if found is None:
         return f"masks of other shapes, or that add other numbers than 0 and at most {HIDDEN:g}"
-    return _Call(q, k, v, seen, choose_scale(scale, q.shape[-1], "scale"))
+    return _Call(q, k, v, found, choose_scale(scale, q.shape[-1], "scale"))
 
 
 def _refuse(mask: Own, reason: str) -> NoReturn:

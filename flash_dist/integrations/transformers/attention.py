@@ -12,16 +12,16 @@ from ...attention.batched import flash_attn_func
 from ...attention.decoding.kvcache import flash_attn_with_kvcache
 from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band, BlockMask
+from .layer_mask import LayerMask
 from .once import choose_longest, find_packed, read_dense
 from .refusals import refuse_constant, refuse_gradient, refuse_sizes, require_supported
 from .scores import Scores
-from .sight import Sight
 from .single import attend_once, is_interval, lay_out, reads_cache
 from .traced import plan_traced
 
 if TYPE_CHECKING:
     from ...masks import IntervalMask
-    from .sight import Segments
+    from .layer_mask import Segments
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, Tensor, Tensor]
@@ -33,7 +33,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Sight | Tensor | None,
+    attention_mask: LayerMask | Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -76,70 +76,72 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
     if isinstance(attention_mask, torch.Tensor) and is_interval(attention_mask):
         return attend_once(*tensors, attention_mask, scores), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    sight = _choose(module, tensors, attention_mask, sliding_window, causal=causal)
-    _require_sizes(module, sight, query.shape[2], key.shape[2])
-    return _attend(tensors, sight, scores, others), None
+    layer_mask = _choose(module, tensors, attention_mask, sliding_window, causal=causal)
+    _require_sizes(module, layer_mask, query.shape[2], key.shape[2])
+    return _attend(tensors, layer_mask, scores, others), None
 
 
 def _choose(
     module: torch.nn.Module,
     tensors: Tensors,
-    mask: Sight | Tensor | None,
+    mask: LayerMask | Tensor | None,
     window: int | None,
     *,
     causal: bool,
-) -> Sight:
+) -> LayerMask:
     """Return what is seen where the mask function has not said it."""
-    if isinstance(mask, Sight):
+    if isinstance(mask, LayerMask):
         return mask
     (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
     if mask is not None:
         if mask.requires_grad and torch.is_grad_enabled():
             refuse_gradient(module)
-        return Sight(mask=read_dense(module, mask, (batch, heads, queries, keys)))
+        return LayerMask(mask=read_dense(module, mask, (batch, heads, queries, keys)))
     left = NO_WINDOW[0] if window is None else window - 1  # it counts the query's own key
     if not causal:
-        return Sight(Band(left, left))
+        return LayerMask(Band(left, left))
     if keys < queries:  # the first key is that of the first query, as in sdpa
-        return Sight(mask=BlockMask.sliding_window(left, 0, alignment="top_left"))
+        return LayerMask(mask=BlockMask.sliding_window(left, 0, alignment="top_left"))
     is_cache = keys > queries > 1  # an empty one: its first key is that of the first query
-    return Sight(Band(left, 0), keys=queries if is_cache else None)
+    return LayerMask(Band(left, 0), keys=queries if is_cache else None)
 
 
-def _require_sizes(module: torch.nn.Module, sight: Sight, queries: int, keys: int) -> None:
+def _require_sizes(module: torch.nn.Module, layer_mask: LayerMask, queries: int, keys: int) -> None:
     """Raise ValueError where a mask says nothing of keys, as of those that deepseek_v4 adds."""
-    made, got = sight.sizes, (queries, keys)
-    if made is not None and made != got and not (sight.is_band and sight.band.is_full):
+    made, got = layer_mask.sizes, (queries, keys)
+    if made is not None and made != got and not (layer_mask.is_band and layer_mask.band.is_full):
         refuse_sizes(module, made, got)
 
 
-def _attend(tensors: Tensors, sight: Sight, scores: Scores, others: dict[str, Any]) -> Tensor:
+def _attend(
+    tensors: Tensors, layer_mask: LayerMask, scores: Scores, others: dict[str, Any]
+) -> Tensor:
     """Return out, as `attention_forward` scores."""
     q, k, v = (lay_out(x) for x in tensors)
-    if sight.keys is not None:
-        k, v = k[:, : sight.keys], v[:, : sight.keys]
-    is_open = sight.packed or sight.is_band  # position_ids and cu_seq_lens may say more
+    if layer_mask.keys is not None:
+        k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]
+    is_open = layer_mask.packed or layer_mask.is_band  # position_ids and cu_seq_lens may say more
     packing = _read_packing(others) if is_open else None
     documents = None
     if packing is None and is_open:
-        documents = _choose_documents(q, k, sight, others.get("position_ids"))
-    mask: BlockMask | IntervalMask | None = sight.mask
-    if packing is None and not (sight.graph is None and documents is None) and is_symbolic(q):
-        mask = plan_traced(sight, documents, q.shape[1], k.shape[1], q.device)
-    elif documents is not None and sight.segments is None:  # or the mask function knows them
-        sight = replace(sight, segments=find_packed(documents, len(q)))
-        if sight.segments is not None:
+        documents = _choose_documents(q, k, layer_mask, others.get("position_ids"))
+    mask: BlockMask | IntervalMask | None = layer_mask.mask
+    if packing is None and not (layer_mask.graph is None and documents is None) and is_symbolic(q):
+        mask = plan_traced(layer_mask, documents, q.shape[1], k.shape[1], q.device)
+    elif documents is not None and layer_mask.segments is None:  # or the mask function knows them
+        layer_mask = replace(layer_mask, segments=find_packed(documents, len(q)))
+        if layer_mask.segments is not None:
             refuse_constant("position_ids")
     out: Tensor
     if mask is not None:
         out = flash_attn_func(q, k, v, mask=mask, **scores.options)
         return out
-    window = sight.band.left, sight.band.right
-    if packing is None and sight.segments is not None:
-        packing = _pack(q, k, sight.segments)
+    window = layer_mask.band.left, layer_mask.band.right
+    if packing is None and layer_mask.segments is not None:
+        packing = _pack(q, k, layer_mask.segments)
     if packing is None:
-        alone = reads_cache(q, k, v, scores.sinks)
-        attend: Any = flash_attn_with_kvcache if alone else flash_attn_func
+        is_decoding = reads_cache(q, k, v, scores.sinks)
+        attend: Any = flash_attn_with_kvcache if is_decoding else flash_attn_func
         out = attend(q, k, v, window_size=window, **scores.options)
         return out
     out = flash_attn_varlen_func(
@@ -164,11 +166,11 @@ def _read_packing(others: dict[str, Any]) -> Packing | None:
 
 
 def _choose_documents(
-    q: Tensor, k: Tensor, sight: Sight, positions: Tensor | None
+    q: Tensor, k: Tensor, layer_mask: LayerMask, positions: Tensor | None
 ) -> Tensor | None:
     """Return position_ids if they may tell of documents."""
     batch, seqlen = q.shape[:2]
-    if positions is None or sight.band.right != 0 or not k.shape[1] == seqlen > 1:
+    if positions is None or layer_mask.band.right != 0 or not k.shape[1] == seqlen > 1:
         return None
     if positions.dim() != 2 or positions.shape[1] != seqlen:  # noqa: PLR2004
         return None  # several for each token, say

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from ...masks import BlockMask
-from .sight import Segments, Sight, send
+from .layer_mask import LayerMask, Segments, send
 
 if TYPE_CHECKING:
     from ...masks import Band
@@ -78,15 +78,15 @@ def see_once(
         lo = torch.clamp(lo, min=offset - band.left)
     if band.right >= 0:
         hi = torch.clamp(hi, max=offset + band.right + 1)
-    seen = torch.stack([lo, torch.maximum(lo, hi)], -1)
+    visible = torch.stack([lo, torch.maximum(lo, hi)], -1)
     if isinstance(offset, int):
-        if bool((seen == everything).all()):
+        if bool((visible == everything).all()):
             return None
-        seen = send(seen, device)
-    return seen.to(torch.int32).view(-1, 1, 1, 2)
+        visible = send(visible, device)
+    return visible.to(torch.int32).view(-1, 1, 1, 2)
 
 
-def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: int) -> Sight:
+def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: int) -> LayerMask:
     """Return what queries see of keys, of which the first is `offset` before the first query."""
     end = offset + queries
     exist = end if band.right == 0 and end < keys else None  # a static cache is empty behind that
@@ -95,10 +95,10 @@ def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: in
         padding = None
     if padding is not None and used == queries and offset == 0:
         segments = Segments(find_changes(padding.exists[:, :used]))
-        return Sight(band, segments, keys=exist, sizes=(queries, keys))
+        return LayerMask(band, segments, keys=exist, sizes=(queries, keys))
     aligned = used - queries == offset
     if padding is None and (aligned or band.is_full):
-        return Sight(band, keys=exist, sizes=(queries, keys))
+        return LayerMask(band, keys=exist, sizes=(queries, keys))
     rows = torch.arange(offset, end, device="cpu")
     first = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
     last = torch.full((1, 1), used, device="cpu")
@@ -108,4 +108,4 @@ def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: in
     hi = last if band.right < 0 else torch.minimum(last, rows + band.right + 1)
     lo, hi = (x.clamp(0, used).expand(-1, queries) for x in (lo, hi))
     mask = BlockMask.from_intervals(lo, hi, seqlen_k=used)
-    return Sight(keys=exist, mask=mask, sizes=(queries, keys))
+    return LayerMask(keys=exist, mask=mask, sizes=(queries, keys))

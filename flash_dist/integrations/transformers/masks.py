@@ -2,9 +2,9 @@
 
 For one query that is None, where it sees all keys, or a tensor, int32 [batch, 1, 1, 2]: the first
 key that is seen and the end. `generate` compiles such forwards, and a mask is an argument of them.
-For more queries it is a `Sight`, never None. Some models ask for a mask and have attention of their
-own, to which None shows later keys: there a Sight is refused. And modules of encoders may say that
-they are causal, as they do in phi4_multimodal.
+For more queries it is a `LayerMask`, never None. Some models ask for a mask and have attention of
+their own, to which None shows later keys: there a LayerMask is refused. And modules of encoders may
+say that they are causal, as they do in phi4_multimodal.
 
 The padding of tokens is read here, once a forward, which waits for the GPU. So are the position in
 a static cache, for more than one query, and documents, where transformers itself has found some.
@@ -21,9 +21,9 @@ from ...attention.arguments import is_symbolic
 from ...masks import BlockMask
 from ...masks.registry import is_traced
 from .host import find_changes, has_parts, read_padding, see, see_once
+from .layer_mask import LayerMask, Segments
 from .patterns import read_pattern
 from .refusals import refuse_constant, require_numbers
-from .sight import Segments, Sight
 from .traced import trace_mask
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def make_mask(
     kv_length: int,
     kv_offset: int = 0,
     mask_function: Callable[..., Any],
-    attention_mask: Tensor | Sight | None = None,
+    attention_mask: Tensor | LayerMask | None = None,
     **others: Any,  # noqa: ANN401 - of which only transformers' own functions read most
-) -> Sight | Tensor | None:
+) -> LayerMask | Tensor | None:
     """Return what `attention_forward` is given as attention_mask.
 
     Args:
@@ -55,7 +55,7 @@ def make_mask(
     Raises:
         ValueError: The model is on the meta device.
     """
-    if isinstance(attention_mask, Sight):
+    if isinstance(attention_mask, LayerMask):
         return attention_mask
     queries, position, device = _find_queries(**others)
     offset = position - kv_offset
@@ -83,10 +83,10 @@ def make_mask(
         return _see_any(queries, mask_function, attention_mask, others)
     if ids is not None:
         segments = Segments(find_changes(ids))
-        return Sight(pattern.band, segments, packed=True, sizes=(queries, kv_length))
+        return LayerMask(pattern.band, segments, packed=True, sizes=(queries, kv_length))
     if queries == 1:
-        seen = see_once(pattern.band, padding, offset, kv_length, device)
-        return None if seen is None else seen.expand(batch_size, 1, 1, 2).contiguous()
+        visible = see_once(pattern.band, padding, offset, kv_length, device)
+        return None if visible is None else visible.expand(batch_size, 1, 1, 2).contiguous()
     return see(pattern.band, padding, int(offset), queries, kv_length)  # waits for a tensor
 
 
@@ -115,11 +115,11 @@ def _see_any(
     mask_function: Callable[..., Any],
     attention_mask: Tensor | None,
     others: dict[str, Any],
-) -> Sight | Tensor:
+) -> LayerMask | Tensor:
     """Return what transformers' own code finds, pair by pair."""
-    seen = import_module("transformers.masking_utils").sdpa_mask(
+    visible = import_module("transformers.masking_utils").sdpa_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,
         **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
     )
-    return seen if queries == 1 else Sight(mask=BlockMask.from_dense(seen))
+    return visible if queries == 1 else LayerMask(mask=BlockMask.from_dense(visible))

@@ -14,6 +14,7 @@ from ...attention.arguments import is_symbolic
 from ...attention.conversions import Conversions
 from ...masks import BlockMask
 from ..additive import find_low, read_added
+from .layer_mask import Segments, find_documents
 from .refusals import (
     refuse_bias,
     refuse_constant,
@@ -22,7 +23,6 @@ from .refusals import (
     refuse_shape,
     refuse_tracing,
 )
-from .sight import Segments, find_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,18 +71,18 @@ def read_dense(
     refuse_constant("attention_mask")
 
     def read() -> BlockMask:
-        seen = mask.detach()
-        if seen.is_floating_point():
-            shown = read_added(seen)
-            if shown is None:
-                refuse_bias(module, seen.dtype, find_low(seen))
-            seen = shown
-        elif seen.dtype != torch.bool:
-            refuse_dtype(module, seen.dtype)
-        shown, cut = seen[..., : shape[-1]], seen[..., shape[-1] :]
-        if bool(cut.any()) or not _broadcasts(shown.shape, shape):
+        visible = mask.detach()
+        if visible.is_floating_point():
+            visible_keys = read_added(visible)
+            if visible_keys is None:
+                refuse_bias(module, visible.dtype, find_low(visible))
+            visible = visible_keys
+        elif visible.dtype != torch.bool:
+            refuse_dtype(module, visible.dtype)
+        visible_keys, cut = visible[..., : shape[-1]], visible[..., shape[-1] :]
+        if bool(cut.any()) or not _broadcasts(visible_keys.shape, shape):
             refuse_shape(module, mask.shape, shape)
-        return BlockMask.from_dense(shown.expand(shape))
+        return BlockMask.from_dense(visible_keys.expand(shape))
 
     return find_once(mask, ("mask", shape), read)
 

@@ -54,11 +54,11 @@ def _variables(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _read_all(variables: dict[str, Any]) -> Pattern | None:
-    whole: Pattern | None = Pattern()
+    joint: Pattern | None = Pattern()
     for function in variables["mask_functions"]:
         part = read_pattern(function)
-        whole = None if whole is None or part is None else whole.join(part)
-    return whole
+        joint = None if joint is None or part is None else joint.join(part)
+    return joint
 
 
 def _read_causal(_: dict[str, Any]) -> Pattern:

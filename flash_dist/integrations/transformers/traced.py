@@ -19,8 +19,8 @@ from torch.nn.functional import pad
 from ...masks import Band, IntervalMask
 from ...masks.plan import MAX_INDEX
 from .host import Padding
+from .layer_mask import LayerMask
 from .refusals import UNTRACEABLE, refuse_tracing
-from .sight import Sight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def trace_mask(
     *,
     device: torch.device | str,
     **others: Any,  # noqa: ANN401
-) -> Sight | Tensor:
+) -> LayerMask | Tensor:
     """Return the mask of a forward that is traced.
 
     Args:
@@ -52,45 +52,45 @@ def trace_mask(
     """
     (batch, queries, keys), (position, offset) = sizes, first
     band = _find_band(queries == keys, **others)
-    seen = _follow(band, torch.arange(queries, device=device).unsqueeze(0) + offset, keys)
+    visible = _follow(band, torch.arange(queries, device=device).unsqueeze(0) + offset, keys)
     if tokens is not None:
         padding = Padding.of(pad(tokens.to(device, torch.bool), (0, keys - tokens.shape[1])))
         torch._assert_async(~padding.find_gaps(), UNTRACEABLE)  # noqa: SLF001 - as torch.func does
-        seen = _join(seen, (padding.first.unsqueeze(1), padding.end.unsqueeze(1)))
+        visible = _join(visible, (padding.first.unsqueeze(1), padding.end.unsqueeze(1)))
     if queries == 1:
-        lo, hi = (x.expand(batch, 1) for x in seen)
+        lo, hi = (x.expand(batch, 1) for x in visible)
         return torch.stack([lo, torch.maximum(lo, hi)], -1).to(torch.int32).view(batch, 1, 1, 2)
     if queries == keys:
         starts = _find_starts(mask_function, band, (batch, queries), position, device)
-        seen = _join(seen, _spread(starts))
+        visible = _join(visible, _spread(starts))
     is_chunked = _is_chunked(others.get("local_size"), others.get("config"))
     is_packed = tokens is None and not is_chunked
-    return Sight(band, packed=is_packed, graph=seen, sizes=(queries, keys))
+    return LayerMask(band, packed=is_packed, graph=visible, sizes=(queries, keys))
 
 
 def plan_traced(
-    sight: Sight, documents: Tensor | None, queries: int, keys: int, device: torch.device
+    layer_mask: LayerMask, documents: Tensor | None, queries: int, keys: int, device: torch.device
 ) -> IntervalMask:
     """Return the plan of what is seen; made once for all layers that ask for the same.
 
     Args:
-        sight: What the mask function has said.
+        layer_mask: Made by the mask function.
         documents: position_ids [batch or 1, seqlen] that begin anew in each document.
         queries: How many there are.
         keys: Likewise.
         device: Where they are.
     """
-    for known, mask in sight.planned:
+    for known, mask in layer_mask.planned:
         if known is documents:
             return mask
-    seen = sight.graph
-    if seen is None:
-        seen = _follow(sight.band, torch.arange(queries, device=device).unsqueeze(0), keys)
+    visible = layer_mask.graph
+    if visible is None:
+        visible = _follow(layer_mask.band, torch.arange(queries, device=device).unsqueeze(0), keys)
     if documents is not None:
-        seen = _join(seen, _spread(pad(documents.diff() != 1, (1, 0), value=True)))
-    causal = queries == keys and sight.band.right == 0  # then it ends in both corners
-    mask = IntervalMask.of(*seen, seqlen_k=keys, causal=causal)
-    sight.planned.append((documents, mask))
+        visible = _join(visible, _spread(pad(documents.diff() != 1, (1, 0), value=True)))
+    causal = queries == keys and layer_mask.band.right == 0  # then it ends in both corners
+    mask = IntervalMask.of(*visible, seqlen_k=keys, causal=causal)
+    layer_mask.planned.append((documents, mask))
     return mask
 
 
@@ -154,8 +154,8 @@ def _find_starts(
     numbers = torch.arange(seqlen, device=device).unsqueeze(0)
 
     def probe(keys: Tensor) -> Tensor:
-        seen: Tensor = mask_function(row, head, numbers + position, keys + position)
-        return seen.expand(batch, seqlen)
+        visible: Tensor = mask_function(row, head, numbers + position, keys + position)
+        return visible.expand(batch, seqlen)
 
     starts = ~probe((numbers + _BEFORE).clamp(min=0)) | (numbers == 0)
     ids = starts.cumsum(1)

@@ -16,7 +16,7 @@ import transformers
 from packaging.version import Version
 
 from flash_dist.integrations.transformers import attention, once, register
-from flash_dist.integrations.transformers.sight import find_documents
+from flash_dist.integrations.transformers.layer_mask import find_documents
 from tests.integrations.transformers.generation import BATCH, IDS, LEFT, SEQLEN, generate
 from tests.integrations.transformers.models import (
     DECODERS,

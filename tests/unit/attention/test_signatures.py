@@ -17,7 +17,7 @@ import torch
 from ci.docs.api import find_definition
 from flash_dist.attention.arguments import choose_band
 from flash_dist.attention.scores import SINKS
-from flash_dist.attention.unsupported import NEUTRAL, REASONS, Others, require_neutral
+from flash_dist.attention.unsupported import ALLOWED, REASONS, Others, refuse_unsupported
 from flash_dist.compat import flash_attn
 from flash_dist.compat.flash_attn import bert_padding
 from flash_dist.toolkit.make.project import ROOT
@@ -108,7 +108,7 @@ def test_what_newer_flash_attentions_take_is_taken_by_name(
         if argument == "window_size":
             assert choose_band(value, causal=False) == choose_band((-1, -1), causal=False)
         elif argument in Others.__annotations__:
-            require_neutral(**{argument: value})
+            refuse_unsupported(**{argument: value})
         else:  # cu_seqlens and max_seqlen, which are not None here
             assert own[argument] is None, module
 
@@ -123,7 +123,7 @@ def test_others_are_arguments_that_a_peer_published_with_a_reason_each() -> None
     vllm = {"s_aux"}  # of its own flash-attention 3; transformers passes sinks by that name, too
     assert set(Others.__annotations__) <= known | vllm
     assert set(Others.__annotations__) - set(REASONS) == set(SINKS)  # which are served
-    assert set(NEUTRAL) <= set(REASONS)
+    assert set(ALLOWED) <= set(REASONS)
     assert list(Others.__annotations__) == sorted(Others.__annotations__)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flash_dist.bench.contenders.sets import long_shapes, paper_shapes, seed_shapes
+from flash_dist.bench.baselines.sets import long_shapes, paper_shapes, seed_shapes
 from flash_dist.bench.duration import estimate_seconds, say_duration
 from flash_dist.bench.plan import Plan
 
@@ -15,7 +15,7 @@ PAPER = Plan(paper_shapes()[1:3], ("sdpa-cudnn",), ("forward", "backward"), ("wa
 
 
 def test_loops_are_what_takes_the_time() -> None:
-    loops = 2 * 2 * 2 * 3 * 0.5  # shapes, contenders, phases, rounds, with the lead
+    loops = 2 * 2 * 2 * 3 * 0.5  # shapes, baselines, passes, rounds, with the lead
     assert loops < estimate_seconds(PAPER, H200) < 1.3 * loops
     both = replace(PAPER, states=("warm", "cold"))
     assert estimate_seconds(both, H200) == pytest.approx(
@@ -29,7 +29,7 @@ def test_a_run_that_is_longer_than_a_loop_counts_as_it_is() -> None:
     assert estimate_seconds(longest, H200 // 2) > 1.9 * estimate_seconds(longest, H200)
 
 
-def test_short_phases_run_twice_and_compiled_peers_take_longer() -> None:
+def test_short_passes_run_twice_and_compiled_peers_take_longer() -> None:
     tiny = replace(PAPER, shapes=(replace(paper_shapes()[0], batch=1),))
     usual = estimate_seconds(replace(PAPER, shapes=paper_shapes()[1:2]), H200)
     assert estimate_seconds(tiny, H200) > 1.5 * usual
@@ -37,7 +37,7 @@ def test_short_phases_run_twice_and_compiled_peers_take_longer() -> None:
     assert estimate_seconds(flex, H200) > estimate_seconds(PAPER, H200) + 20
 
 
-def test_a_shape_without_a_phase_takes_no_time() -> None:
+def test_a_shape_without_a_pass_takes_no_time() -> None:
     assert estimate_seconds(replace(PAPER, shapes=seed_shapes()[-1:]), H200) == 0
 
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.bench.contenders.names import (
+from flash_dist.bench.baselines.names import (
     COPY,
     OURS,
     OURS_DETERMINISTIC,
     PEERS,
     is_deterministic,
 )
-from flash_dist.bench.contenders.sets import varlen_shapes
-from flash_dist.bench.labels import caption, group_rows, label_contender
-from flash_dist.bench.plot import choose_bars, choose_contenders, draw_plot, lay_out
+from flash_dist.bench.baselines.sets import varlen_shapes
+from flash_dist.bench.labels import caption, group_rows, label_baseline
+from flash_dist.bench.plot import choose_bars, choose_baselines, draw_plot, lay_out
 from flash_dist.bench.results import Report
 from flash_dist.errors import FlashDistError
 from tests.unit.made.bench_results import MACHINE, make_entry, make_report, make_row
@@ -96,18 +96,18 @@ def test_a_forward_is_drawn_once_for_both_kinds_of_backward() -> None:
 
 
 def test_ours_is_drawn_once_and_a_copy_never() -> None:
-    assert choose_contenders((OURS, OURS_DETERMINISTIC, "flex", COPY)) == (OURS, "flex")
-    assert choose_contenders((OURS_DETERMINISTIC, "flex")) == (OURS_DETERMINISTIC, "flex")
+    assert choose_baselines((OURS, OURS_DETERMINISTIC, "flex", COPY)) == (OURS, "flex")
+    assert choose_baselines((OURS_DETERMINISTIC, "flex")) == (OURS_DETERMINISTIC, "flex")
 
 
-def test_a_contender_without_a_known_version_has_none_in_the_legend() -> None:
-    assert label_contender("sdpa-cudnn", {"cudnn": None}) == "cuDNN"
-    assert label_contender("sdpa-flash", {}) == "FLASH (FlashAttention 2 in torch)"
+def test_a_baseline_without_a_known_version_has_none_in_the_legend() -> None:
+    assert label_baseline("sdpa-cudnn", {"cudnn": None}) == "cuDNN"
+    assert label_baseline("sdpa-flash", {}) == "FLASH (FlashAttention 2 in torch)"
 
 
-def test_each_contender_has_a_name_of_its_own_in_the_legend() -> None:
+def test_each_baseline_has_a_name_of_its_own_in_the_legend() -> None:
     names = tuple(name for name in (OURS, OURS_DETERMINISTIC, *PEERS) if name != COPY)
-    labels = [label_contender(name, MACHINE) for name in names]
+    labels = [label_baseline(name, MACHINE) for name in names]
     assert len(set(labels)) == len(names)
     assert labels[:4] == [
         "flash_dist, deterministic",

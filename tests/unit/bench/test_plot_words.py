@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist.bench.contenders.names import COPY, OURS, OURS_DETERMINISTIC, PEERS
-from flash_dist.bench.contenders.shapes import Mask, Shape
+from flash_dist.bench.baselines.names import COPY, OURS, OURS_DETERMINISTIC, PEERS
+from flash_dist.bench.baselines.shapes import Mask, Shape
 from flash_dist.bench.labels import fill, find_shared, group_rows, write_titles
 from flash_dist.bench.plot import make_figure, require_matplotlib
 from flash_dist.bench.results import Entry, Report, Row, read_report

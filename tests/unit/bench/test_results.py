@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.bench.contenders.names import (
+from flash_dist.bench.baselines.names import (
     OURS,
     OURS_DETERMINISTIC,
     PEERS,
     add_ours,
     in_deterministic_mode,
     is_deterministic,
+    parse_passes,
     parse_peers,
-    parse_phases,
 )
-from flash_dist.bench.contenders.sets import (
+from flash_dist.bench.baselines.sets import (
     corner_shapes,
     document_lengths,
     fp32_shapes,
@@ -28,7 +28,7 @@ from flash_dist.bench.contenders.sets import (
     seed_shapes,
     varlen_shapes,
 )
-from flash_dist.bench.contenders.shapes import CAUSAL, FULL, Mask, Shape, count_flops, visible_pairs
+from flash_dist.bench.baselines.shapes import CAUSAL, FULL, Mask, Shape, count_flops, visible_pairs
 from flash_dist.bench.results import (
     Entry,
     Loop,
@@ -195,7 +195,7 @@ def test_lists_of_names_are_read_once_each() -> None:
         "sdpa-flash",
         "sdpa-flash-deterministic",
     )
-    assert parse_phases("backward,forward") == ("backward", "forward")
+    assert parse_passes("backward,forward") == ("backward", "forward")
     with pytest.raises(UsageError, match=r"peer .*sdpa-flash, .*none.* `fa5`"):
         parse_peers("flex,fa5")
 
@@ -266,10 +266,10 @@ def test_the_geometric_mean_leaves_out_what_could_not_run() -> None:
 
 def test_unequal_documents_are_held_against_equal_ones_of_the_same_mask() -> None:
     found = document_ratios(_rows_of_documents())
-    assert {(row.shape.mask.kind, phase) for row, phase, _ in found} == {
-        (mask, phase)
+    assert {(row.shape.mask.kind, pass_) for row, pass_, _ in found} == {
+        (mask, pass_)
         for mask in ("full", "causal")
-        for phase in ("forward", "backward", "both", "checkpointed")
+        for pass_ in ("forward", "backward", "both", "checkpointed")
     }
     assert [ratio for *_, ratio in found] == pytest.approx([0.9] * 8)
 
@@ -350,12 +350,12 @@ def test_loops_of_graphs_are_told_in_runs_of_attention() -> None:
     assert timing.spread == pytest.approx(0.25)
 
 
-def test_a_row_says_how_each_phase_was_launched() -> None:
+def test_a_row_says_how_each_pass_was_launched() -> None:
     row = make_row(CAUSAL_SHAPE)
     entry = row.entries[OURS]
     short = replace(entry.timings["forward"], graph=True)
     row = replace(row, entries={**row.entries, OURS: entry.with_timing("forward", short)})
-    assert [row.launched(phase) for phase in ("forward", "backward")] == ["graph", ""]
+    assert [row.launched(pass_) for pass_ in ("forward", "backward")] == ["graph", ""]
     assert replace(row, eager=True).launched("backward") == "eager"
 
 
@@ -385,12 +385,12 @@ def test_findings_are_said_once_and_end_with_what_ended_the_run() -> None:
     assert report.findings == ("ours failed", "the GPU takes no more work")
 
 
-def test_contenders_are_named_ours_first_and_once() -> None:
+def test_baselines_are_named_ours_first_and_once() -> None:
     entries = {OURS: Entry(OURS), "flex": Entry("flex")}
     row = replace(make_row(CAUSAL_SHAPE), entries=entries)
     report = Report({}, {}, (row, make_row(CAUSAL_SHAPE)))
-    assert report.contenders == (OURS, "flex", "sdpa-flash", "sdpa-flash-deterministic")
-    assert report.peers == report.contenders[1:]
+    assert report.baselines == (OURS, "flex", "sdpa-flash", "sdpa-flash-deterministic")
+    assert report.peers == report.baselines[1:]
 
 
 CAUSAL_SHAPE = Shape(1, 64, 64, 2, 2, 64, 64, CAUSAL)

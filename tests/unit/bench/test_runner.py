@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist.bench.contenders import table
-from flash_dist.bench.contenders.eager import make_eager
-from flash_dist.bench.contenders.failures import CannotRun, describe_failure, is_fatal
-from flash_dist.bench.contenders.flex import make_mask_mod
-from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC, PHASES
-from flash_dist.bench.contenders.ours import mask_arguments
-from flash_dist.bench.contenders.problem import Problem
-from flash_dist.bench.contenders.sdpa import _explain
-from flash_dist.bench.contenders.shapes import CAUSAL, FULL, Mask, Shape
-from flash_dist.bench.measuring import trial
+from flash_dist.bench.baselines import table
+from flash_dist.bench.baselines.eager import make_eager
+from flash_dist.bench.baselines.failures import CannotRun, describe_failure, is_fatal
+from flash_dist.bench.baselines.flex import make_mask_mod
+from flash_dist.bench.baselines.names import OURS, OURS_DETERMINISTIC, PASSES
+from flash_dist.bench.baselines.ours import mask_arguments
+from flash_dist.bench.baselines.problem import Problem
+from flash_dist.bench.baselines.sdpa import _explain
+from flash_dist.bench.baselines.shapes import CAUSAL, FULL, Mask, Shape
+from flash_dist.bench.measuring import checks
 from flash_dist.bench.measuring.agreement import compute, measure_against_float64, measure_errors
 from flash_dist.bench.measuring.launched import _is_runtime, shorten
 from flash_dist.bench.measuring.timing import ROUNDS
@@ -28,7 +28,7 @@ from tests.unit.made.host_clock import HostClock
 from tests.unit.made.told_clock import LONG_MS, SHORT_MS, ToldHostClock, tell
 
 if TYPE_CHECKING:
-    from flash_dist.bench.contenders.ours import Attend
+    from flash_dist.bench.baselines.ours import Attend
 
 CPU = torch.device("cpu")
 SMALL = Shape(2, 12, 12, 4, 2, 16, 16, CAUSAL, "fp32")
@@ -41,16 +41,16 @@ def _eager_in_our_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(*shapes: Shape, peers: tuple[str, ...] = (), states: tuple[str, ...] = ("warm",)) -> Plan:
-    return Plan(shapes, peers, PHASES, states, seconds=1e-4)
+    return Plan(shapes, peers, PASSES, states, seconds=1e-4)
 
 
 @pytest.mark.slow
-def test_every_phase_of_every_contender_is_timed() -> None:
+def test_every_pass_of_every_baseline_is_timed() -> None:
     rows = list(measure(plan(SMALL, peers=("eager", "sdpa-flash")), CPU, HostClock()))
     assert [row.shape for row in rows] == [SMALL]
     for entry in rows[0].entries.values():
         assert entry.reason == ""
-        assert tuple(entry.timings) == PHASES
+        assert tuple(entry.timings) == PASSES
         assert all(len(timing.loops) == ROUNDS for timing in entry.timings.values())
     assert rows[0].findings == ()
     assert set(rows[0].entries["eager"].errors) == {"out", "dq", "dk", "dv"}
@@ -77,7 +77,7 @@ def test_torchs_mode_is_as_users_get_it_and_only_for_those_who_are_named_so(
     peers = ("sdpa-flash", "sdpa-flash-deterministic")
     (row,) = measure(plan(SMALL, peers=peers), CPU, HostClock())
     assert tuple(row.entries) == (OURS, OURS_DETERMINISTIC, *peers)
-    assert all(tuple(entry.timings) == PHASES for entry in row.entries.values())
+    assert all(tuple(entry.timings) == PASSES for entry in row.entries.values())
     assert set(row.entries[OURS_DETERMINISTIC].errors.values()) == {0.0}
     assert row.findings == ()
     assert seen == {False: {True}, True: {True}}
@@ -87,7 +87,7 @@ def test_torchs_mode_is_as_users_get_it_and_only_for_those_who_are_named_so(
 def test_each_state_of_l2_has_its_row() -> None:
     rows = list(measure(plan(SMALL, states=("warm", "cold")), CPU, HostClock()))
     assert [row.state for row in rows] == ["warm", "cold"]
-    assert all(tuple(row.entries[OURS].timings) == PHASES for row in rows)
+    assert all(tuple(row.entries[OURS].timings) == PASSES for row in rows)
 
 
 def test_a_stack_runs_with_checkpoints_only() -> None:
@@ -104,8 +104,8 @@ def test_a_cache_has_a_forward_and_out_alone() -> None:
     assert cached.group == "d16 cache"
 
 
-def test_a_stack_without_its_phase_has_no_row() -> None:
-    wanted = replace(plan(replace(SMALL, layers=2)), phases=("forward",))
+def test_a_stack_without_its_pass_has_no_row() -> None:
+    wanted = replace(plan(replace(SMALL, layers=2)), passes=("forward",))
     assert list(measure(wanted, CPU, HostClock())) == []
 
 
@@ -153,7 +153,7 @@ def test_a_wrong_mask_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(table, "make_eager", one_key_too_many)
     shape = replace(SMALL, batch=1)
-    monkeypatch.setattr(trial, "measure_against_float64", lambda *_: {})
+    monkeypatch.setattr(checks, "measure_against_float64", lambda *_: {})
     (row,) = measure(plan(shape, peers=("eager",)), CPU, HostClock())
     assert any("eager and ours differ" in finding and "out" in finding for finding in row.findings)
 
@@ -165,10 +165,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> ToldHostClock:
     return clock
 
 
-def test_a_short_phase_is_replayed_and_has_a_row_of_its_own_as_it_is_launched(
+def test_a_short_pass_is_replayed_and_has_a_row_of_its_own_as_it_is_launched(
     told: ToldHostClock,
 ) -> None:
-    short = replace(plan(SMALL, peers=("eager",)), phases=("forward", "backward"))
+    short = replace(plan(SMALL, peers=("eager",)), passes=("forward", "backward"))
     graphs, eager = measure(short, CPU, told)
     assert (graphs.eager, eager.eager) == (False, True)
     for row, graph in ((graphs, True), (eager, False)):
@@ -181,7 +181,7 @@ def test_a_short_phase_is_replayed_and_has_a_row_of_its_own_as_it_is_launched(
 
 def test_what_takes_long_is_not_replayed(told: ToldHostClock) -> None:
     told.milliseconds = LONG_MS
-    (row,) = measure(replace(plan(SMALL), phases=("forward",)), CPU, told)
+    (row,) = measure(replace(plan(SMALL), passes=("forward",)), CPU, told)
     timing = row.entries[OURS].timings["forward"]
     assert (row.eager, timing.graph) == (False, False)
     assert timing.median_ms == pytest.approx(LONG_MS)
@@ -200,7 +200,7 @@ def test_who_cannot_be_captured_stays_in_and_is_said_to_be(
         return ToldHostClock.capture(told, make, repeats)
 
     monkeypatch.setattr(told, "capture", capture)
-    wanted = replace(plan(SMALL, peers=("eager",)), phases=("forward",))
+    wanted = replace(plan(SMALL, peers=("eager",)), passes=("forward",))
     graphs, eager = measure(wanted, CPU, told)
     said = "RuntimeError: operation not permitted when stream is capturing"
     assert graphs.entries["eager"].uncaptured == {"forward": said}
@@ -211,7 +211,7 @@ def test_who_cannot_be_captured_stays_in_and_is_said_to_be(
 
 
 def test_a_clock_without_graphs_has_one_row() -> None:
-    (row,) = measure(replace(plan(SMALL), phases=("forward",)), CPU, HostClock())
+    (row,) = measure(replace(plan(SMALL), passes=("forward",)), CPU, HostClock())
     assert row.launched("forward") == ""
 
 
@@ -223,7 +223,7 @@ def test_a_copy_is_timed_forward_and_backward_and_is_no_attention() -> None:
 
 def test_what_is_under_way_is_told() -> None:
     said: list[str] = []
-    wanted = replace(plan(SMALL), phases=("forward",))
+    wanted = replace(plan(SMALL), passes=("forward",))
     list(measure(wanted, CPU, HostClock(), said.append))
     assert said[0].startswith(f"{SMALL.name}: ")
     assert "ours" in said[0]
@@ -242,7 +242,7 @@ MASKS = ["causal", "window:3,1", "window:2,0", "prefix:5", "block-causal:3", "ra
 
 @pytest.mark.parametrize("lengths", [(12, 12), (12, 20)], ids=str)
 @pytest.mark.parametrize("text", MASKS)
-def test_all_contenders_write_the_same_mask(text: str, lengths: tuple[int, int]) -> None:
+def test_all_baselines_write_the_same_mask(text: str, lengths: tuple[int, int]) -> None:
     shape = Shape(1, *lengths, 2, 2, 16, 16, Mask.parse(text), "fp32")
     problem = Problem.draw(shape, CPU)
     mask_mod = make_mask_mod(problem)

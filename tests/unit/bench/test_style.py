@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from flash_dist.bench.contenders.names import OURS, PEERS, PHASES
-from flash_dist.bench.labels import label_contender
-from flash_dist.bench.plot import choose_bars, choose_contenders
+from flash_dist.bench.baselines.names import OURS, PASSES, PEERS
+from flash_dist.bench.labels import label_baseline
+from flash_dist.bench.plot import choose_bars, choose_baselines
 from flash_dist.bench.results import read_report
 from flash_dist.bench.style import COLOURS, DARK, WIDTH, add_style_sheet
 
@@ -52,18 +52,18 @@ def test_a_figure_follows_the_dark_mode_of_its_reader(name: str) -> None:
 
 def test_the_figure_of_speed_has_the_rates_of_the_results() -> None:
     report = read_report(RESULTS / "h200-paper.json")
-    names = choose_contenders(report.contenders)
+    names = choose_baselines(report.baselines)
     rates = [
-        f"{row.teraflops(name, phase):.0f}"
+        f"{row.teraflops(name, pass_):.0f}"
         for row in report.rows
         if not row.eager
-        for phase in PHASES[:2]
-        for name in choose_bars(names, phase)
+        for pass_ in PASSES[:2]
+        for name in choose_bars(names, pass_)
     ]
     texts = find_texts(read_figure("speed.svg"))
     for rate in set(rates):
         assert texts.count(rate) >= rates.count(rate), "`nox -s outputs` draws it again"
-    assert {label_contender(name, report.machine) for name in names} <= set(texts)
+    assert {label_baseline(name, report.machine) for name in names} <= set(texts)
 
 
 def test_the_figure_of_decoding_has_the_shares_of_the_results() -> None:
@@ -72,10 +72,10 @@ def test_the_figure_of_decoding_has_the_shares_of_the_results() -> None:
     texts = find_texts(read_figure("decoding.svg"))
     for share in set(shares):
         assert texts.count(share) >= shares.count(share), "benchmarks/decoding.py draws it again"
-    assert label_contender("sdpa-cudnn", recorded["machine"]) in texts
+    assert label_baseline("sdpa-cudnn", recorded["machine"]) in texts
 
 
-def test_every_contender_has_a_colour_of_its_own() -> None:
+def test_every_baseline_has_a_colour_of_its_own() -> None:
     named = [COLOURS[name] for name in (OURS, *PEERS) if name in COLOURS]
     assert len(set(named)) == len(named)
 

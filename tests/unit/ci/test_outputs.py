@@ -123,10 +123,10 @@ def test_the_hidden_gpu_of_the_text_is_a_scenario() -> None:
     ],
 )
 def test_the_means_of_the_readme_are_those_of_the_results(
-    start: str, phase: str, peer: str
+    start: str, pass_: str, peer: str
 ) -> None:
     rows = read_report(ROOT / "benchmarks" / "results" / "h200-paper.json").rows
-    ratios = collect_ratios(rows, peer, phase)
+    ratios = collect_ratios(rows, peer, pass_)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     line = [one for one in readme.splitlines() if one.startswith(start)][-1]
     numbers = (geometric_mean(ratios), min(ratios), max(ratios))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flash_dist.bench.contenders.names import OURS, PHASES
-from flash_dist.bench.contenders.sets import paper_shapes
-from flash_dist.bench.contenders.shapes import count_flops
+from flash_dist.bench.baselines.names import OURS, PASSES
+from flash_dist.bench.baselines.sets import paper_shapes
+from flash_dist.bench.baselines.shapes import count_flops
 from flash_dist.bench.results import Entry, Loop, Report, Row, Timing
 
 if TYPE_CHECKING:
-    from flash_dist.bench.contenders.shapes import Shape
+    from flash_dist.bench.baselines.shapes import Shape
 
 MACHINE = {
     "gpu": "NVIDIA H200",
@@ -23,14 +23,14 @@ RATES = {OURS: 300.0, "sdpa-flash": 330.0, "sdpa-flash-deterministic": 150.0}
 
 
 def make_entry(name: str, shape: Shape, rate: float) -> Entry:
-    """Return an entry that reached a rate (TFLOP/s) in every phase."""
-    times = {phase: count_flops(shape, phase) / rate / 1e9 for phase in PHASES}
+    """Return an entry that reached a rate (TFLOP/s) in every pass."""
+    times = {pass_: count_flops(shape, pass_) / rate / 1e9 for pass_ in PASSES}
     timings = {
-        phase: Timing(time, time * 0.9, 9, 40.0, loops=(Loop(time, 3, 1500.0, 690.0),) * 3)
-        for phase, time in times.items()
+        pass_: Timing(time, time * 0.9, 9, 40.0, loops=(Loop(time, 3, 1500.0, 690.0),) * 3)
+        for pass_, time in times.items()
     }
     errors = {} if name == OURS else {"out": 0.004}
-    return Entry(name, timings, dict.fromkeys(PHASES, 1 << 30), errors, (f"{name}_kernel",))
+    return Entry(name, timings, dict.fromkeys(PASSES, 1 << 30), errors, (f"{name}_kernel",))
 
 
 def make_row(shape: Shape, state: str = "warm", *failed: str) -> Row:

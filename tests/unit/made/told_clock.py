@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flash_dist.bench.measuring import phase
+from flash_dist.bench.measuring import passes
 from tests.unit.made.host_clock import HostClock
 
 if TYPE_CHECKING:
@@ -103,4 +103,4 @@ def tell(monkeypatch: pytest.MonkeyPatch, clock: Told, milliseconds: float) -> N
     """Count the measured runs, with this duration of each attention."""
     clock.milliseconds = milliseconds
     for name in ("make_run", "make_copy"):
-        monkeypatch.setattr(phase, name, clock.counted(getattr(phase, name)))
+        monkeypatch.setattr(passes, name, clock.counted(getattr(passes, name)))

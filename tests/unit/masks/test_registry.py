@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flash_dist.masks import BlockMask, registry
-from flash_dist.masks.registry import Resident
+from flash_dist.masks.registry import DevicePlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,14 +65,14 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     return Gpus(monkeypatch)
 
 
-def make_resident(index: int = 0) -> tuple[Resident, Buffer]:
+def make_plan(index: int = 0) -> tuple[DevicePlan, Buffer]:
     buffer = Buffer(torch.device("cuda", index))
     parts: tuple[Any, Any] = None, buffer
-    return Resident(*parts, set()), buffer
+    return DevicePlan(*parts, set()), buffer
 
 
 def test_each_stream_is_told_once(gpus: Gpus) -> None:
-    resident, buffer = make_resident()
+    resident, buffer = make_plan()
     for stream in (0, 7, 0, 7, 9):
         gpus.streams[0] = stream
         resident.hold(0)
@@ -80,7 +80,7 @@ def test_each_stream_is_told_once(gpus: Gpus) -> None:
 
 
 def test_the_stream_is_that_of_the_buffers_gpu(gpus: Gpus) -> None:
-    resident, buffer = make_resident(1)
+    resident, buffer = make_plan(1)
     gpus.streams = {0: 5, 1: 6}
     resident.hold(1)
     resident.hold(1)
@@ -89,16 +89,16 @@ def test_the_stream_is_that_of_the_buffers_gpu(gpus: Gpus) -> None:
 
 
 def test_past_a_number_of_streams_they_are_told_again(gpus: Gpus) -> None:
-    resident, buffer = make_resident()
-    for stream in (*range(registry.STREAMS_KEPT + 1), 0):
+    resident, buffer = make_plan()
+    for stream in (*range(registry.MAX_STREAMS + 1), 0):
         gpus.streams[0] = stream
         resident.hold(0)
-    assert buffer.told == [*range(registry.STREAMS_KEPT + 1), 0]
-    assert len(resident.streams) <= registry.STREAMS_KEPT
+    assert buffer.told == [*range(registry.MAX_STREAMS + 1), 0]
+    assert len(resident.streams) <= registry.MAX_STREAMS
 
 
 def test_what_a_graph_is_captured_with_stays_also_on_a_stream_that_is_known(gpus: Gpus) -> None:
-    resident, buffer = make_resident()
+    resident, buffer = make_plan()
     gpus.streams[0] = 7
     resident.hold(0)
     assert not registry._captured
@@ -109,7 +109,7 @@ def test_what_a_graph_is_captured_with_stays_also_on_a_stream_that_is_known(gpus
 
 
 def test_of_the_default_stream_nothing_is_asked_once_it_is_known(gpus: Gpus) -> None:
-    resident, buffer = make_resident(1)
+    resident, buffer = make_plan(1)
     resident.hold(1)
     assert (buffer.told, gpus.asked) == ([0], ["device", "device", "capturing"])
     gpus.asked.clear()
@@ -121,26 +121,26 @@ def test_of_the_default_stream_nothing_is_asked_once_it_is_known(gpus: Gpus) -> 
 
 
 def test_the_last_call_on_a_gpu_is_recalled_by_its_sizes(gpus: Gpus) -> None:
-    mask, (resident, buffer) = BlockMask.documents([0, 0, 1]), make_resident()
+    mask, (resident, buffer) = BlockMask.documents([0, 0, 1]), make_plan()
     call = mask.handle, 0, (1, 3, 2, 16), 3
-    assert registry.recall(*call) is None
-    registry.remember(*call, resident)
+    assert registry.lookup_last(*call) is None
+    registry.cache_last(*call, resident)
     gpus.streams[0] = 4
-    assert registry.recall(*call) is resident
+    assert registry.lookup_last(*call) is resident
     assert buffer.told == [4]
     for other in ((mask.handle, 1, *call[2:]), (*call[:2], (2, 3, 2, 16), 3), (*call[:3], 4)):
-        assert registry.recall(*other) is None
-    registry.remember(*call[:3], 4, make_resident()[0])
-    assert registry.recall(*call) is None
+        assert registry.lookup_last(*other) is None
+    registry.cache_last(*call[:3], 4, make_plan()[0])
+    assert registry.lookup_last(*call) is None
 
 
 def test_nothing_is_recalled_of_a_mask_that_was_dropped() -> None:
-    mask, (resident, buffer) = BlockMask.documents([0, 0, 1]), make_resident()
+    mask, (resident, buffer) = BlockMask.documents([0, 0, 1]), make_plan()
     call, kept = (mask.handle, 0, (1, 3, 2, 16), 3), weakref.ref(buffer)
-    registry.remember(*call, resident)
+    registry.cache_last(*call, resident)
     del mask, resident, buffer
     gc.collect()
     assert kept() is None
-    assert registry.recall(*call) is None
-    registry.remember(*call, make_resident()[0])
-    assert registry.recall(*call) is None
+    assert registry.lookup_last(*call) is None
+    registry.cache_last(*call, make_plan()[0])
+    assert registry.lookup_last(*call) is None

@@ -16,7 +16,7 @@ from flash_dist.masks.terms import BandTerm
 from tests.unit.made import mask_functions as made
 
 if TYPE_CHECKING:
-    from flash_dist.integrations.transformers.sight import Sight
+    from flash_dist.integrations.transformers.layer_mask import LayerMask
 
 Tensor = torch.Tensor
 
@@ -78,8 +78,8 @@ def make(
     )
 
 
-def show(mask: Sight | Tensor | None, queries: int, keys: int) -> Tensor:
-    """Return booleans [batch, queries, keys] of the mask that layers make."""
+def show(mask: LayerMask | Tensor | None, queries: int, keys: int) -> Tensor:
+    """Return booleans [batch, queries, keys] of what layers make of a mask."""
     seen = torch.zeros(BATCH, queries, keys, dtype=torch.bool)
     if isinstance(mask, Tensor):
         assert mask.shape == (BATCH, 1, 1, 2)

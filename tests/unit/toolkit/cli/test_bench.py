@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
+from flash_dist.bench.baselines.names import OURS, OURS_DETERMINISTIC, PASSES, PEERS
+from flash_dist.bench.baselines.sets import long_shapes, paper_shapes, seed_shapes
+from flash_dist.bench.baselines.shapes import SETS
 from flash_dist.bench.calls import SHAPES, Call, CallReport
 from flash_dist.bench.command import announce, pick_shapes
-from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC, PEERS, PHASES
-from flash_dist.bench.contenders.sets import long_shapes, paper_shapes, seed_shapes
-from flash_dist.bench.contenders.shapes import SETS
 from flash_dist.bench.plan import DEFAULTS, Plan
 from flash_dist.bench.results import Entry, Report, Row, read_report
 from flash_dist.bench.shown.progress import watch
@@ -29,7 +29,7 @@ from tests.unit.made.bench_results import MACHINE, make_entry, make_report, make
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flash_dist.bench.contenders.shapes import Shape
+    from flash_dist.bench.baselines.shapes import Shape
     from tests.unit.made.command import Cli
 
 
@@ -141,11 +141,11 @@ def test_a_table_of_everybody_keeps_its_rows_whole_on_a_terminal(width: int) -> 
     lines = render_on_terminal(make_crowd(paper_shapes()[::7]), width)
     assert max(map(len, lines)) <= width
     tables = [place for place, line in enumerate(lines) if line.startswith("shape (bf16, warm L2)")]
-    assert len(tables) > len(PHASES)  # some in several parts
+    assert len(tables) > len(PASSES)  # some in several parts
     for place in tables:
         names = [line.split("  ")[0] for line in lines[place + 1 : place + 7]]
         assert names == [shape.name.removeprefix("bf16 ") for shape in paper_shapes()[::7]]
-    heads = " ".join(lines[place] for place in tables[: len(tables) // len(PHASES)]).split()
+    heads = " ".join(lines[place] for place in tables[: len(tables) // len(PASSES)]).split()
     assert [heads.count(x) for x in ("ms", "TFLOP/s", "best", "copy")] == [2, 1, 1, 1]  # `ms det.`
 
 
@@ -213,11 +213,11 @@ def test_only_takes_choices() -> None:
     assert found == PAPER[:18]
 
 
-def test_the_defaults_of_every_set_are_names_of_contenders_phases_and_states() -> None:
+def test_the_defaults_of_every_set_are_names_of_baselines_passes_and_states() -> None:
     assert set(DEFAULTS) == set(SETS) - {"overhead"}  # which has rules of its own
-    for peers, phases, states in DEFAULTS.values():
+    for peers, passes, states in DEFAULTS.values():
         assert set(peers) <= set(PEERS)
-        assert set(phases) <= set(PHASES)
+        assert set(passes) <= set(PASSES)
         assert set(states) <= {"warm", "cold"}
     assert "sdpa-cudnn" in DEFAULTS["paper"][0]
 
@@ -261,7 +261,7 @@ def test_who_ran_in_torchs_mode_is_said() -> None:
     assert first.split()[4:] == ["0.4581", "0.6872", "300", "1024", "0.91", "1.33"]
 
 
-def test_every_phase_has_its_table() -> None:
+def test_every_pass_has_its_table() -> None:
     lines = render(make_report()).splitlines()
     titles = ("forward", "backward", "forward + backward")
     assert all(lines.count(title) == 1 for title in titles)

@@ -39,7 +39,7 @@ LABELS: Final = {  # in the heads of columns
     "flex": "Flex",
     OURS_DETERMINISTIC: "ours det.",
 }
-PHASES: Final = ("forward", "backward", "both", "checkpointed")
+PASSES: Final = ("forward", "backward", "both", "checkpointed")
 TITLES: Final = {
     "forward": "forward",
     "backward": "backward",
@@ -58,9 +58,9 @@ def parse_peers(text: str) -> tuple[str, ...]:
     return _parse_list(",".join(meant.get(x.lower(), x) for x in parts), PEERS, "peer", "none")
 
 
-def parse_phases(text: str) -> tuple[str, ...]:
+def parse_passes(text: str) -> tuple[str, ...]:
     """Read `forward,backward`."""
-    return _parse_list(text, PHASES, "phase")
+    return _parse_list(text, PASSES, "phase")
 
 
 def parse_states(text: str) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def in_deterministic_mode(name: str) -> bool:
 
 
 def label_of(name: str) -> str:
-    """Return the short name of a contender."""
+    """Return the short name of a baseline."""
     return LABELS.get(name, name)
 
 

@@ -1,4 +1,4 @@
-"""One phase of one problem: everybody's loops, and of what is short replayed graphs as well."""
+"""One pass of one problem: everybody's loops, and of what is short replayed graphs as well."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..contenders.copying import make_copy
-from ..contenders.failures import is_fatal
-from ..contenders.names import COPY
+from ..baselines.copying import make_copy
+from ..baselines.failures import is_fatal
+from ..baselines.names import COPY
 from .timing import RunFailed, probe, time_in_rounds
 from .workload import make_run
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..results import Timing
+    from .baselines import Baselines
     from .clocks import Clock
-    from .roster import Roster
 
     Run = Callable[[], object]
     Timings = dict[str, Timing]
 
-GRAPHS_BELOW_MS: Final = 0.3  # launches would be much of a shorter phase
+GRAPHS_BELOW_MS: Final = 0.3  # launches would be much of a shorter pass
 _GRAPH_MS: Final = 1.0  # of attention in one graph, or the gaps between graphs would show
 _MOST_REPEATS: Final = 64
 
 
 @dataclass(frozen=True)
-class Phase:
-    """How one phase of a roster's problem is timed."""
+class Pass:
+    """One pass of the baselines on a problem, timed."""
 
     name: str
-    roster: Roster
+    baselines: Baselines
     clock: Clock
     seconds: float
     cold: bool
@@ -44,7 +44,7 @@ class Phase:
         """Return all times; where graphs are replayed, those of eager launches beside them."""
         runs: dict[str, Run] = {}
         for name in self._taking_part():
-            self.roster.attempt(name, partial(self._prepare, name, runs))
+            self.baselines.attempt(name, partial(self._prepare, name, runs))
         short = self._find_short(runs) if self.clock.captures else {}
         timings = self._time(runs, "eager" if short else "")
         if not short:
@@ -53,24 +53,24 @@ class Phase:
 
     def _taking_part(self) -> tuple[str, ...]:
         """Return who is still in; a copy takes part where it means something."""
-        entry = self.roster.entries.get(COPY)
+        entry = self.baselines.entries.get(COPY)
         copied = entry is not None and self.name in {"forward", "backward"} and not entry.reason
-        return (*self.roster.attends, *([COPY] if copied else []))
+        return (*self.baselines.attends, *([COPY] if copied else []))
 
     def _prepare(self, name: str, runs: dict[str, Run]) -> None:
-        run, device = self._make(name), self.roster.problem.device
+        run, device = self._make(name), self.baselines.problem.device
         run()
         if device.type == "cuda":
-            entry = self.roster.entries[name]
+            entry = self.baselines.entries[name]
             peaks = {**entry.memory, self.name: measure_peak(run, device)}
-            self.roster.entries[name] = replace(entry, memory=peaks)
+            self.baselines.entries[name] = replace(entry, memory=peaks)
         runs[name] = run
 
     def _make(self, name: str) -> Run:
-        problem = self.roster.problem.with_own_leaves()
+        problem = self.baselines.problem.with_own_leaves()
         if name == COPY:
             return make_copy(problem, self.name)
-        return make_run(name, self.roster.attends[name], problem, self.name)
+        return make_run(name, self.baselines.attends[name], problem, self.name)
 
     def _find_short(self, runs: dict[str, Run]) -> dict[str, float]:
         """Return everybody's milliseconds if those of the fastest attention are few, else none."""
@@ -80,7 +80,7 @@ class Phase:
                 times[name] = probe(name, runs[name], self.clock, cold=self.cold).milliseconds
             except RunFailed as failed:  # noqa: PERF203 - a probe takes far longer
                 del runs[name]
-                self.roster.fail(name, failed.error)
+                self.baselines.fail(name, failed.error)
         least = min((times[name] for name in times if name != COPY), default=GRAPHS_BELOW_MS)
         return times if least < GRAPHS_BELOW_MS else {}
 
@@ -88,9 +88,9 @@ class Phase:
         self, runs: dict[str, Run], how: str, repeats: Mapping[str, int] | None = None
     ) -> Timings:
         """Time runs; whoever fails is out, and the others begin anew."""
-        shape = self.roster.problem.shape.name
+        shape = self.baselines.problem.shape.name
         what = f"{shape}: {self.name} {how}".rstrip()
-        while runs and not self.roster.lost:
+        while runs and not self.baselines.lost:
             try:
                 return time_in_rounds(
                     runs,
@@ -102,7 +102,7 @@ class Phase:
                 )
             except RunFailed as failed:  # noqa: PERF203 - loops take far longer
                 del runs[failed.name]
-                self.roster.fail(failed.name, failed.error)
+                self.baselines.fail(failed.name, failed.error)
         return {}
 
     def _time_graphs(self, times: Mapping[str, float]) -> Timings:
@@ -116,9 +116,9 @@ class Phase:
                 runs[name] = self.clock.capture(partial(self._make, name), repeats[name])
             except Exception as error:  # noqa: BLE001 - any way to fail is a result
                 if is_fatal(error):
-                    self.roster.fail(name, error)
+                    self.baselines.fail(name, error)
                     break
-                self.roster.keep_uncaptured(name, self.name, error)
+                self.baselines.keep_uncaptured(name, self.name, error)
         return self._time(runs, "graph", repeats)
 
 

@@ -1,4 +1,4 @@
-"""Why a contender does not run, in one sentence."""
+"""Why a baseline does not run, in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FATAL: Final = ("illegal memory access", "unspecified launch failure", "device-
 
 
 class CannotRun(Exception):  # noqa: N818 - a state, not an error
-    """A contender does not serve the problem."""
+    """A baseline does not serve the problem."""
 
 
 def describe_failure(error: BaseException) -> str:

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from .problem import Problem
 
 
-def make_copy(problem: Problem, phase: str) -> Callable[[], object]:
+def make_copy(problem: Problem, pass_: str) -> Callable[[], object]:
     """Return a copy of q, k, v and out; of the backward dout, dq, dk and dv as well.
 
     Raises:
-        CannotRun: The phase is another.
+        CannotRun: The pass is another.
     """
     q, k, v = problem.inputs
     inputs = (q, k) if problem.shape.latent else (q, k, v)  # v lies in k
     forward = [x.detach() for x in (*inputs, problem.dout)]  # dout is shaped like out
     tensors = {"forward": forward, "backward": [*forward, *forward]}
-    if phase not in tensors:
-        message = f"phase of copy must be forward or backward, got `{phase}`"
+    if pass_ not in tensors:
+        message = f"phase of copy must be forward or backward, got `{pass_}`"
         raise CannotRun(message)
-    sources = [x.clone() for x in tensors[phase]]
+    sources = [x.clone() for x in tensors[pass_]]
     targets = [torch.empty_like(x) for x in sources]
     return lambda: torch._foreach_copy_(targets, sources)  # one launch for all

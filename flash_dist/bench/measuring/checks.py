@@ -1,4 +1,4 @@
-"""Each contender runs once before anything is timed: its results, its kernels."""
+"""Each baseline runs once before anything is timed: its results, its kernels."""
 
 from __future__ import annotations
 
@@ -6,55 +6,55 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..contenders.failures import CannotRun, is_fatal
-from ..contenders.names import COPY, OURS, OURS_DETERMINISTIC
-from ..contenders.table import bind, make_attend
+from ..baselines.failures import CannotRun, is_fatal
+from ..baselines.names import COPY, OURS, OURS_DETERMINISTIC
+from ..baselines.table import bind, make_attend
 from .agreement import FLOAT64_LIMIT, LIMITS, compute, measure_against_float64, measure_errors
 from .launched import launched_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..contenders.ours import Attend
-    from ..contenders.problem import Problem, Tensor
-    from .roster import Roster
+    from ..baselines.ours import Attend
+    from ..baselines.problem import Problem, Tensor
+    from .baselines import Baselines
 
     Run = Callable[[], object]
     Results = dict[str, tuple[Tensor, ...]]
 
 
-def try_everybody(roster: Roster, tell: Callable[[str], None]) -> None:
-    """Try out all attentions of a roster, ours first, which the others are compared with."""
+def check_baselines(baselines: Baselines, tell: Callable[[str], None]) -> None:
+    """Try out all attentions, ours first, which the others are compared with."""
     results: Results = {}
-    for name in [name for name in roster.entries if name != COPY]:
-        tell(f"{roster.problem.shape.name}: test {name}")
-        roster.attempt(name, partial(_try_out, roster, name, results))
+    for name in [name for name in baselines.entries if name != COPY]:
+        tell(f"{baselines.problem.shape.name}: test {name}")
+        baselines.attempt(name, partial(_try_out, baselines, name, results))
         if name != OURS:
             results.pop(name, None)
 
 
-def _try_out(roster: Roster, name: str, results: Results) -> None:
+def _try_out(baselines: Baselines, name: str, results: Results) -> None:
     """Run it once, compare with ours, list its kernels."""
-    attend = make_attend(name, roster.problem)
+    attend = make_attend(name, baselines.problem)
     kernels: tuple[str, ...] = ()
-    results[name] = compute_as(name, attend, roster.problem)
-    if roster.problem.device.type == "cuda":
-        kernels = profile(bind(name, lambda: compute(attend, roster.problem)))
+    results[name] = compute_as(name, attend, baselines.problem)
+    if baselines.problem.device.type == "cuda":
+        kernels = profile(bind(name, lambda: compute(attend, baselines.problem)))
     if name == "flex" and kernels and not any("triton" in kernel for kernel in kernels):
         message = f"flex_attention ran eagerly (kernels {', '.join(kernels)})"
         raise CannotRun(message)
-    errors = _compare(roster, name, results)
-    roster.entries[name] = replace(roster.entries[name], kernels=kernels, errors=errors)
-    roster.attends[name] = attend
+    errors = _compare(baselines, name, results)
+    baselines.entries[name] = replace(baselines.entries[name], kernels=kernels, errors=errors)
+    baselines.attends[name] = attend
 
 
-def _compare(roster: Roster, name: str, results: Results) -> dict[str, float]:
+def _compare(baselines: Baselines, name: str, results: Results) -> dict[str, float]:
     """Return the errors, and tell those that are too large."""
-    shape = roster.problem.shape
+    shape = baselines.problem.shape
     if name == OURS:
         if shape.dtype != "fp32" or shape.documents:
             return {}
-        errors = measure_against_float64(results[OURS], roster.problem)
+        errors = measure_against_float64(results[OURS], baselines.problem)
         limit, whom = FLOAT64_LIMIT, "float64"
     elif OURS in results:
         errors = measure_errors(results[name], results[OURS])
@@ -65,7 +65,7 @@ def _compare(roster: Roster, name: str, results: Results) -> dict[str, float]:
         return {}
     for tensor, error in errors.items():
         if not error <= limit:
-            roster.findings.append(
+            baselines.findings.append(
                 f"{name} and {whom} differ on {shape.name}: {tensor} by {error:.2g}, "
                 f"at most {limit:g} is allowed"
             )
@@ -83,7 +83,7 @@ def profile(run: Run) -> tuple[str, ...]:
 
 
 def compute_as(name: str, attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
-    """Return a contender's out, dq, dk, dv in its own mode."""
+    """Return a baseline's out, dq, dk, dv in its own mode."""
     found: list[tuple[Tensor, ...]] = []
     bind(name, lambda: found.append(compute(attend, problem)))()
     return found[0]

@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flash_dist import flash_attn_with_kvcache, flash_mla_with_kvcache
-from flash_dist.attention.decoding import given, layouts
-from flash_dist.attention.decoding.given import KEPT
+from flash_dist.attention.decoding import cache_checks, layouts
+from flash_dist.attention.decoding.cache_checks import KEPT
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -163,15 +163,15 @@ def test_layouts_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         checked.append(seen)
         return check_tensors(*seen, named=named)
 
-    monkeypatch.setattr(given, "check_tensors", noted)
-    given._check_once.cache_clear()
+    monkeypatch.setattr(cache_checks, "check_tensors", noted)
+    cache_checks._check_once.cache_clear()
     for _ in range(3):
         flash_attn_with_kvcache(**arguments())
     assert len(checked) == 1
 
 
 def test_no_more_is_known_than_so_many_layouts_and_no_tensor_is_kept() -> None:
-    for known in (given._check_once, given._check_latent_once):
+    for known in (cache_checks._check_once, cache_checks._check_latent_once):
         assert known.cache_info().maxsize == KEPT
     served = arguments()
     flash_attn_with_kvcache(**served)
@@ -184,13 +184,13 @@ def test_no_more_is_known_than_so_many_layouts_and_no_tensor_is_kept() -> None:
 def test_a_tensor_that_only_stands_for_one_is_not_taken_for_one_that_is_known() -> None:
     served = arguments()
     flash_attn_with_kvcache(**served)
-    known = given._check_once.cache_info().currsize
+    known = cache_checks._check_once.cache_info().currsize
     with FakeTensorMode() as mode:
         fake: Arguments = {name: mode.from_tensor(x) for name, x in served.items()}
         out = flash_attn_with_kvcache(**fake)
     assert out.shape == served["q"].shape
     assert type(out) is not Tensor
-    assert given._check_once.cache_info().currsize == known
+    assert cache_checks._check_once.cache_info().currsize == known
 
 
 def test_a_parameter_is_a_tensor_where_no_gradient_is_wanted() -> None:
@@ -234,10 +234,10 @@ def test_a_cache_that_wants_gradients_is_written_to_without_them_alone() -> None
 
 
 def test_threads_that_know_nothing_yet_agree() -> None:
-    given._check_once.cache_clear()
+    cache_checks._check_once.cache_clear()
     served = arguments()
     wanted = flash_attn_with_kvcache(**served)
-    given._check_once.cache_clear()
+    cache_checks._check_once.cache_clear()
     problems: list[str] = []
 
     def run(*, fits: bool) -> None:

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..contenders.failures import describe_failure, is_fatal
-from ..contenders.names import OWN
+from ..baselines.failures import describe_failure, is_fatal
+from ..baselines.names import OWN
 from ..results import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..contenders.ours import Attend
-    from ..contenders.problem import Problem
+    from ..baselines.ours import Attend
+    from ..baselines.problem import Problem
 
 
-class Roster:
-    """The contenders on a problem; one that fails stays as an entry with its reason."""
+class Baselines:
+    """The baselines on a problem; one that fails stays as an entry with its reason."""
 
     def __init__(self, problem: Problem, names: tuple[str, ...]) -> None:
         self.problem = problem
@@ -30,7 +30,7 @@ class Roster:
         self.lost = ""  # why the GPU takes no more work
 
     def attempt(self, name: str, step: Callable[[], object]) -> None:
-        """Take a step for a contender; if it fails, the contender is out."""
+        """Take a step for a baseline; if it fails, the baseline is out."""
         if self.lost:
             self._drop(name, f"not measured: {self.lost}")
             return
@@ -40,7 +40,7 @@ class Roster:
             self.fail(name, error)
 
     def fail(self, name: str, error: Exception) -> None:
-        """Take a contender out; of ours that is a finding."""
+        """Take a baseline out; of ours that is a finding."""
         reason, shape = describe_failure(error), self.problem.shape.name
         if is_fatal(error):
             self.lost = f"the GPU accepts no work after {name} failed on {shape}"
@@ -54,10 +54,10 @@ class Roster:
         if not self.lost:
             release_memory(self.problem.device)
 
-    def keep_uncaptured(self, name: str, phase: str, error: Exception) -> None:
-        """Remember why a phase has no graph; the contender stays in."""
+    def keep_uncaptured(self, name: str, pass_: str, error: Exception) -> None:
+        """Remember why a pass has no graph; the baseline stays in."""
         entry = self.entries[name]
-        reasons = {**entry.uncaptured, phase: describe_failure(error)}
+        reasons = {**entry.uncaptured, pass_: describe_failure(error)}
         self.entries[name] = replace(entry, uncaptured=reasons)
         release_memory(self.problem.device)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_attend(name: str, problem: Problem) -> Attend:
-    """Return a contender's attention on [batch, seqlen, heads, head_dim], warm or compiled.
+    """Return a baseline's attention on [batch, seqlen, heads, head_dim], warm or compiled.
 
     Raises:
         CannotRun: It does not serve the problem. Anything else is a failure of its own.
@@ -43,7 +43,7 @@ def make_attend(name: str, problem: Problem) -> Attend:
 
 @contextmanager
 def determinism_of(name: str) -> Iterator[None]:
-    """Run a contender as its name says, in torch's own mode as users get it.
+    """Run a baseline as its name says, in torch's own mode as users get it.
 
     Torch then fills new memory, too: outputs, and what a peer works in.
     """
@@ -58,7 +58,7 @@ def determinism_of(name: str) -> Iterator[None]:
 
 
 def bind(name: str, run: Run) -> Run:
-    """Return a run in the mode of its contender."""
+    """Return a run in the mode of its baseline."""
     if not in_deterministic_mode(name):
         return run
 

@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 KEPT: Final = 4096  # combinations that are known
 
 
-class Given(NamedTuple):
+class CallLayouts(NamedTuple):
     """Of a call of `flash_attn_with_kvcache`; None: not given."""
 
     q: Layout
@@ -38,7 +38,7 @@ class Given(NamedTuple):
     block_table: Layout | None
 
 
-class GivenLatent(NamedTuple):
+class LatentLayouts(NamedTuple):
     """Of a call of `flash_mla_with_kvcache`; None: not given."""
 
     q: Layout
@@ -47,7 +47,7 @@ class GivenLatent(NamedTuple):
     cache_seqlens: Layout | None
 
 
-class Suits(NamedTuple):
+class Supported(NamedTuple):
     """Whether kernels read these as they lie, address aside; where there are none, they do."""
 
     q: bool
@@ -55,11 +55,11 @@ class Suits(NamedTuple):
     v: bool
 
 
-def check_given(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: bool) -> Suits:
+def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: bool) -> Supported:
     """Raise if the tensors of a call do not fit; return which of them are read as they lie.
 
     Args:
-        tensors: Those of `Given`.
+        tensors: Those of `CallLayouts`.
         counted: Whether there is a cache_seqlens, maybe one for all.
         symbolic: Whether they only stand for tensors: then no GPU is asked, and nothing kept.
 
@@ -69,29 +69,27 @@ def check_given(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: bo
         FlashDistError: This build has no code that runs on the GPU.
     """
     if symbolic:
-        return _check(Given(*_read_layouts(Given._fields, tensors)), counted=counted)
+        return _check(CallLayouts(*_read_layouts(CallLayouts._fields, tensors)), counted=counted)
     check = _check_once.__wrapped__ if _has_tensors_as_sizes() else _check_once
-    return check(_read_fields(Given._fields, tensors), counted=counted)
+    return check(_read_fields(CallLayouts._fields, tensors), counted=counted)
 
 
-def check_given_latent(
-    tensors: Sequence[Tensor | None], head_dim_v: int, *, symbolic: bool
-) -> bool:
+def check_latent_call(tensors: Sequence[Tensor | None], head_dim_v: int, *, symbolic: bool) -> bool:
     """Raise if tensors of a call on latent keys do not fit; return whether q is read as it lies.
 
     Args:
-        tensors: Those of `GivenLatent`.
+        tensors: Those of `LatentLayouts`.
         head_dim_v: Columns of the values.
-        symbolic: As in `check_given`.
+        symbolic: As in `check_call`.
 
     Raises:
-        TypeError: As in `check_given`.
+        TypeError: As in `check_call`.
         ValueError: Likewise.
         FlashDistError: Likewise.
     """
-    names = GivenLatent._fields
+    names = LatentLayouts._fields
     if symbolic:
-        return _check_latent(GivenLatent(*_read_layouts(names, tensors)), head_dim_v)
+        return _check_latent(LatentLayouts(*_read_layouts(names, tensors)), head_dim_v)
     check = _check_latent_once.__wrapped__ if _has_tensors_as_sizes() else _check_latent_once
     return check(_read_fields(names, tensors), head_dim_v)
 
@@ -142,63 +140,63 @@ def _make_layouts(fields: Sequence[Fields | None]) -> list[Any]:
 
 
 @lru_cache(maxsize=KEPT)
-def _check_once(fields: Sequence[Fields | None], *, counted: bool) -> Suits:
-    given = Given(*_make_layouts(fields))
-    suits = _check(given, counted=counted)
-    q = given.q
+def _check_once(fields: Sequence[Fields | None], *, counted: bool) -> Supported:
+    layouts = CallLayouts(*_make_layouts(fields))
+    supported = _check(layouts, counted=counted)
+    q = layouts.q
     if q.device.type == "cuda":
-        require_kernels(q.device.index, q.dtype, q.shape[-1], given.v_cache.shape[-1])
-    return suits
+        require_kernels(q.device.index, q.dtype, q.shape[-1], layouts.v_cache.shape[-1])
+    return supported
 
 
 @lru_cache(maxsize=KEPT)
 def _check_latent_once(fields: Sequence[Fields | None], head_dim_v: int) -> bool:
-    given = GivenLatent(*_make_layouts(fields))
-    suits = _check_latent(given, head_dim_v)
-    q = given.q
+    layouts = LatentLayouts(*_make_layouts(fields))
+    supported = _check_latent(layouts, head_dim_v)
+    q = layouts.q
     if q.device.type == "cuda":
         require_kernels(q.device.index, q.dtype, q.shape[-1], head_dim_v, role="mla")
-    return suits
+    return supported
 
 
-def _check(given: Given, *, counted: bool) -> Suits:
-    _require_given(given, "q", "k_cache", "v_cache")
-    q, table = given.q, given.block_table
-    named = table is not None or given.cache_batch_idx is not None
-    suits = check_tensors(q, given.k_cache, given.v_cache, named=named)
-    _check_where(given)
-    if given.cache_seqlens is not None:
-        check_numbers("cache_seqlens", given.cache_seqlens, q.shape[0], q.device)
-    _check_new(given, counted=counted)
-    _check_rotary(given)
-    return Suits(suits, _is_read(given.k), _is_read(given.v))
+def _check(layouts: CallLayouts, *, counted: bool) -> Supported:
+    _require_arguments(layouts, "q", "k_cache", "v_cache")
+    q, table = layouts.q, layouts.block_table
+    named = table is not None or layouts.cache_batch_idx is not None
+    supported = check_tensors(q, layouts.k_cache, layouts.v_cache, named=named)
+    _check_where(layouts)
+    if layouts.cache_seqlens is not None:
+        check_numbers("cache_seqlens", layouts.cache_seqlens, q.shape[0], q.device)
+    _check_new(layouts, counted=counted)
+    _check_rotary(layouts)
+    return Supported(supported, _is_read(layouts.k), _is_read(layouts.v))
 
 
-def _check_latent(given: GivenLatent, head_dim_v: int) -> bool:
-    _require_given(given, "q", "k_cache")
-    q, table = given.q, given.block_table
-    suits = check_latent(q, given.k_cache, head_dim_v, named=table is not None)
+def _check_latent(layouts: LatentLayouts, head_dim_v: int) -> bool:
+    _require_arguments(layouts, "q", "k_cache")
+    q, table = layouts.q, layouts.block_table
+    supported = check_latent(q, layouts.k_cache, head_dim_v, named=table is not None)
     if table is not None:
-        check_table(table, q.shape[0], q.device, given.k_cache.shape[1])
-    if given.cache_seqlens is not None:
-        check_numbers("cache_seqlens", given.cache_seqlens, q.shape[0], q.device)
-    return suits
+        check_table(table, q.shape[0], q.device, layouts.k_cache.shape[1])
+    if layouts.cache_seqlens is not None:
+        check_numbers("cache_seqlens", layouts.cache_seqlens, q.shape[0], q.device)
+    return supported
 
 
-def _require_given(given: Given | GivenLatent, *names: str) -> None:
+def _require_arguments(layouts: CallLayouts | LatentLayouts, *names: str) -> None:
     for name in names:
-        if getattr(given, name) is None:
+        if getattr(layouts, name) is None:
             require_tensor(name, None)
 
 
-def _check_where(given: Given) -> None:
+def _check_where(layouts: CallLayouts) -> None:
     """Raise if what tells where keys lie does not fit."""
-    q, table = given.q, given.block_table
+    q, table = layouts.q, layouts.block_table
     hints = {
         "cache_batch_idx": "\n\nhint: `block_table[cache_batch_idx]` has the rows of the batch",
         "cache_leftpad": "",
     }
-    numbers = given.cache_batch_idx, given.cache_leftpad
+    numbers = layouts.cache_batch_idx, layouts.cache_leftpad
     for (name, hint), layout in zip(hints.items(), numbers, strict=True):
         if layout is not None:
             check_numbers(name, layout, q.shape[0], q.device)
@@ -206,19 +204,19 @@ def _check_where(given: Given) -> None:
                 message = f"{name} must be None with block_table, got a tensor{hint}"
                 raise ValueError(message)
     if table is not None:
-        check_table(table, q.shape[0], q.device, given.k_cache.shape[1])
+        check_table(table, q.shape[0], q.device, layouts.k_cache.shape[1])
 
 
-def _check_new(given: Given, *, counted: bool) -> None:
+def _check_new(layouts: CallLayouts, *, counted: bool) -> None:
     """Raise if new keys and values do not fit queries and cache."""
-    q, k, v = given.q, given.k, given.v
+    q, k, v = layouts.q, layouts.k, layouts.v
     if k is None and v is None:
         return
     if k is None or v is None or not counted:
         present = {"k": k is not None, "v": v is not None, "cache_seqlens": counted}
         message = "k, v and cache_seqlens must be given together, got " + _describe(present)
         raise ValueError(message)
-    for name, cache in (("k_cache", given.k_cache), ("v_cache", given.v_cache)):
+    for name, cache in (("k_cache", layouts.k_cache), ("v_cache", layouts.v_cache)):
         if any(
             size > 1 and step == 0 for size, step in zip(cache.shape, cache.stride, strict=True)
         ):
@@ -228,7 +226,7 @@ def _check_new(given: Given, *, counted: bool) -> None:
                 f"\n\nhint: `{name}.contiguous()` has memory for each entry"
             )
             raise ValueError(message)
-    for name, x, old in (("k", k, given.k_cache), ("v", v, given.v_cache)):
+    for name, x, old in (("k", k, layouts.k_cache), ("v", v, layouts.v_cache)):
         shape = (q.shape[0], k.shape[1] if len(k.shape) > 1 else 0, *old.shape[2:])
         if x.shape != shape or x.dtype != q.dtype or x.device != q.device:
             message = (
@@ -237,29 +235,29 @@ def _check_new(given: Given, *, counted: bool) -> None:
                 f"{list(x.shape)}, {dtype_name(x.dtype)} on {x.device}"
             )
             raise ValueError(message)
-    capacity = given.k_cache.shape[1]
-    if given.block_table is not None:
-        capacity *= given.block_table.shape[1]
+    capacity = layouts.k_cache.shape[1]
+    if layouts.block_table is not None:
+        capacity *= layouts.block_table.shape[1]
     if k.shape[1] > capacity:
         message = f"seqlen_new must be at most the {capacity} keys of the cache, got {k.shape[1]}"
         raise ValueError(message)
 
 
-def _check_rotary(given: Given) -> None:
+def _check_rotary(layouts: CallLayouts) -> None:
     """Raise if angles do not fit, or rotate nothing."""
-    cos, sin = given.rotary_cos, given.rotary_sin
+    cos, sin = layouts.rotary_cos, layouts.rotary_sin
     if cos is None and sin is None:
         return
-    if cos is None or sin is None or given.k is None:
+    if cos is None or sin is None or layouts.k is None:
         present = {
             "rotary_cos": cos is not None,
             "rotary_sin": sin is not None,
-            "k": given.k is not None,
+            "k": layouts.k is not None,
         }
         message = "rotary_cos and rotary_sin must be given together, with k and v, got "
         raise ValueError(message + _describe(present))
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
-        check_angles(name, x, given.q)
+        check_angles(name, x, layouts.q)
     if cos.shape != sin.shape:
         message = (
             "rotary_cos and rotary_sin must have the same shape, "

@@ -42,7 +42,7 @@ _ALL: Final = 100  # percent
 BACKWARD: Final = 2.5  # backward over forward: five products instead of two
 
 # A checkpoint's second forward is no visible work.
-PASSES: Final = {
+FACTORS: Final = {
     "forward": 1.0,
     "backward": BACKWARD,
     "both": 1 + BACKWARD,
@@ -210,6 +210,6 @@ def _pairs(mask: Mask, seqlen_q: int, seqlen_k: int) -> int:
     return mask.count_pairs(seqlen_q, seqlen_k)
 
 
-def count_flops(shape: Shape, phase: str) -> float:
+def count_flops(shape: Shape, pass_: str) -> float:
     """Return 2 * (head_dim + head_dim_v) per visible pair forward, 2.5 times that backward."""
-    return 2.0 * (shape.head_dim + shape.head_dim_v) * visible_pairs(shape) * PASSES[phase]
+    return 2.0 * (shape.head_dim + shape.head_dim_v) * visible_pairs(shape) * FACTORS[pass_]

@@ -39,7 +39,7 @@ class Segments:
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class LayerMask:
     """A mask of more than one query: a band within segments, or a BlockMask.
 
     transformers passes it on as it does a tensor, and asks it for the two names of a tensor that
@@ -62,7 +62,7 @@ class Sight:
         """Whether nothing but the band is known yet."""
         return self.segments is None and self.mask is None and self.graph is None
 
-    def contiguous(self) -> Sight:
+    def contiguous(self) -> LayerMask:
         """Return self."""
         return self
 

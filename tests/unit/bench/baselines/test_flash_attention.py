@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist.bench.contenders.eager import attend_eagerly, make_eager
-from flash_dist.bench.contenders.failures import CannotRun
-from flash_dist.bench.contenders.flash_attention import find_installed, make_flash_attention
-from flash_dist.bench.contenders.problem import Problem
-from flash_dist.bench.contenders.shapes import CAUSAL, FULL, Mask, Shape
-from flash_dist.bench.contenders.table import make_attend
+from flash_dist.bench.baselines.eager import attend_eagerly, make_eager
+from flash_dist.bench.baselines.failures import CannotRun
+from flash_dist.bench.baselines.flash_attention import find_installed, make_flash_attention
+from flash_dist.bench.baselines.problem import Problem
+from flash_dist.bench.baselines.shapes import CAUSAL, FULL, Mask, Shape
+from flash_dist.bench.baselines.table import make_attend
 from flash_dist.bench.measuring.agreement import compute, measure_errors
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ PACKED = Shape(1, 9, 9, 2, 2, 16, 16, CAUSAL, "fp32", documents=(2, 3, 4))
 # The arguments of both packages that matter here, in their order and with their defaults.
 RECORDER = """
 import torch
-from flash_dist.bench.contenders.eager import attend_eagerly
+from flash_dist.bench.baselines.eager import attend_eagerly
 calls = []
 
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, window_size={window}{more}):
@@ -116,13 +116,13 @@ def test_masks_and_determinism_become_arguments(
 ) -> None:
     write_recorder(folder, name, **changes)
     shown = (None, None) if name == "fa4" else (-1, -1)
-    for contender, mask, wanted in (
+    for baseline, mask, wanted in (
         (name, FULL, (False, shown, False)),
         (name, CAUSAL, (True, shown, False)),
         (f"{name}-deterministic", Mask("window", (3, 0)), (False, (3, 0), True)),
     ):
         problem = make_problem(mask)
-        out = make_attend(contender, problem)(*problem.inputs)
+        out = make_attend(baseline, problem)(*problem.inputs)
         assert isinstance(out, torch.Tensor)
         assert tuple(calls_of(name)[-1].values()) == wanted
         assert not torch.are_deterministic_algorithms_enabled()

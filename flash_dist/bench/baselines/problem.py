@@ -111,5 +111,5 @@ class Problem:
         size = (self.shape.seqlen_q, self.shape.seqlen_k)
         scores = torch.rand(size, generator=generator, device="cpu")
         keys = scores.topk(self.shape.mask.count_random(self.shape.seqlen_k)).indices
-        seen = torch.zeros(size, dtype=torch.bool, device="cpu")
-        return seen.scatter(1, keys, value=True).to(self.device)
+        visible = torch.zeros(size, dtype=torch.bool, device="cpu")
+        return visible.scatter(1, keys, value=True).to(self.device)

@@ -1,4 +1,4 @@
-"""What becomes of the scores of a problem before the softmax, as each contender is told it."""
+"""What becomes of the scores of a problem before the softmax, as each baseline is told it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Soft caps, ALiBi and sinks, as each contender is told them."""
+"""Soft caps, ALiBi and sinks, as each baseline is told them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import tests.reference
-from flash_dist.bench.contenders.eager import make_eager
-from flash_dist.bench.contenders.failures import CannotRun
-from flash_dist.bench.contenders.ours import make_ours
-from flash_dist.bench.contenders.problem import Problem
-from flash_dist.bench.contenders.scoring import SOFTCAP, alibi_slopes, score_arguments
-from flash_dist.bench.contenders.sets import score_shapes
-from flash_dist.bench.contenders.shapes import CAUSAL, SCORES, Mask, Shape
-from flash_dist.bench.contenders.table import make_attend
+from flash_dist.bench.baselines.eager import make_eager
+from flash_dist.bench.baselines.failures import CannotRun
+from flash_dist.bench.baselines.ours import make_ours
+from flash_dist.bench.baselines.problem import Problem
+from flash_dist.bench.baselines.scoring import SOFTCAP, alibi_slopes, score_arguments
+from flash_dist.bench.baselines.sets import score_shapes
+from flash_dist.bench.baselines.shapes import CAUSAL, SCORES, Mask, Shape
+from flash_dist.bench.baselines.table import make_attend
 from flash_dist.bench.measuring.agreement import compute, measure_errors
 from tests.scores import Scored
 from tests.scores import compute as by_formula
@@ -116,7 +116,7 @@ def signature_with(argument: str) -> object:
 
 def install(monkeypatch: pytest.MonkeyPatch, func: Callable[..., torch.Tensor]) -> None:
     """Put a function in the place of flash-attention's."""
-    name = "flash_dist.bench.contenders.flash_attention._find_function"
+    name = "flash_dist.bench.baselines.flash_attention._find_function"
     monkeypatch.setattr(name, lambda *_: func)
 
 
