@@ -1,4 +1,4 @@
-"""What the public functions do with their arguments before anything is computed."""
+"""Checks and conversions of the public functions' arguments."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is ne
 
 
 def is_symbolic(x: object) -> bool:
-    """Whether a tensor only stands for one: its sizes may be symbols, and it has no address."""
+    """Return whether a tensor is fake: its sizes may be symbols, and it has no address."""
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
@@ -150,7 +150,7 @@ def read_cu_seqlens(
 
 
 def may_wait() -> bool:
-    """Whether FLASH_DIST_CHECK asks to look at numbers of a GPU, and it can be waited for."""
+    """Return whether FLASH_DIST_CHECK asks for checks of values on a GPU, and a wait is allowed."""
     if not is_checking():
         return False
     if torch.cuda.is_current_stream_capturing():
@@ -160,7 +160,7 @@ def may_wait() -> bool:
 
 
 def may_look(q: Tensor) -> bool:
-    """Whether numbers are looked at: always on the CPU, and where FLASH_DIST_CHECK asks for it."""
+    """Return whether values are checked: always on the CPU, on a GPU with FLASH_DIST_CHECK=1."""
     if is_symbolic(q) or is_traced() or is_transformed():
         return False
     return not q.is_cuda or may_wait()
@@ -185,7 +185,7 @@ def require_tensor(name: str, x: Tensor | None) -> None:
 
 
 def is_autocast() -> bool:
-    """Whether autocast is on, for any device."""
+    """Return whether autocast is on, for any device."""
     return torch._C._is_any_autocast_enabled()  # noqa: SLF001 - public is only that of one device
 
 
@@ -219,7 +219,7 @@ def check_addresses(names: Sequence[str], *tensors: Tensor) -> None:
 
 
 def are_aligned(*tensors: Tensor) -> bool:
-    """Whether all begin where loads of 16 bytes can; False, too, where a transform hides it."""
+    """Return whether all addresses are multiples of 16; False if a transform has no address."""
     bits = 0
     try:
         for x in tensors:
@@ -288,7 +288,7 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
 
 
 def _is_no_window(window_size: object) -> bool:
-    """Whether it is the default, as most are: what else means no bound takes longer to read."""
+    """Return whether it is the default; other spellings of no bound take longer to read."""
     if type(window_size) is not tuple or len(window_size) != 2:  # noqa: PLR2004
         return False
     left, right = window_size  # maybe tensors, or -1.0, which equals
@@ -329,7 +329,7 @@ def require_whole(name: str, value: object) -> int:
 
 
 def is_within(number: int, most: int) -> bool:
-    """Whether a number is from 0 to most; of one that is known later, the graph asserts it."""
+    """Return whether a number is from 0 to most; a graph asserts it for a number known later."""
     if not torch.compiler.is_compiling():
         return 0 <= number <= most
     from torch.fx.experimental.symbolic_shapes import guard_or_true  # noqa: PLC0415
@@ -342,7 +342,7 @@ def is_within(number: int, most: int) -> bool:
 
 
 def is_known(condition: bool) -> bool:  # noqa: FBT001 - of symbols
-    """Whether something holds for every number that a symbol of a graph may stand for."""
+    """Return whether a condition holds for all values of a graph's symbols."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415
 
     return statically_known_true(condition)

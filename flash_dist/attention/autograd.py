@@ -62,7 +62,7 @@ def attend(
 
 
 def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> bool:
-    """Whether a call is to have gradients, or is in forward mode, which refuses it.
+    """Return whether a call wants gradients, or is in forward mode, which is refused.
 
     An autograd.Function finds out itself, which takes longer than all else of a small call.
     """
@@ -108,7 +108,7 @@ def _make_distinct(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 class _TracedAttention(torch.autograd.Function):
-    """With each part of a Problem as an argument of its own, which a graph may have as a symbol."""
+    """Attention with each part of a Problem as an argument, which a graph may have as a symbol."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
@@ -140,7 +140,7 @@ class _TracedAttention(torch.autograd.Function):
 
 
 class _EagerAttention(torch.autograd.Function):
-    """With few arguments, and with what torch.compile does not take in an autograd.Function.
+    """Attention with few arguments, in a form that torch.compile does not take.
 
     Returns out and lse, or out alone where nobody wants lse: autograd makes less of one result.
     """

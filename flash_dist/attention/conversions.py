@@ -37,7 +37,7 @@ _GONE: Final = -1  # instead of a version
 
 
 class Conversions(Generic[Made]):
-    """What was made of each object, by identity; gone when the object is."""
+    """Cache of the masks made of each object, by identity; an entry dies with its object."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[Any], dict[Hashable, Made]]] = {}

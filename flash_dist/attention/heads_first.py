@@ -1,4 +1,4 @@
-"""What the entries in torch's layout share: [..., num_heads, seqlen, head_dim]."""
+"""Shared code of the functions in torch's layout, [..., num_heads, seqlen, head_dim]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether q, k, v can be attended: dtypes, devices, shapes and strides, apart from any values.
+"""Checks of q, k and v: dtypes, devices, shapes and strides, not values.
 
 Dense tensors are [batch, seqlen, heads..., head_dim], packed ones [total, heads..., head_dim],
 where heads... is num_heads or num_heads_kv, heads_per_kv.
@@ -33,7 +33,7 @@ _TOKEN_AXES: Final = {DENSE: "batch, seqlen", PACKED: "total"}
 
 @dataclass(frozen=True, eq=False)  # by identity, since what is remembered of a check has it
 class Names:
-    """What a caller calls his tensors, and the order of their axes: checks speak of them so."""
+    """Names of a caller's tensors and the order of their axes, for messages."""
 
     q: str = "q"
     k: str = "k"

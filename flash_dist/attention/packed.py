@@ -181,7 +181,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
 
 
 def _is_differentiated(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, object]) -> bool:
-    """Whether a call is to have gradients; what else is no sink is refused later."""
+    """Return whether a call wants gradients; arguments that are no sinks are refused later."""
     sinks = {name: x for name, x in others.items() if isinstance(x, torch.Tensor)}
     return find_differentiated(q=q, k=k, v=v, **sinks) is not None
 

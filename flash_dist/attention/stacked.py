@@ -247,5 +247,5 @@ def _unstack(name: str, x: Tensor, axes: str) -> tuple[Tensor, ...]:
 
 
 def _reads_cache(others: Others) -> bool:
-    """Whether keys are read as those of a cache, which have rules of their own."""
+    """Return whether keys are read like a cache, which is checked by other rules."""
     return others.get("seqused_k") is not None

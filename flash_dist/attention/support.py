@@ -1,4 +1,4 @@
-"""Whether this build has kernels for a GPU, asked once for each GPU, dtype and size of heads."""
+"""Check that this build has kernels for a GPU, once for each GPU, dtype and head_dim."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _is_tracked(x: Tensor) -> bool:
 
 
 def _has_tangent(x: Tensor | None) -> bool:
-    """Whether forward mode follows a tensor, at any level of torch.func."""
+    """Return whether forward mode follows a tensor, at any level of torch.func."""
     if x is None or forward_ad._current_level < 0 or torch.compiler.is_compiling():  # noqa: SLF001 - as above
         return False
     while functorch.is_batchedtensor(x) or forward_ad.unpack_dual(x).tangent is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Others(TypedDict, total=False):
-    """What flash-attention 3 and 4 take beyond 2."""
+    """Arguments of flash-attention 3 and 4 that 2 does not have."""
 
     attention_chunk: int
     aux_scalars: None
@@ -126,7 +126,7 @@ ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # of all others: None
 
 
 def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bool:
-    """Whether these are what a call has that names none of them, which need not be looked up."""
+    """Return whether these have their defaults, and need no further look."""
     floats = type(dropout_p) is type(softcap) is float  # a tensor is not asked whether it equals
     return floats and dropout_p == softcap == 0.0 and alibi_slopes is None
 

@@ -1,4 +1,4 @@
-"""What a call costs: microseconds of many calls in a row, beside torch's; values, without torch."""
+"""CPU cost of calls: microseconds of many calls in a row, beside torch's. Needs no torch."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Call:
 
     @property
     def limit(self) -> float | None:
-        """What the ratio may be at most; None: whatever it is."""
+        """The largest ratio allowed; None: any."""
         return LIMITS.get(self.name) if self.shape == SHAPES[0] else None
 
     @property
     def is_within(self) -> bool:
-        """Whether the ratio is what it may be."""
+        """True if the ratio is allowed."""
         return self.limit is None or self.ratio <= self.limit
 
 
@@ -62,7 +62,7 @@ class CallReport:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What takes longer than it may."""
+        """Calls that take longer than allowed."""
         return tuple(
             f"{call.name} takes {call.ratio:.2f} times as long as {PEER} on {call.shape.name}, "
             f"at most {call.limit:g} is allowed"

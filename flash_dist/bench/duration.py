@@ -1,4 +1,4 @@
-"""How long a plan will take, before anything has run."""
+"""Estimate of the time that a plan takes."""
 
 from __future__ import annotations
 

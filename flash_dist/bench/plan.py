@@ -1,4 +1,4 @@
-"""What to measure."""
+"""Plan of a measurement."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEFAULTS: Final = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and for how many seconds each loop lasts, of which there are three."""
+    """Plan of a measurement. Each of the three loops lasts so many seconds."""
 
     shapes: tuple[Shape, ...]
     peers: tuple[str, ...]

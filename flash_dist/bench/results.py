@@ -1,4 +1,4 @@
-"""What was measured: frozen values that become JSON and come back from it.
+"""Results of a measurement: frozen values that become JSON and come back from it.
 
 A file of results is whole at every moment.
 """
@@ -62,7 +62,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """How far the slowest loop is above the fastest, as a share; 0 without loops."""
+        """Time of the slowest loop over that of the fastest, less 1; 0 without loops."""
         means = [loop.mean_ms for loop in self.loops]
         return max(means) / min(means) - 1 if means else 0.0
 
@@ -198,7 +198,7 @@ class Report:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What must not be: ours did not run, or results differ."""
+        """Faults: ours did not run, or results differ."""
         found = [finding for row in self.rows for finding in row.findings]
         return (*dict.fromkeys(found), *([self.aborted] if self.aborted else []))
 

@@ -1,4 +1,4 @@
-"""How figures look: colours, sizes, file formats; an SVG that follows its reader's dark mode."""
+"""Style of figures: colours, sizes, file formats; an SVG follows its reader's dark mode."""
 
 from __future__ import annotations
 

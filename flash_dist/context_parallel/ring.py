@@ -143,7 +143,7 @@ def _require_pairs(q: Tensor, k: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank computes with the keys of another: these rows of its queries see these keys."""
+    """Work of a rank with the keys of another: rows of its queries, and the keys they see."""
 
     rows: slice
     keys: slice
@@ -244,7 +244,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _is_batched(x: Tensor) -> bool:
-    """Whether a gradient is of many losses; `is_grads_batched` has a vmap of its own."""
+    """Return whether a gradient is of many losses; `is_grads_batched` has its own vmap."""
     return "Batched" in torch._C._dispatch_key_set(x)  # noqa: SLF001 - nothing public says it
 
 

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence a rank has, so that causal masks give every rank the same work.
+"""Tokens of each rank, such that causal masks give every rank the same work.
 
 A sequence is cut into 2 * world_size chunks, and rank r has chunks r and 2 * world_size - 1 - r:
 one that sees few keys and one that sees many. It is the zigzag order of

@@ -1,4 +1,4 @@
-"""What plugs the functions of this package into other libraries, in two lines each."""
+"""Integrations of the functions of this package into other libraries, in two lines each."""
 
 from __future__ import annotations
 

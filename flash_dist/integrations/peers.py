@@ -1,4 +1,4 @@
-"""What another library has for us: its names, or a sentence that says what it lacks."""
+"""Look up names of other libraries; say in a sentence what one lacks."""
 
 from __future__ import annotations
 

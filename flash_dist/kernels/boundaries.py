@@ -1,4 +1,4 @@
-"""What cu_seqlens must hold, and who looks.
+"""Checks of the values of cu_seqlens.
 
 Nobody who computes on a GPU does: the kernels take whatever is there and keep to the tensors. On
 the CPU every call looks, and with FLASH_DIST_CHECK=1 calls on a GPU do, too.
@@ -23,7 +23,7 @@ _KEY: Final = os.fsencode(CHECK_VARIABLE)
 
 
 def is_checking() -> bool:
-    """Whether calls on a GPU are to wait for cu_seqlens and look at it: FLASH_DIST_CHECK is 1."""
+    """Return whether calls on a GPU wait for cu_seqlens and check it: FLASH_DIST_CHECK is 1."""
     if is_unset(_KEY):
         return False
     text = os.environ.get(CHECK_VARIABLE, "")

@@ -1,4 +1,4 @@
-"""How much memory a backward call may take for its workspace."""
+"""Workspace budget of a backward call."""
 
 from __future__ import annotations
 

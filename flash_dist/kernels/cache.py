@@ -139,7 +139,7 @@ _library.impl("append", _append_in_place, "ADInplaceOrView", with_keyset=True)
 
 
 def _is_watched() -> bool:
-    """Whether a graph, a trace or a mode may look at the operator: they know `decode`."""
+    """Return whether a graph, a trace or a mode may look at the operator: they know `decode`."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
         return True
     return torch._C._get_tracing_state() is not None  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""What the numbers that describe a cache must be: lengths, entries, pages.
+"""Checks of the values that describe a cache: lengths, entries, pages.
 
 On a GPU nobody looks: kernels cut off what is too large and keep to the tensors. On the CPU every
 call looks, and with FLASH_DIST_CHECK=1 calls on a GPU do, too.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Cache(NamedTuple):
-    """Where the keys of each batch entry lie, as `flash_attn_with_kvcache` takes it."""
+    """A cache of keys and values, as `flash_attn_with_kvcache` takes it."""
 
     k: Tensor  # [entries, page, num_heads_kv, head_dim]
     v: Tensor

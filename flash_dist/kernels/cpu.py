@@ -151,7 +151,7 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
 
 
 def is_empty(handle: int, shape: Shape) -> bool:
-    """Whether a call has no query or no key, which a mask need not be planned for."""
+    """Return whether a call has no query or no key, and needs no plan of its mask."""
     if 0 not in shape:
         return False
     registry.find(handle).sizes.require(shape)

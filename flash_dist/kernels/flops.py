@@ -1,4 +1,4 @@
-"""How many floating-point operations torch.utils.flop_counter counts for a call.
+"""Floating-point operations of a call, for torch.utils.flop_counter.
 
 As for torch's own attention: two for each multiplication and addition of the matrix products, of
 all pairs of a query and a key, those that a mask hides included.

@@ -44,7 +44,7 @@ def _address(x: Tensor) -> int:
 
 
 def _is_input(x: Tensor) -> bool:
-    """Whether a tensor comes into the graph that Dynamo traces, rather than being cut in it."""
+    """Return whether a tensor enters the graph that Dynamo traces, rather than being made in it."""
     dynamo: Any = sys.modules.get("torch._dynamo.symbolic_convert")
     try:
         inputs = dynamo.InstructionTranslator.current_tx().output.tracked_fakes

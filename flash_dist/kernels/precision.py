@@ -1,4 +1,4 @@
-"""How products of float32 are computed: chosen for a call, a block or a thread."""
+"""Precision of products of float32, for a call, a block or a thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRECISIONS: Final = (TF32X3, IEEE)
 
 
 class _Thread(threading.local):
-    """What a thread knows of itself; torch.compile reads attributes, and asks no thread's name."""
+    """Choice of one thread; an attribute, which torch.compile can read."""
 
     def __init__(self) -> None:
         self.is_main = threading.current_thread() is threading.main_thread()
@@ -29,7 +29,7 @@ _of_process: Precision = TF32X3  # what the main thread chose: that of threads w
 
 
 class float32_precision:  # noqa: N801 - called as a function
-    """How the kernels multiply float32 from here on, or within a `with` block.
+    """Choose how kernels multiply float32 from here on, or within a `with` block.
 
     "tf32x3", the default, makes three products of TF32 on the matrix units, which leaves out 2^-22
     of a term at most; "ieee" rounds each product and sum as IEEE 754 says (FFMA), and takes up to
@@ -89,7 +89,7 @@ def read_precision(precision: object) -> Precision:
 
 
 def is_ieee(precision: Precision | None) -> bool:
-    """Whether a call that names this precision, None for what is chosen, wants no TF32."""
+    """Return whether a call with this precision, None for the one chosen, uses no TF32."""
     if precision is None:
         return (_thread.precision or _of_process) == IEEE
     return read_precision(precision) == IEEE

@@ -123,7 +123,7 @@ def sink_gradients(
 
 
 class _Document(NamedTuple):
-    """Which tokens of packed tensors belong together; None: the tensors have a batch axis."""
+    """Tokens of one document in packed tensors; None: the tensors have a batch axis."""
 
     queries: slice | None = None
     keys: slice | None = None

@@ -1,4 +1,4 @@
-"""What a call does to its scores between scale and mask, and what joins a row's sum."""
+"""Score modifications between scale and mask, and sinks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Scores(NamedTuple):
-    """Of a score s = q . k * softmax_scale, in this order.
+    """Modifications of a score s = q . k * softmax_scale, in this order.
 
     softcap: s becomes softcap * tanh(s / softcap); 0: it stays.
     alibi_slopes: [num_heads_q] or [batch, num_heads_q]; from the score of query i and key j

@@ -40,7 +40,7 @@ class Band(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Whether every query sees every key."""
+        """True if every query sees every key."""
         return self.left == self.right == UNBOUNDED
 
     def intersect(self, other: Band) -> Band:

@@ -36,7 +36,7 @@ class _IdsTerm(Term):
 
     @abstractmethod
     def _sees(self, q_ids: Tensor, k_ids: Tensor) -> Tensor:
-        """Whether queries see keys."""
+        """Return whether queries see keys."""
 
     def _sorted_ids(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q_ids, and k_ids ascending with the keys they belong to, of equal batches."""

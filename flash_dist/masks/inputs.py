@@ -1,4 +1,4 @@
-"""What users pass to build masks: checked, and copied to the host once."""
+"""Check the inputs of masks, and copy them to the host once."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _operators: Final[Any] = torch.ops.flash_dist
 
 
 class IntervalMask(NamedTuple):
-    """Which keys each query sees, as a tensor that a graph may make and hold.
+    """A mask of one interval of keys per query, as a tensor that a graph may make and hold.
 
     Made by `IntervalMask.of`, and given to attention functions as their mask. It belongs to the
     device of its tensors, has no `&`, and serves any number of layers. Like a BlockMask it equals

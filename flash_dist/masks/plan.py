@@ -1,4 +1,4 @@
-"""What kernels read of a mask: int32 arrays in one buffer, and where each of them begins.
+"""Plan of a mask for the kernels: int32 arrays in one buffer, and where each begins.
 
 Pairs of TILE queries and TILE keys are tiles. The arrays of the leading axes [batches, heads] have
 1 there where a mask does not differ. They fill MaskParams of csrc/core/params.h; layout.py says how

@@ -1,4 +1,4 @@
-"""What queries see together: those of a tile, of masks that are intervals; all of a batch entry."""
+"""Ranges of keys visible to a tile of queries, or to all queries of a batch entry."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ RECORDED: Final = (  # a hint where no handle may be written down
 
 
 def is_traced() -> bool:
-    """Whether torch.jit.trace writes down which operators are called, for another process maybe."""
+    """Return whether torch.jit.trace records the operators, maybe for another process."""
     return torch._C._get_tracing_state() is not None  # noqa: SLF001 - the public name has no type
 
 

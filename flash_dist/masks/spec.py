@@ -49,7 +49,7 @@ PARTS_KEPT: Final = 256  # indices per mask whose mask is remembered
 
 
 class BlockMask:
-    """Which keys each query sees. Immutable, and combined with `&`.
+    """A mask: which keys each query sees. Immutable, and combined with `&`.
 
     Built by the class methods only. Tensors given to them may be on any device: they are copied to
     the host once, there and then, and later changes to them do not matter. A mask belongs to no

@@ -1,4 +1,4 @@
-"""What masks are made of: each term shows some keys to each query, a mask what all terms show.
+"""Terms of masks: each shows some keys to each query; a mask shows what all its terms show.
 
 A term says three things: the calls it suits, the interval of keys of each query (or None if they
 are no interval, then the words of bits.py), and, by its definition and sharing nothing with the

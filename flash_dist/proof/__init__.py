@@ -1,1 +1,1 @@
-"""What the selftest computes: cases, their inputs, and the values that they must give."""
+"""Cases of the selftest: inputs, and the values that they must give."""

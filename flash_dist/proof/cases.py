@@ -89,19 +89,19 @@ class Kernels:
 
     @property
     def is_usual(self) -> bool:
-        """Whether most models use it: it gets every shape, the others few."""
+        """True if most models use it: it gets every shape, the others few."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
 
     @property
     def reads_caches(self) -> bool:
-        """Whether there are kernels of this size for keys in a cache."""
+        """True if there are kernels of this size for keys in a cache."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _CACHED_SIZES
 
     @property
     def is_latent(self) -> bool:
-        """Whether they are for values that lie in the keys, which have more columns than others."""
+        """True if values lie in the keys, which have more columns than others."""
         return self.head_dim > max(_CACHED_SIZES)
 
 

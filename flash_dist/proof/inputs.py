@@ -36,7 +36,7 @@ _Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
 
 
 class Attention(Protocol):
-    """What is tested. Packed documents come with a batch of 1 and their lengths."""
+    """The attention function that is tested. Packed documents have a batch of 1 and lengths."""
 
     def __call__(
         self,

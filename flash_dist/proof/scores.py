@@ -1,4 +1,4 @@
-"""What a case does to its scores, the same on every machine."""
+"""Score modifications of a case, the same on every machine."""
 
 from __future__ import annotations
 

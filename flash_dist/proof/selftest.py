@@ -46,7 +46,7 @@ class AttentionCase(ToolkitCase):
 
     @property
     def fills_gpu(self) -> bool:
-        """Whether float64 formulas would take long."""
+        """True if float64 formulas take long."""
         return self.case.fills_gpu
 
     def make_inputs(self, device: torch.device) -> Inputs:

@@ -23,7 +23,7 @@ KEPT: Final = 4096  # combinations that are known
 
 
 class CallLayouts(NamedTuple):
-    """Of a call of `flash_attn_with_kvcache`; None: not given."""
+    """Layouts of the tensors of a call of `flash_attn_with_kvcache`; None: absent."""
 
     q: Layout
     k_cache: Layout
@@ -39,7 +39,7 @@ class CallLayouts(NamedTuple):
 
 
 class LatentLayouts(NamedTuple):
-    """Of a call of `flash_mla_with_kvcache`; None: not given."""
+    """Layouts of the tensors of a call of `flash_mla_with_kvcache`; None: absent."""
 
     q: Layout
     k_cache: Layout
@@ -48,7 +48,7 @@ class LatentLayouts(NamedTuple):
 
 
 class Supported(NamedTuple):
-    """Whether kernels read these as they lie, address aside; where there are none, they do."""
+    """True for tensors whose strides kernels read, and for absent ones."""
 
     q: bool
     k: bool
@@ -95,7 +95,7 @@ def check_latent_call(tensors: Sequence[Tensor | None], head_dim_v: int, *, symb
 
 
 def _has_tensors_as_sizes() -> bool:
-    """Whether torch.jit.trace runs: what it calls sizes would be kept, and found by nobody."""
+    """Return whether torch.jit.trace runs: its sizes are tensors, useless as keys of a cache."""
     return torch._C._get_tracing_state() is not None  # noqa: SLF001 - the public name has no type
 
 

@@ -1,4 +1,4 @@
-"""Whether queries and a cache fit: dtypes, devices, shapes and strides, apart from any values."""
+"""Checks of queries against a cache: dtypes, devices, shapes and strides, not values."""
 
 from __future__ import annotations
 

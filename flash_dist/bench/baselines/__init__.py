@@ -1,1 +1,1 @@
-"""Who is measured, and on which problems."""
+"""Attention functions to measure, and the problems."""

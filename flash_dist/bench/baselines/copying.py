@@ -1,4 +1,4 @@
-"""What memory alone costs: a copy of every tensor that attention reads and writes."""
+"""A copy of every tensor that attention reads and writes: the cost of memory alone."""
 
 from __future__ import annotations
 

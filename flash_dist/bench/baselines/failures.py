@@ -1,4 +1,4 @@
-"""Why a baseline does not run, in one sentence."""
+"""Describe in one sentence why a baseline does not run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether the error leaves the GPU's context unusable.
+    """Return whether the error leaves the GPU's context unusable.
 
     Torch's advice on device-side assertions stands below every error of CUDA and says nothing.
     """

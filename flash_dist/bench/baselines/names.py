@@ -1,4 +1,4 @@
-"""Who can be measured, and what each can be asked."""
+"""Names of the baselines, of the passes and of the states of L2."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def in_deterministic_mode(name: str) -> bool:
-    """Whether it runs under torch.use_deterministic_algorithms(True)."""
+    """Return whether it runs under torch.use_deterministic_algorithms(True)."""
     return name.endswith(DETERMINISTIC) and name.removesuffix(DETERMINISTIC) not in FLASH_ATTENTION
 
 
@@ -84,7 +84,7 @@ def label_of(name: str) -> str:
 
 
 def is_deterministic(name: str) -> bool:
-    """Whether the backward gives the same bits on every run, by its own claim."""
+    """Return whether the backward claims to give the same bits on every run."""
     return name in {OURS, "flex", COPY} or name.endswith(DETERMINISTIC)
 
 

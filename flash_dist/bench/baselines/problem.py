@@ -50,7 +50,7 @@ class Problem:
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention takes."""
+        """The arguments q, k and v."""
         return self.q, self.k, self.v
 
     def with_own_leaves(self) -> Problem:
@@ -64,12 +64,12 @@ class Problem:
 
     @property
     def device(self) -> torch.device:
-        """Where it all lies."""
+        """The device of all tensors."""
         return self.q.device
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """Where packed documents begin, and the end."""
+        """First token of each packed document, and the end."""
         begins = [0, *accumulate(self.shape.documents)]
         return torch.tensor(begins, dtype=torch.int32, device=self.device)
 
@@ -106,7 +106,7 @@ class Problem:
 
     @cached_property
     def random_mask(self) -> Tensor:
-        """As many keys for every query, [seqlen_q, seqlen_k]; of the CPU: alike everywhere."""
+        """[seqlen_q, seqlen_k] with as many keys for every query."""
         generator = torch.Generator("cpu").manual_seed(0)
         size = (self.shape.seqlen_q, self.shape.seqlen_k)
         scores = torch.rand(size, generator=generator, device="cpu")

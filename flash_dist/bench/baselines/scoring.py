@@ -1,4 +1,4 @@
-"""What becomes of the scores of a problem before the softmax, as each baseline is told it."""
+"""Score modifications of a problem, in the terms of each baseline."""
 
 from __future__ import annotations
 

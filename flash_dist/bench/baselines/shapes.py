@@ -52,7 +52,7 @@ FACTORS: Final = {
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees. Printed and parsed as `window:128,0`.
+    """A mask. Printed and parsed as `window:128,0`.
 
     One interval per query; but with `random:50` each query sees its own random half of the keys.
     """
@@ -146,17 +146,17 @@ class Shape:
 
     @property
     def latent(self) -> bool:
-        """Whether v is the first columns of a cached k: it is smaller."""
+        """True if v is the first columns of a cached k: it is smaller."""
         return self.cached and self.head_dim_v != self.head_dim
 
     @property
     def group(self) -> str:
-        """What a geometric mean is taken over: `d64 causal`, `d64 full alibi`, `d64 cache`."""
+        """The group of its geometric mean: `d64 causal`, `d64 full alibi`, `d64 cache`."""
         return f"{self._width} {'cache' if self.cached else self.pattern}"
 
     @property
     def pattern(self) -> str:
-        """What keys a query sees, and what becomes of their scores: `causal`, `full alibi`."""
+        """The mask and the score modification: `causal`, `full alibi`."""
         return f"{self.mask} {self.scores}".rstrip()
 
     @property

@@ -1,1 +1,1 @@
-"""How a run of a baseline is tried out, timed and compared."""
+"""Checks, timings and comparison of the baselines."""

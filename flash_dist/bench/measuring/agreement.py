@@ -1,4 +1,4 @@
-"""Whether two attentions computed the same; a wrong mask shows here before anything is timed."""
+"""Compare the results of two attentions: a wrong mask shows before anything is timed."""
 
 from __future__ import annotations
 

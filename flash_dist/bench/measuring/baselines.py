@@ -1,4 +1,4 @@
-"""Who is measured on one problem: what is known of each, and who is out for which reason."""
+"""The baselines on one problem, with the reason of those that failed."""
 
 from __future__ import annotations
 

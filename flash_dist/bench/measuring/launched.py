@@ -1,4 +1,4 @@
-"""Which kernels a run really launches."""
+"""List the kernels that a run launches."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def shorten(name: str) -> str:
 
 
 def _is_runtime(name: str) -> bool:
-    """Whether it is a call of the CPU (`cudaLaunchKernel`, `cuLaunchKernel`), or only memory."""
+    """Return whether it is a call of the CPU (`cudaLaunchKernel`), or only memory."""
     return re.match(r"cu(da)?[A-Z]|Mem(set|cpy)\b|Activity Buffer|Lazy|INVALID", name) is not None

@@ -49,7 +49,7 @@ class RunFailed(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Probe:
-    """What a few runs told: milliseconds on the device, and CPU time that a launch takes."""
+    """Result of a few runs: milliseconds on the device, and CPU time of a launch."""
 
     milliseconds: float
     cpu_us: float

@@ -1,4 +1,4 @@
-"""What is run of a baseline in each pass: attention alone, or a stack of layers around it."""
+"""The work of a pass: attention, or a stack of layers around it."""
 
 from __future__ import annotations
 

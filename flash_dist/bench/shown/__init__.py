@@ -1,1 +1,1 @@
-"""What `bench` prints: progress, tables and sentences."""
+"""Output of `bench`: progress, tables and sentences."""

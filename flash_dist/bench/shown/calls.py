@@ -1,4 +1,4 @@
-"""How the costs of calls look in a terminal: a table per problem."""
+"""Print the costs of calls: a table per problem."""
 
 from __future__ import annotations
 

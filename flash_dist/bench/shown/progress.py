@@ -1,4 +1,4 @@
-"""What is seen of a measurement while it runs."""
+"""Progress of a measurement in a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How measurements look in a terminal: a table per pass, reasons below it."""
+"""Print measurements: a table per pass, reasons below it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Notes:
 
     @property
     def lines(self) -> list[str]:
-        """What goes below the tables."""
+        """Lines below the tables."""
         return [f"[{number}] {text}" for text, number in self._numbers.items()]
 
 
@@ -152,7 +152,7 @@ def make_memory_tables(
 
 
 def _is_long(row: Row) -> bool:
-    """Whether memory decides what runs."""
+    """Return whether memory decides what runs."""
     return row.shape.seqlen_q > _LONG and not row.shape.documents
 
 

@@ -1,4 +1,4 @@
-"""What is said around the tables of measurements: where, how, who agreed with whom."""
+"""Sentences around the tables: machine, method, agreement of the results."""
 
 from __future__ import annotations
 

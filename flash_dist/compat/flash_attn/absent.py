@@ -1,4 +1,4 @@
-"""What is said of names of flash_attn and flash_mla that are not served."""
+"""Errors for names of flash_attn and flash_mla that are not supported."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def refuse(module: str, name: str, served: Iterable[str]) -> AttributeError | Im
 
 
 def _is_imported() -> bool:
-    """Whether the module is asked by `from ... import`, not by `.` or getattr."""
+    """Return whether the module is asked by `from ... import`, not by `.` or getattr."""
     asking = sys._getframe(3)  # noqa: SLF001 - of refuse's caller's caller
     return asking.f_code.co_code[asking.f_lasti] == dis.opmap["IMPORT_FROM"]

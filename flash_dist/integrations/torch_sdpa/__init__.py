@@ -37,7 +37,7 @@ _registrations: Final[list[Registration]] = []  # of which the last one may be a
 
 @dataclass(frozen=True)
 class Status:
-    """Who serves torch's attention in this process; true if flash_dist is the flash backend."""
+    """Backends of torch's attention in this process; true if flash_dist is the flash backend."""
 
     active: str | None  # the provider that torch's registry names; None: torch's own kernels
     first: tuple[str, ...]  # what torch's selector chooses on each GPU that it sees: "cudnn_..."

@@ -1,4 +1,4 @@
-"""Which calls of torch's flash operators are served, and as what problem of ours."""
+"""Translate calls of torch's flash operators into ours."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _are_supported(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _are_supported_once(q: Layout, k: Layout, v: Layout, tokens: int) -> bool:
-    """Whether our operators take tensors of these layouts: most calls had theirs before."""
+    """Return whether our operators take tensors of these layouts, cached."""
     try:
         check_layouts(q, k, v, tokens)
     except (TypeError, ValueError):

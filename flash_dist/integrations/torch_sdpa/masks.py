@@ -23,7 +23,7 @@ _found: Final[Conversions[Any]] = Conversions()
 
 
 def is_unread(mask: Tensor) -> bool:
-    """Whether nothing may be read of a mask: a graph would keep it, or its gradient is wanted."""
+    """Return whether a mask must not be read: a graph would keep it, or it wants a gradient."""
     return torch.compiler.is_compiling() or is_traced() or mask.requires_grad
 
 

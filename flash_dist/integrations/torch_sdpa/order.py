@@ -33,7 +33,7 @@ def find_varlen() -> ModuleType:
 
 
 def is_known(varlen: ModuleType) -> bool:
-    """Whether the choice of this torch can be read and changed here."""
+    """True if the choice of this torch can be read and changed here."""
     return any(hasattr(varlen, name) for name in (_SELECT, _ASK, _FIXED))
 
 
@@ -43,7 +43,7 @@ def prefer(*, always: bool) -> None:
 
 
 def is_preferred() -> bool:
-    """Whether `prefer` was told so."""
+    """True if `prefer` was told so."""
     return _wishes["always"]
 
 
@@ -106,13 +106,13 @@ def _put_before_ask(torchs: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether flash serves what cuDNN does; both are told of no other differences."""
+    """Return whether flash serves what cuDNN does; both are told of no other differences."""
     return query.shape[-1] == value.shape[-1]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _goes_first() -> bool:
-    """Whether flash goes first now; in a graph, when it is traced, as torch's own order.
+    """Return whether flash goes first now; in a graph, when it is traced, as torch's own order.
 
     torch's selector of SDPA leaves cuDNN out in deterministic mode, unless that only warns.
     """

@@ -60,7 +60,7 @@ def _find_kernel(name: str, key: str) -> Callable[..., Any]:
 
 
 class _Absent:
-    """What is called where torch has no kernel of its own."""
+    """Stand-in for a kernel that torch does not have."""
 
     def __init__(self, name: str) -> None:
         self._name = name

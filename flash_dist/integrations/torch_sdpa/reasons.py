@@ -1,4 +1,4 @@
-"""Why calls go to torch's own kernels: said once for each reason."""
+"""Log why calls go to torch's own kernels, once for each reason."""
 
 from __future__ import annotations
 

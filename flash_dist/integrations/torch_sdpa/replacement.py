@@ -179,7 +179,7 @@ def _refuse(mask: Own, reason: str) -> NoReturn:
 
 
 def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether a mask has two axes or more, each of 1 or of the scores."""
+    """Return whether a mask has two axes or more, each of 1 or of the scores."""
     sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
     fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbols
     return 2 <= mask.dim() <= len(shape) and fits  # noqa: PLR2004

@@ -1,4 +1,4 @@
-"""What is decided on the host: which keys the queries of a forward see."""
+"""Decide on the host which keys the queries of a forward see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 class Padding(NamedTuple):
-    """Which keys exist; on the host, but in a graph."""
+    """Padding of the keys; on the host, but in a graph."""
 
     exists: Tensor  # booleans [batch, seqlen_k]
     first: Tensor  # [batch]
@@ -33,7 +33,7 @@ class Padding(NamedTuple):
 
     @property
     def gaps(self) -> bool:
-        """Whether there is padding between a row's keys."""
+        """Return whether there is padding between a row's keys."""
         return bool(self.find_gaps())
 
     def find_gaps(self) -> Tensor:
@@ -57,7 +57,7 @@ def find_changes(ids: Tensor) -> Tensor:
 
 
 def has_parts(ids: Tensor) -> bool:
-    """Whether an id comes back behind others: what has it lies in more than one part."""
+    """Return whether an id comes back behind others: its tokens lie in more than one part."""
     return bool((find_changes(ids).sum(1) != find_changes(ids.sort(1).values).sum(1)).any())
 
 

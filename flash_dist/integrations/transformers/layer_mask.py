@@ -1,4 +1,4 @@
-"""What the layers of one forward see: made once in the mask function, shared by all of them."""
+"""Mask of one forward: made once in the mask function, shared by all layers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LayerMask:
 
     @property
     def is_band(self) -> bool:
-        """Whether nothing but the band is known yet."""
+        """True if nothing but the band is known yet."""
         return self.segments is None and self.mask is None and self.graph is None
 
     def contiguous(self) -> LayerMask:

@@ -1,4 +1,4 @@
-"""What layers would find out again and again: read when the first of them asks.
+"""Facts that all layers share: read when the first layer asks.
 
 Known by the identity and version of a tensor, and forgotten with it. Reading waits for the GPU. A
 tensor made under `torch.inference_mode` has no version: it is read in every layer.
@@ -88,7 +88,7 @@ def read_dense(
 
 
 def _broadcasts(has: torch.Size, wants: tuple[int, ...]) -> bool:
-    """Whether torch would expand a shape to another, from the last axis on."""
+    """Return whether torch would expand a shape to another, from the last axis on."""
     pairs = zip(reversed(has), reversed(wants), strict=False)
     return len(has) <= len(wants) and all(x in {1, y} for x, y in pairs)
 

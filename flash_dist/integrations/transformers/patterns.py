@@ -1,4 +1,4 @@
-"""What a mask function of transformers says, read instead of evaluated for every pair.
+"""Read a mask function of transformers instead of evaluating it for every pair.
 
 transformers builds a mask of small functions of (batch, head, query, key) and combines them with
 `and_masks`. They are known by their names and the variables that they close over, as they have been

@@ -1,4 +1,4 @@
-"""What models ask of an attention function that has no kernel: refused by the module's name."""
+"""Errors for what models ask for and no kernel does; they name the module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer does to its scores."""
+"""Score modifications of a layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Scores(NamedTuple):
-    """As the interface of transformers gives it to each layer."""
+    """Score modifications in the terms of transformers."""
 
     scale: float | None  # None: head_dim ** -0.5
     softcap: float | None = None  # None or 0: none

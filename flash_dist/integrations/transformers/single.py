@@ -34,12 +34,12 @@ Tensor = torch.Tensor
 
 
 def is_interval(mask: Tensor) -> bool:
-    """Whether a mask is the first key and the end, [batch, 1, 1, 2]."""
+    """Return whether a mask is the first key and the end, [batch, 1, 1, 2]."""
     return mask.dtype == torch.int32 and mask.shape[1:] == (1, 1, 2)
 
 
 def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Whether flash_attn_with_kvcache serves a call: one query, no gradients, dtypes as they are.
+    """Return whether flash_attn_with_kvcache supports a call: one query, no gradients, its dtypes.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim].
@@ -120,7 +120,7 @@ def _find(interval: Tensor, key: object, find: Callable[[], Found]) -> Found:
 
 
 def _is_repeated(interval: Tensor) -> bool:
-    """Whether what is computed now will be again, of other numbers in the same tensor."""
+    """Return whether this call will run again on other values of the same tensors."""
     if is_symbolic(interval) or is_traced():
         return True
     return interval.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -136,7 +136,7 @@ def _find_band(  # noqa: PLR0913 - what transformers says of a mask
 
 
 def _is_chunked(size: int | None, config: object) -> bool:
-    """Whether a size is that of chunks, which no cu_seq_lens tell of."""
+    """Return whether a size is that of chunks, which cu_seq_lens do not have."""
     return size is not None and size == getattr(config, "attention_chunk_size", None)
 
 
