@@ -125,7 +125,7 @@ def read_cu_seqlens(
     q: Tensor,
     names: Names = NAMES,
 ) -> Tensor:
-    """Return the tensor that says where packed sequences begin.
+    """Return cu_seqlens, checked.
 
     Raises:
         TypeError: It is no tensor, or not int32.
@@ -167,7 +167,7 @@ def may_look(q: Tensor) -> bool:
 
 
 def require_tensor(name: str, x: Tensor | None) -> None:
-    """Raise TypeError for what is no tensor, ValueError for what is nested or sparse."""
+    """Raise TypeError for an argument that is no tensor, ValueError for a nested or sparse one."""
     if not isinstance(x, torch.Tensor):
         message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
         if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
@@ -192,7 +192,7 @@ def is_autocast() -> bool:
 def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's
     """Cast as the inputs of torch's own attention are: all but float64, by the device of the first.
 
-    What is no tensor stays: who checks the arguments names it.
+    Other arguments stay: later checks name them.
     """
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
@@ -210,7 +210,7 @@ def _drop_group(x: Tensor, tokens: int) -> Tensor:
 
 
 def check_addresses(names: Sequence[str], *tensors: Tensor) -> None:
-    """Raise ValueError for a tensor of a GPU that does not begin where loads of 16 bytes can."""
+    """Raise ValueError for a tensor of a GPU whose address is no multiple of 16 bytes."""
     for name, x in zip(names, tensors, strict=True):
         address = find_address(x)
         if address % ALIGNMENT:
@@ -230,7 +230,7 @@ def are_aligned(*tensors: Tensor) -> bool:
 
 
 def find_address(x: Tensor) -> int:
-    """Return where a tensor begins; under vmap, with the bits of where its entries begin."""
+    """Return the address of a tensor; under vmap, with the bits of its entries' addresses."""
     bits = 0
     while functorch.is_functorch_wrapped_tensor(x):
         axis = functorch.maybe_get_bdim(x)
@@ -374,7 +374,7 @@ def _name_joint(mask: BlockMask | IntervalMask) -> str:
 
 
 def describe_type(value: object) -> str:
-    """Name a type, with its module where it has a name of ours, and what makes a mask of it."""
+    """Name a type, with its module if its name is ours, and how to make a mask of it."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return f"{kind.__name__}\n\nhint: `BlockMask.from_dense` makes one of booleans, once"
@@ -384,7 +384,7 @@ def describe_type(value: object) -> str:
 
 
 def describe_value(value: object) -> str:
-    """Name what was given in the place of a number: its type, of a tensor shape and dtype."""
+    """Describe a value that is no number: its type, or shape and dtype of a tensor."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     if value.is_nested:

@@ -1,4 +1,4 @@
-"""The operators with their gradients: what every public attention function ends in."""
+"""The operators with their gradients, which every public attention function calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def attend(
 ) -> tuple[Tensor, Any]:
     """Return out and lse of checked tensors; k and v are without heads_per_kv.
 
-    Who does not want lse may get None for it.
+    lse may be None if wants_lse is False.
     """
     mask, sinks = problem.mask, problem.sinks
     compiling = torch.compiler.is_compiling()

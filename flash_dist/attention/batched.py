@@ -49,23 +49,22 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     """Attention without storing the score matrix: softmax(q @ k.T * softmax_scale) @ v.
 
     Differentiable once and deterministic: forward and backward give the same bits on every run. The
-    order of summation depends on shapes, the mask, the workspace budget and properties of the GPU
-    (number of multiprocessors, shared memory) only. The batch is one of those shapes: what else is
-    in it never changes out or lse of a sequence, and its gradients unless `batch_invariant`.
+    order of summation depends only on shapes, the mask, the workspace budget and properties of the
+    GPU (number of multiprocessors, shared memory). The rest of the batch never changes out or lse
+    of a sequence; it may change its gradients unless `batch_invariant`.
 
-    The backward keeps an intermediate result (dS, 16 bits per visible score) in a workspace of at
-    most `FLASH_DIST_WORKSPACE_MB` MiB (1536 by default; less when less is needed) and works in
-    chunks when that does not hold all of it; with 0, or when chunks would leave the GPU idle, it
-    recomputes instead. Another budget may give other bits. docs/memory.md has the formula for all
-    of its memory.
+    The backward stores an intermediate result (dS, 16 bits per visible score) in a workspace of at
+    most `FLASH_DIST_WORKSPACE_MB` MiB (1536 by default), and works in chunks if it does not fit.
+    With 0, or if chunks would leave the GPU idle, it recomputes instead. Another budget may give
+    other bits. docs/memory.md has the formula for all of its memory.
 
-    CPU tensors are computed by the formulas in plain torch, with all scores stored.
+    CPU tensors are computed in plain torch, which stores all scores.
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
-    return_lse, batch_invariant and float32_precision are ours, and by name alone. What is not
-    served is there at neutral values: dropout_p 0; likewise, by name, what flash-attention 3 and 4
-    add (num_splits 0 or 1, pack_gqa and so on), of which sinks are served.
-    Every call is deterministic, so that `deterministic` changes nothing.
+    return_lse, batch_invariant and float32_precision are ours, by name only. Unsupported arguments
+    may have values that change nothing: dropout_p 0 and, by name, those of flash-attention 3 and 4
+    (num_splits 0 or 1, pack_gqa and so on). Sinks are supported. Every call is deterministic,
+    whatever `deterministic` is.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -73,7 +72,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             compute capability 7.5) or float32, on the CPU also float64. head_dim is a multiple of 8
             up to 256 and contiguous; on a GPU all other strides and the address are multiples of 16
             bytes. Under torch.autocast, q, k and v are cast to its dtype. With the groups first,
-            [batch, seqlen_q, groups, num_heads_kv, head_dim], `q.transpose(2, 3)` is what is meant.
+            [batch, seqlen_q, groups, num_heads_kv, head_dim], pass `q.transpose(2, 3)`.
         k: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides
             num_heads_q; query head h reads kv head h // (num_heads_q // num_heads_kv). May have a
             heads_per_kv axis before head_dim, expanded (stride 0). Its gradient then passes through
@@ -86,26 +85,26 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         window_size: (left, right), -1 or None for no bound: query i sees key j if
             i - left <= j - (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of
             two is read, which waits for a GPU that has it.
-        softcap: A score s, with its scale, becomes softcap * tanh(s / softcap), before the mask; 0
-            or None: it stays.
-        alibi_slopes: [num_heads_q] or [batch, num_heads_q], float32, without a gradient. From the
-            score of query i and key j, behind the soft cap and before the mask,
-            slope * abs(i + seqlen_k - seqlen_q - j) is taken away.
-        mask: Which keys each query sees, if neither causal nor a window says so;
-            `mask & BlockMask.causal()` combines them. An IntervalMask is one that torch.compile may
-            make within a graph.
+        softcap: A scaled score s becomes softcap * tanh(s / softcap), before the mask; 0 or None:
+            no cap.
+        alibi_slopes: [num_heads_q] or [batch, num_heads_q], float32, without a gradient. After the
+            soft cap and before the mask, slope * abs(i + seqlen_k - seqlen_q - j) is subtracted
+            from the score of query i and key j.
+        mask: Visible keys of each query, instead of causal and window_size;
+            `mask & BlockMask.causal()` combines them. torch.compile can make an IntervalMask within
+            a graph.
         return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
         return_lse: Return (out, lse).
-        batch_invariant: Whether the gradients of a sequence must have the same bits whatever else
-            is in the batch, as out and lse always have. The backward then recomputes scores (seven
-            products of matrices for five) and leaves multiprocessors idle where a small batch has
-            few kv heads.
-        float32_precision: "tf32x3" or "ieee", how products of float32 are computed; None: as
-            `flash_dist.float32_precision` says.
-        learnable_sink: By name, [num_heads_q] of any floating point: one more score of each row,
-            behind the mask, that has no value. Differentiable; its gradient is one sum in float32
-            over batch and queries, in an order that follows from their number and the device.
-            `s_aux` is another name of it.
+        batch_invariant: Whether the gradients of a sequence have the same bits whatever else is in
+            the batch, as out and lse always have. The backward then recomputes scores (seven
+            products of matrices instead of five) and leaves multiprocessors idle if a small batch
+            has few kv heads.
+        float32_precision: "tf32x3" or "ieee", for products of float32; None: the choice of
+            `flash_dist.float32_precision`.
+        learnable_sink: By name, [num_heads_q], any floating point dtype: one more score of each
+            row, after the mask, that has no value. Differentiable; its gradient is one sum in
+            float32 over batch and queries, in an order that follows from their number and the
+            device. `s_aux` is another name for it.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
@@ -120,7 +119,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             there is no argument of a name.
         ValueError: Shapes, devices, alignment, window_size, softmax_scale, softcap, slopes or sinks
             do not fit, mask is for another shape, both a mask and causal or window_size are given,
-            or an argument of flash-attention that is not served is not neutral.
+            or an unsupported argument asks for something.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """

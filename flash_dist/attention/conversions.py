@@ -46,7 +46,7 @@ class Conversions(Generic[Made]):
 
     @outside_graphs
     def find(self, source: object, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what was made of an object in this state, or make it."""
+        """Return the value made of an object in this state, or make it."""
         with self._lock:
             masks = self._masks_of(source)
             if key not in masks:
@@ -84,7 +84,7 @@ _held: Final[Conversions[list[weakref.ref[Tensor]]]] = Conversions()
 
 
 def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
-    """Read a mask anew in the next call that is given it, after a change that torch does not count.
+    """Convert a mask again in its next call, after a change that torch does not count.
 
     A mask of torch is read in its first call, and again when torch counts a change in place. It
     does not count one through `.data`, NumPy or DLPack, nor of a tensor made under

@@ -41,13 +41,14 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
 ) -> Result:
     """Attention as torch's function of this name computes it, but deterministic, for masks alone.
 
-    Needs no torch.compile to be fast, and the mask may live on another device than the tensors. See
-    `flash_attn_func` for dtypes, strides, the workspace of the backward and what may change bits.
+    It is fast without torch.compile, and the mask may be on another device than the tensors.
+    `flash_attn_func` describes dtypes, strides, the workspace of the backward and what may change
+    bits.
 
-    A BlockMask of torch is converted the first time it is seen: its mask_mod is called then, on its
-    own device, and again when a tensor that it captured was changed in place. For changes that
-    torch does not count see `refresh_mask`. torch.compile or a CUDA graph cannot do that:
-    `BlockMask.from_flex(block_mask)` of this package, made once, serves both.
+    A BlockMask of torch is converted in its first call: its mask_mod is called then, on its own
+    device, and again after a tensor that it captured was changed in place. `refresh_mask` is for
+    changes that torch does not count. torch.compile and a CUDA graph cannot convert it: pass
+    `BlockMask.from_flex(block_mask)` of this package, made once.
 
     Args:
         query: [batch, num_heads_q, seqlen_q, head_dim].
@@ -59,7 +60,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query
             head h reads kv head h // (num_heads_q // num_heads_kv).
         return_lse: Return (out, lse).
-        kernel_options: Not looked at: they tune torch's kernels.
+        kernel_options: Ignored: they tune torch's kernels.
         return_aux: torch's AuxRequest, of lse alone: return (out, AuxOutput).
 
     Returns:

@@ -1,4 +1,4 @@
-"""Putting together attention over two sets of keys, for ring and context parallelism."""
+"""Merge attention over two sets of keys, for ring and context parallelism."""
 
 from __future__ import annotations
 

@@ -73,22 +73,21 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     """Attention within each of several sequences that lie one after the other, without padding.
 
     Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
-    empty. Tokens behind the last, which belong to none, are legal: out and the gradients are 0
-    there, lse is -inf. Everything else is as in `flash_attn_func`; mask must be None, too.
+    empty. Tokens after the last sequence are allowed: out and the gradients are 0 there, lse is
+    -inf. Everything else is as in `flash_attn_func`; mask must be None.
 
-    With block_table, keys and values are read from pages, and with seqused_k (by name) not all of
-    them, in the units of `flash_attn_with_kvcache`, to its bits. Pages have no gradients: whoever
-    wants some is refused. Where gradients are wanted with seqused_k alone, the sequences have the
-    bits of packed ones, and keys that are left out have gradients of 0.
+    With block_table, keys and values are read from pages; with seqused_k (by name), only the first
+    keys of each sequence. Both give the bits of `flash_attn_with_kvcache`. Pages have no gradients:
+    a call that wants some raises. A call with seqused_k alone that wants gradients gives the bits
+    of packed sequences, and gradients of 0 for unused keys.
 
-    cu_seqlens must begin with 0, not decrease or pass total_q and total_k, and no sequence may be
-    longer than max_seqlen says. The host never waits for the GPU, so that this is checked on the
-    CPU only, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise sequences are cut off
-    at max_seqlen and at the ends of the tensors; what decreasing numbers compute is undefined, but
-    nothing outside the tensors is read or written.
+    cu_seqlens must begin with 0, must not decrease or pass total_q and total_k, and no sequence may
+    be longer than max_seqlen. This is checked on the CPU, and on a GPU with `FLASH_DIST_CHECK=1`,
+    which waits. Otherwise sequences are cut off at max_seqlen and at the ends of the tensors.
+    Decreasing numbers give undefined results, but nothing outside the tensors is read or written.
 
-    A max_seqlen may be a tensor with one number. It is read in every call, which waits for the GPU
-    if it lies there, and cannot be done while a CUDA graph is captured: ints are better.
+    A max_seqlen may be a tensor with one number. It is read in every call, which waits if it is on
+    a GPU, and fails while a CUDA graph is captured: ints are better.
 
     Args:
         q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim], the
@@ -99,7 +98,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         v: [total_k, num_heads_kv, head_dim_v], otherwise like k.
         cu_seqlens_q: [batch + 1], int32 on q's device.
         cu_seqlens_k: [batch + 1], int32 on q's device; with block_table the differences are how
-            many keys each has, and None will do if seqused_k says so.
+            many keys each has, and None is allowed with seqused_k.
         max_seqlen_q: Queries of the longest sequence or more; an int, or a tensor with one.
         max_seqlen_k: Keys of the longest sequence or more, likewise.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
@@ -111,7 +110,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         block_table: [batch, pages], int32: the pages of each sequence, one after the other.
         return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
         return_lse: Return (out, lse).
-        batch_invariant: Whether a sequence's gradients must have the same bits whatever else is
+        batch_invariant: Whether the gradients of a sequence have the same bits whatever else is
             packed with it.
         float32_precision: As in `flash_attn_func`.
         learnable_sink: By name, as in `flash_attn_func`, as is `s_aux`.
@@ -123,9 +122,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
 
     Raises:
         TypeError: An argument is no tensor, max_seqlen is no int, or a dtype is not supported.
-        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, or what
-            cu_seqlens holds does not where it is looked at, or an argument of flash-attention that
-            is not served is not neutral.
+        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, checked
+            values of cu_seqlens are wrong, or an unsupported argument asks for something.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install. Or gradients are wanted with block_table.
     """
@@ -209,7 +207,7 @@ def read_packing(
         k: Their keys.
         packing: cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k of the call.
         names: What the caller calls all of them.
-        used: Whether something else says how many keys of a sequence there are.
+        used: Whether seqused_k bounds the keys of a sequence.
 
     Raises:
         TypeError: cu_seqlens is no tensor of int32, or a length no int.
@@ -243,10 +241,10 @@ def _check_packing(packing: Packing, names: Names) -> None:
 
 
 def check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
-    """Look at where sequences begin; waits for a GPU that has the numbers.
+    """Check where sequences begin; waits for a GPU that has the numbers.
 
     Raises:
-        BoundariesError: They are not what they must be.
+        BoundariesError: They are wrong.
     """
     for name, x, ends, longest, arguments in (
         (names.q, q, packing[0], packing[2], (names.cu_seqlens_q, names.max_seqlen_q)),

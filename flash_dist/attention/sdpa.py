@@ -31,14 +31,14 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
 ) -> Tensor:
     """Attention as torch's function of this name computes it, but deterministic.
 
-    A row that sees no key is zero. See `flash_attn_func` for dtypes, strides, the workspace of the
-    backward and what may change bits.
+    A row that sees no key is zero. `flash_attn_func` describes dtypes, strides, the workspace of
+    the backward and what may change bits.
 
-    A boolean attn_mask is turned into a BlockMask the first time it is seen. That waits for the GPU
-    and works on the host; later calls with the same, unchanged tensor object find the result. A
-    tensor made anew for every call is converted in every call, and torch.compile or a CUDA graph
-    cannot do it at all: `BlockMask.from_dense(attn_mask)`, made once, serves all of these. Changes
-    that torch does not count, such as those through `attn_mask.data`, are not seen.
+    A boolean attn_mask is converted to a BlockMask in its first call. That waits for the GPU and
+    works on the host; later calls with the same, unchanged tensor object find the result. A tensor
+    made anew for every call is converted in every call. torch.compile and a CUDA graph cannot
+    convert it: pass `BlockMask.from_dense(attn_mask)`, made once. Changes that torch does not
+    count, such as those through `attn_mask.data`, are not noticed.
 
     Args:
         query: [batch, num_heads_q, seqlen_q, head_dim], or without batch.

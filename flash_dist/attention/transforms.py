@@ -1,4 +1,4 @@
-"""Attention under torch.func: grad, vjp and vmap, and all that are made of these.
+"""Attention under torch.func: grad, vjp, vmap, and transforms made of these.
 
 torch wants an autograd.Function of another form for them, which costs every call more, so that
 other calls have their own, see autograd.py. vmap moves its axis into the batch: one launch.

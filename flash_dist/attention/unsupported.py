@@ -1,7 +1,6 @@
-"""Arguments and results of functions in the terms of flash-attention and torch.
+"""Unsupported arguments of flash-attention 2, 3 and 4 and of torch.
 
-Arguments that ours do not serve are there at neutral values alone. Names are those of the functions
-that users come from: flash-attention 2, 3 and 4, torch.
+They are accepted with values that change nothing.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bo
 
 
 def refuse_unsupported(**arguments: object) -> None:
-    """Raise ValueError for an argument that asks for what is not built, with the reason."""
+    """Raise ValueError for an argument that asks for something unsupported, with the reason."""
     for name, value in arguments.items():
         values = ALLOWED.get(name, _NONE)
         plain = value is None or isinstance(value, (bool, int, float, Real))
@@ -145,13 +144,13 @@ def refuse_unsupported(**arguments: object) -> None:
 
 
 def check_others(function: Callable[..., object], others: Mapping[str, object]) -> None:
-    """Raise likewise for what flash-attention 3 and 4 take, and TypeError for other names.
+    """Raise likewise for arguments of flash-attention 3 and 4, and TypeError for other names.
 
-    Sinks are served, and judged where they are read.
+    Sinks are supported, and checked by `choose_scores`.
 
     Args:
-        function: Who was called, for what a misspelt name may have meant.
-        others: What it was given beyond its own arguments, by name.
+        function: The function called, whose arguments a misspelt name may have meant.
+        others: Arguments by name beyond its own.
     """
     require_known(function, others, KNOWN)
     refuse_unsupported(**{name: value for name, value in others.items() if name in REASONS})
@@ -163,9 +162,9 @@ def require_known(
     """Raise TypeError for the first name of others that is none of known.
 
     Args:
-        function: Who was called, for what a misspelt name may have meant.
-        others: What it was given beyond its own arguments.
-        known: What it takes beyond them.
+        function: The function called, whose arguments a misspelt name may have meant.
+        others: Names of arguments beyond its own.
+        known: Names that it takes beyond its own.
     """
     for name in others:
         if name not in known:
@@ -175,5 +174,5 @@ def require_known(
 
 
 def describe(value: object) -> str:
-    """Name what was given for what is not served."""
+    """Describe the value of an unsupported argument."""
     return type(value).__name__ if isinstance(value, torch.Tensor) else show(value)

@@ -1,4 +1,4 @@
-"""The names of the package flash_mla that are served here: a program changes its import alone.
+"""The supported names of the package flash_mla: a program changes only its import.
 
 `import flash_dist.compat.flash_mla as flash_mla`.
 """
@@ -16,8 +16,8 @@ def __getattr__(name: str) -> object:
 
 
 def get_mla_metadata(*_: object, **__: object) -> tuple[None, None]:
-    """Return what `flash_mla_with_kvcache` takes and does without: nothing is scheduled ahead.
+    """Return arguments that `flash_mla_with_kvcache` ignores: nothing is scheduled ahead.
 
-    Takes whatever FlashMLA's own takes in any version.
+    Takes the arguments of FlashMLA's own in any version.
     """
     return None, None

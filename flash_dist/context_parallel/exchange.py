@@ -1,4 +1,4 @@
-"""Tensors that go from rank to rank around a ring, while something else is computed."""
+"""Pass tensors from rank to rank around a ring during other work."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Ring:
         return Arriving(received, tensors, dist.batch_isend_irecv(operations))
 
     def require_same(self, *words: str) -> None:
-        """Raise GroupError on every rank where one says something else than the first."""
+        """Raise GroupError on every rank if one passes other words than the first."""
         mine = ", ".join(words)
         said: list[str] = [""] * self.size
         dist.all_gather_object(said, mine, self.group)

@@ -61,12 +61,12 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     """Attention of this rank's queries over the keys of all ranks of a process group.
 
     Each rank passes its keys and values on to the next while it computes with those that it has.
-    With `causal`, tokens must be spread as `ring_shard` does it, and every rank computes the same
-    amount; without, in any way. Every rank calls it, in the same order and with the same shapes,
-    forward and backward: one that raises, computes without gradients or leaves out of its loss what
-    this returns keeps the others waiting. Equal to attention on one GPU up to the rounding of
-    partial results to the dtype of q, once for each rank; and the same bits on every run.
-    torch.compile leaves it out of its graphs.
+    With `causal`, tokens must be spread as by `ring_shard`, and every rank has the same work;
+    without, they may be spread in any way. All ranks must call it in the same order and with the
+    same shapes, forward and backward: a rank that raises, computes without gradients or does not
+    use the result in its loss keeps the others waiting. The result equals attention on one GPU up
+    to the rounding of partial results to the dtype of q, once for each rank. It has the same bits
+    on every run. torch.compile leaves it out of its graphs.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -151,7 +151,7 @@ class Part:
 
 
 def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
-    """Return what a rank's queries see of the keys of another.
+    """Return the visible part of another rank's keys.
 
     Args:
         rank: Whose queries.
@@ -172,7 +172,7 @@ def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
 def _walk(
     ring: Ring, k: Tensor, v: Tensor, *, causal: bool
 ) -> Iterator[tuple[Part, Tensor, Tensor]]:
-    """Yield what this rank computes with the k and v of each rank: its own, then as they come."""
+    """Yield the work of this rank with the k and v of each rank: its own, then as they arrive."""
     held: Tensors = k.contiguous(), v.contiguous()
     for step in range(ring.size):
         arriving = ring.pass_on(*held) if step + 1 < ring.size else None

@@ -1,4 +1,4 @@
-"""Masks of numbers that are added to scores: one rule for all integrations of which ones hide."""
+"""Masks of numbers that are added to scores: one rule for all integrations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checks of the values of cu_seqlens.
 
-Nobody who computes on a GPU does: the kernels take whatever is there and keep to the tensors. On
-the CPU every call looks, and with FLASH_DIST_CHECK=1 calls on a GPU do, too.
+Every call on the CPU checks them, and with FLASH_DIST_CHECK=1 also calls on a GPU. Without, kernels
+take any values and stay within the tensors.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def find_check_problem(text: str) -> str:
 
 
 class BoundariesError(ValueError):
-    """cu_seqlens holds what it cannot: no kernel serves such a call, torch's do not either."""
+    """Values of cu_seqlens are wrong: no kernel supports such a call, nor do torch's."""
 
 
 @cache
 def warn_unchecked(where: str) -> None:
-    """Warn, once for each place, that FLASH_DIST_CHECK cannot do there what it asks for."""
+    """Warn, once for each place, that FLASH_DIST_CHECK cannot check there."""
     message = f"{CHECK_VARIABLE}=1 does not check cu_seqlens in {where}, which must not wait"
     warnings.warn(message, stacklevel=2)
 
@@ -58,8 +58,8 @@ def check_boundaries(
 ) -> None:
     """Raise where sequences do not lie one after the other on an axis of so many tokens.
 
-    The first begins with the axis: without the 0 in front, one is left out, and nothing shows it.
-    Tokens behind the last may be of none.
+    The first begins with the axis: without the leading 0 one sequence would silently be left out.
+    Tokens after the last may belong to no sequence.
 
     Args:
         name: What is packed, such as `q` or `k`.

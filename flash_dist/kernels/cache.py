@@ -1,8 +1,8 @@
 """The operators on a cache of keys and values: `decode` and `append`.
 
 csrc/binding/decode.cpp declares them and has their CUDA kernels; cache_cpu.py has the CPU's. They
-have no autograd formula: whoever calls them here is without gradients. `decode_no_lse` is `decode`
-with few arguments and without lse, for calls in eager mode, which cost less so.
+have no autograd formula: calls here are without gradients. `decode_no_lse` is `decode` with few
+arguments and without lse: it costs less in eager mode.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def decode(  # noqa: PLR0913 - one attention problem
         seqlen_new: Keys that were appended behind cache.seqlens.
         budget: Bytes of workspace, or BUDGET_NOW.
         packed: Where the queries of each sequence are, if they are packed.
-        scores: What becomes of a score before the mask, and the sinks; None: nothing, and none.
+        scores: Score modifications and sinks; None: without.
         head_dim_v: Values are so many of the first columns of the keys (latent keys); 0: cache.v
             has them.
-        wants_lse: Who does not want lse may get None for it.
+        wants_lse: If False, lse may be None.
 
     Returns:
         out: Like q with head_dim_v, contiguous.
@@ -155,7 +155,7 @@ def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - 
 
 def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - likewise
     """Do the same where no graph is made: the object of `torch.no_grad` takes a tenth of a call."""
-    run = operator._op  # noqa: SLF001 - what calling it comes to but for a function in Python
+    run = operator._op  # noqa: SLF001 - the C++ callable, without torch's Python wrapper
     try:
         if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - as torch.autograd does
             with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001

@@ -1,7 +1,7 @@
 """Checks of the values that describe a cache: lengths, entries, pages.
 
-On a GPU nobody looks: kernels cut off what is too large and keep to the tensors. On the CPU every
-call looks, and with FLASH_DIST_CHECK=1 calls on a GPU do, too.
+Every call on the CPU checks them, and with FLASH_DIST_CHECK=1 also calls on a GPU. Without, kernels
+cut off values that are too large and stay within the tensors.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Cache(NamedTuple):
             steps: How many of them a sequence needs from cache_seqlens on.
 
         Raises:
-            ValueError: A number is not what it must be, two sequences would write to one place, or
-                a position has no angle; the message names it.
+            ValueError: A value is out of range, two sequences would write to one place, or a
+                position has no angle; the message names it.
         """
         seqlens = None if self.seqlens is None else self.seqlens.tolist()
         most = self.capacity - seqlen_new

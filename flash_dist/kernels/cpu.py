@@ -62,7 +62,7 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - it always is
     *scores: Any,  # noqa: ANN401
 ) -> Pair:
-    """Return out and lse for a band; what packs documents is checked, which costs nothing here."""
+    """Return out and lse for a band; cu_seqlens is checked, which costs nothing here."""
     check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     band = parse_band(mask)

@@ -1,4 +1,4 @@
-"""Memory that there is not, and memory that a graph would copy.
+"""Errors of memory, and warnings of memory that a graph would copy.
 
 The kernels and operators say in words that there is none; torch has an exception for it. Where one
 operator writes to two inputs of a graph that share memory, Inductor copies all of it in every call,

@@ -1,7 +1,7 @@
-"""Attention in plain torch, by its formulas: what CPU tensors run and kernels are held against.
+"""Attention in plain torch, by its formulas: for CPU tensors, and as the reference of kernels.
 
-Computes in float32, or float64 for float64 inputs, and stores the whole score matrix. What no query
-sees is not read: keys and values of NaN there change nothing.
+Computes in float32, or float64 for float64 inputs, and stores the whole score matrix. Keys and
+values that no query sees are not read: NaN there changes nothing.
 
 Layouts, here and in the operators: q is [batch, seqlen_q, num_heads_q, head_dim] or
 [batch, seqlen_q, num_heads_kv, group, head_dim]; k and v are [batch, seqlen_k, num_heads_kv,

@@ -23,7 +23,7 @@ class Scores(NamedTuple):
     sinks: Tensor | None = None
 
     def of_entry(self, i: int) -> Scores:
-        """Return those of batch entry i alone."""
+        """Return the modifications of batch entry i."""
         slopes = self.alibi_slopes
         if slopes is not None and slopes.dim() > 1:
             slopes = slopes[i : i + 1]

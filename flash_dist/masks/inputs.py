@@ -217,7 +217,7 @@ def require_most(name: str, values: Tensor, most: int) -> None:
 
 
 def require_bool(name: str, value: object) -> None:
-    """Raise TypeError for what is only true or false in a condition."""
+    """Raise TypeError for a value that is no bool, even if a condition would take it."""
     if value is True or value is False:
         return
     if not isinstance(value, torch.SymBool) and not _is_numpy_bool(value):

@@ -35,9 +35,9 @@ _operators: Final[Any] = torch.ops.flash_dist
 class IntervalMask(NamedTuple):
     """A mask of one interval of keys per query, as a tensor that a graph may make and hold.
 
-    Made by `IntervalMask.of`, and given to attention functions as their mask. It belongs to the
-    device of its tensors, has no `&`, and serves any number of layers. Like a BlockMask it equals
-    itself alone: its numbers may be on a GPU, for which no comparison waits.
+    Made by `IntervalMask.of`, and passed to attention functions as mask. It belongs to the device
+    of its tensors, has no `&`, and serves any number of layers. Like a BlockMask it equals only
+    itself: its values may be on a GPU, and no comparison waits.
     """
 
     plan: Tensor  # [:] int32, what kernels read
@@ -283,7 +283,7 @@ def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Ten
 
 
 def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, causal: bool) -> Tensor:
-    """Return room for dS of every tile: which of them are seen the host must not wait for."""
+    """Return room for dS of every tile: the host must not wait to learn which are visible."""
     query_tiles = _tiles(seqlen_q)
     numbers = torch.arange(_tiles(seqlen_k), device=device)
     hidden = torch.zeros_like(numbers)

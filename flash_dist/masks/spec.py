@@ -51,14 +51,13 @@ PARTS_KEPT: Final = 256  # indices per mask whose mask is remembered
 class BlockMask:
     """A mask: which keys each query sees. Immutable, and combined with `&`.
 
-    Built by the class methods only. Tensors given to them may be on any device: they are copied to
-    the host once, there and then, and later changes to them do not matter. A mask belongs to no
-    device, nor to torch's default one, so that one object serves layers on several GPUs and on the
-    CPU. Compiled functions use masks that were made outside of them.
+    Made by the class methods only. They copy tensors of any device to the host at once, so that
+    later changes do not matter. A mask belongs to no device: one object serves layers on several
+    GPUs and on the CPU. Compiled functions use masks that were made outside of them.
 
-    `full`, `causal`, `sliding_window`, `padding` and `prefix` suit any seqlen; the others know
-    their seqlens, and a call of another shape raises ValueError. Where a mask has a batch or heads
-    axis of 1, it suits any batch or number of heads.
+    `full`, `causal`, `sliding_window`, `padding` and `prefix` fit any seqlen; the others have fixed
+    seqlens, and a call of another shape raises ValueError. A batch or heads axis of 1 fits any
+    batch or number of heads.
     """
 
     __slots__ = ("__weakref__", "_band", "_lock", "_parts", "_plans", "_sizes", "_terms", "handle")
@@ -263,8 +262,8 @@ class BlockMask:
     def from_flex(cls, block_mask: flex_attention.BlockMask) -> BlockMask:
         """The mask that FlexAttention applies for a BlockMask of torch.
 
-        Its mask_mod is called once, here, on the BlockMask's device, for the blocks that need it, a
-        strip of rows at a time. What mask_mod reads may change later: this mask stays.
+        Its mask_mod is called once, here, on the BlockMask's device, for partial blocks, some rows
+        at a time. Later changes of what mask_mod reads do not change this mask.
 
         Args:
             block_mask: As made by `torch.nn.attention.flex_attention.create_block_mask`. Its batch,
@@ -286,8 +285,8 @@ class BlockMask:
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> BlockMask:
         """Return the mask of some batch entries, and of some heads, as torch's BlockMask does.
 
-        The same object for the same index, so that what it plans is planned once. Nothing is
-        copied. Where the mask has an axis of 1 it suits any number, and stays as it is.
+        The same index gives the same object, so that it is planned once. Nothing is copied. An axis
+        of 1 fits any number, and stays as it is.
 
         Args:
             index: `mask[b]`, `mask[b, h]`: ints, which keep an axis of 1, or slices.

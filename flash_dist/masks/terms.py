@@ -1,8 +1,8 @@
 """Terms of masks: each shows some keys to each query; a mask shows what all its terms show.
 
-A term says three things: the calls it suits, the interval of keys of each query (or None if they
+A term gives three things: the calls it fits, the interval of keys of each query (or None if they
 are no interval, then the words of bits.py), and, by its definition and sharing nothing with the
-other two, which pairs it shows.
+other two, the visible pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Part = tuple[slice, slice, slice]
 
 @dataclass(frozen=True, eq=False)
 class Term(ABC):
-    """One of the things that decide what a query sees. Its tensors are on the CPU."""
+    """Part of a mask. Its tensors are on the CPU."""
 
     name: ClassVar[str]
     sizes: Sizes = field(init=False, default=Sizes())

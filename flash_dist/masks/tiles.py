@@ -1,4 +1,4 @@
-"""Visible tiles, and the lists of them that kernels walk."""
+"""Visible tiles, and lists of them for the kernels."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def lists_by_query(
 def lists_by_key(
     tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
 ) -> tuple[TileList, TileList]:
-    """Return the lists of lines of 64 and of 128 keys; entries of the latter know their turn."""
+    """Return the lists of lines of 64 and 128 keys; entries of the latter have their dQ order."""
     axes, sizes = (tiles.n, tiles.m), (planes, key_tiles, query_tiles)
     lists = (
         _list_lines(tiles, slots, axes, sizes, 1),

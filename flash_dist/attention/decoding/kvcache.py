@@ -65,24 +65,23 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
 ) -> Result:
     """Attention of new queries to a cache of keys and values, to which new ones may be appended.
 
-    Batch entry b attends to keys cache_leftpad[b] to cache_seqlens[b] of its part of the cache; if
-    k and v are given, they are first written behind these, and are attended to as well. Nothing of
-    it is differentiable: with grad mode on, a tensor that requires gradients is refused. Autocast
-    casts what is read, but not a cache that is written.
+    Batch entry b attends to keys cache_leftpad[b] to cache_seqlens[b] of its part of the cache; k
+    and v are first written after these, and are attended to as well. It is not differentiable: with
+    grad mode on, a tensor that requires gradients raises. Autocast casts tensors that are read, but
+    not a cache that is written.
 
     A sequence has the same bits alone and in any batch, at any place, in pages or not, in a CUDA
-    graph or not, and on any number of multiprocessors: keys are cut into units of 128, counted from
-    the first, and folded in groups of 8 in their order. So a prefill in chunks gives what the
-    prefill at once gives. Queries of all heads of a group share one pass over k and v.
+    graph or not, and on any number of multiprocessors: keys are cut into blocks of 128, counted
+    from the first, and combined in groups of 8 in their order. So a prefill in chunks gives the
+    same bits as a prefill at once. Queries of all heads of a group share one pass over k and v.
 
-    The host never waits for the GPU, and what cache_seqlens says may change under a CUDA graph. The
-    numbers of cache_seqlens, cache_batch_idx, cache_leftpad and block_table are therefore checked
-    on the CPU only, before anything is written, and on a GPU with `FLASH_DIST_CHECK=1`, which
-    waits. Otherwise they are cut off at what the cache has, so that nothing outside is read or
-    written.
+    The host never waits for the GPU, and cache_seqlens may change under a CUDA graph. The values of
+    cache_seqlens, cache_batch_idx, cache_leftpad and block_table are checked on the CPU, before
+    anything is written, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise they are cut
+    off at the size of the cache, so that nothing outside is read or written.
 
-    The arguments are those of flash-attention 2, in its order and with its defaults. num_splits is
-    taken and changes nothing. What flash-attention 3 adds is taken by name, at neutral values.
+    The arguments are those of flash-attention 2, in its order and with its defaults. num_splits
+    changes nothing. Those of flash-attention 3 are accepted, by name, if they change nothing.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim]; float16 or bfloat16 (not on compute capability
@@ -97,11 +96,10 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         rotary_cos: [positions, rotary_dim / 2], same dtype: k is rotated by the angles of positions
             cache_seqlens + i, and q likewise where causal or window_size make a difference between
             queries, else all by those of cache_seqlens. rotary_dim is a multiple of 16 up to
-            head_dim. Positions beyond the last are refused where numbers are checked, else take
-            that.
+            head_dim. Positions beyond the last raise if values are checked, else use the last.
         rotary_sin: Likewise.
         cache_seqlens: [batch], int32 on q's device, or an int for all: keys before new ones.
-            Defaults to all that there is room for.
+            Defaults to the capacity of the cache.
         cache_batch_idx: [batch], int32: the entry of the cache of each. Where new keys are written,
             no two may be the same. Not in pages.
         cache_leftpad: [batch], int32: keys to leave out before the first. Not in pages.
@@ -123,8 +121,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
-        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, or numbers
-            do not where they are looked at, or what is not served is not neutral.
+        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, checked
+            values are wrong, or an unsupported argument asks for something.
         FlashDistError: This build has no code that runs on the GPU, gradients are wanted, or new
             keys are to be written within a transform of torch.func.
     """
@@ -218,7 +216,7 @@ def choose_lengths(seqlens: int | Tensor | None) -> Tensor | None:
 def read_seqlens(
     seqlens: int | Tensor | None, q: Tensor, capacity: int, seqlen_new: int = 0
 ) -> Tensor:
-    """Return a cache_seqlens that is for all batch entries as the kernels take it.
+    """Return the [batch] tensor of one cache_seqlens for all batch entries.
 
     Args:
         seqlens: As the caller has it.
@@ -261,7 +259,7 @@ def _make_new_supported(
     *,
     interleaved: bool,
 ) -> tuple[tuple[Tensor, Tensor], Rotary | None]:
-    """Return new keys, new values and what rotates them as kernels read them."""
+    """Return new keys and values and their rotary embedding with strides that kernels read."""
     k, v = new
     suited = (
         make_supported(k, is_supported=supported.k),

@@ -59,18 +59,18 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
 ) -> tuple[Tensor, Tensor]:
     """Attention of queries to latent keys, of which the first head_dim_v columns are the values.
 
-    That is how models with multi-head latent attention decode, such as DeepSeek-V3, once their
-    weights are absorbed: all heads share one key of 512 + 64 columns for each token, and each is
-    read once for both products. Nothing of it is differentiable: with grad mode on, a tensor that
-    requires gradients is refused. Autocast casts queries and keys.
+    Models with multi-head latent attention, such as DeepSeek-V3, decode like this once their
+    weights are absorbed: all heads share one key of 512 + 64 columns for each token, and each key
+    is read once for both products. It is not differentiable: with grad mode on, a tensor that
+    requires gradients raises. Autocast casts queries and keys.
 
     Bits and memory are as with `flash_attn_with_kvcache`: a sequence has the same bits alone and in
     any batch, at any place, in pages or not, in a CUDA graph or not, and on any number of
-    multiprocessors; the host never waits, and numbers of cache_seqlens and block_table are cut off
-    at what the cache has, or looked at with `FLASH_DIST_CHECK=1`.
+    multiprocessors; the host never waits, and values of cache_seqlens and block_table are cut off
+    at the size of the cache, or checked with `FLASH_DIST_CHECK=1`.
 
-    The arguments are those of FlashMLA, in its order. tile_scheduler_metadata and num_splits are
-    taken and change nothing; what else it takes must be at its default.
+    The arguments are those of FlashMLA, in its order. tile_scheduler_metadata and num_splits change
+    nothing; other arguments of FlashMLA must have their defaults.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim], bfloat16 on a GPU (not on compute capability
@@ -83,7 +83,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
         block_table: [batch, pages], int32: the pages of each sequence, one after the other. None:
             the cache is not in pages.
         cache_seqlens: [batch], int32 on q's device, or an int for all: keys of each sequence. None:
-            all that there is room for.
+            the capacity of the cache.
         head_dim_v: Columns of the values, a multiple of 8 up to 512 and head_dim.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5; a model's own
             follows from the head_dim before its weights are absorbed.
@@ -96,8 +96,8 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
-        ValueError: Shapes, devices, alignment or softmax_scale do not fit, or numbers do not where
-            they are looked at, or what is not served is not neutral.
+        ValueError: Shapes, devices, alignment or softmax_scale do not fit, checked values are
+            wrong, or an unsupported argument asks for something.
         FlashDistError: This build has no code that runs on the GPU, or gradients are wanted.
     """
     if not type(causal) is type(is_fp8_kvcache) is bool:

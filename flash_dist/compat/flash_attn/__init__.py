@@ -1,4 +1,4 @@
-"""The names of the package flash_attn that are served here: a program changes its import alone.
+"""The supported names of the package flash_attn: a program changes only its import.
 
 `import flash_dist.compat.flash_attn as flash_attn`. Like the package itself this needs torch only
 when a name is used.

@@ -1,4 +1,4 @@
-"""Taking the padding out of a batch and putting it back, as flash_attn.bert_padding does.
+"""Take the padding out of a batch and put it back, as flash_attn.bert_padding does.
 
 Plain torch: differentiable as often as wanted, the same bits on every run, on any device.
 """

@@ -1,4 +1,4 @@
-"""The functions of flash_attn.flash_attn_interface that are served: those of this package."""
+"""The supported functions of flash_attn.flash_attn_interface."""
 
 from __future__ import annotations
 

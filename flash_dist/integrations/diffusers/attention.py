@@ -1,4 +1,4 @@
-"""The attention function: what diffusers calls in every layer."""
+"""The attention function that diffusers calls in every layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
     _parallel_config: object = None,
 ) -> Tensor:
-    """Return [batch, seqlen_q, num_heads_q, head_dim_v]; like `sdpa`, what is not served by torch.
+    """Return [batch, seqlen_q, num_heads_q, head_dim_v]; torch computes unsupported calls.
 
     Args:
         query: [batch, seqlen_q, num_heads_q, head_dim].

@@ -1,8 +1,8 @@
 """torch's own attention runs on these kernels: `activate()`, once.
 
 `torch.nn.functional.scaled_dot_product_attention`, torch's `varlen_attn`, nested tensors, context
-parallelism and whatever calls these then run ours wherever torch's selector asks for flash. What
-is asked of other backends stays with them; `flash_dist.sdpa()` is for that.
+parallelism and their callers then run ours whenever torch's selector chooses flash. Calls for other
+backends stay with them; `flash_dist.sdpa()` takes those, too.
 
 Like the package itself this needs torch only when a function is called, and nothing is activated
 by an import.

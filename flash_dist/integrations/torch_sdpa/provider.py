@@ -1,8 +1,8 @@
 """The operators of torch's flash backend, on our kernels.
 
-torch keeps what lies above them: its selector, autocast, autograd and the shapes for tracing. Here
-are the kernels for CUDA alone. A call that ours do not serve goes to the kernel that was there
-before, torch's own, which serves it or says why not.
+torch keeps the layers above them: its selector, autocast, autograd and the shapes for tracing. Here
+are only the kernels for CUDA. A call that ours do not support goes to the previous kernel, torch's
+own.
 """
 
 from __future__ import annotations

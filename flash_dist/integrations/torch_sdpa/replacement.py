@@ -53,22 +53,22 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     of their own (`from torch.nn.functional import ...`) do not see the change. What torch.compile
     made before is compiled again; the context itself must be entered outside of what is compiled.
 
-    Served are float16, bfloat16 and float32, on the CPU also float64; masks that are boolean, or
+    Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and masks
     that add 0 and at most -65504, -inf included; BlockMasks and IntervalMasks; `is_causal`, `scale`
     and `enable_gqa`. The rest goes to torch's own function: dropout, masks that add other numbers
     or need a gradient, a head_dim that is no multiple of 8 or over 256, bfloat16 on compute
     capability 7.5, tensors of other types, calls under transforms of torch.func. So do masks of
     tensors under torch.compile, which cannot read them, and torch.jit.trace, which would keep them.
-    The logger `flash_dist` says at level INFO, once for each reason, that a call went to torch. A
-    mask that was meant to hide and does not, such as one that adds -10000, is warned of once.
+    The logger `flash_dist` logs at level INFO, once for each reason, that a call went to torch. A
+    mask that adds too little to hide a key, such as -10000, is warned of once.
 
-    A mask is read the first time that it is seen, which waits for the GPU; one that is made anew
-    for every call is read in every call. A query that sees no key gives zero.
+    A mask is read in its first call, which waits for the GPU; a mask made anew for every call is
+    read in every call. A query that sees no key gives zero.
 
     Raises:
-        ValueError: In a call: ours do not serve it, and its mask is one that torch does not know.
-        FlashDistError: In a call: this build has no code that runs on the GPU, or a mask was not
-            seen before a CUDA graph is captured.
+        ValueError: In a call: it is not supported, and its mask is one that torch does not know.
+        FlashDistError: In a call: this build has no code that runs on the GPU, or a CUDA graph is
+            captured with a mask that was not read before.
     """
 
     def __enter__(self) -> None:
@@ -91,7 +91,7 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
 
 
 class _Call(NamedTuple):
-    """A call that is served."""
+    """A supported call."""
 
     q: Tensor  # [batch, seqlen_q, num_heads_q, head_dim]
     k: Tensor
@@ -110,7 +110,7 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    """Do what torch's function of this signature does: on these kernels where they serve."""
+    """Compute what torch's function of this signature does, on our kernels if supported."""
     tensors = query, key, value
     flags = dropout_p, is_causal
     call = _find_call(tensors, attn_mask, flags, scale=scale, enable_gqa=enable_gqa)
@@ -136,7 +136,7 @@ def _find_call(
     scale: float | None,
     enable_gqa: bool,
 ) -> _Call | str:
-    """Return what is to be computed, or what there is no kernel for."""
+    """Return the supported call, or the reason why it is not."""
     dropout_p, is_causal = flags
     query, key, value = tensors
     reason = _find_reason(tensors, mask, dropout_p, scale)
@@ -191,7 +191,7 @@ def _find_reason(
     dropout_p: float,
     scale: float | None,
 ) -> str:
-    """Name what is not looked at; empty if there is nothing."""
+    """Return why a call is not supported; empty if it may be."""
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         return "what is no tensor"
     if not (mask is None or isinstance(mask, (torch.Tensor, *_OWN))):

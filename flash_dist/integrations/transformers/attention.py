@@ -1,4 +1,4 @@
-"""The attention function: what transformers calls in every layer."""
+"""The attention function that transformers calls in every layer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         query: [batch, num_heads_q, seqlen_q, head_dim], any strides.
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
-        attention_mask: What `make_mask` made, or a mask of the caller's own, [batch or 1,
+        attention_mask: Made by `make_mask`, or a mask of the caller's own, [batch or 1,
             num_heads_q or 1, seqlen_q, seqlen_k]: booleans, or 0 and numbers of at most -65504.
         dropout: Must be 0.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
@@ -89,7 +89,7 @@ def _choose(
     *,
     causal: bool,
 ) -> LayerMask:
-    """Return what is seen where the mask function has not said it."""
+    """Return the mask of a layer, also if the mask function did not make it."""
     if isinstance(mask, LayerMask):
         return mask
     (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
@@ -116,7 +116,7 @@ def _require_sizes(module: torch.nn.Module, layer_mask: LayerMask, queries: int,
 def _attend(
     tensors: Tensors, layer_mask: LayerMask, scores: Scores, others: dict[str, Any]
 ) -> Tensor:
-    """Return out, as `attention_forward` scores."""
+    """Return out, [batch, seqlen_q, num_heads_q, head_dim_v]."""
     q, k, v = (lay_out(x) for x in tensors)
     if layer_mask.keys is not None:
         k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]

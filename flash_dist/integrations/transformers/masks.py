@@ -1,4 +1,4 @@
-"""The mask function: from what transformers says of a forward to what its layers are given.
+"""The mask function: makes the mask of a forward, which transformers passes to its layers.
 
 For one query that is None, where it sees all keys, or a tensor, int32 [batch, 1, 1, 2]: the first
 key that is seen and the end. `generate` compiles such forwards, and a mask is an argument of them.
@@ -41,7 +41,7 @@ def make_mask(
     attention_mask: Tensor | LayerMask | None = None,
     **others: Any,  # noqa: ANN401 - of which only transformers' own functions read most
 ) -> LayerMask | Tensor | None:
-    """Return what `attention_forward` is given as attention_mask.
+    """Return the attention_mask of `attention_forward`.
 
     Args:
         batch_size: Sequences.

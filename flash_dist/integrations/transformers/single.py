@@ -1,4 +1,4 @@
-"""Attention of one query, which is what `generate` asks for: nothing is read on the host.
+"""Attention of one query, for `generate`: nothing is read on the host.
 
 flash_attn_with_kvcache reads the keys where they lie, so that a sequence has the same bits in any
 batch, however it is padded. What a cache has no kernel for (gradients, float32 on a GPU, autocast)
@@ -69,7 +69,7 @@ def attend_once(
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v].
         interval: [batch, 1, 1, 2], int32.
-        scores: What becomes of the scores.
+        scores: Score modifications.
     """
     q, k, v = (lay_out(x) for x in (query, key, value))
     if not reads_cache(q, k, v, scores.sinks):
