@@ -173,29 +173,16 @@ def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: A
 
 
 @torch.library.register_fake("flash_dist::decode")
-def _decode_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+def _decode_fake(
     q: Tensor,
-    k_cache: Tensor,  # noqa: ARG001
+    _k_cache: Tensor,
     v_cache: Tensor | None,
-    cache_seqlens: Tensor | None,  # noqa: ARG001
-    cache_batch_idx: Tensor | None,  # noqa: ARG001
-    cache_leftpad: Tensor | None,  # noqa: ARG001
-    block_table: Tensor | None,  # noqa: ARG001
-    cu_seqlens_q: Tensor | None,  # noqa: ARG001
-    max_seqlen_q: int,  # noqa: ARG001
-    seqlen_new: int,  # noqa: ARG001
-    softmax_scale: float,  # noqa: ARG001
-    left: int,  # noqa: ARG001
-    right: int,  # noqa: ARG001
-    budget: int,  # noqa: ARG001
-    softcap: float = 0.0,  # noqa: ARG001
-    alibi_slopes: Tensor | None = None,  # noqa: ARG001
-    sinks: Tensor | None = None,  # noqa: ARG001
-    head_dim_v: int = 0,
+    *others: Any,  # noqa: ANN401 - the operator's schema
 ) -> tuple[Tensor, Tensor]:
     *batch, tokens, heads, _ = q.shape
+    head_dim_v = others[-1] if v_cache is None else v_cache.shape[-1]  # the schema's last argument
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty((*batch, tokens, heads, head_dim_v if v_cache is None else v_cache.shape[-1]))
+    out = q.new_empty((*batch, tokens, heads, head_dim_v))
     return out, q.new_empty((*batch, heads, tokens), dtype=lse_dtype)
 
 
@@ -205,20 +192,8 @@ def _decode_no_lse_fake(q: Tensor, _k_cache: Tensor, v_cache: Tensor, *_: object
 
 
 @torch.library.register_fake("flash_dist::append")
-def _append_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor,  # noqa: ARG001
-    v: Tensor,  # noqa: ARG001
-    cache_seqlens: Tensor,  # noqa: ARG001
-    cache_batch_idx: Tensor | None,  # noqa: ARG001
-    block_table: Tensor | None,  # noqa: ARG001
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,  # noqa: ARG001
-    interleaved: bool,  # noqa: ARG001, FBT001
-    advances: bool,  # noqa: ARG001, FBT001
-) -> Tensor:
+def _append_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *others: Any) -> Tensor:  # noqa: ANN401
     warn_of_copies(k_cache, v_cache)
+    rotary_cos = others[5]
     batch = 0 if rotary_cos is None else q.shape[0]
     return q.new_empty((batch, *q.shape[1:]))

@@ -92,12 +92,10 @@ class BandTerm(Term):
 
 
 @dataclass(frozen=True, eq=False)
-class PaddingTerm(Term):
-    """Keys that exist."""
+class LengthsTerm(Term):
+    """A term made of a number of keys for each batch entry."""
 
-    name = "padding"
     lengths: Tensor  # [batch]
-    at_end: bool  # the padding comes after the keys
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", Sizes(batch=len(self.lengths)))
@@ -110,6 +108,14 @@ class PaddingTerm(Term):
     def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - of any
         """See Term."""
         return replace(self, lengths=_entries(self.lengths, batch))
+
+
+@dataclass(frozen=True, eq=False)
+class PaddingTerm(LengthsTerm):
+    """Keys that exist."""
+
+    name = "padding"
+    at_end: bool  # the padding comes after the keys
 
     def bounds(self, shape: Shape) -> Intervals:
         """Return the first and end key [batch]."""
@@ -130,24 +136,11 @@ class PaddingTerm(Term):
 
 
 @dataclass(frozen=True, eq=False)
-class PrefixTerm(Term):
+class PrefixTerm(LengthsTerm):
     """Causal, and every query sees a prefix of the keys."""
 
     name = "prefix"
-    lengths: Tensor  # [batch]
     bottom_right: bool
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", Sizes(batch=len(self.lengths)))
-
-    def check(self, shape: Shape) -> None:
-        """See Term."""
-        super().check(shape)
-        require_most("lengths", self.lengths, shape.seqlen_k)
-
-    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - of any
-        """See Term."""
-        return replace(self, lengths=_entries(self.lengths, batch))
 
     def intervals(self, shape: Shape) -> Intervals:
         """See Term."""
