@@ -125,7 +125,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def add_own_shape(parser: argparse.ArgumentParser) -> None:
-    """Add what describes the one problem of `--shapes mine`."""
+    """Add the options of the one problem of `--shapes mine`."""
     mine = parser.add_argument_group("--shapes mine")
     for name, default, what in (
         ("batch", 1, "number of sequences"),
@@ -250,7 +250,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_or_measure(args: argparse.Namespace) -> Report | CallReport | None:
-    """Return what was recorded or is measured now, None where nothing can be measured."""
+    """Return the recorded or a new measurement, None where nothing can be measured."""
     shapes = choose_shapes(args)
     if args.plot:
         require_matplotlib()  # before minutes of measuring
@@ -332,7 +332,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
 
 
 def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
-    """Say what is going to be measured, and who is not because it is not installed."""
+    """Say what will be measured, and which baselines are not installed."""
     rows = count(len(plan.shapes) * len(plan.states), "row")
     names = ", ".join(add_ours(plan.peers))
     missing = f"\nskipped, because not installed: {', '.join(absent)}" if absent else ""
@@ -366,6 +366,6 @@ def follow(
 
 
 def save(report: Report, path: Path | None) -> None:
-    """Write what there is so far."""
+    """Write the results so far."""
     if path is not None:
         write_json(report.to_json(), path)

@@ -46,13 +46,13 @@ def group_rows(rows: Sequence[Row]) -> list[Group]:
 
 
 def find_shared(rows: Sequence[Row]) -> list[str]:
-    """Return what is the same for all rows."""
+    """Return the properties that all rows share."""
     described = [describe_row(row) for row in rows]
     return [parts[0] for parts in zip(*described, strict=True) if len(set(parts)) == 1]
 
 
 def describe_row(row: Row) -> tuple[str, ...]:
-    """Say what a panel is of."""
+    """Describe a panel."""
     shape = row.shape
     dim = f"/{shape.head_dim_v}" if shape.head_dim_v != shape.head_dim else ""
     return (
@@ -80,7 +80,7 @@ def label_length(length: int) -> str:
 
 
 def label_axis(rows: Iterable[Row]) -> str:
-    """Say what the labels of shapes are."""
+    """Describe the labels of shapes."""
     packed = {bool(row.shape.documents) for row in rows}
     return " or ".join(
         name
@@ -120,7 +120,7 @@ def _cudnn_version(number: int | None) -> str:
 
 
 def caption(report: Report, rows: Sequence[Row], *, failed: bool) -> list[str]:
-    """Return what stands below the figure: the machine, what is shared, and what a rate is."""
+    """Return the caption: the machine, shared properties, and the meaning of a rate."""
     machine = report.machine
     timings = (x for row in rows for entry in row.entries.values() for x in entry.timings.values())
     replayed = any(timing.graph for timing in timings)

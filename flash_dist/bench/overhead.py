@@ -1,4 +1,4 @@
-"""Time what a call costs where the GPU has next to nothing to do: ours and SDPA's FLASH in turns.
+"""Time the CPU cost of calls with little work for the GPU: ours and SDPA's FLASH in turns.
 
 A loop is many calls of one kind in a row, then a wait for the GPU. Loops of ours and of SDPA take
 turns in one process; SDPA gets contiguous tensors of its own layout, and no mask: FLASH takes none.

@@ -51,7 +51,7 @@ class Plan:
     for_masks: tuple[str, ...] = ()  # peers that full and causal rows go without
 
     def peers_of(self, shape: Shape) -> tuple[str, ...]:
-        """Return who is measured on a shape."""
+        """Return the peers that are measured on a shape."""
         plain = shape.mask.kind in {"full", "causal"} and not shape.documents
         return tuple(x for x in self.peers if not (plain and x in self.for_masks))
 

@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Loop:
-    """Runs back to back: the mean milliseconds of one, and what NVML said meanwhile, if it did."""
+    """Runs back to back: the mean milliseconds of one, and readings of NVML, if any."""
 
     mean_ms: float
     runs: int
@@ -139,7 +139,7 @@ class Row:
         return "graph" if any(timing is not None and timing.graph for timing in timings) else ""
 
     def ours_beside(self, peer: str) -> str:
-        """Return which of ours a peer is held against: the one that ran in the peer's mode."""
+        """Return which of ours a peer is compared with: the one that ran in the peer's mode."""
         both = in_deterministic_mode(peer) and OURS_DETERMINISTIC in self.entries
         return OURS_DETERMINISTIC if both else OURS
 
@@ -188,7 +188,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run, or what there is of it so far."""
+    """A run, or the part of it that is done."""
 
     machine: Mapping[str, Any]
     options: Mapping[str, Any]

@@ -38,7 +38,7 @@ def measure(
         plan: What to measure.
         device: Where.
         clock: Of the device.
-        tell: Is told what is measured at any moment.
+        tell: Called with a description of the work that begins.
 
     Raises:
         ContextLostError: After the row in which it happened.
@@ -62,7 +62,7 @@ def measure(
 def _measure_state(
     plan: Plan, baselines: Baselines, clock: Clock, state: str, tell: Tell
 ) -> Iterator[Row]:
-    """Yield what is measured with L2 in a state, with what is eager in a row of its own."""
+    """Yield the row with L2 in a state, and a row of eager launches."""
     shape = baselines.problem.shape
     eager: dict[str, Mapping[str, Timing]] = {}
     for name in plan.passes_of(shape):

@@ -35,7 +35,7 @@ class Case:
     lengths: tuple[int, ...] = ()  # of documents packed one after the other
     page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
     appended: int = 0  # how many of them are no part of the cache before the call
-    scores: str = ""  # what becomes of them: some of softcap, alibi and sinks; see scores.py
+    scores: str = ""  # modifications: some of softcap, alibi and sinks; see scores.py
     latent: bool = False  # whether v is the first columns of k, which is in a cache
 
     @property
@@ -176,11 +176,11 @@ _MASKED_LARGE = (
     _Shape("masked", 2, 1024, 1024, 8, 1, causal=False, mask="dense"),
 )
 
-# Calls whose scores are bent, for which some targets have families of their own, and with sinks.
+# Calls with score modifications, for which some targets have families of their own, and with sinks.
 _ALL_SCORES = "softcap alibi sinks"
 _SCORED_ROWS = _Shape("scored", 1, 67, 41, 3, 1, causal=True, scores=_ALL_SCORES)
 _SCORED = (
-    _SCORED_ROWS,  # some see their sink alone
+    _SCORED_ROWS,  # some see only their sink
     _Shape("scored", 2, 150, 190, 4, 2, causal=True, scores="softcap"),
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, scores="alibi"),
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores=_ALL_SCORES),
@@ -199,7 +199,7 @@ _SCORED = (
 )
 _SCORED_LARGE = _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores=_ALL_SCORES)
 
-# Queries to a cache: forward alone. The last has units that are cut among blocks.
+# Queries to a cache: only the forward. The last has key blocks that are cut among thread blocks.
 _CACHED_SIZES = (64, 128, 256)
 _CACHED = (
     _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),
@@ -236,7 +236,7 @@ _TAIL = 8  # columns fewer than the compiled head_dim
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
     """Cover the usual sizes with small odd shapes and with some that fill the GPU; others briefly.
 
-    Every kind of mask, packed documents and all that becomes of scores run at each usual size.
+    Every kind of mask, packed documents and score modifications run at each usual size.
 
     Args:
         kernels: The compiled sizes to cover.

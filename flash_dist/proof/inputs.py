@@ -84,7 +84,7 @@ class Inputs:
         return {"mask": self.mask.plan(*sizes).digest()}
 
     def attend(self, attention: Attention, case: Case) -> Tensors:
-        """Run forward and backward once; with keys in a cache forward alone."""
+        """Run forward and backward once; with keys in a cache only the forward."""
         if case.page:
             return self._attend_to_cache(case)
         if case.budget is not None:
@@ -153,12 +153,12 @@ class Inputs:
 
 
 def _precision_of(case: Case) -> AbstractContextManager[None]:
-    """Choose what the kernels of a case multiply with; its backward keeps to it."""
+    """Choose the precision of products of float32 for a case and its backward."""
     return float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3")
 
 
 def _name_arguments(scores: Scores) -> dict[str, Any]:
-    """Return them under the names that all functions have for them."""
+    """Return score modifications as arguments of the attention functions."""
     return {
         "softcap": scores.softcap,
         "alibi_slopes": scores.alibi_slopes,

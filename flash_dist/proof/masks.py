@@ -28,9 +28,9 @@ def make_mask(case: Case) -> BlockMask | None:
 
 
 def find_visible(case: Case) -> Tensor | None:
-    """Return what each query sees, bool [batch or 1, heads or 1, seqlen_q, seqlen_k].
+    """Return visible keys, bool [batch or 1, heads or 1, seqlen_q, seqlen_k].
 
-    None where `causal` says it all.
+    None if `causal` is the whole mask.
     """
     if case.lengths:
         return _documents_apart(case.lengths, causal=case.causal)[None, None]

@@ -75,20 +75,19 @@ def attend(
             head_dim], v likewise and dout like q, both with head_dim_v.
         causal: Mask aligned to the bottom right.
         dtype: float64 for the reference, the input's own for the baseline.
-        visible: Which keys a query sees, bool [batch or 1, heads or 1, seqlen_q, seqlen_k]; stands
-            for `causal`.
-        scores: What becomes of them before the mask, and sinks.
+        visible: Visible keys, bool [batch or 1, heads or 1, seqlen_q, seqlen_k]; replaces `causal`.
+        scores: Score modifications before the mask, and sinks.
     """
     q, k, v, dout = tensors
     group = q.shape[2] // k.shape[2]
     q, dout = (x.to("cpu", dtype).transpose(1, 2) for x in (q, dout))
     k, v = (x.to("cpu", dtype).transpose(1, 2).repeat_interleave(group, dim=1) for x in (k, v))
     scale = q.shape[-1] ** -0.5
-    s, slope = _bend((q @ k.transpose(-1, -2)) * scale, scores)
+    s, slope = _modify((q @ k.transpose(-1, -2)) * scale, scores)
     if visible is not None:
         s = s.masked_fill(~visible, -math.inf)
     elif causal:
-        s = s.masked_fill(_hidden(s.shape[-2], s.shape[-1]), -math.inf)
+        s = s.masked_fill(_after(s.shape[-2], s.shape[-1]), -math.inf)
     lse = _add_sinks(torch.logsumexp(s.to(torch.float64), dim=-1), scores.sinks)
     # a fully masked row is zero
     p = torch.exp(s - lse.unsqueeze(-1).to(dtype)).nan_to_num(nan=0.0)
@@ -107,7 +106,7 @@ def attend(
     )
 
 
-def _bend(s: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor | float]:
+def _modify(s: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor | float]:
     """Return scores [batch, heads, seqlen_q, seqlen_k] with cap and ALiBi, and the cap's slope."""
     slope: torch.Tensor | float = 1.0
     if scores.softcap:
@@ -134,7 +133,7 @@ def _differentiate_sinks(
     return -(weights * delta.squeeze(-1)).sum(dim=(0, 2))
 
 
-def _hidden(seqlen_q: int, seqlen_k: int) -> torch.Tensor:
+def _after(seqlen_q: int, seqlen_k: int) -> torch.Tensor:
     """Mark the keys that a query does not see: j > i + seqlen_k - seqlen_q."""
     return _distances(seqlen_q, seqlen_k) < 0
 

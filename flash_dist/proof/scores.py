@@ -19,7 +19,7 @@ _SLOPES: Final = 8  # powers of two, which every machine has exactly
 
 
 def make_scores(case: Case, device: torch.device) -> Scores:
-    """Return what the words of `case.scores` mean: softcap, alibi and sinks, as far as named.
+    """Return the score modifications that `case.scores` names: softcap, alibi and sinks.
 
     Slopes are [batch, num_heads_q], of packed documents [num_heads_q]: both forms there are.
     """

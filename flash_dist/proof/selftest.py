@@ -58,7 +58,7 @@ class AttentionCase(ToolkitCase):
         return inputs.describe_mask(self.case)
 
     def run(self, inputs: Inputs) -> Tensors:
-        """Run forward and backward once; with keys in a cache forward alone."""
+        """Run forward and backward once; with keys in a cache only the forward."""
         return inputs.attend(self.attention, self.case)
 
     def compute_exact(self) -> Exact:

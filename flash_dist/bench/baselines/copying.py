@@ -18,7 +18,7 @@ def make_copy(problem: Problem, pass_: str) -> Callable[[], object]:
     """Return a copy of q, k, v and out; of the backward dout, dq, dk and dv as well.
 
     Raises:
-        CannotRun: The pass is another.
+        CannotRun: It is another pass.
     """
     q, k, v = problem.inputs
     inputs = (q, k) if problem.shape.latent else (q, k, v)  # v lies in k

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Hidden:
-    """Scores that do not count, [seqlen_q, seqlen_k]; whether some query sees no key at all."""
+class Masked:
+    """Masked scores, [seqlen_q, seqlen_k], and whether some query sees no key."""
 
     scores: torch.Tensor
     has_empty_row: bool
 
     @classmethod
-    def of(cls, problem: Problem) -> Hidden | None:
-        """Return what the mask hides, None for nothing."""
+    def of(cls, problem: Problem) -> Masked | None:
+        """Return the masked scores of a problem, None without."""
         if problem.visible is None:
             return None
         return cls(~problem.visible, bool((~problem.visible).all(dim=-1).any()))
@@ -37,16 +37,16 @@ def make_eager(problem: Problem) -> Attend:
     if shape.documents:
         message = "eager attention does not support packed documents"
         raise CannotRun(message)
-    hidden = Hidden.of(problem)
+    masked = Masked.of(problem)
     group = shape.num_heads_q // shape.num_heads_kv
     scoring = make_scoring(problem)
-    return lambda *inputs: attend_eagerly(inputs, hidden=hidden, group=group, scoring=scoring)
+    return lambda *inputs: attend_eagerly(inputs, masked=masked, group=group, scoring=scoring)
 
 
 def attend_eagerly(
     inputs: tuple[torch.Tensor, ...],
     *,
-    hidden: Hidden | None,
+    masked: Masked | None,
     group: int,
     scoring: Scoring = PLAIN,
 ) -> torch.Tensor:
@@ -55,20 +55,20 @@ def attend_eagerly(
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    scores = _bend(scores, scoring)
-    if hidden is not None:
-        scores = scores.masked_fill(hidden.scores, -torch.inf)
+    scores = _modify(scores, scoring)
+    if masked is not None:
+        scores = scores.masked_fill(masked.scores, -torch.inf)
     weights = torch.softmax(scores, dim=-1)
-    if hidden is not None and hidden.has_empty_row:
-        weights = weights.masked_fill(hidden.scores, 0)
+    if masked is not None and masked.has_empty_row:
+        weights = weights.masked_fill(masked.scores, 0)
     out = weights @ v
     if scoring.sinks is not None:
         out = scoring.weigh(out, scores.float().logsumexp(dim=-1))
     return out.transpose(1, 2)
 
 
-def _bend(scores: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-    """Apply the function of a score to [batch, heads, seqlen_q, seqlen_k]."""
+def _modify(scores: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    """Apply the score modification to [batch, heads, seqlen_q, seqlen_k]."""
     if scoring.score_mod is None:
         return scores
     numbers = (torch.arange(size, device=scores.device) for size in scores.shape)

@@ -12,7 +12,7 @@ _FATAL: Final = ("illegal memory access", "unspecified launch failure", "device-
 
 
 class CannotRun(Exception):  # noqa: N818 - a state, not an error
-    """A baseline does not serve the problem."""
+    """A baseline does not support the problem."""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -30,7 +30,7 @@ def describe_failure(error: BaseException) -> str:
 def is_fatal(error: BaseException) -> bool:
     """Return whether the error leaves the GPU's context unusable.
 
-    Torch's advice on device-side assertions stands below every error of CUDA and says nothing.
+    torch appends its advice on device-side assertions to every error of CUDA: it tells nothing.
     """
     said = [line for line in str(error).splitlines() if "TORCH_USE_CUDA_DSA" not in line]
     return any(phrase in line for line in said for phrase in _FATAL)

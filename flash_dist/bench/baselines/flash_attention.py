@@ -1,7 +1,7 @@
 """flash-attention's own packages: `fa4` is flash_attn.cute, `fa3` are the kernels of flash_attn_3.
 
-Their functions differ from release to release: what an installed one cannot be told is refused,
-never left out.
+Their functions differ from release to release. An argument that an installed one lacks raises; it
+is never left out.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ STATES: Final = ("warm", "cold")
 
 
 def parse_peers(text: str) -> tuple[str, ...]:
-    """Read `sdpa-flash,flex`, `flash` and `FLASH` for the first; `none` measures ours alone."""
+    """Read `sdpa-flash,flex`, `flash` and `FLASH` for the first; `none` measures only ours."""
     if text == "none":
         return ()
     meant = {short.lower(): name for name in PEERS for short in (_short(name), label_of(name))}
@@ -69,7 +69,7 @@ def parse_states(text: str) -> tuple[str, ...]:
 
 
 def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all who run: ours too, and in the deterministic mode if a peer runs in it."""
+    """Return all baselines: ours too, and in the deterministic mode if a peer runs in it."""
     return (*(OWN if any(map(in_deterministic_mode, peers)) else (OURS,)), *peers)
 
 

@@ -1,4 +1,4 @@
-"""Our own attention on a problem; what depends on the mask alone is made before any timing."""
+"""Our own attention on a problem; masks are made before any timing."""
 
 from __future__ import annotations
 

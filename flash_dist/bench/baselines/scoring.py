@@ -66,7 +66,7 @@ def score_arguments(problem: Problem) -> dict[str, Any]:
 
 
 def make_scoring(problem: Problem) -> Scoring:
-    """Return the same for who takes a function of a score."""
+    """Return the score modification as a function of a score."""
     scores = problem.shape.scores
     if scores == "softcap":
         return Scoring(lambda score, *_: SOFTCAP * torch.tanh(score / SOFTCAP))
@@ -79,10 +79,10 @@ def make_scoring(problem: Problem) -> Scoring:
 
 
 def require_plain_scores(problem: Problem) -> None:
-    """Refuse what softmax(q @ k.T * scale) @ v is not.
+    """Raise for a problem that is not softmax(q @ k.T * scale) @ v.
 
     Raises:
-        CannotRun: The problem does more with its scores.
+        CannotRun: The problem modifies its scores.
     """
     if problem.shape.scores:
         message = f"score modifications are not supported, got {problem.shape.scores}"

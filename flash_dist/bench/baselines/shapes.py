@@ -1,4 +1,4 @@
-"""The problems that are measured, the masks on them and how much work they are; no torch here.
+"""Problems to measure, their masks and amount of work; without torch.
 
 Only what the mask leaves visible counts as work.
 """
@@ -126,8 +126,8 @@ CAUSAL: Final = Mask("causal")
 class Shape:
     """One problem. With documents (lengths), tokens are packed; with layers, it is a stack.
 
-    Of a cached one k and v are a cache, and there is a forward alone; v may lie in k. scores, one
-    of SCORES: what becomes of them before the softmax.
+    A cached one has a cache as k and v, and only a forward; v may lie in k. scores is a score
+    modification, one of SCORES.
     """
 
     batch: int

@@ -1,4 +1,4 @@
-"""Everyone who is measured, by name."""
+"""The baselines by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_attend(name: str, problem: Problem) -> Attend:
     """Return a baseline's attention on [batch, seqlen, heads, head_dim], warm or compiled.
 
     Raises:
-        CannotRun: It does not serve the problem. Anything else is a failure of its own.
+        CannotRun: It does not support the problem. Any other error is a failure of its own.
     """
     with determinism_of(name):
         if name in OWN:

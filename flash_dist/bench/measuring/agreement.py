@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..baselines.eager import Hidden, attend_eagerly
+from ..baselines.eager import Masked, attend_eagerly
 
 if TYPE_CHECKING:
     from ..baselines.ours import Attend
@@ -20,7 +20,7 @@ _BY_ROW: Final = ("out", "dv")  # sums of positive weights: no row cancels to no
 
 
 def compute(attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
-    """Return out, dq, dk, dv; of a cache out alone."""
+    """Return out, dq, dk, dv; only out of a cache."""
     if problem.shape.cached:
         with torch.no_grad():
             return (attend(*problem.inputs),)
@@ -37,7 +37,7 @@ def measure_errors(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> dic
     """
     return {
         name: _worst_row(a, b) if name in _BY_ROW else _relative_norm(a, b)
-        for name, a, b in zip(NAMES, found, wanted, strict=False)  # of a cache out alone
+        for name, a, b in zip(NAMES, found, wanted, strict=False)  # only out of a cache
     }
 
 
@@ -67,7 +67,7 @@ def _compute_float64(problem: Problem) -> list[Tensor]:
     """Return out, dq, dk, dv, one head of k and v at a time."""
     shape = problem.shape
     group = shape.num_heads_q // shape.num_heads_kv
-    hidden = Hidden.of(problem)
+    masked = Masked.of(problem)
     tensors = (problem.q, problem.k, problem.v, problem.dout)
     wanted = [torch.empty_like(x, dtype=torch.float64) for x in (problem.dout, *problem.inputs)]
     for batch in range(shape.batch):
@@ -79,10 +79,10 @@ def _compute_float64(problem: Problem) -> list[Tensor]:
                 for x, place in zip(tensors, (*places, places[0]), strict=True)
             )
             inputs = tuple(x.requires_grad_() for x in (q, k, v))
-            out = attend_eagerly(inputs, hidden=hidden, group=group)
+            out = attend_eagerly(inputs, masked=masked, group=group)
             grads = torch.autograd.grad(out, inputs, dout)
-            for whole, part, place in zip(
+            for target, part, place in zip(
                 wanted, (out.detach(), *grads), (places[0], *places), strict=True
             ):
-                whole[place] = part
+                target[place] = part
     return wanted

@@ -25,12 +25,12 @@ class Baselines:
     def __init__(self, problem: Problem, names: tuple[str, ...]) -> None:
         self.problem = problem
         self.entries = {name: Entry(name) for name in names}
-        self.attends: dict[str, Attend] = {}  # of those who are in
+        self.attends: dict[str, Attend] = {}  # of those that did not fail
         self.findings: list[str] = []
         self.lost = ""  # why the GPU takes no more work
 
     def attempt(self, name: str, step: Callable[[], object]) -> None:
-        """Take a step for a baseline; if it fails, the baseline is out."""
+        """Run a step of a baseline; if it fails, the baseline is out."""
         if self.lost:
             self._drop(name, f"not measured: {self.lost}")
             return

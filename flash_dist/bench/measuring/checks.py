@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_baselines(baselines: Baselines, tell: Callable[[str], None]) -> None:
-    """Try out all attentions, ours first, which the others are compared with."""
+    """Run all baselines once, ours first, since the others are compared with it."""
     results: Results = {}
     for name in [name for name in baselines.entries if name != COPY]:
         tell(f"{baselines.problem.shape.name}: test {name}")

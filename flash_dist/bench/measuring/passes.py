@@ -1,4 +1,4 @@
-"""One pass of one problem: everybody's loops, and of what is short replayed graphs as well."""
+"""One pass of one problem: loops of all baselines, and replayed graphs of short ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pass:
     tell: Callable[[str], None]
 
     def time(self) -> tuple[Timings, Timings]:
-        """Return all times; where graphs are replayed, those of eager launches beside them."""
+        """Return all times; if graphs are replayed, also those of eager launches."""
         runs: dict[str, Run] = {}
         for name in self._taking_part():
             self.baselines.attempt(name, partial(self._prepare, name, runs))
@@ -52,7 +52,7 @@ class Pass:
         return self._time_graphs({name: short[name] for name in timings}), timings
 
     def _taking_part(self) -> tuple[str, ...]:
-        """Return who is still in; a copy takes part where it means something."""
+        """Return the baselines that did not fail; a copy only has a forward and a backward."""
         entry = self.baselines.entries.get(COPY)
         copied = entry is not None and self.name in {"forward", "backward"} and not entry.reason
         return (*self.baselines.attends, *([COPY] if copied else []))
@@ -73,7 +73,7 @@ class Pass:
         return make_run(name, self.baselines.attends[name], problem, self.name)
 
     def _find_short(self, runs: dict[str, Run]) -> dict[str, float]:
-        """Return everybody's milliseconds if those of the fastest attention are few, else none."""
+        """Return all milliseconds if those of the fastest attention are few, else none."""
         times: dict[str, float] = {}
         for name in tuple(runs):
             try:
@@ -87,7 +87,7 @@ class Pass:
     def _time(
         self, runs: dict[str, Run], how: str, repeats: Mapping[str, int] | None = None
     ) -> Timings:
-        """Time runs; whoever fails is out, and the others begin anew."""
+        """Time runs; a baseline that fails is out, and the others begin anew."""
         shape = self.baselines.problem.shape.name
         what = f"{shape}: {self.name} {how}".rstrip()
         while runs and not self.baselines.lost:
@@ -106,7 +106,7 @@ class Pass:
         return {}
 
     def _time_graphs(self, times: Mapping[str, float]) -> Timings:
-        """Time replays; whoever cannot be captured stays in, and the reason is kept."""
+        """Time replays; a baseline that cannot be captured stays in, with the reason."""
         runs: dict[str, Run] = {}
         repeats: dict[str, int] = {}
         for name, milliseconds in times.items():

@@ -2,8 +2,8 @@
 
 A GPU that is power limited clocks down under load within tens of milliseconds, and how far depends
 on what it runs: a burst on a cool one says nothing. So each baseline runs alone in a loop,
-back to back, three times: round by round, in reversed order in the second one, so that nobody
-always follows the same neighbour. A loop yields the mean of its runs and a round counts once: the
+back to back, three times: round by round, in reversed order in the second one, so that none always
+follows the same neighbour. A loop yields the mean of its runs and a round counts once: the
 result is the median of the three means. The median of single runs would leave out the slow ones
 after the clock went down, which a program of many layers pays for; it also wants two events around
 each run, which part runs that otherwise follow each other without a gap.
@@ -98,7 +98,7 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
         seconds: Of one loop, of which each baseline has three.
         cold: Empty L2 before each run. Runs are then timed one by one, with the flushes between.
         repeats: How often attention runs in one run; given for graphs, which are then replayed.
-        tell: Is told who runs.
+        tell: Called with the baseline that runs.
 
     Raises:
         RunFailed: One of them raised.

@@ -21,7 +21,7 @@ PARAMETER_SCALE = 0.02
 
 
 def make_run(name: str, attend: Attend, problem: Problem, pass_: str) -> Run:
-    """Return one pass; whatever is not part of it has happened when this returns."""
+    """Return one pass; all work that is not part of it is done before this returns."""
     if problem.shape.layers > 1:
         return bind(name, Stack(attend, problem).run)
     make = {

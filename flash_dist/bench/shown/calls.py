@@ -17,7 +17,7 @@ _NONE: Final = "-"
 
 
 def print_calls(console: Console, report: CallReport) -> None:
-    """Print all of them, and what takes longer than it may."""
+    """Print all calls, and those that take longer than allowed."""
     machine = report.machine
     names = ("driver", "torch", "flash_dist")
     versions = ", ".join(f"{name} {machine[name]}" for name in names if machine.get(name))

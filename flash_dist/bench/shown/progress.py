@@ -30,7 +30,7 @@ def watch(
 ) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
     """Show a progress bar on a terminal; elsewhere a line on stderr for each row; or neither.
 
-    Yields what is told what goes on, and what takes each row.
+    Yields two functions: one to call with a description of the work, one with each row.
     """
     console = make_console(sys.stderr)
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())

@@ -112,7 +112,7 @@ def _group_of(row: Row) -> str:
 
 
 def describe_checks(report: Report) -> Iterator[str]:
-    """Say who was deterministic, who agreed with ours, which kernels ran, what must not be."""
+    """Say which were deterministic and agreed with ours, which kernels ran, and all faults."""
     names = report.baselines
     attentions = [name for name in names if name != COPY]
     certain = [name for name in attentions if is_deterministic(name)]

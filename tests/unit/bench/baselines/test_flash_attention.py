@@ -31,7 +31,7 @@ calls = []
 
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, window_size={window}{more}):
     calls.append({{"causal": causal, "window_size": window_size{recorded}}})
-    out = attend_eagerly((q, k, v), hidden=None, group=q.shape[2] // k.shape[2])
+    out = attend_eagerly((q, k, v), masked=None, group=q.shape[2] // k.shape[2])
     return {result}
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k{longest}, causal=False{more}):
@@ -173,7 +173,7 @@ def attend_with_lse(*inputs: torch.Tensor, scale: float) -> tuple[torch.Tensor, 
     q, k, _ = inputs
     group = q.shape[2] // k.shape[2]
     scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(group, dim=2))
-    return attend_eagerly(inputs, hidden=None, group=group), (scores * scale).logsumexp(-1)
+    return attend_eagerly(inputs, masked=None, group=group), (scores * scale).logsumexp(-1)
 
 
 @pytest.fixture
