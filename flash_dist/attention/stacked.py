@@ -164,7 +164,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     """
     require_known(flash_attn_varlen_qkvpacked_func, others, KNOWN)
     q, k, v = _unstack("qkv", qkv, "total, 3, num_heads, head_dim")
-    if not _reads_cache(others):
+    if others.get("seqused_k") is None:  # else keys are read like a cache, by other rules
         q, k, v = prepare_inputs(q, k, v, PACKED, _QKV)
     packing = read_packing(q, k, (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), _QKV)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
@@ -222,7 +222,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     require_known(flash_attn_varlen_kvpacked_func, others, KNOWN)
     k, v = _unstack("kv", kv, "total_k, 2, num_heads_kv, head_dim")
     packing = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    if not _reads_cache(others):
+    if others.get("seqused_k") is None:  # else keys are read like a cache, by other rules
         q, k, v = prepare_inputs(q, k, v, PACKED, _KV)
         packing = read_packing(q, k, packing, _KV)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
@@ -244,8 +244,3 @@ def _unstack(name: str, x: Tensor, axes: str) -> tuple[Tensor, ...]:
         message = f"{name} must have shape [{axes}], got shape {list(x.shape)}"
         raise ValueError(message)
     return x.unbind(place)
-
-
-def _reads_cache(others: Others) -> bool:
-    """Return whether keys are read like a cache, which is checked by other rules."""
-    return others.get("seqused_k") is not None

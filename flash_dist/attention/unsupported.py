@@ -55,18 +55,6 @@ _MASKS: Final = (
     "`mask` takes a BlockMask\n\n"
     "hint: `BlockMask.from_flex` and `BlockMask.from_tiles` make one, once"
 )
-_PAGES: Final = (
-    "it has another name here\n\n"
-    "hint: `flash_attn_varlen_func` and `flash_attn_with_kvcache` take block_table"
-)
-_USED: Final = (
-    "all keys of a batch entry are read\n\n"
-    "hint: `flash_attn_with_kvcache` takes cache_seqlens, `flash_attn_varlen_func` seqused_k"
-)
-_PARTS: Final = (
-    "only cu_seqlens says which tokens are read\n\n"
-    "hint: `BlockMask.padding(lengths)` is for `flash_attn_func`, with a batch axis"
-)
 _SCALES: Final = "there are no kernels for 8-bit floats"
 _SCHEDULE: Final = "calls are not scheduled in advance"
 _SCORE_MOD: Final = (
@@ -76,41 +64,42 @@ _SCORE_MOD: Final = (
 _SPLITS: Final = "keys are never split, which would change the order of summation"
 
 REASONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("aux_scalars", "aux_tensors", "score_mod", "score_mod_bwd"), _SCORE_MOD),
+    **dict.fromkeys(("block_sparse_tensors", "block_sparse_tensors_bwd", "mask_mod"), _MASKS),
+    **dict.fromkeys(("k_descale", "q_descale", "v_descale"), _SCALES),
+    **dict.fromkeys(("num_splits", "seqlen_k_per_split"), _SPLITS),
+    **dict.fromkeys(
+        ("disable_scheduler_metadata", "min_seqlen_k", "scheduler_metadata"), _SCHEDULE
+    ),
     "attention_chunk": (
         "it is a mask\n\n"
         "hint: `BlockMask.documents(positions // chunk) & BlockMask.causal()` is the mask of chunks"
     ),
-    "aux_scalars": _SCORE_MOD,
-    "aux_tensors": _SCORE_MOD,
-    "block_sparse_tensors": _MASKS,
-    "block_sparse_tensors_bwd": _MASKS,
-    "disable_scheduler_metadata": _SCHEDULE,
     "dropout_p": "there are no kernels with dropout",
     "gather_kv_indices": "there are no kernels that gather keys",
-    "k_descale": _SCALES,
     "mask": (
         "packed sequences support only causal and window_size\n\nhint: `BlockMask.documents` is a "
         "mask of packed sequences for `flash_attn_func`, with a batch of 1"
     ),
-    "mask_mod": _MASKS,
-    "min_seqlen_k": _SCHEDULE,
     "num_heads_q": (
         "queries, keys and values of one tensor have the same heads\n\n"
         "hint: `flash_attn_kvpacked_func` takes q separately"
     ),
-    "num_splits": _SPLITS,
     "pack_gqa": "kernels choose it, and no result depends on it",
-    "page_table": _PAGES,
-    "q_descale": _SCALES,
+    "page_table": (
+        "it has another name here\n\n"
+        "hint: `flash_attn_varlen_func` and `flash_attn_with_kvcache` take block_table"
+    ),
     "qv": "there are no kernels with a second product of queries",
-    "scheduler_metadata": _SCHEDULE,
-    "score_mod": _SCORE_MOD,
-    "score_mod_bwd": _SCORE_MOD,
-    "seqlen_k_per_split": _SPLITS,
-    "seqused_k": _USED,
-    "seqused_q": _PARTS,
+    "seqused_k": (
+        "all keys of a batch entry are read\n\nhint: `flash_attn_with_kvcache` takes "
+        "cache_seqlens, `flash_attn_varlen_func` seqused_k"
+    ),
+    "seqused_q": (
+        "only cu_seqlens says which tokens are read\n\n"
+        "hint: `BlockMask.padding(lengths)` is for `flash_attn_func`, with a batch axis"
+    ),
     "sm_margin": "kernels use all multiprocessors",
-    "v_descale": _SCALES,
 }
 
 _NONE: Final = (None,)

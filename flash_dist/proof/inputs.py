@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,12 +16,14 @@ from .reference import attend, name_results
 from .scores import make_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from ..kernels.scores import Scores
     from ..masks import BlockMask
     from .cases import Case
+
+    Attention = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # see load_attention
 
 Tensor = torch.Tensor
 
@@ -33,21 +35,6 @@ DTYPES = {
 }
 
 _Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
-
-
-class Attention(Protocol):
-    """The attention function that is tested. Packed documents have a batch of 1 and lengths."""
-
-    def __call__(
-        self,
-        inputs: Sequence[Tensor],
-        *,
-        causal: bool,
-        mask: BlockMask | None,
-        lengths: tuple[int, ...],
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor]:
-        """Return (out, lse) of q, k and v."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +154,7 @@ def _name_arguments(scores: Scores) -> dict[str, Any]:
 
 
 def load_attention() -> Attention:
-    """Return the product as the selftest calls it."""
+    """Return attention as the selftest calls it: packed documents have a batch of 1 and lengths."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - absent on a broken install
     from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
 

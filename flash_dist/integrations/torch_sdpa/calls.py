@@ -31,28 +31,22 @@ _NAMES: Final = Names(
 
 
 class Call(NamedTuple):
-    """One problem as our operators take it."""
+    """Arguments of our operators."""
 
     q: Tensor  # [batch, seqlen_q, num_heads_q, head_dim], or [total_q, ...] if packed
     k: Tensor  # [batch, seqlen_k, num_heads_kv, head_dim], or [total_k, ...]
     v: Tensor
-    packing: Packing | None
-    band: Band
-    scale: float
+    problem: Problem
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return out, contiguous, and lse [batch, num_heads_q, seqlen_q] or [.., total_q]."""
-        return operators.attend(*self[:3], self._problem)
+        return operators.attend(*self)
 
     def backward(self, dout: Tensor, out: Tensor, lse: Tensor) -> Triple:
         """Return dq, dk, dv, contiguous."""
         saved = *self[:3], out, lse
-        dq, dk, dv, _ = operators.differentiate(dout, saved, None, self._problem)
+        dq, dk, dv, _ = operators.differentiate(dout, saved, None, self.problem)
         return dq, dk, dv
-
-    @property
-    def _problem(self) -> Problem:
-        return Problem(self.band, self.scale, self.packing, budget=workspace_budget())
 
 
 class Options(NamedTuple):
@@ -103,7 +97,8 @@ def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: objec
     head_dim = query.shape[-1]
     if query.device.type == "cuda":
         require_kernels(query.device.index, query.dtype, head_dim, head_dim)
-    return Call(*readable, packing, options.band, options.choose_scale(head_dim))
+    scale, budget = options.choose_scale(head_dim), workspace_budget()
+    return Call(*readable, Problem(options.band, scale, packing, budget=budget))
 
 
 def infer(

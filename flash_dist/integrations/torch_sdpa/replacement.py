@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 from torch.nn import functional
@@ -90,16 +90,6 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
                 setattr(functional, _NAME, found)
 
 
-class _Call(NamedTuple):
-    """A supported call."""
-
-    q: Tensor  # [batch, seqlen_q, num_heads_q, head_dim]
-    k: Tensor
-    v: Tensor
-    mask: Band | Own
-    scale: float
-
-
 def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
     query: Tensor,
     key: Tensor,
@@ -122,8 +112,7 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
         own = (*_found, _OUTSIDE)[0]
         result: Tensor = own(*tensors, attn_mask, dropout_p, is_causal, **options)
         return result
-    problem = Problem.of(call.q, call.mask, call.scale)
-    out, _ = attend(call.q, call.k, call.v, problem, wants_lse=False)
+    out, _ = attend(*call, wants_lse=False)
     out = out.transpose(1, 2)
     return out.squeeze(0) if query.dim() == 3 else out  # noqa: PLR2004
 
@@ -135,7 +124,7 @@ def _find_call(
     *,
     scale: float | None,
     enable_gqa: bool,
-) -> _Call | str:
+) -> tuple[Tensor, Tensor, Tensor, Problem] | str:
     """Return the supported call, or the reason why it is not."""
     dropout_p, is_causal = flags
     query, key, value = tensors
@@ -164,7 +153,7 @@ def _find_call(
         found = read_mask(mask, shape) if _broadcasts(mask, shape) else None
     if found is None:
         return f"masks of other shapes, or that add other numbers than 0 and at most {HIDDEN:g}"
-    return _Call(q, k, v, found, choose_scale(scale, q.shape[-1], "scale"))
+    return q, k, v, Problem.of(q, found, choose_scale(scale, q.shape[-1], "scale"))
 
 
 def _refuse(mask: Own, reason: str) -> NoReturn:
