@@ -115,7 +115,7 @@ def test_the_hidden_gpu_of_the_text_is_a_scenario() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "phase", "peer"),
+    ("start", "pass_", "peer"),
     [
         ("| forward | ", "forward", "sdpa-flash"),
         ("| backward | ", "backward", "sdpa-flash"),

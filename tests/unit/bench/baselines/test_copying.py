@@ -13,7 +13,7 @@ from flash_dist.bench.baselines.shapes import FULL, Shape
 PROBLEM = Problem.draw(Shape(1, 4, 6, 2, 1, 8, 4, FULL, "fp32"), torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("phase", "times"), [("forward", 1), ("backward", 2)])
+@pytest.mark.parametrize(("pass_", "times"), [("forward", 1), ("backward", 2)])
 def test_every_tensor_of_a_pass_is_copied_once(
     pass_: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
