@@ -33,7 +33,10 @@ from flash_dist.context_parallel.ring import _RingAttention, choose_part
 from flash_dist.context_parallel.shards import positions
 from flash_dist.errors import FlashDistError
 from flash_dist.kernels import operators
+from flash_dist.kernels.budget import workspace_budget
+from flash_dist.kernels.problem import Problem
 from flash_dist.kernels.reference import visible
+from flash_dist.masks import Band
 from flash_dist.toolkit.errors import GroupError
 
 if TYPE_CHECKING:
@@ -293,8 +296,8 @@ class Counting(Ring):
 def test_tensors_of_two_ranks_are_held_at_most(*, causal: bool) -> None:
     q, k, v = (torch.ones(1, 4, 1, 16, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
     ring = Counting(None, 2, 6, (k, v))
-    invariant, ieee = False, False
-    out, _ = _RingAttention.apply(q, k, v, ring, causal, 1.0, invariant, ieee)  # type: ignore[no-untyped-call]
+    call = ring, Problem(Band(), 1.0, budget=workspace_budget()), causal
+    out, _ = _RingAttention.apply(q, k, v, call)  # type: ignore[no-untyped-call]
     assert ring.most == {torch.bfloat16: 4}
     out.sum().backward()
     assert ring.most == {torch.bfloat16: 4, torch.float32: 4}
