@@ -13,7 +13,7 @@ from ..toolkit.selftest.case import Case as ToolkitCase
 from ..toolkit.selftest.case import Exact
 from ..toolkit.targets.axes import smallest_size
 from .cases import Case, Kernels, make_cases
-from .inputs import DTYPES, Attention, Inputs, load_attention
+from .inputs import DTYPES, Inputs, load_attention
 from .reference import OF_SINKS, allowed_error, error_of_rounded_out
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..toolkit.selftest.case import ChooseCases
     from ..toolkit.selftest.comparison import Tensors
+    from .inputs import Attention
 
 CPU_KERNELS: Final[tuple[Kernels, ...]] = (
     Kernels("fp16", 64, 64),
