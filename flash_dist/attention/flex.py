@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch.nn.attention import flex_attention as torch_flex
 
-    from .results import Flag, Result
+    from .results import Flag
 
     AnyBlockMask = BlockMask | torch_flex.BlockMask
 
@@ -38,7 +38,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     kernel_options: Mapping[str, object] | None = None,  # noqa: ARG001
     *,
     return_aux: None = None,
-) -> Result:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, torch_flex.AuxOutput]:
     """Attention as torch's function of this name computes it, but deterministic, for masks alone.
 
     It is fast without torch.compile, and the mask may be on another device than the tensors.
