@@ -142,7 +142,7 @@ class _TracedAttention(torch.autograd.Function):
 class _EagerAttention(torch.autograd.Function):
     """Attention with few arguments, in a form that torch.compile does not take.
 
-    Returns out and lse, or out alone where nobody wants lse: autograd makes less of one result.
+    Returns out and lse, or only out without wants_lse: one result costs autograd less.
     """
 
     @staticmethod
@@ -183,7 +183,7 @@ class _EagerAttention(torch.autograd.Function):
             tensors, others = problem.flatten()
             dq, dk, dv = transforms.Backward.apply(dout, dlse, *saved, *tensors, *others)  # type: ignore[no-untyped-call]
             return dq, dk, dv, None, None
-        if ctx.plain and dout is not None and k.shape[1] != 1:  # what `differentiate` comes to
+        if ctx.plain and dout is not None and k.shape[1] != 1:  # the common case of `differentiate`
             dq, dk, dv, _ = operators.backward(dout, saved, dlse, problem)
             return dq, dk, dv, None, None
         *gradients, dsinks = operators.differentiate(dout, saved, dlse, problem)

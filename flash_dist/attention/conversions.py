@@ -122,7 +122,7 @@ def _find_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
             f"{list(shape)}, got shape {list(mask.shape)}"
         )
         raise ValueError(message) from error
-    if visible.numel() == 0:  # hides nothing: there is no query or no key
+    if visible.numel() == 0:  # there is no query or no key
         return BlockMask.full()
     if mask.is_inference():  # has no version: it may have changed since
         _require_host()

@@ -56,7 +56,7 @@ def _share(lse: Tensor, largest: Tensor) -> Tensor:
 
 
 def _weigh(out: Tensor, weight: Tensor) -> Tensor:
-    """Multiply rows by weights [..., num_heads_q, seqlen_q]; 0 hides even NaN."""
+    """Multiply rows by weights [..., num_heads_q, seqlen_q]; 0 removes even NaN."""
     weight = weight.transpose(-1, -2)  # [..., seqlen_q, num_heads_q]
     if out.dim() == weight.dim() + 2:
         weight = weight.unflatten(-1, out.shape[-3:-1])

@@ -8,24 +8,24 @@ import torch
 
 Tensor = torch.Tensor
 
-# Added to scores, this and less hides a key from a softmax in float32 that sees another one.
-HIDDEN: Final = torch.finfo(torch.float16).min
+# Added to scores, this and less masks a key in a softmax in float32 over more than one key.
+MASKED: Final = torch.finfo(torch.float16).min
 
-_LOW: Final = -1000.0  # what is added is meant to hide, be it enough or not
+_LOW: Final = -1000.0  # from here on a number is meant to mask a key, even if it is too small to
 
 
 def read_added(mask: Tensor) -> Tensor | None:
-    """Return booleans, True where a key is seen; None if a number is neither 0 nor hides.
+    """Return booleans, True where a key is visible; None for a number between 0 and the bound.
 
     Args:
         mask: Numbers that are added to scores, of any dtype with a fraction.
     """
-    hidden = mask <= HIDDEN
-    return ~hidden if bool((hidden | (mask == 0)).all()) else None
+    masked = mask <= MASKED
+    return ~masked if bool((masked | (mask == 0)).all()) else None
 
 
 def find_low(mask: Tensor) -> float | None:
-    """Return the number that was meant to hide and does not, such as -10000, None for a real bias.
+    """Return a number that is too small to mask a key, such as -10000, None for a real bias.
 
     Args:
         mask: Numbers of which `read_added` made nothing.

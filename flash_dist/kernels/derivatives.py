@@ -1,4 +1,4 @@
-"""The autograd formulas of the operators, for whoever calls `torch.ops.flash_dist` itself.
+"""The autograd formulas of the operators, for direct calls of `torch.ops.flash_dist`.
 
 That is an exported program, an AOTInductor package, or a hand-written call. Our own functions have
 an autograd.Function, attention/autograd.py, which costs less and knows more: a forward operator has

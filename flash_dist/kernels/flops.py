@@ -1,7 +1,7 @@
 """Floating-point operations of a call, for torch.utils.flop_counter.
 
 As for torch's own attention: two for each multiplication and addition of the matrix products, of
-all pairs of a query and a key, those that a mask hides included.
+all pairs of a query and a key, masked ones included.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def _is_input(x: Tensor) -> bool:
     dynamo: Any = sys.modules.get("torch._dynamo.symbolic_convert")
     try:
         inputs = dynamo.InstructionTranslator.current_tx().output.tracked_fakes
-    except AttributeError:  # nobody traces, or a later torch has other names
+    except AttributeError:  # no trace, or a later torch with other names
         return False
     return any(one.fake is x for one in inputs)
 

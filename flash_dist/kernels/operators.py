@@ -52,7 +52,7 @@ Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 
 _operators: Final[Any] = torch.ops.flash_dist
-# What calling an operator comes to but for a function in Python.
+# The C++ callables behind the operators, without torch's Python wrapper.
 _attention_no_grad: Final = _operators.attention_no_grad.default._op  # noqa: SLF001
 _attention_backward_no_grad: Final = _operators.attention_backward_no_grad.default._op  # noqa: SLF001
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
@@ -149,7 +149,7 @@ def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
 
 
 def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether a call is not for a GPU alone: somebody may look at the operator it takes.
+    """Return whether a call is not only for a GPU: other code may look at its operator.
 
     A mode of torch.dispatch, a subclass of Tensor and torch.jit.trace know operators by name. On
     the CPU nothing is won.
@@ -177,7 +177,7 @@ def _find_integers(
 
 @lru_cache(maxsize=256)
 def _integers_of(band: Band) -> Tensor:
-    """Return the operators' integers of a band, which nobody writes to."""
+    """Return the operators' integers of a band; do not write to them."""
     return torch.tensor(band.ints, dtype=torch.int64, device="cpu")
 
 

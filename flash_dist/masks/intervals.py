@@ -286,10 +286,10 @@ def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, caus
     """Return room for dS of every tile: the host must not wait to learn which are visible."""
     query_tiles = _tiles(seqlen_q)
     numbers = torch.arange(_tiles(seqlen_k), device=device)
-    hidden = torch.zeros_like(numbers)
+    masked = torch.zeros_like(numbers)
     if causal:  # queries before the first that sees the first key of a tile
-        hidden = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
-    return pad((query_tiles - hidden).cumsum(0), (1, 0))
+        masked = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
+    return pad((query_tiles - masked).cumsum(0), (1, 0))
 
 
 def _plan_fake(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tensor:  # noqa: ARG001, FBT001

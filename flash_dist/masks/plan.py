@@ -68,7 +68,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MaskPlan:
-    """A mask for calls of one shape, on the CPU. Nobody writes to its tensors."""
+    """A mask for calls of one shape, on the CPU. Do not write to its tensors."""
 
     kind: int  # ROWS or TILES
     batches: int  # the call's batch, or 1 if all entries have the same mask

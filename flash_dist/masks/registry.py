@@ -38,7 +38,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 MAX_CACHED: Final = 32  # masks used last by compiled graphs, which live until their backward
 MAX_SHAPES: Final = 32  # per mask and device
 DEFAULT_STREAM: Final = 0  # CUDA's legacy stream, which no graph can be captured on
-MAX_STREAMS: Final = 256  # per buffer; past it, streams are told to the allocator again
+MAX_STREAMS: Final = 256  # per buffer; then the allocator is told of streams again
 FIRST_HANDLE: Final = 2  # torch.compile makes a constant of any 0 or 1
 RECORDED: Final = (  # a hint where no handle may be written down
     "`BlockMask.full`, `causal` and `sliding_window` are bands, recorded as numbers; an "
@@ -67,7 +67,7 @@ def outside_graphs(function: Function) -> Function:
                 "a BlockMask must be made before torch.compile traces its use, got one made inside",
                 "make it once outside and pass it",
             )
-        dynamo: Any = sys.modules.get("torch._dynamo")  # slow to import: who compiles has done so
+        dynamo: Any = sys.modules.get("torch._dynamo")  # slow to import; None: nothing was compiled
         if dynamo is None:
             return function(*args, **options)
         if not disabled:

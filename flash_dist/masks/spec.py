@@ -338,7 +338,7 @@ class BlockMask:
     def visible(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Tensor:
         """Return booleans [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k] on the CPU.
 
-        By the definition of the mask: what its plan is held against.
+        By the definition of the mask: tests compare its plan with this.
 
         Raises:
             ValueError: The mask does not suit the shape.

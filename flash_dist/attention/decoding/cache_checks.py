@@ -75,7 +75,7 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
 
 
 def check_latent_call(tensors: Sequence[Tensor | None], head_dim_v: int, *, symbolic: bool) -> bool:
-    """Raise if tensors of a call on latent keys do not fit; return whether q is read as it lies.
+    """Raise if tensors of a call on latent keys do not fit; return if the strides of q are read.
 
     Args:
         tensors: Those of `LatentLayouts`.

@@ -33,7 +33,7 @@ _CACHES: Final = ("k_cache", "v_cache")
 def check_tensors(
     q: Layout, k: Layout, v: Layout, *, named: bool, names: tuple[str, str] = _CACHES
 ) -> bool:
-    """Raise if a cache cannot be read by queries; return whether kernels read q as it lies.
+    """Raise if a cache cannot be read by queries; return whether kernels read its strides.
 
     Args:
         q: Of the queries.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
-    from . import bert_padding, flash_attn_interface  # noqa: F401 - for whoever reads types
+    from . import bert_padding, flash_attn_interface  # noqa: F401 - for type checkers
 
 __version__ = "2.8.3"  # whose signatures these are
 

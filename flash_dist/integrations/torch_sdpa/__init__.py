@@ -120,7 +120,7 @@ def deactivate() -> None:
 
 
 def status() -> Status:
-    """Say who serves torch's attention here, as torch's settings are now.
+    """Describe the backends of torch's attention here, with torch's settings of now.
 
     Where CUDA is initialised or there is a GPU, torch's selector is asked for each GPU with 16-bit
     tensors that need gradients: on compute capability 9.0 and 10.0 it prefers cuDNN unless
@@ -169,7 +169,7 @@ def describe(devices: Iterable[Device], version: str = "") -> str:
 
 
 def _describe_varlen(version: str, *, is_active: bool) -> list[str]:
-    """Say who serves varlen_attn on GPUs where torch prefers cuDNN."""
+    """Say which backend varlen_attn takes on GPUs where torch prefers cuDNN."""
     numbers = tuple(int(x) for x in re.findall(r"\d+", version)[:2])
     if numbers < VARLEN_CUDNN:
         return []

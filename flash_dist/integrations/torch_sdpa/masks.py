@@ -1,4 +1,4 @@
-"""The masks that scaled_dot_product_attention is given, as BlockMasks where they only hide.
+"""Masks of scaled_dot_product_attention as BlockMasks, unless they add a bias.
 
 Reading a tensor waits for the GPU. What was found is remembered with the tensor, until that is
 changed; nn.MultiheadAttention, however, makes its masks anew in every call.
@@ -29,7 +29,7 @@ def is_unread(mask: Tensor) -> bool:
 
 @outside_graphs
 def read_mask(mask: Tensor, shape: Shape, source: Tensor | None = None) -> BlockMask | Band | None:
-    """Return what a mask that broadcasts to a shape shows; None if it does more than hide.
+    """Return the BlockMask of a mask that broadcasts to a shape; None for a bias.
 
     Args:
         mask: Booleans, True where a key is seen, or numbers that are added to scores.
@@ -54,7 +54,7 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
             warn_of_low(find_low(mask))
             return None
         mask = visible
-    if mask.numel() == 0 or 0 in shape:  # hides nothing: there is no query or no key
+    if mask.numel() == 0 or 0 in shape:  # there is no query or no key
         return Band()
     mask = _drop_copies(_drop_copies(mask, 1), 0)
     if mask.shape[2] == 1 and mask.shape[3] == shape[3]:

@@ -81,7 +81,7 @@ class Order:
             setattr(self._varlen, self._name, self._ours)
 
     def remove(self) -> None:
-        """Give torch its choice back, unless somebody else has replaced it since."""
+        """Give torch its choice back, unless it was replaced since."""
         prefer(always=False)
         if self._name and getattr(self._varlen, self._name) is self._ours:
             setattr(self._varlen, self._name, self._torchs)

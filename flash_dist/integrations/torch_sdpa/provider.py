@@ -226,7 +226,7 @@ def _swap(*tensors: Tensor) -> list[Tensor]:
 
 
 def _make_unused(query: Tensor) -> Triple:
-    """Return the random state and the mask of dropout, which nobody reads without dropout."""
+    """Return the random state and the mask of dropout, which are unused without dropout."""
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
     return state, state.new_empty(()), query.new_empty(0)
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from ..additive import HIDDEN
+from ..additive import MASKED
 
 _log: Final = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def tell(reason: str) -> None:
 
 
 def warn_of_low(low: float | None) -> None:
-    """Warn, once for each number, of a mask that was meant to hide and is a bias; None: it is not.
+    """Warn, once for each number, of a mask that is a bias by mistake; None: it is not.
 
     Args:
         low: What it adds.
@@ -41,9 +41,9 @@ def _tell(reason: str) -> None:
 @cache
 def _warn_of_low(low: float) -> None:
     message = (
-        f"a mask must add 0 and numbers of at most {HIDDEN:g} to hide keys only, got {low:g}, "
+        f"a mask must add 0 and numbers of at most {MASKED:g} to hide keys only, got {low:g}, "
         "which is a bias: torch's own attention is called\n\n"
         "hint: flash_dist serves `attn_mask == 0`, if the mask is to hide, and -inf in its place"
     )
-    told.append(f"a mask that adds {low:g}, above {HIDDEN:g}")
+    told.append(f"a mask that adds {low:g}, above {MASKED:g}")
     warnings.warn(message, UserWarning, stacklevel=2)

@@ -21,7 +21,7 @@ from ...attention.support import require_kernels
 from ...kernels.precision import is_ieee
 from ...kernels.problem import Problem
 from ...masks import Band, BlockMask, IntervalMask
-from ..additive import HIDDEN
+from ..additive import MASKED
 from .masks import is_unread, read_mask
 from .reasons import tell
 
@@ -152,7 +152,7 @@ def _find_call(
         shape = *query.shape[:3], key.shape[2]
         found = read_mask(mask, shape) if _broadcasts(mask, shape) else None
     if found is None:
-        return f"masks of other shapes, or that add other numbers than 0 and at most {HIDDEN:g}"
+        return f"masks of other shapes, or that add other numbers than 0 and at most {MASKED:g}"
     return q, k, v, Problem.of(q, found, choose_scale(scale, q.shape[-1], "scale"))
 
 

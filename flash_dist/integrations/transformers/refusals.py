@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ...masks.registry import is_traced
 from ...toolkit.errors import hint_to_build
-from ..additive import HIDDEN
+from ..additive import MASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,17 +73,17 @@ def require_numbers(device: torch.device | str) -> None:
 
 
 def refuse_bias(module: torch.nn.Module, dtype: torch.dtype, low: float | None) -> NoReturn:
-    """Raise ValueError for a mask of numbers that do more than hide.
+    """Raise ValueError for a mask of numbers that adds a bias.
 
     Args:
         module: The layer.
         dtype: That of the mask.
-        low: The number that it adds to hide, and that is too high for that; None: a bias.
+        low: A number that was meant to mask and is too high for that; None: a bias.
     """
     name = str(dtype).removeprefix("torch.")
-    what, hint = f"other numbers than 0 and at most {HIDDEN:g}", _EAGER
+    what, hint = f"other numbers than 0 and at most {MASKED:g}", _EAGER
     if low is not None:
-        what = f"{low:g}, where {HIDDEN:g} and less hide a key"
+        what = f"{low:g}, where {MASKED:g} and less hide a key"
         hint = f"hint: pass `attention_mask == 0` if it is to hide keys; {_SERVES}"
     what = f"an attention_mask of {name} that adds {what}"
     _refuse(module, what, "no kernels that add a bias", hint)
@@ -120,7 +120,7 @@ def refuse_learned(module: torch.nn.Module) -> NoReturn:
 
 
 def refuse_gradient(module: torch.nn.Module) -> NoReturn:
-    """Raise ValueError for a mask that is to have a gradient, which is none of what is hidden."""
+    """Raise ValueError for a mask that wants a gradient."""
     what = "an attention_mask that requires gradients"
     _refuse(module, what, "no gradients of masks", f"{_EAGER}, `torch.no_grad()` leaves it out")
 
