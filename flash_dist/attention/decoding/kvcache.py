@@ -35,7 +35,6 @@ from .casts import cast_call
 if TYPE_CHECKING:
     from ..arguments import Window
     from ..results import Flag, Result
-    from .cache_checks import Supported
 
 Tensor = torch.Tensor
 
@@ -170,12 +169,11 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         _refuse_transforms()
         if not symbolic:
             _require_two_caches(k_cache, v_cache)
-        new, rotary = _make_new_supported(
-            (k, v),
-            (rotary_cos, rotary_sin),
-            supported,
-            interleaved=bool(rotary_interleaved),
+        new = (
+            make_supported(k, is_supported=supported.k),
+            make_supported(v, is_supported=supported.v),
         )
+        rotary = _make_rotary(rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
     steps = max(seqlen_new, 1 if band.is_full else q.shape[1])  # positions of new keys and queries
     # On the CPU all of them, before anything is written.
     if may_wait() if on_gpu else new is not None and not symbolic:
@@ -252,24 +250,10 @@ def _require_two_caches(k_cache: Tensor, v_cache: Tensor) -> None:
         raise ValueError(message)
 
 
-def _make_new_supported(
-    new: tuple[Tensor, Tensor],
-    angles: tuple[Tensor | None, Tensor | None],
-    supported: Supported,
-    *,
-    interleaved: bool,
-) -> tuple[tuple[Tensor, Tensor], Rotary | None]:
-    """Return new keys and values and their rotary embedding with strides that kernels read."""
-    k, v = new
-    suited = (
-        make_supported(k, is_supported=supported.k),
-        make_supported(v, is_supported=supported.v),
-    )
-    cos, sin = angles
+def _make_rotary(cos: Tensor | None, sin: Tensor | None, *, interleaved: bool) -> Rotary | None:
     if cos is None or sin is None:
-        return suited, None
-    cos, sin = (make_supported(x, is_supported=x.is_contiguous()) for x in (cos, sin))
-    return suited, Rotary(cos, sin, interleaved)
+        return None
+    return Rotary(cos.contiguous(), sin.contiguous(), interleaved)
 
 
 def _refuse_transforms() -> None:
