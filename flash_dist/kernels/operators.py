@@ -28,7 +28,7 @@ from ..masks.spec import BlockMask
 from ..toolkit.builds.package import PACKAGE
 from ..toolkit.errors import ExtensionError
 from ..toolkit.product import BINDING
-from . import cpu, derivatives, earlier, flops
+from . import cpu, derivatives, earlier, flops, sharding
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
 from .memory import raise_out_of_memory
@@ -433,3 +433,4 @@ for _name, _fake in (
     torch.library.register_fake(f"flash_dist::{_name}", _fake)
 earlier.register(_library)
 flops.register()
+sharding.register()

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -39,13 +34,9 @@ from flash_dist.kernels.reference import visible
 from flash_dist.masks import Band
 from flash_dist.toolkit.errors import GroupError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 Tensor = torch.Tensor
 SEQLEN = 24
 WORLD_SIZES = (1, 2, 3)
-LIMIT = timedelta(seconds=120)  # for a rank that waits for one that has failed
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {"causal": False},
@@ -60,44 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[list[ProcessPoolExecutor]]:
-    """Yield processes that have torch loaded and wait, each an executor of its own."""
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(Path(__file__).parent)  # they import this module
-        context = multiprocessing.get_context("spawn")
-        yield [
-            stack.enter_context(ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)))
-            for _ in range(max(WORLD_SIZES))
-        ]
-
-
 Run = Callable[[Callable[[], None], int], None]
-
-
-@pytest.fixture
-def run(processes: list[ProcessPoolExecutor], tmp_path: Path) -> Run:
-    """Return what runs a function in processes of one group, and raises what one of them raises."""
-
-    def run_in(body: Callable[[], None], world_size: int) -> None:
-        ranks = [
-            process.submit(_join, rank, world_size, str(tmp_path / "store"), body)
-            for rank, process in enumerate(processes[:world_size])
-        ]
-        for done in as_completed(ranks):
-            done.result()
-
-    return run_in
-
-
-def _join(rank: int, world_size: int, store: str, body: Callable[[], None]) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    address = f"file://{store}"
-    dist.init_process_group("gloo", address, LIMIT, world_size, rank)
-    try:
-        body()
-    finally:
-        dist.destroy_process_group()
 
 
 def draw(

@@ -1,0 +1,309 @@
+"""The operators on DTensors: each rank computes its batch entries, or its heads, on its own.
+
+A rule for torch's `register_torch_dispatch` rather than for DTensor's `register_sharding`: it knows
+all dimensions of the mesh at once, which groups of heads need, and no cache of torch's confuses an
+optional tensor with another. `batch` and `heads` are sharded, each by any dimensions of the mesh;
+other dimensions of the mesh compute the same. No rank needs another's result, so that nothing is
+sent unless an input must be redistributed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+import torch
+
+from ..masks import registry
+from ..masks.inputs import complain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+Tensor = torch.Tensor
+
+MODULE: Final = "torch.distributed.tensor"
+_OPERATORS: Final = (
+    "attention",
+    "attention_backward",
+    "attention_no_grad",
+    "attention_backward_no_grad",
+    "attention_masked",
+    "attention_masked_backward",
+)
+_OF_ONE_RANK: Final = ("decode", "decode_no_lse", "append")
+_LOCAL: Final = ("mask",)  # four integers, the same on every rank
+_TOKENS: Final = frozenset(("q", "k", "v", "out", "dout", "dq", "dk", "dv"))
+_ROWS: Final = frozenset(("lse", "dlse", "dsinks"))
+# Other tensors may be plain ones, the same on every rank: torch.compile makes gradients that are 0
+# so. That of sinks would have nowhere to go.
+_SHARDED: Final = frozenset(("q", "k", "v", "out", "lse", "sinks"))
+_BATCH: Final = "batch"
+_HEADS: Final = "heads"
+_PLURAL: Final = {_BATCH: "batch entries", _HEADS: "heads"}
+
+
+class Axes(NamedTuple):
+    """The dimensions of a tensor that may be sharded; None: it has no such, or none that may."""
+
+    batch: int | None
+    heads: int | None
+
+    @classmethod
+    def of(cls, name: str, dims: int, *, packed: bool) -> Axes:
+        """Return those of an argument or a result of the operators."""
+        if name in _TOKENS:
+            return cls(None, 1) if packed else cls(0, 2)
+        if name in _ROWS:
+            return cls(None, 0) if packed else cls(0, 1)
+        if name == "sinks" or (name == "alibi_slopes" and dims == 1):
+            return cls(None, 0)
+        if name == "alibi_slopes":
+            return cls(0, 1)
+        return cls(None, None)
+
+
+class Sharding(NamedTuple):
+    """How one call is spread over a mesh."""
+
+    mesh: DeviceMesh
+    kinds: tuple[str | None, ...]  # for each dimension of the mesh
+    packed: bool
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Sharding:
+        """Return that of q, k and v: what one of them is sharded by, the others will be, too.
+
+        Raises:
+            TypeError: One of them is no DTensor.
+            ValueError: One lies on another mesh or is sharded by another dimension, they are
+                sharded by different ones, or the heads of k and v cannot be divided.
+        """
+        q, k = given["q"], given["k"]
+        packed = given.get("cu_seqlens_q") is not None
+        for name in ("q", "k", "v"):
+            _require_dtensor(name, given[name], q)
+        mesh = q.device_mesh
+        kinds = []
+        for i in range(mesh.ndim):
+            found = {name: _kind(name, given[name], i, packed=packed) for name in ("q", "k", "v")}
+            some = set(found.values()) - {None}
+            if len(some) > 1:
+                raise complain(
+                    ValueError,
+                    f"q, k and v must be sharded alike, got {found} by dimension {i} of the mesh",
+                    "`redistribute` one of them first",
+                )
+            kinds.append(next(iter(some), None))
+        sharding = cls(mesh, tuple(kinds), packed)
+        heads, ranks = k.shape[1 if packed else 2], sharding.count(_HEADS)
+        if heads % ranks:
+            raise complain(
+                ValueError,
+                f"num_heads_kv must be a multiple of {ranks}, the ranks that heads are sharded "
+                f"over, got {heads}",
+                "`redistribute` q, k and v to Replicate() or to shards of the batch, or repeat "
+                "the heads of k and v",
+            )
+        return sharding
+
+    def count(self, kind: str) -> int:
+        """Return over how many ranks the batch or the heads are spread."""
+        ranks = 1
+        for i, one in enumerate(self.kinds):
+            ranks *= self.mesh.size(i) if one == kind else 1
+        return ranks
+
+    def placements(self, axes: Axes) -> list[Any]:
+        """Return where a tensor with these dimensions is."""
+        from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 - slow to import
+
+        places = {_BATCH: axes.batch, _HEADS: axes.heads, None: None}
+        return [Replicate() if places[kind] is None else Shard(places[kind]) for kind in self.kinds]
+
+    def localize(self, name: str, value: object, q: DTensor) -> object:
+        """Return this rank's part of an argument."""
+        if not isinstance(value, torch.Tensor) or name in _LOCAL:
+            return value
+        from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415
+
+        if type(value) is not type(q) and name not in _SHARDED:
+            everywhere = [Replicate()] * self.mesh.ndim
+            value = DTensor.from_local(value, self.mesh, everywhere, run_check=False)
+        _require_dtensor(name, value, q)
+        axes = Axes.of(name, value.dim(), packed=self.packed)
+        return value.redistribute(self.mesh, self.placements(axes)).to_local()  # type: ignore[attr-defined]
+
+    def join(self, name: str, local: Tensor, batch: int) -> DTensor:
+        """Return the whole result of this rank's part."""
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+        axes = Axes.of(name, local.dim(), packed=self.packed)
+        if name == "dsinks" and local.dim() == 1:  # of no sinks: it has no elements
+            axes = Axes(None, None)
+        shape = list(local.shape)
+        if axes.batch is not None:
+            shape[axes.batch] = batch
+        if axes.heads is not None:
+            shape[axes.heads] *= self.count(_HEADS)
+        whole = torch.Size(shape)
+        stride = torch.empty(whole, device="meta").stride()
+        places = self.placements(axes)
+        return DTensor.from_local(
+            local, self.mesh, places, run_check=False, shape=whole, stride=stride
+        )
+
+
+def _require_dtensor(name: str, x: object, q: object) -> None:
+    """Raise for what is no DTensor on the mesh of q, where q is one."""
+    meshes = [getattr(one, "device_mesh", None) for one in (q, x)]
+    if None in meshes:
+        kinds = f"{type(q).__name__} and {type(x).__name__}"
+        raise complain(
+            TypeError,
+            f"q and {name} must both be DTensors, got {kinds}",
+            "`distribute_tensor` and `DTensor.from_local` of torch.distributed.tensor make one",
+        )
+    if meshes[0] != meshes[1]:
+        message = f"q and {name} must be on the same mesh, got {meshes[0]} and {meshes[1]}"
+        raise complain(ValueError, message)
+
+
+def _kind(name: str, x: DTensor, i: int, *, packed: bool) -> str | None:
+    """Return what dimension i of the mesh shards of q, k or v: the batch, the heads or nothing."""
+    from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415
+
+    placement = x.placements[i]
+    if isinstance(placement, (Replicate, Partial)):
+        return None
+    axes = Axes.of(name, x.dim(), packed=packed)
+    if type(placement) is Shard:
+        dim = placement.dim % x.dim()
+        if dim == axes.batch:
+            return _BATCH
+        if dim == axes.heads:
+            return _HEADS
+        if dim == (0 if packed else 1):
+            _refuse_tokens(name, x, placement)
+    served = f"Shard({axes.heads}) (heads)"
+    if axes.batch is not None:
+        served = f"Shard({axes.batch}) (batch), {served}"
+    raise complain(
+        ValueError,
+        f"{name} must be {served} or Replicate() on each dimension of the mesh, got {placement} "
+        f"(shape {list(x.shape)})",
+        f"`{name}.redistribute(placements=...)` moves it",
+    )
+
+
+def _refuse_tokens(name: str, x: DTensor, placement: object) -> NoReturn:
+    """Raise where tokens of one sequence lie on several ranks."""
+    raise complain(
+        ValueError,
+        f"{name} must not be sharded along its tokens, got {placement} (shape {list(x.shape)})",
+        "`ring_attention` computes one sequence on several ranks, of local tensors; "
+        f"`{name}.redistribute(placements=...)` gives each rank whole sequences",
+    )
+
+
+def _require_same_mask(given: dict[str, Any], sharding: Sharding) -> None:
+    """Raise for a mask of which each rank would need another part."""
+    if given.get("mask_data") is not None:
+        raise complain(
+            TypeError,
+            "mask_data must be None for DTensors, got a tensor",
+            "`flash_dist::attention_masked` takes a mask",
+        )
+    if "handle" not in given:
+        return
+    sizes = given["batches"], given["heads"]
+    if given["plan"] is None and isinstance(given["handle"], int):
+        sizes = registry.find(given["handle"]).sizes.planes()
+    for kind, size in zip((_BATCH, _HEADS), sizes, strict=True):
+        if size != 1 and kind in sharding.kinds:
+            raise complain(
+                ValueError,
+                f"mask must be the same for all {_PLURAL[kind]} where these are sharded, got one "
+                f"made for {size}",
+                "`torch.distributed.tensor.experimental.local_map` runs a function of this rank's "
+                "part, with a mask for it",
+            )
+
+
+def _run(
+    _cls: type,
+    operator: Any,  # noqa: ANN401 - torch's protocol
+    _types: Sequence[type],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+) -> tuple[DTensor, ...]:
+    """Call an operator on this rank's part of all tensors. Autograd's formulas come before."""
+    schema = operator._schema  # noqa: SLF001 - nothing public has the names
+    named = zip((one.name for one in schema.arguments), args, strict=False)
+    given = dict(named) | (kwargs or {})
+    with torch.no_grad():  # what DTensor does here has formulas of its own
+        sharding = Sharding.of(given)
+        _require_same_mask(given, sharding)
+        q = given["q"]
+        local = {name: sharding.localize(name, value, q) for name, value in given.items()}
+        results = operator(**local)
+        return tuple(
+            sharding.join(one.name, x, q.shape[0])
+            for one, x in zip(schema.returns, results, strict=True)
+        )
+
+
+def _refuse(_cls: type, operator: Any, *_: object) -> NoReturn:  # noqa: ANN401 - torch's protocol
+    """Raise where a cache would be written to, or pages be shared, of several ranks."""
+    name = operator._schema.name  # noqa: SLF001
+    raise complain(
+        TypeError,
+        f"`{name}` must have tensors of only this rank, got a DTensor",
+        "`to_local()` is the part of this rank",
+    )
+
+
+def register() -> None:
+    """Register the rules, as soon as anybody imports torch's DTensor: it is slow to import."""
+    if MODULE in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _WhenImported)
+
+
+def _register() -> None:
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    for names, rule in ((_OPERATORS, _run), (_OF_ONE_RANK, _refuse)):
+        for name in names:
+            torch.library.register_torch_dispatch(f"flash_dist::{name}", DTensor, rule)
+
+
+class _WhenImported:
+    """A finder for `sys.meta_path` that finds one module, once, as the others do."""
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        """Let the loader of DTensor's module register the rules behind its code."""
+        del path, target
+        if name != MODULE or cls not in sys.meta_path:
+            return None
+        sys.meta_path.remove(cls)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:  # noqa: ANN401 - of the standard library
+            load(module)
+            _register()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
