@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from ..errors import FlashDistError
-from ..kernels import operators
+from ..kernels import derivatives, operators
 from ..kernels.problem import Problem
 from ..masks.intervals import IntervalMask
 from ..masks.registry import is_traced
@@ -39,7 +39,7 @@ def attend(
     if isinstance(mask, IntervalMask):
         if transformed:
             transforms.refuse_intervals()
-        transforms.require_no_tangents(q, k, v, sinks)
+        derivatives.require_no_tangents(q, k, v, sinks)
         mask.require(q, k)
         return operators.attend(q, k, v, problem)
     if compiling:
@@ -191,7 +191,7 @@ class _EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
-        transforms.refuse_forward_mode()
+        derivatives.refuse_forward_mode()
 
 
 # `apply` but for what torch does in Python before: it looks for a transform of torch.func, as

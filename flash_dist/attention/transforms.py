@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ..errors import FlashDistError
 from ..kernels import operators
-from ..kernels.derivatives import refuse_second
+from ..kernels.derivatives import refuse_forward_mode, refuse_second
 from ..kernels.problem import Problem
 from ..masks import BlockMask
 from .arguments import is_transformed
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor]
-
-
-def refuse_forward_mode(*_: object) -> NoReturn:
-    """Raise where a derivative is to be computed along with the values."""
-    message = "attention has gradients only, got forward-mode differentiation (jvp, jacfwd)"
-    raise FlashDistError(message, hint="`torch.func.vjp` and `torch.func.jacrev` work backwards")
-
-
-def require_no_tangents(*tensors: Tensor | None) -> None:
-    """Refuse inputs with tangents, which an operator of torch.library would drop or trip over."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # noqa: SLF001 - nothing public says it
-        return
-    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        refuse_forward_mode()
 
 
 def require_no_gradients(name: str, **tensors: Tensor | None) -> None:

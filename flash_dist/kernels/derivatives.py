@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from ..errors import FlashDistError
 from ..masks import registry
@@ -85,24 +86,44 @@ def refuse_second(*_: object) -> NoReturn:
     )
 
 
+def refuse_forward_mode(*_: object) -> NoReturn:
+    """Raise where a derivative is to be computed along with the values."""
+    message = "attention has gradients only, got forward-mode differentiation (jvp, jacfwd)"
+    raise FlashDistError(message, hint="`torch.func.vjp` and `torch.func.jacrev` work backwards")
+
+
+def require_no_tangents(*tensors: Any) -> None:  # noqa: ANN401 - all arguments of an operator
+    """Refuse inputs with tangents, which an operator of torch.library would drop or trip over."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # noqa: SLF001 - nothing public says it
+        return
+    for x in tensors:
+        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            refuse_forward_mode()
+
+
+def _refuse_transform(name: str) -> NoReturn:
+    message = f"`flash_dist::{name}` must be used outside of torch.func.grad and vjp, got one"
+    raise FlashDistError(message, hint="`flash_attn_func` has gradients within them")
+
+
 def register(library: torch.library.Library) -> None:
     """Give the operators their formulas, within the library that declares two of them."""
     in_front: Any = _Shortcut(library)
-    for name, formula, save, place in (
-        ("attention", _differentiate, _save, in_front),
-        ("attention_backward", refuse_second, None, in_front),
-        ("attention_masked", _differentiate_masked, _save_masked, library),
-        ("attention_masked_backward", refuse_second, None, library),
+    for name, formula, save in (
+        ("attention", _differentiate, _save),
+        ("attention_backward", refuse_second, None),
+        ("attention_masked", _differentiate_masked, _save_masked),
+        ("attention_masked_backward", refuse_second, None),
     ):
         operator = f"flash_dist::{name}"
-        torch.library.register_autograd(operator, formula, setup_context=save, lib=place)
+        torch.library.register_autograd(operator, formula, setup_context=save, lib=in_front)
 
 
 class _Shortcut:
     """Registers a formula in a library behind the question whether anybody wants it.
 
     torch asks so, too, but only behind layers of Python that take half as long as a call of an
-    operator for a small problem.
+    operator for a small problem. It has no words for forward mode, nor for transforms.
     """
 
     def __init__(self, library: torch.library.Library) -> None:
@@ -115,7 +136,11 @@ class _Shortcut:
         below = torch._C._after_autograd_keyset  # noqa: SLF001
 
         def kernel(keyset: Any, *args: Any) -> Any:  # noqa: ANN401 - torch's protocol
+            if forward_ad._current_level >= 0:  # noqa: SLF001 - nothing public says it
+                require_no_tangents(*args)
             if torch.is_grad_enabled() and is_wanted(*args):
+                if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - as torch.autograd
+                    _refuse_transform(name)
                 return formula(keyset, *args)
             return redispatch(keyset & below, *args)
 

@@ -123,10 +123,11 @@ class Sharding(NamedTuple):
         """Return where a tensor with these dimensions is."""
         from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 - slow to import
 
-        places = {_BATCH: axes.batch, _HEADS: axes.heads, None: None}
-        return [Replicate() if places[kind] is None else Shard(places[kind]) for kind in self.kinds]
+        dims = {_BATCH: axes.batch, _HEADS: axes.heads, None: None}
+        chosen = [dims[kind] for kind in self.kinds]
+        return [Replicate() if dim is None else Shard(dim) for dim in chosen]
 
-    def localize(self, name: str, value: object, q: DTensor) -> object:
+    def localize(self, name: str, value: Any, q: DTensor) -> object:  # noqa: ANN401 - an argument
         """Return this rank's part of an argument."""
         if not isinstance(value, torch.Tensor) or name in _LOCAL:
             return value
@@ -137,7 +138,10 @@ class Sharding(NamedTuple):
             value = DTensor.from_local(value, self.mesh, everywhere, run_check=False)
         _require_dtensor(name, value, q)
         axes = Axes.of(name, value.dim(), packed=self.packed)
-        return value.redistribute(self.mesh, self.placements(axes)).to_local()  # type: ignore[attr-defined]
+        places = self.placements(axes)
+        if list(value.placements) != places:  # what it returns unchanged, torch 2.10 trips over
+            value = value.redistribute(self.mesh, places)
+        return value.to_local()
 
     def join(self, name: str, local: Tensor, batch: int) -> DTensor:
         """Return the whole result of this rank's part."""

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from flash_dist import BlockMask, flash_attn_func, flash_attn_varlen_func
 from flash_dist.errors import FlashDistError
+from flash_dist.kernels import operators  # noqa: F401 - registers them
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,3 +156,52 @@ def test_torch_compile_runs_a_transform_eagerly_or_says_why_not(inputs: Triple) 
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"must find no torch\.func\.grad"):
         torch.compile(gradients, backend="aot_eager", fullgraph=True)(*first(inputs))
+
+
+BAND = [0, -1, 0, 1]
+NOT_PACKED = None, None, 0, 0
+
+
+def operator_calls(x: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return calls of the operators themselves, which the public functions call elsewhere."""
+    ops = torch.ops.flash_dist
+    no = False
+    mask = None, DOCUMENTS.handle, 1, 1, no, 0.3
+    out, lse = ops.attention(x, x, x, None, BAND, *NOT_PACKED, 0.3)
+    saved = out, lse, None
+    return {
+        "attention": lambda x: ops.attention(x, x, x, None, BAND, *NOT_PACKED, 0.3)[0],
+        "attention_backward": lambda x: ops.attention_backward(
+            x, x, x, x, *saved, None, None, BAND, *NOT_PACKED, 0.3, 0, no
+        )[0],
+        "attention_masked": lambda x: ops.attention_masked(x, x, x, *mask, no, no)[0],
+        "attention_masked_backward": lambda x: ops.attention_masked_backward(
+            x, x, x, x, *saved, *mask, 0, no
+        )[0],
+        "decode": lambda x: ops.decode(x, x, x, *[None] * 5, 0, 0, 0.3, -1, -1, 0)[0],
+    }
+
+
+OPERATORS = list(operator_calls(torch.zeros(1, 5, 2, 8)))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_vmap_calls_an_operator_for_each_entry(inputs: Triple, name: str) -> None:
+    many = inputs[0]
+    call = operator_calls(many[0])[name]
+    assert torch.equal(torch.vmap(call)(many), torch.stack([call(one) for one in many]))
+
+
+@pytest.mark.parametrize("name", OPERATORS[:-1])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own jvp
+def test_operators_say_which_derivatives_they_have(inputs: Triple, name: str) -> None:
+    x = inputs[0][0]
+    call = operator_calls(x)[name]
+    with pytest.raises(FlashDistError, match=rf"(?s)`flash_dist::{name}` .*torch\.func.*hint: "):
+        torch.func.grad(lambda one: call(one).sum())(x)
+    with pytest.raises(FlashDistError, match=r"(?s)got forward-mode .*hint: "):
+        torch.func.jvp(call, (x,), (x,))
+    with pytest.raises(FlashDistError, match=r"(?s)got forward-mode .*hint: "):
+        torch.vmap(lambda one: torch.func.jvp(call, (one,), (one,)))(inputs[0])
+    with forward_ad.dual_level(), pytest.raises(FlashDistError, match="got forward-mode"):
+        call(forward_ad.make_dual(x, x))
