@@ -139,8 +139,8 @@ class Sharding(NamedTuple):
         _require_dtensor(name, value, q)
         axes = Axes.of(name, value.dim(), packed=self.packed)
         places = self.placements(axes)
-        if list(value.placements) != places:  # what it returns unchanged, torch 2.10 trips over
-            value = value.redistribute(self.mesh, places)
+        if list(value.placements) != places:  # torch 2.10 trips here over what requires gradients
+            value = value.detach().redistribute(self.mesh, places)
         return value.to_local()
 
     def join(self, name: str, local: Tensor, batch: int) -> DTensor:
