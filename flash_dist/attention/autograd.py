@@ -31,7 +31,8 @@ def attend(
 
     lse may be None if wants_lse is False.
     """
-    mask, sinks = problem.mask, problem.sinks
+    mask = problem.mask
+    sinks = None if problem.scores is None else problem.scores.sinks
     compiling = torch.compiler.is_compiling()
     transformed = is_transformed()
     if transformed and problem.scores is not None:

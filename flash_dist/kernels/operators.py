@@ -249,9 +249,9 @@ def differentiate(
     def call(one_dout: Tensor, one_dlse: Tensor | None) -> Gradients:
         return backward(one_dout, saved, one_dlse, problem)
 
-    return derivatives.differentiate(
-        call, saved, dout, dlse, sinks=problem.sinks, max_seqlen_k=problem.max_seqlen_k
-    )
+    sinks = None if problem.scores is None else problem.scores.sinks
+    longest = None if problem.packing is None else problem.packing.max_seqlen_k
+    return derivatives.differentiate(call, saved, dout, dlse, sinks=sinks, max_seqlen_k=longest)
 
 
 def is_exporting() -> bool:

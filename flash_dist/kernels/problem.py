@@ -35,6 +35,8 @@ NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments in place of a
 class Problem(NamedTuple):
     """Attention of some q, k and v: all arguments but these three.
 
+    NOTE: It has no properties: Dynamo of torch 2.10 takes a NamedTuple's for an object of its own.
+
     mask: Which keys each query sees; a band if packed.
     softmax_scale: Factor on the scores.
     packing: None for tensors with a batch axis.
@@ -69,16 +71,6 @@ class Problem(NamedTuple):
         ieee = is_ieee(float32_precision) and q.dtype == torch.float32
         invariant = bool(batch_invariant)
         return cls(mask, softmax_scale, packing, scores, budget, invariant, ieee)
-
-    @property
-    def sinks(self) -> Tensor | None:
-        """The sinks, None without."""
-        return None if self.scores is None else self.scores.sinks
-
-    @property
-    def max_seqlen_k(self) -> int | None:
-        """Keys of the longest sequence or more; None if not packed."""
-        return None if self.packing is None else self.packing.max_seqlen_k
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[Any, ...]]:
         """Return the tensors, and all else: an autograd.Function takes each as an argument."""
