@@ -58,7 +58,7 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     lse = q.new_empty((batch, heads, seqlen_q), dtype=_lse_dtype(q))
     options = Options(softmax_scale, band=Band(left, right))
     for i in range(batch):
-        end = cache.capacity
+        end = cache.find_capacity()
         if cache_seqlens is not None:
             end = int(cache_seqlens[i]) + seqlen_new
         begin = 0 if cache_leftpad is None else int(cache_leftpad[i])

@@ -24,9 +24,8 @@ class Cache(NamedTuple):
     leftpad: Tensor | None
     block_table: Tensor | None
 
-    @property
-    def capacity(self) -> int:
-        """Keys that there is room for in a sequence."""
+    def find_capacity(self) -> int:
+        """Return how many keys there is room for in a sequence."""
         page = self.k.shape[1]
         return page if self.block_table is None else page * self.block_table.shape[1]
 
@@ -50,13 +49,15 @@ class Cache(NamedTuple):
                 position has no angle; the message names it.
         """
         seqlens = None if self.seqlens is None else self.seqlens.tolist()
-        most = self.capacity - seqlen_new
-        room = f"{self.capacity} keys of the cache" + (f" less {seqlen_new} new" * bool(seqlen_new))
+        most = self.find_capacity() - seqlen_new
+        room = f"{self.find_capacity()} keys of the cache" + (
+            f" less {seqlen_new} new" * bool(seqlen_new)
+        )
         if seqlens is not None:
             _check_numbers("cache_seqlens", seqlens, [most] * len(seqlens), room)
         if self.leftpad is not None:
             pads = self.leftpad.tolist()
-            ends = [self.capacity] * len(pads) if seqlens is None else seqlens
+            ends = [self.find_capacity()] * len(pads) if seqlens is None else seqlens
             _check_numbers("cache_leftpad", pads, ends, "the sequence's keys")
         entries = self.k.shape[0] - 1
         if self.batch_idx is not None:
@@ -65,7 +66,7 @@ class Cache(NamedTuple):
         if self.block_table is not None:
             page = self.k.shape[1]
             for i, pages in enumerate(self.block_table.tolist()):
-                keys = self.capacity if seqlens is None else seqlens[i] + seqlen_new
+                keys = self.find_capacity() if seqlens is None else seqlens[i] + seqlen_new
                 used = pages[: -(-keys // page)]
                 _check_numbers(f"block_table[{i}]", used, [entries] * len(used), "last page")
         if seqlen_new and seqlens is not None:

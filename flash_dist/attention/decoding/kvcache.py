@@ -161,7 +161,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     cache = Cache(k_cache, v_cache, *where)
     seqlen_new = 0 if k is None else k.shape[1]
     if lengths is not cache_seqlens:
-        seqlens = read_seqlens(cache_seqlens, q, cache.capacity, seqlen_new)
+        seqlens = read_seqlens(cache_seqlens, q, cache.find_capacity(), seqlen_new)
         cache = cache._replace(seqlens=seqlens)
     scale = choose_scale(softmax_scale, q.shape[-1])
     new = rotary = None

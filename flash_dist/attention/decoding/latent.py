@@ -114,7 +114,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
     require_no_gradients("flash_mla_with_kvcache", q=q, k_cache=k_cache)
     cache = Cache(k_cache, k_cache, lengths, None, None, block_table)
     if lengths is not cache_seqlens:
-        cache = cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.capacity))
+        cache = cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.find_capacity()))
     scale = choose_scale(softmax_scale, q.shape[-1])
     on_gpu = q.is_cuda and not symbolic
     if on_gpu:

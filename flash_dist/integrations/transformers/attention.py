@@ -134,15 +134,15 @@ def _attend(
             refuse_constant("position_ids")
     out: Tensor
     if mask is not None:
-        out = flash_attn_func(q, k, v, mask=mask, **scores.options)
+        out = flash_attn_func(q, k, v, mask=mask, **scores.find_options())
         return out
     window = layer_mask.band.left, layer_mask.band.right
     if packing is None and layer_mask.segments is not None:
         packing = _pack(q, k, layer_mask.segments)
     if packing is None:
-        is_decoding = reads_cache(q, k, v, scores.sinks)
-        attend: Any = flash_attn_with_kvcache if is_decoding else flash_attn_func
-        out = attend(q, k, v, window_size=window, **scores.options)
+        alone = reads_cache(q, k, v, scores.sinks)
+        attend: Any = flash_attn_with_kvcache if alone else flash_attn_func
+        out = attend(q, k, v, window_size=window, **scores.find_options())
         return out
     out = flash_attn_varlen_func(
         q.flatten(0, 1),
@@ -150,7 +150,7 @@ def _attend(
         v.flatten(0, 1),
         *packing,
         window_size=window,
-        **scores.options,
+        **scores.find_options(),
     ).unflatten(0, q.shape[:2])
     return out
 

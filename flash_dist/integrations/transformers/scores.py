@@ -15,9 +15,8 @@ class Scores(NamedTuple):
     softcap: float | None = None  # None or 0: none
     sinks: torch.Tensor | None = None  # [num_heads_q]
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The same as arguments of the attention functions."""
+    def find_options(self) -> dict[str, Any]:
+        """Return the same as arguments of the attention functions."""
         chosen: dict[str, Any] = {"softmax_scale": self.scale}
         if self.softcap:
             chosen["softcap"] = self.softcap

@@ -76,7 +76,7 @@ def attend_once(
         return _attend_packed(query, key, value, interval, scores)
     first, end = _find(interval, "ends", lambda: _split(interval))
     out: Tensor = flash_attn_with_kvcache(
-        q, k, v, cache_seqlens=end, cache_leftpad=first, **scores.options
+        q, k, v, cache_seqlens=end, cache_leftpad=first, **scores.find_options()
     )
     return out
 
