@@ -132,6 +132,8 @@ def read_cu_seqlens(
         ValueError: Shape, device or strides do not fit.
     """
     require_tensor(name, x)
+    if type(x) is not Tensor and hasattr(x, "full_tensor"):  # a DTensor, whose numbers are read
+        x = x.full_tensor()
     if x.dtype != torch.int32:
         message = f"{name} must be int32, got {dtype_name(x.dtype)}\n\nhint: `{name}.int()`"
         raise TypeError(message)

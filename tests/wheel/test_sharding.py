@@ -75,7 +75,9 @@ def call(tensors: list[Any], case: dict[str, Any]) -> tuple[Any, Any]:
         case, return_lse=True, **({"learnable_sink": sinks[0]} if sinks else {})
     )
     if q.dim() == 3:
-        found = flash_attn_varlen_func(q, k, v, ENDS, ENDS, 5, 5, causal=True, **options)
+        mesh = getattr(q, "device_mesh", None) if sinks else None
+        ends = ENDS if mesh is None else distribute_tensor(ENDS, mesh, [WHOLE])
+        found = flash_attn_varlen_func(q, k, v, ends, ENDS, 5, 5, causal=True, **options)
         return found[0], found[1]
     if "mask" in options:
         options["mask"] = BlockMask.documents(options["mask"])
