@@ -119,6 +119,16 @@ class Sharding(NamedTuple):
             ranks *= self.mesh.size(i) if one == kind else 1
         return ranks
 
+    def find_part(self, kind: str, size: int) -> slice:
+        """Return which entries or heads are this rank's, as Shard has them; of one, that."""
+        begin, end = 0, size
+        for i, one in enumerate(self.kinds):
+            if one == kind and size != 1:
+                chunk = -(-(end - begin) // self.mesh.size(i))
+                begin = min(begin + chunk * self.mesh.get_local_rank(i), end)
+                end = min(begin + chunk, end)
+        return slice(begin, end)
+
     def placements(self, axes: Axes) -> list[Any]:
         """Return where a tensor with these dimensions is."""
         from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 - slow to import
@@ -215,8 +225,8 @@ def _refuse_tokens(name: str, x: DTensor, placement: object) -> NoReturn:
     )
 
 
-def _require_same_mask(given: dict[str, Any], sharding: Sharding) -> None:
-    """Raise for a mask of which each rank would need another part."""
+def _localize_mask(given: dict[str, Any], sharding: Sharding) -> None:
+    """Replace a BlockMask by its part for this rank; raise for what has no parts."""
     if given.get("mask_data") is not None:
         raise complain(
             TypeError,
@@ -225,17 +235,20 @@ def _require_same_mask(given: dict[str, Any], sharding: Sharding) -> None:
         )
     if "handle" not in given:
         return
-    sizes = given["batches"], given["heads"]
-    if given["plan"] is None and isinstance(given["handle"], int):
-        sizes = registry.find(given["handle"]).sizes.planes()
-    for kind, size in zip((_BATCH, _HEADS), sizes, strict=True):
+    if given["plan"] is None:
+        mask: Any = registry.find(int(given["handle"]))
+        batches, heads = mask.sizes.planes()
+        part = mask[sharding.find_part(_BATCH, batches), sharding.find_part(_HEADS, heads)]
+        given["handle"] = part.handle
+        return
+    for kind, size in ((_BATCH, given["batches"]), (_HEADS, given["heads"])):
         if size != 1 and kind in sharding.kinds:
             raise complain(
                 ValueError,
-                f"mask must be the same for all {_PLURAL[kind]} where these are sharded, got one "
-                f"made for {size}",
-                "`torch.distributed.tensor.experimental.local_map` runs a function of this rank's "
-                "part, with a mask for it",
+                f"an IntervalMask must be the same for all {_PLURAL[kind]} where these are "
+                f"sharded, got one made for {size}",
+                "a BlockMask is cut, or `torch.distributed.tensor.experimental.local_map` runs a "
+                "function of this rank's part",
             )
 
 
@@ -252,7 +265,7 @@ def _run(
     given = dict(named) | (kwargs or {})
     with torch.no_grad():  # what DTensor does here has formulas of its own
         sharding = Sharding.of(given)
-        _require_same_mask(given, sharding)
+        _localize_mask(given, sharding)
         q = given["q"]
         local = {name: sharding.localize(name, value, q) for name, value in given.items()}
         results = operator(**local)

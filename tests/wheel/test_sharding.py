@@ -41,6 +41,8 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = {
     ),
     "sinks of a batch": ((2,), (BATCH,), {"sinks": True, "alibi_slopes": SLOPES}),
     "block mask": ((2, 2), (BATCH, HEADS), {"mask": DOCUMENTS}),
+    "mask of a batch": ((2,), (BATCH,), {"batch": 3, "mask": [7, 3, 5]}),
+    "mask of a batch and its heads": ((2, 2), (HEADS, BATCH), {"mask": [7, 3], "masked_heads": 4}),
     "interval mask": ((2, 2), (BATCH, HEADS), {"lo": [0, 0, 0, 0, 0, 3, 3]}),
     "packed": ((2,), (Shard(1),), {"packed": True}),
     "packed, heads twice": ((2, 2), (Shard(1), Shard(1)), {"packed": True, "heads_k": 4}),
@@ -80,7 +82,12 @@ def call(tensors: list[Any], case: dict[str, Any]) -> tuple[Any, Any]:
         found = flash_attn_varlen_func(q, k, v, ends, ENDS, 5, 5, causal=True, **options)
         return found[0], found[1]
     if "mask" in options:
-        options["mask"] = BlockMask.documents(options["mask"])
+        numbers, heads = options.pop("mask"), options.pop("masked_heads", 1)
+        options["mask"] = BlockMask.documents(numbers)
+        if len(numbers) < 7:
+            mask = torch.arange(k.shape[1]) < torch.tensor(numbers)[:, None, None, None]
+            late = torch.arange(7)[:, None] >= torch.arange(heads)[:, None, None]
+            options["mask"] = BlockMask.from_dense(mask & late)
     elif "lo" in options:
         lo = torch.tensor(options.pop("lo"))
         options["mask"] = IntervalMask.of(lo, lo + 4, seqlen_k=k.shape[1])
@@ -202,10 +209,9 @@ def refuse() -> None:
     with pytest.raises(TypeError, match="q and sinks must both be DTensors"):
         attend(*replicas, learnable_sink=draw(4))
     shares = [x.redistribute(mesh, [BATCH]) for x in replicas]
-    mask = BlockMask.padding([9, 4])
-    with pytest.raises(
-        ValueError, match=r"(?s)same for all batch entries where .* for 2.*local_map"
-    ):
+    lo = torch.tensor([[0] * 7, [2] * 7])
+    mask = IntervalMask.of(lo, lo + 4, seqlen_k=9)
+    with pytest.raises(ValueError, match=r"(?s)same for all batch entries .* for 2.*local_map"):
         attend(*shares, mask=mask)
     out = attend(*(x.redistribute(mesh, [HEADS]) for x in replicas), mask=mask)
     torch.testing.assert_close(out.full_tensor(), attend(q, k, v, mask=mask))
