@@ -28,11 +28,12 @@ from ..masks.spec import BlockMask
 from ..toolkit.builds.package import PACKAGE
 from ..toolkit.errors import ExtensionError
 from ..toolkit.product import BINDING
-from . import cpu, derivatives, earlier, flops, sharding
+from . import cpu, derivatives, earlier
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
 from .memory import raise_out_of_memory
 from .problem import NOT_PACKED, Problem
+from .rules import flops, sharding
 from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import torch
 
-from ..masks import registry
-from ..masks.inputs import complain
+from ...masks import registry
+from ...masks.inputs import complain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""What torch asks about operators beside their kernels: operations, and shards of their tensors."""
