@@ -259,10 +259,9 @@ def unsupported(archset: ArchSet, toolkit: str) -> tuple[Arch, ...]:
     version = parse_version(toolkit)
     known = [name for name in TOOLKIT_ARCHS if parse_version(name) <= version]
     if not known:
-        message = (
-            f"no architectures are known for CUDA {toolkit}, only for {', '.join(TOOLKIT_ARCHS)}"
-        )
-        raise ArchError(message)
+        oldest = min(TOOLKIT_ARCHS, key=parse_version)
+        message = f"the toolkit must be CUDA {oldest} or newer, got CUDA {toolkit}"
+        raise ArchError(message, hint=f"the default is {DEFAULT_TOOLKIT}")
     able = TOOLKIT_ARCHS[max(known, key=parse_version)]
     return tuple(arch for arch in archset.archs if replace(arch, ptx=False) not in able)
 

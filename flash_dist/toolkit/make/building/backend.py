@@ -34,7 +34,7 @@ from ..toolchain.nvcc import find_toolchain, keep_toolkit, named_home, wheels_of
 from .plan import check_sources, make_plan, plan_this_build, run_preflight
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     Settings = Mapping[str, Any] | None
 
@@ -93,10 +93,10 @@ def build_editable(
 def prepare_metadata_for_build_wheel(
     metadata_directory: str, config_settings: Settings = None
 ) -> str:
-    """Write the wheel's metadata without compiling anything."""
-    from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
-
+    """Write the wheel's metadata; nothing is compiled."""
     labelled = _is_labelled(config_settings)
+    with told_in_a_sentence():
+        pack = _load_pack()
     pack("dist_info", "--output-dir", metadata_directory, labelled=labelled)
     (made,) = Path(metadata_directory).glob("*.dist-info")
     return made.name
@@ -139,14 +139,27 @@ def _is_labelled(config_settings: Settings) -> bool:
 
 
 def _pack(target: Path, *words: str, labelled: bool = True) -> Path:
-    """Let setuptools make one file, and move the finished file to its folder."""
-    from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
-
+    """Let setuptools make one file, and move it to its folder when it is whole."""
+    pack = _load_pack()
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target) as folder:
         pack(*words, "--dist-dir", folder, labelled=labelled)
         (made,) = Path(folder).iterdir()
         return made.replace(target / made.name)
+
+
+def _load_pack() -> Callable[..., None]:
+    """Import what needs the packages that `get_requires_for_build_wheel` lists.
+
+    Raises:
+        BackendError: The caller did not install them.
+    """
+    try:
+        from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
+    except ModuleNotFoundError as error:
+        message = f"the build needs the module `{error.name}`, which this Python does not have"
+        raise BackendError(message, hint="leave `--no-build-isolation` out") from error
+    return pack
 
 
 def _build_finished(target: Path, *, labelled: bool) -> Path:

@@ -51,7 +51,11 @@ class Kind:
 
 
 def _text(told: str, example: str, pattern: re.Pattern[str] = _LINE) -> Kind:
-    return Kind(told, example, lambda value: "" if _fits(value, pattern) else spell(value))
+    def find_fault(value: object) -> str:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return "" if _fits(value, pattern) else f"{'the number ' if number else ''}{spell(value)}"
+
+    return Kind(told, example, find_fault)
 
 
 def _fits(value: object, pattern: re.Pattern[str]) -> bool:

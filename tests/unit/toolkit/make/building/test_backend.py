@@ -130,6 +130,19 @@ def test_a_free_threaded_python_is_refused_before_the_build(
         backend.get_requires_for_build_wheel()
 
 
+def test_a_build_without_isolation_names_the_module_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "setuptools", None)
+    monkeypatch.delitem(sys.modules, backend.__package__ + ".pack", raising=False)
+    for build in (backend.build_sdist, backend.prepare_metadata_for_build_wheel):
+        with pytest.raises(SystemExit) as caught:
+            build(str(tmp_path))
+        told = str(caught.value.code)
+        assert told.startswith("error: the build needs the module `setuptools`")
+        assert told.endswith("\n\nhint: leave `--no-build-isolation` out")
+
+
 def test_an_editable_install_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="not installed in editable mode"):
         backend.build_editable("dist")

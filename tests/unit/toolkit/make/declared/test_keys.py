@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.make.declared.keys import (
+    PLACE,
     DeclarationError,
     read_json_file,
     read_toml_file,
+    require_keys,
     spell,
 )
 from tests.unit.made.projects import require_sentence, write
@@ -40,6 +42,13 @@ if TYPE_CHECKING:
 )
 def test_a_value_is_shown_on_one_line(value: object, shown: str) -> None:
     assert spell(value) == shown
+
+
+def test_a_number_in_place_of_a_text_is_called_a_number() -> None:
+    with pytest.raises(DeclarationError) as caught:
+        require_keys({"toolkit": 13.0}, "kernels", PLACE)
+    require_sentence(caught.value)
+    assert caught.value.message.endswith("such as `13.0`, got the number `13.0`")
 
 
 @pytest.mark.parametrize(
