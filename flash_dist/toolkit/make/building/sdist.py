@@ -177,7 +177,7 @@ def pack_and_check() -> str:
         kept = Path(shutil.copy2(sdist, ROOT / "dist"))
     digest = hashlib.sha256(kept.read_bytes()).hexdigest()
     size, count = format_size(kept.stat().st_size), len(list_files(kept))
-    made = f"{kept.relative_to(ROOT)}: {count} files, {size}, byte-identical from itself"
+    made = f"{kept.relative_to(ROOT)}: {count} files, {size}, the same bytes when packed again"
     return f"{digest}  {made}; a wheel from it has the version {version}"
 
 

@@ -46,10 +46,10 @@ FILES = {
     "csrc/binding.cpp",
     "csrc/scale.cu",
     "csrc/scale.h",
-    "my_norms/__init__.py",
-    "my_norms/__main__.py",
-    "my_norms/ops.py",
-    "my_norms/selftest.py",
+    "src/my_norms/__init__.py",
+    "src/my_norms/__main__.py",
+    "src/my_norms/ops.py",
+    "src/my_norms/selftest.py",
     "noxfile.py",
     "pyproject.toml",
     "tests/test_my_norms.py",
@@ -115,14 +115,14 @@ def test_uv_builds_again_when_a_source_has_changed(folder: Path) -> None:
     package = NAMES[folder.name]
     keys = tomllib.loads(read(folder / "pyproject.toml"))["tool"]["uv"]["cache-keys"]
     patterns = {one["file"] for one in keys if "file" in one}
-    assert patterns == {"pyproject.toml", "csrc/**", f"{package}/**"}
+    assert patterns == {"pyproject.toml", "csrc/**", "src/**"}
     variables = {one["env"] for one in keys if "env" in one}
     assert {f"{package.upper()}_ARCH_SET", "TORCH_CUDA_ARCH_LIST"} <= variables
 
 
 def test_the_binding_registers_what_the_modules_call(folder: Path) -> None:
     package = NAMES[folder.name]
-    binding, ops = read(folder / "csrc/binding.cpp"), read(folder / package / "ops.py")
+    binding, ops = read(folder / "csrc/binding.cpp"), read(folder / "src" / package / "ops.py")
     assert f"STABLE_TORCH_LIBRARY({package}, m)" in binding
     assert f"STABLE_TORCH_LIBRARY_IMPL({package}, CUDA, m)" in binding
     assert f'"{package}::scale"' in ops
@@ -135,7 +135,7 @@ def test_the_package_is_imported_without_torch(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path / "project",
+        cwd=tmp_path / "project" / "src",
         env=environ,
         capture_output=True,
         text=True,

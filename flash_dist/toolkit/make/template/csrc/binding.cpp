@@ -13,9 +13,9 @@ Tensor scale_cuda(Tensor x, double factor) {
   check_contiguous(x, "x");
   const DeviceGuard guard(x.get_device_index());
   Tensor out = allocate_like(x);
-  my_kernels::check_cuda(scale(pointer<const float>(x), pointer<float>(out), x.numel(),
-                               static_cast<float>(factor), stream_of(x)),
-                         "scale");
+  const cudaError_t launched = scale(pointer<const float>(x), pointer<float>(out), x.numel(),
+                                     static_cast<float>(factor), stream_of(x));
+  my_kernels::check_cuda(launched, "scale");
   return out;
 }
 

@@ -171,7 +171,7 @@ def test_a_wheel_is_described_before_it_is_built(stranger: Stranger, tmp_path: P
     assert (metadata["Name"], metadata["Version"]) == ("my_norms", "0.1.0+cu130.hopper")
     assert "torch>=2.10" in metadata.get_all("Requires-Dist", [])
     assert {path.name for path in stranger.project.iterdir()} == {
-        ".gitignore", "README.md", "csrc", "my_norms", "noxfile.py", "pyproject.toml", "tests",
+        ".gitignore", "README.md", "csrc", "noxfile.py", "pyproject.toml", "src", "tests",
     }  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def test_the_sources_are_packed_twice_with_the_same_bytes(
         with tarfile.open(folder / made) as archive:
             names = {one.partition("/")[2] for one in archive.getnames()}
     assert made == "my_norms-0.1.0.tar.gz"
-    assert {"csrc/scale.cu", "csrc/scale.h", "csrc/binding.cpp", "my_norms/ops.py"} <= names
+    assert {"csrc/scale.cu", "csrc/scale.h", "csrc/binding.cpp", "src/my_norms/ops.py"} <= names
     assert {"pyproject.toml", "PKG-INFO"} <= names
     assert packed[0] == packed[1]
 
@@ -406,7 +406,10 @@ def test_tests_of_a_wheel_are_named_or_left_out(stranger: Stranger, tmp_path: Pa
     project = copy_project(stranger, tmp_path)
     pyproject = project / "pyproject.toml"
     text = pyproject.read_text(encoding="utf-8")
-    for told, words in (('["my_norms/ops.py"]', ["{project}/my_norms/ops.py"]), ("[]", [])):
+    for told, words in (
+        ('["src/my_norms/ops.py"]', ["{project}/src/my_norms/ops.py"]),
+        ("[]", []),
+    ):
         changed = text.replace("wheel_mb = 5", f"wheel_mb = 5\ntests = {told}")
         pyproject.write_text(changed, encoding="utf-8")
         found = json.loads(tell(stranger, SETTINGS, cwd=project))
