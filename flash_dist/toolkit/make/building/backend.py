@@ -148,7 +148,7 @@ def _pack(target: Path, *words: str, labelled: bool = True) -> Path:
         return made.replace(target / made.name)
 
 
-def _load_pack() -> Callable[..., None]:
+def _load_pack() -> Callable[..., object]:
     """Import what needs the packages that `get_requires_for_build_wheel` lists.
 
     Raises:
