@@ -3,9 +3,9 @@
 #pragma once
 
 #include "ptx/mbarrier.cuh"
+#include "ptx/semaphore.cuh"
 #include "ptx/special.cuh"
 #include "ptx/tensor_copy.cuh"
-#include "ptx/semaphore.cuh"
 #include "sm90/fwd/tiles.cuh"
 
 namespace flash_dist {
