@@ -43,11 +43,20 @@ struct DkdvCursor {
         i(w.begin * PER_TILE),
         end(w.end * PER_TILE),
         entries(w.entries) {
-    while (i >= end && head_in_group < w.group_heads_end) next_member(p, w);
+    while (i >= end && head_in_group < w.group_heads_end) next_head(p, w);
   }
   __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
     ++i;
-    while (i >= end && head_in_group < w.group_heads_end) next_member(p, w);
+    while (i >= end && head_in_group < w.group_heads_end) next_head(p, w);
+  }
+  // Skips `items` items, to one that exists.
+  __device__ __forceinline__ void skip(const BwdParams& p, const DkdvWork& w, int items) {
+    i += items;
+    while (i >= end) {
+      const int beyond = i - end;
+      next_head(p, w);
+      i += beyond;
+    }
   }
   __device__ __forceinline__ int row0() const {
     const int tile = entries == nullptr ? i / PER_TILE : entries[i / PER_TILE].x;
@@ -111,7 +120,7 @@ struct DkdvCursor {
   }
 
  private:
-  __device__ __forceinline__ void next_member(const BwdParams& p, const DkdvWork& w) {
+  __device__ __forceinline__ void next_head(const BwdParams& p, const DkdvWork& w) {
     ++head_in_group;
     i = w.begin * PER_TILE;
     if (p.mask.head_planes == 0 || head_in_group >= w.group_heads_end) return;

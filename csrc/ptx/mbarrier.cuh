@@ -31,6 +31,13 @@ __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes) {
                : "memory");
 }
 
+// Lets the phase wait for so many bytes of copies, without arriving.
+__device__ __forceinline__ void mbarrier_expect_bytes(uint32_t barrier, int bytes) {
+  delay();
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
 // Arrives once the copies that this thread has begun by itself (ptx/copy.cuh) are in.
 __device__ __forceinline__ void mbarrier_arrive_behind_copies(uint32_t barrier) {
   delay();

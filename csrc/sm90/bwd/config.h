@@ -121,9 +121,11 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_ROWS = BLOCK_N;
   // How many of S^T and dP^T a warpgroup of keys has registers for, beside its sums.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
-  static constexpr int LOADER_REGISTERS = 24;
-  static constexpr int CONSUMER_REGISTERS = HEAD_DIM > 96 ? 208 : HEAD_DIM > 64 ? 200 : 192;
-  static constexpr int DQ_REGISTERS = HEAD_DIM > 96 ? 72 : HEAD_DIM > 64 ? 88 : 104;
+  // Whether K and V stay in registers, as A operands, so that the products read less shared memory.
+  static constexpr bool KEYS_IN_REGISTERS = HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD;
+  static constexpr int LOADER_REGISTERS = 32;
+  static constexpr int CONSUMER_REGISTERS = HEAD_DIM == 96 ? 200 : 208;
+  static constexpr int DQ_REGISTERS = HEAD_DIM == 96 ? 80 : 64;
   static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + DQ_REGISTERS <=
                     (CONSUMERS + 2) * registers_at_launch(Plan::WARPS * 32),
                 "a warp that asks for more registers than there are waits for ever");
@@ -132,10 +134,9 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int DS_STAGES = Plan::DS_STAGES;
   static constexpr int DQ_STAGES = Plan::DQ_STAGES;
   static_assert(DQ_STAGES < WARPS_OF_GROUP, "each has a warp beside the one that loads");
-  // The warpgroups of keys are at most STAGES items behind the thread that loads, warpgroup 3 is
-  // DS_STAGES behind these, and one more until its dQ is stored.
-  static constexpr int ITEMS = 2 * (Plan::STAGES + DS_STAGES);
-  static_assert(ITEMS > Plan::STAGES + DS_STAGES + 1);
+  // dQ of DQ_STAGES items is under way, and as many more are described.
+  static constexpr int DQ_ITEMS = DQ_STAGES == 2 ? 4 : 8;
+  static_assert(DQ_ITEMS >= 2 * DQ_STAGES);
 
   using KTile = Panels<BLOCK_N>;
   using QTile = Panels<BLOCK_M>;
@@ -158,11 +159,12 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(1024) uint8_t dq[DQ_STAGES][DQ_BYTES];
     alignas(16) float lse_log2[Plan::STAGES][BLOCK_M];
     alignas(16) float delta[Plan::STAGES][BLOCK_M];
-    FusedItem item[ITEMS];
+    FusedItem item[Plan::STAGES];
+    DqItem dq_item[DQ_ITEMS];
     DkdvSm90Work work;
     uint64_t keys_full;
     StageBarriers<Plan::STAGES> barriers;
-    uint64_t described[ITEMS];
+    uint64_t described[DQ_ITEMS];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
     uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];
     __device__ Smem() = delete;  // laid over shared memory, never made

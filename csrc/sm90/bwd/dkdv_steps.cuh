@@ -95,14 +95,21 @@ struct DkdvSm90Steps {
     if (known != nullptr) item.known = *known;
   }
 
-  // Loads Q, dO, lse and delta of the item at the cursor.
+  // Loads Q, dO, lse and delta of the item at the cursor. Without ARRIVES, the caller arrives at the
+  // stage's barrier.
+  template <bool ARRIVES = true>
   __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
     const int row0 = cursor.row0();
     const int head_in_group = cursor.head_in_group;
 
     constexpr int STATISTICS = BLOCK_M * sizeof(float);
     const uint32_t full = shared_address(&smem.barriers.full[s]);
-    mbarrier_expect(full, (PANELS + V_PANELS) * QTile::BYTES + 2 * STATISTICS);
+    constexpr int BYTES = (PANELS + V_PANELS) * QTile::BYTES + 2 * STATISTICS;
+    if constexpr (ARRIVES) {
+      mbarrier_expect(full, BYTES);
+    } else {
+      mbarrier_expect_bytes(full, BYTES);
+    }
     load_panels<PANELS, QTile::BYTES>(shared_address(smem.stage[s].q), params.q,
                                       place_of_queries(params.q_axes, row0, head_in_group), full);
     const int64_t statistics =

@@ -17,7 +17,7 @@ struct DqRows {
   int rows, columns;  // that exist
 
   __device__ __forceinline__ DqRows(const BwdParams& p, const DkdvSm90Work& work,
-                                    const FusedItem& item)
+                                    const DqItem& item)
       : dq(head_begin(p.dq, work.block.batch, work.block.head_kv, item.head_in_group) +
            static_cast<int64_t>(work.sequence.q0 + item.row0) * p.dq.row),
         stride(p.dq.row),
@@ -57,86 +57,17 @@ struct DqPart : Accumulator<1, NT> {
   }
 };
 
-// For 64 columns: dQ^T = K.T @ dS^T, whose rows are the columns of dQ, with K in registers.
-template <class Config, int HEAD_DIM = Config::HEAD_DIM>
-struct DqSum : DqPart<Config::BLOCK_M / 8> {
+// dQ = dS @ K, as many columns at a time as the registers hold.
+template <class Config, int COLUMNS = Config::HEAD_DIM == 96 ? 96 : 64>
+struct DqSum : DqPart<COLUMNS / 8> {
   using Target = typename Config::Target;
   using T = typename Config::T;
   using KTile = typename Config::KTile;
   using DsTile = typename Config::DsTile;
   using DqTile = typename Config::DqTile;
-  static_assert(HEAD_DIM == 64, "the rows of a warpgroup's product are the columns of dQ");
-  static constexpr bool READS_KEYS = false;  // when it multiplies
-  static constexpr bool FILLS_REGISTERS = false;
-  static constexpr int PARTS = 1;
-  static constexpr int PART_BYTES = Config::DQ_BYTES;
-
-  uint32_t keys[Config::BLOCK_N / 16][1][4];
-
-  // A warp's 16 columns of K and all keys.
-  __device__ __forceinline__ void take_keys(uint32_t k) {
-    const int lane = fresh_thread() % 32;
-    const int row = lane / 16 * 8 + lane % 8;
-    const int chunk = 2 * warp_of_consumer() + lane / 8 % 2;
-#pragma unroll
-    for (int i = 0; i < Config::BLOCK_N / 16; ++i) {
-      ldmatrix_x4_trans(keys[i][0], k + KTile::offset(16 * i + row, chunk));
-    }
-  }
-
-  // dQ^T = K.T @ dS^T                                     [HEAD_DIM, BLOCK_M]
-  __device__ __forceinline__ void multiply(uint32_t ds, uint32_t, int) {
-    const uint64_t b = DsTile::by_columns(ds);
-    hold(keys);
-    wgmma_fence();
-    wgmma<T, true, true>(this->x[0], keys[0][0], b);
-#pragma unroll
-    for (int k = 1; k < Config::BLOCK_N / 16; ++k) {
-      wgmma<T, true>(this->x[0], keys[k][0], b + DsTile::columns_step(k));
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
-    hold(this->x[0]);
-  }
-
-  // Rounded, through the stage.
-  __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to, int) {
-    const int barrier = ONE_CONSUMER + consumer();
-    const int lane = fresh_thread() % 32;
-    const int row = lane / 16 * 8 + lane % 8;
-    const int chunk = 2 * warp_of_consumer() + lane / 8 % 2;
-    this->scale(scale);
-    // NOTE: two steps: their product would stay in a register throughout the kernel.
-    if constexpr (DS_SCALE<T> != 1.0f) this->scale(1.0f / DS_SCALE<T>);
-    barrier_sync(barrier, WARPGROUP);  // what lay in the stage has been added
-#pragma unroll
-    for (int k = 0; k < Config::BLOCK_M / 16; ++k) {
-      uint32_t r[1][4];
-      to_a_operand<Target, T>(r, *this, k);
-      stmatrix_x4_trans(stage + DqTile::offset(16 * k + row, chunk), r[0]);
-    }
-    barrier_sync(barrier, WARPGROUP);
-    copy_rows<DqTile, HEAD_DIM / 8>(stage, to.dq, to.stride, to.rows, to.columns);
-    // NOTE: the copy engine writes the next sum where these reads were.
-    fence_proxy_async();
-  }
-};
-
-// For more columns: dQ = dS @ K, as many columns at a time as the registers hold.
-template <class Config, int COLUMNS>
-struct DqSumByRows : DqPart<COLUMNS / 8> {
-  using Target = typename Config::Target;
-  using T = typename Config::T;
-  using KTile = typename Config::KTile;
-  using DsTile = typename Config::DsTile;
-  using DqTile = typename Config::DqTile;
-  static constexpr bool READS_KEYS = true;
-  static constexpr bool FILLS_REGISTERS = COLUMNS > 64;
   static constexpr int PARTS = Config::HEAD_DIM / COLUMNS;
   static constexpr int PART_BYTES = Config::DQ_BYTES / PARTS;
   static_assert(PARTS == 1 || COLUMNS % KTile::COLUMNS == 0, "a part begins with a panel of K");
-
-  __device__ __forceinline__ static void take_keys(uint32_t) {}
 
   // dQ = dS @ K                                           [BLOCK_M, COLUMNS]
   __device__ __forceinline__ void multiply(uint32_t ds, uint32_t keys, int part) {
@@ -161,14 +92,9 @@ struct DqSumByRows : DqPart<COLUMNS / 8> {
     if constexpr (DS_SCALE<T> != 1.0f) this->scale(1.0f / DS_SCALE<T>);
     store_rows<DqTile, Target, T>(*this, stage, to.dq + column, to.stride, to.rows,
                                   to.columns - column);
-    fence_proxy_async();  // as above
+    // NOTE: the copy engine writes the next sum where these reads were.
+    fence_proxy_async();
   }
 };
-
-template <class Config>
-struct DqSum<Config, 96> : DqSumByRows<Config, 96> {};
-
-template <class Config>
-struct DqSum<Config, 128> : DqSumByRows<Config, 64> {};
 
 }  // namespace flash_dist

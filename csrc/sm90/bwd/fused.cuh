@@ -8,6 +8,7 @@
 // Grid      x = a block for each key tile of each (batch, kv head) pair of the chunk, group split and
 //           query split. A tile scheduler, an atomic counter, gives each block its tile.
 // Block     Warpgroup 0: a thread loads, and a thread of each other warp stores dQ to global memory.
+//           Each describes the items of its own work, since one thread would be too slow for all.
 //           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh).
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta,
 //           DS_STAGES of dS^T, DQ_STAGES of dQ.
@@ -60,6 +61,7 @@ struct FusedSm90 {
   using Smem = typename Config::Smem;
   using Stages = Ring<Config::STAGES>;
   using StageStatistics = typename Steps::StageStatistics;
+  using Statistics = typename Steps::Statistics;
   using T = typename Config::T;
   static constexpr int BLOCK_M = Config::BLOCK_M;
   static constexpr int HEAD_DIM = Config::HEAD_DIM;
@@ -68,6 +70,7 @@ struct FusedSm90 {
   using DsTile = typename Config::DsTile;
   using DqSum = flash_dist::DqSum<Config>;
   using Gradients = Ring<Config::DS_STAGES>;
+  using Keys = uint32_t[Config::KEYS_IN_REGISTERS ? HEAD_DIM / 16 : 1][4];  // A operands
 
   // Barriers beside those of sm90/stages.cuh, whose last is of warpgroup 3.
   enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ, APART };
@@ -91,7 +94,7 @@ struct FusedSm90 {
     mbarrier_init(shared_address(&smem.keys_full), 1);
     smem.barriers.make(Config::CONSUMERS * WARPS_OF_GROUP);
 #pragma unroll
-    for (int i = 0; i < Config::ITEMS; ++i) mbarrier_init(shared_address(&smem.described[i]), 1);
+    for (int i = 0; i < Config::DQ_ITEMS; ++i) mbarrier_init(shared_address(&smem.described[i]), 1);
 #pragma unroll
     for (int i = 0; i < Config::DS_STAGES; ++i) {
       mbarrier_init(shared_address(&smem.ds_full[i]), Config::CONSUMERS * WARPS_OF_GROUP);
@@ -104,18 +107,19 @@ struct FusedSm90 {
     }
   }
 
-  // Loads, in one thread.
+  // Loads, in one thread, and describes each item while its copies are under way.
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
     steps.load_keys();
-    FusedCursor<Config> cursor(p, work);
+    FusedCursor<Config> cursor(p, work, 0);
     Stages stages;
 #pragma unroll 1
     for (int i = 0; i < work.items; ++i, stages.advance()) {
-      describe(item(stages), cursor);
-      mbarrier_arrive(shared_address(&smem.described[stages.passed % Config::ITEMS]));
+      const int s = stages.stage();
       smem.barriers.wait_for_place(stages);
-      steps.load_queries(cursor, stages.stage());
+      steps.template load_queries<false>(cursor, s);
+      describe(smem.item[s], cursor);
+      mbarrier_arrive(shared_address(&smem.barriers.full[s]));
       cursor.next(p, work);
     }
   }
@@ -127,16 +131,18 @@ struct FusedSm90 {
     const uint32_t ready = shared_address(&smem.dq_ready[warp]);
     const uint32_t done = shared_address(&smem.dq_done[warp]);
     int parity = 0;
+    if (warp < work.items) describe_dq(warp);
 #pragma unroll 1
     for (int i = warp; i < work.items; i += Config::DQ_STAGES, parity ^= 1) {
-      const int number = i % Config::ITEMS;
-      mbarrier_wait(shared_address(&smem.described[number]), i / Config::ITEMS % 2);
-      const DqOrder order = smem.item[number].order;
-      const int tile = smem.item[number].tile;
+      const DqItem& item = smem.dq_item[i % Config::DQ_ITEMS];
+      const DqOrder order = item.order;
+      const int tile = item.tile;
       float* sum = p.dq_accum + static_cast<int64_t>(tile) * Config::DQ_FLOATS;
       const bool takes = order.is_last && order.before > 0;
       if (!takes) mbarrier_arrive(ready);
-      if (order.before > 0) wait_for_semaphore(tile, order);  // while dQ is computed
+      // While dQ is computed:
+      if (i + Config::DQ_STAGES < work.items) describe_dq(i + Config::DQ_STAGES);
+      if (order.before > 0) wait_for_semaphore(tile, order);
       if (takes) {
         mbarrier_expect(ready, Config::DQ_BYTES);
         load_bytes(stage, sum, Config::DQ_BYTES, ready);
@@ -171,14 +177,15 @@ struct FusedSm90 {
     DqSum sum;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     barrier_sync(KEYS_CLEARED, KEY_READERS);
-    sum.take_keys(shared_address(smem.k));
-    if (!DqSum::READS_KEYS) barrier_arrive(KEYS_READ, KEY_READERS);
     Gradients place;
     int dq_stage = 0, dq_parity = 0;
+    // NOTE: the number of items is read anew: in a register throughout the loop, it would be spilled.
 #pragma unroll 1
-    for (int left = work.items; left > 0; count_down(left, place), place.advance()) {
+    for (; static_cast<int>(place.passed) < work.items; place.advance()) {
       mbarrier_wait(shared_address(&smem.ds_full[place.stage()]), place.parity());
-      const FusedItem& item = smem.item[place.passed % Config::ITEMS];
+      const int number = place.passed % Config::DQ_ITEMS;
+      mbarrier_wait(shared_address(&smem.described[number]), place.passed / Config::DQ_ITEMS % 2);
+      const DqItem& item = smem.dq_item[number];
       const DqOrder order = item.order;
       const uint32_t ds = uniform(shared_address(smem.ds[place.stage()]));
 #pragma unroll
@@ -197,7 +204,7 @@ struct FusedSm90 {
       arrive_with_warp(smem.dq_done[dq_stage]);
       if (++dq_stage == Config::DQ_STAGES) dq_stage = 0, dq_parity ^= 1;
     }
-    if (DqSum::READS_KEYS) barrier_arrive(KEYS_READ, KEY_READERS);
+    barrier_arrive(KEYS_READ, KEY_READERS);
   }
 
  private:
@@ -207,37 +214,33 @@ struct FusedSm90 {
     if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
   }
 
-  // Decrements the number of items left for warpgroup 3. NOTE: computed from the ring where a number
-  // that lives as long as the loop would be spilled.
-  __device__ __forceinline__ void count_down(int& left, const Gradients& place) const {
-    if constexpr (DqSum::FILLS_REGISTERS) {
-      left = work.items - 1 - static_cast<int>(place.passed);
-    } else {
-      --left;
-    }
-  }
-
-  __device__ __forceinline__ FusedItem& item(const Stages& stages) const {
-    return smem.item[stages.passed % Config::ITEMS];
-  }
-
   // Tiles of a head in dq_accum, which has room for whole tiles of 128 queries.
   __device__ __forceinline__ int tiles_per_head() const {
     return (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
            (STATISTICS_ALIGNMENT / BLOCK_M);
   }
 
-  // Describes the item at the cursor.
+  // Describes the item at the cursor, for the warpgroups of keys.
   __device__ __forceinline__ void describe(FusedItem& item, const Cursor& cursor) const {
-    const int m = cursor.row0() / BLOCK_M;
-    item.row0 = m * BLOCK_M;
+    item.row0 = cursor.row0();
     item.head_in_group = cursor.head_in_group;
     const int4* known = cursor.known(p, work);
     if (known != nullptr) item.known = *known;
     item.code[0] = tile_code(p, work, item, 0);
     item.code[1] = tile_code(p, work, item, 1);
-    item.order = find_order<Config::BLOCK_N>(p, work, item.known, m);
+  }
+
+  // Describes an item for dQ.
+  __device__ __forceinline__ void describe_dq(int number) const {
+    const FusedCursor<Config> cursor(p, work, number);
+    DqItem& item = smem.dq_item[number % Config::DQ_ITEMS];
+    const int m = cursor.row0() / BLOCK_M;
+    const int4* known = cursor.known(p, work);
+    item.row0 = m * BLOCK_M;
+    item.head_in_group = cursor.head_in_group;
     item.tile = (work.block.unit * p.group + cursor.head_in_group) * tiles_per_head() + m;
+    item.order = find_order<Config::BLOCK_N>(p, work, known == nullptr ? int4{} : *known, m);
+    mbarrier_arrive(shared_address(&smem.described[number % Config::DQ_ITEMS]));
   }
 
   __device__ __forceinline__ int* semaphore_of(int tile) const { return p.dq_turns + 1 + tile; }
@@ -258,14 +261,23 @@ struct FusedSm90 {
     bool elected;        // arrives for its warp
     uint32_t statistic;  // offset of the first of its queries' statistics
     uint32_t gradient;   // offset of the first of its rows of dS^T that a warp stores at a time
+    Keys k, v;           // its rows of K and V, if these stay in registers
 
-    __device__ __forceinline__ Thread()
+    __device__ __forceinline__ explicit Thread(const Smem& smem)
         : half(__shfl_sync(0xffffffffu, consumer(), 0)),
           elected(fresh_thread() % 32 == 0),
           statistic(fresh_thread() % 4 * 8) {
       const int lane = fresh_thread() % 32;
       const int row = half * KEYS + warp_of_consumer() * 16 + lane % 16;
       gradient = DsTile::offset(row, lane / 16);
+      if constexpr (Config::KEYS_IN_REGISTERS) {
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 16; ++i) {
+          const uint32_t offset = KTile::offset(row, 2 * i + lane / 16);
+          ldmatrix_x4(k[i], shared_address(smem.k) + offset);
+          ldmatrix_x4(v[i], shared_address(smem.v) + offset);
+        }
+      }
     }
     // The warpgroup's rows of K or V.
     __device__ __forceinline__ uint32_t rows_of(const uint8_t* tile) const {
@@ -278,13 +290,13 @@ struct FusedSm90 {
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     steps.clear_keys();
     barrier_arrive(KEYS_CLEARED, KEY_READERS);
-    const Thread thread;
+    const Thread thread(smem);
     Stages stages;
     stagger(thread, 1);
 #pragma unroll 1
     for (int left = work.items; left > 0; --left, stages.advance()) {
       smem.barriers.wait_for_data(stages);
-      const FusedItem& item = this->item(stages);
+      const FusedItem& item = smem.item[stages.stage()];
       const int code = item.code[thread.half];
       if (code != TILE_EMPTY) {
         steps.clear_queries(stages.stage(), item.row0);
@@ -293,8 +305,7 @@ struct FusedSm90 {
         const Gradients place{stages.passed};
         if (stages.passed == 0) stagger(thread, 0);
         wait_for_place(place);
-        if (item.order.exists())
-          store_zeros(thread, place);  // the other half of the keys is visible
+        store_zeros(thread, place);  // the other half of the keys may be visible
         arrive_ds(thread, place);
       }
       __syncwarp();
@@ -328,7 +339,7 @@ struct FusedSm90 {
     const StageStatistics lse{smem.lse_log2[s], thread.statistic},
         delta{smem.delta[s], thread.statistic};
     const float slope = steps.slope_of(item);
-    const auto find_weights = [&] {
+    const auto find_weights = [&](const auto& lse) {
       if constexpr (Config::HAS_SCORE_MOD) begin_softcap(pt, params.score_mod);
       if (code != TILE_FULL) steps.apply_mask(pt, item, code);
       if constexpr (Config::HAS_SCORE_MOD) {
@@ -340,14 +351,31 @@ struct FusedSm90 {
       }
     };
     // S^T = K @ Q.T                                       [64, BLOCK_M]
-    Steps::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k), q);
-    if constexpr (Config::SCORES_AT_A_TIME == 2) {
+    if constexpr (Config::KEYS_IN_REGISTERS) {
+      issue_scores(pt, thread.k, q);
+    } else {
+      Steps::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k), q);
+    }
+    if constexpr (Config::KEYS_IN_REGISTERS) {
+      // As below. The statistics are read while the products are under way.
+      Statistics early_lse, early_delta;
+      issue_scores(dst, thread.v, dout);
+      Steps::load_statistics(early_lse, lse);
+      wgmma_wait<1>();
+      hold(pt.x[0]);
+      find_weights(early_lse);
+      Steps::issue_sum(dv, probabilities, dout);
+      Steps::load_statistics(early_delta, delta);
+      wgmma_wait<1>();
+      hold(dst.x[0]);
+      differentiate(dst, pt, early_delta);
+    } else if constexpr (Config::SCORES_AT_A_TIME == 2) {
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       Steps::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
       wgmma_wait<1>();
       hold(pt.x[0]);
       // P^T = exp2(S^T * scale - lse)
-      find_weights();
+      find_weights(lse);
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
       Steps::issue_sum(dv, probabilities, dout);
       wgmma_wait<1>();
@@ -362,7 +390,7 @@ struct FusedSm90 {
       wgmma_wait<0>();
       hold(pt.x[0]);
       // P^T = exp2(S^T * scale - lse)
-      find_weights();
+      find_weights(lse);
       if (stages.passed == 0) stagger(thread, 0);
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       Steps::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
@@ -391,9 +419,22 @@ struct FusedSm90 {
     hold(gradients);
   }
 
+  // The warpgroup's rows of K or V by the rows of Q or dO.
+  __device__ __forceinline__ static void issue_scores(Scores& c, const Keys& a, uint32_t queries) {
+    const uint64_t b = Config::QTile::by_rows(queries);
+    wgmma_fence();
+    wgmma<T, false, true>(c.x[0], a[0], b);
+#pragma unroll
+    for (int k = 1; k < HEAD_DIM / 16; ++k) {
+      wgmma<T, false>(c.x[0], a[k], b + Config::QTile::rows_step(k));
+    }
+    wgmma_commit();
+  }
+
   // P^T (dP^T - delta) in the place of dP^T.
+  template <class Delta>
   __device__ __forceinline__ void differentiate(Scores& dst, const Scores& pt,
-                                                const StageStatistics& delta) const {
+                                                const Delta& delta) const {
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
       const float2 x = delta[n];

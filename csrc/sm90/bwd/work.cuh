@@ -40,8 +40,16 @@ struct FusedCursor : DkdvCursor<Config> {
   using Base = DkdvCursor<Config>;
   static_assert(Base::PER_TILE == 1);
 
-  __device__ __forceinline__ FusedCursor(const BwdParams& p, const DkdvWork& w) : Base(p, w) {
-    if (p.first_keys_first) this->i = w.end - 1;
+  // The cursor at item `number`, which exists.
+  __device__ __forceinline__ FusedCursor(const BwdParams& p, const DkdvWork& w, int number)
+      : Base(p, w) {
+    if (p.first_keys_first) {
+      const int heads = w.group_heads_end - w.group_heads_begin;
+      this->head_in_group += number % heads;
+      this->i = w.end - 1 - number / heads;
+    } else {
+      this->skip(p, w, number);
+    }
   }
   __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
     if (!p.first_keys_first) return Base::next(p, w);
@@ -96,11 +104,17 @@ __device__ __forceinline__ bool is_visible(const BwdParams& p, const Mask& mask,
   return p.mask.query_ranges[static_cast<int64_t>(mask.plane) * p.mask.query_tiles + m].w > 0;
 }
 
-// An item of the fused kernel.
+// An item of the fused kernel, for the warpgroups of keys.
 struct FusedItem : DkdvItem {
   int code[2];  // of the tile under each half of the block's keys
-  DqOrder order;
+};
+
+// The same item, for dQ.
+struct DqItem {
+  int row0;
+  int head_in_group;
   int tile;  // of dq_accum
+  DqOrder order;
 };
 
 // A tile of 64 keys in the sum of dQ.
