@@ -9,8 +9,11 @@
 namespace flash_dist {
 
 // Steps are numbered upwards from `begin` to `end`; those in [full_begin, full_end) need no mask.
-struct KeyBounds {
+struct StepBounds {
   int begin, full_begin, full_end, end;
+};
+
+struct KeyBounds : StepBounds {
   const int4* entries;  // of a list of tiles; null: a range
   int count;            // of entries
 

@@ -40,6 +40,9 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
   // Whether a step's mask is found before its scores are ready, which takes registers.
   static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192;
+  // Whether each warpgroup passes over the steps of which its 64 queries see nothing. Larger ones have
+  // no registers for it.
+  static constexpr bool SKIPS_STEPS = HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD;
   // Whether one main loop serves ranges and lists: their steps have as many keys.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
   // setmaxnreg: the registers of each role. The loader needs 32 or, of two main

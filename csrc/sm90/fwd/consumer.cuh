@@ -66,12 +66,16 @@ struct FwdSm90Consumer {
   // The main loop, from the last block of keys to the first.
   __device__ __forceinline__ void mainloop(const FwdSm90Work& work, typename Pipeline::Output& o,
                                            SoftmaxState<1>& softmax) const {
-    const KeyBounds& bounds = work.bounds;
     typename Pipeline::Fragments fragments;
     Pipeline pipeline(params, smem, work, o, softmax, fragments);
+    const StepBounds& bounds = pipeline.own();
     int& j = pipeline.j;
     const auto step = [&](auto masked) { pipeline.template step<decltype(masked)::value>(); };
 
+    if constexpr (Tiles::SKIPS_STEPS) {
+      if (bounds.begin == bounds.end) return pipeline.skip_all();
+      pipeline.skip_to(bounds.end);
+    }
     pipeline.first_step();
     --j;
     if constexpr (Tiles::SOURCE == KeySource::LISTS) {
@@ -92,6 +96,7 @@ struct FwdSm90Consumer {
       }
     }
     pipeline.finish();
+    if constexpr (Tiles::SKIPS_STEPS) pipeline.skip_to(work.bounds.begin);
   }
 };
 

@@ -30,7 +30,7 @@ struct FwdSm90Loader {
       work.place_block(params.p, Tiles::BLOCK_M, static_cast<int>(own.number));
       own.number = next_tile(own.number);
       if (!work.has_queries() && !work.sequence.uncovered_q) continue;
-      work.find_keys(params.p, Tiles::BLOCK_M, Tiles::BLOCK_N);
+      work.template find_keys<Tiles>(params.p);
       work.queries = own.queries;
       work.tiles = own.tiles;
       publish_work();

@@ -63,6 +63,33 @@ struct FwdSm90Pipeline {
         keys{work.tiles},
         j(work.bounds.end - 1) {}
 
+  // The steps of this warpgroup's queries.
+  __device__ __forceinline__ const StepBounds& own() const {
+    if constexpr (Tiles::SKIPS_STEPS) return work.own[consumer()];
+    return work.bounds;
+  }
+
+  // Passes over the steps down to `end`, of which these queries see nothing. NOTE: it waits for their
+  // data before it releases them, or the release would count for an earlier round of the ring.
+  __device__ __forceinline__ void skip_to(int end) {
+#pragma unroll 1
+    for (; j >= end; --j) {
+      smem.k_barriers.wait_for_data(keys);
+      smem.k_barriers.release(keys.stage());
+      smem.v_barriers.wait_for_data(keys);
+      if (!is_clean(j)) clear_values(j, keys.stage());
+      smem.v_barriers.release(keys.stage());
+      keys.advance();
+    }
+  }
+
+  // Passes over all steps.
+  __device__ __forceinline__ void skip_all() {
+    smem.q_barriers.wait_for_data(queries);
+    skip_to(work.bounds.begin);
+    if constexpr (!Tiles::SHARES_Q) smem.q_barriers.release(queries.stage());
+  }
+
   // The first query of this warp in the tile.
   __device__ __forceinline__ static int warp_row() {
     return consumer() * 64 + warp_of_consumer() * 16;
@@ -71,12 +98,12 @@ struct FwdSm90Pipeline {
   // P of the first block; its values are added in the next step. If no more than TAIL_N of its keys
   // exist and there are other blocks, these keys are added at once, and the next block comes first.
   __device__ __forceinline__ void first_step() {
-    const KeyBounds& bounds = work.bounds;
+    const StepBounds& bounds = own();
     smem.q_barriers.wait_for_data(queries);
     smem.k_barriers.wait_for_data(keys);
     bool has_tail = false;
     if constexpr (Tiles::TAIL_N > 0) {
-      has_tail = !Steps{bounds}.is_list() && j > bounds.begin &&
+      has_tail = !Steps{work.bounds}.is_list() && j > bounds.begin &&
                  work.keys.end - j * BLOCK_N <= Tiles::TAIL_N;
       if (has_tail) add_tail();
     }
@@ -120,7 +147,7 @@ struct FwdSm90Pipeline {
   // Adds the values of the last block.
   __device__ __forceinline__ void finish() {
     if constexpr (!Tiles::SHARES_Q) smem.q_barriers.release(queries.stage());
-    add_values(work.bounds.begin, f.p);
+    add_values(own().begin, f.p);
     wait_for_output(previous.stage());
   }
 
@@ -180,7 +207,7 @@ struct FwdSm90Pipeline {
     previous = keys;
     keys.advance();
     // NOTE: here for its jump, too, over which ptxas moves no exponential behind the next wait.
-    if (i > work.bounds.begin) smem.k_barriers.wait_for_data(keys);
+    if (i > own().begin) smem.k_barriers.wait_for_data(keys);
     wgmma_wait<0>();
     hold(o.x[0]);
     hold(p);
