@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .attention.decoding.kvcache import flash_attn_with_kvcache
     from .attention.decoding.latent import flash_mla_with_kvcache
     from .attention.flex import flex_attention
-    from .attention.merge import merge_attention
     from .attention.packed import flash_attn_varlen_func
     from .attention.sdpa import scaled_dot_product_attention
     from .attention.stacked import (
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
+    from .context_parallel.merge import merge_attention
     from .context_parallel.ring import ring_attention
     from .context_parallel.shards import ring_positions, ring_shard, ring_unshard
     from .integrations.torch_sdpa.replacement import sdpa
@@ -84,7 +84,7 @@ _MODULES: Final = {
     "flex_attention": ".attention.flex",
     "float32_precision": ".kernels.precision",
     "last_variant": ".toolkit.loading.library",
-    "merge_attention": ".attention.merge",
+    "merge_attention": ".context_parallel.merge",
     "refresh_mask": ".attention.conversions",
     "ring_attention": ".context_parallel.ring",
     "ring_positions": ".context_parallel.shards",

@@ -19,7 +19,6 @@ from ..attention.arguments import (
     prepare_inputs,
 )
 from ..attention.layouts import dtype_name
-from ..attention.merge import merge_attention
 from ..attention.results import choose_result
 from ..attention.support import require_kernels
 from ..errors import FlashDistError
@@ -31,6 +30,7 @@ from ..kernels.problem import Problem
 from ..masks.band import Band
 from ..masks.inputs import require_bools
 from .exchange import Arriving, Ring
+from .merge import merge_attention
 from .shards import require_chunks
 
 if TYPE_CHECKING:

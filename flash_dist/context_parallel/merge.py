@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import require_tensor
-from .layouts import CPU_DTYPES, dtype_name
+from ..attention.arguments import require_tensor
+from ..attention.layouts import CPU_DTYPES, dtype_name
 
 Tensor = torch.Tensor
 
