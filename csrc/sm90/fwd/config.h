@@ -43,6 +43,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // Whether each warpgroup passes over the steps of which its 64 queries see nothing. Larger ones have
   // no registers for it.
   static constexpr bool SKIPS_STEPS = HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD;
+  using Work = std::conditional_t<SKIPS_STEPS, FwdSm90SkippingWork<CONSUMERS>, FwdSm90Work>;
   // Whether one main loop serves ranges and lists: their steps have as many keys.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
   // setmaxnreg: the registers of each role. The loader needs 32 or, of two main
@@ -78,7 +79,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     uint8_t out[SHARES_Q ? 0 : OUT_BYTES];  // a multiple of 1024
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES<LONGEST_N>];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES<LONGEST_N>];
-    FwdSm90Work work[WORKS];
+    Work work[WORKS];
     FwdSm90Progress progress;
     StageBarriers<WORKS> work_barriers;
     StageBarriers<Q_STAGES> q_barriers;

@@ -29,7 +29,7 @@ struct FwdSm90Consumer {
 #pragma unroll 1
     while (true) {
       smem.work_barriers.wait_for_data(works);
-      const FwdSm90Work& work = smem.work[works.stage()];
+      const typename Tiles::Work& work = smem.work[works.stage()];
       if (work.is_closed()) break;
       if (work.sequence.uncovered_q) {
         fill_uncovered<typename Tiles::Config, 2, WARPGROUP>(params.p, work.block);
@@ -48,7 +48,7 @@ struct FwdSm90Consumer {
   }
 
  private:
-  __device__ __forceinline__ void compute(const FwdSm90Work& work) const {
+  __device__ __forceinline__ void compute(const typename Tiles::Work& work) const {
     typename Pipeline::Output o;
     o.clear();
     SoftmaxState<1> softmax;
@@ -64,7 +64,8 @@ struct FwdSm90Consumer {
   }
 
   // The main loop, from the last block of keys to the first.
-  __device__ __forceinline__ void mainloop(const FwdSm90Work& work, typename Pipeline::Output& o,
+  __device__ __forceinline__ void mainloop(const typename Tiles::Work& work,
+                                           typename Pipeline::Output& o,
                                            SoftmaxState<1>& softmax) const {
     typename Pipeline::Fragments fragments;
     Pipeline pipeline(params, smem, work, o, softmax, fragments);

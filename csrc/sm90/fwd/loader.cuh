@@ -26,11 +26,11 @@ struct FwdSm90Loader {
     own = {static_cast<unsigned>(fresh_block()), 0, 0, 0};
 #pragma unroll 1
     while (own.number < static_cast<unsigned>(params.tiles)) {
-      FwdSm90Work& work = next_work();
+      typename Tiles::Work& work = next_work();
       work.place_block(params.p, Tiles::BLOCK_M, static_cast<int>(own.number));
       own.number = next_tile(own.number);
       if (!work.has_queries() && !work.sequence.uncovered_q) continue;
-      work.template find_keys<Tiles>(params.p);
+      work.find_keys(params.p, Tiles::BLOCK_M, Tiles::BLOCK_N);
       work.queries = own.queries;
       work.tiles = own.tiles;
       publish_work();
@@ -41,7 +41,7 @@ struct FwdSm90Loader {
   }
 
  private:
-  __device__ __forceinline__ FwdSm90Work& next_work() const {
+  __device__ __forceinline__ typename Tiles::Work& next_work() const {
     // With a counter it takes only one tile ahead: other blocks cannot take what it holds.
     const unsigned works = smem.progress.works;
     const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
@@ -60,7 +60,7 @@ struct FwdSm90Loader {
   }
 
   // Loads Q, K and V of a work tile that has visible keys.
-  __device__ __forceinline__ void load(const FwdSm90Work& work) const {
+  __device__ __forceinline__ void load(const typename Tiles::Work& work) const {
     load_queries(work);
     Keys keys{work.tiles}, before;
     const int last = work.bounds.end - 1;
@@ -77,7 +77,7 @@ struct FwdSm90Loader {
     smem.progress.tiles = keys.passed;
   }
 
-  __device__ __forceinline__ void load_queries(const FwdSm90Work& work) const {
+  __device__ __forceinline__ void load_queries(const typename Tiles::Work& work) const {
     const FwdBlock& block = work.block;
     const typename Tiles::Queries queries{work.queries};
     smem.q_barriers.wait_for_place(queries);
@@ -90,7 +90,7 @@ struct FwdSm90Loader {
     ++smem.progress.queries;
   }
 
-  __device__ __forceinline__ void load_values(const FwdSm90Work& work, int j,
+  __device__ __forceinline__ void load_values(const typename Tiles::Work& work, int j,
                                               const Keys& keys) const {
     smem.v_barriers.wait_for_place(keys);
     load_rows<Tiles::V_TILE_BYTES>(shared_address(smem.v[keys.stage()]), params.v, params.v_axes,
@@ -100,8 +100,8 @@ struct FwdSm90Loader {
   // Loads the rows of k or v of step j.
   template <int BYTES>
   __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap& map,
-                                            const AxisSteps& axes, const FwdSm90Work& work, int j,
-                                            uint32_t barrier) const {
+                                            const AxisSteps& axes, const typename Tiles::Work& work,
+                                            int j, uint32_t barrier) const {
     constexpr int PANELS = BYTES / KTile::BYTES;
     const FwdBlock& block = work.block;
     const Steps steps{work.bounds};

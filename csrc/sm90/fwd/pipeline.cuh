@@ -33,7 +33,7 @@ struct FwdSm90Pipeline {
 
   const typename Tiles::Params& params;
   typename Tiles::Smem& smem;
-  const FwdSm90Work& work;
+  const typename Tiles::Work& work;
   Output& o;
   SoftmaxState<1>& softmax;
   Fragments& f;
@@ -47,8 +47,9 @@ struct FwdSm90Pipeline {
   int j;                          // the block of keys
 
   __device__ __forceinline__ FwdSm90Pipeline(const typename Tiles::Params& params_,
-                                             typename Tiles::Smem& smem_, const FwdSm90Work& work_,
-                                             Output& o_, SoftmaxState<1>& softmax_, Fragments& f_)
+                                             typename Tiles::Smem& smem_,
+                                             const typename Tiles::Work& work_, Output& o_,
+                                             SoftmaxState<1>& softmax_, Fragments& f_)
       : params(params_),
         smem(smem_),
         work(work_),
@@ -153,7 +154,7 @@ struct FwdSm90Pipeline {
 
  private:
   __device__ __forceinline__ static float slope_of(const typename Tiles::Params& params,
-                                                   const FwdSm90Work& work) {
+                                                   const typename Tiles::Work& work) {
     if constexpr (!Tiles::HAS_SCORE_MOD) return 0.0f;
     return minus_alibi_slope(params.p.scores, work.block.batch, work.block.head);
   }

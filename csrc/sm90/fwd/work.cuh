@@ -19,15 +19,12 @@ struct FwdSm90Progress {
 
 // One tile of queries. In shared memory, as the accumulators need the registers.
 struct FwdSm90Work {
-  static constexpr int MAX_CONSUMERS = 3;
-
   FwdBlock block;
   Sequence sequence;
   MaskPlace place;
   RowSpan keys;  // that exist
   KeyBounds bounds;
-  StepBounds own[MAX_CONSUMERS];  // of each warpgroup's 64 queries, if it skips steps
-  unsigned queries, tiles;        // as in FwdSm90Progress, when this tile begins
+  unsigned queries, tiles;  // as in FwdSm90Progress, when this tile begins
 
   // Part by part, each read back from shared memory: the loader has few registers.
   __device__ __forceinline__ void place_block(const FwdParams& p, int block_m, int number) {
@@ -36,22 +33,13 @@ struct FwdSm90Work {
     sequence = Sequence(p, block.batch);
     written();
   }
-  template <class Tiles>
-  __device__ __forceinline__ void find_keys(const FwdParams& p) {
-    constexpr int block_m = Tiles::BLOCK_M, block_n = Tiles::BLOCK_N;
+  __device__ __forceinline__ void find_keys(const FwdParams& p, int block_m, int block_n) {
     place = MaskPlace(p.mask, sequence, block.batch, block.head);
     written();
     keys = Mask(p.mask, place).keys_that_exist(block.batch);
     written();
     bounds = KeyBounds(Mask(p.mask, place), block.row0, block_m, block_n);
     written();
-    if constexpr (Tiles::SKIPS_STEPS) {
-#pragma unroll 1
-      for (int i = 0; i < Tiles::CONSUMERS; ++i) {
-        own[i] = find_own(p, block.row0 + i * 64, block_n);
-        written();
-      }
-    }
   }
 
   // Marks the end: there is no tile left.
@@ -61,8 +49,29 @@ struct FwdSm90Work {
   __device__ __forceinline__ bool has_queries() const { return block.row0 < sequence.seqlen_q; }
   __device__ __forceinline__ bool has_keys() const { return bounds.begin < bounds.end; }
 
+ protected:
+  // Makes the compiler read again what follows.
+  __device__ __forceinline__ static void written() { asm volatile("" ::: "memory"); }
+
  private:
-  // The steps of 64 queries among those of the tile.
+  static constexpr int NO_TILE = -1;  // in place of a first row
+};
+
+// The same, with the steps of each warpgroup.
+template <int CONSUMERS>
+struct FwdSm90SkippingWork : FwdSm90Work {
+  StepBounds own[CONSUMERS];  // of 64 queries each
+
+  __device__ __forceinline__ void find_keys(const FwdParams& p, int block_m, int block_n) {
+    FwdSm90Work::find_keys(p, block_m, block_n);
+#pragma unroll 1
+    for (int i = 0; i < CONSUMERS; ++i) {
+      own[i] = find_own(p, block.row0 + i * 64, block_n);
+      written();
+    }
+  }
+
+ private:
   __device__ __forceinline__ StepBounds find_own(const FwdParams& p, int row0, int block_n) const {
     if (bounds.entries != nullptr) return bounds;
     if (row0 >= sequence.seqlen_q) {
@@ -72,11 +81,6 @@ struct FwdSm90Work {
     const int end = max(b.end, bounds.begin), begin = min(max(b.begin, bounds.begin), end);
     return {begin, min(max(b.full_begin, begin), end), min(max(b.full_end, begin), end), end};
   }
-
-  static constexpr int NO_TILE = -1;  // in place of a first row
-
-  // Makes the compiler read again what follows.
-  __device__ __forceinline__ static void written() { asm volatile("" ::: "memory"); }
 };
 
 }  // namespace flash_dist
