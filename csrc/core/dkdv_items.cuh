@@ -49,14 +49,15 @@ struct DkdvCursor {
     ++i;
     while (i >= end && head_in_group < w.group_heads_end) next_head(p, w);
   }
-  // Skips `items` items, to one that exists.
+  // Skips `items` items.
   __device__ __forceinline__ void skip(const BwdParams& p, const DkdvWork& w, int items) {
-    i += items;
-    while (i >= end) {
-      const int beyond = i - end;
+    while (head_in_group < w.group_heads_end) {
+      const int here = max(end - i, 0);  // NOTE: a head without items can begin behind its end
+      if (items < here) break;
+      items -= here;
       next_head(p, w);
-      i += beyond;
     }
+    i += items;
   }
   __device__ __forceinline__ int row0() const {
     const int tile = entries == nullptr ? i / PER_TILE : entries[i / PER_TILE].x;

@@ -147,7 +147,7 @@ struct Turns {
 int tiles = 0, seen_tiles = 0, seen_from_the_first = 0;
 
 // The items of a block of keys and a query chunk, as described to its loader.
-void add_block(const Problem& problem, int key0, int stripe, std::vector<Turns>& turns) {
+void add_block(const Problem& problem, int key0, int query_split, std::vector<Turns>& turns) {
   const BwdParams& p = problem.p;
   alignas(DkdvSm90Work) char bytes[sizeof(DkdvSm90Work)] = {};
   auto& work = reinterpret_cast<DkdvSm90Work&>(bytes);
@@ -155,8 +155,12 @@ void add_block(const Problem& problem, int key0, int stripe, std::vector<Turns>&
   block.key0 = key0;
   block.query_split = query_split;
   find_dkdv_work<Config>(work, p, block, problem.sequence);
-  FusedCursor<Config> cursor(p, work);
-  for (int i = 0; i < work.items; ++i, cursor.next(p, work)) {
+  FusedCursor<Config> next(p, work, 0);  // as the thread that loads goes through the items
+  for (int i = 0; i < work.items; ++i, next.next(p, work)) {
+    const FusedCursor<Config> cursor(p, work, i);  // as the threads that store dQ find theirs
+    if (cursor.row0() != next.row0() || cursor.head_in_group != next.head_in_group) {
+      std::printf("item %d is two\n", i);
+    }
     DkdvItem item{};
     item.row0 = cursor.row0();
     item.head_in_group = cursor.head_in_group;

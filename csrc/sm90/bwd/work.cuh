@@ -40,7 +40,7 @@ struct FusedCursor : DkdvCursor<Config> {
   using Base = DkdvCursor<Config>;
   static_assert(Base::PER_TILE == 1);
 
-  // The cursor at item `number`, which exists.
+  // The cursor at item `number`.
   __device__ __forceinline__ FusedCursor(const BwdParams& p, const DkdvWork& w, int number)
       : Base(p, w) {
     if (p.first_keys_first) {
