@@ -9,8 +9,8 @@
 #pragma once
 
 #include "core/uncovered.cuh"
-#include "sm90/fwd/pipeline.cuh"
 #include "sm90/fwd/output.cuh"
+#include "sm90/fwd/pipeline.cuh"
 
 namespace flash_dist {
 

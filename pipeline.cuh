@@ -234,7 +234,7 @@ struct FwdSm90Pipeline {
 
   __device__ __forceinline__ void mask_scores() {
     f.visible.hide(f.s, Mask(params.p.mask, work.place), Steps{work.bounds}, j, consumer(),
-               work.block.row0 + warp_row());
+                   work.block.row0 + warp_row());
   }
 
   template <int KT>
