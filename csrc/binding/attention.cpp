@@ -20,7 +20,7 @@ namespace {
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // dq, dk, dv
 
-// What the schemas of forward and backward share.
+// Common arguments of forward and backward.
 struct Arguments {
   const Tensor &q, &k, &v;
   Ints mask;
@@ -37,7 +37,7 @@ struct Inputs {
   Tensor q, k, v;
 };
 
-// What a forward returned, and the gradients of it.
+// Results of a forward, and their gradients.
 struct Outputs {
   Tensor dout, out, lse;
   MaybeTensor dlse;

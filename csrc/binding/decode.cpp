@@ -24,7 +24,7 @@ struct Cache {
   int64_t seqlen_new;
 };
 
-// What the schemas of decode and decode_no_lse share.
+// Common arguments of decode and decode_no_lse.
 struct Arguments {
   const Tensor& q;
   Cache cache;

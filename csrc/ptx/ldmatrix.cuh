@@ -30,13 +30,6 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t smem, const uint32_t (&r)[4
                : "memory");
 }
 
-// The same, each tile transposed: the inverse of ldmatrix_x4_trans.
-__device__ __forceinline__ void stmatrix_x4_trans(uint32_t smem, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
 // Transposes the 8x8 tile that the warp holds in x.
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
   uint32_t y;

@@ -61,7 +61,6 @@ struct FusedSm90 {
   using Smem = typename Config::Smem;
   using Stages = Ring<Config::STAGES>;
   using StageStatistics = typename Steps::StageStatistics;
-  using Statistics = typename Steps::Statistics;
   using T = typename Config::T;
   static constexpr int BLOCK_M = Config::BLOCK_M;
   static constexpr int HEAD_DIM = Config::HEAD_DIM;
@@ -83,6 +82,17 @@ struct FusedSm90 {
           ? 8
           : 0;  // of P^T, log2
   static constexpr float BACK = 1.0f / (1 << SHIFT);
+
+  // Statistics of a stage read at once, while products are under way, if there are registers for it.
+  struct EarlyStatistics {
+    typename Steps::Statistics x;
+    __device__ __forceinline__ explicit EarlyStatistics(const StageStatistics& from) {
+      Steps::load_statistics(x, from);
+    }
+    __device__ __forceinline__ float2 operator[](int n) const { return x[n]; }
+  };
+  using ReadStatistics =
+      std::conditional_t<Config::KEYS_IN_REGISTERS, EarlyStatistics, StageStatistics>;
 
   const typename Config::Params& params;
   typename Config::Smem& smem;
@@ -351,40 +361,25 @@ struct FusedSm90 {
       }
     };
     // S^T = K @ Q.T                                       [64, BLOCK_M]
-    if constexpr (Config::KEYS_IN_REGISTERS) {
-      issue_scores(pt, thread.k, q);
-    } else {
-      Steps::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k), q);
-    }
-    if constexpr (Config::KEYS_IN_REGISTERS) {
-      // As below. The statistics are read while the products are under way.
-      Statistics early_lse, early_delta;
-      issue_scores(dst, thread.v, dout);
-      Steps::load_statistics(early_lse, lse);
-      wgmma_wait<1>();
-      hold(pt.x[0]);
-      find_weights(early_lse);
-      Steps::issue_sum(dv, probabilities, dout);
-      Steps::load_statistics(early_delta, delta);
-      wgmma_wait<1>();
-      hold(dst.x[0]);
-      differentiate(dst, pt, early_delta);
-    } else if constexpr (Config::SCORES_AT_A_TIME == 2) {
+    issue_scores<HEAD_DIM>(pt, thread.k, thread.rows_of(smem.k), q);
+    if constexpr (Config::SCORES_AT_A_TIME == 2) {
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
-      Steps::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
+      issue_scores<HEAD_DIM_V>(dst, thread.v, thread.rows_of(smem.v), dout);
+      const ReadStatistics own_lse(lse);
       wgmma_wait<1>();
       hold(pt.x[0]);
       // P^T = exp2(S^T * scale - lse)
-      find_weights(lse);
+      find_weights(own_lse);
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
       Steps::issue_sum(dv, probabilities, dout);
+      const ReadStatistics own_delta(delta);
       wgmma_wait<1>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta)
       if constexpr (Config::HAS_SCORE_MOD) {
         differentiate(dst, products, delta);
       } else {
-        differentiate(dst, pt, delta);
+        differentiate(dst, pt, own_delta);
       }
     } else {
       wgmma_wait<0>();
@@ -393,7 +388,7 @@ struct FusedSm90 {
       find_weights(lse);
       if (stages.passed == 0) stagger(thread, 0);
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
-      Steps::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
+      issue_scores<HEAD_DIM_V>(dst, thread.v, thread.rows_of(smem.v), dout);
       wgmma_wait<0>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
@@ -419,16 +414,22 @@ struct FusedSm90 {
     hold(gradients);
   }
 
-  // The warpgroup's rows of K or V by the rows of Q or dO.
-  __device__ __forceinline__ static void issue_scores(Scores& c, const Keys& a, uint32_t queries) {
-    const uint64_t b = Config::QTile::by_rows(queries);
-    wgmma_fence();
-    wgmma<T, false, true>(c.x[0], a[0], b);
+  // The warpgroup's rows of K or V, in registers or at `rows`, by the rows of Q or dO.
+  template <int COLUMNS>
+  __device__ __forceinline__ static void issue_scores(Scores& c, const Keys& a, uint32_t rows,
+                                                      uint32_t queries) {
+    if constexpr (!Config::KEYS_IN_REGISTERS) {
+      Steps::template issue_scores<COLUMNS>(c, rows, queries);
+    } else {
+      const uint64_t b = Config::QTile::by_rows(queries);
+      wgmma_fence();
+      wgmma<T, false, true>(c.x[0], a[0], b);
 #pragma unroll
-    for (int k = 1; k < HEAD_DIM / 16; ++k) {
-      wgmma<T, false>(c.x[0], a[k], b + Config::QTile::rows_step(k));
+      for (int k = 1; k < COLUMNS / 16; ++k) {
+        wgmma<T, false>(c.x[0], a[k], b + Config::QTile::rows_step(k));
+      }
+      wgmma_commit();
     }
-    wgmma_commit();
   }
 
   // P^T (dP^T - delta) in the place of dP^T.
