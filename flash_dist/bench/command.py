@@ -19,8 +19,8 @@ from ..toolkit.targets.wording import count, read_whole
 from .baselines import sets
 from .baselines.names import (
     DETERMINISTIC,
-    FLASH_ATTENTION,
     OURS,
+    PACKAGES,
     PASSES,
     PEERS,
     add_ours,
@@ -295,7 +295,7 @@ def _measure_calls(path: Path | None) -> CallReport:
 def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     import torch  # noqa: PLC0415 - not for --help
 
-    from .baselines.flash_attention import find_installed  # noqa: PLC0415
+    from .baselines.packages import find_installed  # noqa: PLC0415
     from .duration import estimate_seconds, say_duration  # noqa: PLC0415
     from .machine import describe_machine  # noqa: PLC0415
     from .measuring.clocks import GpuClock  # noqa: PLC0415
@@ -305,7 +305,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     peers, passes, states = DEFAULTS[args.shapes]
     absent: tuple[str, ...] = ()
     if args.peers is None:
-        absent = tuple(x for x in FLASH_ATTENTION if x not in find_installed())
+        absent = tuple(x for x in PACKAGES if x not in find_installed())
         peers = tuple(x for x in peers if x.removesuffix(DETERMINISTIC) not in absent)
     plan = Plan(
         shapes,

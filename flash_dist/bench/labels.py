@@ -101,8 +101,9 @@ def label_baseline(name: str, machine: Mapping[str, Any]) -> str:
         "sdpa-flash": f"FLASH (FlashAttention 2 in {within})",
         "sdpa-cudnn": f"cuDNN {_cudnn_version(machine.get('cudnn'))}".strip(),
         "sdpa-efficient": f"EFFICIENT ({within})",
-        "fa4": "FlashAttention-4",
-        "fa3": "FlashAttention-3",
+        "fa4": f"FlashAttention-4 {machine.get('fa4', '')}".strip(),
+        "fa3": f"FlashAttention-3 {machine.get('fa3', '')}".strip(),
+        "cudnn-flex": f"cuDNN flex {machine.get('cudnn-flex', '')}".strip(),
         "flex": f"FlexAttention ({within})",
         "eager": f"eager attention ({within})",
     }

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 import torch
 
 from ..toolkit.machine.libcuda import read_cuda
 from ..toolkit.version import read_version
+
+_DISTRIBUTIONS: Final = {
+    "triton": "triton",
+    "fa4": "flash-attn-4",
+    "fa3": "flash-attn-3",
+    "cudnn-flex": "nvidia-cudnn-frontend",
+}
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
@@ -22,8 +30,8 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "triton": _triton_version(),
         "flash_dist": read_version(),
+        **_read_versions(),
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -36,8 +44,10 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def _triton_version() -> str | None:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _read_versions() -> dict[str, str]:
+    """Return the versions of installed packages by the names of their baselines."""
+    found = {}
+    for name, distribution in _DISTRIBUTIONS.items():
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(distribution)
+    return found

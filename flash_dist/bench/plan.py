@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from .baselines.names import COPY, PASSES, STATES
+from .baselines.names import COPY, DETERMINISTIC, PACKAGES, PASSES, STATES
 
 if TYPE_CHECKING:
     from .baselines.shapes import Shape
 
 _FLASH: Final = ("sdpa-flash", "sdpa-flash-deterministic")
-_NEWER: Final = ("fa4", "fa4-deterministic", "fa3", "fa3-deterministic")  # where installed
+_NEWER: Final = tuple(y for x in PACKAGES for y in (x, x + DETERMINISTIC))  # where installed
 _PASSES: Final = ("forward", "backward")
 _WARM: Final = ("warm",)
 _EVERY_BACKEND: Final = (

@@ -210,13 +210,15 @@ def _label_shapes(figure: Any, axis: Any, width: float, labels: list[str]) -> No
 
 
 def _finish(figure: Any, names: tuple[str, ...], labels: list[str], said: list[str]) -> None:  # noqa: ANN401
-    """Write legend and caption, and give the panels what is left."""
+    """Write legend and caption; the figure grows by what they take beyond the room for labels."""
     width, height = figure.get_size_inches()
     lines = fill(said, width - 2 * _MARGIN, _measure(figure, TEXT))
     below = _MARGIN + len(lines) * TEXT * _LINE / 72
+    above = _MARGIN + _draw_legend(figure, names, labels)
+    height += max(0.0, above + below - _LABELS)
+    figure.set_size_inches(width, height)
     style = {"ha": "center", "va": "bottom", "fontsize": TEXT, "color": NOTE}
     figure.text(0.5, _MARGIN / 2 / height, "\n".join(lines), **style)
-    above = _MARGIN + _draw_legend(figure, names, labels)
     figure.tight_layout(rect=(0, below / height, 1, 1 - above / height))
 
 

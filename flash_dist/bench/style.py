@@ -32,6 +32,8 @@ COLOURS: Final = {
     "fa4-deterministic": "#b35a3c",
     "fa3": "#332288",
     "fa3-deterministic": "#9a8fd1",
+    "cudnn-flex": "#117733",
+    "cudnn-flex-deterministic": "#88ccaa",
     "flex": "#d55e00",
     "eager": "#cc79a7",
 }
@@ -45,6 +47,7 @@ DARK: Final = {
     COLOURS[OURS]: "#f5f5f5",
     "#661100": "#c2553f",
     "#332288": "#7d6fe0",
+    "#117733": "#3da864",
 }
 
 STYLE: Final[dict[str, Any]] = {

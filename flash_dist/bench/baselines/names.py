@@ -10,7 +10,8 @@ OURS: Final = "ours"
 DETERMINISTIC: Final = "-deterministic"  # by torch.use_deterministic_algorithms(True), or own means
 OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
 OWN: Final = (OURS, OURS_DETERMINISTIC)
-FLASH_ATTENTION: Final = ("fa4", "fa3")  # whose backward is deterministic by an argument
+CUDNN_FLEX: Final = "cudnn-flex"
+PACKAGES: Final = ("fa4", "fa3", CUDNN_FLEX)  # whose backward is deterministic by an argument
 COPY: Final = "copy"  # no attention: the memory that one touches, once
 PEERS: Final = (
     "sdpa-flash",
@@ -22,6 +23,8 @@ PEERS: Final = (
     "fa4-deterministic",
     "fa3",
     "fa3-deterministic",
+    CUDNN_FLEX,
+    CUDNN_FLEX + DETERMINISTIC,
     "flex",
     "eager",
     COPY,
@@ -36,6 +39,8 @@ LABELS: Final = {  # in the heads of columns
     "fa4-deterministic": "FA4 det.",
     "fa3": "FA3",
     "fa3-deterministic": "FA3 det.",
+    CUDNN_FLEX: "cuDNN flex",
+    CUDNN_FLEX + DETERMINISTIC: "cuDNN flex det.",
     "flex": "Flex",
     OURS_DETERMINISTIC: "ours det.",
 }
@@ -75,7 +80,7 @@ def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
 
 def in_deterministic_mode(name: str) -> bool:
     """Return whether it runs under torch.use_deterministic_algorithms(True)."""
-    return name.endswith(DETERMINISTIC) and name.removesuffix(DETERMINISTIC) not in FLASH_ATTENTION
+    return name.endswith(DETERMINISTIC) and name.removesuffix(DETERMINISTIC) not in PACKAGES
 
 
 def label_of(name: str) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from .eager import make_eager
-from .flash_attention import make_flash_attention
 from .flex import make_flex
-from .names import DETERMINISTIC, FLASH_ATTENTION, OWN, in_deterministic_mode
+from .names import DETERMINISTIC, OWN, PACKAGES, in_deterministic_mode
 from .ours import make_ours
+from .packages import make_package
 from .sdpa import make_sdpa
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def make_attend(name: str, problem: Problem) -> Attend:
             return make_eager(problem)
         if name == "flex":
             return make_flex(problem)
-        if name.removesuffix(DETERMINISTIC) in FLASH_ATTENTION:
-            return make_flash_attention(name, problem)
+        if name.removesuffix(DETERMINISTIC) in PACKAGES:
+            return make_package(name, problem)
         return make_sdpa(name, problem)
 
 

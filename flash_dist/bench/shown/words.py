@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final
 from ...toolkit.targets.wording import count
 from ..baselines.names import (
     COPY,
+    DETERMINISTIC,
     OURS,
     OURS_DETERMINISTIC,
+    PACKAGES,
     in_deterministic_mode,
     is_deterministic,
     label_of,
@@ -28,7 +30,8 @@ _LONGEST_KERNEL: Final = 48
 def describe_run(report: Report) -> Iterator[str]:
     """Say where it ran and what the numbers are."""
     machine = report.machine
-    names = ("driver", "torch", "cudnn", "triton", "flash_dist")
+    packages = sorted({name.removesuffix(DETERMINISTIC) for name in report.peers} & {*PACKAGES})
+    names = ("driver", "torch", "cudnn", "triton", *packages, "flash_dist")
     versions = ", ".join(f"{name} {machine[name]}" for name in names if machine.get(name))
     yield f"{machine.get('gpu')}, {versions}"
     yield "x NAME: median time of the peer over ours; above 1, ours is faster"

@@ -208,6 +208,7 @@ def test_determinism_is_part_of_the_name() -> None:
         "sdpa-efficient-deterministic",
         "fa4-deterministic",
         "fa3-deterministic",
+        "cudnn-flex-deterministic",
         "flex",
         "copy",
     ]

@@ -1,4 +1,4 @@
-"""flash-attention's packages, of which tests put recording ones in their place."""
+"""Other packages, which tests replace by recording ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from flash_dist.bench.baselines.eager import attend_eagerly, make_eager
 from flash_dist.bench.baselines.failures import CannotRun
-from flash_dist.bench.baselines.flash_attention import find_installed, make_flash_attention
+from flash_dist.bench.baselines.packages import find_installed, make_package
 from flash_dist.bench.baselines.problem import Problem
 from flash_dist.bench.baselines.shapes import CAUSAL, FULL, Mask, Shape
 from flash_dist.bench.baselines.table import make_attend
@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of packages that is searched first, and forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("flash_attn")]:
+    for name in [name for name in sys.modules if name.startswith(("flash_attn", "cudnn"))]:
         del sys.modules[name]
 
 
@@ -89,7 +89,9 @@ def test_only_what_is_installed_is_found(folder: Path) -> None:
     (folder / "flash_attn_3").mkdir()
     (folder / "flash_attn_3" / "_C.abi3.so").touch()
     assert find_installed() == ("fa4", "fa3")
-    assert not [name for name in sys.modules if name.startswith("flash_attn")]
+    write_cudnn(folder)
+    assert find_installed() == ("fa4", "fa3", "cudnn-flex")
+    assert not [name for name in sys.modules if name.startswith(("flash_attn", "cudnn"))]
 
 
 def test_flash_attention_2_alone_is_no_fa4(folder: Path) -> None:
@@ -97,13 +99,22 @@ def test_flash_attention_2_alone_is_no_fa4(folder: Path) -> None:
     (folder / "flash_attn" / "__init__.py").write_text("raise ImportError('libcudart.so.12')")
     assert find_installed() == ()
     with pytest.raises(CannotRun, match=r"`flash_attn\.cute\.interface` .*: libcudart\.so\.12"):
-        make_flash_attention("fa4", make_problem())
+        make_package("fa4", make_problem())
 
 
-@pytest.mark.parametrize("name", ["fa4", "fa4-deterministic", "fa3", "fa3-deterministic"])
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("fa4", "flash_attn.cute.interface"),
+        ("fa4-deterministic", "flash_attn.cute.interface"),
+        ("fa3", "flash_attn_interface"),
+        ("fa3-deterministic", "flash_attn_interface"),
+        ("cudnn-flex", "cudnn.flex_attention"),
+        ("cudnn-flex-deterministic", "cudnn.flex_attention"),
+    ],
+)
 @pytest.mark.usefixtures("folder")
-def test_what_is_not_installed_is_refused_in_a_sentence(name: str) -> None:
-    module = {"fa4": "flash_attn.cute.interface", "fa3": "flash_attn_interface"}[name[:3]]
+def test_what_is_not_installed_is_refused_in_a_sentence(name: str, module: str) -> None:
     with pytest.raises(CannotRun) as caught:
         make_attend(name, make_problem())
     assert f"`{module}`" in str(caught.value)
@@ -132,28 +143,108 @@ def test_masks_and_determinism_become_arguments(
 def test_packed_documents_are_passed_on(folder: Path, name: str, changes: dict[str, str]) -> None:
     write_recorder(folder, name, **changes)
     problem = Problem.draw(PACKED, CPU)
-    make_flash_attention(name, problem)(*problem.inputs)
+    make_package(name, problem)(*problem.inputs)
     assert calls_of(name) == [{"cu_seqlens_q": [0, 2, 5, 9], "causal": True, "longest": (4, 4)}]
 
 
 def test_a_version_that_finds_the_longest_by_itself_is_not_told(folder: Path) -> None:
     write_recorder(folder, "fa4", **FA4, longest="", recorded_longest="")
     problem = Problem.draw(PACKED, CPU)
-    make_flash_attention("fa4", problem)(*problem.inputs)
+    make_package("fa4", problem)(*problem.inputs)
     assert calls_of("fa4") == [{"cu_seqlens_q": [0, 2, 5, 9], "causal": True}]
 
 
 def test_a_version_without_the_option_is_not_called_deterministic(folder: Path) -> None:
     write_recorder(folder, "fa4", **FA4, more="", recorded="")
-    make_flash_attention("fa4", make_problem())
+    make_package("fa4", make_problem())
     with pytest.raises(CannotRun, match="argument `deterministic`"):
-        make_flash_attention("fa4-deterministic", make_problem())
+        make_package("fa4-deterministic", make_problem())
 
 
 def test_a_mask_that_is_none_of_theirs_is_refused(folder: Path) -> None:
     write_recorder(folder, "fa3")
     with pytest.raises(CannotRun, match=r"full, causal, window.* random:50"):
-        make_flash_attention("fa3", make_problem(Mask("random", (50,))))
+        make_package("fa3", make_problem(Mask("random", (50,))))
+
+
+# The arguments of cudnn-frontend's functions that matter here. The mask is computed from the ends.
+CUDNN = """
+import torch
+from flash_dist.bench.baselines.eager import Masked, attend_eagerly
+calls = []
+
+def create_mask_plan(mask_func, q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None,
+                     max_seqlen_q=None, max_seqlen_k=None):
+    if q.shape[-1] > 256:
+        raise ValueError("supported head dimensions are 8 to 256; got 264")
+    calls.append((mask_func, cu_seqlens_q, max_seqlen_q))
+    return mask_func
+
+def flex_attn_func(q, k, v, *, mask_plan, deterministic=False):
+    print("Compiled FlexAttention kernel in 1.0s")
+    calls.append(deterministic)
+    if q.ndim == 3:
+        return q + k + v
+    keys = torch.arange(k.shape[1])
+    hidden = ~torch.stack([visible(mask_plan[0, :, i], keys) for i in range(q.shape[1])])
+    group = q.shape[2] // k.shape[2]
+    return attend_eagerly((q, k, v), masked=Masked(hidden, False), group=group)
+
+def visible(ends, keys):
+    seen = keys < ends[0]
+    for begin, end in ends[1:].reshape(-1, 2):
+        seen = seen | (begin <= keys) & (keys < end)
+    return seen
+"""
+
+
+def write_cudnn(folder: Path) -> None:
+    path = folder / "cudnn" / "flex_attention" / "__init__.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(CUDNN, encoding="utf-8")
+
+
+def calls_of_cudnn() -> list[Any]:
+    found: list[Any] = sys.modules["cudnn.flex_attention"].__dict__["calls"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mask", "ends"),
+    [(FULL, 1), (CAUSAL, 1), (Mask("window", (3, 1)), 3), (Mask("block-causal", (4,)), 1)],
+    ids=str,
+)
+def test_cudnn_gets_a_mask_by_the_ends_of_its_intervals(
+    folder: Path, mask: Mask, ends: int
+) -> None:
+    write_cudnn(folder)
+    problem = Problem.draw(Shape(2, 8, 12, 4, 2, 16, 16, mask, "fp32"), CPU)
+    found = compute(make_attend("cudnn-flex-deterministic", problem), problem)
+    errors = measure_errors(found, compute(make_eager(problem), problem))
+    assert max(errors.values()) < 1e-5
+    assert calls_of_cudnn()[0][0].shape == (1, ends, 2 * 8)
+    assert calls_of_cudnn()[1:] == [True, True]
+
+
+def test_cudnn_gets_packed_documents_with_keys_of_each_document(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cudnn(folder)
+    problem = Problem.draw(PACKED, CPU)
+    make_package("cudnn-flex", problem)
+    ends, begins, longest = calls_of_cudnn()[0]
+    assert ends.tolist() == [[[1, 2, 1, 2, 3, 1, 2, 3, 4]]]
+    assert (begins.tolist(), longest) == ([0, 2, 5, 9], 4)
+    assert calls_of_cudnn()[1:] == [False]
+    assert not capsys.readouterr().out
+
+
+def test_cudnns_refusals_are_told(folder: Path) -> None:
+    write_cudnn(folder)
+    with pytest.raises(CannotRun, match=r"head dimensions are 8 to 256; got 264"):
+        make_package("cudnn-flex", Problem.draw(Shape(1, 8, 8, 2, 2, 264, 264, FULL), CPU))
+    with pytest.raises(CannotRun, match=r"random has no intervals"):
+        make_package("cudnn-flex", make_problem(Mask("random", (50,))))
 
 
 # What follows the tensors in both schemas of flash-attention's own source.
@@ -222,7 +313,7 @@ def test_the_operators_serve_where_the_module_is_absent(
     operators: list[dict[str, object]], name: str
 ) -> None:
     problem = make_problem()
-    found = compute(make_flash_attention(name, problem), problem)
+    found = compute(make_package(name, problem), problem)
     errors = measure_errors(found, compute(make_eager(problem), problem))
     assert max(errors.values()) < 1e-5
     (options,) = operators

@@ -1,7 +1,8 @@
-"""flash-attention's own packages: `fa4` is flash_attn.cute, `fa3` are the kernels of flash_attn_3.
+"""Attention of other packages, deterministic by an argument.
 
-Their functions differ from release to release. An argument that an installed one lacks raises; it
-is never left out.
+`fa4` is flash_attn.cute, `fa3` are the kernels of flash_attn_3, `cudnn-flex` is the interval
+attention of cudnn-frontend. Their functions differ from release to release. An argument that an
+installed one lacks raises; it is never left out.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from contextlib import suppress
+import io
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from .failures import CannotRun
-from .names import DETERMINISTIC, FLASH_ATTENTION
-from .scoring import score_arguments
+from .names import CUDNN_FLEX, DETERMINISTIC, PACKAGES
+from .scoring import require_plain_scores, score_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,27 +27,37 @@ if TYPE_CHECKING:
     from .ours import Attend
     from .problem import Problem, Tensor
 
-_MODULES: Final = {"fa4": "flash_attn.cute.interface", "fa3": "flash_attn_interface"}
+_MODULES: Final = {
+    "fa4": "flash_attn.cute.interface",
+    "fa3": "flash_attn_interface",
+    CUDNN_FLEX: "cudnn.flex_attention",
+}
 _OPERATORS: Final = "flash_attn_3._C"  # registers fwd and bwd below torch.ops.flash_attn_3
 _MASKS: Final = ("full", "causal", "window")
 
 
 def find_installed() -> tuple[str, ...]:
-    """Return those of `fa4` and `fa3` that can be imported, without importing them."""
+    """Return those that can be imported, without importing them."""
     return tuple(
         name
-        for name in FLASH_ATTENTION
+        for name in PACKAGES
         if _is_there(_MODULES[name]) or (name == "fa3" and _is_there(_OPERATORS))
     )
 
 
-def make_flash_attention(name: str, problem: Problem) -> Attend:
-    """Return attention of `fa4` or `fa3`, with the deterministic backward if the name says so.
+def make_package(name: str, problem: Problem) -> Attend:
+    """Return a package's attention, with the deterministic backward if the name says so.
 
     Raises:
         CannotRun: It is not installed, or has no such mask or option.
     """
     base = name.removesuffix(DETERMINISTIC)
+    if base == CUDNN_FLEX:
+        return _make_cudnn_flex(problem, deterministic=name.endswith(DETERMINISTIC))
+    return _make_flash_attention(base, problem, deterministic=name.endswith(DETERMINISTIC))
+
+
+def _make_flash_attention(base: str, problem: Problem, *, deterministic: bool) -> Attend:
     mask, packed = problem.shape.mask, bool(problem.shape.documents)
     if mask.kind not in _MASKS:
         message = f"mask must be one of {', '.join(_MASKS)}, got {mask}"
@@ -57,7 +69,7 @@ def make_flash_attention(name: str, problem: Problem) -> Attend:
         wanted["causal"] = True
     if mask.kind == "window":
         wanted["window_size"] = mask.numbers
-    if name.endswith(DETERMINISTIC):
+    if deterministic:
         wanted["deterministic"] = True
     for argument in wanted:
         if argument not in known:
@@ -72,6 +84,48 @@ def make_flash_attention(name: str, problem: Problem) -> Attend:
         return out
 
     return attend
+
+
+def _make_cudnn_flex(problem: Problem, *, deterministic: bool) -> Attend:
+    """Return attention by a plan of visible intervals, made and compiled before any timing.
+
+    NOTE: it prints a line for each kernel that it compiles.
+    """
+    require_plain_scores(problem)
+    attend_by_plan = _find_function(CUDNN_FLEX, "flex_attn_func")
+    create = _find_function(CUDNN_FLEX, "create_mask_plan")
+    packing = _describe_packing(problem) if problem.shape.documents else {}
+    try:
+        plan = create(make_interval_ends(problem), *problem.inputs, **packing)
+    except (NotImplementedError, TypeError, ValueError) as error:  # its refusals
+        raise CannotRun(str(error).splitlines()[0]) from error
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = attend_by_plan(q, k, v, mask_plan=plan, deterministic=deterministic)
+        return out
+
+    with redirect_stdout(io.StringIO()):
+        torch.autograd.grad(attend(*problem.inputs), problem.inputs, problem.dout)
+    return attend
+
+
+def make_interval_ends(problem: Problem) -> Tensor:
+    """Return the mask as cudnn-frontend takes it: [1, ends, total_q], int32.
+
+    Query i sees the keys [0, ends[0, i]) and [ends[1, i], ends[2, i]) of its own sequence.
+
+    Raises:
+        CannotRun: The mask is random.
+    """
+    shape = problem.shape
+    lengths = [(x, x) for x in shape.documents] or [(shape.seqlen_q, shape.seqlen_k)]
+    try:
+        pairs = [pair for one in lengths for pair in shape.mask.intervals(*one)]
+    except ValueError as error:
+        raise CannotRun(str(error)) from error
+    low, high = torch.tensor(pairs, dtype=torch.int32, device=problem.device).T
+    ends = torch.stack([torch.zeros_like(low), low, high]) if low.any() else high[None]
+    return ends.repeat(1, shape.batch)[None].contiguous()
 
 
 def _describe_packing(problem: Problem) -> dict[str, Any]:
