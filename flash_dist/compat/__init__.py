@@ -11,7 +11,7 @@ from ..errors import FlashDistError
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["flash_attn", "flash_mla", "install"]
+__all__ = ["flash_attn", "flash_mla", "install", "vllm_flash_attn"]
 
 _PACKAGE: Final = "flash_attn"
 _INSTALLED: Final = ("flash_attn", "flash_attn.bert_padding", "flash_attn.flash_attn_interface")
