@@ -260,7 +260,7 @@ def count_wheel_files() -> int:
     package = ROOT / "flash_dist"
     modules = [path for path in find_installed(package) if path.suffix == ".py"]
     others = read_pyproject()["tool"]["setuptools"]["package-data"]["flash_dist"]
-    built = ("_build.json", "_C.abi3.so", "libflash_dist_kernels.so")
+    built = ("_build.json", "_C.so", "libflash_dist_kernels.so")
     about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt")
     more = ("LICENSE", "flash_dist.cdx.json")
     return len(modules) + len(others) + len(built) + len(about) + len(more)

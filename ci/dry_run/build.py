@@ -33,7 +33,6 @@ AS_ON_GPU: Final = (
     "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
     "-Daoti_torch_create_device_guard=dry_run_create_device_guard",
     "-DTORCH_TARGET_VERSION=0x020a000000000000",
-    "-DPy_LIMITED_API=0x030a0000",
 )
 ENTRY: Final = """
 #pragma once

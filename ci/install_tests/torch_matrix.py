@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 CLIENT: Final = "torch"
 CPU: Final = "+cpu"
-ABI_ONLY: Final = "3.14"  # with abi3audit if there is no interpreter
 FREE_BYTES: Final = 9_000_000_000  # the largest torch needs 7.7 GB for packages and environment
 STREAM: Final = "aoti_torch_get_current_cuda_stream"
 
@@ -36,11 +34,12 @@ CPU_CALL: Final = Path(__file__).with_name("cpu_call.py").read_text(encoding="ut
 
 # dlsym in the binding searches the libraries that it needs, as its own weak symbol did.
 PROBE: Final = f"""{CPU_CALL}
-import ctypes, json
+import ctypes, json, sysconfig
 print(json.dumps({{
     "torch": torch.__version__,
     "cuda": torch.version.cuda,
-    "python": sys.version,
+    "python": sysconfig.get_python_version() + sys.abiflags,
+    "gil": getattr(sys, "_is_gil_enabled", lambda: True)(),
     "bound": hasattr(ctypes.CDLL(str(operators.EXTENSION)), "{STREAM}"),
     "flash_dist": flash_dist.__version__,
 }}))
@@ -49,7 +48,7 @@ print(json.dumps({{
 
 @dataclass(frozen=True)
 class Pair:
-    """A torch and a Python: `2.15` and `3.13`."""
+    """A torch and a Python: `2.15` and `3.13`, or `3.14t` without the GIL."""
 
     torch: str
     python: str
@@ -73,7 +72,10 @@ PAIRS: Final = (
     Pair("2.14", "3.10"),
     Pair("2.15", "3.11"),
     Pair("2.15", "3.13"),
-    Pair("2.15", ABI_ONLY),
+    Pair("2.15", "3.14"),
+    Pair("2.15", "3.14t"),
+    Pair("2.15", "3.15"),
+    Pair("2.15", "3.15t"),
 )
 
 
@@ -97,13 +99,8 @@ class Matrix:
     work: Path
 
     def try_pair(self, pair: Pair, one: Artefact) -> str:
-        """Install, import, call; or audit the ABI if the interpreter is missing."""
-        try:
-            python = find_python(pair.python)
-        except NotRunError:
-            if pair.python != ABI_ONLY:
-                raise
-            return audit_abi(one)
+        """Install, import, call."""
+        python = find_python(pair.python)
         environment = self.work / "environment"
         try:
             self._install(pair, one, python, environment)
@@ -147,6 +144,9 @@ def read_probe(output: str) -> tuple[dict[str, Any], str]:
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     said = f"torch {found['torch']}, Python {found['python']}, stream symbol "
     said += "bound" if found["bound"] else "not bound"
+    if found["gil"] == found["python"].endswith("t"):
+        message = f"{said}, and the GIL is {'on' if found['gil'] else 'off'}"
+        raise InstallError(message)
     if found["bound"] != (found["cuda"] is not None):
         message = f"{said}, and torch was built for CUDA {found['cuda']}"
         raise InstallError(message)
@@ -157,7 +157,7 @@ def _require(pair: Pair, one: Artefact, output: str) -> str:
     """Check the versions, and return them in words."""
     found, said = read_probe(output)
     release = Version(found["torch"])
-    got = (f"{release.major}.{release.minor}", ".".join(found["python"].split(".")[:2]))
+    got = (f"{release.major}.{release.minor}", found["python"])
     if got != (pair.torch, pair.python) or pair.cpu != (found["cuda"] is None):
         message = f"asked for {pair}, got {said}"
         raise InstallError(message)
@@ -167,26 +167,13 @@ def _require(pair: Pair, one: Artefact, output: str) -> str:
     return said
 
 
-def audit_abi(one: Artefact) -> str:
-    """Let abi3audit check that a wheel only uses the ABI of every later Python."""
-    words = ["--strict", "--report", "--assume-minimum-abi3", "3.10", str(one.path)]
-    said = call_openly([sys.executable, "-m", "abi3audit", *words], os.environ, fine=(0, 1))
-    (spec,) = json.loads(said)["specs"].values()
-    results = {library["name"]: library["result"] for library in spec["wheel"]}
-    wrong = [name for name, one in results.items() if not one["is_abi3_baseline_compatible"]]
-    if wrong or not results:
-        message = f"abi3audit finds symbols outside the stable ABI in {wrong or one.file_name}"
-        raise InstallError(message)
-    return f"no interpreter here; abi3audit finds no violation in {', '.join(results)}"
-
-
 def find_python(version: str) -> Path:
-    """Find the interpreter of one version, `3.13`, without downloading.
+    """Find the interpreter of one version, `3.13` or `3.13t`, without downloading.
 
     Raises:
         NotRunError: This machine has none.
     """
-    command = ["uv", "python", "find", "--no-project", "--no-python-downloads", f"=={version}.*"]
+    command = ["uv", "python", "find", "--no-project", "--no-python-downloads", version]
     done = subprocess.run(
         command,
         env={**os.environ, "PATH": _search_path(), "UV_OFFLINE": "1"},

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FILE_NAME: Final = "product.json"
 IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # empty: installed by itself
 FOLDER: Final = __package__ or ""  # import name of the toolkit
-BINDING: Final = "_C.abi3.so"
+BINDING: Final = "_C.so"
 PLACEHOLDER: Final = "https://INDEX/"  # default index address of a project that names none
 TABLE: Final = "kernels"  # of pyproject.toml, below `tool`
 

@@ -192,11 +192,11 @@ def wrap_conda(files: bytes) -> bytes:
     return pack({"metadata.json": b"{}", "pkg-demo-1.tar.zst": packed}, zipfile.ZIP_STORED)
 
 
-WHEEL_NAME: Final = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
+WHEEL_NAME: Final = "flash_dist-0.1.0+cu130.hopper-py3-none-manylinux_2_34_x86_64.whl"
 PAGE: Final = f"""<!DOCTYPE html><html><head><base href="https://host/simple/"></head><body>
 <a href="../files/{WHEEL_NAME}#sha256={"0" * 64}" data-requires-python="&gt;=3.10">a wheel</a>
 <a href="flash_dist-0.2-py3-none-any.whl" data-yanked="">old</a>
-<a href="linux-64/flash_dist-0.1-cuda130_hopper_abi3_0.conda">conda</a></body></html>"""
+<a href="linux-64/flash_dist-0.1-cuda130_hopper_0.conda">conda</a></body></html>"""
 JSON_PAGE: Final = {
     "meta": {"api-version": "1.1"},
     "files": [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from flash_dist.errors import FlashDistError
-from flash_dist.toolkit.audit.glibc import find_glibc
+from flash_dist.toolkit.audit.needs import find_glibc
 from flash_dist.toolkit.builds.conda_solver import read_platform
 from flash_dist.toolkit.builds.manifest import Manifest
 from flash_dist.toolkit.errors import show
@@ -35,7 +35,7 @@ LONG: Final = "9" * 5000
 REFUSING: Final[dict[str, Callable[[], object]]] = {
     "manifest": lambda: Manifest.from_text(f'{{"version": {LONG}}}', source="_build.json"),
     "version of a toolkit": lambda: parse_version(f"{LONG}.0"),
-    "tag of a wheel": lambda: read_platform("x.whl", [f"cp310-abi3-manylinux_2_{LONG}_x86_64"]),
+    "tag of a wheel": lambda: read_platform("x.whl", [f"py3-none-manylinux_2_{LONG}_x86_64"]),
 }
 
 

@@ -1,6 +1,6 @@
 """The operators `torch.ops.own_kernels`.
 
-Importing this loads `_C.abi3.so`, which declares the operators and has their GPU kernels. This
+Importing this loads `_C.so`, which declares the operators and has their GPU kernels. This
 module adds the formulas for the CPU, the shapes for torch.compile and the gradients.
 """
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 Context = Any  # of torch.autograd
 
-EXTENSION = Path(__file__).with_name("_C.abi3.so")
+EXTENSION = Path(__file__).with_name("_C.so")
 if not EXTENSION.is_file():
     _MESSAGE = (
         f"the compiled part `{EXTENSION.name}` is not in {EXTENSION.parent}"

@@ -17,9 +17,9 @@ from ..builds.console_script import FILE_NAME as SCRIPTS
 from ..builds.console_script import write_scripts
 from ..builds.contents import Naming, read_manifest_in
 from ..builds.linkage import requirements_of
-from ..builds.metadata import read_tags
+from ..builds.metadata import ANY_PYTHON, PYTHON, read_tags
 from ..product import package_of
-from .glibc import find_glibc, read_floor
+from .needs import find_glibc, find_python, read_floor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from ..binaries.wheel import Wheel
     from ..builds.manifest import Manifest
 
-_NAME: Final = re.compile(r"([^-]+)-([^-]+)-(cp3([0-9]+)-abi3-[^-]+)\.whl")
+_ANY: Final = "-".join(ANY_PYTHON)
+_NAME: Final = re.compile(rf"([^-]+)-([^-]+)-({_ANY}-[^-]+)\.whl")
 _SHOWN: Final = 100  # maximum characters of a line
-_TAG: Final = re.compile(r"cp3[0-9]+-abi3-[a-z0-9_.]+")
+_TAG: Final = re.compile(rf"{_ANY}-[a-z0-9_.]+")
 _INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
 _ONCE: Final = ("Metadata-Version", "Name", "Version", "Requires-Python")
 # The fields that our builds write. Other fields choose or fetch more. A malformed or encoded line
@@ -78,9 +79,9 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     naming, name = Naming(manifest.product), manifest.product
     named = _NAME.fullmatch(file_name)
     if named is None or named[1] != name:
-        yield f"{file_name} is not such a name: {name}-VERSION-cp3N-abi3-PLATFORM.whl"
+        yield f"{file_name} is not such a name: {name}-VERSION-{_ANY}-PLATFORM.whl"
         return
-    _, version, tags, minor = named.groups()
+    _, version, tags = named.groups()
     infos = [match[1] for name in wheel.names if (match := _INFO.fullmatch(name))]
     if len(infos) != 1:
         yield f"there are {len(infos)} files METADATA, not one"
@@ -98,7 +99,7 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
         listed = ", ".join(f"{what} {one or 'nothing'}" for what, one in told.items())
         yield f"the versions differ: {listed}"
     yield from _find_odd_lines("METADATA", text.partition(b"\n\n")[0], _METADATA_HEADERS)
-    yield from _judge_metadata(metadata, manifest, minor)
+    yield from _judge_metadata(metadata, manifest)
     yield from _judge_tags(_read(wheel, info, "WHEEL"), tags, manifest)
     if f"{info}.dist-info/top_level.txt" in wheel.names:
         top = _read(wheel, info, "top_level.txt").decode("utf-8", "backslashreplace").split()
@@ -113,6 +114,8 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
     floor, needed = read_floor(file_name), max(find_glibc(wheel, members), default=0)
     if floor is not None and needed > floor:
         yield f"the code needs glibc 2.{needed}, the file name promises 2.{floor}"
+    for member, symbol in find_python(wheel, members):
+        yield f"{member} has the symbol {symbol} of Python, the tag {_ANY} promises none"
 
 
 def _read(wheel: Wheel, info: str, name: str) -> bytes:
@@ -135,7 +138,7 @@ def _is_text(line: bytes) -> bool:
     return name in _TEXTS and "=?" not in value and value.isprintable() and value == value.strip()
 
 
-def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterator[str]:
+def _judge_metadata(metadata: Message, manifest: Manifest) -> Iterator[str]:
     for header in _ONCE:
         count = len(metadata.get_all(header, []))
         if count != 1:
@@ -148,8 +151,8 @@ def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterat
     if package_of(str(metadata.get("Name"))) != manifest.product:
         yield f"METADATA is of {metadata.get('Name')}, not of {manifest.product}"
     python = str(metadata.get("Requires-Python", ""))
-    if python != f">=3.{minor}":
-        yield f"METADATA is for Python {python or 'of any version'}, the tag for >=3.{minor}"
+    if python != PYTHON:
+        yield f"METADATA is for Python {python or 'of any version'}, not {PYTHON}"
     wanted = {_normalise(one) for one in requirements_of(manifest)}
     found = [_normalise(str(one)) for one in metadata.get_all("Requires-Dist", [])]
     for one in sorted(set(found) - wanted):

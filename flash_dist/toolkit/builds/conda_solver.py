@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 _HINT: Final = hint_to_build("`nox -s build_wheels` makes them", "name one that was released")
-_TAG: Final = re.compile(r"cp3[0-9]+-abi3-manylinux_([0-9]{1,4})_([0-9]{1,4})_([a-z0-9_]+)")
+_TAG: Final = re.compile(r"py3-none-manylinux_([0-9]{1,4})_([0-9]{1,4})_([a-z0-9_]+)")
 # Their names on conda-forge.
 _RENAMED: Final = {"torch": "pytorch", "nvidia-cuda-runtime-cu12": "cuda-cudart"}
 
@@ -57,7 +57,7 @@ def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
     found = [match for match in map(_TAG.fullmatch, told) if match and match[3] in SUBDIRS]
     if len({match[3] for match in found}) != 1:
         message = (
-            f"a conda package is made of a wheel tagged cp3x-abi3-manylinux_*_* of "
+            f"a conda package is made of a wheel tagged py3-none-manylinux_*_* of "
             f"{' or '.join(SUBDIRS)}, `{file_name}` has {', '.join(told)}"
         )
         raise AuditError(message, hint=_HINT)
@@ -71,8 +71,8 @@ def is_served(archs: Iterable[Arch], device: Device) -> bool:
 
 
 def name_build(label: str, toolkit: str, number: int) -> str:
-    """Return the build string of a package: `cuda130_hopper_abi3_2`."""
-    return f"cuda{toolkit.replace('.', '')}_{label.replace('.', '_')}_abi3_{number}"
+    """Return the build string of a package: `cuda130_hopper_2`."""
+    return f"cuda{toolkit.replace('.', '')}_{label.replace('.', '_')}_{number}"
 
 
 def list_dependencies(

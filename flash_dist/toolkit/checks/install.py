@@ -19,7 +19,6 @@ from ..findings.install import (
     LIBRARY_UNREADABLE,
     MANIFEST_UNREADABLE,
     NOT_BUILT,
-    PYTHON_FREE_THREADED,
     TORCH_CPU_BUILD,
     TORCH_NEWER_THAN_TESTED,
     TORCH_TOO_OLD,
@@ -52,16 +51,6 @@ def check_system(environment: Environment) -> CheckResult:
             f"the wheels are built for glibc, this system has {environment.libc} ({summary})",
             fix=GET_GLIBC,
             entry=LIBC_UNSUPPORTED,
-        )
-    version, _, kind = environment.python.partition(" ")
-    if kind:
-        minor = ".".join(version.split(".")[:2])
-        return CheckResult(
-            "warn",
-            f"the wheels are for every Python with the GIL (abi3), this one is {kind}: pip refuses "
-            f"them, and they are not tested here ({summary})",
-            fix=f"`python{minor} -m venv .venv` makes an environment with the GIL",
-            entry=PYTHON_FREE_THREADED,
         )
     return CheckResult("ok", summary)
 

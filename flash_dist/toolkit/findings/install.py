@@ -16,17 +16,6 @@ LIBC_UNSUPPORTED: Final = Entry(
     "from an image like `python:3.12-slim` instead of `python:3.12-alpine`.",
 )
 
-PYTHON_FREE_THREADED: Final = Entry(
-    "python-free-threaded",
-    "This Python is a free-threaded build",
-    "python3.13t and python3.14t have no GIL and another binary interface: they do not accept "
-    "wheels for the stable ABI (abi3), and this package has no others. pip says `not a supported "
-    "wheel on this platform`. The libraries of this package do not call Python and load there "
-    "once they are unpacked, but they are not tested there.",
-    "Use the same version with the GIL in an environment of its own: `python3.13 -m venv .venv`, "
-    "or `uv venv --python 3.13+gil`.",
-)
-
 TORCH_ABSENT: Final = Entry(
     "torch-absent",
     "torch is not installed",

@@ -254,7 +254,7 @@ TORCH_CRASHED: Final = Entry(
 EXTENSION_FAILED: Final = Entry(
     "extension-failed",
     "The extension does not load",
-    "torch imports, but the loader refuses `_C.abi3.so`, most often because of a symbol that this "
+    "torch imports, but the loader refuses `_C.so`, most often because of a symbol that this "
     "torch does not have, or a library that is absent.",
     f"Install the wheel again, then check the finding on torch's version. `{PROGRAM} "
     "explain MESSAGE` says what a loader's message means.",

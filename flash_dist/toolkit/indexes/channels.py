@@ -66,8 +66,8 @@ class CondaPackage:
 
     def holds(self, version: Version, toolkit: str, label: str) -> bool:
         """Compare the version, and the toolkit and arch set that the build string names."""
-        build = f"cuda{toolkit.replace('.', '')}_{label.replace('.', '_')}_abi3_"
-        return self.version == version.public and self.build.startswith(build)
+        build = f"cuda{toolkit.replace('.', '')}_{label.replace('.', '_')}_[0-9]+"
+        return self.version == version.public and re.fullmatch(build, self.build) is not None
 
 
 def parse_conda(link: Link) -> CondaPackage | None:

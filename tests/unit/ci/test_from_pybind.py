@@ -147,7 +147,7 @@ def build(folder: Path, options: tuple[str, ...], key: str) -> Path:
     include = [f"-I{path}" for path in (folder, folder / "csrc", NATIVE / "dry_run", TOOLKIT)]
     sources = [binding, kernels.with_suffix(".cpp"), *NATIVE.glob("binding/*.cpp")]
     sources += [NATIVE / "dry_run" / "torch.cpp"] if options == AS_ON_GPU else []
-    library = folder / "_C.abi3.so"
+    library = folder / "_C.so"
     compiler = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", "-fPIC", "-shared", "-Wall"]
     command = [*compiler, *options, *include, "-isystem", str(torch / "include")]
     command += [*map(str, sources), f"-L{torch / 'lib'}", "-ltorch_cpu", "-o", str(library)]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.targets.archs import Arch, ArchSet
 
-TAGS = "cp310-abi3-manylinux_2_34_{machine}"
+TAGS = "py3-none-manylinux_2_34_{machine}"
 PADDING = {  # in units of 100 bytes, so that sizes are ordered as those of real wheels
     "turing-ampere-ada": 5500,
     "hopper": 1700,

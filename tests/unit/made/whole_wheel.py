@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0+cu130.hopper"
 PLATFORM = "manylinux_2_34_x86_64"
-NAME = f"flash_dist-{VERSION}-cp310-abi3-{PLATFORM}.whl"
+NAME = f"flash_dist-{VERSION}-py3-none-{PLATFORM}.whl"
 INFO = f"flash_dist-{VERSION}.dist-info"
 SBOM = f"{INFO}/sboms/flash_dist.cdx.json"
 RECORD = f"{INFO}/RECORD"
@@ -73,7 +73,7 @@ def make_files(
     needs = ("libc.so.6",)
     files = {
         KERNELS: _library(needs, (), "flash_dist_variants_json", container(*images)),
-        BINDING: _library((*needs, *sorted(BINDING_NEEDS)), ("$ORIGIN",), "PyInit__C"),
+        BINDING: _library((*needs, *sorted(BINDING_NEEDS)), ("$ORIGIN",)),
         MANIFEST: manifest.to_text().encode(),
         **{f"flash_dist/{name}": b"" for name in manifest.files},
         LICENSE: b"",
@@ -87,7 +87,7 @@ def make_files(
 
 def make_wheel_file(platform: str = PLATFORM) -> bytes:
     """Return the file WHEEL."""
-    told = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp310-abi3-{platform}\n"
+    told = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-{platform}\n"
     return told.encode()
 
 
@@ -110,10 +110,10 @@ def _make_image(arch: Arch) -> bytes:
 
 
 def _library(
-    needed: tuple[str, ...], path: tuple[str, ...], export: str, fatbin: bytes | None = None
+    needed: tuple[str, ...], path: tuple[str, ...], export: str = "", fatbin: bytes | None = None
 ) -> bytes:
     parts = (Part(".nv_fatbin", fatbin),) if fatbin else ()
-    return make_linked(needed=needed, path=path, exports=(export,), parts=parts)
+    return make_linked(needed=needed, path=path, exports=(export,) if export else (), parts=parts)
 
 
 def make_record(files: dict[str, bytes]) -> bytes:

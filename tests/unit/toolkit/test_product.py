@@ -97,7 +97,7 @@ def test_absent_fields_have_a_default() -> None:
     data = {"project": {"name": "My-Norms"}, "tool": {"kernels": {}}}
     assert Product.from_json(describe_product(data)) == Product(
         name="my_norms",
-        library="_C.abi3.so",  # there is no table of kernels
+        library="_C.so",  # there is no table of kernels
         summary="CUDA kernels of my_norms.",
         index="https://INDEX/my_norms/",
     )

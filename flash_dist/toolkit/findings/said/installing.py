@@ -13,8 +13,8 @@ WHEEL_NOT_SUPPORTED: Final = Entry(
     "wheel-not-supported",
     "The wheel is for another Python, system or processor",
     "The end of its name says what it is for: `cp310` is Python 3.10, `manylinux_2_34` is glibc "
-    "2.34 or newer, `win_amd64` is Windows; `cp313t` is a free-threaded Python, which accepts no "
-    "other wheels, not even `abi3`.",
+    "2.34 or newer, `win_amd64` is Windows; `cp313t` is a free-threaded Python, which accepts "
+    "`py3-none` beside its own, but no `abi3`.",
     "`python -m pip debug --verbose` lists the tags that this Python accepts. Choose the file "
     "that ends in one of them.",
     messages=(

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -52,7 +50,6 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
     if _unfinished(config_settings):
         return needed
     with told_in_a_sentence():
-        _require_gil()
         print(run_preflight(os.environ))
         plan = make_plan(os.environ)
         if can_read_toml():
@@ -206,9 +203,3 @@ def _objects_folder() -> Path:
 
 def _unfinished(config_settings: Settings) -> bool:
     return bool((config_settings or {}).get(UNFINISHED))
-
-
-def _require_gil() -> None:
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        message = f"Python {sys.version.split()[0]} is a free-threaded build, which loads no abi3"
-        raise BackendError(message, hint="use the ordinary build of Python 3.10 or newer")

@@ -25,6 +25,7 @@ from ...builds.declared import declare_build
 from ...builds.linkage import runtime_requirements
 from ...builds.manifest import FILE_NAME as MANIFEST
 from ...builds.manifest import load_manifest
+from ...builds.metadata import ANY_PYTHON
 from ...builds.published import load_archsets
 from ...product import NAME
 from ...targets.wording import count
@@ -131,7 +132,11 @@ class BuildModules(build_py):
 
 
 class WheelWithBill(bdist_wheel):
-    """Adds the bill of materials, so that RECORD lists it like every other file."""
+    """Tags the wheel, and adds the bill of materials, so that RECORD lists it as every file."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tag: the libraries call torch and CUDA, and nothing of Python."""
+        return (*ANY_PYTHON, f"linux_{target_machine()}")
 
     def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:
         """Write the bill of materials where setuptools writes its last file before RECORD."""
@@ -185,20 +190,14 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
             script_name="setup.py",
             script_args=list(words),
             verbose=False,  # print warnings, but no line for each file, as `-v` does
-            ext_modules=[Extension(f"{NAME}._C", sources=[], py_limited_api=True)],
+            ext_modules=[Extension(f"{NAME}._C", sources=[])],
             cmdclass={
                 "build_py": BuildModules,
                 "build_ext": BuildNative,
                 "bdist_wheel": WheelWithBill,
                 "sdist": SdistWithSources,
             },
-            options={
-                "bdist_wheel": {
-                    "py_limited_api": "cp310",
-                    "plat_name": f"linux_{target_machine()}",
-                },
-                "build": {"build_base": staging},
-            },
+            options={"build": {"build_base": staging}},
         )
         return made
 

@@ -89,7 +89,7 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
                 depends=recipe.depends,
                 constrains=recipe.constrains,
                 build_number=recipe.build_number,
-                noarch="python",  # abi3: one package for all Pythons; subdir has the platform
+                noarch="python",  # one package for all Pythons; subdir has the platform
                 license_files=licenses,
                 timestamp=moment,
                 compression_threads=1,

@@ -34,7 +34,7 @@ from .tree import PLACE
 if TYPE_CHECKING:
     from pathlib import Path
 
-PYTHON: Final = "cp311"  # abi3: one Python builds for all
+PYTHON: Final = "cp311"  # one Python builds for all
 PROJECT: Final = "/project"  # cibuildwheel's folder for the tree
 TESTED_TORCH: Final = name_variable(NAME)
 # The variables that enter the container.

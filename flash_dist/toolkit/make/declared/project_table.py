@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from ...builds.metadata import PYTHON
 from .keys import PLACE, DeclarationError, spell
 
 if TYPE_CHECKING:
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DYNAMIC: Final = ("version", "dependencies")
-PYTHON: Final = ">=3.10"  # of the tag of every wheel: cp310-abi3
 _ADDED: Final = ("optional-dependencies", "entry-points", "gui-scripts")
 _LICENSES: Final = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 

@@ -63,7 +63,7 @@ def render_names() -> str:
 
 def render_exports() -> str:
     """Write the version script of both libraries, which exports the C interface only."""
-    return f"{{\n  global: {SYMBOLS}*; PyInit_*;\n  local: *;\n}};\n"
+    return f"{{\n  global: {SYMBOLS}*;\n  local: *;\n}};\n"
 
 
 def render_plans(table: Table) -> str:

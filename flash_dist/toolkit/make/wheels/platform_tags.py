@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from packaging.tags import parse_tag
 from packaging.utils import parse_wheel_filename
 
-from ...audit.glibc import find_glibc, read_floor
+from ...audit.needs import find_glibc, read_floor
 from ...binaries.wheel import open_wheel
 from ...builds.metadata import read_tags
 from ...errors import KernelsError

@@ -31,7 +31,7 @@ PAIR = Pair("2.15", "3.13")
 
 
 def whole_wheel(folder: Path) -> Artefact:
-    wheel = b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp310-abi3-manylinux_2_34_x86_64\n"
+    wheel = b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-manylinux_2_34_x86_64\n"
     files = {**make_files(), f"flash_dist/{DROPPED}": b"", f"{INFO}/WHEEL": wheel}
     metadata = f"{INFO}/METADATA"
     files[metadata] = b"Metadata-Version: 2.4\nName: flash_dist\n" + files[metadata]

@@ -30,11 +30,11 @@ from tests.unit.toolkit.builds.test_manifest import make_kernel, make_manifest
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAME = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
+NAME = "flash_dist-0.1.0+cu130.hopper-py3-none-manylinux_2_34_x86_64.whl"
 FACTS = Fallbacks({"bwd_fused": ("bwd_dkdv", "bwd_dq_recompute")}, frozenset())
 LINKAGE = {
     KERNELS: Linked(("libc.so.6",), (), ("flash_dist_variants_json",)),
-    BINDING: Linked((*BINDING_NEEDS, "libc.so.6"), ("$ORIGIN",), ("PyInit__C",)),
+    BINDING: Linked((*BINDING_NEEDS, "libc.so.6"), ("$ORIGIN",), ()),
 }
 
 
@@ -185,7 +185,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "the version's label is `all`, the arch set's is `hopper`",
     ),
-    "tag": ({"path": NAME.replace("manylinux_2_34", "linux")}, "the tag is cp310-abi3-linux"),
+    "tag": ({"path": NAME.replace("manylinux_2_34", "linux")}, "the tag is py3-none-linux"),
     "stray library": (
         {"libraries": (KERNELS, BINDING, "flash_dist.libs/libgomp.so.1")},
         "`flash_dist.libs/libgomp.so.1` is a library that is not declared",

@@ -21,7 +21,7 @@ from flash_dist.toolkit.builds.linkage import requirements_of
 from flash_dist.toolkit.make.project import load_project
 from tests.unit.made.dynamic_builder import make_linked
 from tests.unit.made.hostile import HOSTILE, places, put
-from tests.unit.made.names import BINDING, KERNELS
+from tests.unit.made.names import BINDING, BINDING_NEEDS, KERNELS
 from tests.unit.made.whole_wheel import (
     INFO,
     LICENSE,
@@ -63,6 +63,11 @@ class Tampered:
         path = folder / self.name
         path.write_bytes(self.pack(members))
         return path
+
+
+MODULE = make_linked(
+    needed=("libc.so.6", *sorted(BINDING_NEEDS)), path=("$ORIGIN",), exports=("PyInit__C",)
+)
 
 
 def add(name: str, data: bytes = b"import os\n") -> Callable[[Files], Files]:
@@ -288,6 +293,11 @@ TAMPERED: dict[str, Tampered] = {
     "second text of WHEEL": Tampered({"metadata"}, told(b"\nRoot-Is-Purelib: true", WHEEL)),
     "header of WHEEL with a blank": Tampered({"metadata"}, told(b"Build : 9", WHEEL)),
     "without torch": Tampered({"metadata"}, edit(METADATA, b"Requires-Dist: torch>=2.10\n", b"")),
+    "older Python": Tampered({"metadata"}, edit(METADATA, b": >=3.10\n", b": >=3.9\n")),
+    "tag of one Python": Tampered(
+        {"metadata", "audit"}, name=NAME.replace("-py3-none", "-cp310-abi3")
+    ),
+    "module of Python": Tampered({"metadata", "sbom", "audit"}, add(BINDING, MODULE)),
     "any Python": Tampered({"metadata"}, edit(METADATA, b"Requires-Python: >=3.10\n", b"")),
     "purelib wheel": Tampered({"metadata"}, edit(WHEEL, b"Purelib: false", b"Purelib: true")),
     "tags of WHEEL": Tampered({"metadata"}, edit(WHEEL, b"2_34", b"2_17")),
@@ -300,7 +310,7 @@ TAMPERED: dict[str, Tampered] = {
     ),
     "renamed to another CPU": Tampered({"metadata"}, name=NAME.replace("x86_64", "aarch64")),
     "renamed to an older glibc": Tampered({"metadata"}, name=NAME.replace("2_34", "2_17")),
-    "build number": Tampered({"metadata"}, name=NAME.replace("-cp310", "-9-cp310")),
+    "build number": Tampered({"metadata"}, name=NAME.replace("-py3", "-9-py3")),
     "all made for another CPU": Tampered(
         {"metadata"}, edit(WHEEL, b"x86_64", b"aarch64"), name=NAME.replace("x86_64", "aarch64")
     ),

@@ -80,6 +80,6 @@ def test_a_wheel_without_one_metadata_is_refused(names: tuple[str, ...], tmp_pat
 
 
 def test_tags_are_those_of_the_file_wheel() -> None:
-    text = b"Wheel-Version: 1.0\nTag: cp310-abi3-linux_x86_64\nTag: py3-none-any\n\nTag: no\n"
-    assert read_tags(text) == ("cp310-abi3-linux_x86_64", "py3-none-any")
+    text = b"Wheel-Version: 1.0\nTag: py3-none-linux_x86_64\nTag: py3-none-any\n\nTag: no\n"
+    assert read_tags(text) == ("py3-none-linux_x86_64", "py3-none-any")
     assert read_tags(b"\xff\xfe") == ()

@@ -38,7 +38,7 @@ def record(symbol: str, family: str, target: str) -> KernelRecord:
 
 def make_plain(*records: KernelRecord, archs: str = "8.0+PTX;9.0a") -> Manifest:
     made = make_manifest(archs, kernels=records)
-    return replace(made, product="my_norms", libraries=("_C.abi3.so",))
+    return replace(made, product="my_norms", libraries=("_C.so",))
 
 
 PLAIN = make_plain(
@@ -81,7 +81,7 @@ def test_a_gpu_that_no_file_has_code_for_is_refused() -> None:
 
 
 def test_the_library_is_read_by_the_files_of_the_manifest(tmp_path: Path) -> None:
-    path = tmp_path / "_C.abi3.so"
+    path = tmp_path / "_C.so"
     images = (
         entry(SASS, 80, cubin(Kernel(SCALE))),
         entry(PTX, 80, ptx(SCALE)),
@@ -107,14 +107,14 @@ def test_one_kernel_that_is_declared_twice_for_a_target_is_a_finding() -> None:
 
 def test_a_package_of_plain_files_links_torch_and_the_cuda_runtime() -> None:
     linkage = expected_linkage(PLAIN)
-    needs = linkage.needs("_C.abi3.so", PLAIN, kernels=True)
+    needs = linkage.needs("_C.so", PLAIN, kernels=True)
     assert needs == {"libtorch.so", "libtorch_cpu.so"}
-    assert linkage.path("_C.abi3.so", kernels=True) == ("$ORIGIN",)
+    assert linkage.path("_C.so", kernels=True) == ("$ORIGIN",)
     older = replace(PLAIN, toolkit=replace(PLAIN.toolkit, cuda="12.4"))
     linkage = expected_linkage(older)
-    assert "libcudart.so.12" in linkage.needs("_C.abi3.so", older, kernels=True)
-    assert linkage.path("_C.abi3.so", kernels=True)[0] == "$ORIGIN"
-    assert "libcudart.so.12" not in linkage.needs("_C.abi3.so", older, kernels=False)
+    assert "libcudart.so.12" in linkage.needs("_C.so", older, kernels=True)
+    assert linkage.path("_C.so", kernels=True)[0] == "$ORIGIN"
+    assert "libcudart.so.12" not in linkage.needs("_C.so", older, kernels=False)
 
 
 @pytest.mark.parametrize(

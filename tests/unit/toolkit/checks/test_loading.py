@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 GOOD = Loading("ok", source="predicted")
 BAD = Loading(
-    "failed", "extension", "_C.abi3.so needs glibc 2.38", "predicted", GLIBC_TOO_OLD, "move on"
+    "failed", "extension", "_C.so needs glibc 2.38", "predicted", GLIBC_TOO_OLD, "move on"
 )
 OPEN = Loading("unknown", "extension", "nothing defines `x`", "predicted")
 TRIED, BROKEN = (
@@ -55,7 +55,7 @@ def machine(loading: Loading, predicted: Loading | None = None) -> Environment:
     ("loading", "predicted", "status", "cause", "words"),
     [
         (GOOD, None, "ok", "", "should load (predicted from symbol tables)"),
-        (BAD, None, "fail", "glibc-too-old", "the torch extension will not load: _C.abi3.so needs"),
+        (BAD, None, "fail", "glibc-too-old", "the torch extension will not load: _C.so needs"),
         (OPEN, None, "skip", "loading-unknown", "cannot be predicted: nothing defines"),
         (TRIED, GOOD, "ok", "", "the kernel library and the torch extension load"),
         (TRIED, OPEN, "ok", "", "extension load"),
@@ -134,7 +134,7 @@ def test_a_part_that_may_be_sound_is_not_to_be_installed_again(
 ) -> None:
     lab = Lab(tmp_path)
     lab.build("libflash_dist_kernels.so", define("flash_dist_fwd"))
-    lab.build("_C.abi3.so", define("init"))
+    lab.build("_C.so", define("init"))
 
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), str(path))
@@ -302,7 +302,7 @@ def test_the_parts_are_predicted_one_after_the_other(tmp_path: Path) -> None:
     assert (nothing.status, nothing.stage) == ("failed", "kernels")
     assert nothing.reason.endswith("No such file or directory")
     lab.build("libflash_dist_kernels.so", define("flash_dist_fwd"))
-    lab.build("_C.abi3.so", call("torch_call_a_friend"))
+    lab.build("_C.so", call("torch_call_a_friend"))
     absent = predict_parts(Torch("absent"), libc, "2.10", tmp_path)
     assert (absent.stage, absent.id) == ("torch", "torch-absent")
     if torch.status == "ok":

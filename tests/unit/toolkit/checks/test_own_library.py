@@ -76,7 +76,7 @@ def test_a_mixed_pair_is_told_what_each_gpu_runs_and_what_the_build_lacks(
 def test_a_wheel_is_opened_once_and_each_member_unpacked_once(
     tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    path = write_wheel(tmp_path, {**files, "flash_dist/_C.abi3.so": library(b"")})
+    path = write_wheel(tmp_path, {**files, "flash_dist/_C.so": library(b"")})
     opened, unpacked = Counter[str](), Counter[str]()
     make = Wheel.__init__
 
@@ -93,7 +93,7 @@ def test_a_wheel_is_opened_once_and_each_member_unpacked_once(
     (found,) = judge(cli, path, "7.5")
     assert found["status"] == "ok"
     assert opened == {path: 1}
-    assert unpacked == dict.fromkeys([*files, "flash_dist/_C.abi3.so"], 1)
+    assert unpacked == dict.fromkeys([*files, "flash_dist/_C.so"], 1)
 
 
 def test_the_driver_that_the_toolkit_needs_is_asked_for(
@@ -146,7 +146,7 @@ def test_other_libraries_beside_ours_may_have_nothing_for_a_gpu_that_ours_serves
 def test_a_wheel_whose_kernels_cannot_be_read_fails(
     tmp_path: Path, files: dict[str, bytes], cli: Cli
 ) -> None:
-    binding = {"flash_dist/_C.abi3.so": library(b"")}
+    binding = {"flash_dist/_C.so": library(b"")}
     path = write_wheel(tmp_path, files | binding | {KERNELS: files[KERNELS][:5000]})
     out = cli("doctor", "--wheel", path, "--gpu", "7.5", "--json", status=1).out
     checks = json.loads(out)["checks"]

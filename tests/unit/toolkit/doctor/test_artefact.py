@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.unit.made.command import Cli
 
-HOPPER = "flash_dist-0.1.0%2Bcu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
+HOPPER = "flash_dist-0.1.0%2Bcu130.hopper-py3-none-manylinux_2_34_x86_64.whl"
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_the_hash_of_an_index_page_is_held_against_what_came(site: Path, cli: Cl
     status, out, _ = doctor(cli, str(page), "9.0")  # another wheel is judged, and reported
     assert status == 0
     assert "judged: flash_dist-0.1.0+cu130.hopper" not in out
-    assert ".hopper-cp310-abi3-manylinux_2_34_x86_64.whl is not judged: " in out
+    assert ".hopper-py3-none-manylinux_2_34_x86_64.whl is not judged: " in out
 
 
 @pytest.mark.parametrize(

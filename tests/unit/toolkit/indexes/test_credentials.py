@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.unit.made.command import Cli
 
-WHEEL = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
+WHEEL = "flash_dist-0.1.0+cu130.hopper-py3-none-manylinux_2_34_x86_64.whl"
 PAGE = f'<a href="/files/{WHEEL}">x</a>'.encode()
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-HOPPER = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
+HOPPER = "flash_dist-0.1.0+cu130.hopper-py3-none-manylinux_2_34_x86_64.whl"
 NAMES = {one.name for one in published_sets()}
 
 
@@ -66,7 +66,7 @@ def test_a_wheel_that_cannot_be_read_is_named_beside_the_others(tmp_path: Path) 
     write_dist(tmp_path)
     (tmp_path / HOPPER.replace("0.1.0", "0.2.0")).write_bytes(b"PK")
     (tmp_path / "other-1.0-py3-none-any.whl").write_bytes(b"")
-    (tmp_path / "flash_dist-1-cp310-abi3-any-cu130_sm90.whl").write_bytes(b"")  # a variant wheel
+    (tmp_path / "flash_dist-1-py3-none-any-cu130_sm90.whl").write_bytes(b"")  # a variant wheel
     offer = read_offer(read_index(str(tmp_path)))
     assert {one.name for one in offer.candidates} == NAMES
     (problem,) = offer.problems
@@ -105,10 +105,10 @@ def test_a_conda_command_is_there_where_a_channel_is(tmp_path: Path) -> None:
     write_dist(tmp_path / "dist")
     folder = tmp_path / "dist" / "conda" / "linux-64"
     folder.mkdir(parents=True)
-    for build in ("cuda124_hopper_abi3_0", "cuda130_all_abi3_0", "cuda130_hopper_abi3_0"):
+    for build in ("cuda124_hopper_0", "cuda130_all_0", "cuda130_hopper_0"):
         (folder / f"flash-dist-0.1.0-{build}.conda").write_bytes(b"")
     assert commands(str(tmp_path / "dist"), "hopper")["conda"] == (
-        f'conda install -c {folder.parent} -c conda-forge "flash-dist=0.1.0=cuda130_hopper_abi3_0"'
+        f'conda install -c {folder.parent} -c conda-forge "flash-dist=0.1.0=cuda130_hopper_0"'
     )
     assert "conda" not in commands(str(tmp_path / "dist"), "blackwell")
 
@@ -127,7 +127,7 @@ def test_without_an_index_the_wheel_is_built_first() -> None:
 
 def test_wheels_for_another_python_or_system_are_left_out_here(tmp_path: Path) -> None:
     hopper = published_sets()[1]
-    write_wheel(tmp_path, hopper, tags="cp310-abi3-win_amd64")
+    write_wheel(tmp_path, hopper, tags="py3-none-win_amd64")
     write_wheel(tmp_path, hopper)
     assert len(read_offer(read_index(str(tmp_path))).candidates) == 2
     offer = read_offer(read_index(str(tmp_path)), python="3.11.0")
@@ -379,13 +379,13 @@ def test_a_wheel_at_hand_with_another_hash_than_its_page_names_is_not_judged(
 @pytest.mark.parametrize(
     ("tags", "requires", "python", "fits"),
     [
-        ("cp310-abi3-manylinux_2_28_x86_64", ">=3.10", "3.12", True),
-        ("cp310-abi3-macosx_11_0_x86_64", ">=3.10", "3.12", False),
-        ("cp310-abi3-musllinux_1_2_x86_64", ">=3.10", "3.12", False),
-        ("cp310-abi3", ">=3.10", "3.9", False),
+        ("py3-none-manylinux_2_28_x86_64", ">=3.10", "3.12", True),
+        ("py3-none-macosx_11_0_x86_64", ">=3.10", "3.12", False),
+        ("py3-none-musllinux_1_2_x86_64", ">=3.10", "3.12", False),
+        ("py3-none", ">=3.10", "3.9", False),
         ("cp310-abi3", "", "3.9", False),
-        ("cp310-abi3", ">=3.13", "3.12.4", False),
-        ("cp310-abi3", ">=3.10", "3.15.0a1+", True),
+        ("py3-none", ">=3.13", "3.12.4", False),
+        ("py3-none", ">=3.10", "3.15.0a1+", True),
         ("cp312-cp312", "", "3.12", True),
         ("cp312-cp312", "", "3.13", False),
         ("py3-none", ">=3.9", "3.13", True),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[4]
-CONTENTS = {"__init__.py": b"", "_C.abi3.so": b"\x7fELF" * 100, "masks/spec.py": b"x = 1\n"}
+CONTENTS = {"__init__.py": b"", "_C.so": b"\x7fELF" * 100, "masks/spec.py": b"x = 1\n"}
 
 
 def record(name: str, data: bytes) -> str:
@@ -89,10 +89,10 @@ def test_a_script_that_is_elsewhere_is_no_damage(package: Path) -> None:
 
 def test_files_that_went_or_changed_are_named(package: Path) -> None:
     (package / "masks" / "spec.py").unlink()
-    (package / "_C.abi3.so").write_bytes(b"\x7fELG" * 100)  # the same size
+    (package / "_C.so").write_bytes(b"\x7fELG" * 100)  # the same size
     files = read(package)
     assert files.missing == ("flash_dist/masks/spec.py",)
-    assert files.changed == ("flash_dist/_C.abi3.so",)
+    assert files.changed == ("flash_dist/_C.so",)
     status, cause, summary, fix = check(files)
     assert (status, cause) == ("fail", "install-damaged")
     assert "1 file is missing and 1 file is changed" in summary
@@ -262,10 +262,10 @@ def test_sources_that_pythonpath_names_are_to_be_taken_out_of_it(package: Path, 
 
 
 def test_a_folder_in_place_of_a_file_counts_as_changed(package: Path) -> None:
-    path = package / "_C.abi3.so"
+    path = package / "_C.so"
     path.unlink()
     path.mkdir()
-    assert read(package).changed == ("flash_dist/_C.abi3.so",)
+    assert read(package).changed == ("flash_dist/_C.so",)
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -282,9 +282,9 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 def test_files_that_this_user_may_not_read_are_no_damage(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(monkeypatch, "_C.abi3.so")
+    refuse(monkeypatch, "_C.so")
     files = read(package)
-    assert (files.changed, files.unreadable) == ((), ("flash_dist/_C.abi3.so",))
+    assert (files.changed, files.unreadable) == ((), ("flash_dist/_C.so",))
     status, cause, summary, fix = check(files)
     assert (status, cause) == ("fail", "install-unreadable")
     assert f" 1 file in {package.parent}: flash_dist/_C" in summary

@@ -100,7 +100,7 @@ def test_the_table_is_accepted(folder: Path) -> None:
         "build-backend": f"{DISTRIBUTION}.backend",
     }
     product = Product.from_json(describe_product(data))
-    assert (product.name, product.libraries) == (package, ("_C.abi3.so",))
+    assert (product.name, product.libraries) == (package, ("_C.so",))
     assert (product.operators, product.cases) == ("ops", "selftest:load_cases")
 
 

@@ -117,13 +117,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tree")
     for name in published_sets_by_name():
         (folder / "dist" / name).mkdir(parents=True)
-        (folder / "dist" / name / "flash_dist-0.1.0-cp310-abi3-linux_x86_64.whl").touch()
+        (folder / "dist" / name / "flash_dist-0.1.0-py3-none-linux_x86_64.whl").touch()
     for name in ("tests", "csrc"):
         (folder / name).mkdir()
     (folder / "examples" / "own_kernels").mkdir(parents=True)
     own = folder / "build" / "own_kernels" / "dist" / "all"  # the session itself builds it
     own.mkdir(parents=True)
-    (own / "own_kernels-0.1.0-cp310-abi3-linux_x86_64.whl").touch()
+    (own / "own_kernels-0.1.0-py3-none-linux_x86_64.whl").touch()
     (folder / "pyproject.toml").touch()
     return folder
 
@@ -368,7 +368,7 @@ def test_a_wheel_of_the_toolkit_itself_is_none_of_a_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helpers, "ROOT", tmp_path)
-    names = "toolkit/fatwheel-0.1.0-py3-none-any.whl", "all/x-1-cp310-abi3-linux_x86_64.whl"
+    names = "toolkit/fatwheel-0.1.0-py3-none-any.whl", "all/x-1-py3-none-linux_x86_64.whl"
     for name in names:
         (tmp_path / "dist" / name).parent.mkdir(parents=True)
         (tmp_path / "dist" / name).touch()

@@ -80,8 +80,8 @@ def failing() -> Environment:
     folder = "/home/alice/venv/lib/python3.11/site-packages"
     return replace(
         environment,
-        files=InstallFiles("recorded", folder, 200, ("flash_dist/_C.abi3.so",)),
-        loading=Loading("failed", "extension", f"{folder}/flash_dist/_C.abi3.so: not found"),
+        files=InstallFiles("recorded", folder, 200, ("flash_dist/_C.so",)),
+        loading=Loading("failed", "extension", f"{folder}/flash_dist/_C.so: not found"),
         variables={"CUDA_CACHE_PATH": "/scratch/alice/cache"},
     )
 

@@ -122,14 +122,6 @@ def test_a_build_that_fails_ends_in_one_sentence_and_a_hint(
     assert told.count("\n\nhint: ") == 1
 
 
-def test_a_free_threaded_python_is_refused_before_the_build(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sysconfig.get_config_var", lambda _: 1)
-    with pytest.raises(SystemExit, match="free-threaded build, which loads no abi3"):
-        backend.get_requires_for_build_wheel()
-
-
 def test_a_build_without_isolation_names_the_module_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ def test_the_record_lists_modules_and_data_and_nothing_that_is_compiled(tmp_path
     for name in ("__init__.py", "py.typed", "a/__init__.py", "a/data.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    for name in ("_build.json", "_C.abi3.so", "__pycache__/x.pyc"):
+    for name in ("_build.json", "_C.so", "__pycache__/x.pyc"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     expected = {"__init__.py", "py.typed", "a/__init__.py", "a/data.json"}

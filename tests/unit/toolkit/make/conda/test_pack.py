@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EPOCH = "1767225600"
-BUILD = "cuda130_hopper_abi3_1"
+BUILD = "cuda130_hopper_1"
 PACKAGE = f"linux-64/flash-dist-0.1.0-{BUILD}.conda"
 METADATA = make_metadata(
     make_declared(), "Summary: attention", "License-Expression: BSD-3-Clause"
@@ -154,7 +154,7 @@ def test_a_channel_that_lacks_a_wheel_or_has_one_too_many_is_refused(tmp_path: P
     path = pack(tmp_path)
     artefacts = find_artefacts(tmp_path)
     assert list(find_packages(tmp_path, artefacts)) == [path]
-    stray = path.with_name("flash-dist-0.0.9-cuda130_hopper_abi3_1.conda")
+    stray = path.with_name("flash-dist-0.0.9-cuda130_hopper_1.conda")
     stray.write_bytes(path.read_bytes())
     with pytest.raises(ArtefactError, match=r"0\.0\.9.* belongs to no wheel"):
         find_packages(tmp_path, artefacts)

@@ -161,7 +161,7 @@ def test_recipes_of_the_published_sets_name_set_toolkit_and_platform(tmp_path: P
     recipes = {one.set_name: make_recipe(one, archsets, pick) for one in artefacts}
     hopper = recipes["hopper"]
     number = rank_set("hopper", "13.0", archsets.values(), pick)
-    assert hopper.path == f"linux-64/flash-dist-0.1.0-cuda130_hopper_abi3_{number}.conda"
+    assert hopper.path == f"linux-64/flash-dist-0.1.0-cuda130_hopper_{number}.conda"
     assert hopper.depends == ("python >=3.10", "__glibc >=2.34", "__cuda >=13.0")
     assert hopper.constrains == ("__cuda_arch >=9.0,<9.1a0",)
 
@@ -169,9 +169,9 @@ def test_recipes_of_the_published_sets_name_set_toolkit_and_platform(tmp_path: P
 @pytest.mark.parametrize(
     ("tags", "subdir"),
     [
-        ("cp310-abi3-manylinux_2_28_aarch64", "linux-aarch64"),
-        ("cp310-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64", "linux-64"),
-        ("cp310-abi3-linux_x86_64", ""),
+        ("py3-none-manylinux_2_28_aarch64", "linux-aarch64"),
+        ("py3-none-manylinux_2_27_x86_64.manylinux_2_28_x86_64", "linux-64"),
+        ("py3-none-linux_x86_64", ""),
         ("cp310-cp310-manylinux_2_28_x86_64", ""),
     ],
 )
@@ -186,5 +186,5 @@ def test_the_platform_is_that_of_the_tag(tags: str, subdir: str, tmp_path: Path)
         return
     recipe = make_recipe(one, archsets, pick)
     assert recipe.subdir == subdir
-    assert recipe.build == "cuda130_sm75_sm86_abi3_0"
+    assert recipe.build == "cuda130_sm75_sm86_0"
     assert f"__glibc >={'2.27' if '2_27' in tags else '2.28'}" in recipe.depends

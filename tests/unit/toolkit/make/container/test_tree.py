@@ -26,7 +26,7 @@ OURS = (
     "tests/test_my_norms.py",
 )
 NOT_OURS = ("build/big.o", "dist/a.whl", ".nox/x/y", "venv/pyvenv.cfg", "venv/lib/a.py")
-IGNORED = ("my_norms/_C.abi3.so", "my_norms/__pycache__/a.pyc")
+IGNORED = ("my_norms/_C.so", "my_norms/__pycache__/a.pyc")
 
 
 def git(folder: Path, *words: str) -> None:

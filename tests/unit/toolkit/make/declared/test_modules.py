@@ -80,7 +80,7 @@ def test_a_package_without_an_init_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["_toolkit/cli.py", "product.json", "_build.json", "archsets.json", "_C.abi3.so"]
+    "name", ["_toolkit/cli.py", "product.json", "_build.json", "archsets.json", "_C.so"]
 )
 def test_a_package_that_has_what_builds_put_into_it_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,7 @@ from flash_dist.toolkit.make.wheels.platform_tags import (
 from flash_dist.toolkit.targets.archs import ArchSet
 from tests.unit.toolkit.audit.test_own import make_contents
 
-WHEEL = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-{}.whl"
+WHEEL = "flash_dist-0.1.0+cu130.hopper-py3-none-{}.whl"
 PLATFORM = platform_of("x86_64")
 
 

@@ -92,7 +92,7 @@ def judge(
 def test_a_sound_wheel_gets_as_far_as_the_tools_of_others(judge: Judge, tmp_path: Path) -> None:
     wheel = write_whole_wheel(tmp_path, make_files(declare()))
     status, said = judge(wheel)
-    assert (status, said.partition(",")[0]) == (1, "error: `abi3audit` is not installed")
+    assert (status, said.partition(",")[0]) == (1, "error: `torch-abi-audit` is not installed")
 
 
 NINE, TWO = "9.0a", "9.0a;10.0"
@@ -205,7 +205,7 @@ def test_a_file_that_is_not_in_the_sources_is_refused_though_the_build_lists_it(
 def test_a_wheel_over_budget_is_refused(judge: Judge, tmp_path: Path) -> None:
     wheel = write_whole_wheel(tmp_path, make_files(declare()))
     size = wheel.stat().st_size
-    assert "abi3audit" in judge(wheel, budget=size)[1]
+    assert "torch-abi-audit" in judge(wheel, budget=size)[1]
     status, said = judge(wheel, budget=size - 1)
     assert status == 1
     assert f"the wheel has {size:,} bytes, the budget is {size - 1:,}" in said

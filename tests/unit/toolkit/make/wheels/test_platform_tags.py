@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from flash_dist.toolkit.audit.glibc import read_floor
+from flash_dist.toolkit.audit.needs import read_floor
 from flash_dist.toolkit.make.wheels.platform_tags import describe_floor
 
-WHEEL = "flash_dist-0.1.0+cu130.all-cp310-abi3-{}.whl"
+WHEEL = "flash_dist-0.1.0+cu130.all-py3-none-{}.whl"
 
 
 @pytest.mark.parametrize(

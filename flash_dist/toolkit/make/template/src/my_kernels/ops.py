@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-torch.ops.load_library(str(Path(__file__).with_name("_C.abi3.so")))
+torch.ops.load_library(str(Path(__file__).with_name("_C.so")))
 
 NAME = "my_kernels::scale"
 

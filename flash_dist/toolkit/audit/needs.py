@@ -1,4 +1,4 @@
-"""Compares the glibc that a wheel's libraries need with the one that its name promises."""
+"""Reads the needs of a wheel's libraries that its name must promise: glibc, and no Python."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]{1,9})[0-9]*(\.[0-9]+)?")  # more digits: newer than any
 _TAG: Final = re.compile(r"manylinux_2_([0-9]+)_\w+")
+_PYTHON: Final = re.compile(r"_?Py[A-Z_]\w*")  # functions and types of CPython
 
 
 def read_floor(file_name: str) -> int | None:
@@ -24,10 +25,23 @@ def read_floor(file_name: str) -> int | None:
 
 def find_glibc(wheel: Wheel, libraries: Iterable[str]) -> Iterator[int]:
     """Yield x of each version GLIBC_2.x that the libraries of a wheel need."""
-    for name in libraries:
-        with wheel.unpacked(name) as file:
-            library = SharedObject(file.read())
+    for _, library in _read(wheel, libraries):
         for version in library.versions_needed:
             match = _GLIBC.fullmatch(version.name)
             if match:
                 yield int(match[1])
+
+
+def find_python(wheel: Wheel, libraries: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each library that uses symbols of Python, or has an entry point for it, with one."""
+    for name, library in _read(wheel, libraries):
+        symbols = (*(one.name for one in library.undefined), *library.defined())
+        found = next(filter(_PYTHON.fullmatch, symbols), None)
+        if found is not None:
+            yield name, found
+
+
+def _read(wheel: Wheel, libraries: Iterable[str]) -> Iterator[tuple[str, SharedObject]]:
+    for name in libraries:
+        with wheel.unpacked(name) as file:
+            yield name, SharedObject(file.read())
