@@ -105,8 +105,10 @@ def run(args: argparse.Namespace) -> int:
     index, offer = _read_offer(args)
     selection = select((gpu.device for gpu in cuda.gpus), driver, offer.candidates)
     chosen = selection.chosen
-    release = Build(f"{NAME} {read_version()}", ()).release
-    commands = find_commands(chosen.candidate, index, release=release) if chosen else ()
+    version = read_version()
+    release = Build(f"{NAME} {version}", ()).release
+    told = {"release": release, "installed": version}
+    commands = find_commands(chosen.candidate, index, **told) if chosen else ()
     code = _exit_code(cuda, selection)
     for problem in offer.problems:
         complain(f"warning: {printable(problem)}")

@@ -10,10 +10,10 @@ from packaging.version import Version
 
 from ..builds.contents import read_manifest
 from ..builds.declared import declare_build
-from ..builds.published import known_sets
+from ..builds.published import MACHINES, known_sets, pick_for
 from ..errors import ArchError, KernelsError
 from ..product import NAME
-from ..targets.archs import Arch
+from ..targets.archs import DEFAULT_MACHINE, Arch
 from .digests import require_digest
 from .index import IndexedWheel, ask_size
 from .patience import Patience
@@ -48,8 +48,14 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
     whom = "this Python or system" if here else f"Python {python}"
     left_out = f"{unfit} of {len(index.wheels)} wheels are not for {whom}"
     read = [_read_if_possible(wheel) for wheel in _with_sizes(fitting)]
+    candidates = [one for one in read if isinstance(one, Candidate)]
+    labelled = {(one.name, one.version.public) for one in candidates if _has_label(one)}
     return Offer(
-        tuple(one for one in read if isinstance(one, Candidate)),
+        tuple(  # the same wheel may be there for PyPI, too
+            one
+            for one in candidates
+            if _has_label(one) or (one.name, str(one.version)) not in labelled
+        ),
         (*([left_out] if unfit else []), *(one for one in read if isinstance(one, str))),
     )
 
@@ -62,6 +68,10 @@ def _with_sizes(wheels: Sequence[IndexedWheel]) -> list[IndexedWheel]:
         ask_size(wheel, patience) if Version(wheel.version.public) == newest else wheel
         for wheel in wheels
     ]
+
+
+def _has_label(one: Candidate) -> bool:
+    return one.version is None or one.version.local is not None
 
 
 def _read_if_possible(wheel: IndexedWheel) -> Candidate | str:
@@ -78,25 +88,33 @@ def _read_candidate(wheel: IndexedWheel) -> Candidate:
         manifest = read_manifest(wheel.location)
         build, name = declare_build(manifest), manifest.arch_set.name
     else:
-        name, archs = _read_label(wheel)
-        build = make_build(f"{NAME} {wheel.version}", archs, wheel.toolkit)
+        name, archs, toolkit = _read_label(wheel)
+        build = make_build(f"{NAME} {wheel.version}", archs, toolkit)
     return Candidate(name, build, wheel.size, wheel.version, wheel)
 
 
-def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...]]:
-    """Return the targets of a version label: a published set, or a list such as `sm75.sm86`."""
+def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...], str]:
+    """Return set, targets and toolkit that a version tells.
+
+    Its label is a published set, or a list such as `sm75.sm86`. Without one, as on PyPI, it is the
+    default set for its CPU.
+    """
     label = wheel.label
+    if wheel.version.local is None:
+        default = pick_for("pip", machine=next(filter(wheel.runs_on, MACHINES), DEFAULT_MACHINE))
+        return default.name, default.archs, default.toolkit
     if not label or not wheel.toolkit:
         message = f"a version tells the arch set as `+cu130.hopper` does, got `{wheel.version}`"
         raise ArchError(message)
     for archset in known_sets():
         if archset.label == label:
-            return archset.name, archset.archs
+            return archset.name, archset.archs, wheel.toolkit
     try:
-        return label, tuple(sorted(_parse_identifier(part) for part in label.split(".")))
+        archs = tuple(sorted(_parse_identifier(part) for part in label.split(".")))
     except ArchError:
         message = f"`{label}` is no arch set that this version of {NAME} knows"
         raise ArchError(message) from None
+    return label, archs, wheel.toolkit
 
 
 def _parse_identifier(text: str) -> Arch:

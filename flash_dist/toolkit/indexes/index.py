@@ -16,6 +16,7 @@ from packaging.tags import compatible_tags, cpython_tags, sys_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from ..builds.metadata import PYTHON
 from ..builds.published import published_sets
 from ..errors import FetchError
 from ..product import SCRIPT
@@ -85,12 +86,14 @@ class IndexedWheel:
     def fits(self, python: str, *, here: bool = True) -> bool:
         """Whether the running Python, or one of this version elsewhere, can install it.
 
+        A place that does not say which Pythons it requires has wheels of this toolkit.
         One elsewhere is on Linux with glibc; `runs_on` compares its CPU.
         """
         match = _RELEASE.match(python)  # `3.15.0a1+` is not a valid version for a specifier
         release = match[0] if match else ""
         try:
-            wanted = not release or SpecifierSet(self.requires_python).contains(release)
+            required = SpecifierSet(self.requires_python or PYTHON)
+            wanted = not release or required.contains(release)
         except InvalidSpecifier:
             wanted = True
         if here:

@@ -36,7 +36,7 @@ class Command:
 
 
 def find_commands(
-    candidate: Candidate, index: Index | None, *, release: str = ""
+    candidate: Candidate, index: Index | None, *, release: str = "", installed: str = ""
 ) -> tuple[Command, ...]:
     """Return the commands for a set.
 
@@ -47,12 +47,13 @@ def find_commands(
         candidate: The set.
         index: The index with its wheel.
         release: The version to install if there is no index.
+        installed: The version that is installed.
     """
     wheel = candidate.wheel
     if wheel is None:
         return _build(candidate) if errors.IN_CHECKOUT else _fetch(candidate, release)
     if wheel.index:
-        named = (_pip_from_index(wheel), _uv_from_index(wheel))
+        named = tuple(_from_index(wheel, stays=_stays(installed, wheel)))
     else:
         hashed = wheel.digest and not wheel.is_local  # pip and uv require it
         place = shlex.quote(f"{wheel.location}#{wheel.digest}" if hashed else wheel.location)
@@ -86,18 +87,23 @@ def _published(candidate: Candidate) -> ArchSet:
     return next(one for one in published_sets() if one.name == candidate.name)
 
 
-def _pip_from_index(wheel: IndexedWheel) -> Command:
-    """Pin the version, and leave torch to pip's default index.
+def _stays(installed: str, wheel: IndexedWheel) -> bool:
+    """Whether pip and uv take the installed version for this one: a label satisfies `==0.1.0`."""
+    version, _, label = installed.partition("+")
+    return bool(label) and version == str(wheel.version)
+
+
+def _from_index(wheel: IndexedWheel, *, stays: bool) -> Iterator[Command]:
+    """Pin the version, and leave torch to the default index.
 
     `==` with a local version names exactly this wheel: PyPI rejects such versions, so no package
     there can replace it.
     """
-    line = f'pip install "{_pin(wheel)}" --extra-index-url {shlex.quote(wheel.index)}'
-    return Command("pip", line)
-
-
-def _uv_from_index(wheel: IndexedWheel) -> Command:
-    return Command("uv", f'uv pip install "{_pin(wheel)}" --index {shlex.quote(wheel.index)}')
+    index = shlex.quote(wheel.index)
+    force = " --force-reinstall --no-deps" if stays else ""
+    yield Command("pip", f'pip install "{_pin(wheel)}" --extra-index-url {index}{force}')
+    force = f" --reinstall-package {wheel.project}" if stays else ""
+    yield Command("uv", f'uv pip install "{_pin(wheel)}" --index {index}{force}')
 
 
 def _pin(wheel: IndexedWheel) -> str:

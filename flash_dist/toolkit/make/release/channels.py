@@ -68,6 +68,14 @@ CHANNELS: Final = {
             partial=("--partial",),
         ),
         Row(
+            "pypi",
+            f"{MAKE}.release.pypi",
+            "Make dist/pypi, the wheels of the default sets without a label, and check them: for "
+            "PyPI.",
+            groups=("backend", "index", "sdist"),
+            partial=("--partial",),
+        ),
+        Row(
             "zipapp",
             f"{MAKE}.release.zipapp",
             f"Build dist/{NAME}.pyz: inspect, audit and doctor's what-if in one file, without "

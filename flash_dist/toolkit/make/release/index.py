@@ -70,17 +70,9 @@ def write_index(
         The indexes, the default one first.
     """
     groups = {name: list(_of_set(artefacts, name)) for name in _set_names(artefacts)}
-    picks = {machine: pick_name(machine) for machine in _machines(artefacts)}
-    lacking = {machine: pick for machine, pick in picks.items() if pick not in groups}
-    if not lacking:
-        groups = {DEFAULT: [one for pick in picks.values() for one in groups[pick]], **groups}
-    elif not partial:
-        machine, pick = next(iter(lacking.items()))
-        message = (
-            f"on {machine} the default index is of the set `{pick}`, and dist/ holds no wheel of it"
-        )
-        build = f"nox -s {SESSIONS[machine]} -- {pick}"
-        raise ArtefactError(message, hint=f"`{build}`, or `nox -s index -- --partial` for a trial")
+    default = pick_default(artefacts, partial=partial)
+    if default:
+        groups = {DEFAULT: default, **groups}
     work = out.with_name(f"{out.name}.part")
     shutil.rmtree(work, ignore_errors=True)
     _write_packages(work / PACKAGES, artefacts)
@@ -94,6 +86,33 @@ def write_index(
     shutil.rmtree(out, ignore_errors=True)
     work.rename(out)
     return list(groups)
+
+
+def pick_default(artefacts: Sequence[Artefact], *, partial: bool) -> list[Artefact]:
+    """Return the wheels of the default index, for each kind of CPU of these wheels.
+
+    Args:
+        artefacts: The wheels.
+        partial: Return nothing if one is missing.
+
+    Raises:
+        ArtefactError: One is missing.
+    """
+    names, found = _set_names(artefacts), list[Artefact]()
+    for machine in _machines(artefacts):
+        pick = pick_name(machine)
+        if pick in names:
+            found += _of_set(artefacts, pick)
+        elif partial:
+            return []
+        else:
+            message = (
+                f"on {machine} the default index is of the set `{pick}`, and dist/ holds no wheel "
+                "of it"
+            )
+            hint = f"`nox -s {SESSIONS[machine]} -- {pick}`, or `-- --partial` for a trial"
+            raise ArtefactError(message, hint=hint)
+    return found
 
 
 def pick_name(machine: str) -> str:

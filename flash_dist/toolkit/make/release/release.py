@@ -23,7 +23,7 @@ from ...targets.wording import format_size
 from ..command import command
 from ..container.engine import find_engine
 from ..project import ROOT, load_project
-from ..wheels.artefacts import Artefact, find_artefacts, require_sound
+from ..wheels.artefacts import PYPI, Artefact, find_artefacts, require_sound
 from ..wheels.gates import require_archs, require_fresh
 from ..wheels.platform_tags import (
     MANYLINUX,
@@ -150,7 +150,8 @@ def describe_publishing(version: str, commit: str, dist: Path, url: str) -> str:
         f"release {version} of commit {commit[:12]} is ready in {dist}",
         f"  1. copy index/ to {url or 'your server of files'}",
         f"  2. put {FILE_NAME}, {SUMS} and provenance/ beside it",
-        f"  3. {tag} && git push origin v{version}",
+        f"  3. twine upload {PYPI}/*.whl",
+        f"  4. {tag} && git push origin v{version}",
         "On GitHub the tag alone builds and publishes all that: .github/workflows/release.yml",
     ]
     return "\n".join(lines)
@@ -182,10 +183,10 @@ def check_wheels(args: argparse.Namespace, version: str) -> None:
 
 def tell_publishing(args: argparse.Namespace, version: str) -> None:
     """Print the remaining steps."""
-    missing = [name for name in ("index", FILE_NAME, SUMS) if not (args.dist / name).exists()]
+    missing = [name for name in ("index", PYPI, FILE_NAME, SUMS) if not (args.dist / name).exists()]
     if missing:
         message = f"`{args.dist}` lacks {', '.join(missing)}"
-        raise ReleaseError(message, hint="`nox -s index manifest` makes them")
+        raise ReleaseError(message, hint="`nox -s index pypi manifest` makes them")
     print(describe_publishing(version, read_source().commit, args.dist, args.url))
 
 

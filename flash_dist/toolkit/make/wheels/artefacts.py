@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ...builds.manifest import Manifest
     from ...builds.metadata import Metadata
     from ...targets.archs import Arch
+
+
+PYPI: Final = "pypi"  # folder in dist/ of the wheels without a label
 
 
 class ArtefactError(KernelsError):
@@ -65,12 +68,13 @@ class Artefact:
 
 
 def find_artefacts(dist: Path) -> tuple[Artefact, ...]:
-    """Read the wheels in the folders of dist/, in an order that depends only on their names.
+    """Read the labelled wheels in the folders of dist/, in the order of their names.
 
     Raises:
         KernelsError: There is none, one cannot be read, or two have the same name.
     """
-    paths = sorted(dist.glob("*/*.whl"), key=lambda path: (path.name, path))
+    found = (path for path in dist.glob("*/*.whl") if path.parent.name != PYPI)
+    paths = sorted(found, key=lambda path: (path.name, path))
     if not paths:
         message = f"there is no wheel in the folders of `{dist}`"
         raise ArtefactError(message, hint="`nox -s build_wheels` makes them")

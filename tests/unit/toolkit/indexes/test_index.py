@@ -93,6 +93,47 @@ def test_an_index_is_followed_to_the_project_and_judged_by_labels(tmp_path: Path
             }
 
 
+PLAIN = {
+    "nothing installed": ("", "", ""),
+    "another version": ("0.0.9+cu130.hopper", "", ""),
+    "the plain version": ("0.1.0", "", ""),
+    "a label": (
+        "0.1.0+cu130.hopper",
+        " --force-reinstall --no-deps",
+        " --reinstall-package flash-dist",
+    ),
+}
+
+
+@pytest.mark.parametrize(("installed", "pip", "uv"), PLAIN.values(), ids=PLAIN.keys())
+def test_a_plain_wheel_is_the_default_set_and_replaces_a_labelled_one(
+    installed: str, pip: str, uv: str, tmp_path: Path
+) -> None:
+    write_wheel(tmp_path / "dist", next(one for one in published_sets() if one.name == "all"))
+    plain = tmp_path / "dist" / HOPPER.replace("+cu130.hopper", "")
+    next((tmp_path / "dist").glob("*.whl")).rename(plain)
+    write_simple_index(tmp_path / "site", tmp_path / "dist")
+    with serve(tmp_path / "site") as url:
+        index = read_index(f"{url}simple/")
+        (candidate,) = read_offer(index).candidates
+        assert (candidate.name, candidate.build.toolkit) == ("all", "13.0")
+        found = find_commands(candidate, index, installed=installed)
+        assert {one.tool: one.line for one in found} == {
+            "pip": f'pip install "flash_dist==0.1.0" --extra-index-url {url}simple/{pip}',
+            "uv": f'uv pip install "flash_dist==0.1.0" --index {url}simple/{uv}',
+        }
+
+
+def test_a_plain_wheel_beside_its_labelled_one_is_not_offered_twice(tmp_path: Path) -> None:
+    write_dist(tmp_path)
+    (labelled,) = (tmp_path / "all").glob("*.whl")
+    (tmp_path / "pypi").mkdir()
+    (tmp_path / "pypi" / labelled.name.replace("+cu130.all", "")).write_bytes(labelled.read_bytes())
+    assert sorted(one.name for one in read_offer(read_index(str(tmp_path))).candidates) == sorted(
+        NAMES
+    )
+
+
 def test_a_list_of_files_offers_addresses(tmp_path: Path) -> None:
     write_dist(tmp_path)
     with serve(tmp_path) as url:
@@ -152,7 +193,7 @@ def test_a_version_tells_the_targets(label: str, name: str, targets: str, tmp_pa
     assert wheel.version == Version(f"0.1.0+cu130.{label}")
     from flash_dist.toolkit.indexes.candidates import _read_label  # noqa: PLC0415 - no server is asked
 
-    assert _read_label(wheel) == (name, tuple(sorted(ArchSet.parse(targets).archs)))
+    assert _read_label(wheel) == (name, tuple(sorted(ArchSet.parse(targets).archs)), "13.0")
 
 
 def test_a_page_is_read_with_base_hashes_and_withdrawn_files() -> None:
@@ -383,7 +424,8 @@ def test_a_wheel_at_hand_with_another_hash_than_its_page_names_is_not_judged(
         ("py3-none-macosx_11_0_x86_64", ">=3.10", "3.12", False),
         ("py3-none-musllinux_1_2_x86_64", ">=3.10", "3.12", False),
         ("py3-none", ">=3.10", "3.9", False),
-        ("cp310-abi3", "", "3.9", False),
+        ("py3-none", "", "3.9", False),
+        ("py3-none", "", "3.15", True),
         ("py3-none", ">=3.13", "3.12.4", False),
         ("py3-none", ">=3.10", "3.15.0a1+", True),
         ("cp312-cp312", "", "3.12", True),

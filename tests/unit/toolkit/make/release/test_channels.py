@@ -20,7 +20,7 @@ from flash_dist.toolkit.make import shared_sessions
 from flash_dist.toolkit.make.building import sdist
 from flash_dist.toolkit.make.conda import channel as conda
 from flash_dist.toolkit.make.project import ROOT, load_project
-from flash_dist.toolkit.make.release import hub, index, manifest, zipapp
+from flash_dist.toolkit.make.release import hub, index, manifest, pypi, zipapp
 from flash_dist.toolkit.make.release.channels import CHANNELS, Row, released
 from flash_dist.toolkit.make.wheels.artefacts import ArtefactError, find_artefacts
 from flash_dist.toolkit.make.wheels.channel import Channel, Published
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
-MODULES: list[Channel] = [sdist, conda, index, zipapp, hub]  # mypy compares them with the protocol
+# mypy compares them with the protocol
+MODULES: list[Channel] = [sdist, conda, index, pypi, zipapp, hub]
 URL = "https://example.org/x/"
 
 
@@ -112,7 +113,8 @@ def test_every_row_has_its_module() -> None:
     loaded = [row.load() for row in CHANNELS.values()]
     assert loaded == MODULES, "MODULES names them for mypy, in the order of the table"
     assert list(CHANNELS) == [row.name for row in CHANNELS.values()]
-    assert [row.name for row in released()] == ["sdist", "conda", "index", "zipapp"], "by hand"
+    names = ["sdist", "conda", "index", "pypi", "zipapp"]
+    assert [row.name for row in released()] == names, "by hand"
     assert list(PHASES) == ["pip", "uv", "conda", "torch"]
 
 

@@ -197,7 +197,7 @@ def test_a_folder_without_an_index_is_not_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["publish", "--dist", str(tmp_path)]) == 1
-    assert "lacks index, manifest.json, SHA256SUMS" in capsys.readouterr().err
+    assert "lacks index, pypi, manifest.json, SHA256SUMS" in capsys.readouterr().err
 
 
 def test_the_last_words_say_where_to_and_which_tag(tmp_path: Path) -> None:

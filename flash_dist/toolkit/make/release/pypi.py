@@ -1,0 +1,165 @@
+"""Make dist/pypi: the wheels for PyPI, which refuses versions with a label: `nox -s pypi`.
+
+They are those of the default index, one for each kind of CPU, under the plain version: 0.1.0 and
+not 0.1.0+cu130.all. METADATA, `_build.json`, bill of materials and RECORD differ in the version,
+and all other files are those of the labelled wheel: nothing is compiled again. No index of `nox -s
+index` lists them: pip and uv take a labelled version for a newer one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import copy
+import hashlib
+import io
+import os
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...binaries.wheel import open_wheel
+from ...builds.contents import LIBRARIES, MANIFEST
+from ...builds.metadata import NAME as METADATA
+from ...builds.record import hash_member
+from ...builds.sbom import bill_name
+from ...product import NAME
+from ..command import command
+from ..project import ROOT
+from ..wheels.artefacts import PYPI, Artefact, ArtefactError, find_artefacts
+from ..wheels.channel import Published, no_commands
+from ..wheels.gates import run, verify
+from .index import pick_default
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...builds.manifest import Manifest
+
+
+def name_plain(one: Artefact) -> str:
+    """Return the name of a wheel without the label."""
+    return one.file_name.replace(f"-{one.version}-", f"-{one.version.public}-")
+
+
+def make_plain(one: Artefact) -> bytes:
+    """Return a wheel under the plain version; equal wheels give equal bytes."""
+    from ..compile.sbom import make_sbom  # noqa: PLC0415 - `check` runs without its packages
+
+    old, new = _folders(one)
+    with open_wheel(one.path) as wheel:
+        hashes = {name: hash_member(wheel, name) for name in LIBRARIES}
+    sbom = make_sbom(_relabel(one.manifest), hashes).encode()
+    changed = {**_change(one), f"{new}/sboms/{bill_name(NAME)}": sbom}
+    made, lines = io.BytesIO(), ""
+    with zipfile.ZipFile(one.path) as wheel, zipfile.ZipFile(made, "w") as plain:
+        members = sorted(wheel.infolist(), key=lambda member: member.filename == f"{old}/RECORD")
+        for member in members:
+            place = copy.copy(member)
+            place.filename = member.filename.replace(f"{old}/", f"{new}/")
+            data = changed.get(place.filename) or wheel.read(member)
+            if member is members[-1]:
+                data = f"{lines}{place.filename},,\n".encode()
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            lines += f"{place.filename},sha256={digest},{len(data)}\n"
+            plain.writestr(place, data)
+    return made.getvalue()
+
+
+def _folders(one: Artefact) -> tuple[str, str]:
+    """Return the names of the metadata's folder with the label and without."""
+    old, new = (f"{NAME}-{version}.dist-info" for version in (one.version, one.version.public))
+    return old, new
+
+
+def _relabel(manifest: Manifest) -> Manifest:
+    return replace(manifest, package_version=manifest.package_version.partition("+")[0])
+
+
+def _change(one: Artefact) -> dict[str, bytes]:
+    """Return the files that tell the version, beside the bill of materials and RECORD."""
+    line, plain = (f"\nVersion: {x}\n".encode() for x in (one.version, one.version.public))
+    return {
+        MANIFEST: _relabel(one.manifest).to_text().encode(),
+        f"{_folders(one)[1]}/{METADATA}": one.metadata.text.replace(line, plain, 1),
+    }
+
+
+def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
+    """Verify and return the plain wheels; empty if they were not written.
+
+    Raises:
+        KernelsError: They differ from those of the labelled wheels.
+    """
+    folder = dist / PYPI
+    if not folder.is_dir():
+        return []
+    made = {name_plain(one): one for one in pick_default(artefacts, partial=True)}
+    for name in sorted({path.name for path in folder.iterdir()} | made.keys()):
+        if not (
+            name in made and (folder / name).is_file() and _is_plain(folder / name, made[name])
+        ):
+            message = f"`{folder / name}` is not what the wheels in `{dist}` give"
+            raise ArtefactError(message, hint="`nox -s pypi` makes it again")
+        verify(folder / name)
+    return [
+        Published(folder / name, one, {"version": one.version.public}) for name, one in made.items()
+    ]
+
+
+def _is_plain(path: Path, one: Artefact) -> bool:
+    """Compare a plain wheel with its labelled one; `verify` judges bill of materials and RECORD."""
+    old, new = _folders(one)
+    changed = _change(one)
+    judged = {f"{new}/RECORD", f"{new}/sboms/{bill_name(NAME)}"}
+    with open_wheel(path) as plain, open_wheel(one.path) as wheel:
+        names = {name.replace(f"{old}/", f"{new}/"): name for name in wheel.names}
+        return sorted(names) == sorted(plain.names) and all(
+            plain.read(name) == (changed.get(name) or wheel.read(labelled))
+            for name, labelled in names.items()
+            if name not in judged
+        )
+
+
+commands = no_commands  # no index of ours has them
+
+
+def write(dist: Path, artefacts: Sequence[Artefact], *, partial: bool) -> list[Path]:
+    """Write the plain wheels of the default sets, and verify each.
+
+    Raises:
+        KernelsError: The wheel of a default set is missing, or one does not verify.
+    """
+    folder = dist / PYPI
+    chosen = pick_default(artefacts, partial=partial)
+    for path in folder.glob("*.whl"):
+        path.unlink()
+    for one in chosen:
+        folder.mkdir(exist_ok=True)
+        path = folder / name_plain(one)
+        path.write_bytes(make_plain(one))
+        verify(path)
+    return sorted(folder.glob("*.whl"))
+
+
+@command
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="nox -s pypi --", description="Make wheels for PyPI.")
+    parser.add_argument(
+        "--partial", action="store_true", help="go on without the sets of the default index"
+    )
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    args = parser.parse_args()
+    written = write(args.dist, find_artefacts(args.dist), partial=args.partial)
+    if written:
+        run([sys.executable, "-m", "twine", "check", "--strict", *map(str, written)], os.environ)
+    for path in written:
+        print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
