@@ -1,8 +1,8 @@
 """Every finding id as data: its meaning and its remedy.
 
-To add an id, add an entry to the module of its subject, and import it where it is found. `explain
-ID`, the HTML report, the hint after a fix and the page `findings.html` of the documentation follow.
-Entries of the package's own variables come from product.json.
+To add an id, add an entry to the module of its subject and import it where it is found; its
+constant's name becomes the id. `explain ID`, the HTML report, the hint after a fix and the page
+`findings.html` of the documentation follow. product.json has those of the package's own variables.
 """
 
 from __future__ import annotations
@@ -31,32 +31,36 @@ if TYPE_CHECKING:
 __all__ = ["FINDINGS", "SUBJECTS", "Entry", "find", "find_code"]
 
 
-def _entries_of(module: ModuleType) -> dict[str, Entry]:
-    values = vars(module).values()
-    several = (value if isinstance(value, tuple) else (value,) for value in values)
-    return {one.id: one for value in several for one in value if isinstance(one, Entry)}
+def _name_entries(module: ModuleType) -> dict[str, Entry]:
+    """Give each entry of a module its id: the name of its constant, `no-gpu` for NO_GPU."""
+    found: dict[str, Entry] = {}
+    for constant, value in vars(module).items():
+        if isinstance(value, Entry):
+            object.__setattr__(value, "id", constant.lower().replace("_", "-"))
+            found[value.id] = value
+    return found | {one.id: one for one in vars(module).get("OWN_VARIABLES", ())}
 
 
 SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (
-    ("This package", _entries_of(own)),
-    ("The install", _entries_of(install)),
-    ("Loading", _entries_of(loading)),
-    ("The driver and its variables", _entries_of(driver)),
-    ("Containers, WSL, MIG, hidden GPUs and the JIT's cache", _entries_of(host)),
-    ("GPUs and this build", _entries_of(gpus)),
-    ("Other libraries", _entries_of(libraries)),
-    ("The selftest", _entries_of(proofs)),
-    ("Audits", _entries_of(audits)),
-    ("Verifications", _entries_of(verifications)),
-    ("CUDA that does not start", _entries_of(starting)),
-    ("GPU code that does not run", _entries_of(gpu_code)),
-    ("Calls that fail on the GPU", _entries_of(faults)),
-    ("Attention of any package", _entries_of(attention)),
-    ("torch, Triton and CUDA's libraries", _entries_of(frameworks)),
-    ("The dynamic loader", _entries_of(linking)),
-    ("Missing packages", _entries_of(packages)),
-    ("Compiling packages", _entries_of(building)),
-    ("pip, uv and conda", _entries_of(installing)),
+    ("This package", _name_entries(own)),
+    ("The install", _name_entries(install)),
+    ("Loading", _name_entries(loading)),
+    ("The driver and its variables", _name_entries(driver)),
+    ("Containers, WSL, MIG, hidden GPUs and the JIT's cache", _name_entries(host)),
+    ("GPUs and this build", _name_entries(gpus)),
+    ("Other libraries", _name_entries(libraries)),
+    ("The selftest", _name_entries(proofs)),
+    ("Audits", _name_entries(audits)),
+    ("Verifications", _name_entries(verifications)),
+    ("CUDA that does not start", _name_entries(starting)),
+    ("GPU code that does not run", _name_entries(gpu_code)),
+    ("Calls that fail on the GPU", _name_entries(faults)),
+    ("Attention of any package", _name_entries(attention)),
+    ("torch, Triton and CUDA's libraries", _name_entries(frameworks)),
+    ("The dynamic loader", _name_entries(linking)),
+    ("Missing packages", _name_entries(packages)),
+    ("Compiling packages", _name_entries(building)),
+    ("pip, uv and conda", _name_entries(installing)),
 )
 
 FINDINGS: Final[Mapping[str, Entry]] = {

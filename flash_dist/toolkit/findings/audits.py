@@ -8,7 +8,6 @@ from ..product import NAME, PROGRAM
 from .entry import Entry
 
 AUDIT_UNREAD: Final = Entry(
-    "audit-unread",
     "A file of the release cannot be read",
     "An audit does not pass a file that it cannot read: a damaged archive, a truncated library, "
     "or one packed in an unknown way.",
@@ -16,7 +15,6 @@ AUDIT_UNREAD: Final = Entry(
 )
 
 AUDIT_NO_GPU_CODE: Final = Entry(
-    "audit-no-gpu-code",
     "The release has no GPU code",
     "No library in it holds a fatbin for NVIDIA GPUs. The build skipped CUDA, most often because "
     "it found no nvcc.",
@@ -24,7 +22,6 @@ AUDIT_NO_GPU_CODE: Final = Entry(
 )
 
 AUDIT_NOT_UNDERSTOOD: Final = Entry(
-    "audit-not-understood",
     "Some GPU code is not understood",
     "An image or its header is of a kind, version or compression that this tool does not know. "
     "The audit fails, because the target of the image is unknown.",
@@ -33,7 +30,6 @@ AUDIT_NOT_UNDERSTOOD: Final = Entry(
 )
 
 AUDIT_TARGET_MISSING: Final = Entry(
-    "audit-target-missing",
     "A library lacks a required target",
     "`require` names targets that every fatbin of every library must have; one source file "
     "becomes one fatbin. Code for a family (sm_100f) or a chip (sm_90a) counts for the GPUs in "
@@ -46,7 +42,6 @@ AUDIT_TARGET_MISSING: Final = Entry(
 )
 
 AUDIT_TARGET_EXTRA: Final = Entry(
-    "audit-target-extra",
     "A library has a target that is not required",
     "`forbid-extra` allows only the targets of `require`: others cost size and build time. CUDA "
     "libraries that are linked statically add their own targets.",
@@ -54,7 +49,6 @@ AUDIT_TARGET_EXTRA: Final = Entry(
 )
 
 AUDIT_MIN_DRIVER: Final = Entry(
-    "audit-min-driver",
     "The oldest allowed driver cannot load all of the code",
     "`min-driver` is the oldest driver that users may have. Some images need a newer one: for "
     "their CUDA major version, their PTX ISA, or compression with zstd.",
@@ -63,7 +57,6 @@ AUDIT_MIN_DRIVER: Final = Entry(
 )
 
 AUDIT_KERNEL_NOT_REAL: Final = Entry(
-    "audit-kernel-not-real",
     "A required kernel is a stub or missing for a target",
     "The library has the kernel, but for a required target its body does nothing, prints a "
     "message or traps, or the image lacks it. A call on that GPU fails or does nothing.",
@@ -72,7 +65,6 @@ AUDIT_KERNEL_NOT_REAL: Final = Entry(
 )
 
 AUDIT_KERNEL_ABSENT: Final = Entry(
-    "audit-kernel-absent",
     "No kernel has a required name",
     "`require-kernels` lists parts of names, but no kernel of the release has this one.",
     f"`{PROGRAM} inspect --level kernels FILE` lists the names. Correct the list, or "
@@ -80,7 +72,6 @@ AUDIT_KERNEL_ABSENT: Final = Entry(
 )
 
 AUDIT_TOO_LARGE: Final = Entry(
-    "audit-too-large",
     "The file is larger than allowed",
     "`max-size` limits the size of the file. PyPI, for example, accepts 100 MB unless asked for "
     "more.",
@@ -89,7 +80,6 @@ AUDIT_TOO_LARGE: Final = Entry(
 )
 
 AUDIT_LOST: Final = Entry(
-    "audit-lost",
     "Code of the older release is missing",
     "A target or kernel of `baseline` is not in this release. Users of that GPU or function would "
     "lose it with an upgrade.",
@@ -98,7 +88,6 @@ AUDIT_LOST: Final = Entry(
 )
 
 AUDIT_WHEEL_NAME: Final = Entry(
-    "audit-wheel-name",
     "The wheel's name, metadata and manifest disagree",
     "File name, METADATA and `_build.json` of a wheel of this package must give one version, one "
     "arch set and the expected tag.",
@@ -107,7 +96,6 @@ AUDIT_WHEEL_NAME: Final = Entry(
 )
 
 AUDIT_MANIFEST: Final = Entry(
-    "audit-manifest",
     "The build manifest contradicts itself",
     "`_build.json` declares kernels twice, for targets that its arch set does not list, or "
     "none for one that it lists.",
@@ -116,7 +104,6 @@ AUDIT_MANIFEST: Final = Entry(
 )
 
 AUDIT_EMBEDDED_DIFFERS: Final = Entry(
-    "audit-embedded-differs",
     "The kernels in the wheel differ from the declared ones",
     "A kernel is declared but not embedded, embedded but not declared, or embedded twice.",
     "Build again in a clean build folder. If the finding stays, CMake compiles other kernels than "
@@ -124,7 +111,6 @@ AUDIT_EMBEDDED_DIFFERS: Final = Entry(
 )
 
 AUDIT_RESOURCES_DIFFER: Final = Entry(
-    "audit-resources-differ",
     "A kernel's resources differ from the declared ones",
     "Registers, stack or threads in the library differ from the manifest, or PTX was not "
     "assembled offline: the library and the manifest come from different compilations.",
@@ -132,7 +118,6 @@ AUDIT_RESOURCES_DIFFER: Final = Entry(
 )
 
 AUDIT_IMAGE_UNEXPECTED: Final = Entry(
-    "audit-image-unexpected",
     "An image is of a kind that the build does not make",
     "Every image of this package is for a target of the arch set, linked, compressed with "
     "zstd, and PTX modules hold one kernel each.",
@@ -140,7 +125,6 @@ AUDIT_IMAGE_UNEXPECTED: Final = Entry(
 )
 
 AUDIT_LINKAGE: Final = Entry(
-    "audit-linkage",
     "A library has unexpected dependencies, search paths or exports",
     "The libraries of this package need only libraries of the system and of torch, search "
     f"only their own folder, and export only names with `{NAME}_`. So they load anywhere and "

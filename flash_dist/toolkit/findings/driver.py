@@ -9,7 +9,6 @@ from ..targets.verdict import SMEM_VARIABLE
 from .entry import Entry
 
 DRIVER_ABSENT: Final = Entry(
-    "driver-absent",
     "No NVIDIA driver was found",
     "`libcuda.so.1`, the user-space part of the driver, was not found. That is normal on a "
     "machine without a GPU. A container gets the file from the host when it is started, not from "
@@ -27,7 +26,6 @@ DRIVER_ABSENT: Final = Entry(
 )
 
 DRIVER_BROKEN: Final = Entry(
-    "driver-broken",
     "The NVIDIA driver does not answer",
     "`libcuda.so.1` exists, but `cuInit` fails. After an update the library may be newer than the "
     "loaded kernel module. Or the module is not loaded, or this user cannot open `/dev/nvidia*`.",
@@ -37,7 +35,6 @@ DRIVER_BROKEN: Final = Entry(
 )
 
 CUDA_UNKNOWN_ERROR: Final = Entry(
-    "cuda-unknown-error",
     "CUDA error 999: the driver failed without a reason",
     "If CUDA does not start, most often the module `nvidia_uvm` is not loaded or is stuck, for "
     "example after a suspend, or `/dev/nvidia-uvm` is not passed to the container. A program that "
@@ -50,7 +47,6 @@ CUDA_UNKNOWN_ERROR: Final = Entry(
 )
 
 FABRIC_MANAGER: Final = Entry(
-    "fabric-manager",
     "CUDA error 802: the GPUs wait for the Fabric Manager",
     "GPUs behind NVSwitch (HGX A100, H100, H200, B200) can be used once NVIDIA's Fabric Manager "
     "has set up their links. It is not installed, does not run, or is of another release than "
@@ -63,7 +59,6 @@ FABRIC_MANAGER: Final = Entry(
 )
 
 DRIVER_TOO_OLD: Final = Entry(
-    "driver-too-old",
     "The driver is too old for the code, or for the GPU",
     "Code of a CUDA major version needs the driver of that major: 525 for CUDA 12, 580 for "
     "CUDA 13. Images that are compressed with zstd need 550. PTX needs a driver at least as "
@@ -78,7 +73,6 @@ DRIVER_TOO_OLD: Final = Entry(
 )
 
 JIT_VARIABLE: Final = Entry(
-    "jit-variable",
     "A variable stops the driver from using embedded code",
     "CUDA_FORCE_PTX_JIT makes the driver ignore all machine code and compile PTX; "
     "CUDA_DISABLE_PTX_JIT forbids compiling any; CUDA_FORCE_JIT and CUDA_DISABLE_JIT do the same "
@@ -89,7 +83,6 @@ JIT_VARIABLE: Final = Entry(
 )
 
 SMEM_LIMIT: Final = Entry(
-    "smem-limit",
     f"{SMEM_VARIABLE} lowers the shared memory",
     "Kernels whose tiles need more shared memory per block are skipped, and smaller, slower tiles "
     "are used. Below the smallest tiles of a kernel, no variant of it remains.",
@@ -98,18 +91,13 @@ SMEM_LIMIT: Final = Entry(
 )
 
 SMEM_LIMIT_MALFORMED: Final = Entry(
-    "smem-limit-malformed",
     f"{SMEM_VARIABLE} is not a number",
     "The variable must be a number of bytes, such as 65536. The kernels do not run with a value "
     "that they cannot read.",
     "Unset it, or set bytes without a unit.",
 )
 
-# Findings of the package's own variables.
-OWN_VARIABLES: Final = tuple(Entry(**one.finding) for one in PRODUCT.variables)
-
 NO_GPU: Final = Entry(
-    "no-gpu",
     "There is no GPU to check",
     "No GPU is visible to this process, so nothing could be tested. The exit status is 3. "
     "CUDA_VISIBLE_DEVICES set to nothing, or to -1, hides all GPUs.",
@@ -122,3 +110,6 @@ NO_GPU: Final = Entry(
     ),
     codes=(100,),
 )
+
+# Findings of the package's own variables.
+OWN_VARIABLES: Final = tuple(Entry(**one.finding) for one in PRODUCT.variables)

@@ -12,7 +12,6 @@ class Entry:
     """Description of an id: title, meaning and remedy.
 
     Args:
-        id: Stable name of the cause, for programs.
         title: One line.
         meaning: A few sentences.
         remedy: A few sentences.
@@ -21,15 +20,16 @@ class Entry:
         codes: CUDA errors that this explains, in any spelling (see codes.py).
         said: Title for such a message, with its variable parts; a code has {number}, {name} and
             {text}.
+        id: Stable name of the cause, for programs: that of its constant.
     """
 
-    id: str
     title: str
     meaning: str
     remedy: str
     messages: tuple[str, ...] = ()
     said: str = ""
     codes: tuple[int, ...] = ()
+    id: str = ""
 
     @property
     def page(self) -> str:

@@ -8,21 +8,18 @@ from ..product import NAME, PROGRAM
 from .entry import Entry
 
 NOT_JUDGED: Final = Entry(
-    "not-judged",
     "The GPU was not judged",
     "There is no build whose code could be compared with it.",
     "Install a wheel; the finding on the build says what is missing.",
 )
 
 NO_KERNELS: Final = Entry(
-    "no-kernels",
     "The build contains no kernel",
     "The library was read, but it has no kernel of this package.",
     f"Install another wheel. `{PROGRAM} inspect --level kernels FILE` lists what is in a file.",
 )
 
 NO_MATCHING_CODE: Final = Entry(
-    "no-matching-code",
     "The build has no code for this GPU",
     "Machine code (SASS) runs on GPUs of the same major compute capability with an equal or newer "
     "minor: sm_80 on 8.6, not on 9.0, and sm_86 not on 8.0. Code for `sm_90a` runs only on 9.0. "
@@ -33,7 +30,6 @@ NO_MATCHING_CODE: Final = Entry(
 )
 
 HARDWARE_TOO_OLD: Final = Entry(
-    "hardware-too-old",
     "The GPU lacks instructions that the kernels need",
     "The kernels use matrix instructions that exist from compute capability 7.5 (Turing) on. CUDA "
     "13 cannot compile for older GPUs either.",
@@ -41,7 +37,6 @@ HARDWARE_TOO_OLD: Final = Entry(
 )
 
 UNVERIFIED: Final = Entry(
-    "unverified",
     "The code may run, but NVIDIA does not guarantee it",
     "SASS of the same major version is guaranteed to run among discrete GPUs, but not between "
     "discrete GPUs and Jetson or Drive. Or the PTX is of a CUDA version newer than this "
@@ -51,7 +46,6 @@ UNVERIFIED: Final = Entry(
 )
 
 DTYPE_NOT_BUILT: Final = Entry(
-    "dtype-not-built",
     "A dtype has no kernels in this build",
     "The GPU supports the dtype, but the build has no kernel for it. Calls with it raise an "
     "error; other calls work.",
@@ -59,7 +53,6 @@ DTYPE_NOT_BUILT: Final = Entry(
 )
 
 UNKNOWN_GPU: Final = Entry(
-    "unknown-gpu",
     "No GPU of this compute capability is known",
     "No GPU known to this version has the given compute capability. It is judged by the general "
     "rules, with an assumed amount of shared memory.",
@@ -67,7 +60,6 @@ UNKNOWN_GPU: Final = Entry(
 )
 
 SOME_GPUS_UNSERVED: Final = Entry(
-    "some-gpus-unserved",
     "Some GPUs of this machine can use the build, some cannot",
     "A program that uses all of them fails on those for which the build has no code.",
     "Hide the unsupported GPUs with the CUDA_VISIBLE_DEVICES that the fix names, or install the "

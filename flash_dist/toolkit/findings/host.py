@@ -7,7 +7,6 @@ from typing import Final
 from .entry import Entry
 
 CONTAINER_WITHOUT_GPU: Final = Entry(
-    "container-without-gpu",
     "The container was started without its GPUs",
     "The host has a driver, but the container has neither its libraries nor its devices. They are "
     "added when the container starts, not when the image is built.",
@@ -16,7 +15,6 @@ CONTAINER_WITHOUT_GPU: Final = Entry(
 )
 
 CONTAINER_TOOLKIT: Final = Entry(
-    "container-toolkit",
     "docker cannot give GPUs to a container",
     "`--gpus` needs NVIDIA's Container Toolkit. It is not installed on the host, or this docker "
     "does not know it: docker from a snap and Docker Desktop have their own configuration.",
@@ -26,7 +24,6 @@ CONTAINER_TOOLKIT: Final = Entry(
 )
 
 CONTAINER_LOST_GPU: Final = Entry(
-    "container-lost-gpu",
     "The container lost access to its GPUs",
     "It had access when it started. With cgroups under systemd, `systemctl daemon-reload` on the "
     "host removes devices that docker does not list itself. A kernel module that was reloaded has "
@@ -37,7 +34,6 @@ CONTAINER_LOST_GPU: Final = Entry(
 )
 
 CAPABILITIES_WITHOUT_COMPUTE: Final = Entry(
-    "capabilities-without-compute",
     "The container has the driver without its compute libraries",
     "NVIDIA_DRIVER_CAPABILITIES says which libraries a container gets. Without `compute` there is "
     "no libcuda.so.1, although `nvidia-smi` works with only `utility`.",
@@ -46,7 +42,6 @@ CAPABILITIES_WITHOUT_COMPUTE: Final = Entry(
 )
 
 LIBCUDA_MISSING: Final = Entry(
-    "libcuda-missing",
     "The kernel module is loaded, but libcuda.so.1 is not installed",
     "A distribution may split the driver into packages; the one with the compute libraries is "
     "missing.",
@@ -55,7 +50,6 @@ LIBCUDA_MISSING: Final = Entry(
 )
 
 LIBCUDA_NOT_ON_PATH: Final = Entry(
-    "libcuda-not-on-path",
     "libcuda.so.1 is in a folder that the loader does not search",
     "The driver's libraries are on the disk, in a folder that is neither in the loader's cache "
     "nor in LD_LIBRARY_PATH. Under WSL it is `/usr/lib/wsl/lib`. A program that loads "
@@ -70,7 +64,6 @@ LIBCUDA_NOT_ON_PATH: Final = Entry(
 )
 
 DRIVER_MODULE_MISMATCH: Final = Entry(
-    "driver-module-mismatch",
     "libcuda.so.1 and the kernel module are of different releases",
     "The driver was updated, and the old kernel module still runs, or a container was started "
     "before the update. Or a libcuda.so.1 of another release, such as that of cuda-compat, is "
@@ -86,7 +79,6 @@ DRIVER_MODULE_MISMATCH: Final = Entry(
 )
 
 DEVICE_FILES_MISSING: Final = Entry(
-    "device-files-missing",
     "NVIDIA's device files are missing",
     "The kernel module is loaded. Programs reach the GPU through `/dev/nvidia*`, which was not "
     "created or not passed to this container.",
@@ -95,7 +87,6 @@ DEVICE_FILES_MISSING: Final = Entry(
 )
 
 DEVICE_PERMISSION: Final = Entry(
-    "device-permission",
     "This user cannot open the GPU's device files",
     "The permissions of `/dev/nvidia*`, or the container's device rules, forbid it. CUDA shows no "
     "GPU, or not all of them.",
@@ -104,7 +95,6 @@ DEVICE_PERMISSION: Final = Entry(
 )
 
 CUDA_COMPAT: Final = Entry(
-    "cuda-compat",
     "cuda-compat is in use",
     "NVIDIA's forward-compatibility package puts a newer libcuda.so.1 on an older kernel module. "
     "GPUs are judged by the CUDA version that this library supports, not by the release of the "
@@ -114,7 +104,6 @@ CUDA_COMPAT: Final = Entry(
 )
 
 CUDA_COMPAT_OLDER: Final = Entry(
-    "cuda-compat-older",
     "cuda-compat is older than the driver it replaces",
     "A compat library that was needed once, or came with an image, hides the newer "
     "libcuda.so.1 of the driver.",
@@ -122,7 +111,6 @@ CUDA_COMPAT_OLDER: Final = Entry(
 )
 
 CUDA_COMPAT_REFUSED: Final = Entry(
-    "cuda-compat-refused",
     "cuda-compat does not work with this GPU or kernel module",
     "Forward compatibility is supported on data-center GPUs, and for certain pairs of kernel "
     "module and library only. Elsewhere cuInit fails with 803 or 804.",
@@ -133,7 +121,6 @@ CUDA_COMPAT_REFUSED: Final = Entry(
 )
 
 WSL_WITHOUT_DRIVER: Final = Entry(
-    "wsl-without-driver",
     "WSL shows no NVIDIA driver",
     "Under WSL the driver is that of Windows, whose libraries appear in `/usr/lib/wsl/lib`. "
     "There is no libcuda.so.1: Windows has no NVIDIA driver, or this is WSL 1.",
@@ -142,7 +129,6 @@ WSL_WITHOUT_DRIVER: Final = Entry(
 )
 
 WSL_LINUX_DRIVER: Final = Entry(
-    "wsl-linux-driver",
     "A Linux driver hides WSL's driver",
     "The distribution has a libcuda.so.1 of its own. It looks for a kernel module that WSL "
     "does not have.",
@@ -151,7 +137,6 @@ WSL_LINUX_DRIVER: Final = Entry(
 )
 
 GPU_HIDDEN: Final = Entry(
-    "gpu-hidden",
     "CUDA_VISIBLE_DEVICES hides GPUs",
     "The machine has more GPUs than this process sees. The hidden GPUs were not judged.",
     "Nothing, if this is intended. `unset CUDA_VISIBLE_DEVICES` shows all of them; job systems "
@@ -159,7 +144,6 @@ GPU_HIDDEN: Final = Entry(
 )
 
 GPU_ORDER: Final = Entry(
-    "gpu-order",
     "CUDA and nvidia-smi count the GPUs differently",
     "CUDA puts the fastest GPU first, nvidia-smi counts by bus address. `cuda:0` need not be GPU "
     "0 of nvidia-smi.",
@@ -167,7 +151,6 @@ GPU_ORDER: Final = Entry(
 )
 
 GPU_NOT_SHOWN: Final = Entry(
-    "gpu-not-shown",
     "CUDA does not show a GPU that nvidia-smi lists",
     "No variable hides it. It may be in compute mode `Prohibited`, it may have failed (an `Xid` "
     "error in `dmesg`), or the container or job may not give this process access to it.",
@@ -176,14 +159,12 @@ GPU_NOT_SHOWN: Final = Entry(
 )
 
 VISIBLE_DEVICES_INVALID: Final = Entry(
-    "visible-devices-invalid",
     "CUDA_VISIBLE_DEVICES names a GPU that does not exist",
     "CUDA reads the list up to the first entry that it does not know, and hides all the rest.",
     "`nvidia-smi -L` lists the numbers and names. Correct the list, or unset the variable.",
 )
 
 MIG: Final = Entry(
-    "mig",
     "A GPU is divided by MIG",
     "Each instance is a GPU of its own with part of the memory and the multiprocessors, and a "
     "process sees one instance. The same code runs on it.",
@@ -191,7 +172,6 @@ MIG: Final = Entry(
 )
 
 MIG_WITHOUT_INSTANCE: Final = Entry(
-    "mig-without-instance",
     "A GPU is in MIG mode and has no instance",
     "In MIG mode CUDA shows only instances. This GPU has none, so it cannot be used.",
     "Create one (`sudo nvidia-smi mig -cgi ID -C`, with an id of `nvidia-smi mig -lgip`), or turn "
@@ -199,7 +179,6 @@ MIG_WITHOUT_INSTANCE: Final = Entry(
 )
 
 JIT_CACHE_DISABLED: Final = Entry(
-    "jit-cache-disabled",
     "The driver does not cache the code that it compiles",
     "This GPU runs some code from PTX. CUDA_CACHE_DISABLE makes the driver compile it at every "
     "start.",
@@ -207,7 +186,6 @@ JIT_CACHE_DISABLED: Final = Entry(
 )
 
 JIT_CACHE_HOMELESS: Final = Entry(
-    "jit-cache-homeless",
     "The driver's cache has no folder",
     "It is in `~/.nv/ComputeCache` or in CUDA_CACHE_PATH. Neither HOME nor CUDA_CACHE_PATH is "
     "set, as in services and some containers, so PTX is compiled at every start.",
@@ -215,7 +193,6 @@ JIT_CACHE_HOMELESS: Final = Entry(
 )
 
 JIT_CACHE_READ_ONLY: Final = Entry(
-    "jit-cache-read-only",
     "The driver's cache is not writable",
     "This user cannot write to the folder or the one above it, or the file system is read-only, "
     "so PTX is compiled at every start.",
@@ -224,7 +201,6 @@ JIT_CACHE_READ_ONLY: Final = Entry(
 )
 
 JIT_CACHE_FULL: Final = Entry(
-    "jit-cache-full",
     "The driver's cache is on a full disk",
     "Compiled code cannot be stored, so PTX is compiled at every start.",
     "Free some space, delete `~/.nv/ComputeCache`, which the driver creates again, or set "
@@ -232,7 +208,6 @@ JIT_CACHE_FULL: Final = Entry(
 )
 
 JIT_CACHE_SMALL: Final = Entry(
-    "jit-cache-small",
     "The driver's cache is too small",
     "CUDA_CACHE_MAXSIZE limits it to less than the compiled kernels need. Old kernels are dropped "
     "and compiled again.",
@@ -240,7 +215,6 @@ JIT_CACHE_SMALL: Final = Entry(
 )
 
 TORCH_CLAIM_DIFFERS: Final = Entry(
-    "torch-claim-differs",
     "torch and this build support different GPUs",
     "torch has its own kernels, for its own targets. A GPU may have code in only one of the two. "
     "A program that uses both fails there, or torch warns although its library has code.",

@@ -8,7 +8,6 @@ from ..product import KERNELS, NAME, PROGRAM
 from .entry import Entry
 
 LIBC_UNSUPPORTED: Final = Entry(
-    "libc-unsupported",
     "The C library is not glibc",
     "The wheels are compiled against glibc. musl (Alpine Linux) and other C libraries lack "
     "symbols that they need, and torch has no wheels for them either.",
@@ -17,7 +16,6 @@ LIBC_UNSUPPORTED: Final = Entry(
 )
 
 TORCH_ABSENT: Final = Entry(
-    "torch-absent",
     "torch is not installed",
     "The functions of this package are operators of torch. inspect, audit and doctor's "
     "judgement of GPUs work without it. A package that pip builds may not see the installed torch.",
@@ -28,7 +26,6 @@ TORCH_ABSENT: Final = Entry(
 )
 
 TORCH_BROKEN: Final = Entry(
-    "torch-broken",
     "torch is installed but cannot be read",
     "The metadata or `torch/version.py` is missing or damaged, for example after an interrupted "
     "install, or there is a folder `torch` that pip does not know.",
@@ -38,7 +35,6 @@ TORCH_BROKEN: Final = Entry(
 )
 
 TORCH_SHADOWED: Final = Entry(
-    "torch-shadowed",
     "Another file is imported instead of torch",
     "Python searches the folder that it is started in and those of PYTHONPATH before the "
     "installed packages. A script or folder there has the name of torch, or of a package that "
@@ -48,7 +44,6 @@ TORCH_SHADOWED: Final = Entry(
 )
 
 TORCH_TOO_OLD: Final = Entry(
-    "torch-too-old",
     "torch is older than this build needs",
     "The extension uses torch's stable ABI, which gains functions with each release. An older "
     "torch lacks functions that this build calls, so the extension would not load.",
@@ -57,7 +52,6 @@ TORCH_TOO_OLD: Final = Entry(
 )
 
 TORCH_CPU_BUILD: Final = Entry(
-    "torch-cpu-build",
     "torch was built without CUDA",
     "This torch uses only the CPU, even on a machine with an NVIDIA GPU. It comes from an index "
     "without CUDA builds, or another package pulled it in; the builds for macOS have no CUDA "
@@ -69,7 +63,6 @@ TORCH_CPU_BUILD: Final = Entry(
 )
 
 TORCH_NEWER_THAN_TESTED: Final = Entry(
-    "torch-newer-than-tested",
     "torch is newer than this build was tested with",
     "The stable ABI promises that the extension works with newer releases of torch, but it was "
     "not tested with this one.",
@@ -78,7 +71,6 @@ TORCH_NEWER_THAN_TESTED: Final = Entry(
 )
 
 INSTALL_DAMAGED: Final = Entry(
-    "install-damaged",
     "Installed files differ from pip's record",
     "A file is missing, or has another size or hash than in the wheel. The cause is a full disk, "
     "an interrupted install, another package that wrote into the folder, or an edit by hand.",
@@ -87,7 +79,6 @@ INSTALL_DAMAGED: Final = Entry(
 )
 
 INSTALL_UNREADABLE: Final = Entry(
-    "install-unreadable",
     "This user cannot read the installed files",
     "The files are not damaged. They belong to another user, often root with a strict umask, and "
     "a file that cannot be read cannot be loaded.",
@@ -96,7 +87,6 @@ INSTALL_UNREADABLE: Final = Entry(
 )
 
 INSTALL_TWICE: Final = Entry(
-    "install-twice",
     "The package is installed in two folders",
     "Python takes the first folder on `sys.path` that has the package. Another program, or the "
     "same one started from another folder, may load the other copy, which may have another "
@@ -106,7 +96,6 @@ INSTALL_TWICE: Final = Entry(
 )
 
 INSTALL_LEFTOVERS: Final = Entry(
-    "install-leftovers",
     "The package folder has files that this version did not install",
     "Files of an older version, or folders whose name starts with `~` from an interrupted "
     "install, are beside the recorded ones. An old library may be loaded instead of the new one.",
@@ -114,7 +103,6 @@ INSTALL_LEFTOVERS: Final = Entry(
 )
 
 NOT_BUILT: Final = Entry(
-    "not-built",
     f"No built {NAME} was found",
     "Neither the build manifest nor the kernel library can be read. That is normal in a source "
     "tree, which has Python files only.",
@@ -123,7 +111,6 @@ NOT_BUILT: Final = Entry(
 )
 
 MANIFEST_UNREADABLE: Final = Entry(
-    "manifest-unreadable",
     "The build manifest cannot be read",
     "`_build.json`, which is in every wheel, is missing or damaged. The GPUs are judged by the "
     "kernels in the library. The declared ones are unknown.",
@@ -132,7 +119,6 @@ MANIFEST_UNREADABLE: Final = Entry(
 )
 
 LIBRARY_UNREADABLE: Final = Entry(
-    "library-unreadable",
     "The kernel library cannot be read",
     f"`{KERNELS}` is missing, truncated or damaged. Or it is intact, but this user "
     "cannot read it, or this Python has no module for zstd. The GPUs are judged by the manifest, "
@@ -143,7 +129,6 @@ LIBRARY_UNREADABLE: Final = Entry(
 )
 
 EMBEDDED_DIFFERS: Final = Entry(
-    "embedded-differs",
     "The embedded code differs from the manifest",
     "The library has kernels that the manifest does not list, or the other way round. Manifest "
     "and library come from different builds, or one of them was changed.",
@@ -151,7 +136,6 @@ EMBEDDED_DIFFERS: Final = Entry(
 )
 
 CHECK_CRASHED: Final = Entry(
-    "check-crashed",
     "A check of doctor itself crashed",
     f"This is a bug in {NAME}. The other checks still ran.",
     f"Report it with the page that `{PROGRAM} doctor --report report.html` writes.",

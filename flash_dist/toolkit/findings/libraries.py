@@ -8,7 +8,6 @@ from ..product import NAME, PROGRAM
 from .entry import Entry
 
 LIBRARY_UNREAD: Final = Entry(
-    "library-unread",
     "A file cannot be read",
     "It is damaged, encrypted, packed in a way that this tool does not know, or not what its "
     "name says. Its GPU code was not judged.",
@@ -17,7 +16,6 @@ LIBRARY_UNREAD: Final = Entry(
 )
 
 LIBRARY_NOT_UNDERSTOOD: Final = Entry(
-    "library-not-understood",
     "Some GPU code is not understood",
     "A container or an image in it is damaged, or of a kind or version that this tool does not "
     "know, such as CUDA Tile IR. It was not judged. This is a failure if nothing else was found, "
@@ -27,7 +25,6 @@ LIBRARY_NOT_UNDERSTOOD: Final = Entry(
 )
 
 NO_GPU_CODE: Final = Entry(
-    "no-gpu-code",
     "The libraries have no GPU code",
     "None of the libraries holds a fatbin for NVIDIA GPUs. Python packages often have their "
     "kernels in another package (torch's are in `torch/lib`), or compile them at run time "
@@ -37,7 +34,6 @@ NO_GPU_CODE: Final = Entry(
 )
 
 LIBRARY_PARTLY: Final = Entry(
-    "library-partly",
     "Part of a library has no code for this GPU",
     "A library holds many fatbins, one for each source file. Some have code for this GPU, some do "
     "not. This is normal if those kernels are made for another GPU and never called on this one.",
@@ -47,7 +43,6 @@ LIBRARY_PARTLY: Final = Entry(
 )
 
 LIBRARY_UNVERIFIED: Final = Entry(
-    "library-unverified",
     "The library may run, but NVIDIA does not guarantee it",
     "The only matching code is for a GPU of the same major version but of the other kind "
     "(discrete or Jetson), newer than this tool knows, packed in a way that the driver may not "
@@ -57,7 +52,6 @@ LIBRARY_UNVERIFIED: Final = Entry(
 )
 
 LIBRARY_REFUSED: Final = Entry(
-    "library-refused",
     "The driver does not load the code for this GPU",
     "There is code for this GPU, but the driver is too old for the GPU, for the CUDA that made "
     "the code, for its PTX or for its compression. Or the driver does not support such old GPUs, "
@@ -67,7 +61,6 @@ LIBRARY_REFUSED: Final = Entry(
 )
 
 LIBRARY_NO_MATCHING_CODE: Final = Entry(
-    "library-no-matching-code",
     "The library has no code for this GPU",
     "Neither its machine code nor its PTX fits this compute capability: calls into it fail with "
     "`no kernel image is available for execution on the device`. It is only a warning if another "

@@ -8,14 +8,12 @@ from ..product import FOLDER, KERNELS, PROGRAM
 from .entry import Entry
 
 EXTENSION_ABSENT: Final = Entry(
-    "extension-absent",
     "There is no library to load",
     "No compiled library was found, so doctor did not try to load one.",
     "The finding on the build says what is missing.",
 )
 
 EXTENSION_NEEDS_TORCH: Final = Entry(
-    "extension-needs-torch",
     "The extension was not loaded: torch is not installed",
     "The kernel library loads without torch. The extension with the operators needs torch, which "
     "is not installed.",
@@ -23,7 +21,6 @@ EXTENSION_NEEDS_TORCH: Final = Entry(
 )
 
 WRONG_ARCHITECTURE: Final = Entry(
-    "wrong-architecture",
     "The library is compiled for another processor",
     "Its header names another kind of CPU than the one that Python runs on, such as aarch64 "
     "for x86_64. The loader's own message is `wrong ELF class` or `cannot open shared object "
@@ -34,7 +31,6 @@ WRONG_ARCHITECTURE: Final = Entry(
 )
 
 LIBRARY_DAMAGED: Final = Entry(
-    "library-damaged",
     "The file is not a Linux library",
     "It does not start like one. The download was cut short, the disk is full, it is a Git LFS "
     "pointer or an error page saved under its name, or it was made for Windows or macOS.",
@@ -45,7 +41,6 @@ LIBRARY_DAMAGED: Final = Entry(
 )
 
 PYTHON_ABI: Final = Entry(
-    "python-abi",
     "The library is compiled for another Python",
     "The tag in its file name (`cpython-310`), that of its wheel, or a symbol it calls belongs to "
     "another version of Python. Libraries with `abi3` in the name work with every version from "
@@ -60,7 +55,6 @@ PYTHON_ABI: Final = Entry(
 )
 
 GLIBC_TOO_OLD: Final = Entry(
-    "glibc-too-old",
     "The system's C library is older than the library needs",
     "A library needs at least the glibc of the system that it was linked on, or the one that "
     "its wheel promises (manylinux_2_34 is glibc 2.34). glibc belongs to the distribution and "
@@ -71,7 +65,6 @@ GLIBC_TOO_OLD: Final = Entry(
 )
 
 LIBSTDCXX_TOO_OLD: Final = Entry(
-    "libstdcxx-too-old",
     "The C++ library is older than the library needs",
     "It was compiled by a newer g++ than the libstdc++.so.6 that would be loaded: that of the "
     "system, of a conda environment, or in a folder of LD_LIBRARY_PATH.",
@@ -83,7 +76,6 @@ LIBSTDCXX_TOO_OLD: Final = Entry(
 )
 
 LIBRARY_TOO_OLD: Final = Entry(
-    "library-too-old",
     "A required library is too old",
     "The loader finds the file, but it lacks the required symbol version.",
     "Install the newer version that the message names. LD_LIBRARY_PATH may have an old copy: try "
@@ -95,7 +87,6 @@ LIBRARY_TOO_OLD: Final = Entry(
 )
 
 LIBRARY_BROKEN: Final = Entry(
-    "library-broken",
     "A required library was found but cannot be loaded",
     "The loader takes the first file of that name. If it is empty, truncated or not a library, "
     "the loader fails and does not search on. LD_LIBRARY_PATH and LD_PRELOAD come before the "
@@ -105,7 +96,6 @@ LIBRARY_BROKEN: Final = Entry(
 )
 
 LIBRARY_MISSING: Final = Entry(
-    "library-missing",
     "A required library was not found",
     "The loader searches the library's own RUNPATH, LD_LIBRARY_PATH, its cache and the system's "
     "folders. Libraries of CUDA often come with torch, and are found only after `import torch`.",
@@ -119,7 +109,6 @@ LIBRARY_MISSING: Final = Entry(
 )
 
 TORCH_LIBRARY_MISSING: Final = Entry(
-    "torch-library-missing",
     "The library needs a part of torch that is missing",
     "`libc10_cuda.so` and `libtorch_cuda.so` come with a torch that has CUDA, and are found after "
     "`import torch`. Others (`libtorch_cuda_cu.so`) existed only in some versions: the package "
@@ -135,7 +124,6 @@ TORCH_LIBRARY_MISSING: Final = Entry(
 )
 
 TORCH_SYMBOL_MISSING: Final = Entry(
-    "torch-symbol-missing",
     "The library is built for another torch",
     "It calls functions that the installed torch does not have. torch's C++ interface changes "
     "with every minor version, so most extensions work with one of them; builds for the stable "
@@ -152,7 +140,6 @@ TORCH_SYMBOL_MISSING: Final = Entry(
 )
 
 UNDEFINED_SYMBOL: Final = Entry(
-    "undefined-symbol",
     "A library was compiled for another version of a dependency",
     "The loader found no library that defines the symbol. Its first letters often name its "
     "library: `nccl`, `cublas`, `cudnn`, `Py`.",
@@ -164,7 +151,6 @@ UNDEFINED_SYMBOL: Final = Entry(
 )
 
 TORCHVISION_DIFFERS: Final = Entry(
-    "torchvision-differs",
     "torchvision does not belong to this torch",
     "Each version of torchvision and torchaudio is compiled for one version of torch, and for "
     "its CUDA or CPU build. With another one its operators are not registered.",
@@ -176,7 +162,6 @@ TORCHVISION_DIFFERS: Final = Entry(
 )
 
 DLL_LOAD_FAILED: Final = Entry(
-    "dll-load-failed",
     "Windows cannot load a compiled library",
     "`module could not be found`: a DLL that it needs is absent, such as those of CUDA, torch or "
     "Visual C++. `procedure could not be found`: one has another version, most often torch. "
@@ -192,7 +177,6 @@ DLL_LOAD_FAILED: Final = Entry(
 )
 
 GIL_ENABLED: Final = Entry(
-    "gil-enabled",
     "A free-threaded Python enabled its lock (GIL) again",
     "Python 3.13t and newer run without the global interpreter lock, until they load a compiled "
     "module that does not declare support for that. It is a warning: everything works, one thread "
@@ -203,14 +187,12 @@ GIL_ENABLED: Final = Entry(
 )
 
 LOADING_UNKNOWN: Final = Entry(
-    "loading-unknown",
     "Loading could not be predicted from the symbol tables",
     "A file that decides it could not be read. This is neither a failure nor a proof.",
     f"`{PROGRAM} doctor`, without `--no-selftest`, loads them.",
 )
 
 LOAD_PREDICTION_DIFFERS: Final = Entry(
-    "load-prediction-differs",
     "Loading did not go as predicted",
     "The prediction from symbol tables differs from what happened in a process that loaded the "
     "libraries. The process is right; the prediction missed something.",
@@ -218,7 +200,6 @@ LOAD_PREDICTION_DIFFERS: Final = Entry(
 )
 
 KERNELS_FAILED: Final = Entry(
-    "kernels-failed",
     "The kernel library does not load",
     f"The dynamic loader refused `{KERNELS}`; its message names the cause: a "
     "library or a version of one that is absent, or a file of another architecture.",
@@ -227,7 +208,6 @@ KERNELS_FAILED: Final = Entry(
 )
 
 KERNELS_CRASHED: Final = Entry(
-    "kernels-crashed",
     "Loading the kernel library crashed its process",
     "A process that did nothing but load the library died. Most often the file is damaged, or a "
     "library that LD_PRELOAD or LD_LIBRARY_PATH names is loaded instead of the right one.",
@@ -235,7 +215,6 @@ KERNELS_CRASHED: Final = Entry(
 )
 
 TORCH_FAILED: Final = Entry(
-    "torch-failed",
     "torch cannot be imported",
     "The kernel library loads, but `import torch` fails. The message is torch's own: often a CUDA "
     "library of another version on LD_LIBRARY_PATH, or a broken install.",
@@ -244,7 +223,6 @@ TORCH_FAILED: Final = Entry(
 )
 
 TORCH_CRASHED: Final = Entry(
-    "torch-crashed",
     "Importing torch crashed its process",
     "The process died inside `import torch`, before anything of this package was loaded.",
     "Reinstall torch. On an old processor check for the instructions that torch is compiled for "
@@ -252,7 +230,6 @@ TORCH_CRASHED: Final = Entry(
 )
 
 EXTENSION_FAILED: Final = Entry(
-    "extension-failed",
     "The extension does not load",
     "torch imports, but the loader refuses `_C.so`, most often because of a symbol that this "
     "torch does not have, or a library that is absent.",
@@ -261,7 +238,6 @@ EXTENSION_FAILED: Final = Entry(
 )
 
 EXTENSION_CRASHED: Final = Entry(
-    "extension-crashed",
     "Loading the extension crashed its process",
     "The process died while it registered the operators. Two copies of the extension, or one "
     "compiled for another torch, can cause that.",
@@ -269,7 +245,6 @@ EXTENSION_CRASHED: Final = Entry(
 )
 
 CHILD_CRASHED: Final = Entry(
-    "child-crashed",
     "The process that loads the libraries did not start",
     "doctor starts a second Python to load the libraries, where a crash does no harm. It ended "
     "before it reported anything: out of memory, a full folder of temporary files, a limit on "

@@ -8,7 +8,6 @@ from ..product import NAME, PROGRAM
 from .entry import Entry
 
 SELFTEST_BITS_DIFFER: Final = Entry(
-    "selftest-bits-differ",
     "The same call gave different bits",
     "Runs with equal inputs must give equal bits, but one did not. The cause is a race in a "
     "kernel, an instruction that this GPU executes differently, or faulty memory.",
@@ -18,7 +17,6 @@ SELFTEST_BITS_DIFFER: Final = Entry(
 )
 
 SELFTEST_VALUES_DIFFER: Final = Entry(
-    "selftest-values-differ",
     "A result is farther from the reference than allowed",
     "The kernel ran, but its numbers are wrong, or their error is more than twice that of torch's "
     "own half precision.",
@@ -27,7 +25,6 @@ SELFTEST_VALUES_DIFFER: Final = Entry(
 )
 
 SELFTEST_ERROR: Final = Entry(
-    "selftest-error",
     "A call of the selftest raised an error",
     "CUDA or torch refused a call. `no kernel image is available` can come from torch's own "
     "kernels, too; `out of memory` can come from other programs on the GPU.",
@@ -36,7 +33,6 @@ SELFTEST_ERROR: Final = Entry(
 )
 
 SELFTEST_CRASHED: Final = Entry(
-    "selftest-crashed",
     "The selftest's process died",
     "The process that ran the kernels was killed or ended without a report. The message names the "
     "signal and the last case. SIGKILL most often means that the system or the container ran out "
@@ -46,7 +42,6 @@ SELFTEST_CRASHED: Final = Entry(
 )
 
 SELFTEST_TIMEOUT: Final = Entry(
-    "selftest-timeout",
     "The selftest took too long",
     "It was stopped at its time limit. A shared GPU, a debugger or sanitizer, or PTX that the "
     "driver compiles at every start (CUDA_CACHE_DISABLE) makes it slow; a kernel that hangs looks "
@@ -56,7 +51,6 @@ SELFTEST_TIMEOUT: Final = Entry(
 )
 
 SELFTEST_NOT_RUN: Final = Entry(
-    "selftest-not-run",
     "The selftest was not run",
     "This GPU has no code in the build, or the extension does not load, so there was nothing to "
     "test.",
@@ -64,7 +58,6 @@ SELFTEST_NOT_RUN: Final = Entry(
 )
 
 PREDICTION_DIFFERS: Final = Entry(
-    "prediction-differs",
     "Other variants ran than predicted",
     "doctor predicts from the library which variant of each kernel a GPU runs, but the dispatcher "
     "chose others. The results were right, but one of the two has a bug.",
@@ -72,7 +65,6 @@ PREDICTION_DIFFERS: Final = Entry(
 )
 
 FINGERPRINT_DIFFERS: Final = Entry(
-    "fingerprint-differs",
     "This GPU computes other bits than another GPU of its model",
     "The package holds SHA-256 hashes of what the selftest computed on a GPU of this model. Case, "
     "plan, kernel code, multiprocessors, shared memory and, for code that the driver compiles, the "
@@ -84,7 +76,6 @@ FINGERPRINT_DIFFERS: Final = Entry(
 )
 
 GPUS_DIFFER: Final = Entry(
-    "gpus-differ",
     "Two equal GPUs of this machine computed different bits",
     "They are of one model, ran the same code on the same inputs, and one of the two computed "
     "something else. Nothing raised an error: this is silent data corruption.",
@@ -93,7 +84,6 @@ GPUS_DIFFER: Final = Entry(
 )
 
 FLEET_ODD_GPU: Final = Entry(
-    "fleet-odd-gpu",
     "One GPU of the fleet computes other bits than its peers",
     "Most ranks with the same GPU model and code agree; this one does not. The message names "
     "host, PCI address and UUID of the GPU, the tensor and the case.",
@@ -102,7 +92,6 @@ FLEET_ODD_GPU: Final = Entry(
 )
 
 FLEET_DISAGREES: Final = Entry(
-    "fleet-disagrees",
     "GPUs of the fleet disagree, and none is in the majority",
     "As many ranks computed one result as another, so the fleet cannot say which of them is wrong.",
     "Run it with a third GPU of this model, or with `--rounds 10`: a GPU with occasional errors "
@@ -110,14 +99,12 @@ FLEET_DISAGREES: Final = Entry(
 )
 
 FLEET_DIFFERS: Final = Entry(
-    "fleet-differs",
     "Not all GPUs of the fleet computed the same bits",
     "It sums up the findings above it, one for each GPU that differs.",
     "See those; each has an explanation of its own.",
 )
 
 FLEET_NOTHING_TO_COMPARE: Final = Entry(
-    "fleet-nothing-to-compare",
     "No two ranks of the fleet are equal",
     "Bits are compared between GPUs of one model with the same limits, budget, build and, for "
     "code that the driver compiles, driver. Every rank differs from all others in one of these.",
@@ -125,7 +112,6 @@ FLEET_NOTHING_TO_COMPARE: Final = Entry(
 )
 
 FLEET_TOO_MANY_RANKS: Final = Entry(
-    "fleet-too-many-ranks",
     "There are more ranks on a host than GPUs",
     "Each rank tests the GPU with the number of its local rank, but there is no GPU with this "
     "number.",

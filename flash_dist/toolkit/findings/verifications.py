@@ -8,7 +8,6 @@ from ..product import NAME, PROGRAM
 from .entry import Entry
 
 VERIFY_UNREAD: Final = Entry(
-    "verify-unread",
     "The wheel cannot be read",
     "A file that cannot be read does not pass: a damaged archive, one with missing files, or one "
     "of another package.",
@@ -16,7 +15,6 @@ VERIFY_UNREAD: Final = Entry(
 )
 
 VERIFY_NOT_LISTED: Final = Entry(
-    "verify-not-listed",
     "The release does not list this file",
     "The manifest names every file of a release, but none has this name: the wheel is of another "
     "release, was renamed, or was never released.",
@@ -24,7 +22,6 @@ VERIFY_NOT_LISTED: Final = Entry(
 )
 
 VERIFY_CHECKSUM: Final = Entry(
-    "verify-checksum",
     "The file is not the one that was released",
     "Its SHA-256 or size differs from the manifest's. The download was cut short, or the file was "
     "replaced.",
@@ -32,7 +29,6 @@ VERIFY_CHECKSUM: Final = Entry(
 )
 
 VERIFY_ARCHIVE: Final = Entry(
-    "verify-archive",
     "The archive does not match its list of members",
     "The download was cut short, so the list at the end is missing. Or the zip archive has bytes "
     "before, between or after its members, or the header of a member differs from the list: two "
@@ -42,7 +38,6 @@ VERIFY_ARCHIVE: Final = Entry(
 )
 
 VERIFY_FOREIGN_FILE: Final = Entry(
-    "verify-foreign-file",
     "The wheel has files that do not belong to this package",
     f"A wheel of this package holds the folder `{NAME}` and one dist-info. An installer copies "
     "any other file beside other packages: a `.pth` file runs with every Python, a folder `torch` "
@@ -53,7 +48,6 @@ VERIFY_FOREIGN_FILE: Final = Entry(
 )
 
 VERIFY_METADATA: Final = Entry(
-    "verify-metadata",
     "File name, METADATA, WHEEL and _build.json disagree",
     "The file name, the dist-info and `_build.json` all give version, tags, Python, requirements "
     "and glibc. They must agree, because installers rely on each of them. An added requirement "
@@ -63,7 +57,6 @@ VERIFY_METADATA: Final = Entry(
 )
 
 VERIFY_PACKAGE: Final = Entry(
-    "verify-package",
     "The conda package says more than follows from its wheel",
     "Clients run scripts, write prefixes into files and install dependencies as `info/` of a "
     "package says. Name, build, dependencies and GPUs of this package follow from its wheel, and "
@@ -72,7 +65,6 @@ VERIFY_PACKAGE: Final = Entry(
 )
 
 VERIFY_RECORD: Final = Entry(
-    "verify-record",
     "Files in the wheel differ from its RECORD",
     "RECORD lists a SHA-256 and a size for every file of a wheel. A file was changed, added or "
     "removed after the wheel was made.",
@@ -80,7 +72,6 @@ VERIFY_RECORD: Final = Entry(
 )
 
 VERIFY_AUDIT: Final = Entry(
-    "verify-audit",
     "The code in the wheel differs from its declaration",
     "Kernels, targets or libraries differ from `_build.json` in the wheel; each line names the "
     "finding of the audit.",
@@ -90,7 +81,6 @@ VERIFY_AUDIT: Final = Entry(
 )
 
 VERIFY_SBOM_MISSING: Final = Entry(
-    "verify-sbom-missing",
     "The wheel has no bill of materials",
     "Every wheel of this package carries one (CycloneDX, in `dist-info/sboms`), which names the "
     "toolkit and the third-party parts of the libraries. This wheel is older than that, or the "
@@ -99,7 +89,6 @@ VERIFY_SBOM_MISSING: Final = Entry(
 )
 
 VERIFY_SBOM_DIFFERS: Final = Entry(
-    "verify-sbom-differs",
     "The bill of materials does not match this wheel",
     "Version, targets, parts or the SHA-256 of a library differ from what the wheel holds: the "
     "bill is of another build, or a library was changed.",

@@ -12,7 +12,6 @@ from ...product import PROGRAM
 from ..entry import Entry
 
 FLASH_ATTENTION_GPU: Final = Entry(
-    "flash-attention-gpu",
     "flash-attention has no kernels for this GPU",
     "flash-attention 2 needs Ampere (8.0) or newer. It refuses Turing and Volta, and versions "
     "from before Blackwell refuse 12.0 with the same message. flash-attention 3 needs Hopper "
@@ -29,7 +28,6 @@ FLASH_ATTENTION_GPU: Final = Entry(
 )
 
 KERNEL_NOT_BUILT: Final = Entry(
-    "kernel-not-built",
     "SageAttention was built without the kernels for this GPU",
     "Its setup compiles for the visible GPUs, or for TORCH_CUDA_ARCH_LIST, and files of an older "
     "build stay in the package. SageAttention itself may support the GPU.",
@@ -39,7 +37,6 @@ KERNEL_NOT_BUILT: Final = Entry(
 )
 
 SDPA_NO_KERNEL: Final = Entry(
-    "sdpa-no-kernel",
     "No allowed attention kernel of torch supports this call",
     "`sdpa_kernel` limits scaled_dot_product_attention to some backends, and none of them "
     "supports the dtype, head_dim, mask or GPU of this call. torch prints the reasons as warnings "
@@ -50,7 +47,6 @@ SDPA_NO_KERNEL: Final = Entry(
 )
 
 XFORMERS_NO_OPERATOR: Final = Entry(
-    "xformers-no-operator",
     "No kernel of xformers supports this call",
     "The lines below the message say for each kernel why not: the GPU is too old or too new for "
     "it, the dtype or mask is not supported, or the kernel was not built (`operator wasn't "
@@ -61,7 +57,6 @@ XFORMERS_NO_OPERATOR: Final = Entry(
 )
 
 FLEX_MASK_DEVICE: Final = Entry(
-    "flex-mask-device",
     "A mask is on another GPU than the queries",
     "With layers spread over several GPUs, a BlockMask or a tensor that its mask_mod reads was "
     "made on the first one and is used on the second. An older torch fails while compiling, "
@@ -75,7 +70,6 @@ FLEX_MASK_DEVICE: Final = Entry(
 )
 
 FLASH_ATTENTION_DTYPE: Final = Entry(
-    "flash-attention-dtype",
     "flash-attention supports only float16 and bfloat16",
     "The tensors are float32: the model was loaded without a dtype, or a norm, rotary embedding "
     "or adapter converted them.",
@@ -91,7 +85,6 @@ FLASH_ATTENTION_DTYPE: Final = Entry(
 )
 
 FLASH_ATTENTION_HEAD_DIM: Final = Entry(
-    "flash-attention-head-dim",
     "flash-attention has no kernel for this head_dim on this GPU",
     "Its kernels support head_dim up to 256. Older versions have a backward above 192 only for "
     "A100 and H100, which have more shared memory than GeForce cards.",
@@ -107,7 +100,6 @@ FLASH_ATTENTION_HEAD_DIM: Final = Entry(
 )
 
 FLASH_ATTENTION_FP8: Final = Entry(
-    "flash-attention-fp8",
     "FlashAttention 4 supports FP8 only on compute capability 10.x",
     "Its CuTe kernels have FP8 for datacenter Blackwell (B200, B300) and for no other GPU; on "
     "Hopper FlashAttention 3 has it.",
@@ -120,7 +112,6 @@ FLASH_ATTENTION_FP8: Final = Entry(
 )
 
 ATTENTION_DEVICE: Final = Entry(
-    "attention-device",
     "An argument of the attention call is on the CPU",
     "Kernels read GPU memory. The tensor that the message names, often cu_seqlens from a "
     "tokenizer or collator, was never moved there.",
@@ -130,7 +121,6 @@ ATTENTION_DEVICE: Final = Entry(
 )
 
 ATTENTION_CONTIGUOUS: Final = Entry(
-    "attention-contiguous",
     "The values of a head are not contiguous",
     "flash-attention reads rows of head_dim values with a stride of 1. A transpose or a slice "
     "with steps changed that.",
@@ -144,7 +134,6 @@ ATTENTION_CONTIGUOUS: Final = Entry(
 )
 
 CU_SEQLENS_DTYPE: Final = Entry(
-    "cu-seqlens-dtype",
     "Boundaries of packed sequences must be int32",
     "`torch.cumsum` gives int64, whatever its input was. flash-attention reads cu_seqlens as "
     "32-bit integers.",
@@ -154,7 +143,6 @@ CU_SEQLENS_DTYPE: Final = Entry(
 )
 
 ATTENTION_SHAPES: Final = Entry(
-    "attention-shapes",
     "The shapes of q, k and v do not match",
     "flash-attention expects [batch, seqlen, heads, head_dim]; torch's own attention has heads "
     "before seqlen. The number of heads of q must be a multiple of that of k and v, and batches "
@@ -169,7 +157,6 @@ ATTENTION_SHAPES: Final = Entry(
 )
 
 ATTN_BIAS_ALIGNED: Final = Entry(
-    "attn-bias-aligned",
     "Rows of the mask do not begin at multiples that the kernel reads",
     "The memory-efficient kernel of torch and xformers reads a bias in vectors: each row must "
     "begin at a multiple of 8 values (16 bits) or 4 (32 bits), but seqlen_k is not such a "
@@ -180,7 +167,6 @@ ATTN_BIAS_ALIGNED: Final = Entry(
 )
 
 CAPTURE_LENGTHS: Final = Entry(
-    "capture-lengths",
     "FlashInfer needs lengths on the CPU while a CUDA graph is captured",
     "Its prefill plans with the lengths of the sequences. A capture forbids copying them from the "
     "GPU.",
@@ -190,7 +176,6 @@ CAPTURE_LENGTHS: Final = Entry(
 )
 
 VLLM_BATCH_INVARIANT: Final = Entry(
-    "vllm-batch-invariant",
     "vLLM's batch-invariant mode needs a named attention backend",
     "VLLM_BATCH_INVARIANT=1 is checked before vLLM chooses its backend, so `None` is refused, as "
     "is each backend that the message does not list.",
@@ -201,7 +186,6 @@ VLLM_BATCH_INVARIANT: Final = Entry(
 )
 
 SAGE_ATTENTION_GPU: Final = Entry(
-    "sage-attention-gpu",
     "SageAttention 2 has no kernels for this GPU",
     "Its kernels need Ampere (8.0) or newer. It refuses GeForce RTX 20, T4 and Quadro RTX (sm75), "
     "and GPUs newer than the package.",

@@ -12,7 +12,6 @@ from ...product import PROGRAM
 from ..entry import Entry
 
 CUDA_TOOLKIT_ABSENT: Final = Entry(
-    "cuda-toolkit-absent",
     "No CUDA toolkit was found for the build",
     "The package is compiled here, because it has no wheel for this Python, torch and system. "
     "That needs nvcc, which comes with neither the driver nor torch.",
@@ -31,7 +30,6 @@ CUDA_TOOLKIT_ABSENT: Final = Entry(
 )
 
 CUDA_VERSIONS_DIFFER: Final = Entry(
-    "cuda-versions-differ",
     "The toolkit has another CUDA version than torch",
     "An extension is compiled with the nvcc that is found first, and must have the major version "
     "of CUDA that torch was built with.",
@@ -49,7 +47,6 @@ CUDA_VERSIONS_DIFFER: Final = Entry(
 )
 
 NVCC_LACKS_GPU: Final = Entry(
-    "nvcc-lacks-gpu",
     "This nvcc does not compile for the GPU",
     "The toolkit is older than the GPU, or so new that it dropped support for it: sm_100 and "
     "sm_120 need CUDA 12.8, and CUDA 13 begins with 7.5.",
@@ -60,7 +57,6 @@ NVCC_LACKS_GPU: Final = Entry(
 )
 
 HOST_COMPILER_TOO_NEW: Final = Entry(
-    "host-compiler-too-new",
     "g++ is newer than this CUDA knows",
     "nvcc compiles host code with g++ and refuses g++ versions that are newer than it knows.",
     "Install an older g++ as well and select it: `export CC=gcc-12 CXX=g++-12 "
@@ -70,7 +66,6 @@ HOST_COMPILER_TOO_NEW: Final = Entry(
 )
 
 BUILD_KILLED: Final = Entry(
-    "build-killed",
     "The build was killed, most often for lack of memory",
     "A file of flash-attention takes several GB to compile, and the build compiles as many at "
     "once as there are cores. `dmesg` shows what the system killed; in a container its limit "
@@ -84,7 +79,6 @@ BUILD_KILLED: Final = Entry(
 )
 
 BUILD_FAILED: Final = Entry(
-    "build-failed",
     "A package was built here, and the compiler failed",
     "This is one of its last lines. The cause is the first `error` or `FAILED` above, or the word "
     "`Killed`, which means lack of memory.",
@@ -100,7 +94,6 @@ BUILD_FAILED: Final = Entry(
 )
 
 TRITON_TOO_OLD: Final = Entry(
-    "triton-too-old",
     "Triton's assembler does not know this GPU",
     "Triton includes its own ptxas, which is older than the GPU. torch.compile and all Triton "
     "kernels fail with it; compiled kernels work.",
@@ -115,7 +108,6 @@ TRITON_TOO_OLD: Final = Entry(
 )
 
 TRITON_ABSENT: Final = Entry(
-    "triton-absent",
     "Triton is not installed",
     "torch for Linux with CUDA installs it; torch for Windows and torch without CUDA do not. "
     "SageAttention 1 and torch.compile need it.",
@@ -126,7 +118,6 @@ TRITON_ABSENT: Final = Entry(
 )
 
 TRITON_NO_COMPILER: Final = Entry(
-    "triton-no-compiler",
     "Triton finds no C compiler",
     "Triton compiles a small C module when a kernel is first called. Slim images and Windows have "
     "no compiler.",
@@ -135,7 +126,6 @@ TRITON_NO_COMPILER: Final = Entry(
 )
 
 COMPILER_CRASHED: Final = Entry(
-    "compiler-crashed",
     "A compiler of CUDA crashed",
     "ptxas, cicc or cudafe++ crashed because of its own error (signal 11), not because of the "
     "source. Too little memory can look the same.",
@@ -145,7 +135,6 @@ COMPILER_CRASHED: Final = Entry(
 )
 
 LAUNCH_BOUNDS: Final = Entry(
-    "launch-bounds",
     "A kernel's launch bounds do not fit this GPU",
     "`__launch_bounds__(threads, blocks)` asks for more threads per multiprocessor than the target "
     "has: 2048 on 8.0, 9.0 and 10.0, 1536 on 8.6, 8.9 and 12.0, 1024 on 7.5. A warning is "
@@ -156,7 +145,6 @@ LAUNCH_BOUNDS: Final = Entry(
 )
 
 LIBCUDA_NOT_LINKED: Final = Entry(
-    "libcuda-not-linked",
     "The linker does not find libcuda",
     "libcuda.so belongs to the driver, which an image or a login node does not have; the toolkit "
     "has a stub to link against. Triton and many builds ask for it.",
@@ -167,7 +155,6 @@ LIBCUDA_NOT_LINKED: Final = Entry(
 )
 
 CPP_TOO_OLD: Final = Entry(
-    "cpp-too-old",
     "torch's headers need a newer C++ than the package is compiled for",
     "torch 2.1 to 2.13 need C++17, 2.14 and newer C++20, and the package's build asks for an older "
     "standard, or g++ is older than 11.",
@@ -182,7 +169,6 @@ CPP_TOO_OLD: Final = Entry(
 )
 
 NINJA_ABSENT: Final = Entry(
-    "ninja-absent",
     "ninja, which torch builds extensions with, is not installed",
     "ninja is a small program that runs compilers in parallel. torch looks for it on PATH, and an "
     "isolated build does not see the one of another environment.",

@@ -11,7 +11,6 @@ from ...product import NAME, PROGRAM, VARIABLES
 from ..entry import Entry
 
 DEVICE_ASSERT: Final = Entry(
-    "device-assert",
     "CUDA error 710: a kernel's own check failed",
     "A kernel found an invalid value, nearly always an index outside of its tensor: a token that "
     "is not in the vocabulary, or a class that does not exist. The error appears at a later call "
@@ -23,7 +22,6 @@ DEVICE_ASSERT: Final = Entry(
 )
 
 ILLEGAL_ADDRESS: Final = Entry(
-    "illegal-address",
     "CUDA error 700: a kernel read or wrote outside of its memory",
     "A kernel has a bug or got wrong arguments: lengths that do not match the tensor "
     "(cu_seqlens), a tensor of another GPU, or freed memory. The error appears at a later call "
@@ -36,7 +34,6 @@ ILLEGAL_ADDRESS: Final = Entry(
 )
 
 OUT_OF_MEMORY: Final = Entry(
-    "out-of-memory",
     "The GPU's memory is full",
     "The message says how much was asked for, what is free, and what torch itself holds. If much "
     "is `reserved but unallocated`, the memory is fragmented. If torch holds little, another "
@@ -53,7 +50,6 @@ OUT_OF_MEMORY: Final = Entry(
 )
 
 FORKED_PROCESS: Final = Entry(
-    "forked-process",
     "CUDA was used before the process was forked",
     "A forked child cannot use the CUDA of its parent. The parent used the GPU, or asked for one, "
     "before it started workers.",
@@ -63,7 +59,6 @@ FORKED_PROCESS: Final = Entry(
 )
 
 KERNEL_FAULT: Final = Entry(
-    "kernel-fault",
     "CUDA errors 714 to 719: a kernel was stopped by a fault",
     "The kernel used a misaligned address (716) or an illegal instruction (715), or failed in "
     "another way (719). Most often it has a bug or got wrong sizes; a failing driver or GPU looks "
@@ -80,7 +75,6 @@ KERNEL_FAULT: Final = Entry(
 )
 
 LAUNCH_SHAPE: Final = Entry(
-    "launch-shape",
     "CUDA error 9: a kernel was launched with an invalid grid",
     "A side of the grid or block is 0 or too large: an empty tensor, or a batch or sequence "
     "beyond 65,535 in a kernel that uses y or z for it. In a cluster launch (912) the cluster "
@@ -93,7 +87,6 @@ LAUNCH_SHAPE: Final = Entry(
 )
 
 LAUNCH_RESOURCES: Final = Entry(
-    "launch-resources",
     "CUDA error 701: a block needs more registers than the GPU has",
     "The block has more threads than its registers allow, often in a kernel that was compiled for "
     "another GPU or in debug mode (`-G`).",
@@ -105,7 +98,6 @@ LAUNCH_RESOURCES: Final = Entry(
 )
 
 LAUNCH_TIMEOUT: Final = Entry(
-    "launch-timeout",
     "CUDA error 702: a kernel ran longer than the display allows",
     "A GPU that draws a screen stops kernels after a few seconds (Windows: TDR, two seconds).",
     "Use a GPU without a display, or give the kernel less work per call. Under Windows TdrDelay "
@@ -115,7 +107,6 @@ LAUNCH_TIMEOUT: Final = Entry(
 )
 
 WRONG_DEVICE_NUMBER: Final = Entry(
-    "wrong-device-number",
     "CUDA error 101: there is no GPU of this number",
     "The program asks for a GPU beyond those that it sees. CUDA_VISIBLE_DEVICES renumbers them: "
     "with `CUDA_VISIBLE_DEVICES=3` the only one is `cuda:0`. Often more processes are started "
@@ -127,7 +118,6 @@ WRONG_DEVICE_NUMBER: Final = Entry(
 )
 
 CAPTURE_REFUSED: Final = Entry(
-    "capture-refused",
     "CUDA errors 900 to 908: a CUDA graph cannot capture this call",
     "While a stream is captured, nothing may wait for the GPU, allocate past torch's allocator, or "
     "use a stream that is not part of it: `.item()`, `.cpu()`, prints of tensors, the first call "
@@ -144,7 +134,6 @@ CAPTURE_REFUSED: Final = Entry(
 )
 
 KERNEL_SYMBOL_ABSENT: Final = Entry(
-    "kernel-symbol-absent",
     "CUDA error 500: the driver does not find a kernel by its name",
     "The GPU code that was loaded lacks it: it is of another build or version than the program, "
     "as after an upgrade that kept compiled files, or it was left out for this GPU.",
@@ -155,7 +144,6 @@ KERNEL_SYMBOL_ABSENT: Final = Entry(
 )
 
 PEER_ACCESS: Final = Entry(
-    "peer-access",
     "CUDA error 217: one GPU cannot access the other's memory",
     "The two have no link that allows it: GeForce cards of recent series, GPUs on different "
     "sockets, virtual machines, or an IOMMU in between.",
@@ -166,7 +154,6 @@ PEER_ACCESS: Final = Entry(
 )
 
 NVLINK_ERROR: Final = Entry(
-    "nvlink-error",
     "CUDA errors 220 and 226: a link between GPUs failed",
     "An access over NVLink ended in an error of the link or of the GPU at its other end. It is "
     "nearly always hardware, or a peer process that died.",
@@ -177,7 +164,6 @@ NVLINK_ERROR: Final = Entry(
 )
 
 CONTEXT_GONE: Final = Entry(
-    "context-gone",
     "CUDA errors 4, 201 and 709: CUDA was shut down in this process",
     "A call comes after CUDA was shut down: at the end of the program, in a destructor or thread "
     "that outlives it, or after another error or a device reset took the context away.",
@@ -189,7 +175,6 @@ CONTEXT_GONE: Final = Entry(
 )
 
 CUDA_NOT_SUPPORTED: Final = Entry(
-    "cuda-not-supported",
     "CUDA errors 800 and 801: the call is not supported here",
     "The program uses a feature that is not available: memory pools or IPC under WSL, vGPU or "
     "some containers, multicast without NVSwitch, a newer call on an older driver.",
@@ -200,7 +185,6 @@ CUDA_NOT_SUPPORTED: Final = Entry(
 )
 
 CUDA_INVALID_CALL: Final = Entry(
-    "cuda-invalid-call",
     "CUDA errors 1 and 400: a library passed an invalid argument to CUDA",
     "CUDA got a wrong pointer, size or handle: a stream or event of another GPU or process, an "
     "object that was freed, or libraries of different CUDA versions in one process.",
@@ -211,7 +195,6 @@ CUDA_INVALID_CALL: Final = Entry(
 )
 
 CUDA_ERROR: Final = Entry(
-    "cuda-error",
     "A CUDA call failed",
     f"The code names the error but not its cause, and {NAME} knows no common cause for it. "
     "Kernels run asynchronously, so the trace may show a later line.",

@@ -11,7 +11,6 @@ from ...product import PROGRAM
 from ..entry import Entry
 
 NOT_DETERMINISTIC: Final = Entry(
-    "not-deterministic",
     "torch has no deterministic kernel for this operation",
     "`torch.use_deterministic_algorithms(True)` forbids kernels whose result may differ from run "
     "to run, and this operation has no other one on the GPU in this version of torch.",
@@ -22,7 +21,6 @@ NOT_DETERMINISTIC: Final = Entry(
 )
 
 CUBLAS_WORKSPACE: Final = Entry(
-    "cublas-workspace",
     "cuBLAS is deterministic only with a fixed workspace",
     "`torch.use_deterministic_algorithms(True)` asks for the same bits in every run, and cuBLAS "
     "gives them once CUBLAS_WORKSPACE_CONFIG is set, before the program starts.",
@@ -31,7 +29,6 @@ CUBLAS_WORKSPACE: Final = Entry(
 )
 
 CUBLAS_NOT_INITIALIZED: Final = Entry(
-    "cublas-not-initialized",
     "cuBLAS could not initialize",
     "cuBLAS needs GPU memory of its own, and none is left: torch or another process holds all of "
     "it. After the error of a kernel, such as an index outside of its tensor, it fails with the "
@@ -42,7 +39,6 @@ CUBLAS_NOT_INITIALIZED: Final = Entry(
 )
 
 CUBLAS_FAILED: Final = Entry(
-    "cublas-failed",
     "A matrix product failed on the GPU",
     "Most often an earlier kernel failed and cuBLAS is the first to notice, or a cuBLAS of "
     "another CUDA is loaded instead of torch's (LD_LIBRARY_PATH, a system-wide CUDA).",
@@ -52,7 +48,6 @@ CUBLAS_FAILED: Final = Entry(
 )
 
 CUDNN_NO_PLAN: Final = Entry(
-    "cudnn-no-plan",
     "cuDNN has no kernel for this call",
     "torch chose cuDNN for a convolution or for attention, but no kernel of this cuDNN version "
     "supports the shapes, strides or GPU. A GPU that is newer than the cuDNN is the most common "
@@ -63,7 +58,6 @@ CUDNN_NO_PLAN: Final = Entry(
 )
 
 TRITON_OUT_OF_RESOURCES: Final = Entry(
-    "triton-out-of-resources",
     "A Triton kernel needs more than this GPU has per block",
     "Its tiles need more shared memory (or registers, tensor memory) than the limit that the "
     "message names: they were chosen for a GPU with more, such as an A100 or H100.",
@@ -79,7 +73,6 @@ TRITON_OUT_OF_RESOURCES: Final = Entry(
 )
 
 NCCL_CUDA_ERROR: Final = Entry(
-    "nccl-cuda-error",
     "NCCL was stopped by a CUDA error",
     "NCCL reports an error that it did not cause: a GPU that two ranks share, a kernel of this or "
     "another rank that failed, too little `/dev/shm`, or a driver that is too old for it.",
@@ -89,7 +82,6 @@ NCCL_CUDA_ERROR: Final = Entry(
 )
 
 TORCH_NVML: Final = Entry(
-    "torch-nvml",
     "torch ran out of GPU memory and could not ask who holds it",
     "This line of torch counts processes on the GPU for its message `CUDA out of memory`, by NVML, "
     "which does not answer here: as under WSL, in some containers, with MIG, or after an update "
@@ -100,7 +92,6 @@ TORCH_NVML: Final = Entry(
 )
 
 NO_GRADIENT: Final = Entry(
-    "no-gradient",
     "Nothing in this loss requires a gradient",
     "Every tensor that it was computed from is frozen, detached, or was made under "
     "`torch.no_grad()` or `inference_mode()`. With adapters (PEFT) and gradient checkpointing the "
@@ -112,7 +103,6 @@ NO_GRADIENT: Final = Entry(
 )
 
 NO_DOUBLE_BACKWARD: Final = Entry(
-    "no-double-backward",
     "This operation has no gradient of its gradient",
     "Attention kernels have a backward, but no second derivative. A gradient penalty, forces from "
     "energies, or `create_graph=True` needs one. No flash attention has it, ours included.",
@@ -123,7 +113,6 @@ NO_DOUBLE_BACKWARD: Final = Entry(
 )
 
 DYNAMO_SKIPPED: Final = Entry(
-    "dynamo-skipped",
     "torch.compile reached a function that it cannot trace",
     "The function is compiled code that is not an operator of torch (pybind11, ctypes), or is on "
     "torch's list of functions that are not traced. With `fullgraph=True` that is an error, "
@@ -134,7 +123,6 @@ DYNAMO_SKIPPED: Final = Entry(
 )
 
 DYNAMO_FAILED: Final = Entry(
-    "dynamo-failed",
     "A call failed while torch.compile traced it",
     "torch.compile runs the call on tensors without data, to learn its shapes, and the call "
     "raised an error. The reason is the last line of the message, not this one.",
@@ -145,7 +133,6 @@ DYNAMO_FAILED: Final = Entry(
 )
 
 OPERATOR_UNKNOWN: Final = Entry(
-    "operator-unknown",
     "torch knows no operator of this name",
     "The library that registers it was not loaded in this process, failed to load earlier, or has "
     "it only in another version. Names are `package::operator`.",
@@ -156,7 +143,6 @@ OPERATOR_UNKNOWN: Final = Entry(
 )
 
 OPERATOR_SHARDING: Final = Entry(
-    "operator-sharding",
     "DTensor does not know how to shard this operation",
     "The inputs are DTensors (tensor or sequence parallel), and torch has no sharding rule for "
     "the operation. Attention works on shards of heads or batch without any communication.",
@@ -167,7 +153,6 @@ OPERATOR_SHARDING: Final = Entry(
 )
 
 PICKLE_CODE: Final = Entry(
-    "pickle-code",
     "An object with Python code cannot be sent or saved",
     "Nested functions, lambdas and compiled functions cannot be pickled, for example as the "
     "mask_mod of a saved mask, or an attribute of a Dataset whose workers are spawned.",
@@ -176,7 +161,6 @@ PICKLE_CODE: Final = Entry(
 )
 
 SIZES_DIFFER: Final = Entry(
-    "sizes-differ",
     "Two tensors of an operation do not have the same size",
     "Sizes must be equal, or 1, axis by axis from the right. In attention it is most often a mask "
     "that was made for another length than the keys, such as one without the tokens in the cache.",
@@ -187,7 +171,6 @@ SIZES_DIFFER: Final = Entry(
 )
 
 DTYPES_DIFFER: Final = Entry(
-    "dtypes-differ",
     "The tensors of a call have different dtypes",
     "Part of the model computes in another precision: norms or rotary embeddings in float32, "
     "adapters that were loaded apart, or autocast that ends in between.",
@@ -203,7 +186,6 @@ DTYPES_DIFFER: Final = Entry(
 )
 
 TORCH_WITHOUT_FLASH: Final = Entry(
-    "torch-without-flash",
     "This build of torch has no flash attention of its own",
     "It is a warning: scaled_dot_product_attention uses another of its kernels, which is correct "
     "but slower for long sequences. Some of torch's builds for Windows lack flash attention.",

@@ -12,7 +12,6 @@ from ...product import PROGRAM
 from ..entry import Entry
 
 PRINTF_STUB: Final = Entry(
-    "printf-stub",
     "A kernel's stub was called",
     "xformers and CUTLASS compile a kernel for every target of a library. For targets that it "
     "does not support, its body only prints a message. The dispatcher chose it for another GPU "
@@ -26,7 +25,6 @@ PRINTF_STUB: Final = Entry(
 )
 
 ARCH_CONDITIONAL_STUB: Final = Entry(
-    "arch-conditional-stub",
     "A kernel was compiled without the suffix it needs",
     "Some matrix instructions exist on only one architecture and need a target with a suffix, "
     "sm_90a, sm_100a or sm_120a. Compiled for sm_90, the kernel's body is a message.",
@@ -35,7 +33,6 @@ ARCH_CONDITIONAL_STUB: Final = Entry(
 )
 
 NO_KERNEL_IMAGE: Final = Entry(
-    "no-kernel-image",
     "CUDA error 209: no kernel image is available",
     "The library holds no code that this GPU can run: neither machine code of its major with an "
     "equal or older minor, nor PTX. The variables CUDA_FORCE_PTX_JIT and CUDA_DISABLE_PTX_JIT, "
@@ -50,7 +47,6 @@ NO_KERNEL_IMAGE: Final = Entry(
 )
 
 INVALID_DEVICE_FUNCTION: Final = Entry(
-    "invalid-device-function",
     "CUDA error 98: the kernel does not exist for this GPU",
     "The program calls a kernel without code for this GPU, or whose library was loaded twice or "
     "replaced by one of another build. Old programs print the number 8.",
@@ -64,7 +60,6 @@ INVALID_DEVICE_FUNCTION: Final = Entry(
 )
 
 TORCH_LACKS_GPU: Final = Entry(
-    "torch-lacks-gpu",
     "torch has no code for this GPU",
     "The GPU is newer, or older, than the ones that this build of torch was compiled for; the "
     "next line of the message lists them. Its first kernel fails with "
@@ -77,7 +72,6 @@ TORCH_LACKS_GPU: Final = Entry(
 )
 
 INVALID_IMAGE: Final = Entry(
-    "invalid-image",
     "CUDA error 200: the kernel image is invalid",
     "The driver does not understand the image. Most often it is compressed with zstd, which nvcc "
     "uses by default from CUDA 13.0 on and drivers before 550 do not support. Or the file is "
@@ -89,7 +83,6 @@ INVALID_IMAGE: Final = Entry(
 )
 
 PTX_TOO_NEW: Final = Entry(
-    "ptx-too-new",
     "CUDA error 222: PTX of an unsupported toolchain",
     "The PTX was written by a newer CUDA than the driver supports. Within one CUDA major version, "
     "machine code may be newer than the driver; PTX may not.",
@@ -103,7 +96,6 @@ PTX_TOO_NEW: Final = Entry(
 )
 
 INVALID_PTX: Final = Entry(
-    "invalid-ptx",
     "CUDA error 218: the driver cannot compile the PTX",
     "The PTX is damaged, was not found where it is loaded from, or uses instructions of a target "
     "that is newer than this GPU. PTX for sm_90a compiles only on 9.0.",
@@ -114,7 +106,6 @@ INVALID_PTX: Final = Entry(
 )
 
 JIT_COMPILER_ABSENT: Final = Entry(
-    "jit-compiler-absent",
     "The driver's PTX compiler is missing",
     "Some code exists only as PTX, and `libnvidia-ptxjitcompiler.so.1`, which compiles it, is "
     "missing. It belongs to the driver; a container gets it with the capability `compute`. CUDA's "
@@ -129,7 +120,6 @@ JIT_COMPILER_ABSENT: Final = Entry(
 )
 
 JIT_DISABLED: Final = Entry(
-    "jit-disabled",
     "CUDA error 223: compiling PTX is disabled",
     "The library has only PTX for this GPU, and CUDA_DISABLE_PTX_JIT or CUDA_DISABLE_JIT forbids "
     "compiling it.",

@@ -10,7 +10,6 @@ from typing import Final
 from ..entry import Entry
 
 WHEEL_NOT_SUPPORTED: Final = Entry(
-    "wheel-not-supported",
     "The wheel is for another Python, system or processor",
     "The end of its name says what it is for: `cp310` is Python 3.10, `manylinux_2_34` is glibc "
     "2.34 or newer, `win_amd64` is Windows; `cp313t` is a free-threaded Python, which accepts "
@@ -26,7 +25,6 @@ WHEEL_NOT_SUPPORTED: Final = Entry(
 )
 
 NO_MATCHING_DISTRIBUTION: Final = Entry(
-    "no-matching-distribution",
     "The index has no such version for this Python and system",
     "pip searched the given indexes. Either the version does not exist there, or its wheels are "
     "for other versions of Python (a free-threaded one counts as another), other processors or a "
@@ -43,7 +41,6 @@ NO_MATCHING_DISTRIBUTION: Final = Entry(
 )
 
 EXTERNALLY_MANAGED: Final = Entry(
-    "externally-managed",
     "This Python belongs to the system, and pip may not install into it",
     "Distributions mark their Python this way (PEP 668), since pip could break programs of the "
     "system.",
@@ -53,7 +50,6 @@ EXTERNALLY_MANAGED: Final = Entry(
 )
 
 READ_ONLY: Final = Entry(
-    "read-only",
     "A folder is on a read-only file system",
     "NixOS, Fedora Silverblue and some container images have read-only folders, or the disk "
     "became read-only after an error.",
@@ -63,7 +59,6 @@ READ_ONLY: Final = Entry(
 )
 
 HASHES_DIFFER: Final = Entry(
-    "hashes-differ",
     "A file has another hash than the requirements promise",
     "The download was cut short or altered on its way (a proxy, a damaged cache), the index has "
     "another file of that name, or the file was built again.",
@@ -77,7 +72,6 @@ HASHES_DIFFER: Final = Entry(
 )
 
 CONDA_DRIVER: Final = Entry(
-    "conda-driver",
     "conda sees no driver that is new enough",
     "`__cuda` is the CUDA version of the driver here, as conda finds it. On a machine without a "
     "GPU, such as a login node or an image, there is none at all.",
@@ -87,7 +81,6 @@ CONDA_DRIVER: Final = Entry(
 )
 
 CONDA_PACKAGE_ABSENT: Final = Entry(
-    "conda-package-absent",
     "conda's channels do not have this package",
     "The name or version is not in them, or only for another platform. Packages of pip often have "
     "other names there, or are in no channel.",
@@ -97,7 +90,6 @@ CONDA_PACKAGE_ABSENT: Final = Entry(
 )
 
 WHEEL_TOO_RECENT: Final = Entry(
-    "wheel-too-recent",
     "The wheel's libraries need a newer glibc than its tag promises",
     "They were linked on a newer system, and call versions of functions that older ones lack.",
     "Build on the system of the tag: an image such as `quay.io/pypa/manylinux_2_28_x86_64`. "

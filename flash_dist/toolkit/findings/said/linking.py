@@ -11,7 +11,6 @@ from typing import Final
 from ..entry import Entry
 
 LIBRARY_DENIED: Final = Entry(
-    "library-denied",
     "This process has no permission to open a library",
     "The file, or a folder above it, is closed to this user, or SELinux, AppArmor or a sandbox "
     "forbids it. Reinstalling the package as the same user changes nothing.",
@@ -25,7 +24,6 @@ LIBRARY_DENIED: Final = Entry(
 )
 
 FILE_LIMIT: Final = Entry(
-    "file-limit",
     "This process has reached its limit of open files",
     "It has as many files open as its limit allows, often because DataLoader workers keep tensors "
     "as files. The library itself is intact.",
@@ -38,7 +36,6 @@ FILE_LIMIT: Final = Entry(
 )
 
 FILE_SYSTEM_FAILS: Final = Entry(
-    "file-system-fails",
     "The file system of a library fails",
     "The library exists there but cannot be read. `Stale file handle`: it was replaced on a "
     "network disk while it was open, as by an install on another host. `Input/output error`, "
@@ -56,7 +53,6 @@ FILE_SYSTEM_FAILS: Final = Entry(
 )
 
 LIBRARY_UNOPENED: Final = Entry(
-    "library-unopened",
     "The system cannot open a library that exists",
     "The end of the message is the system's reason, such as a circular link, a folder in place of "
     "the file, or too little memory. Only `No such file or directory` means that the file is "
@@ -75,7 +71,6 @@ LIBRARY_UNOPENED: Final = Entry(
 )
 
 MAP_REFUSED: Final = Entry(
-    "map-refused",
     "A library cannot be loaded from its folder",
     "The loader could read the file but not map it as code: its file system is mounted `noexec`, "
     "as `/tmp` or a home folder often is, SELinux forbids it, or this process has a limit of "
@@ -89,7 +84,6 @@ MAP_REFUSED: Final = Entry(
 )
 
 STATIC_TLS: Final = Entry(
-    "static-tls",
     "No room is left for a library's thread-local variables",
     "The loader reserves a small block for libraries that need thread-local variables at a fixed "
     "place, most often libgomp. Libraries that were loaded earlier have used it up.",
@@ -100,7 +94,6 @@ STATIC_TLS: Final = Entry(
 )
 
 EXECUTABLE_STACK: Final = Entry(
-    "executable-stack",
     "A library asks for an executable stack, which the system refuses",
     "It was linked with an assembler file that lacks the note about its stack. Kernels with "
     "SELinux and glibc from 2.41 on refuse to make the stack executable for a library that is "
@@ -114,7 +107,6 @@ EXECUTABLE_STACK: Final = Entry(
 )
 
 PAGE_SIZE: Final = Entry(
-    "page-size",
     "A library is laid out for smaller pages than this system's",
     "Arm kernels may have pages of 16 or 64 KiB, and the library was linked for 4 KiB. On x86_64 "
     "the file was damaged, most often by a tool that edits libraries (patchelf, strip).",
@@ -124,7 +116,6 @@ PAGE_SIZE: Final = Entry(
 )
 
 MUSL: Final = Entry(
-    "musl",
     "A library for glibc is loaded on a system with musl",
     "The message is of musl, the C library of Alpine Linux. Packages with CUDA code, torch and "
     "this one are compiled for glibc, and no compatibility package makes up for what musl lacks.",
@@ -134,7 +125,6 @@ MUSL: Final = Entry(
 )
 
 CPU_TOO_OLD: Final = Entry(
-    "cpu-too-old",
     "The processor does not support an instruction of the program",
     "A package was compiled for newer processors (AVX2, AVX-512), or for this machine's real one "
     "while the process runs in an emulator or in a virtual machine that hides features. Under "
@@ -149,7 +139,6 @@ CPU_TOO_OLD: Final = Entry(
 )
 
 TORCH_OLD_ABI: Final = Entry(
-    "torch-old-abi",
     "The library is built for a torch of the old C++ ABI",
     "Its symbols take std::string as g++ had it before version 5 (`Ss`). torch's wheels dropped "
     "it with 2.6 and 2.7, so the package was compiled for an older torch, or with "

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OWN_SENTENCE: Final = Entry(
-    "own-sentence",
     f"A message of {NAME}",
     f"{NAME} refused a call or an input. The message names the value received and the values "
     "allowed. If the trace is of another package, that package may use the same words.",

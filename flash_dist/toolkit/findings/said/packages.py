@@ -11,7 +11,6 @@ from ...product import NAME
 from ..entry import Entry
 
 FLASH_ATTN_ABSENT: Final = Entry(
-    "flash-attn-absent",
     "A program needs flash-attention, which is not installed",
     '`attn_implementation="flash_attention_2"` of transformers, and the code of some models, need '
     "the package flash_attn. It was never installed (its build often fails), is in another "
@@ -29,7 +28,6 @@ FLASH_ATTN_ABSENT: Final = Entry(
 )
 
 BITSANDBYTES_SETUP: Final = Entry(
-    "bitsandbytes-setup",
     "bitsandbytes has no library for this CUDA, or it does not load",
     "It ships a library for each version of CUDA and loads the one for torch's CUDA. There is "
     "none for this version, or the loader refused it; the lines before the message say which.",
@@ -43,7 +41,6 @@ BITSANDBYTES_SETUP: Final = Entry(
 )
 
 FLASH_ATTN_INCOMPLETE: Final = Entry(
-    "flash-attn-incomplete",
     "The installed flash_attn is not the complete package",
     "Python found the package, but not the requested name. `(unknown location)`: the folder has "
     "no `__init__.py`, for example after an uninstall or in a clone. `flash_attn_func` with a "
@@ -58,7 +55,6 @@ FLASH_ATTN_INCOMPLETE: Final = Entry(
 )
 
 FLASH_ATTN_CUDA_ABSENT: Final = Entry(
-    "flash-attn-cuda-absent",
     "flash-attention is installed without its kernels",
     "The Python files of flash_attn were found, but the compiled module was not: it was built "
     "with FLASH_ATTENTION_SKIP_CUDA_BUILD, for another Python, or its sources come before the "
@@ -69,7 +65,6 @@ FLASH_ATTN_CUDA_ABSENT: Final = Entry(
 )
 
 FLASH_ATTN_3_ABSENT: Final = Entry(
-    "flash-attn-3-absent",
     "FlashAttention 3 is a separate package and is not installed",
     "It is not part of flash-attn 2: it is built from the folder `hopper` of the same repository, "
     "is made for Hopper (9.0), and its modules are `flash_attn_3` and `flash_attn_interface`.",
@@ -83,7 +78,6 @@ FLASH_ATTN_3_ABSENT: Final = Entry(
 )
 
 HUB_NO_VARIANT: Final = Entry(
-    "hub-no-variant",
     "The Hub has no build of this kernel for this torch and CUDA",
     "A kernel of Hugging Face is built for some pairs of torch and CUDA, named like "
     "`torch29-cxx11-cu128-x86_64-linux`, but not for the installed pair. A nightly or very new "

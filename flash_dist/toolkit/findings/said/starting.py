@@ -13,7 +13,6 @@ from ...product import PROGRAM
 from ..entry import Entry
 
 CUDA_STUB: Final = Entry(
-    "cuda-stub",
     "CUDA error 34: the toolkit's stub is loaded in place of the driver",
     "A CUDA toolkit has an empty libcuda.so to link against, in a folder `stubs`. That folder is "
     "in LD_LIBRARY_PATH or in the loader's cache, before the driver's, or the driver is not "
@@ -24,7 +23,6 @@ CUDA_STUB: Final = Entry(
 )
 
 MPS_UNREACHABLE: Final = Entry(
-    "mps-unreachable",
     "CUDA errors 805 to 810: the MPS daemon does not serve this process",
     "The Multi-Process Service shares a GPU among processes. Its daemon's folder is there "
     "(CUDA_MPS_PIPE_DIRECTORY, else `/tmp/nvidia-mps`), so CUDA contacts it. But it was stopped, "
@@ -37,7 +35,6 @@ MPS_UNREACHABLE: Final = Entry(
 )
 
 ECC_ERROR: Final = Entry(
-    "ecc-error",
     "CUDA error 214: the GPU's memory has an error that ECC cannot correct",
     "Cells of the memory failed. It is a fault of the hardware, neither of the program nor of its "
     "packages. The GPU refuses work until it is reset, which replaces rows or pages that failed.",
@@ -49,7 +46,6 @@ ECC_ERROR: Final = Entry(
 )
 
 UVM_NOT_READY: Final = Entry(
-    "uvm-not-ready",
     "CUDA error 3: the driver's memory module does not start",
     "cuInit fails, although `nvidia-smi` works. On some Linux kernels that are loaded at a random "
     "place (KASLR) `nvidia_uvm` cannot set up heterogeneous memory (HMM), as NVIDIA's release "
@@ -66,7 +62,6 @@ UVM_NOT_READY: Final = Entry(
 )
 
 CUDA_NOT_INITIALIZED: Final = Entry(
-    "cuda-not-initialized",
     "CUDA error 3: CUDA was not initialized in this process",
     "Most often this is a worker process: its parent used CUDA before it forked, and a forked "
     "child cannot use it. If a fresh process fails as well, the driver is at fault.",
@@ -76,7 +71,6 @@ CUDA_NOT_INITIALIZED: Final = Entry(
 )
 
 START_MEMORY: Final = Entry(
-    "start-memory",
     "CUDA error 2: the driver gets no host memory at start",
     "cuInit reserves more address space than the GPU has memory, before it uses any GPU memory. A "
     "limit of this process (`ulimit -v`, a job system, a container) or a full host forbids it.",
@@ -91,7 +85,6 @@ START_MEMORY: Final = Entry(
 )
 
 DEVICE_REFUSED: Final = Entry(
-    "device-refused",
     "CUDA error 101: the driver cannot start a GPU that it lists",
     "cuInit reports a GPU's number as invalid: a GPU that failed or was reset, or a MIG instance "
     "that was recreated after this container started. A variable is not the cause: wrong entries "
@@ -109,7 +102,6 @@ DEVICE_REFUSED: Final = Entry(
 )
 
 SYSTEM_CALL_REFUSED: Final = Entry(
-    "system-call-refused",
     "CUDA error 304: the system refuses a call that the driver makes",
     "A sandbox or a container's seccomp profile forbids a system call, such as memfd_create, or "
     "opening `/dev/nvidia*`. If the error comes later, host memory cannot be pinned.",
@@ -119,7 +111,6 @@ SYSTEM_CALL_REFUSED: Final = Entry(
 )
 
 GPU_UNAVAILABLE: Final = Entry(
-    "gpu-unavailable",
     "CUDA error 46: the GPU is busy or not accessible",
     "Its compute mode allows one process (`Exclusive_Process`) and one is running, or it allows "
     "none (`Prohibited`). A job without access to the GPU gets the same error.",
@@ -132,7 +123,6 @@ GPU_UNAVAILABLE: Final = Entry(
 )
 
 GPU_LICENCE: Final = Entry(
-    "gpu-licence",
     "CUDA error 102: the virtual GPU has no licence",
     "An NVIDIA vGPU needs a licence from the licence server of the machine's operator.",
     "`nvidia-smi -q | grep -i licen` shows its state; `sudo systemctl restart nvidia-gridd` "
@@ -141,7 +131,6 @@ GPU_LICENCE: Final = Entry(
 )
 
 LIBCUDA_EMPTY: Final = Entry(
-    "libcuda-empty",
     "libcuda.so.1 is an empty file",
     "The container runtime puts the driver's library over a file of that name when it starts with "
     "a GPU. An image that was saved from such a container keeps only its name.",
@@ -151,7 +140,6 @@ LIBCUDA_EMPTY: Final = Entry(
 )
 
 GPU_LOST: Final = Entry(
-    "gpu-lost",
     "The GPU has fallen off the bus",
     "The host cannot reach it (Xid 79): power, heat, a riser or cable, or the GPU itself. No "
     "program can cause or repair that.",
@@ -161,7 +149,6 @@ GPU_LOST: Final = Entry(
 )
 
 INFOROM_CORRUPTED: Final = Entry(
-    "inforom-corrupted",
     "The GPU's infoROM, which stores its settings, is damaged",
     "The infoROM keeps serial number, ECC mode and retired pages. The GPU computes without it, but "
     "its count of memory errors cannot be trusted.",

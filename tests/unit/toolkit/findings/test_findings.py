@@ -64,14 +64,6 @@ def test_every_entry_that_somebody_uses_is_registered() -> None:
         assert not strangers, f"{name} has an entry that is in no subject of findings"
 
 
-def test_an_entry_is_named_as_its_id() -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith(SUBJECT_MODULES):
-            for constant, value in vars(module).items():
-                if isinstance(value, Entry):
-                    assert constant == value.id.upper().replace("-", "_")
-
-
 def test_every_cause_of_a_verdict_and_every_end_of_a_loading_has_an_entry() -> None:
     assert set(REFUSED) == set(get_args(Cause)) - {""}
     assert {cause: entry.id for cause, entry in REFUSED.items()} == {one: one for one in REFUSED}
