@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from flash_dist.toolkit.selftest.fingerprints import Reference, Setting
-    from flash_dist.toolkit.selftest.plan import CasePlan
+    from flash_dist.toolkit.selftest.report import CasePlan
     from flash_dist.toolkit.targets.archs import Arch
 
     Plans = Mapping[str, CasePlan]

@@ -19,7 +19,7 @@ from ci.dry_run.build import DryRunError, build_package
 from ci.places import SOURCES
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.selftest.fingerprints import Setting
-from flash_dist.toolkit.selftest.plan import CasePlan
+from flash_dist.toolkit.selftest.report import CasePlan
 from flash_dist.toolkit.targets.archs import ArchSet
 
 if TYPE_CHECKING:

@@ -16,26 +16,30 @@ _SMALL_SEQLEN = 256  # up to here the float64 reference on the CPU is quick
 
 
 @dataclass(frozen=True)
-class Case:
-    """One attention problem."""
-
+class _Shape:
     label: str
-    dtype: str
-    head_dim: int
     batch: int
     seqlen_q: int
     seqlen_k: int
     num_heads_q: int
     num_heads_kv: int
     causal: bool
-    fills_gpu: bool = False
     budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
-    head_dim_v: int | None = None  # None is head_dim
     mask: str = ""  # of MASKS in masks.py, on top of causal
     lengths: tuple[int, ...] = ()  # of documents packed one after the other
     page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
     appended: int = 0  # how many of them are no part of the cache before the call
-    scores: str = ""  # modifications: some of softcap, alibi and sinks; see scores.py
+    scores: str = ""  # modifications: some of softcap, alibi and sinks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(_Shape):
+    """One attention problem."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int | None = None  # None is head_dim
+    fills_gpu: bool = False
     latent: bool = False  # whether v is the first columns of k, which is in a cache
 
     @property
@@ -103,23 +107,6 @@ class Kernels:
     def is_latent(self) -> bool:
         """True if values lie in the keys, which have more columns than others."""
         return self.head_dim > max(_CACHED_SIZES)
-
-
-@dataclass(frozen=True)
-class _Shape:
-    label: str
-    batch: int
-    seqlen_q: int
-    seqlen_k: int
-    num_heads_q: int
-    num_heads_kv: int
-    causal: bool
-    budget: int | None = None
-    mask: str = ""
-    lengths: tuple[int, ...] = ()
-    page: int = 0
-    appended: int = 0
-    scores: str = ""
 
 
 _SMALL = (
@@ -278,22 +265,10 @@ def _tail_case(kernels: Kernels) -> Case:
 
 def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
     return Case(
-        shape.label,
-        kernels.dtype,
-        kernels.head_dim,
-        shape.batch,
-        shape.seqlen_q,
-        shape.seqlen_k,
-        shape.num_heads_q,
-        shape.num_heads_kv,
-        shape.causal,
-        fills_gpu,
-        shape.budget,
-        None if kernels.head_dim_v == kernels.head_dim else kernels.head_dim_v,
-        shape.mask,
-        shape.lengths,
-        shape.page,
-        shape.appended,
-        shape.scores,
-        kernels.is_latent,
+        **vars(shape),
+        dtype=kernels.dtype,
+        head_dim=kernels.head_dim,
+        head_dim_v=None if kernels.head_dim_v == kernels.head_dim else kernels.head_dim_v,
+        fills_gpu=fills_gpu,
+        latent=kernels.is_latent,
     )

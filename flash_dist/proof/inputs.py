@@ -11,9 +11,8 @@ from ..kernels.precision import IEEE32, float32_precision
 from ..kernels.scores import PLAIN
 from ..toolkit.selftest.comparison import Tensors, make_values
 from .cases import WHOLE
-from .masks import cu_seqlens, find_visible, make_mask
+from .masks import cu_seqlens, find_visible, make_mask, make_scores
 from .reference import attend, name_results
-from .scores import make_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The masks of the selftest, made from the integer hash: the same on every machine."""
+"""Masks and score modifications of the cases, from the integer hash: equal on every machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ..kernels.scores import Scores
 from ..masks import BlockMask
-from ..toolkit.selftest.comparison import hash_bits
+from ..toolkit.selftest.comparison import hash_bits, make_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,10 @@ Tensor = torch.Tensor
 _SEED: Final = 5
 _BLOCKS: Final = 16  # of tokens that see each other, as robotics policies have them
 _TILE: Final = 64
+SOFTCAP: Final = 3.0  # small, so that scores reach it
+_SINKS_SEED: Final = 6
+_SINKS: Final = 2.0  # the largest
+_SLOPES: Final = 8  # powers of two, which every machine has exactly
 
 
 def make_mask(case: Case) -> BlockMask | None:
@@ -119,3 +124,30 @@ MASKS: Final[dict[str, Callable[[Case], BlockMask]]] = {
     "tiles": _tiles,
     "both": lambda case: _padding(case) & _block_causal(case),
 }
+
+
+def make_scores(case: Case, device: torch.device) -> Scores:
+    """Return the score modifications that `case.scores` names: softcap, alibi and sinks.
+
+    Slopes are [batch, num_heads_q], of packed documents [num_heads_q]: both forms there are.
+    """
+    words = case.scores.split()
+    return Scores(
+        SOFTCAP if "softcap" in words else 0.0,
+        _slopes(case, device) if "alibi" in words else None,
+        _sinks(case, device) if "sinks" in words else None,
+    )
+
+
+def _slopes(case: Case, device: torch.device) -> Tensor:
+    def slope(entry: int, head: int) -> float:
+        return 2.0 ** -(1 + (head + entry) % _SLOPES)
+
+    entries = range(1 if case.lengths else case.batch)
+    slopes = [[slope(entry, head) for head in range(case.num_heads_q)] for entry in entries]
+    rows = torch.tensor(slopes, dtype=torch.float32, device=device)
+    return rows[0] if case.lengths else rows
+
+
+def _sinks(case: Case, device: torch.device) -> Tensor:
+    return make_values(_SINKS_SEED, (case.num_heads_q,), torch.float32, device=device, scale=_SINKS)

@@ -1,4 +1,4 @@
-"""Checks the NVIDIA driver and the variables that change which code it loads."""
+"""Checks the NVIDIA driver, its JIT compiler, and the variables that change which code it loads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from ..findings.explain import explain
 from ..findings.result import CheckResult
 from ..findings.said.faults import CUDA_ERROR
 from ..findings.said.starting import LIBCUDA_EMPTY
+from ..machine.jit_cache import find_cache_problem
 from ..product import NAME, PRODUCT
 from ..targets.advice import GET_DRIVER, driver_fix
 from ..targets.compatibility import driver_refusal, jit_policy
 from ..targets.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
 from ..targets.verdict import SMEM_VARIABLE, read_smem_limit
+from .environment import judge_gpu
 from .host import describe_driver, explain_no_gpu
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..findings.entry import Entry
     from ..machine.libcuda import Cuda
-    from ..targets.verdict import Build
+    from ..targets.verdict import Build, DeviceVerdict
     from .environment import Environment
 
 # Variables that select GPUs or change the cost of the JIT. No code depends on them.
@@ -168,3 +170,49 @@ def driver_needs(build: Build) -> tuple[str, ...]:
     if any(variant.origin.codec == "zstd" for variant in build.variants):
         lines.append(f"zstd compression needs driver {first_driver(ZSTD_CUDA)} or newer")
     return tuple(lines)
+
+
+def uses_jit(verdict: DeviceVerdict) -> bool:
+    """Whether some kernel needs the JIT on this GPU."""
+    return any(kernel.how == "jit" for kernel in verdict.kernels)
+
+
+def describe_first_start(verdict: DeviceVerdict, environment: Environment) -> tuple[str, ...]:
+    """Say when the JIT costs time, and how much."""
+    if not uses_jit(verdict):
+        return ()
+    cache = environment.host.cache if environment.host else None
+    problem = find_cache_problem(environment.variables, cache)
+    when = (
+        f"{problem.summary}, so the driver compiles the PTX at every start"
+        if problem
+        else "the driver compiles the PTX at the first start and caches it for later ones"
+    )
+    cost = describe_cost(environment.variables)
+    return (f"{when}: {cost}" if cost else when,)
+
+
+def describe_cost(variables: Mapping[str, str]) -> str:
+    """Return the measured cost of compiling, or an empty text if the package has none."""
+    if variables.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
+        measured = PRODUCT.jit_cost.get("eager")
+        told = f" ({measured})" if measured else ""
+        return f"all of it at once, as CUDA_MODULE_LOADING=EAGER asks{told}"
+    return PRODUCT.jit_cost.get("lazy", "")
+
+
+def check_jit(environment: Environment) -> CheckResult | None:
+    """Check that the JIT's cache is kept; None if it is, or if no kernel needs the JIT."""
+    cache = environment.host.cache if environment.host else None
+    problem = find_cache_problem(environment.variables, cache)
+    if problem is None or environment.installed.build is None:
+        return None
+    if not any(uses_jit(judge_gpu(environment, gpu)) for gpu in environment.cuda.gpus):
+        return None
+    return CheckResult(
+        "warn",
+        f"{problem.summary}: the driver compiles the PTX again at every start",
+        tuple(filter(None, [describe_cost(environment.variables)])),
+        problem.fix,
+        problem.entry,
+    )

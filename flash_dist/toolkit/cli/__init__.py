@@ -20,12 +20,12 @@ from ..findings.result import EXIT_FINE, EXIT_UNUSABLE
 from ..product import NAME, PRODUCT, PROGRAM
 from ..version import read_version
 from .requirements import explain_import
-from .terminal.logs import logging_to_stderr
 from .terminal.signals import Terminated, raising_signals
 from .terminal.text import (
     complain,
     discard,
     escape_unknown,
+    logging_to_stderr,
     printable,
     printable_error,
     spell,

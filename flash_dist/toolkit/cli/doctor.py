@@ -24,10 +24,9 @@ from ..machine.installed import Installed
 from ..product import PROGRAM
 from ..selftest.run import DEFAULT_RUNS, DEFAULT_TIMEOUT
 from ..version import read_version
+from .doctor_files import PIPE, load_record, save_record, write_report
 from .doctor_options import add_options, require_fitting
 from .options import add_subcommand
-from .record import PIPE, load_record, save_record
-from .report_page import write_report
 from .terminal.progress import downloading
 from .terminal.results import is_shown, make_console, print_result
 from .terminal.shown_proof import ShownProof

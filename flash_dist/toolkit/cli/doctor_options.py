@@ -11,9 +11,8 @@ from ..errors import UsageError
 from ..indexes.requirement import Pinned, read_line
 from ..selftest.run import DEFAULT_RUNS
 from ..targets.verdict import SMEM_VARIABLE
+from .doctor_files import PIPE, add_record_options, add_report_option
 from .options import add_imagined, add_json, add_runs, add_strict, parse_indices, parse_place
-from .record import PIPE, add_record_options
-from .report_page import add_report_option
 
 if TYPE_CHECKING:
     import argparse

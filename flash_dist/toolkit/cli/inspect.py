@@ -22,8 +22,7 @@ from ..targets.archs import Arch
 from ..targets.devices import Device
 from ..targets.wording import count, format_size, read_whole
 from .options import add_json, add_subcommand, parse_path
-from .terminal.differences import print_differences
-from .terminal.inspection import print_inspections
+from .terminal.inspection import print_differences, print_inspections
 from .terminal.progress import working
 from .terminal.text import complain, printable, printable_error
 

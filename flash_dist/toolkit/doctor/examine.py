@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checks.choice import EVERYTHING, CheckChoice
-from ..checks.driver import check_driver, check_neutral, check_variables
+from ..checks.driver import check_driver, check_jit, check_neutral, check_variables
 from ..checks.gpus import check_all_gpus, check_any_gpu, check_gpu
 from ..checks.guard import guard
 from ..checks.host import check_compat, check_devices
@@ -18,7 +18,6 @@ from ..checks.install import (
     check_torch,
     require_torch,
 )
-from ..checks.jit import check_jit
 from ..checks.loading import check_loading
 from ..checks.torch_claim import check_torch_claim
 from ..checks.visible import check_mig, check_visible

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from . import audits, driver, gpus, host, install, libraries, loading, proofs, verifications
+from . import (
+    audits,
+    driver,
+    gpus,
+    host,
+    install,
+    libraries,
+    loading,
+    own_sources,
+    proofs,
+    verifications,
+)
 from .entry import Entry
 from .said import (
     attention,
@@ -19,7 +30,6 @@ from .said import (
     gpu_code,
     installing,
     linking,
-    own,
     packages,
     starting,
 )
@@ -42,7 +52,7 @@ def _name_entries(module: ModuleType) -> dict[str, Entry]:
 
 
 SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (
-    ("This package", _name_entries(own)),
+    ("This package", _name_entries(own_sources)),
     ("The install", _name_entries(install)),
     ("Loading", _name_entries(loading)),
     ("The driver and its variables", _name_entries(driver)),

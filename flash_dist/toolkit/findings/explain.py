@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..binaries.demangle import demangle
 from . import FINDINGS, find, find_code
 from .codes import find_codes
+from .own_sources import describe, find_own
 from .phrases import ELISION, Phrase, Place, Text, squeeze
-from .said.own import describe, find_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

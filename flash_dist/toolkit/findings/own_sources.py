@@ -1,4 +1,4 @@
-"""Sentences in the sources of this package, with facts from the source on each.
+"""Finds this package's own sentences in pasted text, and explains them by their source.
 
 A sentence is any text of at least three words in a module outside of findings. Its variable parts
 are unknown beforehand; it is recognised by its own words, in order and near each other.
@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 from .. import product
 from ..errors import IN_CHECKOUT, hint_to_build
-from .phrases import squeeze, unquote
+from ..product import NAME
+from .entry import Entry
+from .phrases import read_lines, squeeze, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.abc import Traversable
 
 PACKAGE: Final = __name__.partition(".")[0]
-FEWEST_WORDS: Final = 3
-OPEN: Final = "\0"  # stands for a variable part
+_FEWEST_WORDS: Final = 3
+_OPEN: Final = "\0"  # stands for a variable part
 
 _SKIPPED: Final = {"findings", "make"}  # texts about messages of others, which no wheel has
 _FEWEST: Final = 9  # minimum letters of a sentence's own
@@ -38,12 +40,25 @@ _OWN_NAMES: Final = {
     name: getattr(product, name) for name in ("KERNELS", "NAME", "PROGRAM", "SCRIPT", "VARIABLES")
 }
 
+OWN_SENTENCE: Final = Entry(
+    f"A message of {NAME}",
+    f"{NAME} refused a call or an input. The message names the value received and the values "
+    "allowed. If the trace is of another package, that package may use the same words.",
+    "Change the value to one that the message allows. If it has a line `hint:`, do that first.",
+)
+
+_FEWEST_ALONE: Final = 12  # if nothing else shows that this package wrote it
+_LONGEST_TEXT: Final = 200_000  # characters without spaces; of a longer log, its end
+_SHOWN: Final = 3
+_LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # allowed before a sentence
+_LONGEST_LABEL: Final = 120
+
 
 @dataclass(frozen=True)
 class Sentence:
     """A text of the source, and facts about it from the source."""
 
-    text: str  # with OPEN for each variable part
+    text: str  # with _OPEN for each variable part
     module: str
     function: str
     error: str = ""  # the class that it is raised as
@@ -59,7 +74,7 @@ class Sentence:
     @cached_property
     def pieces(self) -> tuple[str, ...]:
         """Its own words, without spaces, between the variable parts."""
-        return tuple(filter(None, (squeeze(unquote(one)) for one in self.text.split(OPEN))))
+        return tuple(filter(None, (squeeze(unquote(one)) for one in self.text.split(_OPEN))))
 
     def is_traced_in(self, pasted: str) -> bool:
         """Whether a traceback names its function and module."""
@@ -79,7 +94,7 @@ class Sentence:
             if start < 0:
                 return False
             begins = self.size >= _SURE or start in starts
-            if not begins and unquote(self.text).startswith(OPEN):
+            if not begins and unquote(self.text).startswith(_OPEN):
                 begins = any(start - back in starts for back in range(_LONGEST_NAME))
             if begins and self._goes_on(squeezed, start):
                 return True
@@ -119,7 +134,7 @@ def _read_scope(scope: ast.AST, module: str, name: str) -> Iterator[Sentence]:
     told = _read_calls(nodes)
     for node in nodes:
         text, _, hint = _join(node).partition("\n\nhint: ")
-        if len(text.replace(OPEN, " ").split()) >= FEWEST_WORDS:
+        if len(text.replace(_OPEN, " ").split()) >= _FEWEST_WORDS:
             facts = {"hint": hint} if hint else {}
             sentence = Sentence(text, module, name, **(told.get(id(node), {}) | facts))
             if sentence.size >= _FEWEST:
@@ -153,21 +168,21 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _join(node: ast.AST) -> str:
-    """Return a text with OPEN for each variable part; empty for another node."""
+    """Return a text with _OPEN for each variable part; empty for another node."""
     if isinstance(node, ast.Constant):
-        return _FIELD.sub(OPEN, node.value) if isinstance(node.value, str) else ""
+        return _FIELD.sub(_OPEN, node.value) if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
         return "".join(map(_read_part, node.values))
     if isinstance(node, ast.BinOp) and _is_text(node):
-        return (_join(node.left) or OPEN) + (_join(node.right) or OPEN)
+        return (_join(node.left) or _OPEN) + (_join(node.right) or _OPEN)
     return ""
 
 
 def _read_part(part: ast.expr) -> str:
-    """Return a part of an f-string: its text, a name of the package, or OPEN."""
+    """Return a part of an f-string: its text, a name of the package, or _OPEN."""
     if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name):
-        return str(_OWN_NAMES.get(part.value.id, OPEN))
-    return str(part.value) if isinstance(part, ast.Constant) else OPEN
+        return str(_OWN_NAMES.get(part.value.id, _OPEN))
+    return str(part.value) if isinstance(part, ast.Constant) else _OPEN
 
 
 def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
@@ -216,3 +231,42 @@ def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.exp
     elif isinstance(node, ast.Name):
         for value in named.get(node.id, ()):
             yield from _texts(value, {})
+
+
+def find_own(pasted: str) -> tuple[Sentence, ...]:
+    """Find the sentence of ours that covers most of a text; several if they are equal.
+
+    A sentence with few words of its own counts only beside the name of this package.
+    """
+    if len(pasted.split()) < _FEWEST_WORDS:
+        return ()
+    lines = list(map(squeeze, read_lines(pasted)))
+    squeezed = "".join(lines)[-_LONGEST_TEXT:]
+    starts = frozenset(_starts(lines, squeezed))
+    fewest = 0 if PACKAGE in pasted else _FEWEST_ALONE
+    found = [
+        one for one in read_sentences() if one.size >= fewest and one.stands_in(squeezed, starts)
+    ]
+    ranks = [(one.is_traced_in(pasted), one.size, bool(one.error or one.entry)) for one in found]
+    best = max(ranks, default=())
+    return tuple(one for one, rank in zip(found, ranks, strict=True) if rank == best)
+
+
+def _starts(lines: list[str], squeezed: str) -> Iterator[int]:
+    """Return the starts of lines, and the places after an error's name or a report's label."""
+    at = len(squeezed) - sum(map(len, lines))
+    for line in lines:
+        yield at
+        yield from (at + label.end() for label in _LABEL.finditer(line[:_LONGEST_LABEL]))
+        at += len(line)
+
+
+def describe(sentences: tuple[Sentence, ...]) -> Entry:
+    """Describe the source and the hint of a sentence, or of each of several equal ones."""
+    where = " or ".join(dict.fromkeys(map(str, sentences[:_SHOWN])))
+    more = f" or {len(sentences) - _SHOWN} more" if len(sentences) > _SHOWN else ""
+    meaning = f"It is printed by {where}{more}. {OWN_SENTENCE.meaning}"
+    hints = {one.hint for one in sentences}
+    hint = hints.pop().replace(_OPEN, "...") if len(hints) == 1 else ""
+    remedy = f"{hint[:1].upper()}{hint[1:]}." if hint else OWN_SENTENCE.remedy
+    return replace(OWN_SENTENCE, meaning=meaning, remedy=remedy)

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import ExtensionError, KernelsError
 from ..findings.proofs import SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER
-from ..loading.library import last_variant, select
+from ..loading.library import last_variant, recorded_plans, select
 from ..loading.process import end_with, write_event
 from ..product import HAS_DISPATCHER, PRODUCT
 from .comparison import (
@@ -29,9 +29,8 @@ from .comparison import (
     compare_values,
     digest,
 )
-from .dirty_memory import DirtyMemory
 from .exact import ExactValues
-from .plan import CasePlan, run_recorded
+from .report import CasePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +42,52 @@ if TYPE_CHECKING:
 
 ALONE = ExactValues()  # no other process uses it
 
+_NAN_BYTE = 0xFF  # NaN in float16, bfloat16 and float32
+_SETTLED = 2  # calls after which the sizes of a stream's free blocks repeat
 _OTHER_WORK = 4096  # rows and columns of a product that keeps the GPU busy for a while
+
+
+class DirtyMemory:
+    """The free blocks of torch's allocator, by stream, of one case that runs many times.
+
+    Asking the allocator takes milliseconds, so the sizes are cached once the case has settled.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._calls: dict[int, int] = {}
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # blocks of other cases
+
+    def fill(self) -> None:
+        """Fill the free blocks of the current stream.
+
+        Allocates a tensor of each free block's size, largest first, fills all and frees them. A
+        block that is too large to be allocated whole is split, which does no harm.
+        """
+        if self._device.type != "cuda":
+            return
+        cuda: Any = torch.cuda
+        stream = int(cuda.current_stream(self._device).cuda_stream)
+        calls = self._calls[stream] = self._calls.get(stream, 0) + 1
+        if calls <= _SETTLED:
+            torch.cuda.synchronize(self._device)
+            blocks = sorted(_free_blocks(self._device, stream), reverse=True)
+            self._sizes[stream] = tuple(blocks)
+        held = []
+        for size in self._sizes[stream]:
+            block = torch.empty(size, dtype=torch.uint8, device=self._device)
+            held.append(block.fill_(_NAN_BYTE))
+
+
+def _free_blocks(device: torch.device, stream: int) -> Iterator[int]:
+    cuda: Any = torch.cuda
+    for segment in cuda.memory_snapshot():
+        if segment["device"] == device.index and segment["stream"] == stream:
+            for block in segment["blocks"]:
+                if block["state"] == "inactive":
+                    yield block["size"]
 
 
 def run_case(
@@ -81,8 +125,15 @@ def run_first(
     inputs: Any,  # noqa: ANN401 - the case's own
     device: torch.device,
 ) -> tuple[Tensors, CasePlan]:
-    """Run once, and record the plan if the library has one; there is none on the CPU."""
-    return run_recorded(case, inputs) if device.type == "cuda" else (case.run(inputs), CasePlan())
+    """Run once, and record the plan; there is none on the CPU.
+
+    Without a dispatcher nothing is recorded: the plan is the case's own description.
+    """
+    if device.type != "cuda":
+        return case.run(inputs), CasePlan()
+    with recorded_plans() if HAS_DISPATCHER else contextlib.nullcontext(()) as plans:
+        results = case.run(inputs)
+    return results, CasePlan.of(plans, case.describe_inputs(inputs))
 
 
 def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from .digests import hash_bytes
+from .report import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

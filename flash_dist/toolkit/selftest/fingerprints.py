@@ -17,7 +17,7 @@ from ..builds.package import PACKAGE
 from ..errors import KernelsError
 from ..product import PROGRAM
 from ..targets.archs import DEFAULT_TOOLKIT
-from .digests import hash_bytes
+from .report import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

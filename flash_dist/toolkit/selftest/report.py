@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..findings.result import Finding
 
 if TYPE_CHECKING:
-    from .plan import CasePlan
+    import ctypes
+    from collections.abc import Mapping, Sequence
+
+_DIGITS: Final = 32
+
+
+def hash_bytes(data: bytes | ctypes.Array[ctypes.c_char]) -> str:
+    """Return the first 128 bits of the SHA-256, in hexadecimal: a wheel holds thousands."""
+    return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,25 @@ class RanVariant:
             "binary_version": self.binary_version,
             "ptx_version": self.ptx_version,
         }
+
+
+@dataclass(frozen=True)
+class CasePlan:
+    """A hash of all decisions on one case, and the kernels that it launched."""
+
+    digest: str = ""  # empty: no library decided, as on the CPU
+    kernels: tuple[str, ...] = ()  # symbols in ascending order
+
+    @classmethod
+    def of(cls, plans: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]) -> CasePlan:
+        """Hash the library's records, and the case's description of its inputs."""
+        text = json.dumps([plans, inputs], sort_keys=True)
+        kernels = {str(one["kernel"]) for one in plans if "kernel" in one}
+        return cls(hash_bytes(text.encode()), tuple(sorted(kernels)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, as in the child process's report."""
+        return {"plan": self.digest, "kernels": list(self.kernels)}
 
 
 @dataclass(frozen=True)

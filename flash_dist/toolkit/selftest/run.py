@@ -23,8 +23,7 @@ from ..machine.capacity import count_cores
 from ..product import PROGRAM
 from ..targets.axes import AXES, name_kernel
 from ..targets.compatibility import jit_policy
-from .plan import CasePlan
-from .report import CaseDigests, CaseFinding, RanVariant, SelftestReport
+from .report import CaseDigests, CaseFinding, CasePlan, RanVariant, SelftestReport
 from .side_by_side import count_threads
 
 if TYPE_CHECKING:

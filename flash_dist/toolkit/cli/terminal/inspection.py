@@ -1,4 +1,4 @@
-"""Tables of `inspect`: images by target, kernels, coverage, and sizes."""
+"""Tables of `inspect`: images by target, kernels, coverage, sizes, and differences."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ...gpucode.coverage import Coverage
+    from ...gpucode.differences import Change, Differences, SizeChange
     from ...gpucode.fatbin import FatbinEntry, FatbinReport, KernelInfo
     from ...gpucode.inspection import Inspection, Level
 
@@ -219,3 +220,68 @@ def make_size_table(inspection: Inspection, *, whole: bool) -> Table:
         code = format_size(kernel.code_size or 0)
         table.add_row(show_name(kernel.name), str(kernel.arch), "", "", code)
     return table
+
+
+def print_differences(differences: Differences, *, whole: bool, brief: bool = False) -> None:
+    """Print sizes by target, then libraries, targets, kernels and resources that differ."""
+    console = make_console()
+    if differences.sizes and not brief:
+        console.print(make_change_table(differences.sizes))
+    if not differences:
+        console.print("the same targets, kernels and resources")
+        return
+    for change in (*differences.of("library"), *differences.of("target")):
+        what = f"{change.target} in " if change.target else "library "
+        console.print(
+            f"{_describe_change(change)}: {what}{printable(change.library)}", soft_wrap=True
+        )
+    print_changes(console, differences.of("kernel"), "kernel", "", whole=whole)
+    resources = differences.of("resource")
+    print_changes(console, resources, "number", "resource", "before", "after", whole=whole)
+
+
+def _describe_change(change: Change) -> str:
+    if change.before is None:
+        return "added"
+    return "removed" if change.after is None else f"{change.after} instead of {change.before}"
+
+
+def make_change_table(sizes: Sequence[SizeChange]) -> Table:
+    """Compare the bytes of each target, and of all."""
+    table = make_table("target", "images", "packed before", "packed after", "change")
+    for size in sizes:
+        images = f"{size.before.images} -> {size.after.images}"
+        packed = size.before.packed, size.after.packed
+        table.add_row(size.target, images, *map(format_size, packed), _delta(*packed))
+    sums = [sum(getattr(size, side).packed for size in sizes) for side in ("before", "after")]
+    table.add_row("all", "", *map(format_size, sums), _delta(*sums))
+    return table
+
+
+def _delta(before: int, after: int) -> str:
+    if before == after:
+        return "same"
+    share = f" ({100 * (after - before) / before:+.1f} %)" if before else ""
+    return f"{'+' if after > before else '-'}{format_size(abs(after - before))}{share}"
+
+
+def print_changes(
+    console: Console, changes: Sequence[Change], noun: str, *columns: str, whole: bool
+) -> None:
+    """List kernels with their changes, as many as fit."""
+    if not changes:
+        return
+    table = make_table("kernel", "target", *columns)
+    shown = first_rows(changes, whole=whole)
+    for change in shown:
+        table.add_row(show_name(change.kernel), change.target, *_cells(change))
+    console.print()
+    console.print(table)
+    say_rest(console, len(changes) - len(shown), noun)
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    if change.what == "kernel":
+        return (_describe_change(change),)
+    numbers = ("none" if x is None else str(x) for x in (change.before, change.after))
+    return (change.resource, *numbers)

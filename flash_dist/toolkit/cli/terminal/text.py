@@ -1,17 +1,21 @@
-"""Makes text safe for a terminal."""
+"""Makes text safe for a terminal, and prints messages and the library's log on stderr."""
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import shlex
 import sys
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from ...product import NAME, PROGRAM
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ...errors import KernelsError
 
 _FLEET = f"-m {NAME} fleet"
@@ -67,3 +71,26 @@ def complain(text: str) -> None:
 def discard(stream: IO[str]) -> None:
     """Discard buffered output: Python flushes once more on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _Talk(logging.Handler):
+    """Writes each record in the form of other messages on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(f"{record.levelname.lower()}: {printable(record.getMessage())}")
+
+
+@contextmanager
+def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
+    """Show the library's log from DEBUG on, or only its warnings without -v."""
+    logger = logging.getLogger(__name__.partition(".")[0])  # parent of the loggers of all modules
+    level = logger.level
+    handler = _Talk(logging.DEBUG if verbose else logging.WARNING)
+    logger.addHandler(handler)
+    if verbose:
+        logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

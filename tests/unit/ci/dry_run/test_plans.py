@@ -16,7 +16,7 @@ from csrc.headers import LAYOUT
 from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.make.wheels.fingerprints import RECORDED
 from flash_dist.toolkit.selftest.fingerprints import hash_code, read_references
-from flash_dist.toolkit.selftest.plan import CasePlan
+from flash_dist.toolkit.selftest.report import CasePlan
 from tests.unit.made.planner import require_compiler
 
 if TYPE_CHECKING:

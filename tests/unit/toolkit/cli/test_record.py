@@ -205,7 +205,9 @@ def test_a_record_tells_who_wrote_it(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("flash_dist.toolkit.cli.record.read_version", lambda: "0.1.0+cu130.all")
+    monkeypatch.setattr(
+        "flash_dist.toolkit.cli.doctor_files.read_version", lambda: "0.1.0+cu130.all"
+    )
     be_at(SCENARIOS["a sound machine"].environment)
     place = tmp_path / "record.json"
     place.write_text("an older one, which is written over as a report is")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flash_dist.toolkit.doctor.proof import Proof
-from flash_dist.toolkit.selftest.plan import CasePlan
-from flash_dist.toolkit.selftest.report import CaseDigests, SelftestReport
+from flash_dist.toolkit.selftest.report import CaseDigests, CasePlan, SelftestReport
 from tests.unit.made.builds import HOPPER, make_environment
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from flash_dist.toolkit.findings.audits import AUDIT_LOST
 from flash_dist.toolkit.findings.driver import DRIVER_TOO_OLD
 from flash_dist.toolkit.findings.install import INSTALL_TWICE
 from flash_dist.toolkit.findings.loading import EXTENSION_ABSENT
+from flash_dist.toolkit.findings.own_sources import OWN_SENTENCE
 from flash_dist.toolkit.findings.result import CheckResult, label, within
-from flash_dist.toolkit.findings.said.own import OWN_SENTENCE
 from flash_dist.toolkit.machine.torch_install import TORCH_PROBLEMS, Torch
 from flash_dist.toolkit.product import PRODUCT
 from flash_dist.toolkit.targets.verdict import Cause

@@ -13,8 +13,7 @@ import pytest
 import flash_dist
 from flash_dist.toolkit import product
 from flash_dist.toolkit.findings.explain import explain
-from flash_dist.toolkit.findings.own_sources import read_sentences
-from flash_dist.toolkit.findings.said.own import OWN_SENTENCE
+from flash_dist.toolkit.findings.own_sources import OWN_SENTENCE, read_sentences
 from tests.unit.made.sources import find_modules
 
 if TYPE_CHECKING:

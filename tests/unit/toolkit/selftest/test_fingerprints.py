@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from flash_dist.toolkit.doctor.proof import add_agreement
 from flash_dist.toolkit.errors import KernelsError
 from flash_dist.toolkit.findings.proofs import SELFTEST_BITS_DIFFER
 from flash_dist.toolkit.findings.result import CheckResult
+from flash_dist.toolkit.selftest.child import run_first
 from flash_dist.toolkit.selftest.fingerprints import (
     Fingerprint,
     Reference,
@@ -25,8 +27,7 @@ from flash_dist.toolkit.selftest.fingerprints import (
     read_references,
     write_references,
 )
-from flash_dist.toolkit.selftest.plan import CasePlan, run_recorded
-from flash_dist.toolkit.selftest.report import CaseDigests, SelftestReport
+from flash_dist.toolkit.selftest.report import CaseDigests, CasePlan, SelftestReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,9 +165,9 @@ def test_the_plan_of_a_run_is_what_the_library_recorded(monkeypatch: pytest.Monk
         yield plans
         plans.append({"kernel": "double_sm90a"})
 
-    monkeypatch.setattr("flash_dist.toolkit.selftest.plan.recorded_plans", recorded)
+    monkeypatch.setattr("flash_dist.toolkit.selftest.child.recorded_plans", recorded)
     case: Any = Doubled()
-    results, plan = run_recorded(case, 3)
+    results, plan = run_first(case, 3, torch.device("cuda"))
     assert results == {"out": 6}
     assert plan == CasePlan.of([{"kernel": "double_sm90a"}], {"input": 3})
     assert plan.kernels == ("double_sm90a",)

@@ -173,7 +173,7 @@ def test_the_reference_agrees_with_autograd(*, causal: bool) -> None:
 @pytest.mark.parametrize("words", ["softcap", "alibi", "sinks", "softcap alibi sinks"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_reference_bends_scores_as_the_formula_does(words: str, *, causal: bool) -> None:
-    case = Case("", "fp32", 16, 2, 9, 6, 4, 2, causal=causal, scores=words)
+    case = Case("", 2, 9, 6, 4, 2, causal=causal, scores=words, dtype="fp32", head_dim=16)
     inputs = Inputs.make(case, torch.device("cpu"))
     exact = inputs.attend_exactly(case, torch.float64)
     dlse = torch.zeros(2, 4, 9)
@@ -559,7 +559,7 @@ def test_lines_that_are_no_objects_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_case_is_named_in_full() -> None:
-    case = Case("odd", "fp16", 64, 2, 37, 53, 3, 1, causal=True)
+    case = Case("odd", 2, 37, 53, 3, 1, causal=True, dtype="fp16", head_dim=64)
     assert case.name == "odd fp16 d64 b2 q37 k53 h3/1 causal"
     scored = replace(case, scores="softcap alibi")
     assert scored.name == "odd fp16 d64 b2 q37 k53 h3/1 causal softcap alibi"

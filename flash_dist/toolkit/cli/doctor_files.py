@@ -1,17 +1,19 @@
-"""`doctor --save FILE` and `doctor --load FILE`: a machine in a file, to be judged elsewhere."""
+"""Files of `doctor`: the page for a bug report, and the record of a machine."""
 
 from __future__ import annotations
 
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..doctor.record import LARGEST, Record
 from ..errors import UsageError
 from ..product import PROGRAM
 from ..redaction import redaction_of_this_machine
+from ..report_page import make_page
 from ..version import read_version
-from .written import read_clock, require_place, write_file
+from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +25,31 @@ if TYPE_CHECKING:
 
 PIPE: Final = "-"
 _LOAD_HINT: Final = f"`{PROGRAM} doctor --save FILE` writes one, on the machine it is about"
+
+
+def add_report_option(parser: argparse.ArgumentParser) -> None:
+    """Describe the option."""
+    parser.add_argument(
+        "--report",
+        type=parse_report,
+        metavar="FILE.html",
+        help="also write one page to attach to a bug report: no names of users and hosts in it",
+    )
+
+
+def parse_report(text: str) -> Path:
+    """Read the path to write the page to."""
+    if Path(text).suffix.lower() not in {".html", ".htm"}:
+        message = f"--report must name a file that ends with .html, got `{text}`"
+        raise UsageError(message, hint="`--report report.html`")
+    return require_place("--report", text, example="report.html")
+
+
+def write_report(path: Path, document: dict[str, Any]) -> None:
+    """Write the page, and report its path on stderr."""
+    redaction, version = redaction_of_this_machine(), read_version()
+    page = make_page(document, redaction, version=version, written=read_clock())
+    write_file(path, page, what="report")
 
 
 def add_record_options(parser: argparse.ArgumentParser) -> None:
@@ -90,3 +117,29 @@ def load_record(place: str) -> Record:
         message = f"`{name}` cannot be read: {error}"
         raise UsageError(message, hint=_LOAD_HINT) from error
     return Record.from_text(text, source=name)
+
+
+def require_place(option: str, text: str, *, example: str) -> Path:
+    """Read an output path. Report one that cannot be written before minutes of work."""
+    path = Path(text)
+    if not text or path.is_dir() or not path.parent.is_dir():
+        inside = f"is in `{path.parent}`, which is not a folder"
+        what = "names no file" if not text else "is a folder" if path.is_dir() else inside
+        message = f"{option} must name a file that can be written, got `{text}`, which {what}"
+        raise UsageError(message, hint=f"`{option} {example}` writes it into the current folder")
+    return path
+
+
+def write_file(path: Path, text: str, *, what: str) -> None:
+    """Write a file, and report its path on stderr."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename = str(path)  # a full disk does not name it
+        raise
+    complain(f"{what} written to {printable(str(path))}")
+
+
+def read_clock() -> str:
+    """Return the time of writing, to the minute."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -8,10 +8,11 @@ import torch
 
 from flash_dist.kernels.scores import PLAIN
 from flash_dist.proof.cases import Case
-from flash_dist.proof.scores import SOFTCAP, make_scores
+from flash_dist.proof.masks import SOFTCAP, make_scores
 
 CPU = torch.device("cpu")
-CASE = Case("", "bf16", 64, 2, 5, 7, 4, 2, causal=True, scores="softcap alibi sinks")
+SCORES = "softcap alibi sinks"
+CASE = Case("", 2, 5, 7, 4, 2, causal=True, scores=SCORES, dtype="bf16", head_dim=64)
 
 
 def test_words_say_what_becomes_of_scores() -> None:
