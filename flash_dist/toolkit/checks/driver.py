@@ -60,21 +60,11 @@ def check_variables(environment: Environment) -> CheckResult:
             if len(switches) == 1
             else ("are set: the driver uses no")
         )
-        return CheckResult(
-            "warn",
-            f"{' and '.join(switches)} {uses} embedded code",
-            shown,
-            f"`unset {' '.join(switches)}`",
-            JIT_VARIABLE,
-        )
+        summary = f"{' and '.join(switches)} {uses} embedded code"
+        return CheckResult("warn", summary, shown, f"`unset {' '.join(switches)}`", JIT_VARIABLE)
     if environment.variables.get(SMEM_VARIABLE):
-        return CheckResult(
-            "warn",
-            f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used",
-            shown,
-            f"`unset {SMEM_VARIABLE}`",
-            SMEM_LIMIT,
-        )
+        summary = f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used"
+        return CheckResult("warn", summary, shown, f"`unset {SMEM_VARIABLE}`", SMEM_LIMIT)
     told = environment.host is not None and environment.host.nvml.gpus  # checked by `check_visible`
     if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None and not told:
         visible = environment.variables["CUDA_VISIBLE_DEVICES"]
@@ -118,12 +108,8 @@ def check_driver(environment: Environment) -> CheckResult:
     if explained is not None:
         return explained
     if cuda.status == "absent":
-        return CheckResult(
-            "skip",
-            f"no NVIDIA driver here: {cuda.reason}",
-            fix=GET_DRIVER,
-            entry=DRIVER_ABSENT,
-        )
+        summary = f"no NVIDIA driver here: {cuda.reason}"
+        return CheckResult("skip", summary, fix=GET_DRIVER, entry=DRIVER_ABSENT)
     if cuda.status == "broken":
         entry = explain_broken(cuda)
         summary = f"the NVIDIA driver does not answer: {cuda.reason}"
@@ -134,13 +120,8 @@ def check_driver(environment: Environment) -> CheckResult:
         return CheckResult("ok", summary, background=needs)
     refusals = [driver_refusal(cuda.driver, v.origin) for v in build.variants] if build else []
     if build and refusals and all(refusals):
-        return CheckResult(
-            "fail",
-            str(refusals[0]),
-            needs,
-            driver_fix(build, cuda.driver, (gpu.device for gpu in cuda.gpus)),
-            DRIVER_TOO_OLD,
-        )
+        fix = driver_fix(build, cuda.driver, (gpu.device for gpu in cuda.gpus))
+        return CheckResult("fail", str(refusals[0]), needs, fix, DRIVER_TOO_OLD)
     details = describe_driver(environment)
     return CheckResult("ok", str(cuda.driver), details, background=needs)
 
@@ -209,10 +190,6 @@ def check_jit(environment: Environment) -> CheckResult | None:
         return None
     if not any(uses_jit(judge_gpu(environment, gpu)) for gpu in environment.cuda.gpus):
         return None
-    return CheckResult(
-        "warn",
-        f"{problem.summary}: the driver compiles the PTX again at every start",
-        tuple(filter(None, [describe_cost(environment.variables)])),
-        problem.fix,
-        problem.entry,
-    )
+    summary = f"{problem.summary}: the driver compiles the PTX again at every start"
+    details = tuple(filter(None, [describe_cost(environment.variables)]))
+    return CheckResult("warn", summary, details, problem.fix, problem.entry)

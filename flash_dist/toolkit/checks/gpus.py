@@ -102,11 +102,8 @@ def _judge_sets(environment: Environment, gpu: Gpu) -> CheckResult:
     """Name the arch sets of a project that would serve this GPU, if there is no build."""
     sets = () if IMPORTED_AS else candidates_of(known_sets(), environment.machine)
     if not sets:
-        return CheckResult(
-            "skip",
-            f"{describe_gpu(gpu)}: not judged, there is no build to judge it against",
-            entry=NOT_JUDGED,
-        )
+        summary = f"{describe_gpu(gpu)}: not judged, there is no build to judge it against"
+        return CheckResult("skip", summary, entry=NOT_JUDGED)
     situation = find_situation(environment, gpu)
     verdicts = {one.name: judge_device(one.build, situation) for one in sets}
     serving = [f"`{name}`" for name, verdict in verdicts.items() if verdict]
@@ -172,12 +169,9 @@ def check_any_gpu(environment: Environment) -> CheckResult:
     """Report that there is no GPU, and what remains unknown."""
     cuda = environment.cuda
     reason = cuda.reason if cuda.status == "ok" else ""  # otherwise the driver's check reports it
-    return CheckResult(
-        "skip",
-        "no GPU was found, so nothing could be tested" + (f" ({reason})" if reason else ""),
-        fix=f"`{PROGRAM} doctor --gpu 8.6,9.0 --driver 580` judges other GPUs",
-        entry=NO_GPU,
-    )
+    summary = "no GPU was found, so nothing could be tested" + (f" ({reason})" if reason else "")
+    fix = f"`{PROGRAM} doctor --gpu 8.6,9.0 --driver 580` judges other GPUs"
+    return CheckResult("skip", summary, fix=fix, entry=NO_GPU)
 
 
 def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> CheckResult | None:

@@ -34,10 +34,6 @@ def guard(name: str, check: Callable[[], Found], *, gpu: int | None = None) -> F
 def _describe_crash(error: Exception) -> CheckResult:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     where = lines[-2].strip().splitlines()[0] if len(lines) > 1 else ""
-    return CheckResult(
-        "fail",
-        f"the check itself crashed: {type(error).__name__}: {error}",
-        (where,) if where else (),
-        f"this is a bug in {NAME}: report it with the file of `doctor --save`",
-        CHECK_CRASHED,
-    )
+    summary = f"the check itself crashed: {type(error).__name__}: {error}"
+    fix = f"this is a bug in {NAME}: report it with the file of `doctor --save`"
+    return CheckResult("fail", summary, (where,) if where else (), fix, CHECK_CRASHED)

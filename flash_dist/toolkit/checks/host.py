@@ -195,13 +195,9 @@ def check_compat(environment: Environment) -> CheckResult | None:
     kernel = f"kernel module {module}" if module else "this kernel module"
     speaks = f"{host.libcuda} supports CUDA {format_version(driver.cuda)} on {kernel}"
     if loaded and module and _number(loaded) < _number(module):
-        return CheckResult(
-            "warn",
-            f"cuda-compat is older than the driver that it replaces: {speaks}",
-            fix=f"remove {host.libcuda.rpartition('/')[0]} from LD_LIBRARY_PATH and "
-            "/etc/ld.so.conf.d",
-            entry=CUDA_COMPAT_OLDER,
-        )
+        summary = f"cuda-compat is older than the driver that it replaces: {speaks}"
+        fix = f"remove {host.libcuda.rpartition('/')[0]} from LD_LIBRARY_PATH and /etc/ld.so.conf.d"
+        return CheckResult("warn", summary, fix=fix, entry=CUDA_COMPAT_OLDER)
     detail = f"judged by CUDA {format_version(driver.cuda)}, not by the release of the driver"
     summary = f"cuda-compat is in use: {speaks}"
     return CheckResult("ok", summary, (detail,), entry=CUDA_COMPAT)

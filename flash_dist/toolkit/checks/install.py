@@ -46,12 +46,8 @@ def check_system(environment: Environment) -> CheckResult:
         f"Python {environment.python}"
     )
     if not environment.libc.startswith("glibc"):
-        return CheckResult(
-            "fail",
-            f"the wheels are built for glibc, this system has {environment.libc} ({summary})",
-            fix=GET_GLIBC,
-            entry=LIBC_UNSUPPORTED,
-        )
+        summary = f"the wheels are built for glibc, this system has {environment.libc} ({summary})"
+        return CheckResult("fail", summary, fix=GET_GLIBC, entry=LIBC_UNSUPPORTED)
     return CheckResult("ok", summary)
 
 
@@ -87,12 +83,9 @@ def check_torch(environment: Environment) -> CheckResult:
             ),
         )
     if newest and _minor(torch.version) > _minor(newest):
-        return CheckResult(
-            "warn",
-            f"{summary} is newer than {newest}, the newest torch this build was tested with",
-            fix=f"if something fails, look for a newer {NAME}",
-            entry=TORCH_NEWER_THAN_TESTED,
-        )
+        summary = f"{summary} is newer than {newest}, the newest torch this build was tested with"
+        fix = f"if something fails, look for a newer {NAME}"
+        return CheckResult("warn", summary, fix=fix, entry=TORCH_NEWER_THAN_TESTED)
     devices = [gpu.device for gpu in environment.cuda.gpus]
     background: tuple[str, ...] = ()
     if devices and PRODUCT.torch_note:
@@ -140,13 +133,12 @@ def check_install(environment: Environment) -> CheckResult:
     """Check that the files are those that pip recorded, once each."""
     files = environment.files
     if files.unreadable and not (files.missing or files.changed):
-        return CheckResult(
-            "fail",
+        summary = (
             f"this user cannot read {count(len(files.unreadable), 'file')} in {files.folder}: "
-            f"{list_few(files.unreadable, _SHOWN_DIFFERENCES)}",
-            fix=f"as its owner: `chmod -R a+rX '{files.folder}/{PACKAGE.name}'*`",
-            entry=INSTALL_UNREADABLE,
+            f"{list_few(files.unreadable, _SHOWN_DIFFERENCES)}"
         )
+        fix = f"as its owner: `chmod -R a+rX '{files.folder}/{PACKAGE.name}'*`"
+        return CheckResult("fail", summary, fix=fix, entry=INSTALL_UNREADABLE)
     if files.missing or files.changed:
         parts = [
             f"{_count_files(names)} {what}"
@@ -157,12 +149,8 @@ def check_install(environment: Environment) -> CheckResult:
             if names
         ]
         names = (*files.missing, *files.changed)
-        return CheckResult(
-            "fail",
-            f"{' and '.join(parts)} in {files.folder}: {list_few(names, _SHOWN_DIFFERENCES)}",
-            fix=reinstall_fix(),
-            entry=INSTALL_DAMAGED,
-        )
+        summary = f"{' and '.join(parts)} in {files.folder}: {list_few(names, _SHOWN_DIFFERENCES)}"
+        return CheckResult("fail", summary, fix=reinstall_fix(), entry=INSTALL_DAMAGED)
     if files.copies:
         copies = list_few(files.copies, _SHOWN_DIFFERENCES)
         summary = f"{PACKAGE.name} is installed in {files.folder}, which is used, and in {copies}"
@@ -193,13 +181,9 @@ def check_build(environment: Environment) -> CheckResult:
         return CheckResult("skip", summary, fix=_name_builds())
     if build is None:
         problems = (installed.manifest_problem, installed.library_problem)
-        return CheckResult(
-            "fail",
-            f"no built {NAME} was found: neither its manifest nor its kernels can be read",
-            tuple(problem for problem in problems if problem),
-            build_fix(environment),
-            NOT_BUILT,
-        )
+        summary = f"no built {NAME} was found: neither its manifest nor its kernels can be read"
+        details = tuple(problem for problem in problems if problem)
+        return CheckResult("fail", summary, details, build_fix(environment), NOT_BUILT)
     archs = describe_archs(build.archs)
     summary = f"{build.name}, {build.counts} for {archs}"
     if installed.library_problem or installed.manifest_problem:
@@ -209,13 +193,9 @@ def check_build(environment: Environment) -> CheckResult:
         fix = installed.access_fix or reinstall_fix()
         return CheckResult("fail", problem, details, fix, entry)
     if installed.differences:
-        return CheckResult(
-            "fail",
-            f"the code embedded in {build.name} differs from its manifest",
-            few_lines(installed.differences, _SHOWN_DIFFERENCES),
-            reinstall_fix(),
-            EMBEDDED_DIFFERS,
-        )
+        summary = f"the code embedded in {build.name} differs from its manifest"
+        details = few_lines(installed.differences, _SHOWN_DIFFERENCES)
+        return CheckResult("fail", summary, details, reinstall_fix(), EMBEDDED_DIFFERS)
     return CheckResult("ok", summary)
 
 

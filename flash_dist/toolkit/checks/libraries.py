@@ -255,13 +255,12 @@ def _describe(
         return _refuse(place, verdict, served=served, instead=instead)
     ways = ", ".join(f"{HOW_WORDS[how]} ({target})" for how, target in verdict.counts)
     if verdict.unfit:
-        return CheckResult(
-            "warn",
-            f"{place}: {ways}; nothing in {len(verdict.unfit)} of {_fatbins(verdict)}",
-            (verdict.obstacle or "normal if the library does not call those kernels on this GPU",),
-            f"`{PROGRAM} inspect --level coverage` says which kernels these are",
-            LIBRARY_PARTLY,
+        summary = f"{place}: {ways}; nothing in {len(verdict.unfit)} of {_fatbins(verdict)}"
+        details = (
+            verdict.obstacle or "normal if the library does not call those kernels on this GPU",
         )
+        fix = f"`{PROGRAM} inspect --level coverage` says which kernels these are"
+        return CheckResult("warn", summary, details, fix, LIBRARY_PARTLY)
     count = len(verdict.containers)
     summary = f"{place}: {ways} in {f'all of {count} fatbins' if count > 1 else 'its one fatbin'}"
     if verdict.how == "unverified":

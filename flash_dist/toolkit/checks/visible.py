@@ -45,14 +45,13 @@ def check_visible(environment: Environment) -> CheckResult | None:
     value = environment.variables.get(_VISIBLE)
     wrong = _find_invalid(value, physical) if value is not None else ""
     if wrong:
-        return CheckResult(
-            "warn",
+        summary = (
             f"{_VISIBLE}={value} names `{wrong}`, which is not a GPU here: CUDA ignores it "
-            "and everything after it",
-            tuple(f"{_number([gpu.index])}: {_describe(gpu)}" for gpu in physical),
-            "`nvidia-smi -L` lists the names",
-            VISIBLE_DEVICES_INVALID,
+            "and everything after it"
         )
+        details = tuple(f"{_number([gpu.index])}: {_describe(gpu)}" for gpu in physical)
+        fix = "`nvidia-smi -L` lists the names"
+        return CheckResult("warn", summary, details, fix, VISIBLE_DEVICES_INVALID)
     shown = {normalize_pci(gpu.pci) for gpu in environment.cuda.gpus}
     hidden = [gpu for gpu in physical if gpu.place not in shown]
     if hidden:
@@ -101,13 +100,8 @@ def _describe_hidden(
             environment.host.denied or explain_no_gpu(environment) is not None
         ):
             return None  # reported by the permission check or the driver check
-        return CheckResult(
-            "warn",
-            f"CUDA does not show {listed}",
-            details,
-            "`nvidia-smi -q` shows what is wrong with it, such as its compute mode",
-            GPU_NOT_SHOWN,
-        )
+        fix = "`nvidia-smi -q` shows what is wrong with it, such as its compute mode"
+        return CheckResult("warn", f"CUDA does not show {listed}", details, fix, GPU_NOT_SHOWN)
     summary = f"{_VISIBLE}={value} hides {len(hidden)} of {len(physical)} GPUs: {listed}"
     if environment.cuda.gpus:
         return CheckResult("ok", summary, details, entry=GPU_HIDDEN)
@@ -178,21 +172,20 @@ def check_mig(environment: Environment) -> CheckResult | None:
     count = sum(len(gpu.instances) for gpu in divided)
     instances = "1 MIG instance" if count == 1 else f"{count} MIG instances"
     names = ", ".join(f"GPU {gpu.index}" for gpu in divided)
-    return CheckResult(
-        "ok",
+    summary = (
         f"{names} of nvidia-smi has {instances}; CUDA shows a process one: "
-        f"{_describe_instance(environment, divided)}",
-        (
-            *(
-                f"`export {_VISIBLE}={instance.uuid}` chooses {instance.name}"
-                for gpu in divided
-                for instance in gpu.instances
-            ),
-            *(f"GPU {gpu.index} has no instance, so CUDA does not show it" for gpu in empty),
-            "it runs the code of the whole GPU; memory and speed are those of the instance",
-        ),
-        entry=MIG,
+        f"{_describe_instance(environment, divided)}"
     )
+    details = (
+        *(
+            f"`export {_VISIBLE}={instance.uuid}` chooses {instance.name}"
+            for gpu in divided
+            for instance in gpu.instances
+        ),
+        *(f"GPU {gpu.index} has no instance, so CUDA does not show it" for gpu in empty),
+        "it runs the code of the whole GPU; memory and speed are those of the instance",
+    )
+    return CheckResult("ok", summary, details, entry=MIG)
 
 
 def _describe_instance(environment: Environment, divided: Sequence[PhysicalGpu]) -> str:

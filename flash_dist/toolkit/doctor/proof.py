@@ -154,14 +154,13 @@ class Proof:
             count = len(self.proven)
             return CheckResult("ok", f"all {count} GPUs computed the same bits")
         gpu, other, mismatch = differing[0]
-        return CheckResult(
-            "fail",
+        summary = (
             f"gpu {gpu.index} and gpu {other.index} are equal and computed different bits: "
-            f"{mismatch}",
-            tuple(f"gpu {a.index} and gpu {b.index}: {what}" for a, b, what in differing[1:9]),
-            f"one of them is wrong: `{PROGRAM} fleet` on more GPUs finds out which",
-            GPUS_DIFFER,
+            f"{mismatch}"
         )
+        details = tuple(f"gpu {a.index} and gpu {b.index}: {what}" for a, b, what in differing[1:9])
+        fix = f"one of them is wrong: `{PROGRAM} fleet` on more GPUs finds out which"
+        return CheckResult("fail", summary, details, fix, GPUS_DIFFER)
 
 
 def read_kernels(library: str) -> Mapping[str, str]:

@@ -118,12 +118,9 @@ def _read_finding(event: Event) -> CaseFinding:
             f"first in run {event['run']} on stream {event['stream']}; "
             f"{event['bad_runs']} of {event['runs'] - 1} repeated runs differ from run 0"
         )
+    summary = str(event["summary"])
     return CaseFinding(
-        entry,
-        str(event["summary"]),
-        tuple(details),
-        case=str(event["case"]),
-        difference=event["difference"],
+        entry, summary, tuple(details), case=str(event["case"]), difference=event["difference"]
     )
 
 
