@@ -106,10 +106,7 @@ def _tiles(case: Case) -> BlockMask:
     grid = (-(-case.seqlen_q // _TILE), -(-case.seqlen_k // _TILE))
     visible = _numbers(grid[0] * grid[1], 2) == 0
     return BlockMask.from_tiles(
-        visible.view(1, 1, *grid),
-        (_TILE, _TILE),
-        seqlen_q=case.seqlen_q,
-        seqlen_k=case.seqlen_k,
+        visible.view(1, 1, *grid), (_TILE, _TILE), seqlen_q=case.seqlen_q, seqlen_k=case.seqlen_k
     )
 
 

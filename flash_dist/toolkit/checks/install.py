@@ -142,10 +142,7 @@ def check_install(environment: Environment) -> CheckResult:
     if files.missing or files.changed:
         parts = [
             f"{_count_files(names)} {what}"
-            for names, what in (
-                (files.missing, "missing"),
-                (files.changed, "changed"),
-            )
+            for names, what in ((files.missing, "missing"), (files.changed, "changed"))
             if names
         ]
         names = (*files.missing, *files.changed)

@@ -38,11 +38,7 @@ if TYPE_CHECKING:
     from ..loading.parts import Loading
     from .environment import Environment
 
-_PARTS = {
-    "kernels": "the kernel library",
-    "torch": "torch",
-    "extension": "the torch extension",
-}
+_PARTS = {"kernels": "the kernel library", "torch": "torch", "extension": "the torch extension"}
 FAILED = {  # what was loaded and how; otherwise the process itself failed
     ("kernels", "failed"): KERNELS_FAILED,
     ("kernels", "crashed"): KERNELS_CRASHED,

@@ -91,10 +91,7 @@ def _describe_hidden(
     if value is None and any(gpu.mig for gpu in physical):
         return None  # reported by `check_mig`
     listed = _number([gpu.index for gpu in hidden])
-    details = (
-        *_describe_lost(environment, hidden),
-        *_describe_places(environment, physical),
-    )
+    details = (*_describe_lost(environment, hidden), *_describe_places(environment, physical))
     if value is None:
         if environment.host and (
             environment.host.denied or explain_no_gpu(environment) is not None

@@ -34,16 +34,7 @@ from .terminal.text import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OWN = (
-    "inspect",
-    "doctor",
-    "explain",
-    "selftest",
-    "fleet",
-    "audit",
-    "verify",
-    "select",
-)
+_OWN = ("inspect", "doctor", "explain", "selftest", "fleet", "audit", "verify", "select")
 SUBCOMMANDS = (*_OWN, *PRODUCT.subcommands)
 
 EXIT_INTERRUPTED = 130
@@ -143,10 +134,7 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
     """Build the parser from the modules of these subcommands, which it imports."""
-    parser = Parser(
-        prog=spell(PROGRAM),
-        description=PRODUCT.summary,
-    )
+    parser = Parser(prog=spell(PROGRAM), description=PRODUCT.summary)
     parser.add_argument("--version", action="version", version=f"{NAME} {read_version()}")
     subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
     for name in names:

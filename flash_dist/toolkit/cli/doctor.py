@@ -9,12 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..checks.choice import EVERYTHING, CheckChoice
-from ..checks.environment import (
-    gather_environment,
-    gather_gpus,
-    imagine_environment,
-    prove_loading,
-)
+from ..checks.environment import gather_environment, gather_gpus, imagine_environment, prove_loading
 from ..checks.libraries import examine_libraries
 from ..doctor.artefact import at_hand
 from ..doctor.examine import Examination, check_names, examine, limit_gpus, will_run
@@ -59,11 +54,7 @@ _FOLDED = 1  # no more words than the note that replaces it
 
 _OF_MACHINE = {"driver", "variables", "gpu"}  # equal for all wheels
 
-_CONCLUSION = {
-    0: "no failure",
-    1: "at least one failure",
-    3: "nothing could be checked",
-}
+_CONCLUSION = {0: "no failure", 1: "at least one failure", 3: "nothing could be checked"}
 
 
 def add_parser(subparsers: Subparsers) -> None:

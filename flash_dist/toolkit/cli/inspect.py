@@ -256,9 +256,7 @@ def run_diff(args: argparse.Namespace) -> int:
     return int(args.strict and bool(differences or missed or missed_too))
 
 
-def find_libraries(
-    args: argparse.Namespace,
-) -> Iterator[Callable[[], Iterator[Library | Unread]]]:
+def find_libraries(args: argparse.Namespace) -> Iterator[Callable[[], Iterator[Library | Unread]]]:
     """Return the named paths with functions that open their libraries."""
     yield from (partial(open_libraries, path) for path in args.paths)
     yield from (partial(package_libraries, package) for package in args.package)

@@ -17,13 +17,7 @@ from ..indexes.install_commands import find_commands
 from ..indexes.selection import candidates_of, describe_lack, select
 from ..machine.libcuda import imagine_cuda, read_cuda
 from ..product import NAME, PROGRAM
-from ..targets.advice import (
-    arm_note,
-    code_fix,
-    describe_archs,
-    describe_how,
-    name_driver,
-)
+from ..targets.advice import arm_note, code_fix, describe_archs, describe_how, name_driver
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
 from ..targets.index_address import INDEX, explain_placeholder

@@ -11,13 +11,7 @@ from ..checks.driver import check_driver, check_jit, check_neutral, check_variab
 from ..checks.gpus import check_all_gpus, check_any_gpu, check_gpu
 from ..checks.guard import guard
 from ..checks.host import check_compat, check_devices
-from ..checks.install import (
-    check_build,
-    check_install,
-    check_system,
-    check_torch,
-    require_torch,
-)
+from ..checks.install import check_build, check_install, check_system, check_torch, require_torch
 from ..checks.loading import check_loading
 from ..checks.torch_claim import check_torch_claim
 from ..checks.visible import check_mig, check_visible
@@ -122,10 +116,7 @@ class Selftest(Protocol):
 
 
 def examine(
-    environment: Environment,
-    *,
-    selftest: Selftest | None = None,
-    choice: CheckChoice = EVERYTHING,
+    environment: Environment, *, selftest: Selftest | None = None, choice: CheckChoice = EVERYTHING
 ) -> Iterator[CheckResult]:
     """Yield the result of each check as soon as it is known.
 

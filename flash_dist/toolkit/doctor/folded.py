@@ -208,8 +208,7 @@ class FoldedReport:
             key = tuple(images), None if linked is None else number in linked
             counts[key] = counts.get(key, 0) + 1
         return cls(
-            report.path,
-            tuple(FoldedContainers(count, *key) for key, count in counts.items()),
+            report.path, tuple(FoldedContainers(count, *key) for key, count in counts.items())
         )
 
     def unfold(self) -> FatbinReport:

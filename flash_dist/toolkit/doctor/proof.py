@@ -115,9 +115,7 @@ class Proof:
         cuda = self._environment.cuda
         driver = (cuda.driver.release or str(cuda.driver.cuda)) if cuda.driver else ""
         setting = Setting(
-            str(gpu.device),
-            gpu.sm_count or 0,
-            find_situation(self._environment, gpu).smem_bytes,
+            str(gpu.device), gpu.sm_count or 0, find_situation(self._environment, gpu).smem_bytes
         )
         own = make_fingerprints(report, self.kernels, driver)
         self.proven.append((gpu, setting, own))

@@ -89,12 +89,7 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
 
 
 def prove_rank(
-    rank: Rank,
-    environment: Environment,
-    proof: Proof,
-    *,
-    runs: int,
-    child: Sequence[str] = CHILD,
+    rank: Rank, environment: Environment, proof: Proof, *, runs: int, child: Sequence[str] = CHILD
 ) -> Member:
     """Run the selftest on the GPU of this rank, in one round of a fleet.
 

@@ -132,10 +132,7 @@ TORCH_SYMBOL_MISSING: Final = Entry(
     "compile it against yours: "
     "`pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation --no-binary "
     "NAME NAME`.",
-    messages=(
-        "undefined symbol: {torch_symbol}",
-        "xFormers can't load C++/CUDA extensions",
-    ),
+    messages=("undefined symbol: {torch_symbol}", "xFormers can't load C++/CUDA extensions"),
     said="the library is built for another torch: `{torch_symbol}` is not in the installed one",
 )
 

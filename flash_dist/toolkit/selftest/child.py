@@ -21,14 +21,7 @@ from ..findings.proofs import SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER
 from ..loading.library import last_variant, recorded_plans, select
 from ..loading.process import end_with, write_event
 from ..product import HAS_DISPATCHER, PRODUCT
-from .comparison import (
-    Difference,
-    Tensors,
-    all_equal,
-    compare_bits,
-    compare_values,
-    digest,
-)
+from .comparison import Difference, Tensors, all_equal, compare_bits, compare_values, digest
 from .exact import ExactValues
 from .report import CasePlan
 
@@ -228,11 +221,7 @@ def run_device(name: str, runs: int, emit: Emit, exact: ExactValues = ALONE) -> 
 
 
 def run_cases(
-    cases: Sequence[Case],
-    device: torch.device,
-    runs: int,
-    emit: Emit,
-    exact: ExactValues = ALONE,
+    cases: Sequence[Case], device: torch.device, runs: int, emit: Emit, exact: ExactValues = ALONE
 ) -> None:
     """Run cases on one device and report progress.
 

@@ -71,11 +71,7 @@ BUILD_KILLED: Final = Entry(
     "once as there are cores. `dmesg` shows what the system killed; in a container its limit "
     "counts.",
     "Compile fewer files at once: `MAX_JOBS=2 pip install --no-build-isolation NAME`.",
-    messages=(
-        "died due to signal 9",
-        "Killed signal terminated program",
-        "died due to signal 15",
-    ),
+    messages=("died due to signal 9", "Killed signal terminated program", "died due to signal 15"),
 )
 
 BUILD_FAILED: Final = Entry(

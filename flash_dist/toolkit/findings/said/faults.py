@@ -66,10 +66,7 @@ KERNEL_FAULT: Final = Entry(
     "Run again with CUDA_LAUNCH_BLOCKING=1, which names the call, and then under "
     "`compute-sanitizer`, which names the kernel. `sudo dmesg | grep -i xid` shows whether the "
     "hardware failed.",
-    messages=(
-        "unspecified launch failure",
-        "an illegal instruction was encountered",
-    ),
+    messages=("unspecified launch failure", "an illegal instruction was encountered"),
     codes=(714, 715, 716, 717, 718, 719),
     said="CUDA error {number}: a kernel was stopped: {text}",
 )

@@ -52,10 +52,7 @@ INVALID_DEVICE_FUNCTION: Final = Entry(
     "replaced by one of another build. Old programs print the number 8.",
     f"`{PROGRAM} inspect --level coverage FILE` shows the targets of each kernel. "
     "Compile the library for this compute capability, in a clean build folder.",
-    messages=(
-        "invalid device function",
-        "requested device function does not exist",
-    ),
+    messages=("invalid device function", "requested device function does not exist"),
     codes=(98,),
 )
 
@@ -112,10 +109,7 @@ JIT_COMPILER_ABSENT: Final = Entry(
     "message is error 221.",
     "Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install a build "
     "that has machine code for this GPU.",
-    messages=(
-        "PTX JIT compiler library not found",
-        "ERROR_JIT_COMPILER_NOT_FOUND",
-    ),
+    messages=("PTX JIT compiler library not found", "ERROR_JIT_COMPILER_NOT_FOUND"),
     codes=(221,),
 )
 

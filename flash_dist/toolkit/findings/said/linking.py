@@ -77,10 +77,7 @@ MAP_REFUSED: Final = Entry(
     "memory (`ulimit -v`).",
     "`findmnt -T FILE` shows `noexec` among the options: create the environment on another disk, "
     "and for code compiled at run time set TMPDIR, TRITON_CACHE_DIR and TORCH_EXTENSIONS_DIR.",
-    messages=(
-        "failed to map segment from shared object",
-        "cannot create shared object descriptor",
-    ),
+    messages=("failed to map segment from shared object", "cannot create shared object descriptor"),
 )
 
 STATIC_TLS: Final = Entry(
