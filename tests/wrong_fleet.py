@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from flash_dist.toolkit.cli.fleet import FleetOptions, run_fleet
+from flash_dist.toolkit.cli import make_parser
+from flash_dist.toolkit.cli.fleet import run
 
 CHILD = str(Path(__file__).with_name("flipping_child.py"))
 
 if __name__ == "__main__":
-    sys.exit(run_fleet(FleetOptions(int(sys.argv[1]), int(sys.argv[2]), child=(CHILD,))))
+    runs, rounds = sys.argv[1:]
+    args = make_parser(["fleet"]).parse_args(["fleet", "--runs", runs, "--rounds", rounds])
+    sys.exit(run(args, (CHILD,)))

@@ -16,7 +16,6 @@ from .reference import attend, name_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from ..kernels.scores import Scores
     from ..masks import BlockMask
@@ -81,7 +80,7 @@ class Inputs:
             leaves.append(scores.sinks.detach().requires_grad_())
             scores = scores._replace(sinks=leaves[-1])
         options: dict[str, Any] = {"mask": self.mask, "lengths": case.lengths, "scores": scores}
-        with _precision_of(case):
+        with float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3"):
             out, lse = attention(inputs, causal=case.causal, **options)
         gradients = torch.autograd.grad(out, leaves, self.dout)
         return name_results(out.detach(), lse.detach(), *gradients)
@@ -136,11 +135,6 @@ class Inputs:
         visible = find_visible(case)
         tensors = (self.q, self.k, self.v, self.dout)
         return attend(tensors, causal=case.causal, dtype=dtype, visible=visible, scores=self.scores)
-
-
-def _precision_of(case: Case) -> AbstractContextManager[None]:
-    """Choose the precision of products of float32 for a case and its backward."""
-    return float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3")
 
 
 def _name_arguments(scores: Scores) -> dict[str, Any]:

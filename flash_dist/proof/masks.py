@@ -128,11 +128,13 @@ def make_scores(case: Case, device: torch.device) -> Scores:
 
     Slopes are [batch, num_heads_q], of packed documents [num_heads_q]: both forms there are.
     """
-    words = case.scores.split()
+    words, heads = case.scores.split(), (case.num_heads_q,)
     return Scores(
         SOFTCAP if "softcap" in words else 0.0,
         _slopes(case, device) if "alibi" in words else None,
-        _sinks(case, device) if "sinks" in words else None,
+        make_values(_SINKS_SEED, heads, torch.float32, device=device, scale=_SINKS)
+        if "sinks" in words
+        else None,
     )
 
 
@@ -144,7 +146,3 @@ def _slopes(case: Case, device: torch.device) -> Tensor:
     slopes = [[slope(entry, head) for head in range(case.num_heads_q)] for entry in entries]
     rows = torch.tensor(slopes, dtype=torch.float32, device=device)
     return rows[0] if case.lengths else rows
-
-
-def _sinks(case: Case, device: torch.device) -> Tensor:
-    return make_values(_SINKS_SEED, (case.num_heads_q,), torch.float32, device=device, scale=_SINKS)

@@ -87,7 +87,7 @@ def attend(
     if visible is not None:
         s = s.masked_fill(~visible, -math.inf)
     elif causal:
-        s = s.masked_fill(_after(s.shape[-2], s.shape[-1]), -math.inf)
+        s = s.masked_fill(_distances(s.shape[-2], s.shape[-1]) < 0, -math.inf)
     lse = _add_sinks(torch.logsumexp(s.to(torch.float64), dim=-1), scores.sinks)
     # a fully masked row is zero
     p = torch.exp(s - lse.unsqueeze(-1).to(dtype)).nan_to_num(nan=0.0)
@@ -133,13 +133,8 @@ def _differentiate_sinks(
     return -(weights * delta.squeeze(-1)).sum(dim=(0, 2))
 
 
-def _after(seqlen_q: int, seqlen_k: int) -> torch.Tensor:
-    """Mark the keys that a query does not see: j > i + seqlen_k - seqlen_q."""
-    return _distances(seqlen_q, seqlen_k) < 0
-
-
 def _distances(seqlen_q: int, seqlen_k: int) -> torch.Tensor:
-    """Return i + seqlen_k - seqlen_q - j."""
+    """Return i + seqlen_k - seqlen_q - j, negative for keys after the query."""
     query = torch.arange(seqlen_q, device="cpu").unsqueeze(1)
     key = torch.arange(seqlen_k, device="cpu").unsqueeze(0)
     return query + (seqlen_k - seqlen_q) - key

@@ -108,7 +108,9 @@ def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
     found = _describe_host(read_cuda(), installed)
     loading = Loading("skipped")
     if "extension" in choice:
-        loading = _predict(found) if installed.library else Loading("not-tried")
+        loading = Loading("not-tried")
+        if installed.library:
+            loading = predict_parts(found.torch, found.libc, installed.torch_min)
     claims = "torch" in choice and found.cuda.gpus and found.torch.cuda
     return replace(
         found,
@@ -200,10 +202,6 @@ def read_libc() -> str:
     except (AttributeError, ValueError, OSError):
         text = None
     return text or "musl or unknown"
-
-
-def _predict(environment: Environment) -> Loading:
-    return predict_parts(environment.torch, environment.libc, environment.installed.torch_min)
 
 
 def prove_loading(environment: Environment) -> Environment:

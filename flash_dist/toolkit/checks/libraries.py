@@ -31,7 +31,7 @@ from ..gpucode.images import ROCM_WARNING
 from ..machine.installed import Installed, combine, read_variants
 from ..product import BINDING, HAS_DISPATCHER, KERNELS, PROGRAM
 from ..targets.advice import HOW_WORDS, describe_archs
-from ..targets.wording import few_lines
+from ..targets.wording import count, few_lines
 from .driver import check_driver, check_neutral
 from .environment import find_situation
 from .gpus import check_any_gpu, check_gpu, describe_gpu
@@ -87,7 +87,13 @@ def examine_libraries(
     yield from map(_lament, unread)
     yield from unclear
     if not (reports or ours or unread or unclear):
-        yield CheckResult("warn", _nothing(plain), entry=NO_GPU_CODE, name="library")
+        summary = "no library inside"
+        if plain:
+            summary = (
+                f"no GPU code for NVIDIA in {count(plain, 'library', 'libraries')}: kernels that "
+                "are compiled when it runs (Triton, NVRTC) cannot be judged before"
+            )
+        yield CheckResult("warn", summary, entry=NO_GPU_CODE, name="library")
     if loading is not None:
         yield from (replace(result, name="loading") for result in loading.results())
     for gpu in environment.cuda.gpus:
@@ -204,15 +210,6 @@ def _is_kernels(name: str) -> bool:
     return HAS_DISPATCHER and PurePosixPath(name).name == KERNELS
 
 
-def _nothing(files: int) -> str:
-    if files == 0:
-        return "no library inside"
-    return (
-        f"no GPU code for NVIDIA in {files} {'library' if files == 1 else 'libraries'}: kernels "
-        "that are compiled when it runs (Triton, NVRTC) cannot be judged before"
-    )
-
-
 def check_libraries(
     environment: Environment, gpu: Gpu, reports: Sequence[FatbinReport], *, served: bool = False
 ) -> Iterator[CheckResult]:
@@ -255,14 +252,16 @@ def _describe(
         return _refuse(place, verdict, served=served, instead=instead)
     ways = ", ".join(f"{HOW_WORDS[how]} ({target})" for how, target in verdict.counts)
     if verdict.unfit:
-        summary = f"{place}: {ways}; nothing in {len(verdict.unfit)} of {_fatbins(verdict)}"
+        fatbins = count(len(verdict.containers), "fatbin")
+        summary = f"{place}: {ways}; nothing in {len(verdict.unfit)} of {fatbins}"
         details = (
             verdict.obstacle or "normal if the library does not call those kernels on this GPU",
         )
         fix = f"`{PROGRAM} inspect --level coverage` says which kernels these are"
         return CheckResult("warn", summary, details, fix, LIBRARY_PARTLY)
-    count = len(verdict.containers)
-    summary = f"{place}: {ways} in {f'all of {count} fatbins' if count > 1 else 'its one fatbin'}"
+    number = len(verdict.containers)
+    where = f"all of {number} fatbins" if number > 1 else "its one fatbin"
+    summary = f"{place}: {ways} in {where}"
     if verdict.how == "unverified":
         return CheckResult("warn", summary, entry=LIBRARY_UNVERIFIED)
     return CheckResult("ok", summary)
@@ -284,8 +283,3 @@ def _refuse(place: str, verdict: LibraryVerdict, *, served: bool, instead: str) 
         return CheckResult("warn", sentence, (detail,), entry=LIBRARY_NO_MATCHING_CODE)
     fix = f"install a build for compute capability {device}"
     return CheckResult("fail", sentence, fix=fix, entry=LIBRARY_NO_MATCHING_CODE)
-
-
-def _fatbins(verdict: LibraryVerdict) -> str:
-    count = len(verdict.containers)
-    return f"{count} fatbin" if count == 1 else f"{count} fatbins"

@@ -67,17 +67,13 @@ def _describe(gpu: PhysicalGpu) -> str:
     return describe_device(gpu.device, gpu.name) if gpu.device else gpu.name
 
 
-def _names_one(entry: str, physical: Sequence[PhysicalGpu]) -> bool:
-    number = read_whole(entry)
-    return number is not None and number < len(physical)
-
-
 def _find_invalid(value: str, physical: Sequence[PhysicalGpu]) -> str:
     """Return the first entry that names no GPU; -1 and other words are valid ways to hide all."""
     names = [gpu.uuid for gpu in physical]
     names += [instance.uuid for gpu in physical for instance in gpu.instances]
     for entry in (part.strip() for part in value.split(",")):
-        if entry.isdecimal() and not _names_one(entry, physical):
+        number = read_whole(entry)
+        if entry.isdecimal() and (number is None or number >= len(physical)):
             return entry
         if entry.startswith("GPU-") and not any(name.startswith(entry) for name in names):
             return entry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..checks.environment import gather_gpus
@@ -77,84 +77,49 @@ def parse_rounds(text: str) -> int:
     return number
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the comparison that the command line asks for."""
-    return run_fleet(
-        FleetOptions(
-            args.runs or DEFAULT_RUNS,
-            args.rounds,
-            args.backend,
-            as_json=args.json,
-            strict=args.strict,
-            quiet=args.quiet,
-        )
-    )
-
-
-@dataclass(frozen=True)
-class FleetOptions:
-    """Options of a comparison of ranks.
+def run(args: argparse.Namespace, child: Sequence[str] = CHILD) -> int:
+    """Test this rank's GPU, gather the results of all ranks, and let rank 0 report.
 
     Args:
-        runs: Number of runs of each case.
-        rounds: Number of runs of the whole selftest.
-        backend: Backend of torch.distributed that transfers the fingerprints.
-        as_json: Print JSON instead of sentences.
-        strict: Count warnings as failures.
-        quiet: Print warnings, failures and the last line only.
+        args: The options.
         child: The selftest's child process, see `run_selftest`.
     """
-
-    runs: int
-    rounds: int = 1
-    backend: str = BACKENDS[0]
-    as_json: bool = False
-    strict: bool = False
-    quiet: bool = False
-    child: Sequence[str] = CHILD
-
-
-def run_fleet(options: FleetOptions) -> int:
-    """Test this rank's GPU, gather the results of all ranks, and let rank 0 report."""
+    runs = args.runs or DEFAULT_RUNS
     rank = Rank.of_environment()
     with ending_at_once():  # other ranks may be late or absent
-        dist = join_ranks(rank, options.backend)
+        dist = join_ranks(rank, args.backend)
     environment = gather_gpus(read_installed())
-    proof = Proof(environment, runs=options.runs, timeout=DEFAULT_TIMEOUT, child=options.child)
+    proof = Proof(environment, runs=runs, timeout=DEFAULT_TIMEOUT, child=child)
     members: list[Member] = []
     try:
-        for number in range(options.rounds):
-            mine = prove_rank(rank, environment, proof, runs=options.runs, child=options.child)
+        for number in range(args.rounds):
+            mine = prove_rank(rank, environment, proof, runs=runs, child=child)
             everyone: list[Any] = [None] * rank.world
             with ending_at_once():
                 dist.all_gather_object(everyone, replace(mine, round=number))
             members += everyone
-            if rank.rank == 0 and options.rounds > 1 and not options.as_json:
+            if rank.rank == 0 and args.rounds > 1 and not args.json:
                 said = compare_members(members)[-1].summary
-                print(f"round {number + 1} of {options.rounds}: {said}", flush=True)
+                print(f"round {number + 1} of {args.rounds}: {said}", flush=True)
     finally:
         dist.destroy_process_group()
-    return 0 if rank.rank else _report(rank, members, options)  # rank 0 reports for all
+    return 0 if rank.rank else _report(rank, members, args)  # rank 0 reports for all
 
 
-def _report(rank: Rank, members: list[Member], options: FleetOptions) -> int:
+def _report(rank: Rank, members: list[Member], args: argparse.Namespace) -> int:
     results = compare_members(members)
     tested = any(member.gpu for member in members)
-    code = exit_code(results, checked_gpu=tested, strict=options.strict)
-    if options.as_json:
+    code = exit_code(results, checked_gpu=tested, strict=args.strict)
+    if args.json:
         print(json.dumps(to_json(members, results, code), indent=2))
         return code
     console = make_console()
-    shown = [*map(_describe, filter(_went_well, members[: rank.world])), *results[:-1]]
-    for result in shown:
-        if is_shown(result, quiet=options.quiet):
+    sound = [member for member in members[: rank.world] if member.result]
+    for result in (*map(_describe, sound), *results[:-1]):  # the others have a result already
+        if is_shown(result, quiet=args.quiet):
             print_result(console, result)
     print_result(console, results[-1])
     return code
-
-
-def _went_well(member: Member) -> bool:
-    return bool(member.result)  # the other ranks have a result already
 
 
 def _describe(member: Member) -> CheckResult:

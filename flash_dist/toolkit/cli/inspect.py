@@ -164,7 +164,8 @@ def run(args: argparse.Namespace) -> int:
             complain(f"error: {printable_error(error)}")
         raise failed[-1]
     if args.json:
-        print_json(args.level, inspections, unread)
+        sys.stdout.writelines(json_pieces(args.level, inspections, unread))
+        print()
     else:
         names = [*map(str, args.paths), *args.package, *(f"process {pid}" for pid in args.pid)]
         whole = args.all or args.verbose
@@ -267,12 +268,6 @@ def warn_unread(unread: Iterable[Unread]) -> None:
     """Name the files that could not be read, on stderr."""
     for one in unread:
         complain(f"warning: cannot read `{printable(one.name)}`: {printable(one.reason)}")
-
-
-def print_json(level: str, inspections: list[Inspection], unread: list[Unread]) -> None:
-    """Print everything that was read."""
-    sys.stdout.writelines(json_pieces(level, inspections, unread))
-    print()
 
 
 class Lazily(list[Any]):

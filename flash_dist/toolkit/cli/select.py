@@ -103,14 +103,16 @@ def run(args: argparse.Namespace) -> int:
     release = Build(f"{NAME} {version}", ()).release
     told = {"release": release, "installed": version}
     commands = find_commands(chosen.candidate, index, **told) if chosen else ()
-    code = _exit_code(cuda, selection)
+    code = EXIT_FINE if selection else EXIT_FINDINGS
+    code = code if cuda.gpus else EXIT_NOTHING_CHECKED
     for problem in offer.problems:
         complain(f"warning: {printable(problem)}")
     if args.json:
         data = _to_json(args, cuda, selection, commands, code)
         print(json.dumps({**data, "problems": list(offer.problems)}, indent=2))
     elif not cuda.gpus:
-        complain(f"error: {printable(_no_gpu(cuda))}")
+        reason = f" ({cuda.reason})" if cuda.reason else ""
+        complain(f"error: {printable(f'no GPU here to choose for{reason}')}")
         complain(f"\nhint: `{PROGRAM} select --gpu 8.6,9.0` chooses for other GPUs")
     else:
         console = make_console()
@@ -165,17 +167,6 @@ def _machine(args: argparse.Namespace) -> str:
     """Return the CPU kind to select for; one without any set counts as the most common one."""
     here = platform.machine()
     return args.machine or (here if here in MACHINES else DEFAULT_MACHINE)
-
-
-def _exit_code(cuda: Cuda, selection: Selection) -> int:
-    if not cuda.gpus:
-        return EXIT_NOTHING_CHECKED
-    return EXIT_FINE if selection else EXIT_FINDINGS
-
-
-def _no_gpu(cuda: Cuda) -> str:
-    reason = f" ({cuda.reason})" if cuda.reason else ""
-    return f"no GPU here to choose for{reason}"
 
 
 def describe(

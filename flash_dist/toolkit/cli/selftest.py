@@ -30,7 +30,7 @@ from ..selftest.run import (
 from ..selftest.side_by_side import SideBySide
 from ..targets.wording import read_whole
 from .options import add_json, add_runs, add_subcommand, parse_path
-from .terminal.progress import Seldom, working
+from .terminal.progress import Seldom, ignore, working
 from .terminal.results import is_shown, make_console, print_result
 from .terminal.shown_proof import ShownProof
 from .terminal.text import complain, printable
@@ -170,15 +170,11 @@ def prove_device(
     return replace(proof.run(gpu), name=name, gpu=gpu.index)
 
 
-def _ignore(_: str) -> None:
-    """Print nothing beside JSON."""
-
-
 def _run_on_cpu(args: argparse.Namespace) -> SelftestReport:
     """Run it and show progress: continuously on a terminal, elsewhere a line a minute."""
     what, runs = "selftest of the cpu", args.runs or DEFAULT_RUNS
     alone = SideBySide({"cpu": make_command("cpu", runs)}, timeout=args.timeout)
-    watched = nullcontext(_ignore) if args.json else working(what, elsewhere=Seldom().say)
+    watched = nullcontext(ignore) if args.json else working(what, elsewhere=Seldom().say)
     with closing(alone), watched as say:
         alone.show = lambda progress: say(f"{what}: {progress}")
         return run_selftest("cpu", runs=runs, timeout=args.timeout, together=alone)

@@ -33,10 +33,7 @@ class _Flat:
     def fold(cls, variant: Variant) -> Any:  # noqa: ANN401 - a class made below
         """Move the axes into separate fields."""
         place = Place(variant.key.words, variant.key.sizes, variant.plan)
-        own = {
-            name: getattr(variant, name) for name in ("symbol", "family", "arch", "origin", "proof")
-        }
-        return cls(**AXES.describe(place), **own)
+        return cls(**AXES.describe(place), **{name: getattr(variant, name) for name in _OWN})
 
     def unfold(self) -> Variant:
         """Collect the axes from their fields.

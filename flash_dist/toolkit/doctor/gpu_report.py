@@ -41,17 +41,8 @@ class GpuReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {
-            "index": self.index,
-            "name": self.name,
-            "compute_capability": self.compute_capability,
-            "status": self.status,
-            "how": self.how,
-            "targets": list(self.targets),
-            "sentence": self.sentence,
-            "fix": self.fix or None,
-            "id": self.id or None,
-        }
+        targets, fix, name = list(self.targets), self.fix or None, self.id or None
+        return {**vars(self), "targets": targets, "fix": fix, "id": name}
 
 
 @dataclass(frozen=True)

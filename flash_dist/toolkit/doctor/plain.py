@@ -101,12 +101,9 @@ def write(kind: Any, value: Any, clean: Clean) -> Any:  # noqa: ANN401, PLR0911 
         return {clean(str(name)): write(of, one, clean) for name, one in value.items()}
     if isinstance(value, (tuple, list, frozenset)):
         of = get_args(kind)[0] if get_args(kind) else Any
-        return [write(of, one, clean) for one in _in_order(value)]
+        ordered = sorted(value) if isinstance(value, frozenset) else value
+        return [write(of, one, clean) for one in ordered]
     return value
-
-
-def _in_order(values: Any) -> Any:  # noqa: ANN401 - a collection
-    return sorted(values) if isinstance(values, frozenset) else values
 
 
 def read(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401, PLR0911 - a type and a value

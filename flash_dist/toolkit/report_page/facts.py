@@ -10,7 +10,7 @@ from ..targets.wording import count, format_memory
 from .markup import Markup, element, join, make_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     Json = dict[str, Any]
     Fact = tuple[str, str]
@@ -50,7 +50,7 @@ def make_facts(environment: Mapping[str, Any]) -> Markup:
         _group("Python and torch", _describe_torch(left)),
         _group(NAME, _describe_build(left)),
         _group("Driver", _describe_driver(left)),
-        _group("Variables", _describe_variables(left)),
+        _group("Variables", _take(left, "variables").items(), empty="set to nothing"),
         _group("Also", _flatten(left, "")),
     )
     return join(element("div", *groups, _class="groups"), table)
@@ -67,9 +67,11 @@ def _leave_out_unasked(left: Json) -> None:
         left.pop("loading", None)
 
 
-def _group(title: str, facts: Iterator[Fact]) -> Markup:
+def _group(title: str, facts: Iterable[Fact], *, empty: str = "") -> Markup:
     rows = [
-        element("div", element("dt", name), element("dd", value)) for name, value in facts if value
+        element("div", element("dt", name), element("dd", value or empty))
+        for name, value in facts
+        if value or empty
     ]
     if not rows:
         return Markup()
@@ -179,11 +181,6 @@ def _describe_cache(cache: Json) -> str:
         f"holds at most {format_memory(limit)}" if limit is not None else "",
     ]
     return ", ".join(filter(None, parts))
-
-
-def _describe_variables(left: Json) -> Iterator[Fact]:
-    for name, value in _take(left, "variables").items():
-        yield name, value or "set to nothing"
 
 
 def _because(said: str, reason: str | None) -> str:

@@ -14,7 +14,7 @@ from ..product import NAME
 from ..targets.wording import count
 from .checks import group_checks, list_steps, show_check, show_meaning
 from .facts import make_facts
-from .markup import Markup, element, make_head
+from .markup import Markup, element, join, make_head
 from .style import STYLE
 from .tables import make_tables
 
@@ -104,7 +104,7 @@ def colour(data: Json) -> str:
 def _verdict(data: Json, title: str, version: str, written: str) -> Markup:
     counts = Counter(check["status"] for check in data["checks"])
     chips = [
-        element("span", f"{counts[status]} {status}", _class=f"chip {status}")
+        join(element("span", f"{counts[status]} {status}", _class=f"chip {status}"), " ")
         for status in _STATUSES
         if counts[status]
     ]
@@ -116,7 +116,7 @@ def _verdict(data: Json, title: str, version: str, written: str) -> Markup:
         "header",
         element("div", f"{NAME} doctor, {kind}, {written}", _class="program"),
         element("h1", title),
-        element("p", *_spaced(chips), f"exit status {data['exit_code']}"),
+        element("p", *chips, f"exit status {data['exit_code']}"),
         element("p", " · ".join(_gist(data, version)), _class="facts"),
         _class=f"verdict {colour(data)}",
     )
@@ -135,12 +135,6 @@ def _gist(data: Json, version: str) -> Iterator[str]:
         yield f"torch {torch}" if torch else "no torch"
         yield f"Python {environment['python']}"
         yield environment["system"]
-
-
-def _spaced(parts: Sequence[Markup]) -> Iterator[str]:
-    for part in parts:
-        yield part
-        yield " "
 
 
 def _describe_driver(cuda: Json) -> str:

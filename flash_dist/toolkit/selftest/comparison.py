@@ -40,14 +40,8 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as plain data; values that JSON lacks become text."""
-        return {
-            "tensor": self.tensor,
-            "coordinate": list(self.coordinate),
-            "expected": _json_number(self.expected),
-            "actual": _json_number(self.actual),
-            "count": self.count,
-            "total": self.total,
-        }
+        numbers = {"expected": _json_number(self.expected), "actual": _json_number(self.actual)}
+        return {**vars(self), "coordinate": list(self.coordinate), **numbers}
 
 
 def _json_number(value: float) -> float | str:

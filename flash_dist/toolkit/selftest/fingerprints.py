@@ -81,10 +81,6 @@ class Reference:
             str(data.get("toolkit", DEFAULT_TOOLKIT)),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -247,7 +243,7 @@ def write_references(path: Path, references: Iterable[Reference]) -> None:
     """Write recorded fingerprints, one line per case, equal for equal content."""
     blocks = []
     for reference in references:
-        data = reference.to_json()
+        data = asdict(reference)
         lists = {
             "kernels": [
                 f"{json.dumps(k)}: {json.dumps(v)}" for k, v in data.pop("kernels").items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ..findings.result import Finding
@@ -51,14 +51,6 @@ class RanVariant:
 
     def __str__(self) -> str:
         return f"{self.symbol}: binaryVersion {self.binary_version}, ptxVersion {self.ptx_version}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the variant as plain data."""
-        return {
-            "symbol": self.symbol,
-            "binary_version": self.binary_version,
-            "ptx_version": self.ptx_version,
-        }
 
 
 @dataclass(frozen=True)
@@ -144,7 +136,7 @@ class SelftestReport:
             "seconds": round(self.seconds, 3),
             "summary": self.summary,
             "findings": [finding.to_json() for finding in self.findings],
-            "loaded": [variant.to_json() for variant in self.loaded],
+            "loaded": list(map(asdict, self.loaded)),
             "selected": self.selected,
             "untested_families": list(self.untested),
         }

@@ -6,6 +6,7 @@ This is the parent side: it starts the child (`child.py`), reads its report and 
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -73,27 +74,28 @@ def make_command(device: str, runs: int, child: Sequence[str] = CHILD) -> list[s
 
 def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
     """Turn the child's report and its end into a report."""
-    events = outcome.events
-    findings = [_read_finding(event) for event in events if event.get("event") == "finding"]
-    case = next((str(e["case"]) for e in reversed(events) if e.get("event") == "case"), "")
-    error = next((e for e in events if e.get("event") == "error"), None)
-    done = any(event.get("event") == "done" for event in events)
-    if error is not None:
-        first, *rest = str(error["reason"]).splitlines() or [""]
+    events: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in outcome.events:
+        events[str(event.get("event"))].append(event)
+    findings = list(map(_read_finding, events["finding"]))
+    case = str(events["case"][-1]["case"]) if events["case"] else ""
+    if events["error"]:
+        first, *rest = str(events["error"][0]["reason"]).splitlines() or [""]
         findings.append(CaseFinding(SELFTEST_ERROR, first, tuple(rest), case=case))
-    elif not outcome or not done:
+    elif not outcome or not events["done"]:
         findings.append(_explain_death(outcome, case))
+    variants = [event["variants"] for event in events["loaded"]]
     return SelftestReport(
         device,
         runs,
-        sum(event.get("event") == "case-done" for event in events),
+        len(events["case-done"]),
         tuple(findings),
-        _read_loaded(events),
-        _read_selected(events),
-        _read_roles(events),
-        imported=any(event.get("event") not in _BEFORE_IMPORT for event in events),
+        _read_loaded(variants),
+        _read_selected(events["selected"]),
+        tuple(sorted({role for one in variants for role in one})),
+        imported=any(found for kind, found in events.items() if kind not in _BEFORE_IMPORT),
         seconds=outcome.seconds,
-        digests=_read_digests(events),
+        digests=tuple(map(_read_digests, events["fingerprint"])),
     )
 
 
@@ -124,44 +126,30 @@ def _read_finding(event: Event) -> CaseFinding:
     )
 
 
-def _read_loaded(events: Iterable[Event]) -> tuple[RanVariant, ...]:
+def _read_loaded(variants: Iterable[Event]) -> tuple[RanVariant, ...]:
+    numbers = "binary_version", "ptx_version"
     loaded = {
-        RanVariant(
-            str(variant["symbol"]), int(variant["binary_version"]), int(variant["ptx_version"])
-        )
-        for event in events
-        if event.get("event") == "loaded"
-        for variant in event["variants"].values()
+        RanVariant(str(one["symbol"]), *(int(one[name]) for name in numbers))
+        for by_role in variants
+        for one in by_role.values()
     }
     return tuple(sorted(loaded))
 
 
-def _read_roles(events: Iterable[Event]) -> tuple[str, ...]:
-    loaded = (event["variants"] for event in events if event.get("event") == "loaded")
-    return tuple(sorted({role for variants in loaded for role in variants}))
+def _read_digests(event: Event) -> CaseDigests:
+    plan = CasePlan(str(event["plan"]), tuple(map(str, event["kernels"])))
+    digests = {str(name): str(value) for name, value in event["digests"].items()}
+    return CaseDigests(str(event["case"]), plan, digests)
 
 
-def _read_digests(events: Iterable[Event]) -> tuple[CaseDigests, ...]:
-    return tuple(
-        CaseDigests(
-            str(event["case"]),
-            CasePlan(str(event["plan"]), tuple(map(str, event["kernels"]))),
-            {str(name): str(value) for name, value in event["digests"].items()},
-        )
-        for event in events
-        if event.get("event") == "fingerprint"
-    )
-
-
-def _read_selected(events: Iterable[Event]) -> dict[str, str] | None:
-    for event in events:
-        if event.get("event") == "selected":
-            return {
-                name_kernel(AXES.read_key(kernel)): str(kernel["chosen"]["symbol"])
-                for kernel in event["kernels"]
-                if kernel["chosen"]
-            }
-    return None
+def _read_selected(events: Sequence[Event]) -> dict[str, str] | None:
+    if not events:
+        return None
+    return {
+        name_kernel(AXES.read_key(kernel)): str(kernel["chosen"]["symbol"])
+        for kernel in events[0]["kernels"]
+        if kernel["chosen"]
+    }
 
 
 def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> CheckResult:
@@ -174,7 +162,7 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
     result = CheckResult(
         "ok",
         report.summary,
-        _describe_untested(report),
+        (f"no case launched {', '.join(report.untested)}",) if report.untested else (),
         data=report.to_json(),
         background=describe_loaded(report),
     )
@@ -228,18 +216,11 @@ def describe_findings(report: SelftestReport) -> list[str]:
 
 def describe_loaded(report: SelftestReport) -> tuple[str, ...]:
     """Count the variants that ran, by the runtime's description."""
-    counts: dict[tuple[int, int], int] = {}
-    for variant in report.loaded:
-        key = (variant.binary_version, variant.ptx_version)
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter((one.binary_version, one.ptx_version) for one in report.loaded)
     return tuple(
         f"{count} variants ran: binaryVersion {binary}, ptxVersion {ptx}"
         for (binary, ptx), count in sorted(counts.items())
     )
-
-
-def _describe_untested(report: SelftestReport) -> tuple[str, ...]:
-    return (f"no case launched {', '.join(report.untested)}",) if report.untested else ()
 
 
 def find_surprises(predicted: dict[str, str], report: SelftestReport) -> tuple[str, ...]:

@@ -38,13 +38,13 @@ class Seldom:
             complain(printable(text))
 
 
-def _ignore(_: str) -> None:
+def ignore(_: str) -> None:
     """Ignore progress."""
 
 
 @contextmanager
 def working(
-    what: str, *, elsewhere: Callable[[str], None] = _ignore
+    what: str, *, elsewhere: Callable[[str], None] = ignore
 ) -> Iterator[Callable[[str], None]]:
     """Show that a step is running; yield a function that reports progress.
 
