@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..findings import FINDINGS
-from ..findings.driver import (
-    DRIVER_ABSENT,
-    DRIVER_BROKEN,
-    DRIVER_TOO_OLD,
-    JIT_VARIABLE,
-    SMEM_LIMIT,
-    SMEM_LIMIT_MALFORMED,
-)
+from ..findings import driver as ids
 from ..findings.explain import explain
 from ..findings.result import CheckResult
 from ..findings.said.faults import CUDA_ERROR
@@ -55,16 +48,14 @@ def check_variables(environment: Environment) -> CheckResult:
         return CheckResult("fail", problem, shown, f"`unset {name}`", entry)
     switches = jit_policy(environment.variables).variables
     if switches:
-        uses = (
-            "is set: the driver does not use all"
-            if len(switches) == 1
-            else ("are set: the driver uses no")
-        )
+        uses = "are set: the driver uses no"
+        uses = "is set: the driver does not use all" if len(switches) == 1 else uses
         summary = f"{' and '.join(switches)} {uses} embedded code"
-        return CheckResult("warn", summary, shown, f"`unset {' '.join(switches)}`", JIT_VARIABLE)
+        fix = f"`unset {' '.join(switches)}`"
+        return CheckResult("warn", summary, shown, fix, ids.JIT_VARIABLE)
     if environment.variables.get(SMEM_VARIABLE):
         summary = f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used"
-        return CheckResult("warn", summary, shown, f"`unset {SMEM_VARIABLE}`", SMEM_LIMIT)
+        return CheckResult("warn", summary, shown, f"`unset {SMEM_VARIABLE}`", ids.SMEM_LIMIT)
     told = environment.host is not None and environment.host.nvml.gpus  # checked by `check_visible`
     if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None and not told:
         visible = environment.variables["CUDA_VISIBLE_DEVICES"]
@@ -93,7 +84,7 @@ def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | No
     limit = variables.get(SMEM_VARIABLE, "")
     if limit and read_smem_limit(limit) is None:
         problem = f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit:.60}`"
-        return SMEM_VARIABLE, problem, SMEM_LIMIT_MALFORMED
+        return SMEM_VARIABLE, problem, ids.SMEM_LIMIT_MALFORMED
     for one in PRODUCT.variables:
         problem = PRODUCT.load(one.check)(variables.get(one.name, ""))
         if problem:
@@ -109,7 +100,7 @@ def check_driver(environment: Environment) -> CheckResult:
         return explained
     if cuda.status == "absent":
         summary = f"no NVIDIA driver here: {cuda.reason}"
-        return CheckResult("skip", summary, fix=GET_DRIVER, entry=DRIVER_ABSENT)
+        return CheckResult("skip", summary, fix=GET_DRIVER, entry=ids.DRIVER_ABSENT)
     if cuda.status == "broken":
         entry = explain_broken(cuda)
         summary = f"the NVIDIA driver does not answer: {cuda.reason}"
@@ -121,7 +112,7 @@ def check_driver(environment: Environment) -> CheckResult:
     refusals = [driver_refusal(cuda.driver, v.origin) for v in build.variants] if build else []
     if build and refusals and all(refusals):
         fix = driver_fix(build, cuda.driver, (gpu.device for gpu in cuda.gpus))
-        return CheckResult("fail", str(refusals[0]), needs, fix, DRIVER_TOO_OLD)
+        return CheckResult("fail", str(refusals[0]), needs, fix, ids.DRIVER_TOO_OLD)
     details = describe_driver(environment)
     return CheckResult("ok", str(cuda.driver), details, background=needs)
 
@@ -130,7 +121,7 @@ def explain_broken(cuda: Cuda) -> Entry:
     """Explain a driver that does not answer, in the same words as `explain` for its code."""
     found = [one.entry for one in explain(cuda.reason)]
     sure = cuda.code is not None or found == [LIBCUDA_EMPTY]
-    return found[0] if sure and found and found[0] is not CUDA_ERROR else DRIVER_BROKEN
+    return found[0] if sure and found and found[0] is not CUDA_ERROR else ids.DRIVER_BROKEN
 
 
 def driver_needs(build: Build) -> tuple[str, ...]:

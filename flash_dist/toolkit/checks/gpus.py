@@ -6,19 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..builds.published import known_sets
-from ..findings.driver import DRIVER_TOO_OLD, JIT_VARIABLE, NO_GPU, SMEM_LIMIT
-from ..findings.gpus import (
-    DTYPE_NOT_BUILT,
-    HARDWARE_TOO_OLD,
-    NO_KERNELS,
-    NO_MATCHING_CODE,
-    NOT_JUDGED,
-    SOME_GPUS_UNSERVED,
-    UNKNOWN_GPU,
-    UNVERIFIED,
-)
+from ..findings import FINDINGS
+from ..findings import gpus as ids
+from ..findings.driver import NO_GPU
 from ..findings.result import CheckResult
-from ..findings.said.gpu_code import JIT_COMPILER_ABSENT
 from ..indexes.selection import candidates_of
 from ..product import IMPORTED_AS, NAME, PRODUCT, PROGRAM
 from ..targets.advice import (
@@ -41,25 +32,14 @@ from .environment import _build, find_situation, judge_gpu
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ..findings.entry import Entry
     from ..machine.libcuda import Gpu
     from ..targets.axes import Axes
     from ..targets.devices import Device
-    from ..targets.verdict import Build, Cause, KernelVerdict
+    from ..targets.verdict import Build, KernelVerdict
     from .environment import Environment
 
 _GIB = 1 << 30
 _FIRST_PROOF = "its selftest here is the first proof on real hardware"
-# Finding for a verdict without code, by its cause.
-REFUSED: dict[Cause, Entry] = {
-    "driver-too-old": DRIVER_TOO_OLD,
-    "hardware-too-old": HARDWARE_TOO_OLD,
-    "jit-compiler-absent": JIT_COMPILER_ABSENT,
-    "jit-variable": JIT_VARIABLE,
-    "no-kernels": NO_KERNELS,
-    "no-matching-code": NO_MATCHING_CODE,
-    "smem-limit": SMEM_LIMIT,
-}
 
 
 def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
@@ -86,15 +66,15 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         may_compile = _is_compiled_without(verdict, _build(environment))
         better = _allow_jit(environment, verdict) if may_compile else _better(environment)
         fix = f"`{PROGRAM} selftest` on it shows whether it does; {better}"
-        return replace(result, status="warn", fix=fix, entry=UNVERIFIED)
+        return replace(result, status="warn", fix=fix, entry=ids.UNVERIFIED)
     if verdict.missing_words:
         missing = f"this build has no {' and no '.join(verdict.missing_words)} kernels"
         summary = f"{result.summary}; {missing}"
         fix = _better(environment)
-        return replace(result, status="warn", summary=summary, fix=fix, entry=DTYPE_NOT_BUILT)
+        return replace(result, status="warn", summary=summary, fix=fix, entry=ids.DTYPE_NOT_BUILT)
     if environment.what_if and not gpu.device.known:
         summary = f"{result.summary}; no such GPU is known"
-        return replace(result, status="warn", summary=summary, entry=UNKNOWN_GPU)
+        return replace(result, status="warn", summary=summary, entry=ids.UNKNOWN_GPU)
     return result
 
 
@@ -103,7 +83,7 @@ def _judge_sets(environment: Environment, gpu: Gpu) -> CheckResult:
     sets = () if IMPORTED_AS else candidates_of(known_sets(), environment.machine)
     if not sets:
         summary = f"{describe_gpu(gpu)}: not judged, there is no build to judge it against"
-        return CheckResult("skip", summary, entry=NOT_JUDGED)
+        return CheckResult("skip", summary, entry=ids.NOT_JUDGED)
     situation = find_situation(environment, gpu)
     verdicts = {one.name: judge_device(one.build, situation) for one in sets}
     serving = [f"`{name}`" for name, verdict in verdicts.items() if verdict]
@@ -115,7 +95,7 @@ def _judge_sets(environment: Environment, gpu: Gpu) -> CheckResult:
         fix = f"add `{gpu.device}` to a set, if its kernels are for such a GPU"
         summary = f"{describe_gpu(gpu)}: no arch set of the project serves it"
         cause = next(iter(verdicts.values())).cause
-        return CheckResult("fail", summary, told, fix, REFUSED[cause])
+        return CheckResult("fail", summary, told, fix, FINDINGS[cause])
     return CheckResult("ok", f"{describe_gpu(gpu)}: served by {' and '.join(serving)}", told)
 
 
@@ -159,7 +139,7 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
             *describe_unknown(environment, gpu),
         ),
         fix,
-        REFUSED[verdict.cause],
+        FINDINGS[verdict.cause],
         data=verdict.to_json(),
         background=describe_plans(verdict) if verdict.targets else (),
     )
@@ -193,7 +173,7 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
         f"{len(able)} of {len(results)} GPUs can use this build: {names}",
         details,
         f"`export CUDA_VISIBLE_DEVICES={visible}` hides the others",
-        SOME_GPUS_UNSERVED,
+        ids.SOME_GPUS_UNSERVED,
         data={
             "usable": able,
             "cuda_visible_devices": visible,

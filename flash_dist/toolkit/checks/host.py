@@ -8,20 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..findings.host import (
-    CAPABILITIES_WITHOUT_COMPUTE,
-    CONTAINER_WITHOUT_GPU,
-    CUDA_COMPAT,
-    CUDA_COMPAT_OLDER,
-    CUDA_COMPAT_REFUSED,
-    DEVICE_FILES_MISSING,
-    DEVICE_PERMISSION,
-    DRIVER_MODULE_MISMATCH,
-    LIBCUDA_MISSING,
-    LIBCUDA_NOT_ON_PATH,
-    WSL_LINUX_DRIVER,
-    WSL_WITHOUT_DRIVER,
-)
+from ..findings import host as ids
 from ..findings.result import CheckResult
 from ..machine.nvml import VERSION_MISMATCH
 from ..targets.devices import format_version
@@ -74,18 +61,18 @@ def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
         folder = host.stray_libcuda.rpartition("/")[0]
         summary = f"libcuda.so.1 is in {folder}, which the loader does not search"
         kept = ":$LD_LIBRARY_PATH" if environment.variables.get("LD_LIBRARY_PATH") else ""
-        return _fail(summary, f"`export LD_LIBRARY_PATH={folder}{kept}`", LIBCUDA_NOT_ON_PATH)
+        return _fail(summary, f"`export LD_LIBRARY_PATH={folder}{kept}`", ids.LIBCUDA_NOT_ON_PATH)
     if host.wsl:
         summary = "no NVIDIA driver here: WSL has no /usr/lib/wsl/lib/libcuda.so.1"
         fix = "install the NVIDIA driver in Windows, then `wsl --update` and `wsl --shutdown`"
-        return CheckResult("skip", summary, fix=fix, entry=WSL_WITHOUT_DRIVER)
+        return CheckResult("skip", summary, fix=fix, entry=ids.WSL_WITHOUT_DRIVER)
     if not (host.module_release or host.device_files):
         return None
     asked = environment.variables.get(_CAPABILITIES, "")
     if asked and not {"compute", "all"} & {word.strip() for word in asked.split(",")}:
         summary = f"{_CAPABILITIES}={asked} lacks `compute`: this container got no libcuda.so.1"
         fix = f"start the container with `-e {_CAPABILITIES}=compute,utility`"
-        return _fail(summary, fix, CAPABILITIES_WITHOUT_COMPUTE)
+        return _fail(summary, fix, ids.CAPABILITIES_WITHOUT_COMPUTE)
     driver = f"driver {host.module_release}" if host.module_release else "an NVIDIA driver"
     count = f" and {host.module_gpus} GPU{'s' * (host.module_gpus > 1)}" if host.module_gpus else ""
     if host.container:
@@ -94,10 +81,10 @@ def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
             "container no libcuda.so.1"
         )
         fix = _START_WITH_GPU.get(host.container, _START_DOCKER)
-        return _fail(summary, fix, CONTAINER_WITHOUT_GPU)
+        return _fail(summary, fix, ids.CONTAINER_WITHOUT_GPU)
     summary = f"the kernel module of {driver} is loaded, but libcuda.so.1 is not installed"
     fix = "install the driver's compute libraries of that release (Debian: libcuda1, Ubuntu: "
-    return _fail(summary, f"{fix}libnvidia-compute)", LIBCUDA_MISSING)
+    return _fail(summary, f"{fix}libnvidia-compute)", ids.LIBCUDA_MISSING)
 
 
 def _explain_compat(environment: Environment, host: Host) -> CheckResult | None:
@@ -111,7 +98,7 @@ def _explain_compat(environment: Environment, host: Host) -> CheckResult | None:
         "remove its folder from LD_LIBRARY_PATH and /etc/ld.so.conf.d, and install a driver that "
         "is new enough; cuda-compat is for data-center GPUs"
     )
-    return _fail(summary, fix, CUDA_COMPAT_REFUSED)
+    return _fail(summary, fix, ids.CUDA_COMPAT_REFUSED)
 
 
 def _explain_wsl(host: Host) -> CheckResult | None:
@@ -119,7 +106,7 @@ def _explain_wsl(host: Host) -> CheckResult | None:
         return None  # on Windows there is no release in its name: libcuda.so.1.1
     summary = f"WSL needs the libcuda of Windows' driver, but {host.libcuda} was loaded"
     fix = "remove the NVIDIA driver from this distribution; /usr/lib/wsl/lib has the right one"
-    return _fail(summary, fix, WSL_LINUX_DRIVER)
+    return _fail(summary, fix, ids.WSL_LINUX_DRIVER)
 
 
 def _explain_mismatch(environment: Environment, host: Host) -> CheckResult | None:
@@ -134,19 +121,19 @@ def _explain_mismatch(environment: Environment, host: Host) -> CheckResult | Non
     else:
         summary = "libcuda.so.1 and the kernel module are of different driver releases"
     again = "start the container again" if host.container else "reboot"
-    return _fail(summary, f"after an update of the driver, {again}", DRIVER_MODULE_MISMATCH)
+    return _fail(summary, f"after an update of the driver, {again}", ids.DRIVER_MODULE_MISMATCH)
 
 
 def _explain_files(host: Host) -> CheckResult | None:
     if host.denied:
-        return _fail(_describe_denied(host), _PERMISSION_FIX, DEVICE_PERMISSION)
+        return _fail(_describe_denied(host), _PERMISSION_FIX, ids.DEVICE_PERMISSION)
     if host.module_release and not host.device_files and not host.wsl:
         summary = f"there is no /dev/nvidia*, although the kernel module {host.module_release} is"
         if host.container:
             fix = _START_WITH_GPU.get(host.container, _START_DOCKER)
         else:
             fix = "`sudo nvidia-smi && sudo nvidia-modprobe -u` creates them"
-        return _fail(f"{summary} loaded", fix, DEVICE_FILES_MISSING)
+        return _fail(f"{summary} loaded", fix, ids.DEVICE_FILES_MISSING)
     return None
 
 
@@ -181,7 +168,7 @@ def check_devices(environment: Environment) -> CheckResult | None:
     if host is None or not host.denied or not environment.cuda.gpus:
         return None
     summary = f"{_describe_denied(host)}: CUDA does not show these GPUs"
-    return CheckResult("warn", summary, fix=_PERMISSION_FIX, entry=DEVICE_PERMISSION)
+    return CheckResult("warn", summary, fix=_PERMISSION_FIX, entry=ids.DEVICE_PERMISSION)
 
 
 def check_compat(environment: Environment) -> CheckResult | None:
@@ -197,10 +184,10 @@ def check_compat(environment: Environment) -> CheckResult | None:
     if loaded and module and _number(loaded) < _number(module):
         summary = f"cuda-compat is older than the driver that it replaces: {speaks}"
         fix = f"remove {host.libcuda.rpartition('/')[0]} from LD_LIBRARY_PATH and /etc/ld.so.conf.d"
-        return CheckResult("warn", summary, fix=fix, entry=CUDA_COMPAT_OLDER)
+        return CheckResult("warn", summary, fix=fix, entry=ids.CUDA_COMPAT_OLDER)
     detail = f"judged by CUDA {format_version(driver.cuda)}, not by the release of the driver"
     summary = f"cuda-compat is in use: {speaks}"
-    return CheckResult("ok", summary, (detail,), entry=CUDA_COMPAT)
+    return CheckResult("ok", summary, (detail,), entry=ids.CUDA_COMPAT)
 
 
 def _number(release: str) -> tuple[int, ...]:

@@ -9,20 +9,7 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from ..builds.package import PACKAGE
-from ..findings.install import (
-    EMBEDDED_DIFFERS,
-    INSTALL_DAMAGED,
-    INSTALL_LEFTOVERS,
-    INSTALL_TWICE,
-    INSTALL_UNREADABLE,
-    LIBC_UNSUPPORTED,
-    LIBRARY_UNREADABLE,
-    MANIFEST_UNREADABLE,
-    NOT_BUILT,
-    TORCH_CPU_BUILD,
-    TORCH_NEWER_THAN_TESTED,
-    TORCH_TOO_OLD,
-)
+from ..findings import install as ids
 from ..findings.result import CheckResult
 from ..machine.torch_install import TORCH_PROBLEMS
 from ..product import IMPORTED_AS, NAME, PRODUCT, PROGRAM, PROJECT_FOLDER
@@ -47,7 +34,7 @@ def check_system(environment: Environment) -> CheckResult:
     )
     if not environment.libc.startswith("glibc"):
         summary = f"the wheels are built for glibc, this system has {environment.libc} ({summary})"
-        return CheckResult("fail", summary, fix=GET_GLIBC, entry=LIBC_UNSUPPORTED)
+        return CheckResult("fail", summary, fix=GET_GLIBC, entry=ids.LIBC_UNSUPPORTED)
     return CheckResult("ok", summary)
 
 
@@ -69,7 +56,7 @@ def check_torch(environment: Environment) -> CheckResult:
                 "fail",
                 f"{summary} is too old: this build needs {oldest} or newer",
                 fix=torch_fix(oldest),
-                entry=TORCH_TOO_OLD,
+                entry=ids.TORCH_TOO_OLD,
             ),
         )
     if environment.cuda.gpus and not torch.cuda:
@@ -79,13 +66,13 @@ def check_torch(environment: Environment) -> CheckResult:
                 "fail",
                 f"{summary} cannot use the GPU of this machine",
                 fix="install a CUDA build of torch (https://pytorch.org/get-started/locally)",
-                entry=TORCH_CPU_BUILD,
+                entry=ids.TORCH_CPU_BUILD,
             ),
         )
     if newest and _minor(torch.version) > _minor(newest):
         summary = f"{summary} is newer than {newest}, the newest torch this build was tested with"
         fix = f"if something fails, look for a newer {NAME}"
-        return CheckResult("warn", summary, fix=fix, entry=TORCH_NEWER_THAN_TESTED)
+        return CheckResult("warn", summary, fix=fix, entry=ids.TORCH_NEWER_THAN_TESTED)
     devices = [gpu.device for gpu in environment.cuda.gpus]
     background: tuple[str, ...] = ()
     if devices and PRODUCT.torch_note:
@@ -138,7 +125,7 @@ def check_install(environment: Environment) -> CheckResult:
             f"{list_few(files.unreadable, _SHOWN_DIFFERENCES)}"
         )
         fix = f"as its owner: `chmod -R a+rX '{files.folder}/{PACKAGE.name}'*`"
-        return CheckResult("fail", summary, fix=fix, entry=INSTALL_UNREADABLE)
+        return CheckResult("fail", summary, fix=fix, entry=ids.INSTALL_UNREADABLE)
     if files.missing or files.changed:
         parts = [
             f"{_count_files(names)} {what}"
@@ -147,18 +134,18 @@ def check_install(environment: Environment) -> CheckResult:
         ]
         names = (*files.missing, *files.changed)
         summary = f"{' and '.join(parts)} in {files.folder}: {list_few(names, _SHOWN_DIFFERENCES)}"
-        return CheckResult("fail", summary, fix=reinstall_fix(), entry=INSTALL_DAMAGED)
+        return CheckResult("fail", summary, fix=reinstall_fix(), entry=ids.INSTALL_DAMAGED)
     if files.copies:
         copies = list_few(files.copies, _SHOWN_DIFFERENCES)
         summary = f"{PACKAGE.name} is installed in {files.folder}, which is used, and in {copies}"
         fix = _leave(environment) or f"remove the copy, or `pip uninstall {PACKAGE.name}` there"
-        return CheckResult("warn", summary, fix=fix, entry=INSTALL_TWICE)
+        return CheckResult("warn", summary, fix=fix, entry=ids.INSTALL_TWICE)
     if files.leftovers:
         leftovers = list_few(files.leftovers, _SHOWN_DIFFERENCES)
         summary = f"files that this version did not install: {leftovers}"
         details = (f"in {files.folder}",)
         fix = f"`pip uninstall {PACKAGE.name}`, delete what is left, and install again"
-        return CheckResult("warn", summary, details, fix, INSTALL_LEFTOVERS)
+        return CheckResult("warn", summary, details, fix, ids.INSTALL_LEFTOVERS)
     if files.status == "unrecorded":
         summary = f"pip has no record of the package in {files.folder}"
         return CheckResult("ok", summary)
@@ -180,19 +167,19 @@ def check_build(environment: Environment) -> CheckResult:
         problems = (installed.manifest_problem, installed.library_problem)
         summary = f"no built {NAME} was found: neither its manifest nor its kernels can be read"
         details = tuple(problem for problem in problems if problem)
-        return CheckResult("fail", summary, details, build_fix(environment), NOT_BUILT)
+        return CheckResult("fail", summary, details, build_fix(environment), ids.NOT_BUILT)
     archs = describe_archs(build.archs)
     summary = f"{build.name}, {build.counts} for {archs}"
     if installed.library_problem or installed.manifest_problem:
         problem = installed.library_problem or installed.manifest_problem
-        entry = LIBRARY_UNREADABLE if installed.library_problem else MANIFEST_UNREADABLE
+        entry = ids.LIBRARY_UNREADABLE if installed.library_problem else ids.MANIFEST_UNREADABLE
         details = (f"judged by what could be read: {summary}",)
         fix = installed.access_fix or reinstall_fix()
         return CheckResult("fail", problem, details, fix, entry)
     if installed.differences:
         summary = f"the code embedded in {build.name} differs from its manifest"
         details = few_lines(installed.differences, _SHOWN_DIFFERENCES)
-        return CheckResult("fail", summary, details, reinstall_fix(), EMBEDDED_DIFFERS)
+        return CheckResult("fail", summary, details, reinstall_fix(), ids.EMBEDDED_DIFFERS)
     return CheckResult("ok", summary)
 
 

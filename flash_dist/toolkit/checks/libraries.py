@@ -16,15 +16,7 @@ from ..builds.contents import find_naming, read_manifest_in
 from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
 from ..errors import AccessError, KernelsError
-from ..findings.libraries import (
-    LIBRARY_NO_MATCHING_CODE,
-    LIBRARY_NOT_UNDERSTOOD,
-    LIBRARY_PARTLY,
-    LIBRARY_REFUSED,
-    LIBRARY_UNREAD,
-    LIBRARY_UNVERIFIED,
-    NO_GPU_CODE,
-)
+from ..findings import libraries as ids
 from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
 from ..gpucode.images import ROCM_WARNING
@@ -93,7 +85,7 @@ def examine_libraries(
                 f"no GPU code for NVIDIA in {count(plain, 'library', 'libraries')}: kernels that "
                 "are compiled when it runs (Triton, NVRTC) cannot be judged before"
             )
-        yield CheckResult("warn", summary, entry=NO_GPU_CODE, name="library")
+        yield CheckResult("warn", summary, entry=ids.NO_GPU_CODE, name="library")
     if loading is not None:
         yield from (replace(result, name="loading") for result in loading.results())
     for gpu in environment.cuda.gpus:
@@ -189,7 +181,7 @@ def _lament(library: Unread) -> CheckResult:
     """Say that a library cannot be read. A build is useless without its kernel library."""
     status: Status = "fail" if _is_kernels(library.name) else "warn"
     summary = f"{library.name} cannot be read: {library.reason}"
-    return CheckResult(status, summary, entry=LIBRARY_UNREAD, name="library")
+    return CheckResult(status, summary, entry=ids.LIBRARY_UNREAD, name="library")
 
 
 def _doubt(library: Library) -> Iterator[CheckResult]:
@@ -203,7 +195,9 @@ def _doubt(library: Library) -> Iterator[CheckResult]:
         summary = f"{library.name}: not all of its GPU code is understood: {unclear[0]}"
         status: Status = "warn" if report.entries else "fail"
         details = few_lines(unclear[1:], _NAMED)
-        yield CheckResult(status, summary, details, entry=LIBRARY_NOT_UNDERSTOOD, name="library")
+        yield CheckResult(
+            status, summary, details, entry=ids.LIBRARY_NOT_UNDERSTOOD, name="library"
+        )
 
 
 def _is_kernels(name: str) -> bool:
@@ -258,12 +252,12 @@ def _describe(
             verdict.obstacle or "normal if the library does not call those kernels on this GPU",
         )
         fix = f"`{PROGRAM} inspect --level coverage` says which kernels these are"
-        return CheckResult("warn", summary, details, fix, LIBRARY_PARTLY)
+        return CheckResult("warn", summary, details, fix, ids.LIBRARY_PARTLY)
     number = len(verdict.containers)
     where = f"all of {number} fatbins" if number > 1 else "its one fatbin"
     summary = f"{place}: {ways} in {where}"
     if verdict.how == "unverified":
-        return CheckResult("warn", summary, entry=LIBRARY_UNVERIFIED)
+        return CheckResult("warn", summary, entry=ids.LIBRARY_UNVERIFIED)
     return CheckResult("ok", summary)
 
 
@@ -275,11 +269,11 @@ def _refuse(place: str, verdict: LibraryVerdict, *, served: bool, instead: str) 
         sentence = f"{place}: {verdict.obstacle}"
         if instead:
             detail = f"normal if there is one library for each CUDA: {instead} serves this GPU"
-            return CheckResult("warn", sentence, (detail,), fix, LIBRARY_REFUSED)
-        return CheckResult("fail", sentence, fix=fix, entry=LIBRARY_REFUSED)
+            return CheckResult("warn", sentence, (detail,), fix, ids.LIBRARY_REFUSED)
+        return CheckResult("fail", sentence, fix=fix, entry=ids.LIBRARY_REFUSED)
     sentence = f"{place}: no code that it can load, built for {describe_archs(verdict.archs)}"
     if served:
         detail = "normal if the library is not used on this GPU: others have code for it"
-        return CheckResult("warn", sentence, (detail,), entry=LIBRARY_NO_MATCHING_CODE)
+        return CheckResult("warn", sentence, (detail,), entry=ids.LIBRARY_NO_MATCHING_CODE)
     fix = f"install a build for compute capability {device}"
-    return CheckResult("fail", sentence, fix=fix, entry=LIBRARY_NO_MATCHING_CODE)
+    return CheckResult("fail", sentence, fix=fix, entry=ids.LIBRARY_NO_MATCHING_CODE)

@@ -5,30 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..findings import find
+from ..findings import loading as ids
 from ..findings.explain import explain
-from ..findings.loading import (
-    CHILD_CRASHED,
-    EXTENSION_ABSENT,
-    EXTENSION_CRASHED,
-    EXTENSION_FAILED,
-    EXTENSION_NEEDS_TORCH,
-    KERNELS_CRASHED,
-    KERNELS_FAILED,
-    LOAD_PREDICTION_DIFFERS,
-    LOADING_UNKNOWN,
-    TORCH_CRASHED,
-    TORCH_FAILED,
-)
 from ..findings.result import CheckResult
-from ..findings.said.linking import (
-    EXECUTABLE_STACK,
-    FILE_LIMIT,
-    FILE_SYSTEM_FAILS,
-    LIBRARY_DENIED,
-    LIBRARY_UNOPENED,
-    MAP_REFUSED,
-    STATIC_TLS,
-)
+from ..findings.said import linking
 from ..loading.linker import LOADER_VARIABLES
 from ..product import FOLDER, HAS_DISPATCHER, PROGRAM
 from .install import reinstall_fix
@@ -39,22 +20,14 @@ if TYPE_CHECKING:
     from .environment import Environment
 
 _PARTS = {"kernels": "the kernel library", "torch": "torch", "extension": "the torch extension"}
-FAILED = {  # what was loaded and how; otherwise the process itself failed
-    ("kernels", "failed"): KERNELS_FAILED,
-    ("kernels", "crashed"): KERNELS_CRASHED,
-    ("torch", "failed"): TORCH_FAILED,
-    ("torch", "crashed"): TORCH_CRASHED,
-    ("extension", "failed"): EXTENSION_FAILED,
-    ("extension", "crashed"): EXTENSION_CRASHED,
-}
 _OUTER = {  # of the system, not of the install
-    EXECUTABLE_STACK,
-    FILE_LIMIT,
-    FILE_SYSTEM_FAILS,
-    LIBRARY_DENIED,
-    LIBRARY_UNOPENED,
-    MAP_REFUSED,
-    STATIC_TLS,
+    linking.EXECUTABLE_STACK,
+    linking.FILE_LIMIT,
+    linking.FILE_SYSTEM_FAILS,
+    linking.LIBRARY_DENIED,
+    linking.LIBRARY_UNOPENED,
+    linking.MAP_REFUSED,
+    linking.STATIC_TLS,
 }
 # Beginnings of the errors of kernels/library.py and kernels/operators.py.
 _SAID = " does not load: "
@@ -69,12 +42,12 @@ def check_loading(environment: Environment) -> CheckResult:
     """Check that the compiled parts load, or should."""
     loading, predicted = environment.loading, environment.predicted
     if loading.status == "not-tried":
-        return CheckResult("skip", "there is nothing to load", entry=EXTENSION_ABSENT)
+        return CheckResult("skip", "there is nothing to load", entry=ids.EXTENSION_ABSENT)
     if loading.stage == "torch" and environment.torch.status == "absent":
         verb = "should load" if loading.source == "predicted" else "loads"
         kernels = f"the kernel library {verb}; " if HAS_DISPATCHER else ""
         summary = f"{kernels}the torch extension needs torch"
-        return CheckResult("skip", summary, entry=EXTENSION_NEEDS_TORCH)
+        return CheckResult("skip", summary, entry=ids.EXTENSION_NEEDS_TORCH)
     if loading.source == "predicted":
         return _describe_prediction(loading)
     result = _describe_attempt(environment)
@@ -92,13 +65,13 @@ def _describe_prediction(loading: Loading) -> CheckResult:
     if loading.status == "unknown":
         summary = f"loading cannot be predicted: {loading.reason}"
         fix = loading.fix or f"`{PROGRAM} doctor`, without --no-selftest, tries it"
-        return CheckResult("skip", summary, fix=fix, entry=LOADING_UNKNOWN)
+        return CheckResult("skip", summary, fix=fix, entry=ids.LOADING_UNKNOWN)
     return CheckResult(
         "fail",
         f"{_part(loading)} will not load: {loading.reason} (predicted from symbol tables)",
         loading.details,
         loading.fix or reinstall_fix(),
-        loading.entry or FAILED.get((loading.stage, "failed"), CHILD_CRASHED),
+        loading.entry or _find_entry(loading.stage, "failed"),
     )
 
 
@@ -110,7 +83,7 @@ def _describe_attempt(environment: Environment) -> CheckResult:
         return CheckResult("ok", summary)
     if not loading.stage:
         summary = f"the process that loads the libraries reported nothing: {loading.reason}"
-        return CheckResult("fail", summary, fix=loading.fix or _SHOW, entry=CHILD_CRASHED)
+        return CheckResult("fail", summary, fix=loading.fix or _SHOW, entry=ids.CHILD_CRASHED)
     verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
     first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
     reason = first.partition(_SAID)[2] or first
@@ -120,8 +93,13 @@ def _describe_attempt(environment: Environment) -> CheckResult:
         f"{_part(loading)} {verb}: {reason}",
         tuple(line for line in rest if line.strip()),
         loading.fix or (outer.remedy if outer else _retry_fix(environment)),
-        outer or FAILED.get((loading.stage, loading.status), CHILD_CRASHED),
+        outer or _find_entry(loading.stage, loading.status),
     )
+
+
+def _find_entry(stage: str, status: str) -> Entry:
+    """Return the finding for a part that failed or crashed; without a part its process did."""
+    return find(f"{stage}-{status}") or ids.CHILD_CRASHED
 
 
 def find_outer(reason: str) -> Entry | None:
@@ -149,10 +127,10 @@ def _compare(result: CheckResult, predicted: Loading) -> CheckResult:
     if loads:
         detail = f"predicted: {_part(predicted)} will not load: {predicted.reason}"
         summary = f"{result.summary}, although the symbol tables say otherwise"
-        return CheckResult("warn", summary, (detail,), _REPORT, LOAD_PREDICTION_DIFFERS)
+        return CheckResult("warn", summary, (detail,), _REPORT, ids.LOAD_PREDICTION_DIFFERS)
     if predicted.status == "ok":
         detail = "predicted from symbol tables: everything loads"
-        return replace(result, details=(*result.details, detail), entry=LOAD_PREDICTION_DIFFERS)
+        return replace(result, details=(*result.details, detail), entry=ids.LOAD_PREDICTION_DIFFERS)
     detail = f"predicted from symbol tables: {predicted.reason}"
     details = (*result.details, detail, *predicted.details)
     return replace(

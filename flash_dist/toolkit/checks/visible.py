@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..findings.host import (
-    GPU_HIDDEN,
-    GPU_NOT_SHOWN,
-    GPU_ORDER,
-    MIG,
-    MIG_WITHOUT_INSTANCE,
-    VISIBLE_DEVICES_INVALID,
-)
+from ..findings import host as ids
 from ..findings.result import CheckResult
 from ..machine.libcuda import Gpu
 from ..machine.nvml import normalize_pci
@@ -51,7 +44,7 @@ def check_visible(environment: Environment) -> CheckResult | None:
         )
         details = tuple(f"{_number([gpu.index])}: {_describe(gpu)}" for gpu in physical)
         fix = "`nvidia-smi -L` lists the names"
-        return CheckResult("warn", summary, details, fix, VISIBLE_DEVICES_INVALID)
+        return CheckResult("warn", summary, details, fix, ids.VISIBLE_DEVICES_INVALID)
     shown = {normalize_pci(gpu.pci) for gpu in environment.cuda.gpus}
     hidden = [gpu for gpu in physical if gpu.place not in shown]
     if hidden:
@@ -94,11 +87,11 @@ def _describe_hidden(
         ):
             return None  # reported by the permission check or the driver check
         fix = "`nvidia-smi -q` shows what is wrong with it, such as its compute mode"
-        return CheckResult("warn", f"CUDA does not show {listed}", details, fix, GPU_NOT_SHOWN)
+        return CheckResult("warn", f"CUDA does not show {listed}", details, fix, ids.GPU_NOT_SHOWN)
     summary = f"{_VISIBLE}={value} hides {len(hidden)} of {len(physical)} GPUs: {listed}"
     if environment.cuda.gpus:
-        return CheckResult("ok", summary, details, entry=GPU_HIDDEN)
-    return CheckResult("warn", summary, details, f"`unset {_VISIBLE}`", GPU_HIDDEN)
+        return CheckResult("ok", summary, details, entry=ids.GPU_HIDDEN)
+    return CheckResult("warn", summary, details, f"`unset {_VISIBLE}`", ids.GPU_HIDDEN)
 
 
 def _number(indices: Sequence[int]) -> str:
@@ -144,7 +137,7 @@ def _describe_order(
         cause, fix = f"{_VISIBLE} reorders the GPUs", ""
     else:
         cause, fix = "CUDA counts the fastest GPU first, nvidia-smi counts by bus address", _BY_BUS
-    return CheckResult("ok", cause, places, fix, GPU_ORDER)
+    return CheckResult("ok", cause, places, fix, ids.GPU_ORDER)
 
 
 def check_mig(environment: Environment) -> CheckResult | None:
@@ -160,7 +153,7 @@ def check_mig(environment: Environment) -> CheckResult | None:
             f"GPU {listed} of nvidia-smi is in MIG mode without an instance: CUDA does not show it",
             fix=f"`sudo nvidia-smi mig -i {empty[0].index} -lgip` lists possible instances, `-cgi "
             f"ID -C` creates one; `sudo nvidia-smi -i {empty[0].index} -mig 0` turns MIG off",
-            entry=MIG_WITHOUT_INSTANCE,
+            entry=ids.MIG_WITHOUT_INSTANCE,
         )
     count = sum(len(gpu.instances) for gpu in divided)
     instances = "1 MIG instance" if count == 1 else f"{count} MIG instances"
@@ -178,7 +171,7 @@ def check_mig(environment: Environment) -> CheckResult | None:
         *(f"GPU {gpu.index} has no instance, so CUDA does not show it" for gpu in empty),
         "it runs the code of the whole GPU; memory and speed are those of the instance",
     )
-    return CheckResult("ok", summary, details, entry=MIG)
+    return CheckResult("ok", summary, details, entry=ids.MIG)
 
 
 def _describe_instance(environment: Environment, divided: Sequence[PhysicalGpu]) -> str:

@@ -10,12 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..findings.proofs import (
-    FLEET_DIFFERS,
-    FLEET_DISAGREES,
-    FLEET_NOTHING_TO_COMPARE,
-    FLEET_ODD_GPU,
-)
+from ..findings import proofs as ids
 from ..findings.result import CheckResult
 from ..product import PROGRAM
 from ..targets.wording import few_lines
@@ -121,7 +116,7 @@ def _describe_odd(found: list[Odd]) -> CheckResult:
         f"take this GPU out of the cluster and run `{PROGRAM} selftest --runs 1000` on it"
         if certain
         else "run the fleet with a third GPU of this model: the one that differs is faulty",
-        FLEET_ODD_GPU if certain else FLEET_DISAGREES,
+        ids.FLEET_ODD_GPU if certain else ids.FLEET_DISAGREES,
         name=f"rank {member.rank}",
         data={"rank": member.rank, "host": member.host, "differing": places},
     )
@@ -153,9 +148,11 @@ def _sum_up(members: tuple[Member, ...], compared: int, *, failed: bool, odd: in
     data: dict[str, Any] = {"ranks": ranks, "hosts": hosts, "rounds": rounds, "compared": compared}
     if odd:
         summary = f"{scope}: {odd} of them computed different bits than equal ranks"
-        return CheckResult("fail", summary, entry=FLEET_DIFFERS, data=data, name="fleet")
+        return CheckResult("fail", summary, entry=ids.FLEET_DIFFERS, data=data, name="fleet")
     if not compared:
         summary = f"{scope}: no two ranks are equal, so nothing was compared"
-        return CheckResult("warn", summary, entry=FLEET_NOTHING_TO_COMPARE, data=data, name="fleet")
+        return CheckResult(
+            "warn", summary, entry=ids.FLEET_NOTHING_TO_COMPARE, data=data, name="fleet"
+        )
     summary = f"{scope}: the same bits in all {compared} cases"
     return CheckResult("warn" if failed else "ok", summary, data=data, name="fleet")

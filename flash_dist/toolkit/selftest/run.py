@@ -10,14 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..findings.proofs import (
-    PREDICTION_DIFFERS,
-    SELFTEST_BITS_DIFFER,
-    SELFTEST_CRASHED,
-    SELFTEST_ERROR,
-    SELFTEST_TIMEOUT,
-    SELFTEST_VALUES_DIFFER,
-)
+from ..findings import proofs as ids
 from ..findings.result import CheckResult
 from ..loading.process import Event, Outcome, python_command, run_child
 from ..machine.capacity import count_cores
@@ -39,7 +32,7 @@ JSON_VERSION = 1
 CHILD = ("-m", f"{__package__}.child")
 
 _SHOWN_FINDINGS = 6
-_REPORTED = {entry.id: entry for entry in (SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER)}
+_REPORTED = {entry.id: entry for entry in (ids.SELFTEST_BITS_DIFFER, ids.SELFTEST_VALUES_DIFFER)}
 _BEFORE_IMPORT = {"error"}  # the child reports everything else after it has loaded all parts
 
 
@@ -81,7 +74,7 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
     case = str(events["case"][-1]["case"]) if events["case"] else ""
     if events["error"]:
         first, *rest = str(events["error"][0]["reason"]).splitlines() or [""]
-        findings.append(CaseFinding(SELFTEST_ERROR, first, tuple(rest), case=case))
+        findings.append(CaseFinding(ids.SELFTEST_ERROR, first, tuple(rest), case=case))
     elif not outcome or not events["done"]:
         findings.append(_explain_death(outcome, case))
     variants = [event["variants"] for event in events["loaded"]]
@@ -103,19 +96,19 @@ def _explain_death(outcome: Outcome, case: str) -> CaseFinding:
     if outcome.ending == "exit" and outcome.output and not outcome.events:
         # An import failed: the last line of the traceback says why.
         summary = f"the child process did not start: {outcome.output[-1]}"
-        return CaseFinding(SELFTEST_CRASHED, summary, case=case)
+        return CaseFinding(ids.SELFTEST_CRASHED, summary, case=case)
     if outcome.ending == "not-started":
         return CaseFinding(
-            SELFTEST_CRASHED, f"the child process did not start: {outcome.detail}", case=case
+            ids.SELFTEST_CRASHED, f"the child process did not start: {outcome.detail}", case=case
         )
-    entry = SELFTEST_TIMEOUT if outcome.ending == "timeout" else SELFTEST_CRASHED
+    entry = ids.SELFTEST_TIMEOUT if outcome.ending == "timeout" else ids.SELFTEST_CRASHED
     summary = f"the child process did not finish: {outcome.sentence}"
     return CaseFinding(entry, summary, outcome.output, case=case)
 
 
 def _read_finding(event: Event) -> CaseFinding:
     entry, details = _REPORTED[str(event["id"])], []
-    if entry is SELFTEST_BITS_DIFFER:
+    if entry is ids.SELFTEST_BITS_DIFFER:
         details.append(
             f"first in run {event['run']} on stream {event['stream']}; "
             f"{event['bad_runs']} of {event['runs'] - 1} repeated runs differ from run 0"
@@ -182,14 +175,14 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
             summary=f"{report.summary}; the loaded variants differ from the predicted ones",
             details=(*result.details, *surprises),
             fix=f"report this with the file that `{PROGRAM} doctor --save FILE` writes",
-            entry=PREDICTION_DIFFERS,
+            entry=ids.PREDICTION_DIFFERS,
         )
     return result
 
 
 def _fix(report: SelftestReport) -> str:
     first = report.findings[0]
-    if first.entry is SELFTEST_TIMEOUT:
+    if first.entry is ids.SELFTEST_TIMEOUT:
         return f"allow more time: `{PROGRAM} selftest --timeout 3600`"
     switches = " ".join(jit_policy(os.environ).variables)
     if switches:

@@ -6,20 +6,20 @@ import json
 import re
 import sys
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import pytest
 
 from flash_dist.toolkit import findings
-from flash_dist.toolkit.checks.gpus import REFUSED
-from flash_dist.toolkit.checks.loading import FAILED
+from flash_dist.toolkit.checks.loading import _find_entry
 from flash_dist.toolkit.cli import make_parser
 from flash_dist.toolkit.cli.terminal.results import layout_result
 from flash_dist.toolkit.findings import FINDINGS, SUBJECTS, Entry, find
 from flash_dist.toolkit.findings.audits import AUDIT_LOST
 from flash_dist.toolkit.findings.driver import DRIVER_TOO_OLD
 from flash_dist.toolkit.findings.install import INSTALL_TWICE
-from flash_dist.toolkit.findings.loading import EXTENSION_ABSENT
+from flash_dist.toolkit.findings.loading import CHILD_CRASHED, EXTENSION_ABSENT
 from flash_dist.toolkit.findings.own_sources import OWN_SENTENCE
 from flash_dist.toolkit.findings.result import CheckResult, label, within
 from flash_dist.toolkit.machine.torch_install import TORCH_PROBLEMS, Torch
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
     from tests.unit.made.command import Cli
 
 ENTRIES = [pytest.param(name, id=name) for name in FINDINGS]
-SUBJECT_MODULES = f"{findings.__name__}."
+PACKAGE = Path(findings.__file__).parents[2]
+CAUSES = set(get_args(Cause)) - {""}
+ENDS = {  # the finding of each part and end of loading
+    f"{stage}-{status}": (stage, status)
+    for stage in ("kernels", "torch", "extension")
+    for status in ("failed", "crashed")
+}
 
 
 @cache
@@ -45,17 +51,17 @@ def users() -> dict[str, set[Entry]]:
 
 
 def test_every_entry_is_found_by_somebody_or_explains_a_message() -> None:
-    used = {
-        entry
-        for name, entries in users().items()
-        if not name.startswith(SUBJECT_MODULES)
-        for entry in entries
-    }
-    told = {entry for entry in FINDINGS.values() if entry.messages or entry.codes}
-    told |= {FINDINGS[one.finding["id"]] for one in PRODUCT.variables}
-    told.add(OWN_SENTENCE)  # it explains sentences of this package from its source
-    unused = {entry.id for entry in FINDINGS.values() if entry not in told | used}
-    assert not unused, "no module imports it: delete the entry, or find it"
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for path in PACKAGE.rglob("*.py")
+        if "findings" not in path.parts
+    )
+    named = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", sources))
+    told = {name for name, entry in FINDINGS.items() if entry.messages or entry.codes}
+    told |= {one.finding["id"] for one in PRODUCT.variables} | CAUSES | set(ENDS)
+    told.add(OWN_SENTENCE.id)  # it explains sentences of this package from its source
+    unused = {name for name in FINDINGS if name.upper().replace("-", "_") not in named} - told
+    assert not unused, "no module names it: delete the entry, or find it"
 
 
 def test_every_entry_that_somebody_uses_is_registered() -> None:
@@ -65,10 +71,10 @@ def test_every_entry_that_somebody_uses_is_registered() -> None:
 
 
 def test_every_cause_of_a_verdict_and_every_end_of_a_loading_has_an_entry() -> None:
-    assert set(REFUSED) == set(get_args(Cause)) - {""}
-    assert {cause: entry.id for cause, entry in REFUSED.items()} == {one: one for one in REFUSED}
-    for (stage, ending), entry in FAILED.items():
-        assert entry.id == f"{stage}-{ending}"
+    assert set(FINDINGS) >= CAUSES
+    for name, (stage, status) in ENDS.items():
+        assert _find_entry(stage, status) is FINDINGS[name]
+    assert _find_entry("", "crashed") is CHILD_CRASHED
     statuses = set(get_args(get_type_hints(Torch)["status"])) - {"ok"}
     assert {f"torch-{status}" for status in statuses} == {
         entry.id for entry in TORCH_PROBLEMS.values()
