@@ -12,7 +12,7 @@ from ..masks import BlockMask
 from ..toolkit.selftest.comparison import hash_bits, make_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .cases import Case
 
@@ -71,20 +71,18 @@ def _padding(case: Case) -> BlockMask:
     return BlockMask.padding(torch.tensor(lengths, device="cpu"))
 
 
+def _count_off(case: Case, parts: int) -> Iterator[Tensor]:
+    """Return the part of each query and of each key, where both are cut into equal parts."""
+    for seqlen in (case.seqlen_q, case.seqlen_k):
+        yield torch.arange(seqlen, device="cpu") * parts // seqlen
+
+
 def _block_causal(case: Case) -> BlockMask:
-    queries, keys = (
-        torch.arange(seqlen, device="cpu") * _BLOCKS // seqlen
-        for seqlen in (case.seqlen_q, case.seqlen_k)
-    )
-    return BlockMask.block_causal(queries, keys)
+    return BlockMask.block_causal(*_count_off(case, _BLOCKS))
 
 
 def _documents(case: Case) -> BlockMask:
-    queries, keys = (
-        torch.arange(seqlen, device="cpu") * 3 // seqlen
-        for seqlen in (case.seqlen_q, case.seqlen_k)
-    )
-    return BlockMask.documents(queries, keys)
+    return BlockMask.documents(*_count_off(case, 3))
 
 
 def _prefix(case: Case) -> BlockMask:

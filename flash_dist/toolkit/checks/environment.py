@@ -1,4 +1,4 @@
-"""Describes the machine for `doctor` in one frozen value, without torch and without a GPU."""
+"""Describes the machine for the chosen checks of `doctor`, without torch and without a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sysconfig
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from ..loading.linker import LOADER_VARIABLES
 from ..loading.parts import Loading, predict_parts, try_loading
 from ..machine.host import Host, gather_host
@@ -19,7 +20,6 @@ from ..machine.torch_code import TorchCode, read_torch_code
 from ..machine.torch_install import Torch, read_torch
 from ..product import NAME, PRODUCT
 from ..targets.verdict import SMEM_VARIABLE, Build, DeviceVerdict, Situation, judge_device
-from .choice import EVERYTHING, CheckChoice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,9 +55,46 @@ _OF_A_MACHINE = {
 WHAT_IF_VARIABLES = tuple(name for name in VARIABLES if name not in _OF_A_MACHINE)
 # Variables that change which files are found. Empty ones have no effect.
 SEARCH_VARIABLES = (*LOADER_VARIABLES, "PYTHONPATH")
-
-
 FREE_THREADED = "free-threaded"  # a Python without the GIL
+
+
+@dataclass(frozen=True)
+class CheckChoice:
+    """Checks of doctor: all, some by name, or all except some."""
+
+    only: frozenset[str] = frozenset()  # empty: all
+    skip: frozenset[str] = frozenset()
+    devices: tuple[int, ...] | None = None  # the GPUs to judge and test; None: all
+
+    def __contains__(self, name: str) -> bool:
+        return name not in self.skip and (not self.only or name in self.only)
+
+    def require_known(self, names: Iterable[str]) -> None:
+        """Reject names that are no check, and a choice that leaves none.
+
+        Raises:
+            UsageError: With all names.
+        """
+        known = tuple(names)
+        unknown = sorted((self.only | self.skip) - set(known))
+        if unknown:
+            message = f"a check must be {', '.join(known[:-1])} or {known[-1]}, got `{unknown[0]}`"
+            raise UsageError(message, hint="`--only gpu,driver` runs only these two")
+        if not any(name in self for name in known):
+            message = f"no check is left of --only {','.join(sorted(self.only)) or 'all'} "
+            message += f"without --skip {','.join(sorted(self.skip))}"
+            raise UsageError(message, hint=f"the checks are {', '.join(known)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as plain data."""
+        return {
+            "only": sorted(self.only) or None,
+            "skip": sorted(self.skip),
+            "devices": None if self.devices is None else list(self.devices),
+        }
+
+
+EVERYTHING = CheckChoice()
 
 
 @dataclass(frozen=True)

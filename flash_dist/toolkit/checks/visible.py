@@ -14,7 +14,7 @@ from ..findings.result import CheckResult
 from ..machine.libcuda import Gpu
 from ..machine.nvml import normalize_pci
 from ..targets.advice import describe_device, describe_how
-from ..targets.wording import read_whole
+from ..targets.wording import count, read_whole
 from .environment import judge_gpu
 from .host import explain_no_gpu
 
@@ -155,8 +155,7 @@ def check_mig(environment: Environment) -> CheckResult | None:
             f"ID -C` creates one; `sudo nvidia-smi -i {empty[0].index} -mig 0` turns MIG off",
             entry=ids.MIG_WITHOUT_INSTANCE,
         )
-    count = sum(len(gpu.instances) for gpu in divided)
-    instances = "1 MIG instance" if count == 1 else f"{count} MIG instances"
+    instances = count(sum(len(gpu.instances) for gpu in divided), "MIG instance")
     names = ", ".join(f"GPU {gpu.index}" for gpu in divided)
     summary = (
         f"{names} of nvidia-smi has {instances}; CUDA shows a process one: "

@@ -34,8 +34,10 @@ from .terminal.text import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OWN = ("inspect", "doctor", "explain", "selftest", "fleet", "audit", "verify", "select")
-SUBCOMMANDS = (*_OWN, *PRODUCT.subcommands)
+SUBCOMMANDS = (
+    *("inspect", "doctor", "explain", "selftest", "fleet", "audit", "verify", "select"),
+    *PRODUCT.subcommands,
+)
 
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141

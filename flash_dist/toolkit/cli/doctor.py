@@ -8,11 +8,18 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..checks.choice import EVERYTHING, CheckChoice
-from ..checks.environment import gather_environment, gather_gpus, imagine_environment, prove_loading
+from ..checks.environment import (
+    EVERYTHING,
+    CheckChoice,
+    gather_environment,
+    gather_gpus,
+    imagine_environment,
+    prove_loading,
+)
 from ..checks.libraries import examine_libraries
 from ..doctor.artefact import at_hand
 from ..doctor.examine import Examination, check_names, examine, limit_gpus, will_run
+from ..doctor.proof import Proof
 from ..findings.result import EXIT_NOTHING_CHECKED
 from ..gpucode.libraries import open_libraries, package_libraries
 from ..machine.installed import Installed
@@ -22,9 +29,8 @@ from ..version import read_version
 from .doctor_files import PIPE, load_record, save_record, write_report
 from .doctor_options import add_options, require_fitting
 from .options import add_subcommand
-from .terminal.progress import downloading
+from .terminal.progress import downloading, testing
 from .terminal.results import is_shown, make_console, print_result
-from .terminal.shown_proof import ShownProof
 
 if TYPE_CHECKING:
     import argparse
@@ -98,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
         environment = prove_loading(environment)
     runs = args.runs or DEFAULT_RUNS
     silent = args.json or args.save == PIPE
-    selftest = ShownProof(environment, runs=runs, timeout=DEFAULT_TIMEOUT, silent=silent)
+    selftest = Proof(environment, runs=runs, timeout=DEFAULT_TIMEOUT)
+    selftest.working = testing(silent=silent)
     results = examine(environment, selftest=selftest, choice=choice)
     return _report(args, environment, results, choice=choice, record=record)
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from ..checks.choice import CheckChoice
-    from ..checks.environment import Environment
+    from ..checks.environment import CheckChoice, Environment
     from ..findings.result import CheckResult
 
 PIPE: Final = "-"
@@ -110,11 +109,8 @@ def load_record(place: str) -> Record:
         else:
             with Path(place).open("rb") as file:
                 text = file.read(LARGEST + 1)
-    except OSError as error:
-        message = f"`{name}` cannot be read: {error.strerror or error}"
-        raise UsageError(message, hint=_LOAD_HINT) from error
-    except ValueError as error:  # NUL in the name
-        message = f"`{name}` cannot be read: {error}"
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
+        message = f"`{name}` cannot be read: {getattr(error, 'strerror', None) or error}"
         raise UsageError(message, hint=_LOAD_HINT) from error
     return Record.from_text(text, source=name)
 

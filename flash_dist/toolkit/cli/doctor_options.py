@@ -38,13 +38,12 @@ class _Values(NamedTuple):
     example: str
 
 
-_SWITCH: Final = _Values("[01]?", "0 or 1", "1")
+_SWITCHES: Final = (
+    *("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT", "CUDA_DISABLE_PTX_JIT", "CUDA_DISABLE_JIT"),
+    "CUDA_CACHE_DISABLE",
+)
 _VALUES: Final = {
-    "CUDA_FORCE_PTX_JIT": _SWITCH,
-    "CUDA_FORCE_JIT": _SWITCH,
-    "CUDA_DISABLE_PTX_JIT": _SWITCH,
-    "CUDA_DISABLE_JIT": _SWITCH,
-    "CUDA_CACHE_DISABLE": _SWITCH,
+    **dict.fromkeys(_SWITCHES, _Values("[01]?", "0 or 1", "1")),
     "CUDA_CACHE_MAXSIZE": _Values("[0-9]*", "a number of bytes", "1073741824"),
     "CUDA_DEVICE_ORDER": _Values(
         "(FASTEST_FIRST|PCI_BUS_ID)?", "FASTEST_FIRST or PCI_BUS_ID", "PCI_BUS_ID"

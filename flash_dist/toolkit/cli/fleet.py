@@ -35,7 +35,6 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 """
 
 BACKENDS: Final = ("gloo", "nccl")
-JSON_VERSION = 1
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -132,7 +131,7 @@ def to_json(
 ) -> dict[str, object]:
     """Return rank 0's report as plain data."""
     return {
-        "version": JSON_VERSION,
+        "version": 1,
         "command": "doctor --fleet",
         "status": worst_status(results),
         "exit_code": code,

@@ -51,8 +51,6 @@ exit status: 0 one set serves all GPUs, 1 none does, 2 wrong usage or unreadable
 choose for
 """
 
-_JSON_VERSION = 1
-
 
 def add_parser(subparsers: Subparsers) -> None:
     """Describe the subcommand."""
@@ -258,7 +256,7 @@ def _to_json(
     code: int,
 ) -> dict[str, Any]:
     return {
-        "version": _JSON_VERSION,
+        "version": 1,
         "command": "select",
         "exit_code": code,
         "what_if": bool(args.gpu),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..checks.driver import explain_broken
 from ..checks.environment import gather_gpus
 from ..checks.install import require_torch
+from ..doctor.proof import Proof
 from ..errors import KernelsError, UsageError
 from ..findings.driver import NO_GPU
 from ..findings.result import CheckResult, exit_code, worst_status
@@ -22,7 +23,6 @@ from ..selftest.report import RanVariant
 from ..selftest.run import (
     DEFAULT_RUNS,
     DEFAULT_TIMEOUT,
-    JSON_VERSION,
     check_selftest,
     make_command,
     run_selftest,
@@ -30,9 +30,8 @@ from ..selftest.run import (
 from ..selftest.side_by_side import SideBySide
 from ..targets.wording import read_whole
 from .options import add_json, add_runs, add_subcommand, parse_path
-from .terminal.progress import Seldom, ignore, working
+from .terminal.progress import testing
 from .terminal.results import is_shown, make_console, print_result
-from .terminal.shown_proof import ShownProof
 from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..checks.environment import Environment
-    from ..doctor.proof import Proof
     from ..machine.libcuda import Cuda
     from ..selftest.fingerprints import Reference
     from ..selftest.report import SelftestReport
@@ -127,9 +125,8 @@ def run(args: argparse.Namespace) -> int:
     references = read_references(args.reference) if args.reference else None
     known = read_references(args.record) if args.record and args.record.exists() else ()
     runs = args.runs or DEFAULT_RUNS
-    proof = ShownProof(
-        environment, runs=runs, timeout=args.timeout, references=references, silent=args.json
-    )
+    proof = Proof(environment, runs=runs, timeout=args.timeout, references=references)
+    proof.working = testing(silent=args.json)
     console = make_console()
     results = []
     devices = choose_devices(args.device, cuda)
@@ -174,8 +171,7 @@ def _run_on_cpu(args: argparse.Namespace) -> SelftestReport:
     """Run it and show progress: continuously on a terminal, elsewhere a line a minute."""
     what, runs = "selftest of the cpu", args.runs or DEFAULT_RUNS
     alone = SideBySide({"cpu": make_command("cpu", runs)}, timeout=args.timeout)
-    watched = nullcontext(ignore) if args.json else working(what, elsewhere=Seldom().say)
-    with closing(alone), watched as say:
+    with closing(alone), testing(silent=args.json)(what) as say:
         alone.show = lambda progress: say(f"{what}: {progress}")
         return run_selftest("cpu", runs=runs, timeout=args.timeout, together=alone)
 
@@ -221,7 +217,7 @@ def _to_json(
     tested: tuple[CheckResult, ...], results: list[CheckResult], code: int
 ) -> dict[str, object]:
     return {
-        "version": JSON_VERSION,
+        "version": 1,
         "command": "selftest",
         "status": worst_status(tuple(results)),
         "exit_code": code,

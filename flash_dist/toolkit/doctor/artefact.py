@@ -24,6 +24,7 @@ from ..indexes.requirement import Pinned, read_line
 from ..indexes.selection import select
 from ..product import NAME, PROGRAM
 from ..targets.archs import DEFAULT_MACHINE
+from ..targets.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +116,9 @@ def _fetch_best(
 ) -> Artefact:
     wheel, problems = _choose(index, environment)
     details = (*_list(index, wheel), *problems)
-    listing = CheckResult("ok", _sum_up(index, wheel), details, name="index")
+    total = count(len(index.wheels), "wheel")
+    summary = f"{total} on {index.place}; judged: {wheel.file_name}"
+    listing = CheckResult("ok", summary, details, name="index")
     path = Path(wheel.location)
     if not wheel.is_local:
         patience = Patience.of_file()
@@ -162,16 +165,9 @@ def _fitness(judged: Judged) -> tuple[int, int]:
     return sum(map(bool, judged.verdicts)), -judged.weight
 
 
-def _sum_up(index: Index, wheel: IndexedWheel) -> str:
-    total = len(index.wheels)
-    return f"{total} wheel{'' if total == 1 else 's'} on {index.place}; judged: {wheel.file_name}"
-
-
 def _list(index: Index, chosen: IndexedWheel) -> Iterator[str]:
     for wheel in index.wheels[:_SHOWN]:
-        yield f"{'*' if wheel is chosen or wheel.file_name == chosen.file_name else ' '} " + (
-            wheel.file_name
-        )
+        yield f"{'*' if wheel.file_name == chosen.file_name else ' '} {wheel.file_name}"
     if len(index.wheels) > _SHOWN:
         yield f"  and {len(index.wheels) - _SHOWN} more"
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..checks.choice import EVERYTHING, CheckChoice
 from ..checks.driver import check_driver, check_jit, check_neutral, check_variables
+from ..checks.environment import EVERYTHING, CheckChoice
 from ..checks.gpus import check_all_gpus, check_any_gpu, check_gpu
 from ..checks.guard import guard
 from ..checks.host import check_compat, check_devices
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     Check = Callable[[Environment], CheckResult]
     RareCheck = Callable[[Environment], CheckResult | None]
     GpuCheck = Callable[[Gpu], CheckResult]
-
-JSON_VERSION = 1
 
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("system", check_system),
@@ -90,7 +88,7 @@ class Examination:
     def to_json(self, *, strict: bool = False) -> dict[str, Any]:
         """Return the whole examination as plain data."""
         return {
-            "version": JSON_VERSION,
+            "version": 1,
             "command": "doctor",
             "status": worst_status(self.results),
             "exit_code": self.exit_code(strict=strict),

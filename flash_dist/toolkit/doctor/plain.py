@@ -122,7 +122,7 @@ def read(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401, PLR0911 - a 
     kind = _without_none(kind)
     origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:
-        _require(data in args and isinstance(data, str), place, " or ".join(args), data)
+        require(data in args and isinstance(data, str), place, " or ".join(args), data)
         return data
     if kind in _WORDS:
         return _read_word(kind, data, place)
@@ -131,10 +131,10 @@ def read(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401, PLR0911 - a 
     if isinstance(kind, type) and is_dataclass(kind):
         return _read_fields(kind, data, place)
     if origin in {tuple, frozenset}:
-        _require(isinstance(data, list), place, "a list", data)
+        require(isinstance(data, list), place, "a list", data)
         return origin(read(args[0], one, f"{place}[{n}]") for n, one in enumerate(data))
     if origin is Mapping:
-        _require(isinstance(data, dict), place, "an object", data)
+        require(isinstance(data, dict), place, "an object", data)
         return {_text(name, place): read(args[1], data[name], f"{place}.{name}") for name in data}
     return _read_simple(kind, data, place)
 
@@ -143,10 +143,10 @@ def _read_simple(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401 - as 
     if kind is str:
         return _text(data, place)
     if kind is bool:
-        _require(isinstance(data, bool), place, "true or false", data)
+        require(isinstance(data, bool), place, "true or false", data)
     elif kind is int:
         whole = isinstance(data, int) and not isinstance(data, bool)
-        _require(whole and 0 <= data < _MOST, place, "a whole number from 0 on", data)
+        require(whole and 0 <= data < _MOST, place, "a whole number from 0 on", data)
     else:
         _require_plain(data, place, _DEEPEST)
     return data
@@ -157,11 +157,11 @@ def _read_word(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401 - as ab
     try:
         return parse(_text(data, place))
     except (ArchError, ValueError):
-        _require(False, place, words, data)  # noqa: FBT003 - it is not
+        require(False, place, words, data)  # noqa: FBT003 - it is not
 
 
 def _read_fields(kind: type, data: Any, place: str) -> Any:  # noqa: ANN401 - as above
-    _require(isinstance(data, dict), place, "an object", data)
+    require(isinstance(data, dict), place, "an object", data)
     values, known = {}, set()
     for field, hint in _fields(kind):
         key = _key(field)
@@ -170,7 +170,7 @@ def _read_fields(kind: type, data: Any, place: str) -> Any:  # noqa: ANN401 - as
         if key in data:
             values[field.name] = one = read(hint, data[key], within)
             pattern, words = _PATTERNS.get(field.name, (None, ""))
-            _require(
+            require(
                 pattern is None or one is None or bool(pattern.fullmatch(one)), within, words, one
             )
         elif _default(field) is MISSING:
@@ -196,18 +196,18 @@ def _require_plain(data: Any, place: str, levels: int) -> None:  # noqa: ANN401 
     if isinstance(data, str):
         _text(data, place)
     elif isinstance(data, (dict, list)):
-        _require(levels > 0, place, "less deep", "...")
+        require(levels > 0, place, "less deep", "...")
         for name in data if isinstance(data, dict) else ():
             _text(name, place)
         for one in data.values() if isinstance(data, dict) else data:
             _require_plain(one, place, levels - 1)
     elif data is not None:
-        _require(math.isfinite(data) and abs(data) < _MOST, place, "a finite number", data)
+        require(math.isfinite(data) and abs(data) < _MOST, place, "a finite number", data)
 
 
 def _text(data: Any, place: str) -> str:  # noqa: ANN401 - hopefully a text
-    _require(isinstance(data, str), place, "a text", data)
-    _require(is_clean(data), place, "a text without control characters", data)
+    require(isinstance(data, str), place, "a text", data)
+    require(is_clean(data), place, "a text without control characters", data)
     return str(data)
 
 
@@ -216,7 +216,8 @@ def is_clean(text: str) -> bool:
     return all(char.isprintable() or char == "\n" for char in text)
 
 
-def _require(fits: bool, place: str, wanted: str, got: Any) -> None:  # noqa: ANN401, FBT001
+def require(fits: bool, place: str, wanted: str, got: Any) -> None:  # noqa: ANN401, FBT001
+    """Raise UnfitError unless a value fits."""
     if not fits:
         message = f"`{place}` must be {wanted}, got `{_short(got)}`"
         raise UnfitError(message)

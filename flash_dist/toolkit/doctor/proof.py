@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -32,12 +32,15 @@ from ..targets.archs import DEFAULT_TOOLKIT
 from ..targets.axes import is_plain, name_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from ..checks.environment import Environment
     from ..loading.parts import Loading
     from ..machine.libcuda import Gpu
     from ..selftest.report import SelftestReport
+
+    Working = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 
 
 class Proof:
@@ -65,6 +68,7 @@ class Proof:
         self._timeout = timeout
         self._child = child
         self._references = references
+        self.working: Working = lambda _: nullcontext(lambda _: None)  # shows progress
         self._launched: set[str] = set()
         self.together: SideBySide | None = None
         self.proven: list[tuple[Gpu, Setting, tuple[Fingerprint, ...]]] = []
@@ -94,13 +98,19 @@ class Proof:
 
     def run(self, gpu: Gpu) -> CheckResult:
         """Run the selftest on a GPU and compare it with the prediction and the recorded bits."""
-        report = run_selftest(
-            str(gpu.index),
-            runs=self._runs,
-            timeout=self._timeout,
-            child=self._child,
-            together=self.together,
-        )
+        together = self.together
+        names = together.names if together else (str(gpu.index),)
+        what = f"selftest of gpu{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        with self.working(what) as say:
+            if together:
+                together.show = lambda progress: say(f"{what}: {progress}")
+            report = run_selftest(
+                str(gpu.index),
+                runs=self._runs,
+                timeout=self._timeout,
+                child=self._child,
+                together=together,
+            )
         predicted = {
             name_kernel(kernel.key): kernel.variant.symbol
             for kernel in judge_gpu(self._environment, gpu).kernels

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.json_text import parse_json
-from ..checks.choice import EVERYTHING, CheckChoice
-from ..checks.environment import Environment  # noqa: TC001 - `read` asks for the type
+from ..checks.environment import (
+    EVERYTHING,
+    CheckChoice,
+    Environment,
+)
 from ..errors import UsageError
 from ..findings.proofs import SELFTEST_NOT_RUN
 from ..findings.result import CheckResult
@@ -22,7 +25,7 @@ from ..product import NAME, PROGRAM
 from ..targets.archs import SESSIONS
 from ..version import read_version
 from .examine import check_names
-from .plain import UnfitError, is_clean, read, write
+from .plain import UnfitError, is_clean, read, require, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -179,14 +182,10 @@ def _require_version(data: dict[str, Any], by: str) -> None:
 
 def _require_sane(record: Record) -> None:
     """Reject data of the right types that doctor never writes."""
-    if not _TIME.fullmatch(record.recorded):
-        message = (
-            f"`recorded` must be a time such as `2026-11-22 19:44 UTC`, got `{record.recorded:.60}`"
-        )
-        raise UnfitError(message)
-    if not _VERSION.fullmatch(record.written_by):
-        message = f"`{NAME}` must be a version, got `{record.written_by:.60}`"
-        raise UnfitError(message)
+    recorded, written_by = record.recorded, record.written_by
+    is_time = bool(_TIME.fullmatch(recorded))
+    require(is_time, "recorded", "a time such as `2026-11-22 19:44 UTC`", recorded)
+    require(bool(_VERSION.fullmatch(written_by)), NAME, "a version", written_by)
     build = record.environment.installed.build
     for archset in build.archsets if build else ():
         if archset.machine not in SESSIONS:

@@ -21,7 +21,15 @@ from ..findings.proofs import SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER
 from ..loading.library import last_variant, recorded_plans, select
 from ..loading.process import end_with, write_event
 from ..product import HAS_DISPATCHER, PRODUCT
-from .comparison import Difference, Tensors, all_equal, compare_bits, compare_values, digest
+from .comparison import (
+    Difference,
+    Tensors,
+    all_equal,
+    compare_bits,
+    compare_values,
+    digest,
+    first_difference,
+)
 from .exact import ExactValues
 from .report import CasePlan
 
@@ -132,19 +140,13 @@ def run_first(
 def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:
     """Compare with float64 if that is quick; otherwise only check that there is no NaN."""
     if case.fills_gpu:
-        found = (_find_not_finite(name, values) for name, values in actual.items())
-        return tuple(difference for difference in found if difference)
+        found = (
+            first_difference(name, ~torch.isfinite(one), one.new_zeros(()).expand_as(one), one)
+            for name, one in actual.items()
+        )
+        return tuple(filter(None, found))
     right = exact.get(case)
     return compare_values(right.values, right.allowed, actual)
-
-
-def _find_not_finite(name: str, values: torch.Tensor) -> Difference | None:
-    wrong = ~torch.isfinite(values)
-    if not wrong.any():
-        return None
-    where = tuple(int(axis) for axis in wrong.nonzero()[0])
-    count = int(wrong.sum())
-    return Difference(name, where, 0.0, float(values[where]), count, wrong.numel())
 
 
 def repeat(

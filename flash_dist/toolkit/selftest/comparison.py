@@ -107,7 +107,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def compare_bits(expected: Tensors, actual: Tensors) -> tuple[Difference, ...]:
     """Compare bit by bit: NaN equals itself and 0.0 differs from -0.0."""
     found = (find_bit_difference(name, expected[name], actual[name]) for name in expected)
-    return tuple(difference for difference in found if difference is not None)
+    return tuple(filter(None, found))
 
 
 def find_bit_difference(
@@ -121,7 +121,7 @@ def find_bit_difference(
         )
         raise ValueError(message)
     differs = _bits(expected) != _bits(actual)
-    return _first_difference(name, differs, expected, actual)
+    return first_difference(name, differs, expected, actual)
 
 
 def compare_values(
@@ -140,15 +140,14 @@ def compare_values(
         values = actual[name].to("cpu", torch.float64)
         error = torch.where(values == reference, 0.0, (values - reference).abs())
         wrong = ~(error <= allowed[name])
-        difference = _first_difference(name, wrong, reference, values)
-        if difference is not None:
-            found.append(difference)
-    return tuple(found)
+        found.append(first_difference(name, wrong, reference, values))
+    return tuple(filter(None, found))
 
 
-def _first_difference(
+def first_difference(
     name: str, differs: torch.Tensor, expected: torch.Tensor, actual: torch.Tensor
 ) -> Difference | None:
+    """Describe the elements that a mask marks, with the values of the first."""
     count = int(differs.sum())
     if not count:
         return None

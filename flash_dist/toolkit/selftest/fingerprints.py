@@ -244,15 +244,10 @@ def write_references(path: Path, references: Iterable[Reference]) -> None:
     blocks = []
     for reference in references:
         data = asdict(reference)
-        lists = {
-            "kernels": [
-                f"{json.dumps(k)}: {json.dumps(v)}" for k, v in data.pop("kernels").items()
-            ],
-            "fingerprints": [json.dumps(one) for one in data.pop("fingerprints")],
-        }
+        hashes = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in data.pop("kernels").items())
+        kernels = ",\n   ".join(sorted(hashes))
+        prints = ",\n   ".join(map(json.dumps, data.pop("fingerprints")))
         head = json.dumps(data)[:-1]
-        kernels = ",\n   ".join(sorted(lists["kernels"]))
-        prints = ",\n   ".join(lists["fingerprints"])
         blocks.append(
             f'{head},\n  "kernels": {{\n   {kernels}\n  }},\n'
             f'  "fingerprints": [\n   {prints}\n  ]}}'

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 DEFAULT_RUNS = 30
 DEFAULT_TIMEOUT = 900.0
-JSON_VERSION = 1
 
 CHILD = ("-m", f"{__package__}.child")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from threading import Lock, Timer
 from typing import IO, TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ from .text import complain, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 PATIENCE: Final = 1.0  # seconds; shorter steps show nothing
 SELDOM: Final = 60.0  # seconds between two lines of a log
@@ -38,13 +40,13 @@ class Seldom:
             complain(printable(text))
 
 
-def ignore(_: str) -> None:
+def _ignore(_: str) -> None:
     """Ignore progress."""
 
 
 @contextmanager
 def working(
-    what: str, *, elsewhere: Callable[[str], None] = ignore
+    what: str, *, elsewhere: Callable[[str], None] = _ignore
 ) -> Iterator[Callable[[str], None]]:
     """Show that a step is running; yield a function that reports progress.
 
@@ -73,6 +75,13 @@ def working(
         with lock:
             ended = True
         status.stop()
+
+
+def testing(*, silent: bool) -> Callable[[str], AbstractContextManager[Callable[[str], None]]]:
+    """Return `working` for selftests: elsewhere a line a minute, or nothing if silent."""
+    if silent:
+        return lambda _: nullcontext(_ignore)
+    return partial(working, elsewhere=Seldom().say)
 
 
 @contextmanager

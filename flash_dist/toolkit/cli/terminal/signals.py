@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from types import FrameType
+
+    Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 _SIGNALS: Final = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
@@ -22,42 +25,34 @@ class Terminated(BaseException):
         self.signal = number
 
 
-@contextmanager
-def raising_signals() -> Iterator[None]:
+def raising_signals() -> AbstractContextManager[None]:
     """Turn such a signal into an exception, which leaves the block through every `with`.
 
     Signals that are ignored (nohup) or handled already stay unchanged.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    taken = [one for one in _SIGNALS if signal.getsignal(one) is signal.SIG_DFL]
-    for one in taken:
-        signal.signal(one, _raise)
-    try:
-        yield
-    finally:
-        for one in taken:
-            signal.signal(one, signal.SIG_DFL)
+    return _exchanging(signal.SIG_DFL, _raise)
 
 
-@contextmanager
-def ending_at_once() -> Iterator[None]:
+def ending_at_once() -> AbstractContextManager[None]:
     """Let such a signal end the process at once, as by default, within `raising_signals`.
 
     For waits in compiled code, which raise no exception before they are over.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    taken = [one for one in _SIGNALS if signal.getsignal(one) is _raise]
+    return _exchanging(_raise, signal.SIG_DFL)
+
+
+@contextmanager
+def _exchanging(old: Handler, new: Handler) -> Iterator[None]:
+    """Exchange the handlers of signals that have the old one; only the main thread may."""
+    is_main = threading.current_thread() is threading.main_thread()
+    taken = [one for one in _SIGNALS if is_main and signal.getsignal(one) is old]
     for one in taken:
-        signal.signal(one, signal.SIG_DFL)
+        signal.signal(one, new)
     try:
         yield
     finally:
         for one in taken:
-            signal.signal(one, _raise)
+            signal.signal(one, old)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

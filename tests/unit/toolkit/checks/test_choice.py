@@ -16,8 +16,7 @@ from tests.unit.made.builds import ALL, HOPPER, make_environment
 from tests.unit.toolkit.cli.test_doctor import report_good
 
 if TYPE_CHECKING:
-    from flash_dist.toolkit.checks.choice import CheckChoice
-    from flash_dist.toolkit.checks.environment import Environment
+    from flash_dist.toolkit.checks.environment import CheckChoice, Environment
     from flash_dist.toolkit.selftest.report import SelftestReport
     from tests.unit.made.command import Cli
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.checks.choice import CheckChoice
+from flash_dist.toolkit.checks.environment import CheckChoice
 from flash_dist.toolkit.checks.gpus import check_gpu
 from flash_dist.toolkit.checks.guard import guard
 from flash_dist.toolkit.checks.install import check_system

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flash_dist.toolkit.checks.choice import CheckChoice
+from flash_dist.toolkit.checks.environment import CheckChoice
 from flash_dist.toolkit.doctor import plain
 from flash_dist.toolkit.doctor.examine import examine
 from flash_dist.toolkit.doctor.record import LARGEST, LINE, MOST_GPUS, Record
