@@ -139,15 +139,8 @@ _LONG_DOCUMENTS = (700, 65, 1500, 3, 0, 900, 31, 897)
 _MASKED = tuple(
     _Shape("masked", 2, 150, 190, 4, 2, causal=False, mask=mask)
     for mask in (
-        "window",
-        "padding",
-        "block-causal",
-        "documents",
-        "prefix",
-        "intervals",
-        "dense",
-        "tiles",
-        "both",
+        *("window", "padding", "block-causal", "documents", "prefix", "intervals"),
+        *("dense", "tiles", "both"),
     )
 )
 _PACKED = tuple(
@@ -172,17 +165,7 @@ _SCORED = (
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, scores="alibi"),
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores=_ALL_SCORES),
     _Shape("scored", 1, 129, 193, 4, 2, causal=True, budget=0, scores=_ALL_SCORES),
-    _Shape(
-        "scored",
-        1,
-        sum(_DOCUMENTS),
-        sum(_DOCUMENTS),
-        4,
-        2,
-        causal=True,
-        lengths=_DOCUMENTS,
-        scores=_ALL_SCORES,
-    ),
+    replace(_PACKED[1], label="scored", scores=_ALL_SCORES),
 )
 _SCORED_LARGE = _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores=_ALL_SCORES)
 

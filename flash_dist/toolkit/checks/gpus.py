@@ -274,7 +274,7 @@ def _describe_kernel(kernel: KernelVerdict) -> str:
     return f"{kernel.variant.arch}{plan}"
 
 
-def describe_proof(verdict: DeviceVerdict) -> tuple[str, ...]:
+def describe_proof(verdict: DeviceVerdict) -> Iterator[str]:
     """Warn if the builder never ran this code on real hardware."""
     unproven: dict[str, str] = {}
     for kernel in verdict.kernels:
@@ -283,9 +283,7 @@ def describe_proof(verdict: DeviceVerdict) -> tuple[str, ...]:
             variant.proof == "assembled" or (variant.proof == "jit" and kernel.how != "jit")
         ):
             unproven[str(variant.arch)] = variant.proof
-    lines = []
+    first = f": {_FIRST_PROOF}" if PRODUCT.cases else ""
     for target, proof in unproven.items():
         so_far = "was only assembled" if proof == "assembled" else "ran only as PTX on newer GPUs"
-        first = f": {_FIRST_PROOF}" if PRODUCT.cases else ""
-        lines.append(f"{target} {so_far} by its builder{first}")
-    return tuple(lines)
+        yield f"{target} {so_far} by its builder{first}"

@@ -50,25 +50,14 @@ def check_torch(environment: Environment) -> CheckResult:
     summary = f"torch {torch.version} ({kind})"
     oldest, newest = installed.torch_min, installed.torch_tested_max
     if oldest and _minor(torch.version) < _minor(oldest):
-        return _prefer_another(
-            environment,
-            CheckResult(
-                "fail",
-                f"{summary} is too old: this build needs {oldest} or newer",
-                fix=torch_fix(oldest),
-                entry=ids.TORCH_TOO_OLD,
-            ),
-        )
+        summary = f"{summary} is too old: this build needs {oldest} or newer"
+        result = CheckResult("fail", summary, fix=torch_fix(oldest), entry=ids.TORCH_TOO_OLD)
+        return _prefer_another(environment, result)
     if environment.cuda.gpus and not torch.cuda:
-        return _prefer_another(
-            environment,
-            CheckResult(
-                "fail",
-                f"{summary} cannot use the GPU of this machine",
-                fix="install a CUDA build of torch (https://pytorch.org/get-started/locally)",
-                entry=ids.TORCH_CPU_BUILD,
-            ),
-        )
+        summary = f"{summary} cannot use the GPU of this machine"
+        fix = "install a CUDA build of torch (https://pytorch.org/get-started/locally)"
+        result = CheckResult("fail", summary, fix=fix, entry=ids.TORCH_CPU_BUILD)
+        return _prefer_another(environment, result)
     if newest and _minor(torch.version) > _minor(newest):
         summary = f"{summary} is newer than {newest}, the newest torch this build was tested with"
         fix = f"if something fails, look for a newer {NAME}"
@@ -82,16 +71,14 @@ def check_torch(environment: Environment) -> CheckResult:
 
 def _prefer_another(environment: Environment, result: CheckResult) -> CheckResult:
     """Name the folder of each torch, and let Python find a suitable one instead of a new one."""
-    first, *others = environment.torch.copies or (None,)
-    if first is None:
+    if not environment.torch.copies:
         return result
+    first, *others = environment.torch.copies
     oldest, needed = environment.installed.torch_min, bool(environment.cuda.gpus)
     serving = [
         one
         for one in others
-        if one is not None
-        and (one.cuda or not needed)
-        and (not oldest or _minor(one.version) >= _minor(oldest))
+        if (one.cuda or not needed) and (not oldest or _minor(one.version) >= _minor(oldest))
     ]
     listed = (f"Python searches {first.folder} first", *(f"then: {one}" for one in others))
     take = f"remove {first.folder} from Python's search path, or remove the torch in it"

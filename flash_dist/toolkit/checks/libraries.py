@@ -17,7 +17,7 @@ from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
 from ..errors import AccessError, KernelsError
 from ..findings import libraries as ids
-from ..findings.result import CheckResult
+from ..findings.result import CheckResult, guard
 from ..gpucode.archives import Library, Unread
 from ..gpucode.images import ROCM_WARNING
 from ..machine.installed import Installed, combine, read_variants
@@ -27,7 +27,6 @@ from ..targets.wording import count, few_lines
 from .driver import check_driver, check_neutral
 from .environment import find_situation
 from .gpus import check_any_gpu, check_gpu, describe_gpu
-from .guard import guard
 from .library_loading import LibraryLoading
 from .library_verdict import LibraryVerdict, judge_library
 

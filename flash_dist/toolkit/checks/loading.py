@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..findings import find
+from ..findings import FINDINGS
 from ..findings import loading as ids
 from ..findings.explain import explain
 from ..findings.result import CheckResult
@@ -99,7 +99,7 @@ def _describe_attempt(environment: Environment) -> CheckResult:
 
 def _find_entry(stage: str, status: str) -> Entry:
     """Return the finding for a part that failed or crashed; without a part its process did."""
-    return find(f"{stage}-{status}") or ids.CHILD_CRASHED
+    return FINDINGS.get(f"{stage}-{status}") or ids.CHILD_CRASHED
 
 
 def find_outer(reason: str) -> Entry | None:

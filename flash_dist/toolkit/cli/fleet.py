@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ..checks.environment import gather_gpus
 from ..doctor.proof import Proof
 from ..doctor.rank import Rank, join_ranks, prove_rank
-from ..errors import UsageError
 from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
 from ..product import NAME
 from ..selftest.fleet import Member, compare_members
 from ..selftest.run import CHILD, DEFAULT_RUNS, DEFAULT_TIMEOUT
-from ..targets.wording import read_whole
-from .options import add_json, add_runs, add_strict, add_subcommand
+from .options import add_json, add_runs, add_strict, add_subcommand, parse_number
 from .terminal.results import is_shown, make_console, print_result
 from .terminal.signals import ending_at_once
 
@@ -49,9 +48,10 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EPILOG,
     )
     add_runs(parser, DEFAULT_RUNS)
+    hint = "`--rounds 10` repeats the selftest ten times"
     parser.add_argument(
         "--rounds",
-        type=parse_rounds,
+        type=partial(parse_number, what="rounds", least=1, hint=hint),
         metavar="N",
         default=1,
         help="how often, for a burn-in (default: %(default)s)",
@@ -65,15 +65,6 @@ def add_parser(subparsers: Subparsers) -> None:
     add_strict(parser)
     add_json(parser, "doctor")
     parser.set_defaults(run=run)
-
-
-def parse_rounds(text: str) -> int:
-    """Read a number of rounds."""
-    number = read_whole(text, least=1)
-    if number is None:
-        message = f"rounds must be a number of at least 1, got `{text:.60}`"
-        raise UsageError(message, hint="`--rounds 10` repeats the selftest ten times")
-    return number
 
 
 def run(args: argparse.Namespace, child: Sequence[str] = CHILD) -> int:

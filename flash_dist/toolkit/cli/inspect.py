@@ -20,8 +20,8 @@ from ..gpucode.libraries import open_libraries, package_libraries, process_libra
 from ..product import PROGRAM
 from ..targets.archs import Arch
 from ..targets.devices import Device
-from ..targets.wording import count, format_size, read_whole
-from .options import add_json, add_subcommand, parse_path
+from ..targets.wording import count, format_size
+from .options import add_json, add_subcommand, parse_number, parse_path
 from .terminal.inspection import print_differences, print_inspections
 from .terminal.progress import working
 from .terminal.text import complain, printable, printable_error
@@ -71,7 +71,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--pid",
         metavar="PID",
-        type=parse_pid,
+        type=partial(parse_number, what="a process", least=1, hint="`ps -e` lists the processes"),
         action="append",
         default=[],
         help="all libraries that a running process has loaded",
@@ -128,15 +128,6 @@ def parse_target(text: str) -> Arch | Device:
 def parse_extract(text: str) -> Choice:
     """Read what to extract: a target, or all of them."""
     return Choice() if text == "all" else Choice(target=parse_target(text))
-
-
-def parse_pid(text: str) -> int:
-    """Read the number of a process."""
-    number = read_whole(text, least=1)
-    if number is None:
-        message = f"a process must be a number of at least 1, got `{text:.60}`"
-        raise UsageError(message, hint="`ps -e` lists the processes")
-    return number
 
 
 def require_extract(args: argparse.Namespace) -> None:

@@ -67,10 +67,11 @@ def add_strict(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runs(parser: argparse.ArgumentParser, usual: int) -> None:
-    """Add `--runs`, which is None if it was not given: the default number applies."""
+    """Add `--runs`, at least two to compare; None if it was not given: the default applies."""
+    hint = f"`--runs {usual}` is the default"
     parser.add_argument(
         "--runs",
-        type=partial(parse_runs, usual=usual),
+        type=partial(parse_number, what="runs", least=2, hint=hint),
         metavar="N",
         help=f"runs per case of the selftest (default: {usual})",
     )
@@ -104,12 +105,12 @@ def parse_place(text: str) -> str:
     return without_credentials(text)
 
 
-def parse_runs(text: str, *, usual: int) -> int:
-    """Read a number of runs; comparing needs at least two."""
-    number = read_whole(text, least=2)
+def parse_number(text: str, *, what: str, least: int, hint: str) -> int:
+    """Read a whole number."""
+    number = read_whole(text, least=least)
     if number is None:
-        message = f"runs must be a number of at least 2, got `{text:.60}`"
-        raise UsageError(message, hint=f"`--runs {usual}` is the default")
+        message = f"{what} must be a number of at least {least}, got `{text:.60}`"
+        raise UsageError(message, hint=hint)
     return number
 
 

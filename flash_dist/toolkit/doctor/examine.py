@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..checks.driver import check_driver, check_jit, check_neutral, check_variables
 from ..checks.environment import EVERYTHING, CheckChoice
 from ..checks.gpus import check_all_gpus, check_any_gpu, check_gpu
-from ..checks.guard import guard
 from ..checks.host import check_compat, check_devices
 from ..checks.install import check_build, check_install, check_system, check_torch, require_torch
 from ..checks.loading import check_loading
@@ -18,7 +17,7 @@ from ..checks.visible import check_mig, check_visible
 from ..errors import UsageError
 from ..findings.libraries import NO_GPU_CODE
 from ..findings.proofs import SELFTEST_NOT_RUN
-from ..findings.result import CheckResult, exit_code, worst_status
+from ..findings.result import CheckResult, exit_code, guard, worst_status
 from ..product import IMPORTED_AS, NO_CASES, PRODUCT, PROGRAM
 
 if TYPE_CHECKING:
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from ..checks.environment import Environment
     from ..machine.libcuda import Gpu
 
-    Check = Callable[[Environment], CheckResult]
-    RareCheck = Callable[[Environment], CheckResult | None]
+    Check = Callable[[Environment], CheckResult | None]  # None: nothing to report
     GpuCheck = Callable[[Gpu], CheckResult]
 
 CHECKS: tuple[tuple[str, Check], ...] = (
@@ -42,21 +40,24 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("driver", check_driver),
 )
 # Checks that have something to report on few machines; no result means all is well.
-RARE_CHECKS: tuple[tuple[str, RareCheck], ...] = (
+RARE_CHECKS: tuple[tuple[str, Check], ...] = (
     ("devices", check_devices),
     ("compat", check_compat),
     ("visible", check_visible),
     ("mig", check_mig),
     ("jit", check_jit),
 )
-WHAT_IF_CHECKS: tuple[tuple[str, Check], ...] = (("build", check_build), ("driver", check_driver))
-WHAT_IF_RARE: tuple[tuple[str, RareCheck], ...] = (("variables", check_neutral),)
+WHAT_IF_CHECKS: tuple[tuple[str, Check], ...] = (
+    ("build", check_build),
+    ("driver", check_driver),
+    ("variables", check_neutral),
+)
 GPU_CHECKS = ("gpu", "selftest")  # run once for each GPU
 
 
 def check_names(*, what_if: bool = False) -> tuple[str, ...]:
     """Return the names that `--only` and `--skip` take."""
-    checks = (*WHAT_IF_CHECKS, *WHAT_IF_RARE) if what_if else (*CHECKS, *RARE_CHECKS)
+    checks = WHAT_IF_CHECKS if what_if else (*CHECKS, *RARE_CHECKS)
     names = [name for name, _ in checks]
     return (*names, *(GPU_CHECKS[:1] if what_if else GPU_CHECKS))
 
@@ -153,12 +154,9 @@ def examine(
 
 
 def _examine_machine(environment: Environment, choice: CheckChoice) -> Iterator[CheckResult]:
-    for name, check in WHAT_IF_CHECKS if environment.what_if else CHECKS:
+    for name, check in (*(WHAT_IF_CHECKS if environment.what_if else CHECKS), *RARE_CHECKS):
         if name in choice:
-            yield guard(name, partial(check, environment))
-    for name, rare in (*WHAT_IF_RARE, *RARE_CHECKS) if environment.what_if else RARE_CHECKS:
-        if name in choice:
-            yield from _guard_rare(name, partial(rare, environment))
+            yield from _guard_rare(name, partial(check, environment))
 
 
 def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Environment:

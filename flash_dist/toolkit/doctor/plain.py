@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 from ..binaries.codecs import Codec
 from ..errors import ArchError
-from ..findings import FINDINGS, Entry, find
+from ..findings import FINDINGS, Entry
 from ..gpucode.images import FatbinReport
 from ..targets.archs import Arch, ArchSet
 from ..targets.devices import Device, format_version, parse_version
@@ -62,7 +62,7 @@ class UnfitError(ValueError):
 
 
 def _find_entry(name: str) -> Entry:
-    entry = find(name)
+    entry = FINDINGS.get(name)
     if entry is None:
         message = f"it is not one of the {len(FINDINGS)} ids"
         raise ValueError(message)

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..checks.gpus import check_gpu
-from ..checks.guard import guard
 from ..errors import GroupError, UsageError
 from ..findings.proofs import FLEET_TOO_MANY_RANKS
-from ..findings.result import CheckResult
+from ..findings.result import CheckResult, guard
 from ..machine.torch_install import read_torch
 from ..product import NAME
 from ..selftest.fingerprints import Setting, make_fingerprints

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
-__all__ = ["FINDINGS", "SUBJECTS", "Entry", "find", "find_code"]
+__all__ = ["FINDINGS", "SUBJECTS", "Entry", "find_code"]
 
 
 def _name_entries(module: ModuleType) -> dict[str, Entry]:
@@ -85,8 +85,3 @@ _OF_CODES: Final[Mapping[int, Entry]] = {
 def find_code(number: int) -> Entry:
     """Return the entry of a CUDA error code; the general entry if no other has it."""
     return _OF_CODES.get(number, faults.CUDA_ERROR)
-
-
-def find(name: str) -> Entry | None:
-    """Return the entry of an id, None if there is no such id."""
-    return FINDINGS.get(name)

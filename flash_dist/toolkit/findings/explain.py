@@ -8,7 +8,7 @@ from difflib import SequenceMatcher, get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.demangle import demangle
-from . import FINDINGS, find, find_code
+from . import FINDINGS, find_code
 from .codes import find_codes
 from .own_sources import describe, find_own
 from .phrases import ELISION, Phrase, Place, Text, squeeze
@@ -53,7 +53,7 @@ def to_json(explanations: tuple[Explanation, ...]) -> dict[str, Any]:
 
 def explain(pasted: str) -> tuple[Explanation, ...]:
     """Explain an id, a message or a log: each cause once, in order of appearance."""
-    named = find(_read_id(pasted))
+    named = FINDINGS.get(_read_id(pasted))
     if named is not None:
         return (Explanation(named, named.title),)
     text = Text.read(pasted)
@@ -78,7 +78,7 @@ def _find_own(pasted: str, *, traced: bool) -> tuple[Explanation, ...]:
     sentences = find_own(pasted) if _OWN_FILE in pasted or not traced else ()
     if not sentences or (traced and not sentences[0].is_traced_in(pasted)):
         return ()
-    entry = find(sentences[0].entry.lower().replace("_", "-")) or describe(sentences)
+    entry = FINDINGS.get(sentences[0].entry.lower().replace("_", "-")) or describe(sentences)
     return (Explanation(entry, entry.title),)
 
 
@@ -120,7 +120,7 @@ def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
         yield from ((entry, place) for place in places)
     yield from ((find_code(code.number), place) for code, place in find_codes(text))
     for match in _REFERENCE.finditer(text.spaced):
-        named = find(match.group(1))
+        named = FINDINGS.get(match.group(1))
         if named is not None:
             start = match.start() - text.spaced.count(" ", 0, match.start())
             yield named, Place(start, start + len(match.group()), len(named.id), {})

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ..product import NAME
+from .install import CHECK_CRASHED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from .entry import Entry
 
@@ -121,3 +125,29 @@ def exit_code(results: tuple[CheckResult, ...], *, checked_gpu: bool, strict: bo
     if status == "fail" or (strict and status == "warn"):
         return EXIT_FINDINGS
     return EXIT_FINE if checked_gpu else EXIT_NOTHING_CHECKED
+
+
+Found = TypeVar("Found", CheckResult, "CheckResult | None")
+
+
+def guard(name: str, check: Callable[[], Found], *, gpu: int | None = None) -> Found:
+    """Run a check and name it in its result; a crash becomes the result.
+
+    Args:
+        name: Of the check.
+        check: Returns None if it has nothing to report.
+        gpu: The GPU that it examines.
+    """
+    try:
+        found = check()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks must still run
+        found = _describe_crash(error)
+    return found if found is None else replace(found, name=name, gpu=gpu)
+
+
+def _describe_crash(error: Exception) -> CheckResult:
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    where = lines[-2].strip().splitlines()[0] if len(lines) > 1 else ""
+    summary = f"the check itself crashed: {type(error).__name__}: {error}"
+    fix = f"this is a bug in {NAME}: report it with the file of `doctor --save`"
+    return CheckResult("fail", summary, (where,) if where else (), fix, CHECK_CRASHED)

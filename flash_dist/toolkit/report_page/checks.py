@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ..findings import find
+from ..findings import FINDINGS
 from ..targets.wording import count, list_ranges
 from .markup import Markup, element, prose
 
@@ -70,7 +70,7 @@ def show_check(group: Group) -> Markup:
     parts = [element("div", prose(_summarize(group))), _details(check)]
     if check["fix"]:
         parts.append(show_fix(check["fix"]))
-    if check["id"] and find(check["id"]):
+    if check["id"] and FINDINGS.get(check["id"]):
         link = element("a", f"what {check['id']} means", href=f"#{check['id']}")
         parts.append(element("p", link))
     return element(
@@ -124,7 +124,7 @@ def _chip(check: Json) -> Markup:
 
 def show_meaning(name: str) -> Markup:
     """Explain a finding; write nothing for an id of another version."""
-    entry = find(name)
+    entry = FINDINGS.get(name)
     if entry is None:
         return Markup()
     return element(

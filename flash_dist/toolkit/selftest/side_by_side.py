@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHILD_BYTES: Final = 4 << 30  # torch with CUDA takes 3 GiB of host memory
-MOST_THREADS: Final = (
-    4  # the shapes compared with float64 are small: more threads only wait for each other
-)
+# The shapes compared with float64 are small: more threads only wait for each other.
+MOST_THREADS: Final = 4
 
 _EVERY: Final = 0.2  # seconds between two readings of the reports
 

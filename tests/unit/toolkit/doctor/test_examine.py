@@ -11,10 +11,10 @@ import pytest
 
 from flash_dist.toolkit.checks.environment import CheckChoice
 from flash_dist.toolkit.checks.gpus import check_gpu
-from flash_dist.toolkit.checks.guard import guard
 from flash_dist.toolkit.checks.install import check_system
 from flash_dist.toolkit.checks.visible import check_mig
 from flash_dist.toolkit.doctor.examine import CHECKS, Examination, examine
+from flash_dist.toolkit.findings.result import guard
 from flash_dist.toolkit.loading.parts import Loading
 from flash_dist.toolkit.machine.installed import Installed
 from flash_dist.toolkit.machine.libcuda import Cuda, Gpu

@@ -15,7 +15,7 @@ from flash_dist.toolkit import findings
 from flash_dist.toolkit.checks.loading import _find_entry
 from flash_dist.toolkit.cli import make_parser
 from flash_dist.toolkit.cli.terminal.results import layout_result
-from flash_dist.toolkit.findings import FINDINGS, SUBJECTS, Entry, find
+from flash_dist.toolkit.findings import FINDINGS, SUBJECTS, Entry
 from flash_dist.toolkit.findings.audits import AUDIT_LOST
 from flash_dist.toolkit.findings.driver import DRIVER_TOO_OLD
 from flash_dist.toolkit.findings.install import INSTALL_TWICE
@@ -139,7 +139,6 @@ def test_a_good_result_names_none() -> None:
     plain = CheckResult("ok", "torch 2.11.0")
     assert len(list(layout_result(plain, None))) == 1
     assert (plain.id, plain.to_json()["id"], plain.to_json()["docs"]) == ("", None, None)
-    assert find("no-such-id") is None
 
 
 def test_a_finding_is_its_sentence_and_says_where_it_was_made() -> None:
