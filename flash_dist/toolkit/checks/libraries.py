@@ -94,12 +94,10 @@ def examine_libraries(
 
 
 def _examine_machine(environment: Environment) -> Iterator[CheckResult]:
-    yield guard("driver", partial(check_driver, environment))
-    neutral = guard("variables", partial(check_neutral, environment))
-    if neutral is not None:
-        yield neutral
+    yield from guard("driver", partial(check_driver, environment))
+    yield from guard("variables", partial(check_neutral, environment))
     if not environment.cuda.gpus:
-        yield guard("gpu", partial(check_any_gpu, environment))
+        yield from guard("gpu", partial(check_any_gpu, environment))
 
 
 def read_own(library: Library) -> Installed | None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 NOT_UNDERSTOOD: Final = "not understood"  # used instead of a target
-UNCLEAR: Final = f"it holds {{}} that this version of {NAME} does not understand"
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,9 @@ def _judge_container(images: Sequence[FatbinEntry], situation: Situation) -> Con
             return ContainerVerdict("no", verdict.reason)
     unclear = sum(entry.kind == "unknown" for entry in images)
     if unclear:
-        return ContainerVerdict("unverified", UNCLEAR.format(count(unclear, "image")))
+        told = count(unclear, "image")
+        reason = f"it holds {told} that this version of {NAME} does not understand"
+        return ContainerVerdict("unverified", reason)
     reason = best[1].reason if best else "it holds neither SASS nor PTX"
     return ContainerVerdict("no", reason, fits_hardware=False)
 

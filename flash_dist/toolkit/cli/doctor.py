@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from ..checks.environment import Environment
     from ..doctor.record import Record
-    from ..findings.result import CheckResult
+    from ..findings.result import CheckResult, Status
     from ..gpucode.archives import Library, Unread
     from .options import Subparsers
 
@@ -96,7 +97,11 @@ def run(args: argparse.Namespace) -> int:
     if args.package or args.wheel:
         return run_libraries(args, record)
     if record and not args.gpu:
-        return run_record(args, record)
+        environment = record.environment
+        choice = record.narrow(choose_checks(args, what_if=environment.what_if))
+        limit_gpus(environment, choice.devices)
+        results = examine(environment, selftest=record, choice=choice)
+        return _report(args, environment, results, choice=choice, record=record)
     choice = choose_checks(args)
     environment = imagine(args, record) if args.gpu else gather_environment(choice)
     limit_gpus(environment, choice.devices)  # reject an absent GPU first
@@ -107,15 +112,6 @@ def run(args: argparse.Namespace) -> int:
     selftest = Proof(environment, runs=runs, timeout=DEFAULT_TIMEOUT)
     selftest.working = testing(silent=silent)
     results = examine(environment, selftest=selftest, choice=choice)
-    return _report(args, environment, results, choice=choice, record=record)
-
-
-def run_record(args: argparse.Namespace, record: Record) -> int:
-    """Judge the machine of a record, print each result, and return the exit code."""
-    environment = record.environment
-    choice = record.narrow(choose_checks(args, what_if=environment.what_if))
-    limit_gpus(environment, choice.devices)
-    results = examine(environment, selftest=record, choice=choice)
     return _report(args, environment, results, choice=choice, record=record)
 
 
@@ -234,11 +230,9 @@ def fold(result: CheckResult, first: CheckResult) -> CheckResult:
 
 def describe_end(examination: Examination, code: int) -> str:
     """Sum up in one line."""
-    counts = {
-        status: sum(result.status == status for result in examination.results)
-        for status in ("ok", "warn", "fail", "skip")
-    }
-    counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    counts = Counter(result.status for result in examination.results)
+    statuses: tuple[Status, ...] = ("ok", "warn", "fail", "skip")
+    counted = ", ".join(f"{counts[one]} {one}" for one in statuses if counts[one])
     reason = "warnings count as failures" if code == 1 and not counts["fail"] else _CONCLUSION[code]
     if code == EXIT_NOTHING_CHECKED and not examination.environment.cuda.gpus:
         reason += ": there is no GPU"

@@ -127,17 +127,16 @@ def examine(
     yield from _examine_machine(environment, choice)
     wanted = limit_gpus(environment, choice.devices)
     if not wanted.cuda.gpus and any(name in choice for name in GPU_CHECKS):
-        yield guard("gpu", partial(check_any_gpu, environment))
-    judged = []
+        yield from guard("gpu", partial(check_any_gpu, environment))
+    judged: list[CheckResult] = []
     for gpu in wanted.cuda.gpus if "gpu" in choice else ():
-        result = guard(f"gpu {gpu.index}", partial(check_gpu, wanted, gpu), gpu=gpu.index)
-        judged.append(result)
-        yield result
+        judged += guard(f"gpu {gpu.index}", partial(check_gpu, wanted, gpu), gpu=gpu.index)
+        yield judged[-1]
     if environment.installed.build:
-        yield from _guard_rare("gpus", partial(check_all_gpus, wanted, judged))
+        yield from guard("gpus", partial(check_all_gpus, wanted, judged))
     for gpu in wanted.cuda.gpus if "torch" in choice else ():
         claim = partial(check_torch_claim, environment, gpu)
-        yield from _guard_rare(f"torch {gpu.index}", claim, gpu=gpu.index)
+        yield from guard(f"torch {gpu.index}", claim, gpu=gpu.index)
     if environment.what_if or selftest is None or "selftest" not in choice:
         return
     if not (IMPORTED_AS or environment.installed.build):  # the toolkit by itself has no kernels
@@ -149,14 +148,14 @@ def examine(
         for gpu in wanted.cuda.gpus:
             fit = gpu.index not in unfit
             prove = partial(_run_selftest, environment, gpu, selftest.run, fit=fit)
-            yield guard(f"selftest {gpu.index}", prove, gpu=gpu.index)
-    yield from _guard_rare("agreement", selftest.compare_gpus)
+            yield from guard(f"selftest {gpu.index}", prove, gpu=gpu.index)
+    yield from guard("agreement", selftest.compare_gpus)
 
 
 def _examine_machine(environment: Environment, choice: CheckChoice) -> Iterator[CheckResult]:
     for name, check in (*(WHAT_IF_CHECKS if environment.what_if else CHECKS), *RARE_CHECKS):
         if name in choice:
-            yield from _guard_rare(name, partial(check, environment))
+            yield from guard(name, partial(check, environment))
 
 
 def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Environment:
@@ -181,7 +180,9 @@ def will_run(environment: Environment) -> bool:
     """Whether the selftest would run on a GPU here, which loads everything for real."""
     loads = bool(PRODUCT.cases) and environment.loading.status == "ok"
     return loads and any(
-        guard("", partial(check_gpu, environment, gpu)).is_usable for gpu in environment.cuda.gpus
+        result.is_usable
+        for gpu in environment.cuda.gpus
+        for result in guard("", partial(check_gpu, environment, gpu))
     )
 
 
@@ -197,12 +198,3 @@ def _run_selftest(
         return selftest(gpu)
     reason = "no code for this GPU" if loads else "the extension does not load"
     return CheckResult("skip", f"not run: {reason}", entry=SELFTEST_NOT_RUN)
-
-
-def _guard_rare(
-    name: str, check: Callable[[], CheckResult | None], *, gpu: int | None = None
-) -> Iterator[CheckResult]:
-    """Run a check that may have nothing to report."""
-    found = guard(name, check, gpu=gpu)
-    if found is not None:
-        yield found

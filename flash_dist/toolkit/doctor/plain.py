@@ -29,13 +29,8 @@ Clean = Callable[[str], str]
 
 # Annotation names that their modules import for the type checker alone.
 _NAMES: Final = {
-    "Arch": Arch,
-    "ArchSet": ArchSet,
-    "Build": Build,
+    **{one.__name__: one for one in (Arch, ArchSet, Build, Entry, Fallbacks, FatbinReport)},
     "Codec": Codec,
-    "Entry": Entry,
-    "Fallbacks": Fallbacks,
-    "FatbinReport": FatbinReport,
     "Mapping": Mapping,
     "Version": Version,
 }

@@ -114,7 +114,7 @@ def prove_rank(
     if not verdict.is_usable:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
     before = len(proof.proven)  # a failed round keeps nothing
-    result = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
+    (result,) = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
     _, setting, own = proof.proven[-1] if proof.proven[before:] else (gpu, nobody, ())
     return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))
 

@@ -208,8 +208,6 @@ def _require_sane(record: Record) -> None:
 
 def _escape(text: str) -> str:
     """Write invisible characters as terminals show them."""
-    if is_clean(text):
-        return text
     return "".join(
         char if is_clean(char) else char.encode("unicode_escape").decode() for char in text
     )

@@ -139,10 +139,6 @@ class Code:
         """The driver's name, else the runtime's."""
         return f"CUDA_ERROR_{self.driver}" if self.driver else f"cudaError{self.runtime}"
 
-    def to_words(self) -> dict[str, str]:
-        """Return the code's description for a summary."""
-        return {"number": str(self.number), "name": self.name, "text": self.text}
-
 
 ROWS: Final = tuple(map(Code.parse, _TABLE.splitlines()))
 CODES: Final[Mapping[int, Code]] = {one.number: one for one in reversed(ROWS)}
@@ -170,7 +166,8 @@ def _find_in(text: str) -> Iterator[tuple[Code, Place]]:
         passed = match.start()
         size = len("".join(match.group().split()))
         if code is not None:
-            yield code, Place(passed - spaces, passed - spaces + size, size, code.to_words())
+            words = {"number": str(code.number), "name": code.name, "text": code.text}
+            yield code, Place(passed - spaces, passed - spaces + size, size, words)
 
 
 def _read(match: re.Match[str]) -> Code | None:

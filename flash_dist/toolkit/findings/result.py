@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..product import NAME
 from .install import CHECK_CRASHED
@@ -127,27 +127,23 @@ def exit_code(results: tuple[CheckResult, ...], *, checked_gpu: bool, strict: bo
     return EXIT_FINE if checked_gpu else EXIT_NOTHING_CHECKED
 
 
-Found = TypeVar("Found", CheckResult, "CheckResult | None")
-
-
-def guard(name: str, check: Callable[[], Found], *, gpu: int | None = None) -> Found:
-    """Run a check and name it in its result; a crash becomes the result.
+def guard(
+    name: str, check: Callable[[], CheckResult | None], *, gpu: int | None = None
+) -> Iterator[CheckResult]:
+    """Run a check and yield its result under its name; a crash becomes the result.
 
     Args:
         name: Of the check.
-        check: Returns None if it has nothing to report.
+        check: Returns None if it has nothing to report: then nothing is yielded.
         gpu: The GPU that it examines.
     """
     try:
         found = check()
     except Exception as error:  # noqa: BLE001 - whatever it is, the other checks must still run
-        found = _describe_crash(error)
-    return found if found is None else replace(found, name=name, gpu=gpu)
-
-
-def _describe_crash(error: Exception) -> CheckResult:
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    where = lines[-2].strip().splitlines()[0] if len(lines) > 1 else ""
-    summary = f"the check itself crashed: {type(error).__name__}: {error}"
-    fix = f"this is a bug in {NAME}: report it with the file of `doctor --save`"
-    return CheckResult("fail", summary, (where,) if where else (), fix, CHECK_CRASHED)
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        where = tuple(lines[-2].strip().splitlines()[:1]) if len(lines) > 1 else ()
+        summary = f"the check itself crashed: {type(error).__name__}: {error}"
+        fix = f"this is a bug in {NAME}: report it with the file of `doctor --save`"
+        found = CheckResult("fail", summary, where, fix, CHECK_CRASHED)
+    if found is not None:
+        yield replace(found, name=name, gpu=gpu)

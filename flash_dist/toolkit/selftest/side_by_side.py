@@ -42,13 +42,9 @@ class Progress:
         counted = f"{self.done} of {self.total} cases"
         if self.seconds_left is None:
             return counted
-        return f"{counted}, about {format_seconds(self.seconds_left)} left"
-
-
-def format_seconds(seconds: float) -> str:
-    """Write `40 s` or `3 min`: an estimate is not exact to the second."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 100 else f"{round(whole / 60)} min"  # noqa: PLR2004 - seconds
+        whole = round(self.seconds_left)
+        left = f"{whole} s" if whole < 100 else f"{round(whole / 60)} min"  # noqa: PLR2004 - seconds
+        return f"{counted}, about {left} left"
 
 
 def count_places(devices: int, cores: int, free_bytes: int | None) -> int:

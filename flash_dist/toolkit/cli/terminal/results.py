@@ -12,8 +12,6 @@ from rich.table import Table
 from .folding import fold, paint, width_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ...findings.result import CheckResult, Status
 
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
@@ -72,7 +70,7 @@ def is_shown(result: CheckResult, *, quiet: bool) -> bool:
 
 def print_result(console: Console, result: CheckResult, *, verbose: bool = False) -> None:
     """Print one result. The tag's word carries the meaning; the colour only repeats it."""
-    lines, fix = _lay_out(result, width_of(console), verbose=verbose)
+    lines, fix = layout_result(result, width_of(console), verbose=verbose)
     for line in lines:
         text = paint(line)
         if not line.startswith(" "):
@@ -82,19 +80,13 @@ def print_result(console: Console, result: CheckResult, *, verbose: bool = False
         console.print(paint(line, fix=True), soft_wrap=True)
 
 
-def layout_result(result: CheckResult, width: int | None, *, verbose: bool = False) -> list[str]:
-    """Lay out the lines of a result; without a width (in a pipe) a sentence is one line.
+def layout_result(
+    result: CheckResult, width: int | None, *, verbose: bool = False
+) -> tuple[list[str], list[str]]:
+    """Return the lines of a result, and those of its fix; without a width a sentence is one line.
 
     Background details appear only after a failure or on request.
     """
-    lines, fix = _lay_out(result, width, verbose=verbose)
-    return lines + fix
-
-
-def _lay_out(
-    result: CheckResult, width: int | None, *, verbose: bool
-) -> tuple[list[str], list[str]]:
-    """Return the lines of the finding, and those of the fix."""
     head = f"[{result.status}]".ljust(_NAME_COLUMN) + result.name
     head = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN else head + "  "
     first, *rest = fold(result.summary, width, indent=_TEXT_COLUMN)
@@ -103,17 +95,13 @@ def _lay_out(
     lines = [head + first[_TEXT_COLUMN:], *rest]
     for detail in details:
         lines += fold(detail, width, indent=_TEXT_COLUMN)
-    fix = [
-        line for text in _describe_fix(result) for line in fold(text, width, indent=_TEXT_COLUMN)
-    ]
-    return lines, fix
+    fix = _describe_fix(result)
+    return lines, fold(fix, width, indent=_TEXT_COLUMN) if fix else []
 
 
-def _describe_fix(result: CheckResult) -> Iterator[str]:
+def _describe_fix(result: CheckResult) -> str:
     """Describe the fix and the command that explains more, unless all is well without a fix."""
     if result.status == "ok" and not result.fix:
-        return
+        return ""
     more = f"(more: `{result.entry.command}`)" if result.entry else ""
-    parts = [f"fix: {result.fix}" if result.fix else "", more]
-    if any(parts):
-        yield " ".join(part for part in parts if part)
+    return " ".join(filter(None, [f"fix: {result.fix}" if result.fix else "", more]))

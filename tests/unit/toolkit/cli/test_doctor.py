@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -179,7 +180,7 @@ RESULT = CheckResult(
 
 
 def test_in_a_pipe_a_sentence_is_one_line() -> None:
-    lines = list(layout_result(RESULT, None))
+    lines = list(chain.from_iterable(layout_result(RESULT, None)))
     assert lines == [
         f"[fail]  gpu 0       {RESULT.summary}",
         " " * 20 + "built for: SASS sm_80, sm_90a; no PTX",
@@ -188,7 +189,7 @@ def test_in_a_pipe_a_sentence_is_one_line() -> None:
 
 
 def test_in_a_terminal_lines_are_wrapped_below_the_text() -> None:
-    lines = list(layout_result(RESULT, 70))
+    lines = list(chain.from_iterable(layout_result(RESULT, 70)))
     assert max(map(len, lines)) <= 70
     assert all(line.startswith(" " * 20) for line in lines[1:])
     assert " ".join(" ".join(lines).split()).startswith("[fail] gpu 0 RTX 5090 (compute")

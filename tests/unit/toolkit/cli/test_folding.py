@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,14 +37,14 @@ def results() -> Iterator[CheckResult]:
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_command_of_any_result_is_broken(width: int) -> None:
     for result in results():
-        whole = CODE.findall("\n".join(layout_result(result, None)))
-        assert CODE.findall("\n".join(layout_result(result, width))) == whole
+        whole = CODE.findall("\n".join(chain.from_iterable(layout_result(result, None))))
+        assert CODE.findall("\n".join(chain.from_iterable(layout_result(result, width)))) == whole
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_line_is_longer_than_the_terminal_only_for_one_long_word(width: int) -> None:
     for result in results():
-        for line in layout_result(result, width):
+        for line in chain.from_iterable(layout_result(result, width)):
             words = WORD.sub("x", line[20:]).split()
             assert len(line) <= width or len(words) <= 1
 

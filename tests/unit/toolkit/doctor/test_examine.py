@@ -304,7 +304,7 @@ def test_a_crashing_check_is_a_result() -> None:
         message = "boom"
         raise RuntimeError(message)
 
-    result = guard("torch", crash)
+    (result,) = guard("torch", crash)
     assert (result.name, result.status, result.id) == ("torch", "fail", "check-crashed")
     assert "RuntimeError: boom" in result.summary
 
@@ -312,9 +312,9 @@ def test_a_crashing_check_is_a_result() -> None:
 def test_the_runner_of_a_check_names_it() -> None:
     machine = make_environment(ALL, "8.6")
     assert check_system(machine).name == ""
-    named = guard("gpu 0", partial(check_gpu, machine, machine.cuda.gpus[0]), gpu=0)
+    (named,) = guard("gpu 0", partial(check_gpu, machine, machine.cuda.gpus[0]), gpu=0)
     assert (named.name, named.gpu, named.status) == ("gpu 0", 0, "ok")
-    assert guard("mig", partial(check_mig, machine)) is None
+    assert not list(guard("mig", partial(check_mig, machine)))
     names = [result.name for result in look(machine).results]
     assert names == [*(name for name, _ in CHECKS), "gpu 0", "selftest 0"]
 

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
@@ -121,7 +122,7 @@ def test_a_misspelt_id_is_recognised(cli: Cli) -> None:
 
 def test_a_result_names_its_page_once() -> None:
     result = CheckResult("fail", "1 file", ("detail",), "install again", INSTALL_TWICE)
-    text = "\n".join(layout_result(result, None))
+    text = "\n".join(chain.from_iterable(layout_result(result, None)))
     assert text.endswith("fix: install again (more: `python -m flash_dist explain install-twice`)")
     assert text.count("explain") == 1
     assert result.to_json()["docs"] == "findings.html#install-twice"
@@ -129,15 +130,15 @@ def test_a_result_names_its_page_once() -> None:
 
 def test_a_result_without_a_fix_names_its_page_too() -> None:
     result = CheckResult("skip", "nothing to load", entry=EXTENSION_ABSENT)
-    last = list(layout_result(result, None))[-1]
+    last = list(chain.from_iterable(layout_result(result, None)))[-1]
     assert last.strip() == "(more: `python -m flash_dist explain extension-absent`)"
 
 
 def test_a_good_result_names_none() -> None:
     shown = CheckResult("ok", "in use", entry=DRIVER_TOO_OLD)
-    assert len(list(layout_result(shown, None))) == 1
+    assert len(list(chain.from_iterable(layout_result(shown, None)))) == 1
     plain = CheckResult("ok", "torch 2.11.0")
-    assert len(list(layout_result(plain, None))) == 1
+    assert len(list(chain.from_iterable(layout_result(plain, None)))) == 1
     assert (plain.id, plain.to_json()["id"], plain.to_json()["docs"]) == ("", None, None)
 
 
