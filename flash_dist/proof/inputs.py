@@ -121,14 +121,12 @@ class Inputs:
             table = table.reshape(case.batch, -1)
             k, v = (x.reshape(pages, case.page, *x.shape[2:]).flip(0) for x in (k, v))
         if case.latent:
-            out, lse = flash_mla_with_kvcache(
-                self.q, k, table, None, v.shape[-1], causal=case.causal
-            )
-            return {"out": out, "lse": lse}
-        out, lse = flash_attn_with_kvcache(
-            self.q, k, v, block_table=table, causal=case.causal, return_softmax_lse=True, **new
-        )
-        return {"out": out, "lse": lse}
+            width = v.shape[-1]
+            results = flash_mla_with_kvcache(self.q, k, table, None, width, causal=case.causal)
+        else:
+            new |= {"block_table": table, "causal": case.causal, "return_softmax_lse": True}
+            results = flash_attn_with_kvcache(self.q, k, v, **new)
+        return name_results(*results)
 
     def attend_exactly(self, case: Case, dtype: torch.dtype) -> Tensors:
         """Return what the textbook formulas give on the CPU, every step rounded to `dtype`."""
