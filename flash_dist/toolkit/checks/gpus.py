@@ -131,18 +131,11 @@ def _describe_arm(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
 def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> CheckResult:
     others = _all_devices(environment)
     summary, fix = explain_refusal(verdict, _build(environment), name=gpu.name, others=others)
-    return CheckResult(
-        "fail",
-        summary,
-        (
-            *(describe_lacking(verdict) if verdict.targets else ()),
-            *describe_unknown(environment, gpu),
-        ),
-        fix,
-        FINDINGS[verdict.cause],
-        data=verdict.to_json(),
-        background=describe_plans(verdict) if verdict.targets else (),
-    )
+    details = describe_lacking(verdict) if verdict.targets else ()
+    details += describe_unknown(environment, gpu)
+    background = describe_plans(verdict) if verdict.targets else ()
+    entry, data = FINDINGS[verdict.cause], verdict.to_json()
+    return CheckResult("fail", summary, details, fix, entry, data=data, background=background)
 
 
 def check_any_gpu(environment: Environment) -> CheckResult:
@@ -168,18 +161,14 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
         details: tuple[str, ...] = (f"no build serves {', '.join(map(str, sorted(left)))}",)
     else:
         details = (describe_covering(devices, covering, build.floor), _better(environment))
-    return CheckResult(
-        "warn",
-        f"{len(able)} of {len(results)} GPUs can use this build: {names}",
-        details,
-        f"`export CUDA_VISIBLE_DEVICES={visible}` hides the others",
-        ids.SOME_GPUS_UNSERVED,
-        data={
-            "usable": able,
-            "cuda_visible_devices": visible,
-            "covering_set": covering.to_json() if covering else None,
-        },
-    )
+    summary = f"{len(able)} of {len(results)} GPUs can use this build: {names}"
+    fix = f"`export CUDA_VISIBLE_DEVICES={visible}` hides the others"
+    data = {
+        "usable": able,
+        "cuda_visible_devices": visible,
+        "covering_set": covering.to_json() if covering else None,
+    }
+    return CheckResult("warn", summary, details, fix, ids.SOME_GPUS_UNSERVED, data=data)
 
 
 def _visible_names(environment: Environment, indices: Iterable[int]) -> Iterator[str]:

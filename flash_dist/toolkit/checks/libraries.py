@@ -165,13 +165,8 @@ def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResul
     summary = result.summary if name in result.summary else f"{name} on {result.summary}"
     limits = {"by": own.library_problem, "without its manifest:": own.manifest_problem}
     unread = tuple(f"judged {how} {problem}" for how, problem in limits.items() if problem)
-    return replace(
-        result,
-        name=f"gpu {gpu.index}",
-        gpu=gpu.index,
-        summary=summary,
-        details=(*result.details, *unread),
-    )
+    details = (*result.details, *unread)
+    return replace(result, name=f"gpu {gpu.index}", gpu=gpu.index, summary=summary, details=details)
 
 
 def _lament(library: Unread) -> CheckResult:

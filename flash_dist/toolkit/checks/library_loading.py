@@ -104,14 +104,13 @@ def _describe_all(
 
 def _describe_replaced(replaced: list[tuple[str, Prediction, Finding]], count: int) -> CheckResult:
     lines = [cause.summary for _, _, cause in replaced]
-    return CheckResult(
-        "skip",
+    summary = (
         f"{len(replaced)} of {count} libraries will not load here (predicted), which is normal "
-        "where a package has several builds and loads one",
-        few_lines(lines, _SHOWN),
-        entry=replaced[0][2].entry,
-        data={"libraries": [one.to_json() for _, one, _ in replaced]},
+        "where a package has several builds and loads one"
     )
+    details = few_lines(lines, _SHOWN)
+    data = {"libraries": [one.to_json() for _, one, _ in replaced]}
+    return CheckResult("skip", summary, details, entry=replaced[0][2].entry, data=data)
 
 
 def _describe(cause: Finding, *, installed: bool) -> CheckResult:

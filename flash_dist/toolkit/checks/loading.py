@@ -66,13 +66,10 @@ def _describe_prediction(loading: Loading) -> CheckResult:
         summary = f"loading cannot be predicted: {loading.reason}"
         fix = loading.fix or f"`{PROGRAM} doctor`, without --no-selftest, tries it"
         return CheckResult("skip", summary, fix=fix, entry=ids.LOADING_UNKNOWN)
-    return CheckResult(
-        "fail",
-        f"{_part(loading)} will not load: {loading.reason} (predicted from symbol tables)",
-        loading.details,
-        loading.fix or reinstall_fix(),
-        loading.entry or _find_entry(loading.stage, "failed"),
-    )
+    summary = f"{_part(loading)} will not load: {loading.reason} (predicted from symbol tables)"
+    fix = loading.fix or reinstall_fix()
+    entry = loading.entry or _find_entry(loading.stage, "failed")
+    return CheckResult("fail", summary, loading.details, fix, entry)
 
 
 def _describe_attempt(environment: Environment) -> CheckResult:
@@ -88,13 +85,11 @@ def _describe_attempt(environment: Environment) -> CheckResult:
     first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
     reason = first.partition(_SAID)[2] or first
     outer = None if loading.fix else find_outer(loading.reason)
-    return CheckResult(
-        "fail",
-        f"{_part(loading)} {verb}: {reason}",
-        tuple(line for line in rest if line.strip()),
-        loading.fix or (outer.remedy if outer else _retry_fix(environment)),
-        outer or _find_entry(loading.stage, loading.status),
-    )
+    summary = f"{_part(loading)} {verb}: {reason}"
+    details = tuple(line for line in rest if line.strip())
+    fix = loading.fix or (outer.remedy if outer else _retry_fix(environment))
+    entry = outer or _find_entry(loading.stage, loading.status)
+    return CheckResult("fail", summary, details, fix, entry)
 
 
 def _find_entry(stage: str, status: str) -> Entry:
@@ -133,9 +128,5 @@ def _compare(result: CheckResult, predicted: Loading) -> CheckResult:
         return replace(result, details=(*result.details, detail), entry=ids.LOAD_PREDICTION_DIFFERS)
     detail = f"predicted from symbol tables: {predicted.reason}"
     details = (*result.details, detail, *predicted.details)
-    return replace(
-        result,
-        details=details,
-        fix=predicted.fix or result.fix,
-        entry=predicted.entry or result.entry,
-    )
+    fix = predicted.fix or result.fix
+    return replace(result, details=details, fix=fix, entry=predicted.entry or result.entry)

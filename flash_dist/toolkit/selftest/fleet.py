@@ -123,15 +123,11 @@ def _describe_odd(found: list[Odd]) -> CheckResult:
 
 
 def _describe_failure(member: Member) -> CheckResult:
-    result = member.result
+    result, name = member.result, f"rank {member.rank}"
+    summary = f"{member.where}: {result.summary}"
+    data = {"rank": member.rank, "host": member.host}
     return CheckResult(
-        "fail",
-        f"{member.where}: {result.summary}",
-        result.all_details,
-        result.fix,
-        result.entry,
-        name=f"rank {member.rank}",
-        data={"rank": member.rank, "host": member.host},
+        "fail", summary, result.all_details, result.fix, result.entry, name=name, data=data
     )
 
 

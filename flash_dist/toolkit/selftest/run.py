@@ -159,22 +159,16 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
         background=describe_loaded(report),
     )
     if not report:
-        return replace(
-            result,
-            status="fail",
-            details=tuple(describe_findings(report)),
-            fix=_fix(report),
-            entry=report.findings[0].entry,
-            background=(),
-        )
+        details, fix = tuple(describe_findings(report)), _fix(report)
+        entry = report.findings[0].entry
+        return replace(result, status="fail", details=details, fix=fix, entry=entry, background=())
     if surprises:
+        summary = f"{report.summary}; the loaded variants differ from the predicted ones"
+        details = (*result.details, *surprises)
+        fix = f"report this with the file that `{PROGRAM} doctor --save FILE` writes"
+        entry = ids.PREDICTION_DIFFERS
         return replace(
-            result,
-            status="warn",
-            summary=f"{report.summary}; the loaded variants differ from the predicted ones",
-            details=(*result.details, *surprises),
-            fix=f"report this with the file that `{PROGRAM} doctor --save FILE` writes",
-            entry=ids.PREDICTION_DIFFERS,
+            result, status="warn", summary=summary, details=details, fix=fix, entry=entry
         )
     return result
 
