@@ -119,9 +119,8 @@ def _read_finding(event: Event) -> CaseFinding:
 
 
 def _read_loaded(variants: Iterable[Event]) -> tuple[RanVariant, ...]:
-    numbers = "binary_version", "ptx_version"
     loaded = {
-        RanVariant(str(one["symbol"]), *(int(one[name]) for name in numbers))
+        RanVariant(str(one["symbol"]), int(one["binary_version"]), int(one["ptx_version"]))
         for by_role in variants
         for one in by_role.values()
     }
