@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Of `python -m build`: with the running toolkit, which its own requirements do not name.
 BY_ITSELF = ("--no-isolation", "--skip-dependency-check")
 # Files that setuptools adds to the sources.
-ADDED = ("PKG-INFO", "setup.cfg", f"{NAME}.egg-info/")
+ADDED = ("PKG-INFO", "setup.cfg", f"{NAME}.egg-info/", f"src/{NAME}.egg-info/")
 _WHAT_IS_PACKED = (
     "MANIFEST.in says what is packed"
     if EMBEDDED

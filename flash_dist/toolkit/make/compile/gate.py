@@ -43,12 +43,14 @@ def main(command: list[str]) -> int:
     from_ptxas = ptxas_lines(done.stdout)
     _say(line for line in done.stdout.splitlines() if line not in set(from_ptxas))
     _say(line for line in from_ptxas if "warning" in line or "error" in line)
+    target = Path(command[command.index("-o") + 1]) if "-o" in command else None
     if done.returncode:
+        if target:  # the object of an earlier run, which would not be that of the source
+            target.unlink(missing_ok=True)
         killed = done.returncode == -signal.SIGKILL or _NO_MEMORY.search(done.stdout)
         _say(["", "hint: memory ran out: `MAX_JOBS=1` needs the least"] if killed else [])
         _say(explain_clash(done.stdout))
-    elif "-o" in command:
-        target = Path(command[command.index("-o") + 1])
+    elif target:
         kept = target.with_name(f"{target.name}.ptxas")
         if from_ptxas:
             kept.write_text("".join(f"{line}\n" for line in from_ptxas), encoding="utf-8")

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +34,7 @@ from .jobserver import NINJA, NVCC, serve_jobs
 from .plain import Group, list_groups, write_groups
 from .ptxas import KernelResources, parse_ptxas
 from .spills import judge_spills, load_exceptions
-from .symbols import check_symbols
+from .symbols import check_symbols, require_distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -107,7 +108,11 @@ def build_native(options: NativeOptions) -> NativeBuild:
     folder = options.folder
     _configure(options, folder)
     before = _object_times(folder)
-    _compile(options, folder)
+    try:
+        _compile(options, folder)
+    except NativeBuildError:
+        explain_link(options, folder)
+        raise
     objects = _objects_of(options, folder)
     compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
     print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
@@ -170,6 +175,22 @@ def _compile(options: NativeOptions, folder: Path) -> None:
             _run(command, environ)
     else:
         _run([*command, "--parallel", str(options.jobs)])
+
+
+def explain_link(options: NativeOptions, folder: Path) -> None:
+    """Name files that define the same, if everything is compiled and was not linked."""
+    objects = _objects_of(options, folder)
+    if not all(path.is_file() for path in objects):
+        return
+    names = (*map(str, options.archset.archs), f"{NAME}_kernels")
+    table = {_object_folder(folder, name) for name in names}
+    libraries: defaultdict[bool, dict[Path, str]] = defaultdict(dict)
+    for source, path in sorted(_read_commands(folder)):
+        if path in objects:
+            name = os.path.relpath(source, options.project.root)
+            libraries[bool(table & set(path.parents))][path] = name
+    for sources in libraries.values():
+        require_distinct(sources)
 
 
 def shares_jobs(options: NativeOptions, ninja: tuple[int, ...]) -> bool:

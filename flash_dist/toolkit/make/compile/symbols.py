@@ -1,24 +1,33 @@
-"""Checks that no two objects define one mergeable symbol that mentions a kernel.
+"""Checks the names that objects define, before or after they are linked.
 
-A host template that is instantiated for a kernel is a weak symbol, a static inside it a unique one.
-If two targets shared it, the linker would keep one, and the wrong variant would be launched or
-configured silently. So the target must be part of every such name.
+No two objects may define one mergeable symbol that mentions a kernel. A host template that is
+instantiated for a kernel is a weak symbol, a static inside it a unique one. If two targets shared
+it, the linker would keep one, and the wrong variant would be launched or configured silently. So
+the target must be part of every such name.
+
+No two files of a library may define one function. Only compiled objects tell: a name depends on
+macros, conditions, namespaces, templates and the types of arguments.
 """
 
 from __future__ import annotations
 
 import subprocess
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...binaries.demangle import demangle
 from ...errors import KernelsError
 from ...product import NAMESPACE, SYMBOLS
+from ...targets.wording import list_few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
 MERGEABLE = frozenset("WVwvu")
+STRONG = frozenset("TDBR")  # kinds of which a library has one
+_MOST_SHOWN = 3
+_STUB = "__device_stub_"  # in nvcc's host function behind a kernel, before the kernel's name
 # Mangled: a kernel's config and target are template arguments, its own name is plain C.
 _CONFIG, _TARGET, _KERNEL = "Config", "TargetI", SYMBOLS
 
@@ -70,3 +79,26 @@ def check_symbols(objects: Sequence[Path]) -> int:
             hint="make the target a template argument of whatever the symbol names",
         )
     return sum(kind in MERGEABLE and mentions_kernel(name) for _, name, kind in definitions)
+
+
+def require_distinct(sources: Mapping[Path, str]) -> None:
+    """Check that the objects of a library define each function and variable once.
+
+    Args:
+        sources: The objects, each with the name of its source.
+
+    Raises:
+        SymbolError: Two files define one.
+    """
+    owners: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for owner, symbol, kind in read_definitions(list(sources)):
+        if kind in STRONG and _STUB not in symbol:
+            owners[symbol][sources[Path(owner)]] = None
+    shared = {symbol: tuple(files) for symbol, files in owners.items() if len(files) > 1}
+    if shared:
+        files = next(iter(shared.values()))
+        names = sorted(f"`{demangle(name)}`" for name, found in shared.items() if found == files)
+        places = " and ".join(f"`{one}`" for one in files)
+        message = f"{len(files)} files define {list_few(names, _MOST_SHOWN)}: {places}"
+        hint = "rename it in one, make it `static`, or `inline` if it is in a header"
+        raise SymbolError(message, hint=hint)

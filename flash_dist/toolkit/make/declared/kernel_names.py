@@ -1,4 +1,8 @@
-"""Finds the kernels with C names in the text of a CUDA file."""
+"""Finds the kernels with C names in the text of a CUDA file, as far as the text alone is certain.
+
+The name of a C++ function in an object follows from its namespaces and the types of its arguments.
+The compiler knows these, so `compile.symbols` compares such names.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +19,64 @@ _NO_CODE: Final = re.compile(
     re.DOTALL,
 )
 _LINKAGE: Final = re.compile(r'extern\s*"C"\s*(\{)?')
+_DIRECTIVE: Final = re.compile(r"[ \t]*#[ \t]*(\w*)")
+_MACRO: Final = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
+_ANONYMOUS: Final = re.compile(r"\bnamespace\s*\{")
 _ATTRIBUTE: Final = re.compile(r"\b(?:__\w+__|alignas)\s*\(")
 _NAME: Final = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
 def find_c_kernels(text: str) -> Iterator[str]:
-    """Yield the names of kernels that are declared `extern "C"`."""
+    """Yield the names of kernels that are defined `extern "C"`.
+
+    Kernels in conditional blocks, in anonymous namespaces and with names of macros are left out:
+    they may not exist, or have another name.
+    """
     code = _NO_CODE.sub(lambda found: found[0] if found[0] == '"C"' else " ", text)
+    code = code.replace("\\\n", " ")
+    macros = set(_MACRO.findall(code))
+    code = _without_anonymous("\n".join(_without_directives(code)))
     for found in _LINKAGE.finditer(code):
         start = found.end()
-        if found[1]:
-            yield from _find_in_block(code[start : _end_of(code, start, "{", "}")])
-        else:
-            yield from _find_definition(code[start:])
+        end = _end_of(code, start, "{", "}") if found[1] else len(code)
+        names = _find_in_block(code[start:end]) if found[1] else _find_definition(code[start:])
+        yield from (name for name in names if name not in macros and not name.isupper())
+
+
+def _without_directives(code: str) -> Iterator[str]:
+    """Yield the lines that every compilation sees."""
+    depth = 0
+    for line in code.splitlines():
+        directive = _DIRECTIVE.match(line)
+        word = directive[1] if directive else ""
+        depth += word.startswith("if") - (word == "endif")
+        if not directive and depth <= 0:
+            yield line
+
+
+def _without_anonymous(code: str) -> str:
+    while found := _ANONYMOUS.search(code):
+        code = f"{code[: found.start()]} {code[_end_of(code, found.end(), '{', '}') :]}"
+    return code
 
 
 def _find_in_block(code: str) -> Iterator[str]:
-    for found in re.finditer(r"__global__", code):
-        yield from _find_definition(code[found.start() :])
+    for found in re.finditer("__global__", code):
+        start = max(code.rfind(mark, 0, found.start()) for mark in ";{}") + 1
+        yield from _find_definition(code[start:])
 
 
 def _find_definition(code: str) -> Iterator[str]:
     """Yield the function name at the start of a text, if it is a kernel with a body."""
     head = re.split(r"[;{}]", code, maxsplit=1)[0]
-    if "__global__" not in head:
+    if "__global__" not in head or re.search(r"\bstatic\b", head):
         return
     code = _without_attributes(code)
     name = _NAME.search(code)
     if name is None:
         return
     rest = code[_end_of(code, name.end(), "(", ")") :]
-    if re.match(r"[^;{}]*\{", rest):
+    if re.match(r"[^;{}(]*\{", rest):  # `NAME(scale)(...)` is named by a macro
         yield name[1]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...binaries.files import hash_file
 from ...errors import KernelsError
+from ...targets.wording import count
 from ..command import command
 
 if TYPE_CHECKING:
@@ -60,9 +61,11 @@ def main(args: Sequence[str]) -> int:
     for name, digest in one.items():
         print(f"{digest}  {name}")
     if differences:
-        message = "\n".join([f"two builds differ in {len(differences)} files", *differences])
+        message = "\n".join(
+            [f"two builds differ in {count(len(differences), 'file')}", *differences]
+        )
         raise ReproError(message)
-    print(f"byte-identical: {len(one)} files of each build")
+    print(f"byte-identical: {count(len(one), 'file')} of each build")
     return 0
 
 

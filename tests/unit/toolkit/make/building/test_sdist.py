@@ -15,6 +15,7 @@ from flash_dist.toolkit.make.building.sdist import (
     tracked_files,
     unpack,
 )
+from flash_dist.toolkit.product import NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,7 @@ def pack(folder: Path, *, names: list[str], user: str, mtime: int) -> Path:
     with tarfile.open(path, "w:gz") as archive:
         archive.add(tree, "flash_dist-0.1.0", recursive=False, filter=mark)
         for name in names:
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_text(f"content of {name}")
             (tree / name).chmod(0o755 if name.endswith(".sh") else 0o644)
             archive.add(tree / name, f"flash_dist-0.1.0/{name}", filter=mark)
@@ -76,6 +78,7 @@ def test_other_contents_are_other_bytes(tmp_path: Path) -> None:
 
 def test_files_of_setuptools_and_git_are_no_differences(tmp_path: Path) -> None:
     names = ["setup.py", "PKG-INFO", "setup.cfg"]
+    names += [f"{folder}{NAME}.egg-info/PKG-INFO" for folder in ("", "src/")]
     path = pack(tmp_path, names=names, user="root", mtime=1)
     require_sources(list_files(path), ["setup.py", ".gitignore", ".ci/run"])
 

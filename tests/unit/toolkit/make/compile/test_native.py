@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +13,14 @@ import pytest
 from flash_dist.toolkit.make.compile.native import (
     NativeBuildError,
     NativeOptions,
+    explain_link,
     forget_moved,
     ninja_version,
     progress_line,
     require_no_spills,
     shares_jobs,
 )
+from flash_dist.toolkit.make.compile.symbols import SymbolError
 from flash_dist.toolkit.make.declaration import Plain, Project
 from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
@@ -76,7 +81,8 @@ def test_without_ninja_cmake_is_left_to_say_so() -> None:
 def options_of(archs: str, *patterns: str, **project: Any) -> NativeOptions:  # noqa: ANN401
     """Return the options of a build, with spill exceptions."""
     rows = tuple({"symbol": one, "spill_bytes": 8, "reason": "measured"} for one in patterns)
-    own = Project(ROOT, "my_norms", "0.1.0", "2.10", **{"spills": rows, **project})
+    told = {"root": ROOT, "spills": rows, **project}
+    own = Project(name="my_norms", version="0.1.0", torch_min="2.10", **told)
     archset = ArchSet.parse(archs, name="chosen")
     published = (archset, ArchSet.parse("8.0", name="other"))
     toolchain, headers = cast("Toolchain", None), cast("TorchHeaders", None)
@@ -160,3 +166,21 @@ def test_nvcc_shares_the_jobs_of_ninja_where_both_can(
     toolchain = cast("Toolchain", SimpleNamespace(cuda=cuda))
     options = replace(options_of("8.0;9.0a", plain=files), toolchain=toolchain)
     assert shares_jobs(options, ninja) is shares
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_a_failed_link_names_the_files_that_define_the_same(tmp_path: Path) -> None:
+    files = [tmp_path / "csrc" / f"{name}.cu" for name in "ab"]
+    options = options_of("8.0", plain=tuple(map(Plain, files)), root=tmp_path)
+    output = f"CMakeFiles/{options.groups[0].name}.dir"
+    (tmp_path / output).mkdir(parents=True)
+    files[0].parent.mkdir()
+    rows = [{"file": str(one), "output": f"{output}/{one.name}.o"} for one in files]
+    (tmp_path / "compile_commands.json").write_text(json.dumps(rows))
+    for one in files:
+        one.write_text("void run() {}")
+        explain_link(options, tmp_path)  # not all is compiled: the compiler has told why
+        command = ["g++", "-x", "c++", "-c", str(one), "-o", f"{tmp_path}/{output}/{one.name}.o"]
+        subprocess.run(command, check=True)
+    with pytest.raises(SymbolError, match=r"2 files define `run\(\)`: `csrc/a.cu` and `csrc/b.cu`"):
+        explain_link(options, tmp_path)

@@ -89,6 +89,12 @@ def test_the_launcher_passes_a_failure_on() -> None:
     assert compile_gate(["python3", "-c", "raise SystemExit(3)"]) == 3
 
 
+def test_no_old_object_is_left_after_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "a.o").touch()
+    assert compile_gate([*_fail("a.cu(3): error")[:-1], f"{tmp_path}/a.o"]) == 2
+    assert not (tmp_path / "a.o").exists()
+
+
 KILLED = [
     "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
     "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.",

@@ -46,7 +46,7 @@ def test_one_other_byte_and_one_file_too_few_or_too_many_are_differences(
     said = capsys.readouterr().err
     told = {"changed": f"{name} differs", "missing": f"only the first build made {name}"}
     assert told.get(fault, f"only the second build made {name}") in said
-    assert "two builds differ in 1 files" in said
+    assert "two builds differ in 1 file\n" in said
 
 
 def test_two_builds_that_made_nothing_are_not_the_same(
