@@ -44,9 +44,9 @@ from ..product import IMPORTED_AS, NAME, TABLE
 from ..targets.archs import Arch
 from ..targets.axes import AXES, Axes
 from ..targets.devices import ANY_GPU, Device
+from .declared.cxx_text import find_c_kernels
 from .declared.dispatch import read_axes, read_table, require_main_role
 from .declared.files import CUDA, CXX, FOLDERS, MARKDOWN, PYTHON, find_path, find_paths
-from .declared.kernel_names import find_c_kernels
 from .declared.keys import (
     FIRST_SECOND,
     KEYS,

@@ -19,6 +19,7 @@ from ...cli.terminal.text import printable
 from ...errors import KernelsError
 from ...targets.wording import list_few
 from ..declaration import DISTRIBUTION
+from ..declared.cxx_text import SPLICE, blank_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,28 +33,18 @@ _UNSTABLE: Final = {"ATen", "TH", "THC", "c10", "caffe2", "pybind11", "torch"}
 _MOST_SHOWN: Final = 3
 _LONGEST_NAME: Final = 80
 
-# Tokens at which reading stops. No alternative reads far ahead: later text is searched separately,
-# so that no text is read more than twice. The first line skips most of a text at once.
-_TOKEN: Final = re.compile(
+_DIRECTIVE: Final = r"^[ \t\f\v]*(?:\#|%:)[ \t\f\v]*"
+_INCLUDE: Final = re.compile(
+    _DIRECTIVE + r"""(?:import|include|include_next)[ \t\f\v]*("[^"\n]*"|<[^>\n]*>)""", re.MULTILINE
+)
+_DEFINE: Final = re.compile(_DIRECTIVE + r"define[ \t\f\v]+(\w+)", re.MULTILINE)
+_USE: Final = re.compile(
     r"""
-    (?= ["'\#%/:] | \b[0-9LPRSTUatu] )
-    (?: (?P<comment> //|/\*)
-      | (?P<raw> (?<![\w"'])(?:u8|[uUL])?R"(?P<delimiter>[^()\\\s"]{0,16})\()
-      | (?P<literal> ["'])
-      | (?P<number> (?<!\w)[0-9][\w.']*(?<!'))  # its ' is no literal
-      | (?P<directive> \#|%:)
-      | (?P<macro> (?<!\w)(?:PYBIND11_MODULE|(?:STABLE_)?TORCH_LIBRARY(?:_IMPL|_FRAGMENT)?)\b)
-      | (?P<type> (?:(?<!\w)(?<!::)|(?<![\w>])::\s*)(?P<name>(?:at|torch)\s*::\s*Tensor)\b)
-    )
+    (?<!\w)(?P<macro>PYBIND11_MODULE|(?:STABLE_)?TORCH_LIBRARY(?:_IMPL|_FRAGMENT)?)\s*\(
+    | (?:(?<!\w)(?<!::)|(?<![\w>])::\s*)(?P<type>(?:at|torch)\s*::\s*Tensor)\b
     """,
     re.VERBOSE,
 )
-_ENDS: Final = {'"': re.compile(r'["\\\n]'), "'": re.compile(r"['\\\n]")}  # possibly of a literal
-_BLANK: Final = re.compile(r"[ \t\f\v]*")
-_WORD: Final = re.compile(r"\w*")
-_SPACE: Final = re.compile(r"\s*")
-_SPLICE: Final = re.compile(r"\\[ \t\f\v]*\n")  # joins two lines before anything else is read
-_CLOSING: Final = {'"': '"', "<": ">"}
 
 
 class BindingError(KernelsError):
@@ -200,112 +191,23 @@ def _is_stable(name: str) -> bool:
 
 def read_code(data: bytes) -> Code:
     """Read the text of a source or header, in any encoding that contains ASCII."""
-    return _Reader(data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")).read()
+    lines = SPLICE.split(data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n"))
+    joins = list(accumulate(map(len, lines[:-1])))
+    text = "".join(lines)
+    code = blank_out(text)
 
+    def line_of(position: int) -> int:
+        return 1 + text.count("\n", 0, position) + bisect_right(joins, position)
 
-class _Reader:
-    """Reads a text from start to end; positions count after lines are joined."""
-
-    def __init__(self, text: str) -> None:
-        pieces = _SPLICE.split(text)
-        self._text = "".join(pieces)
-        self._joins = list(accumulate(map(len, pieces[:-1])))
-        self._counted, self._newlines = 0, 0
-        self._at_start = True  # of a line: only blanks and comments so far
-        self._code = Code()
-
-    def read(self) -> Code:
-        """Return the findings in the text."""
-        position = 0
-        while token := _TOKEN.search(self._text, position):
-            _, newline, passed = self._text[position : token.start()].rpartition("\n")
-            self._at_start = (self._at_start or bool(newline)) and not passed.strip()
-            position = self._read_token(token)
-        return self._code
-
-    def _read_token(self, token: re.Match[str]) -> int:
-        """Return the position of the next token."""
-        kind, start, end = token.lastgroup, *token.span()
-        if kind == "comment":
-            return self._skip_comment(start)
-        starts_line, self._at_start = self._at_start, False
-        if kind == "raw":
-            return self._find(f'){token["delimiter"]}"', end)
-        if kind == "literal":
-            return self._skip_literal(start)
-        if kind == "directive":
-            return self._read_directive(end) if starts_line else end
-        if kind == "macro" and self._text.startswith("(", self._skip_blank(_SPACE, end)):
-            self._add_name(token[0], start)
-        elif kind == "type":
-            self._add_name("".join(token["name"].split()), token.start("name"))
-        return end
-
-    def _read_directive(self, position: int) -> int:
-        line = position
-        position = self._skip_blank(_BLANK, position)
-        word = self._word_at(position)
-        position = self._skip_blank(_BLANK, position + len(word))
-        if word == "define":
-            name = self._word_at(position)
-            self._code.defined.add(name)
-            return position + len(name)
-        opening = self._text[position : position + 1]
-        if word in {"import", "include", "include_next"} and opening in _CLOSING:
-            stop = self._line_end(position)
-            end = self._text.find(_CLOSING[opening], position + 1, stop)
-            if end >= 0:
-                key = self._text[position + 1 : end], opening == '"'
-                if key not in self._code.includes:
-                    self._code.includes[key] = Include(key[0], self._line_of(line), key[1])
-                return end + 1
-        return position
-
-    def _add_name(self, name: str, position: int) -> None:
-        if name not in self._code.names:
-            self._code.names[name] = Mention(name, self._line_of(position))
-
-    def _skip_blank(self, blank: re.Pattern[str], position: int) -> int:
-        """Return the end of blanks and comments."""
-        while True:
-            found = blank.match(self._text, position)
-            position = found.end() if found else position
-            if not self._text.startswith(("//", "/*"), position):
-                return position
-            position = self._skip_comment(position)
-
-    def _skip_comment(self, start: int) -> int:
-        if self._text.startswith("//", start):
-            return self._line_end(start)
-        return self._find("*/", start + 2)
-
-    def _skip_literal(self, start: int) -> int:
-        """Return the end of a literal, at the end of its line at the latest."""
-        stops, position = _ENDS[self._text[start]], start + 1
-        while stop := stops.search(self._text, position):
-            if stop[0] == "\n":
-                return stop.start()
-            position = stop.end()
-            if stop[0] != "\\":
-                return position
-            position += 1
-        return len(self._text)
-
-    def _find(self, wanted: str, position: int) -> int:
-        """Return the end of the searched text; the end of the file if it is absent."""
-        found = self._text.find(wanted, position)
-        return len(self._text) if found < 0 else found + len(wanted)
-
-    def _line_end(self, position: int) -> int:
-        found = self._text.find("\n", position)
-        return len(self._text) if found < 0 else found
-
-    def _word_at(self, position: int) -> str:
-        found = _WORD.match(self._text, position)
-        return found[0] if found else ""
-
-    def _line_of(self, position: int) -> int:
-        """Return the line of a position. Positions must ascend between calls."""
-        self._newlines += self._text.count("\n", self._counted, position)
-        self._counted = position
-        return 1 + self._newlines + bisect_right(self._joins, position)
+    found = Code(defined=set(_DEFINE.findall(code)))
+    for one in _INCLUDE.finditer(code):
+        name, quoted = text[one.start(1) + 1 : one.end(1) - 1], one[1].startswith('"')
+        if (name, quoted) not in found.includes:
+            start = one.end() - len(one[0].lstrip())
+            found.includes[name, quoted] = Include(name, line_of(start), quoted)
+    for one in _USE.finditer(code):
+        kind = one.lastgroup or ""
+        name = "".join(one[kind].split())
+        if name not in found.names:
+            found.names[name] = Mention(name, line_of(one.start(kind)))
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flash_dist.toolkit.make.declared.kernel_names import find_c_kernels
+from flash_dist.toolkit.make.declared.cxx_text import find_c_kernels
 
 
 @pytest.mark.parametrize(

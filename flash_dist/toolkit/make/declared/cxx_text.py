@@ -1,4 +1,4 @@
-"""Finds the kernels with C names in the text of a CUDA file, as far as the text alone is certain.
+"""Reads C++ and CUDA as text: blanks out what is no code, and finds kernels with C names.
 
 The name of a C++ function in an object follows from its namespaces and the types of its arguments.
 The compiler knows these, so `compile.symbols` compares such names.
@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Comments, raw strings, strings and characters, which hold no code except "C".
+# What holds no code: comments, raw strings, strings and characters. Headers and numbers may hold
+# `//` or `'`. No alternative reads text that another one reads again.
 _NO_CODE: Final = re.compile(
-    r'//(?:\\\n|[^\n])*|/\*.*?(?:\*/|\Z)|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"'
-    r"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""",
-    re.DOTALL,
+    r"""
+    (?P<code> (?:\#|%:)[ \t]*include[ \t]*<[^<>\n]*> | "C" | (?<!\w)[0-9][\w.']*(?<!') )
+    | //[^\n]* | /\*(?:.*?\*/|.*)
+    | (?<![\w"'])(?:u8|[uUL])?R"(?P<mark>[^()\\\s"]{0,16})\((?:.*?\)(?P=mark)"|.*)
+    | "(?:\\.|[^"\\\n])*["\\]? | '(?:\\.|[^'\\\n])*['\\]?
+    """,
+    re.VERBOSE | re.DOTALL,
 )
+SPLICE: Final = re.compile(r"\\[ \t\f\v]*\n")  # joins two lines before anything else is read
 _LINKAGE: Final = re.compile(r'extern\s*"C"\s*(\{)?')
 _DIRECTIVE: Final = re.compile(r"[ \t]*#[ \t]*(\w*)")
 _MACRO: Final = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
@@ -26,14 +32,26 @@ _ATTRIBUTE: Final = re.compile(r"\b(?:__\w+__|alignas)\s*\(")
 _NAME: Final = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
+def blank_out(text: str) -> str:
+    """Replace comments, and literals between their quotes, by as many blanks; all but `"C"`."""
+    return _NO_CODE.sub(_blank, text)
+
+
+def _blank(found: re.Match[str]) -> str:
+    text = found[0]
+    if found["code"]:
+        return text
+    quote = '"' if text.startswith('"') else " "
+    return f"{quote}{' ' * (len(text) - 2)}{quote}" if len(text) > 1 else quote
+
+
 def find_c_kernels(text: str) -> Iterator[str]:
     """Yield the names of kernels that are defined `extern "C"`.
 
     Kernels in conditional blocks, in anonymous namespaces and with names of macros are left out:
     they may not exist, or have another name.
     """
-    code = _NO_CODE.sub(lambda found: found[0] if found[0] == '"C"' else " ", text)
-    code = code.replace("\\\n", " ")
+    code = blank_out(SPLICE.sub("", text))
     macros = set(_MACRO.findall(code))
     code = _without_anonymous("\n".join(_without_directives(code)))
     for found in _LINKAGE.finditer(code):
