@@ -10,9 +10,14 @@ from urllib.parse import unquote
 
 from flash_dist.toolkit.make.project import ROOT
 
-from .api import write_api
-from .findings import write_findings, write_topics
-from .pages import write_cli, write_exit_statuses, write_schemas
+from .pages import (
+    write_api,
+    write_cli,
+    write_exit_statuses,
+    write_findings,
+    write_schemas,
+    write_topics,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,17 +1,20 @@
 #include "run.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <iostream>
 #include <optional>
+#include <vector>
 
-#include "compare.h"
 #include "kernels.h"
 #include "peer.h"
 #include "reference.h"
 #include "tensors.h"
-#include "timing.h"
 
 namespace flash_dist::debug {
 
@@ -31,6 +34,35 @@ void print_inputs(const Inputs& inputs) {
   const at::Tensor first = inputs.q.flatten().slice(0, 0, 4).to(at::kDouble);
   std::printf("q[0, 0, 0, :4] = %.6g %.6g %.6g %.6g\n\n", first[0].item<double>(),
               first[1].item<double>(), first[2].item<double>(), first[3].item<double>());
+}
+
+constexpr int WARM_UP = 3;
+
+c10::Event record(c10::Stream stream) {
+  c10::Event event(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);  // it takes times
+  event.record(stream);
+  return event;
+}
+
+void synchronize(c10::Device device) {
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+// Median in milliseconds between two CUDA events over runs runs, after a few that are not counted.
+double median_ms(const std::function<void()>& work, int runs, c10::Device device) {
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  for (int i = 0; i < WARM_UP; ++i) work();
+  std::vector<std::pair<c10::Event, c10::Event>> events;
+  for (int i = 0; i < runs; ++i) {
+    c10::Event begin = record(stream);
+    work();
+    events.emplace_back(std::move(begin), record(stream));
+  }
+  synchronize(device);
+  std::vector<double> times;
+  for (const auto& [begin, end] : events) times.push_back(begin.elapsedTime(end));
+  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
+  return times[runs / 2];
 }
 
 Outputs run_once(const Options& options, Kernels& kernels) {

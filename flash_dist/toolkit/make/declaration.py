@@ -60,8 +60,7 @@ from .declared.keys import (
 )
 from .declared.modules import find_package, require_commands, require_modules, require_room
 from .declared.names import DISTRIBUTION, read_name, require_namespace
-from .declared.project_table import find_licenses, read_project
-from .declared.requirements import read_dependencies, require_releases
+from .declared.project_table import find_licenses, read_dependencies, read_project, require_releases
 from .declared.sets import load_sets, read_sets, read_targets
 
 if TYPE_CHECKING:

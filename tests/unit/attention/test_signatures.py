@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from ci.docs.api import find_definition
+from ci.docs.pages import find_definition
 from flash_dist.attention.arguments import choose_band
 from flash_dist.attention.scores import SINKS
 from flash_dist.attention.unsupported import ALLOWED, REASONS, Others, refuse_unsupported

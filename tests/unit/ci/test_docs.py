@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import flash_dist
-from ci.docs import browser, findings, links, pages, search, sources
-from ci.docs.api import find_definition
+from ci.docs import browser, links, pages, search, sources
+from ci.docs.pages import find_definition
 from flash_dist.masks import BlockMask
 from flash_dist.toolkit.cli import SUBCOMMANDS, expand_alias, load_subcommand, make_parser
 from flash_dist.toolkit.errors import UsageError
@@ -241,10 +241,10 @@ def test_a_finding_without_its_place_does_not_pass(tmp_path: Path) -> None:
 
 
 def test_every_finding_has_a_row_in_the_index_and_a_section_of_a_topic() -> None:
-    index = "\n".join(findings.write_findings())
-    topics = dict(findings.write_topics())
+    index = "\n".join(pages.write_findings())
+    topics = dict(pages.write_topics())
     for subject, entries in SUBJECTS:
-        name = findings.name_page(subject)
+        name = pages.name_page(subject)
         assert f"\n{name}\n" in index
         for entry in entries.values():
             assert f'<span id="{entry.id}" class="finding"></span>[`{entry.id}`]' in index
@@ -254,7 +254,7 @@ def test_every_finding_has_a_row_in_the_index_and_a_section_of_a_topic() -> None
 
 
 def test_the_page_of_a_topic_is_named_after_it() -> None:
-    assert findings.name_page("torch, Triton and CUDA's libraries") == (
+    assert pages.name_page("torch, Triton and CUDA's libraries") == (
         "findings/torch-triton-and-cudas-libraries"
     )
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,23 @@ def test_the_arrays_of_a_mask_say_which_keys_each_query_sees(
         slots.append(slots[-1] + key_ranges[-1] - key_ranges[-2])
     assert arrays["key_ranges"] == key_ranges
     assert arrays["key_slots"] == slots
+
+
+def test_the_program_compiles_with_the_headers_of_a_built_library(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("there is no cmake to configure the program with")
+    library = tmp_path / "libflash_dist_kernels.so"
+    library.touch()
+    told = [f"-DPython3_EXECUTABLE={sys.executable}", f"-DFLASH_DIST_KERNELS={library}"]
+    command = [cmake, "-S", str(SOURCES), "-B", str(tmp_path), *told]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "no torch in" in done.stderr or "no CUDA headers" in done.stderr:
+        pytest.skip("there are no headers of torch or CUDA here")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "compile_commands.json").read_text(encoding="utf-8"))
+    (command,) = (shlex.split(row["command"]) for row in rows if "kernels.cpp" in row["file"])
+    subprocess.run([*command[: command.index("-o")], "-fsyntax-only", command[-1]], check=True)
 
 
 def _json(name: str) -> dict[str, Any]:

@@ -6,11 +6,14 @@ build/container, so that the next container compiles only new targets.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shlex
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,13 +36,13 @@ from ..toolchain.cross import VARIABLE as MACHINE
 from ..toolchain.cross import target_machine
 from ..wheels.gates import run
 from ..wheels.platform_tags import MANYLINUX, platform_of
+from ..wheels.repro import digest_file, digest_files
 from .engine import VARIABLE as ENGINE
 from .engine import EngineError, find_engine, identify_image
 from .image import IMAGE as LOCAL_IMAGE
 from .image import engine_environ, is_current
-from .settings import TESTED_TORCH, cibuildwheel_settings
+from .settings import PASSED, TESTED_TORCH, cibuildwheel_settings
 from .tree import add_toolkit, copy_project
-from .unchanged import digest_inputs, find_unchanged, note_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,6 +57,48 @@ HINT = (
     "its output is above; where no registry can be reached, `nox -s image` makes an image, "
     "and `-- --native` builds without one"
 )
+
+
+@dataclass(frozen=True)
+class Note:
+    """Inputs of a wheel, and its file."""
+
+    inputs: str  # SHA-256 of sources, image and settings
+    name: str
+    sha256: str
+
+
+def digest_inputs(tree: Path, image: str, environ: Mapping[str, str]) -> str:
+    """Return the SHA-256 of all inputs of a build.
+
+    Args:
+        tree: The sources for the container.
+        image: Identifier of the image.
+        environ: The environment of cibuildwheel, of which the build's variables count.
+    """
+    settings = {
+        name: value for name, value in environ.items() if name in PASSED or name.startswith("CIBW_")
+    }
+    text = json.dumps([image, settings, digest_files(tree)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def find_unchanged(note: Path, inputs: str, folder: Path) -> Path | None:
+    """Return the wheel in a folder if it was made from these inputs and is unchanged."""
+    try:
+        made = Note(**json.loads(note.read_text(encoding="utf-8")))
+        wheel = folder / made.name
+        same = made == Note(inputs, wheel.name, digest_file(wheel))
+    except (OSError, TypeError, ValueError):  # no note, no wheel, or a note with other fields
+        return None
+    return wheel if same else None
+
+
+def note_wheel(note: Path, inputs: str, wheel: Path) -> None:
+    """Record the inputs of a finished wheel."""
+    note.parent.mkdir(parents=True, exist_ok=True)
+    made = Note(inputs, wheel.name, digest_file(wheel))
+    note.write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")
 
 
 def cibuildwheel_environ(

@@ -11,10 +11,9 @@ import pytest
 from packaging.version import Version
 
 from ci.install_tests import install, torch_matrix
-from ci.install_tests.client import ClientTests, _require_same
+from ci.install_tests.client import DROPPED, ClientTests, _require_same, make_next, next_version
 from ci.install_tests.clients import call, find_strangers, runs_here
 from ci.install_tests.install import PHASES, conclude, main
-from ci.install_tests.next_version import DROPPED, make_next, next_version
 from ci.install_tests.results import InstallError, NotRunError, Result, attempt
 from ci.install_tests.torch_matrix import PAIRS, Pair, _require, find_python, try_torches
 from flash_dist.toolkit.make.wheels.artefacts import find_artefacts, read_artefact

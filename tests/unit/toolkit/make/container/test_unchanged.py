@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.make.container.engine import identify_image
-from flash_dist.toolkit.make.container.unchanged import digest_inputs, find_unchanged, note_wheel
+from flash_dist.toolkit.make.container.portable import digest_inputs, find_unchanged, note_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
