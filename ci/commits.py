@@ -28,23 +28,17 @@ EXAMPLE: Final = "docs: put the pip line first"
 _SUBJECT: Final = re.compile(r"[a-z0-9][a-z0-9_./, ()-]*: (?P<verb>[a-z]\S*)(?: .*)?")
 _WRITTEN_BY_GIT: Final = re.compile(r"""(?:Revert|Reapply) "|Merge [a-z -]+ '""")
 _TO_BE_SQUASHED: Final = ("fixup! ", "squash! ", "amend! ")
-_IMPERATIVES: Final = {
-    "add": ("adds", "added", "adding"),
-    "allow": ("allows", "allowed", "allowing"),
-    "change": ("changes", "changed", "changing"),
-    "check": ("checks", "checked", "checking"),
-    "drop": ("drops", "dropped", "dropping"),
-    "fix": ("fixes", "fixed", "fixing"),
-    "improve": ("improves", "improved", "improving"),
-    "make": ("makes", "made", "making"),
-    "move": ("moves", "moved", "moving"),
-    "remove": ("removes", "removed", "removing"),
-    "rename": ("renames", "renamed", "renaming"),
-    "replace": ("replaces", "replaced", "replacing"),
-    "update": ("updates", "updated", "updating"),
-    "use": ("uses", "used", "using"),
+_VERBS: Final = (
+    *("add", "allow", "change", "check", "drop", "fix", "improve"),
+    *("make", "move", "remove", "rename", "replace", "update", "use"),
+)
+# Their other forms, and some that no verb has: adds, added, adding; dropped; used.
+_IMPERATIVE_OF: Final = {"made": "make"} | {
+    f"{stem}{ending}": verb
+    for verb in _VERBS
+    for stem in (verb, verb.removesuffix("e"), f"{verb}{verb[-1]}")
+    for ending in ("s", "es", "ed", "ing")
 }
-_IMPERATIVE_OF: Final = {form: verb for verb, forms in _IMPERATIVES.items() for form in forms}
 
 
 class NotCheckedError(FlashDistError):

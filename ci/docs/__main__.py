@@ -12,8 +12,7 @@ from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT
 
-from .browser import NOT_CHECKED, check_pages, find_chromium
-from .links import check_site
+from .checks import NOT_CHECKED, check_pages, check_site, find_chromium
 from .search import write_index
 from .sources import collect
 

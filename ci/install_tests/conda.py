@@ -92,7 +92,8 @@ class CondaTests:
         for gpus in (*GPUS, *MIXED):
             yield self._try(f"no choice, {gpus}", partial(self.try_pick, gpus))
         yield self._try("no choice, GPU unknown", partial(self.try_pick, ""))
-        yield self._try(f"no choice, CUDA {OLDER_CUDA}", self.try_older_cuda)
+        older = partial(self.try_pick, next(iter(GPUS)), OLDER_CUDA, "__cuda >=")
+        yield self._try(f"no choice, CUDA {OLDER_CUDA}", older)
         yield self._try("without CUDA refused", self.try_without_cuda)
         for one in self.members:
             yield self._try(f"{one.set_name} by build string", partial(self.try_set, one))
@@ -107,27 +108,19 @@ class CondaTests:
         except subprocess.TimeoutExpired as error:
             return Result(PICK, what, "FAIL", str(error))
 
-    def try_pick(self, gpus: str) -> str:
-        """Ask for no set on a machine with some GPUs; doctor must accept the result."""
-        lowest = str(min(map(Device.parse, gpus.split(",")))) if gpus else ""
-        expected = self._expect(lowest, CUDA)
-        if expected is None:
-            return self._require_refusal([PROJECT], lowest, CUDA, "__cuda_arch")
-        prefix, found = self._install([PROJECT], lowest, CUDA)
-        self._require(found, expected)
-        return (
-            f"{expected.set_name}: {self._require_served(prefix, gpus or self._every_gpu(), CUDA)}"
-        )
+    def try_pick(self, gpus: str, cuda: str = CUDA, lacking: str = "__cuda_arch") -> str:
+        """Ask for no set on a machine with some GPUs; doctor must accept the result.
 
-    def try_older_cuda(self) -> str:
-        """Ask for no set with an older driver: expect a set that it loads, or nothing."""
-        gpu = next(iter(GPUS))
-        expected = self._expect(gpu, OLDER_CUDA)
+        If no set fits, the refusal must name what is lacking.
+        """
+        lowest = str(min(map(Device.parse, gpus.split(",")))) if gpus else ""
+        expected = self._expect(lowest, cuda)
         if expected is None:
-            return self._require_refusal([PROJECT], gpu, OLDER_CUDA, "__cuda >=")
-        prefix, found = self._install([PROJECT], gpu, OLDER_CUDA)
+            return self._require_refusal([PROJECT], lowest, cuda, lacking)
+        prefix, found = self._install([PROJECT], lowest, cuda)
         self._require(found, expected)
-        return f"{expected.set_name}: {self._require_served(prefix, gpu, OLDER_CUDA)}"
+        how = self._require_served(prefix, gpus or self._every_gpu(), cuda)
+        return f"{expected.set_name}: {how}"
 
     def try_without_cuda(self) -> str:
         """Ask on a machine without a driver: the refusal must name what is missing."""

@@ -91,10 +91,7 @@ def words_of(session: nox.Session, *groups: str) -> list[str]:
     if not is_covered():
         session.log(f"{NOT_COVERED}: installed without hashes")
         return list(nox.project.dependency_groups({_KEY: GROUPS}, *groups))
-    try:
-        return locked({name: flatten(GROUPS, name) for name in groups})
-    except KernelsError as error:
-        session.error(str(error))
+    return locked({name: flatten(GROUPS, name) for name in groups})
 
 
 def install_wheel(session: nox.Session, wheel: str | Path) -> None:
@@ -155,10 +152,7 @@ def is_native(session: nox.Session) -> bool:
     """Whether this machine's compiler builds: on request, or without a container engine."""
     if NATIVE in session.posargs:
         return True
-    try:
-        engine = find_engine(os.environ)
-    except KernelsError as error:
-        session.error(str(error))
+    engine = find_engine(os.environ)
     if engine is None:
         session.log("no container engine answers: built natively, for machines like this one")
     return engine is None
@@ -208,17 +202,14 @@ def run_preflight(
 
     Return the result for each CUDA toolkit that the sets need.
     """
-    try:
-        sets, host = load_archsets(ARCHSETS), read_host(environ)
-        wanted = toolkits_of(names, environ, sets)
-        own = own_release(wanted, environ)
-        found = [
-            check(host, wanted=one, cuda_home_version=own if own and same_major(one, own) else None)
-            for one in wanted
-        ]
-        choose_sets(names, environ, sets, found[0].toolkit)
-    except KernelsError as error:
-        session.error(str(error))
+    sets, host = load_archsets(ARCHSETS), read_host(environ)
+    wanted = toolkits_of(names, environ, sets)
+    own = own_release(wanted, environ)
+    found = [
+        check(host, wanted=one, cuda_home_version=own if own and same_major(one, own) else None)
+        for one in wanted
+    ]
+    choose_sets(names, environ, sets, found[0].toolkit)
     session.log("\n".join(map(str, found)))
     return found
 
@@ -258,11 +249,8 @@ def install_nvcc(
     def install_into(place: Path, *words: str) -> None:
         session.install("--target", str(place), *words)
 
-    try:
-        options = foreign_options(session, target) if target else ()
-        return install_toolkit(cuda, folder, install_into, target, options)
-    except KernelsError as error:
-        session.error(str(error))
+    options = foreign_options(session, target) if target else ()
+    return install_toolkit(cuda, folder, install_into, target, options)
 
 
 def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import flash_dist
-from ci.docs import browser, links, pages, search, sources
+from ci.docs import checks, pages, search, sources
 from ci.docs.pages import find_definition
 from flash_dist.masks import BlockMask
 from flash_dist.toolkit.cli import SUBCOMMANDS, expand_alias, load_subcommand, make_parser
@@ -149,9 +149,11 @@ def test_two_pages_of_one_title_do_not_pass(tmp_path: Path) -> None:
     icon = "<svg><title>Menu</title></svg>"
     for name, text in SITE.items():
         (tmp_path / name).write_text(f"<title>{name} - flash_dist</title>{icon}{text}")
-    assert list(links.check_site(tmp_path)) == []
+    assert list(checks.check_site(tmp_path)) == []
     (tmp_path / "page.html").write_text("<title>index.html</title>")
-    assert list(links.check_site(tmp_path)) == ["page.html is titled `index.html` as index.html is"]
+    assert list(checks.check_site(tmp_path)) == [
+        "page.html is titled `index.html` as index.html is"
+    ]
 
 
 def test_the_commands_are_found_at_all() -> None:
@@ -230,14 +232,14 @@ def test_a_site_with_a_broken_link_does_not_pass(
     for name, text in SITE.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "page.html").write_text(page)
-    found = list(links.check_site(tmp_path))
+    found = list(checks.check_site(tmp_path))
     assert len(found) == (problem is not None)
     assert problem is None or problem in found[0]
 
 
 def test_a_finding_without_its_place_does_not_pass(tmp_path: Path) -> None:
     (tmp_path / "findings.html").write_text(SITE["findings.html"].replace('id="no-gpu"', ""))
-    assert list(links.check_site(tmp_path)) == ["findings.html has no place for no-gpu"]
+    assert list(checks.check_site(tmp_path)) == ["findings.html has no place for no-gpu"]
 
 
 def test_every_finding_has_a_row_in_the_index_and_a_section_of_a_topic() -> None:
@@ -302,9 +304,9 @@ def test_a_copy_button_that_copies_prompt_or_output_does_not_pass(
     copied: str, *, good: bool
 ) -> None:
     shown = "$ python -m flash_dist doctor\n[ok] driver\n"
-    assert (not list(browser.check_copied(shown, copied))) == good
+    assert (not list(checks.check_copied(shown, copied))) == good
 
 
 def test_a_command_of_two_lines_is_copied_whole() -> None:
     shown = "$ python -m flash_dist \\\n    doctor\n[ok] driver\n"
-    assert list(browser.check_copied(shown, "python -m flash_dist \\\n    doctor")) == []
+    assert list(checks.check_copied(shown, "python -m flash_dist \\\n    doctor")) == []

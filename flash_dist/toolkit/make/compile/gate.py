@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-if __package__:
-    from .ptxas import ptxas_lines
-else:  # CMake names the file
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from ptxas import ptxas_lines  # type: ignore[import-not-found, no-redef]
+FRAME: Final = re.compile(
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+)
 
 # Messages of shell, g++ and nvcc after a compiler was killed or ran out of memory.
 _NO_MEMORY: Final = re.compile(
@@ -57,6 +55,11 @@ def main(command: list[str]) -> int:
         else:
             kept.unlink(missing_ok=True)
     return max(done.returncode, 0) or int(done.returncode < 0)
+
+
+def ptxas_lines(text: str) -> list[str]:
+    """Return ptxas's lines, without the output of other programs."""
+    return [x for x in text.splitlines() if x.startswith("ptxas") or FRAME.search(x)]
 
 
 def explain_clash(text: str, product: Path = Path("generated/product.h")) -> list[str]:

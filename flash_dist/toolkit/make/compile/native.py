@@ -30,8 +30,7 @@ from ..kernels.table import Table
 from ..project import EMBEDDED, NATIVE, ROOT, build_folder, load_project, stage_toolkit
 from ..toolchain.cross import ASKED, TARGETS, ask_foreign
 from .assemble import Assembler, assemble, is_taken, read_ptx, targets_of
-from .jobserver import NINJA, NVCC, serve_jobs
-from .plain import Group, list_groups, write_groups
+from .plain import NINJA, NVCC, Group, list_groups, serve_jobs, write_groups
 from .ptxas import KernelResources, parse_ptxas
 from .spills import judge_spills, load_exceptions
 from .symbols import check_symbols, require_distinct

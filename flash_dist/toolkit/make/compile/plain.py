@@ -3,15 +3,21 @@
 They cannot have one object per target: a kernel template in two objects has one weak stub in the
 host code of both, and the linker would keep one, with the kernels of its target alone. Kernels of a
 table have their target in every name, so they can.
+
+One file for five targets is one command of ninja. nvcc compiles its targets in parallel while ninja
+has no other command for the cores: both take their jobs from one GNU make's jobserver.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
+import tempfile
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,12 +26,15 @@ from ...targets.archs import Arch
 from ..kernels.generate import write_if_changed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ..declaration import Plain
 
 _KNOWN: Final = "plain.json"
 _DIGITS: Final = 8
+NINJA: Final = (1, 13)  # the first to use a server; not with `-j`
+NVCC: Final = (13, 0)  # supports --jobserver
+_DEPTH: Final = "CMAKE_BUILD_PARALLEL_LEVEL"  # becomes `-j`
 
 
 @dataclass(frozen=True)
@@ -105,3 +114,29 @@ def _read_known(path: Path) -> list[Group]:
         return [Group.from_json(one) for one in json.loads(path.read_text(encoding="utf-8"))]
     except (ValueError, KeyError, TypeError):
         return []
+
+
+@contextmanager
+def serve_jobs(jobs: int) -> Iterator[dict[str, str]]:
+    """Yield the environment of programs that share one job server.
+
+    Args:
+        jobs: Number of parallel jobs of all programs together.
+    """
+    with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+        path = Path(folder) / "jobs"
+        os.mkfifo(path)
+        pipe = os.open(path, os.O_RDWR)  # an open descriptor keeps the tokens in it
+        try:
+            os.write(pipe, b"+" * (jobs - 1))  # every program has one job without asking
+            flags = f" -j{jobs} --jobserver-auth=fifo:{path}"
+            kept = {name: value for name, value in os.environ.items() if name != _DEPTH}
+            yield {**kept, "MAKEFLAGS": flags}
+        finally:
+            os.close(pipe)
+
+
+def _folder() -> str:
+    """Return a temporary folder whose path has no blank: flags are split at blanks."""
+    named = tempfile.gettempdir()
+    return "/tmp" if named.split() != [named] else named  # noqa: S108 - a folder of its own in it

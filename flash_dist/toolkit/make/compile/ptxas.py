@@ -6,9 +6,10 @@ import re
 from collections import defaultdict, deque
 from dataclasses import asdict, dataclass, replace
 
+from .gate import FRAME
+
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
 _PROPERTIES = re.compile(r"Function properties for (\S+)")
-_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
 # C7510 to C7520: products of a warpgroup are serialised, or ptxas added a missing fence. Worse than
@@ -48,7 +49,7 @@ def parse_ptxas(text: str) -> list[KernelResources]:
             kernels.append(KernelResources(match[1], match[2]))
         elif match := _PROPERTIES.search(line):
             frame_of = match[1]
-        elif (match := _FRAME.search(line)) and no_frame[frame_of]:
+        elif (match := FRAME.search(line)) and no_frame[frame_of]:
             place = no_frame[frame_of].popleft()
             no_registers.append(place)
             spilled = max(int(match[2]), int(match[3]))
@@ -64,8 +65,3 @@ def parse_ptxas(text: str) -> list[KernelResources]:
 def find_warnings(text: str) -> list[str]:
     """Return the warnings of performance loss, which no kernel may have."""
     return [line for line in text.splitlines() if _REFUSED.search(line)]
-
-
-def ptxas_lines(text: str) -> list[str]:
-    """Return ptxas's lines, without the output of other programs."""
-    return [x for x in text.splitlines() if x.startswith("ptxas") or _FRAME.search(x)]

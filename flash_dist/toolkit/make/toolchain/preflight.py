@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from ...errors import KernelsError
 from ...machine.capacity import count_cores, read_free_memory
 from ...targets.devices import first_driver, parse_version
 from ..project import BUILD_FOLDER, build_folder
+from .nvcc import gxx_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -230,9 +230,7 @@ def _wanted_jobs(environ: Mapping[str, str]) -> int:
 def _gcc_version(gxx: str) -> Version | None:
     if shutil.which(gxx) is None:
         return None
-    command = [gxx, "-dumpfullversion", "-dumpversion"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4)
-    match = re.match(r"(\d+)\.(\d+)", done.stdout)
+    match = re.match(r"(\d+)\.(\d+)", gxx_version({"CXX": gxx}))
     return (int(match[1]), int(match[2])) if match else None
 
 

@@ -1,15 +1,17 @@
-"""Plain files are grouped by their flags, and groups of other sets stay in the build folder."""
+"""Plain files are grouped by their flags, groups of other sets stay, and jobs are shared."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from flash_dist.toolkit.make.compile.plain import Group, list_groups, write_groups
+from flash_dist.toolkit.make.compile.plain import Group, list_groups, serve_jobs, write_groups
 from flash_dist.toolkit.make.declaration import Plain
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from tests.unit.made.projects import write
@@ -177,3 +179,31 @@ def test_a_record_that_was_cut_off_counts_as_none(
 ) -> None:
     write(tmp_path / "build/plain.json", text)
     assert write_set(files, "9.0a", tmp_path)["PLAIN_GROUPS"] == ["plain-sm_90a"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 16])
+def test_every_job_but_the_first_is_a_token(jobs: int) -> None:
+    with serve_jobs(jobs) as environ:
+        found = re.fullmatch(rf" -j{jobs} --jobserver-auth=fifo:(\S+)", environ["MAKEFLAGS"])
+        assert found
+        pipe = os.open(found[1], os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            tokens = os.read(pipe, 100) if jobs > 1 else b""
+        finally:
+            os.close(pipe)
+    assert tokens == b"+" * (jobs - 1)
+    assert not Path(found[1]).exists()
+
+
+def test_no_other_variable_says_how_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "7")
+    with serve_jobs(2) as environ:
+        assert "CMAKE_BUILD_PARALLEL_LEVEL" not in environ
+
+
+def test_a_folder_with_a_blank_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my files"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with serve_jobs(2) as environ:
+        assert len(environ["MAKEFLAGS"].split()) == 2

@@ -4,12 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.make.compile.gate import explain_clash
+from flash_dist.toolkit.make.compile.gate import explain_clash, ptxas_lines
 from flash_dist.toolkit.make.compile.gate import main as compile_gate
 from flash_dist.toolkit.make.compile.ptxas import (
     KernelResources,
     parse_ptxas,
-    ptxas_lines,
 )
 
 if TYPE_CHECKING:
