@@ -179,13 +179,18 @@ def _as_tensor(name: str, values: object) -> Tensor:
 
 def require_values(name: str, tensor: Tensor) -> Tensor:
     """Return a tensor whose values can be read where they lie, or raise ValueError."""
-    if tensor.is_nested or tensor.layout != torch.strided:
-        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-        raise complain(ValueError, f"{name} must be a dense tensor, got {kind}")
+    require_dense(name, tensor)
     if tensor.is_meta or isinstance(tensor, FakeTensor):
         kind = "one on the meta device" if tensor.is_meta else "a FakeTensor"
         raise complain(ValueError, f"{name} must be a tensor with values, got {kind}")
     return tensor
+
+
+def require_dense(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for a nested or sparse tensor."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise complain(ValueError, f"{name} must be a dense tensor, got {kind}")
 
 
 def require_dims(name: str, tensor: Tensor, dims: tuple[str, ...]) -> Tensor:
@@ -267,6 +272,19 @@ def parse_interval(name: str, bound: Integers) -> Tensor:
     parsed = parse_integers(name, bound, INTERVALS)
     has_batch_only = _as_tensor(name, bound).dim() == 2  # noqa: PLR2004
     return parsed.transpose(0, 1) if has_batch_only else parsed
+
+
+def broadcast_bounds(
+    lo: Tensor, hi: Tensor, given: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return both in one shape, or raise ValueError with the shapes of those that were given."""
+    try:
+        lows, highs = torch.broadcast_tensors(lo, hi)
+    except RuntimeError as error:
+        shapes = " and ".join(str(list(x.shape)) for x in given or (lo, hi))
+        message = f"lo and hi must have shapes that broadcast against each other, got {shapes}"
+        raise complain(ValueError, message) from error
+    return lows, highs
 
 
 def parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:

@@ -16,16 +16,23 @@ import torch
 from torch.nn.functional import pad
 
 from ..toolkit.errors import show
-from .inputs import BROADCASTING, MAX_SEQLEN, Sizes, complain, require_bool
-from .layout import ABSENT, ALIGNMENT, ARRAYS, ROWS, SIZES, TILE
-from .plan import require_index
-from .ranges import bounds_of_intervals, query_ranges, to_tiles
+from .inputs import (
+    MAX_SEQLEN,
+    Shape,
+    Sizes,
+    broadcast_bounds,
+    complain,
+    require_bool,
+    require_dense,
+)
+from .layout import ALIGNMENT, ARRAYS, ROWS, SIZES, TILE
+from .plan import lay_out, require_index
+from .ranges import bounds_of_intervals, key_ranges, query_ranges, to_tiles
 
 Tensor = torch.Tensor
 
 _AXES: Final = 3  # batch, heads, queries
 _DTYPES: Final = (torch.int32, torch.int64)
-PAIRS_AT_ONCE: Final = 1 << 18  # pairs of tiles that are looked at together: at most 5 MiB
 
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _library.define("plan_intervals(Tensor lo, Tensor hi, SymInt seqlen_k, bool causal) -> Tensor")
@@ -66,15 +73,7 @@ class IntervalMask(NamedTuple):
             TypeError: lo or hi is no tensor of integers, seqlen_k no int, or causal no bool.
             ValueError: Shapes, layouts, devices or seqlen_k do not fit.
         """
-        lows, highs = _parse("lo", lo), _parse("hi", hi)
-        try:
-            lows, highs = torch.broadcast_tensors(lows, highs)
-        except RuntimeError as error:
-            message = (
-                "lo and hi must have shapes that broadcast against each other, "
-                f"got {list(lo.shape)} and {list(hi.shape)}"
-            )
-            raise complain(ValueError, message) from error
+        lows, highs = broadcast_bounds(_parse("lo", lo), _parse("hi", hi), (lo, hi))
         if lows.device != highs.device:
             message = f"lo and hi must be on the same device, got {lows.device} and {highs.device}"
             raise complain(ValueError, message)
@@ -88,26 +87,12 @@ class IntervalMask(NamedTuple):
     def layout(self) -> list[int]:
         """The operators' list of integers, see layout.py."""
         sizes = self.batches, self.heads, self.seqlen_q, self.seqlen_k
-        offsets = dict.fromkeys(ARRAYS, ABSENT)
-        end = 0
-        for name, size in _sizes(sizes).items():
-            offsets[name] = end
-            end += size + -size % ALIGNMENT
-        return [ROWS, *sizes, *offsets.values()]
+        return [ROWS, *sizes, *lay_out(_sizes(sizes))[0].values()]
 
     def require(self, q: Tensor, k: Tensor) -> None:
         """Raise ValueError if a call is of another shape or device than the mask."""
-        heads = math.prod(q.shape[2:-1])
-        sizes = (
-            ("batch", self.batches, q.shape[0]),
-            ("num_heads_q", self.heads, heads),
-            ("seqlen_q", self.seqlen_q, q.shape[1]),
-            ("seqlen_k", self.seqlen_k, k.shape[1]),
-        )
-        for name, size, got in sizes:
-            if size != got and not (name in BROADCASTING and size == 1):
-                message = f"{name} must be {size}, the size that the mask was made for, got {got}"
-                raise complain(ValueError, message)
+        sizes = Sizes(self.batches, self.heads, self.seqlen_q, self.seqlen_k)
+        sizes.require(Shape(q.shape[0], math.prod(q.shape[2:-1]), q.shape[1], k.shape[1]))
         if self.plan.device != q.device:
             devices = f"{q.device} and {self.plan.device}"
             message = f"q and its mask must be on the same device, got {devices}"
@@ -172,9 +157,7 @@ def _parse(name: str, x: Tensor) -> Tensor:
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         got = str(kind).removeprefix("torch.")
         raise complain(TypeError, f"{name} must be a tensor of int32 or int64, got {got}")
-    if x.is_nested or x.layout != torch.strided:
-        got = "a nested tensor" if x.is_nested else f"layout {x.layout}"
-        raise complain(ValueError, f"{name} must be a dense tensor, got {got}")
+    require_dense(name, x)
     if not 0 < x.dim() <= _AXES:
         message = (
             f"{name} must have shape [seqlen_q], [batch or 1, seqlen_q] or [batch or 1, "
@@ -228,58 +211,12 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
         "key_bounds": bounds_of_intervals(*(pad(x, (0, 1)) for x in (lo, hi))),  # of no query, too
         "rows": torch.stack([to_tiles(x).flatten(-2) for x in (lo, hi)], -1),
         "query_ranges": ranges,
-        "key_ranges": _key_ranges(ranges, seqlen_k),
+        "key_ranges": key_ranges(ranges, seqlen_k),
         "key_slots": _key_slots(seqlen_q, seqlen_k, lo.device, causal=causal),
     }
     sizes = _sizes((*lo.shape, seqlen_k))
     aligned = [pad(arrays[name].flatten(), (0, -size % ALIGNMENT)) for name, size in sizes.items()]
     return torch.cat(aligned).to(torch.int32)
-
-
-def _key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
-    """Return what `ranges.key_ranges` does, on their device: [batches, heads, key tiles, 2]."""
-    begin, end = ranges[..., 0] // TILE, -(-ranges[..., 3] // TILE)
-    key_tiles = _tiles(seqlen_k)
-    is_small = begin.numel() * key_tiles <= PAIRS_AT_ONCE
-    find = _key_ranges_by_pair if is_small else _key_ranges_by_size
-    first, last = find(begin, end, key_tiles)
-    return torch.stack([torch.where(first < last, first, 0), last], -1).to(torch.int32)
-
-
-def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
-    """Return first and end query tile [..., key tiles] of what each query tile sees [..., tiles].
-
-    Looks at each pair of tiles: few kernels, and memory for all pairs.
-    """
-    query_tiles = begin.shape[2]
-    n = torch.arange(key_tiles, dtype=torch.int32, device=begin.device)
-    m = torch.arange(query_tiles, dtype=torch.int32, device=begin.device).unsqueeze(-1)
-    visible = (begin.unsqueeze(-1) <= n) & (n < end.unsqueeze(-1))  # [..., query tiles, key tiles]
-    # A tile more, which sees no key: there is a least and a greatest even of no query.
-    first = pad(torch.where(visible, m, query_tiles), (0, 0, 0, 1), value=query_tiles).amin(2)
-    last = pad(torch.where(visible, m + 1, 0), (0, 0, 0, 1)).amax(2)
-    return first, last
-
-
-def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
-    """Return the same in memory for the tiles of one axis, by kernels for each power of 2.
-
-    A run of key tiles is two that overlap, each as long as the largest power of 2 that fits. Entry
-    n of a size is what query tiles see of the run from n on; half of it goes to either half.
-    """
-    query_tiles, length = begin.shape[2], (end - begin).clamp(min=0)
-    m = torch.arange(query_tiles, device=begin.device).expand_as(begin)
-    first = begin.new_full((*begin.shape[:2], key_tiles), query_tiles)
-    last = torch.zeros_like(first)
-    for size in (1 << bit for bit in reversed(range(key_tiles.bit_length()))):
-        first[..., size:] = torch.minimum(first[..., size:], first[..., :-size])
-        last[..., size:] = torch.maximum(last[..., size:], last[..., :-size])
-        here = (length >= size) & (length < 2 * size)
-        for n in (begin, end - size):
-            place = torch.where(here, n, 0)
-            first.scatter_reduce_(-1, place, torch.where(here, m, query_tiles), "amin")
-            last.scatter_reduce_(-1, place, torch.where(here, m + 1, 0), "amax")
-    return first, last
 
 
 def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, causal: bool) -> Tensor:
@@ -293,8 +230,7 @@ def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, caus
 
 
 def _plan_fake(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tensor:  # noqa: ARG001, FBT001
-    sizes = _sizes((*lo.shape, seqlen_k)).values()
-    return lo.new_empty(sum(size + -size % ALIGNMENT for size in sizes), dtype=torch.int32)
+    return lo.new_empty(lay_out(_sizes((*lo.shape, seqlen_k)))[1], dtype=torch.int32)
 
 
 _library.impl("plan_intervals", _plan_intervals, "CompositeExplicitAutograd")

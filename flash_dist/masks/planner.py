@@ -8,15 +8,14 @@ import torch
 from torch.nn.functional import pad
 
 from .layout import ROWS, TILE, TILES
-from .plan import Arrays, MaskPlan, pack_plan, require_index
+from .plan import MaskPlan, pack_plan, require_index
 from .ranges import bounds_of_intervals, bounds_of_keys, key_ranges, query_ranges, to_tiles
 from .tiles import (
     VisibleTiles,
     count_interval_tiles,
     list_interval_tiles,
     list_tiles,
-    lists_by_key,
-    lists_by_query,
+    make_lists,
     slots_of,
 )
 
@@ -41,13 +40,14 @@ def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
     tiles, found, visible = list_tiles(others, rows, shape)
     if found is not None:
         return _plan_rows(found, shape)
-    return _plan_tiles(tiles, shape, _key_bounds(bounds_of_keys(visible), shape), rows=None)
+    arrays = {"bits": tiles.bits} | _key_bounds(bounds_of_keys(visible), shape)
+    return _plan_tiles(tiles, shape, arrays)
 
 
-def _key_bounds(bounds: Tensor, shape: Shape) -> Tensor | None:
-    """Return [batch, 2]: the first and end key that any query sees; None if they are all keys."""
+def _key_bounds(bounds: Tensor, shape: Shape) -> dict[str, Tensor]:
+    """Return the first and end key that any query sees, [batch, 2]; nothing if all keys are."""
     all_keys = (bounds[:, 0] == 0) & (bounds[:, 1] == shape.seqlen_k)
-    return None if bool(all_keys.all()) else bounds
+    return {} if bool(all_keys.all()) else {"key_bounds": bounds}
 
 
 def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
@@ -62,41 +62,25 @@ def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
 
 
 def _plan_rows(intervals: Intervals, shape: Shape) -> MaskPlan:
-    bounds = _key_bounds(bounds_of_intervals(*intervals), shape)
     ranges = query_ranges(*intervals)
     spans = key_ranges(ranges, shape.seqlen_k)
     lengths = spans[..., 1] - spans[..., 0]
-    rows = torch.stack([to_tiles(x).flatten(-2) for x in intervals], -1)
+    arrays = _key_bounds(bounds_of_intervals(*intervals), shape)
+    arrays["rows"] = torch.stack([to_tiles(x).flatten(-2) for x in intervals], -1)
     visible = count_interval_tiles(intervals, shape)
     if visible < LEAST_USE * int(lengths.sum()):
-        tiles = list_interval_tiles(intervals, ranges, shape)
-        return _plan_tiles(tiles, shape, bounds, rows=rows)
-    arrays = Arrays(
-        key_bounds=bounds,
-        rows=rows,
-        query_ranges=ranges,
-        key_ranges=spans,
-        key_slots=pad(lengths.amax((0, 1)).cumsum(0), (1, 0)),
-    )
-    require_index(int(arrays.key_slots[-1]))
-    return pack_plan(ROWS, (shape.batch, shape.num_heads_q), shape[2:], arrays)
+        return _plan_tiles(list_interval_tiles(intervals, ranges, shape), shape, arrays)
+    key_slots = pad(lengths.amax((0, 1)).cumsum(0), (1, 0))
+    require_index(int(key_slots[-1]))
+    arrays |= {"query_ranges": ranges, "key_ranges": spans, "key_slots": key_slots}
+    return pack_plan(ROWS, shape, arrays)
 
 
-def _plan_tiles(
-    tiles: VisibleTiles, shape: Shape, bounds: Tensor | None, *, rows: Tensor | None
-) -> MaskPlan:
+def _plan_tiles(tiles: VisibleTiles, shape: Shape, arrays: dict[str, Tensor]) -> MaskPlan:
+    """Return the plan of lists of tiles, and of arrays that are known already."""
     planes = shape.batch * shape.num_heads_q
     query_tiles, key_tiles = (-(-size // TILE) for size in shape[2:])
     key_slots, slots = slots_of(tiles, planes, query_tiles, key_tiles)
     require_index(int(key_slots[-1]))
-    arrays = Arrays(
-        key_bounds=bounds,
-        rows=rows,
-        query_ranges=None,
-        key_ranges=None,
-        key_slots=key_slots,
-        by_query=lists_by_query(tiles, slots, planes, query_tiles, key_tiles),
-        by_key=lists_by_key(tiles, slots, planes, query_tiles, key_tiles),
-        bits=tiles.bits,
-    )
-    return pack_plan(TILES, (shape.batch, shape.num_heads_q), shape[2:], arrays)
+    lists = make_lists(tiles, slots, planes, query_tiles, key_tiles)
+    return pack_plan(TILES, shape, {**arrays, "key_slots": key_slots, **lists})

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch.nn.functional import pad
 
-from .bits import WORD, strips, unpack
+from .bits import WORD, unpack
 from .layout import TILE
 
 Tensor = torch.Tensor
 
-BEYOND = 1 << 31  # greater than any key
+BEYOND: Final = 1 << 31  # greater than any key
+PAIRS_AT_ONCE: Final = 1 << 18  # pairs of tiles that are looked at together: at most 5 MiB
 
 
 def to_tiles(x: Tensor) -> Tensor:
@@ -62,20 +65,48 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
     """Return [batch, heads, key tiles, 2]: first and end query tile that may see a key tile.
 
     Args:
-        ranges: [batch, heads, query tiles, 4], as `query_ranges` says.
+        ranges: [batch, heads, query tiles, 4], as `query_ranges` says; on any device.
         seqlen_k: Keys.
     """
-    batch, heads, query_tiles, _ = ranges.shape
+    begin, end = ranges[..., 0] // TILE, -(-ranges[..., 3] // TILE)
     key_tiles = -(-seqlen_k // TILE)
-    begin = (ranges[..., 0] // TILE).to(torch.int32).unsqueeze(-1)
-    until = (-(-ranges[..., 3] // TILE)).to(torch.int32).unsqueeze(-1)
-    first = torch.full((batch, heads, key_tiles), query_tiles, dtype=torch.int32, device="cpu")
-    end = torch.zeros((batch, heads, key_tiles), dtype=torch.int32, device="cpu")
-    n = torch.arange(key_tiles, dtype=torch.int32, device="cpu")
-    for part in strips(ranges.shape[:3], key_tiles):
-        visible = (begin[part] <= n) & (n < until[part])
-        m = torch.arange(part[2].start, part[2].stop, dtype=torch.int32, device="cpu").unsqueeze(-1)
-        plane = part[:2]
-        first[plane] = torch.minimum(first[plane], torch.where(visible, m, query_tiles).amin(2))
-        end[plane] = torch.maximum(end[plane], torch.where(visible, m + 1, 0).amax(2))
-    return torch.stack([torch.where(first < end, first, 0), end], -1)
+    is_small = begin.numel() * key_tiles <= PAIRS_AT_ONCE
+    find = _key_ranges_by_pair if is_small else _key_ranges_by_size
+    first, last = find(begin, end, key_tiles)
+    return torch.stack([torch.where(first < last, first, 0), last], -1).to(torch.int32)
+
+
+def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
+    """Return first and end query tile [..., key tiles] of what each query tile sees [..., tiles].
+
+    Looks at each pair of tiles: few kernels, and memory for all pairs.
+    """
+    query_tiles = begin.shape[2]
+    n = torch.arange(key_tiles, dtype=torch.int32, device=begin.device)
+    m = torch.arange(query_tiles, dtype=torch.int32, device=begin.device).unsqueeze(-1)
+    visible = (begin.unsqueeze(-1) <= n) & (n < end.unsqueeze(-1))  # [..., query tiles, key tiles]
+    # A tile more, which sees no key: there is a least and a greatest even of no query.
+    first = pad(torch.where(visible, m, query_tiles), (0, 0, 0, 1), value=query_tiles).amin(2)
+    last = pad(torch.where(visible, m + 1, 0), (0, 0, 0, 1)).amax(2)
+    return first, last
+
+
+def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
+    """Return the same in memory for the tiles of one axis, by kernels for each power of 2.
+
+    A run of key tiles is two that overlap, each as long as the largest power of 2 that fits. Entry
+    n of a size is what query tiles see of the run from n on; half of it goes to either half.
+    """
+    query_tiles, length = begin.shape[2], (end - begin).clamp(min=0)
+    m = torch.arange(query_tiles, device=begin.device).expand_as(begin)
+    first = begin.new_full((*begin.shape[:2], key_tiles), query_tiles)
+    last = torch.zeros_like(first)
+    for size in (1 << bit for bit in reversed(range(key_tiles.bit_length()))):
+        first[..., size:] = torch.minimum(first[..., size:], first[..., :-size])
+        last[..., size:] = torch.maximum(last[..., size:], last[..., :-size])
+        here = (length >= size) & (length < 2 * size)
+        for n in (begin, end - size):
+            place = torch.where(here, n, 0)
+            first.scatter_reduce_(-1, place, torch.where(here, m, query_tiles), "amin")
+            last.scatter_reduce_(-1, place, torch.where(here, m + 1, 0), "amax")
+    return first, last

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .plan import MaskPlan
 
 Tensor = torch.Tensor
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 MAX_CACHED: Final = 32  # masks used last by compiled graphs, which live until their backward
@@ -75,6 +77,18 @@ def outside_graphs(function: Function) -> Function:
         return disabled[0](*args, **options)
 
     return call  # type: ignore[return-value]
+
+
+def lookup_or_make(
+    cached: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int
+) -> Value:
+    """Return what is cached under a key, made if nothing is; the `most` used last stay."""
+    if key not in cached:
+        cached[key] = make()
+    cached.move_to_end(key)
+    while len(cached) > most:
+        cached.popitem(last=False)
+    return cached[key]
 
 
 class Mask(Protocol):
@@ -130,15 +144,9 @@ class _DeviceCache:
         self.plans: OrderedDict[Shape, DevicePlan] = OrderedDict()
 
     def lookup(self, mask: Mask, device: torch.device, shape: Shape) -> DevicePlan:
+        make = functools.partial(self._make, mask, device, shape)
         with self.lock:
-            found = self.plans.get(shape)
-            if found is None:
-                found = self.plans[shape] = self._make(mask, device, shape)
-                while len(self.plans) > MAX_SHAPES:
-                    self.plans.popitem(last=False)
-            else:
-                self.plans.move_to_end(shape)
-        return found
+            return lookup_or_make(self.plans, shape, make, MAX_SHAPES)
 
     def _make(self, mask: Mask, device: torch.device, shape: Shape) -> DevicePlan:
         plan = mask.plan(*shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ from .inputs import (
     Shape,
     Sizes,
     blocked_seqlen,
+    broadcast_bounds,
     complain,
     parse_block_size,
     parse_bools,
@@ -32,7 +34,7 @@ from .inputs import (
     require_not_negative,
 )
 from .planner import make_plan
-from .registry import outside_graphs, register
+from .registry import lookup_or_make, outside_graphs, register
 from .terms import BandTerm, DenseTerm, IntervalTerm, PaddingTerm, PrefixTerm, Term, TilesTerm
 
 if TYPE_CHECKING:
@@ -200,15 +202,7 @@ class BlockMask:
             hi: Like lo, with axes that broadcast against it; at most seqlen_k.
             seqlen_k: If given, the mask suits this one only.
         """
-        lows, highs = parse_interval("lo", lo), parse_interval("hi", hi)
-        try:
-            lows, highs = torch.broadcast_tensors(lows, highs)
-        except RuntimeError as error:
-            message = (
-                "lo and hi must have shapes that broadcast against each other, "
-                f"got {list(lows.shape)} and {list(highs.shape)}"
-            )
-            raise complain(ValueError, message) from error
+        lows, highs = broadcast_bounds(parse_interval("lo", lo), parse_interval("hi", hi))
         require_not_negative("lo", lows)
         require_not_negative("hi", highs)
         keys = None if seqlen_k is None else parse_size("seqlen_k", seqlen_k)
@@ -294,16 +288,13 @@ class BlockMask:
         batch, heads = parse_index(index, self._sizes)
         if (batch, heads) == parse_index((), self._sizes):
             return self
+
+        def make() -> BlockMask:
+            return BlockMask._of(*(term.part(batch, heads) for term in self._terms))
+
         name = f"{batch}{heads}"  # slices have no hash before Python 3.12
         with self._lock:
-            part = self._parts.get(name)
-            if part is None:
-                terms = (term.part(batch, heads) for term in self._terms)
-                part = self._parts[name] = BlockMask._of(*terms)
-            self._parts.move_to_end(name)
-            while len(self._parts) > PARTS_KEPT:
-                self._parts.popitem(last=False)
-        return part
+            return lookup_or_make(self._parts, name, make, PARTS_KEPT)
 
     @property
     def band(self) -> Band | None:
@@ -326,13 +317,8 @@ class BlockMask:
         batches, heads = self._sizes.planes()
         shape = shape._replace(batch=batches, num_heads_q=heads)  # others have the same plan
         with self._lock:
-            plan = self._plans.get(shape)
-            if plan is None:
-                plan = self._plans[shape] = make_plan(self._terms, shape)
-            self._plans.move_to_end(shape)
-            while len(self._plans) > PLANS_KEPT:
-                self._plans.popitem(last=False)
-        return plan
+            make = partial(make_plan, self._terms, shape)
+            return lookup_or_make(self._plans, shape, make, PLANS_KEPT)
 
     @outside_graphs
     def visible(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Tensor:

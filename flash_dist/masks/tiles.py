@@ -8,8 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from .bits import any_row, find_intervals, interval_words, strips, words_of
-from .layout import ABSENT, BY_ROWS, EMPTY, FULL, TILE
-from .plan import TileList
+from .layout import ABSENT, BY_ROWS, EMPTY, FULL, LINES, TILE
 from .ranges import to_tiles
 
 if TYPE_CHECKING:
@@ -28,7 +27,20 @@ class VisibleTiles(NamedTuple):
     m: Tensor  # [tiles] query tile
     n: Tensor  # [tiles] key tile
     code: Tensor  # [tiles] FULL, BY_ROWS or index into bits
-    bits: Tensor | None  # [:, TILE, 2] int32
+    bits: Tensor  # [:, TILE, 2] int32, none of intervals
+
+
+class TileList(NamedTuple):
+    """Visible tiles in compressed rows: those of line i are [begin[i], begin[i + 1]), ascending.
+
+    A line is 64 or 128 queries (then tiles are of keys), or keys (then tiles are of queries).
+    """
+
+    begin: Tensor  # [batches * heads * lines + 1]
+    # [:, 4] tile on the other axis, code of the first 64, of the second 64; then 0, of lines of 128
+    # keys 2 * how many later lines have the entry's tile, plus 1 if no earlier one does
+    entries: Tensor
+    slots: Tensor  # [:, 2] where the two tiles' dS lies, or ABSENT
 
 
 class _Strip(NamedTuple):
@@ -57,7 +69,7 @@ def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> V
         places.append(_places(visible, part, shape))
         codes.append(torch.where(full[visible], FULL, BY_ROWS))
     plane, m, n = torch.cat(places, 1)
-    return VisibleTiles(plane, m, n, torch.cat(codes), None)
+    return VisibleTiles(plane, m, n, torch.cat(codes), plane.new_empty(0, TILE, 2))
 
 
 def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[_Strip]:
@@ -158,28 +170,22 @@ def slots_of(
     return key_slots, key_slots[tiles.n] + position
 
 
-def lists_by_query(
+def make_lists(
     tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
-) -> tuple[TileList, TileList]:
-    """Return the lists of lines of 64 and of 128 queries."""
-    axes, sizes = (tiles.m, tiles.n), (planes, query_tiles, key_tiles)
-    return (
-        _list_lines(tiles, slots, axes, sizes, 1),
-        _list_lines(tiles, slots, axes, sizes, 2),
-    )
-
-
-def lists_by_key(
-    tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
-) -> tuple[TileList, TileList]:
-    """Return the lists of lines of 64 and 128 keys; entries of the latter have their dQ order."""
-    axes, sizes = (tiles.n, tiles.m), (planes, key_tiles, query_tiles)
-    lists = (
-        _list_lines(tiles, slots, axes, sizes, 1),
-        _list_lines(tiles, slots, axes, sizes, 2),
-    )
-    lists[1].entries[:, 3] = _turns(lists[1], -(-key_tiles // 2), query_tiles)
-    return lists
+) -> dict[str, Tensor]:
+    """Return the arrays of the lists of lines of 64 and of 128, of queries and of keys."""
+    arrays: dict[str, Tensor] = {}
+    for name, axes, sizes in (
+        ("by_query", (tiles.m, tiles.n), (planes, query_tiles, key_tiles)),
+        ("by_key", (tiles.n, tiles.m), (planes, key_tiles, query_tiles)),
+    ):
+        for group in LINES:
+            made = _list_lines(tiles, slots, axes, sizes, group)
+            if name == "by_key" and group > 1:  # these entries have their dQ order
+                made.entries[:, 3] = _turns(made, -(-key_tiles // group), query_tiles)
+            for field, array in made._asdict().items():
+                arrays[f"{name}_{group * TILE}_{field}"] = array
+    return arrays
 
 
 def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:

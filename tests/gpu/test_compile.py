@@ -223,8 +223,7 @@ def test_opcheck_accepts_the_operators(dtype: torch.dtype) -> None:
 def test_opcheck_accepts_the_operators_with_a_mask(name: str, half: torch.dtype) -> None:
     problem = masked_problem(name, **SHAPE, dtype=half)
     plan = problem.options["mask"].plan(2, 4, 200, 200)
-    key_slots = plan.arrays.key_slots
-    mask = (plan.packed.cuda(), key_slots, list(plan.layout))
+    mask = (plan.packed.cuda(), plan.key_slots, list(plan.layout))
     check_operators(problem, (None, None, 0, 0), mask, attend(problem))
 
 

@@ -45,7 +45,7 @@ def count_slots(problem: Problem) -> int:
     seqlen_k = problem.k.shape[1]
     mask = problem.options.get("mask")
     if mask is not None:
-        return int(mask.plan(batch, heads, seqlen_q, seqlen_k).arrays.key_slots[-1])
+        return int(mask.plan(batch, heads, seqlen_q, seqlen_k).key_slots[-1])
     queries, keys = (-(-seqlen // TILE) for seqlen in (seqlen_q, seqlen_k))
     if "window_size" in problem.options:  # as many for each key tile
         left, right = problem.options["window_size"]

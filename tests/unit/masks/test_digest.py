@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from flash_dist.masks.inputs import Shape
 from flash_dist.masks.plan import pack_plan
 from flash_dist.masks.tiles import slots_of
 from flash_dist.proof.cases import Kernels, make_cases
@@ -39,10 +40,10 @@ def test_where_arrays_lie_is_no_matter() -> None:
     mask = Inputs.make(case, torch.device("cpu")).mask
     assert mask is not None
     plan = mask.plan(case.batch, case.num_heads_q, case.seqlen_q, case.seqlen_k)
-    planes, seqlens = (plan.batches, plan.heads), (plan.seqlen_q, plan.seqlen_k)
-    assert pack_plan(plan.kind, planes, seqlens, plan.arrays).digest() == plan.digest()
-    other = plan.arrays._replace(key_slots=plan.arrays.key_slots + 1)
-    assert pack_plan(plan.kind, planes, seqlens, other).digest() != plan.digest()
+    shape = Shape(plan.batches, plan.heads, plan.seqlen_q, plan.seqlen_k)
+    assert pack_plan(plan.kind, shape, plan.arrays).digest() == plan.digest()
+    other = plan.arrays | {"key_slots": plan.key_slots + 1}
+    assert pack_plan(plan.kind, shape, other).digest() != plan.digest()
 
 
 def _turn_slots(*args: Any) -> Any:  # noqa: ANN401
@@ -56,7 +57,7 @@ def _set(target: str, value: object) -> Callable[[pytest.MonkeyPatch], None]:
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "order of slots": _set("planner.slots_of", _turn_slots),
-    "keys that exist": _set("planner._key_bounds", lambda *_: None),
+    "keys that exist": _set("planner._key_bounds", lambda *_: {}),
     "range of a key tile": _set(
         "planner.key_ranges",
         lambda ranges, seqlen_k: torch.zeros(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flash_dist.masks import BlockMask, IntervalMask, intervals
+from flash_dist.masks import BlockMask, IntervalMask, intervals, ranges
 from flash_dist.masks.intervals import list_key_slots
 from flash_dist.masks.layout import ARRAYS, SIZES
 from tests.unit.made.mask_reader import Axis, Reader
@@ -211,8 +211,8 @@ def random_runs(seed: int) -> tuple[Tensor, Tensor, int]:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_long_row_is_planned_as_a_short_one(seed: int) -> None:
     begin, end, key_tiles = random_runs(seed)
-    by_pair = intervals._key_ranges_by_pair(begin, end, key_tiles)
-    by_size = intervals._key_ranges_by_size(begin, end, key_tiles)
+    by_pair = ranges._key_ranges_by_pair(begin, end, key_tiles)
+    by_size = ranges._key_ranges_by_size(begin, end, key_tiles)
     seen = by_pair[0] < by_pair[1]
     for one, other in zip(by_pair, by_size, strict=True):
         assert torch.equal(one.long() * seen, other.long() * (by_size[0] < by_size[1]))

@@ -13,8 +13,8 @@ from csrc import headers
 from flash_dist.masks import BlockMask, MaskPlan
 from flash_dist.masks import layout as layout_module
 from flash_dist.masks.layout import ARRAYS, BY_ROWS, EMPTY, FULL
-from flash_dist.masks.plan import Arrays, TileList
 from flash_dist.masks.ranges import key_ranges, query_ranges
+from flash_dist.masks.tiles import TileList
 from tests.masks import MASKS, Sizes
 from tests.unit.made.mask_cases import KINDS, Case, cases, combinations
 from tests.unit.made.mask_reader import Axis, Reader, Visit
@@ -85,7 +85,7 @@ def test_intervals_far_apart_meet_plans_of_both_kinds_and_full_tiles_in_each() -
     @given(case=cases(("far-apart",)))
     def check(case: Case) -> None:
         plan = plan_of(case)
-        assert plan.arrays.bits is None
+        assert "bits" not in plan.arrays
         visits = Reader(plan.packed, plan.layout).visits("query", 1)
         met.update((plan.kind, visit.full) for visit in visits)
 
@@ -116,8 +116,8 @@ def test_the_definition_in_booleans_is_that_of_the_test(kind: str) -> None:
 @given(case=combinations(INTERVALS))
 def test_intervals_stay_intervals_when_combined(case: Case) -> None:
     plan = plan_of(case)
-    assert plan.arrays.bits is None
-    assert plan.arrays.rows is not None
+    assert "bits" not in plan.arrays
+    assert "rows" in plan.arrays
 
 
 @SETTINGS
@@ -125,7 +125,7 @@ def test_intervals_stay_intervals_when_combined(case: Case) -> None:
 def test_a_mask_whose_rows_are_intervals_is_recognised(case: Case) -> None:
     seen = torch.nn.functional.pad(case.seen, (1, 0)).to(torch.int8)
     are_intervals = bool(((seen.diff(dim=-1) == 1).sum(-1) <= 1).all())
-    assert (plan_of(case).arrays.rows is not None) == are_intervals
+    assert ("rows" in plan_of(case).arrays) == are_intervals
 
 
 @SETTINGS
@@ -155,7 +155,7 @@ def test_slots_are_as_many_as_the_tiles_of_the_plane_with_most(case: Case) -> No
 def test_ranges_are_used_only_where_few_of_their_tiles_are_empty(case: Case) -> None:
     plan = plan_of(case)
     if plan.kind != ROWS:
-        assert plan.arrays.query_ranges is None
+        assert "query_ranges" not in plan.arrays
         return
     spans = visible = 0
     for plane in range(plan.batches * plan.heads):
@@ -177,17 +177,17 @@ def test_ranges_are_used_only_where_few_of_their_tiles_are_empty(case: Case) -> 
 @given(case=cases(tuple(KINDS)))
 def test_rows_are_canonical_and_arrays_lie_in_the_buffer(case: Case) -> None:
     plan = plan_of(case)
-    rows = plan.arrays.rows
+    rows = plan.arrays.get("rows")
     if rows is not None:
         lo, hi = rows[..., 0], rows[..., 1]
         assert ((lo < hi) | ((lo == 0) & (hi == 0))).all()
         assert (hi <= case.shape.seqlen_k).all()
         assert (lo >= 0).all()
         assert (rows[:, :, case.shape.seqlen_q :] == 0).all()
-    offsets = plan.layout[5:]
-    for array, offset in zip(plan.arrays.named().values(), offsets, strict=True):
-        assert (array is None) == (offset == -1)
-        if array is not None:
+    for name, offset in zip(ARRAYS, plan.layout[5:], strict=True):
+        assert (name in plan.arrays) == (offset != -1)
+        if name in plan.arrays:
+            array = plan.arrays[name]
             assert array.dtype == torch.int32
             assert torch.equal(
                 plan.packed[offset : offset + array.numel()].view(array.shape), array
@@ -202,9 +202,7 @@ def test_intervals_in_booleans_have_the_plan_of_the_intervals(case: Case) -> Non
     dense = BlockMask.from_dense(seen).plan(*case.shape)
     assert dense.kind == ours.kind
     assert torch.equal(dense.key_slots, ours.key_slots)
-    assert dense.arrays.rows is not None
-    assert ours.arrays.rows is not None
-    assert torch.equal(dense.arrays.rows, ours.arrays.rows)
+    assert torch.equal(dense.arrays["rows"], ours.arrays["rows"])
 
 
 def test_ranges_are_least_and_greatest_ends_of_the_rows_of_a_tile() -> None:
@@ -240,7 +238,7 @@ def test_block_ids_need_bits_only_where_a_query_sees_keys_with_a_gap(
     q_ids: list[int], k_ids: list[int], *, rows: bool
 ) -> None:
     plan = BlockMask.block_causal(q_ids, k_ids).plan(1, 1, len(q_ids), len(k_ids))
-    assert (plan.arrays.bits is None) == rows
+    assert ("bits" not in plan.arrays) == rows
     seen = torch.tensor(k_ids) <= torch.tensor(q_ids).unsqueeze(1)
     reader = Reader(plan.packed, plan.layout)
     assert torch.equal(reader.seen(reader.visits("key", 1)), seen)
@@ -257,9 +255,8 @@ def test_rows_far_apart_in_one_tile_are_a_list_without_bits() -> None:
     lo = torch.where(torch.arange(256) % 2 == 0, 0, 1900)
     plan = BlockMask.from_intervals(lo, lo + 100).plan(1, 1, 256, 2000)
     assert plan.kind == TILES
-    assert plan.arrays.bits is None
-    assert plan.arrays.by_query is not None
-    assert plan.arrays.by_query[0].entries[:, 0].tolist() == [0, 1, 29, 30, 31] * 4
+    assert "bits" not in plan.arrays
+    assert plan.arrays["by_query_64_entries"][:, 0].tolist() == [0, 1, 29, 30, 31] * 4
 
 
 def test_a_causal_tile_above_the_diagonal_is_never_visited() -> None:
@@ -275,11 +272,10 @@ def test_padding_is_in_the_key_bounds_of_every_kind() -> None:
     padding = BlockMask.padding([3, 0, 70])
     dense = BlockMask.from_dense(torch.arange(130 * 70).view(130, 70) % 3 > 0)
     for mask in (padding, padding & dense, padding & BlockMask.causal()):
-        bounds = mask.plan(3, 2, 130, 70).arrays.key_bounds
-        assert bounds is not None
+        bounds = mask.plan(3, 2, 130, 70).arrays["key_bounds"]
         assert bounds.tolist() == [[0, 3], [0, 0], [0, 70]]
-    assert dense.plan(3, 2, 130, 70).arrays.key_bounds is None
-    assert BlockMask.padding([70, 70]).plan(2, 1, 130, 70).arrays.key_bounds is None
+    assert "key_bounds" not in dense.plan(3, 2, 130, 70).arrays
+    assert "key_bounds" not in BlockMask.padding([70, 70]).plan(2, 1, 130, 70).arrays
 
 
 def test_keys_that_nobody_of_a_batch_entry_sees_are_outside_of_the_key_bounds() -> None:
@@ -303,14 +299,12 @@ def test_keys_that_nobody_of_a_batch_entry_sees_are_outside_of_the_key_bounds() 
     for mask, want in masks.items():
         _, _, seqlen_q, seqlen_k = mask.sizes
         plan = mask.plan(len(want), 2, seqlen_q or 9, seqlen_k or 100)
-        assert plan.arrays.key_bounds is not None
-        assert plan.arrays.key_bounds.tolist() == want, mask
+        assert plan.arrays["key_bounds"].tolist() == want, mask
 
 
 def test_padding_on_both_sides_leaves_what_is_between() -> None:
     mask = BlockMask.padding([60]) & BlockMask.padding([50], side="left")
-    bounds = mask.plan(1, 1, 10, 70).arrays.key_bounds
-    assert bounds is not None
+    bounds = mask.plan(1, 1, 10, 70).arrays["key_bounds"]
     assert bounds.tolist() == [[20, 60]]
 
 
@@ -328,9 +322,9 @@ def kind_of(name: str, sizes: Sizes) -> tuple[str, ...]:
         return ("band",)
     plan = mask.plan(*sizes)
     found = ["rows" if plan.kind == ROWS else "tiles"]
-    if plan.kind == TILES and plan.arrays.bits is None:
+    if plan.kind == TILES and "bits" not in plan.arrays:
         found.append("by-rows")
-    if plan.arrays.key_bounds is not None:
+    if "key_bounds" in plan.arrays:
         found.append("padding")
     if plan.heads > 1:
         found.append("per-head")
@@ -357,21 +351,18 @@ def test_every_kind_of_plan_is_among_the_masks_that_kernels_are_tested_with() ->
 
 def test_rows_far_apart_have_tiles_of_every_code_but_bits() -> None:
     plan = MASKS["intervals-far-apart"](Sizes(2, 4, 333, 700)).options["mask"].plan(2, 4, 333, 700)
-    assert plan.arrays.by_query is not None
-    for tiles in plan.arrays.by_query:
-        assert set(tiles.entries[:, 1:3].flatten().tolist()) == {FULL, EMPTY, BY_ROWS}
+    for lines in (64, 128):
+        entries = plan.arrays[f"by_query_{lines}_entries"]
+        assert set(entries[:, 1:3].flatten().tolist()) == {FULL, EMPTY, BY_ROWS}
 
 
 # --- The integers that describe a mask ------------------------------------------------------------
 
 
 def test_every_array_of_a_plan_has_its_place_in_the_layout() -> None:
-    lists = TileList(*(torch.zeros(1) for _ in TileList._fields))
-    pair = (lists, lists)
-    one = torch.zeros(1)
-    everything = Arrays(one, one, one, one, one, pair, pair, one)
-    assert list(everything.named()) == list(ARRAYS)
-    assert all(array is not None for array in everything.named().values())
+    rows = BlockMask.padding([3]).plan(1, 1, 10, 10)
+    tiles = BlockMask.from_dense(torch.eye(200).bool() | torch.eye(200).bool().flip(0))
+    assert {*rows.arrays, *tiles.plan(1, 1, 200, 200).arrays} == {*ARRAYS}
 
 
 def test_the_layout_is_that_which_kernels_are_compiled_with() -> None:
