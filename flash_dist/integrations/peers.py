@@ -8,10 +8,11 @@ from typing import Any
 from ..errors import FlashDistError
 
 
-def find_names(module: str, *names: str, oldest: str) -> list[Any]:
+def find_names(user: str, module: str, *names: str, oldest: str) -> list[Any]:
     """Return what a module of another package calls by these names.
 
     Args:
+        user: The module that needs them.
         module: Its name, that of the package first.
         names: What it must have.
         oldest: The version of the package from which on it has them.
@@ -24,7 +25,7 @@ def find_names(module: str, *names: str, oldest: str) -> list[Any]:
     try:
         package = import_module(peer)
     except ImportError as error:
-        message = f"`{__package__}.{peer}` needs {peer}, which does not import: {error}"
+        message = f"`{user}` needs {peer}, which does not import: {error}"
         raise FlashDistError(message, hint=hint) from error
     try:
         place = import_module(module)

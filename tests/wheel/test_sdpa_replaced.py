@@ -48,8 +48,7 @@ def adding(mask: Tensor, lowest: float, dtype: torch.dtype = torch.float64) -> T
 
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> None:
-    reasons._tell.cache_clear()
-    reasons._warn_of_low.cache_clear()
+    reasons.told.clear()
     caplog.set_level(logging.INFO)
 
 

@@ -13,8 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 from flash_dist import flash_attn_func, flash_attn_varlen_func
 from flash_dist.errors import FlashDistError
 from flash_dist.integrations.torch_sdpa import reasons
-from flash_dist.integrations.torch_sdpa.layouts import lay_out
-from flash_dist.integrations.torch_sdpa.provider import Registration
+from flash_dist.integrations.torch_sdpa.provider import Registration, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,7 +196,7 @@ UNSERVED: dict[str, dict[str, Any]] = {
 def test_what_has_no_kernel_goes_where_calls_went_before_and_is_logged(
     reason: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    reasons._tell.cache_clear()
+    reasons.told.clear()
     q = draw(2, 4, 7, 16).detach()
     with caplog.at_level(logging.INFO), pytest.raises(FlashDistError, match="no kernel of its own"):
         attend(q, q, q, **options)

@@ -29,7 +29,8 @@ def register() -> str:
         ExtensionError: The compiled extension does not load.
     """
     known = "AttentionBackendName", "_AttentionBackendRegistry"  # nothing public registers
-    names, registry = find_names("diffusers.models.attention_dispatch", *known, oldest=OLDEST)
+    module = "diffusers.models.attention_dispatch"
+    names, registry = find_names(__name__, module, *known, oldest=OLDEST)
     from .attention import attend  # noqa: PLC0415 - loads torch and the extension
 
     registry.register(_add_member(names))(attend)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FlashDistError
 from ...toolkit.targets.devices import Device
+from ..peers import find_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -183,16 +184,8 @@ def _describe_varlen(version: str, *, is_active: bool) -> list[str]:
 
 def _find_registry() -> Any:  # noqa: ANN401 - a module
     """Return torch.nn.attention, which has the registry."""
-    try:
-        attention = import_module("torch.nn.attention")
-    except ImportError as error:
-        message = f"`{__name__}` needs torch, which does not import: {error}"
-        raise FlashDistError(message, hint=f'`pip install "torch>={OLDEST}"`') from error
-    if not hasattr(attention, "register_flash_attention_impl"):
-        version = import_module("torch").__version__
-        message = f"torch must be at least {OLDEST}, got {version}"
-        raise FlashDistError(message, hint=f'`pip install "torch>={OLDEST}"`')
-    return attention
+    find_names(__name__, "torch.nn.attention", "register_flash_attention_impl", oldest=OLDEST)
+    return import_module("torch.nn.attention")
 
 
 def _register_kernels() -> Registration:

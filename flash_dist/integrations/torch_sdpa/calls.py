@@ -174,19 +174,15 @@ def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> T
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
         return None  # torch has no shapes of results for others
     tensors = query, key, value
-    if not _are_supported(*tensors, tokens):
+    if not _are_supported(*map(Layout.of, tensors), tokens):
         tensors = query.contiguous(), key.contiguous(), value.contiguous()
-        if not _are_supported(*tensors, tokens):
+        if not _are_supported(*map(Layout.of, tensors), tokens):
             return None
     return tensors
 
 
-def _are_supported(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> bool:
-    return _are_supported_once(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
-
-
 @lru_cache(maxsize=4096)
-def _are_supported_once(q: Layout, k: Layout, v: Layout, tokens: int) -> bool:
+def _are_supported(q: Layout, k: Layout, v: Layout, tokens: int) -> bool:
     """Return whether our operators take tensors of these layouts, cached."""
     try:
         check_layouts(q, k, v, tokens)

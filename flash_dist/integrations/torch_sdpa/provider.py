@@ -8,14 +8,14 @@ own.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 
 from ...attention.decoding.varlen import Keys
 from ...errors import FlashDistError
 from .calls import Options, find_call, infer
-from .layouts import lay_out
 from .order import Order
 
 if TYPE_CHECKING:
@@ -55,21 +55,13 @@ def _find_kernel(name: str, key: str) -> Callable[..., Any]:
     try:
         call: Callable[..., Any] = torch.library.get_kernel(name, key).call_boxed
     except RuntimeError:  # a torch without CUDA, or built without its flash kernels
-        return _Absent(name)
+        return partial(_refuse, name)
     return call
 
 
-class _Absent:
-    """Stand-in for a kernel that torch does not have."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, *_: object, **__: object) -> Any:  # noqa: ANN401
-        message = (
-            f"torch has no kernel of its own for {self._name}, nor has flash_dist for the call"
-        )
-        raise FlashDistError(message, hint="the logger `flash_dist` tells the reason at level INFO")
+def _refuse(name: str, *_: object, **__: object) -> NoReturn:
+    message = f"torch has no kernel of its own for {name}, nor has flash_dist for the call"
+    raise FlashDistError(message, hint="the logger `flash_dist` tells the reason at level INFO")
 
 
 def _join(serve: Callable[..., Any], previous: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,6 +215,28 @@ def _sdpa_backward(  # noqa: PLR0913, PLR0917
 def _swap(*tensors: Tensor) -> list[Tensor]:
     """Swap heads and tokens: none is copied."""
     return [x.transpose(1, 2) for x in tensors]
+
+
+def lay_out(made: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor with the values of one and the layout of `torch.empty_like` of another.
+
+    torch.compile lays out what follows by the strides that torch's meta kernels promise. Ours write
+    [batch, seqlen, num_heads, head_dim], contiguous. That is what is promised where the heads of a
+    query lie last in memory, as linear layers leave them; for others the result is copied once.
+
+    Args:
+        made: Values; any dense layout.
+        like: A tensor of the same shape, any strides.
+    """
+    if made.stride() == like.stride():
+        return made
+    strides = torch.empty_like(like, device="meta").stride()
+    pairs = zip(made.shape, made.stride(), strides, strict=True)
+    if all(size <= 1 or has == wants for size, has, wants in pairs):
+        return made.as_strided(made.shape, strides)
+    return torch.empty_strided(made.shape, strides, dtype=made.dtype, device=made.device).copy_(
+        made
+    )
 
 
 def _make_unused(query: Tensor) -> Triple:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from functools import cache
 from typing import Final
 
 import torch
@@ -18,8 +17,8 @@ told: Final[list[str]] = []  # in the order in which they came up; `describe` sh
 
 def tell(reason: str) -> None:
     """Log at level INFO, once for each reason; a graph of torch.compile says nothing."""
-    if not torch.compiler.is_compiling():
-        _tell(reason)
+    if not torch.compiler.is_compiling() and _is_new(reason):
+        _log.info("torch's own attention is called: flash_dist has no kernel for %s", reason)
 
 
 def warn_of_low(low: float | None) -> None:
@@ -28,22 +27,18 @@ def warn_of_low(low: float | None) -> None:
     Args:
         low: What it adds.
     """
-    if low is not None:
-        _warn_of_low(low)
+    if low is not None and _is_new(f"a mask that adds {low:g}, above {MASKED:g}"):
+        message = (
+            f"a mask must add 0 and numbers of at most {MASKED:g} to hide keys only, got {low:g}, "
+            "which is a bias: torch's own attention is called\n\n"
+            "hint: flash_dist serves `attn_mask == 0`, if the mask is to hide, and -inf in its "
+            "place"
+        )
+        warnings.warn(message, UserWarning, stacklevel=2)
 
 
-@cache
-def _tell(reason: str) -> None:
+def _is_new(reason: str) -> bool:
+    if reason in told:
+        return False
     told.append(reason)
-    _log.info("torch's own attention is called: flash_dist has no kernel for %s", reason)
-
-
-@cache
-def _warn_of_low(low: float) -> None:
-    message = (
-        f"a mask must add 0 and numbers of at most {MASKED:g} to hide keys only, got {low:g}, "
-        "which is a bias: torch's own attention is called\n\n"
-        "hint: flash_dist serves `attn_mask == 0`, if the mask is to hide, and -inf in its place"
-    )
-    told.append(f"a mask that adds {low:g}, above {MASKED:g}")
-    warnings.warn(message, UserWarning, stacklevel=2)
+    return True

@@ -30,7 +30,7 @@ def register() -> str:
         ExtensionError: The compiled extension does not load.
     """
     interfaces = "AttentionInterface", "AttentionMaskInterface"
-    attention, mask = find_names("transformers", *interfaces, oldest=OLDEST)
+    attention, mask = find_names(__name__, "transformers", *interfaces, oldest=OLDEST)
     from .attention import attention_forward  # noqa: PLC0415 - loads torch and the extension
     from .masks import make_mask  # noqa: PLC0415
 

@@ -14,9 +14,8 @@ from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band, BlockMask
 from .layer_mask import LayerMask
 from .once import choose_longest, find_packed, read_dense
-from .refusals import refuse_constant, refuse_gradient, refuse_sizes, require_supported
-from .scores import Scores
-from .single import attend_once, is_interval, lay_out, reads_cache
+from .refusals import refuse_constant, refuse_sizes, require_supported
+from .single import Scores, attend_once, is_interval, lay_out, reads_cache
 from .traced import plan_traced
 
 if TYPE_CHECKING:
@@ -94,8 +93,6 @@ def _choose(
         return mask
     (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
     if mask is not None:
-        if mask.requires_grad and torch.is_grad_enabled():
-            refuse_gradient(module)
         return LayerMask(mask=read_dense(module, mask, (batch, heads, queries, keys)))
     left = NO_WINDOW[0] if window is None else window - 1  # it counts the query's own key
     if not causal:

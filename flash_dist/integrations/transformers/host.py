@@ -31,13 +31,8 @@ class Padding(NamedTuple):
         first = torch.where(exists, keys, exists.shape[1]).amin(1)
         return cls(exists, torch.minimum(first, end), end)
 
-    @property
-    def gaps(self) -> bool:
-        """Return whether there is padding between a row's keys."""
-        return bool(self.find_gaps())
-
-    def find_gaps(self) -> Tensor:
-        """Return the same as a tensor."""
+    def has_gaps(self) -> Tensor:
+        """Return whether there is padding between a row's keys, as a tensor."""
         return (self.exists.sum(1) != self.end - self.first).any()
 
 

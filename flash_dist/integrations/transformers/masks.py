@@ -78,7 +78,7 @@ def make_mask(
             _require_one(ids)
             ids = None
     is_scattered = ids is not None and (padding is not None or has_parts(ids))
-    if pattern is None or is_scattered or (padding is not None and padding.gaps):
+    if pattern is None or is_scattered or (padding is not None and bool(padding.has_gaps())):
         others |= {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
         return _see_any(queries, mask_function, attention_mask, others)
     if ids is not None:

@@ -64,10 +64,10 @@ def read_dense(
         ValueError: It adds a bias, wants a gradient, or is for other queries or keys: the cache of
             a layer with a window has the last keys alone.
     """
-    if is_symbolic(mask):
-        refuse_tracing()
     if mask.requires_grad and torch.is_grad_enabled():
         refuse_learned(module)
+    if is_symbolic(mask):
+        refuse_tracing()
     refuse_constant("attention_mask")
 
     def read() -> BlockMask:

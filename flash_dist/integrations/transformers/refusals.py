@@ -119,12 +119,6 @@ def refuse_learned(module: torch.nn.Module) -> NoReturn:
     _refuse(module, what, "no kernels that have one", hint)
 
 
-def refuse_gradient(module: torch.nn.Module) -> NoReturn:
-    """Raise ValueError for a mask that wants a gradient."""
-    what = "an attention_mask that requires gradients"
-    _refuse(module, what, "no gradients of masks", f"{_EAGER}, `torch.no_grad()` leaves it out")
-
-
 def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int, int]) -> NoReturn:
     """Raise ValueError for other numbers of queries and keys than the mask was made for."""
     message = (

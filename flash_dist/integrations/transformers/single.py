@@ -10,7 +10,7 @@ of sequences without a query in between.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn.functional import pad
@@ -26,11 +26,26 @@ from .once import find_once
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .scores import Scores
-
     Found = TypeVar("Found")
 
 Tensor = torch.Tensor
+
+
+class Scores(NamedTuple):
+    """Score modifications in the terms of transformers."""
+
+    scale: float | None  # None: head_dim ** -0.5
+    softcap: float | None = None  # None or 0: none
+    sinks: Tensor | None = None  # [num_heads_q]
+
+    def find_options(self) -> dict[str, Any]:
+        """Return the same as arguments of the attention functions."""
+        chosen: dict[str, Any] = {"softmax_scale": self.scale}
+        if self.softcap:
+            chosen["softcap"] = self.softcap
+        if self.sinks is not None:
+            chosen["learnable_sink"] = self.sinks
+        return chosen
 
 
 def is_interval(mask: Tensor) -> bool:

@@ -55,7 +55,7 @@ def trace_mask(
     visible = _follow(band, torch.arange(queries, device=device).unsqueeze(0) + offset, keys)
     if tokens is not None:
         padding = Padding.of(pad(tokens.to(device, torch.bool), (0, keys - tokens.shape[1])))
-        torch._assert_async(~padding.find_gaps(), UNTRACEABLE)  # noqa: SLF001 - as torch.func does
+        torch._assert_async(~padding.has_gaps(), UNTRACEABLE)  # noqa: SLF001 - as torch.func does
         visible = _join(visible, (padding.first.unsqueeze(1), padding.end.unsqueeze(1)))
     if queries == 1:
         lo, hi = (x.expand(batch, 1) for x in visible)

@@ -195,7 +195,7 @@ def test_a_mask_of_ours_that_torch_would_get_is_refused() -> None:
 def test_minus_10000_is_a_bias_and_warned_of(calls: list[tuple[int, ...]]) -> None:
     q, k, v = draw_layer()
     bias = ((1 - KEYS.float()) * -10000.0)[:, None, None]
-    reasons._warn_of_low.cache_clear()
+    reasons.told.clear()
     want = dispatch(q, k, v, attn_mask=bias)
     with pytest.warns(UserWarning, match="got -10000, which is a bias"):
         got = dispatch(q, k, v, attn_mask=bias, backend=register())

@@ -19,8 +19,6 @@ SHAPE = 2, 4, 3, 3
 
 @pytest.fixture(autouse=True)
 def _nothing_told() -> Iterator[None]:
-    for said in (reasons._tell, reasons._warn_of_low):
-        said.cache_clear()
     reasons.told.clear()
     yield
     reasons.told.clear()

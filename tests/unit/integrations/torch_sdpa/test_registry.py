@@ -153,7 +153,7 @@ def test_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_torch_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.nn.attention", None)
-    with pytest.raises(FlashDistError, match="needs torch"):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(FlashDistError, match="torch_sdpa` needs torch"):
         register()
     monkeypatch.undo()
