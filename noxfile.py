@@ -40,6 +40,7 @@ from flash_dist.toolkit.make.shared_sessions import (  # noqa: F401 - nox lists 
     build_arm,
     build_wheels,
     image,
+    keys,
     manifest,
 )
 from flash_dist.toolkit.make.toolchain.cross import TARGETS
@@ -421,7 +422,7 @@ def install_test(session: nox.Session) -> None:
 @session_of(default=False)
 def release(session: nox.Session) -> None:
     """Make a release in dist/, or say why not: `-- [--check] [--no-build] [--url URL]`."""
-    install(session, "runtime", "index")
+    install(session, "runtime", "index", "sign")
     args = session.posargs
     session.run("python", "-m", "flash_dist.toolkit.make.release.release", "tree", *args)
     if "--check" in args:
@@ -455,7 +456,7 @@ def sizes(session: nox.Session) -> None:
 def outputs(session: nox.Session) -> None:
     """Update printed outputs, the tables of GPUs and of speed, and the figures; no GPU."""
     wheel = _wheel_of_all(session)
-    install(session, "runtime", "index", "torch", "plot")
+    install(session, "runtime", "index", "sign", "torch", "plot")
     session.run("python", "-m", "pip", "install", "--force-reinstall", "--no-deps", wheel)
     foreign = session.create_tmp()
     options = ["--no-deps", "--only-binary=:all:", "--dest", foreign]

@@ -88,6 +88,7 @@ CHANGELOG
 CONTRIBUTING
 SECURITY
 docs/releasing
+docs/signing
 ```
 """
 

@@ -26,13 +26,14 @@ try:
         build_arm,
         build_wheels,
         image,
+        keys,
         manifest,
         use_toolkit,
     )
 except ValueError as error:  # a table with an error
     sys.exit(f"error: {error}")
 
-__all__ = ["audit", "build_arm", "build_wheels", "image", "manifest", "repro", "tests"]
+__all__ = ["audit", "build_arm", "build_wheels", "image", "keys", "manifest", "repro", "tests"]
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"

@@ -16,7 +16,7 @@ from packaging.tags import parse_tag
 from ..builds.console_script import FILE_NAME as SCRIPTS
 from ..builds.console_script import write_scripts
 from ..builds.contents import Naming, read_manifest_in
-from ..builds.linkage import requirements_of
+from ..builds.linkage import EXTRAS, extra_requirements, requirements_of
 from ..builds.metadata import ANY_PYTHON, PYTHON, read_tags
 from ..product import package_of
 from .needs import find_glibc, find_python, read_floor
@@ -52,6 +52,7 @@ _METADATA_HEADERS: Final = frozenset(
         "Maintainer",
         "Maintainer-email",
         "Project-URL",
+        "Provides-Extra",
         "Requires-Dist",
         "Summary",
     }
@@ -63,7 +64,8 @@ _TEXTS: Final = frozenset(
 # A field may be given by the build; installers of wheels ignore Dynamic.
 _FIXED: Final = {
     "Metadata-Version": frozenset({"2.4"}),
-    "Dynamic": frozenset({"license-file", "requires-dist"}),
+    "Dynamic": frozenset({"license-file", "provides-extra", "requires-dist"}),
+    "Provides-Extra": frozenset(EXTRAS),
 }
 _WHEEL_HEADERS: Final = frozenset({"Generator", "Root-Is-Purelib", "Tag", "Wheel-Version"})
 _WHEEL: Final = {"Wheel-Version": "1.0", "Root-Is-Purelib": "false"}
@@ -153,7 +155,8 @@ def _judge_metadata(metadata: Message, manifest: Manifest) -> Iterator[str]:
     python = str(metadata.get("Requires-Python", ""))
     if python != PYTHON:
         yield f"METADATA is for Python {python or 'of any version'}, not {PYTHON}"
-    wanted = {_normalise(one) for one in requirements_of(manifest)}
+    extras = extra_requirements() if metadata.get_all("Provides-Extra") else ()
+    wanted = {_normalise(one) for one in (*requirements_of(manifest), *extras)}
     found = [_normalise(str(one)) for one in metadata.get_all("Requires-Dist", [])]
     for one in sorted(set(found) - wanted):
         yield f"METADATA requires {one}, which a wheel with this _build.json does not"

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ..builds.conda_package import CondaContents
     from ..builds.listing import Listing
     from ..findings.entry import Entry
+    from .signatures import SignedRelease
 
 JSON_VERSION: Final = 1
 _SHOWN: Final = 10
@@ -91,19 +92,24 @@ class Verification:
         }
 
 
-def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
+def verify_wheel(
+    path: Path, listing: Listing | None = None, signed: SignedRelease | None = None
+) -> Verification:
     """Check a file of a release; an unreadable part is a failed check.
 
     Args:
         path: The file.
         listing: The manifest of its release.
+        signed: The same manifest, if its signature must prove the file.
     """
+    listing = signed.listing if signed else listing
     try:
         sha256, size = _hash_file(path)
     except KernelsError as error:
         return Verification(str(path), "", listing, (_unread("file", error),))
     listed = replace(check_listing(path.name, sha256, size, listing), name="manifest")
-    results = (listed, *_choose_checks(path)(path))
+    proofs = signed.check(path, sha256) if signed else ()
+    results = (listed, *proofs, *_choose_checks(path)(path))
     return Verification(str(path), sha256, listing, results)
 
 

@@ -68,6 +68,14 @@ def has_shared_runtime(cuda: str) -> bool:
 # Requirements of every wheel beside torch, as in pyproject.toml.
 REQUIREMENTS: Final = ("packaging", "rich", "backports.zstd; python_version < '3.14'")
 
+# The optional requirements of a wheel whose project has them dynamic; `verify --key` needs them.
+EXTRAS: Final = {"sign": ("cryptography", "securesystemslib<2,>=1.3")}
+
+
+def extra_requirements() -> tuple[str, ...]:
+    """Return the optional requirements, as METADATA has them."""
+    return tuple(f'{one}; extra == "{name}"' for name, ones in EXTRAS.items() for one in ones)
+
 
 def requirements_of(manifest: Manifest) -> tuple[str, ...]:
     """Return all requirements in METADATA of a wheel with this manifest."""

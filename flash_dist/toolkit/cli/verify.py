@@ -7,9 +7,12 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from ..audit.public_keys import MissingExtraError, read_key
+from ..audit.signatures import read_release
 from ..audit.verify import verify_wheel
 from ..builds.listing import read_listing
-from ..findings.result import EXIT_FINDINGS
+from ..errors import UsageError
+from ..findings.result import EXIT_FINDINGS, EXIT_NOTHING_CHECKED
 from ..findings.verifications import VERIFY_UNREAD
 from ..product import NAME, PROGRAM
 from ..targets.wording import count
@@ -17,7 +20,7 @@ from .options import add_json, add_subcommand, parse_path
 from .terminal.folding import print_line
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
-from .terminal.text import printable
+from .terminal.text import complain, printable, printable_error
 
 if TYPE_CHECKING:
     import argparse
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from ..audit.signatures import SignedRelease
     from ..audit.verify import Verification
     from ..findings.result import CheckResult
     from .options import Subparsers
@@ -34,10 +38,15 @@ examples:
   {PROGRAM} verify {NAME}-*.whl
   {PROGRAM} verify --manifest manifest.json dist/*/*.whl
   {PROGRAM} verify --manifest manifest.json dist/conda/*/*.conda
+  {PROGRAM} verify --manifest manifest.json --key public.json {NAME}-*.whl
 
 Without --manifest a file is only compared with itself: it is undamaged and has the files and the
 code that it declares. Only the manifest shows who built it, and whether a module was changed
 together with RECORD.
+
+With --key the manifest must be signed, and also a statement of provenance for each file; several
+keys: any of them may have signed. An expired key, a changed file, and files of another release
+beside it are refused. Without securesystemslib nothing is verified: exit status 3.
 
 Sources (.tar.gz) and the program in one file (.pyz) can be checked only with a manifest.
 
@@ -75,18 +84,30 @@ def add_parser(subparsers: Subparsers) -> None:
         type=parse_path,
         help="the manifest.json of the release, from a source that you trust",
     )
+    parser.add_argument(
+        "--key",
+        metavar="FILE",
+        type=parse_path,
+        action="append",
+        help="the public key that has signed the manifest, or one of several",
+    )
     add_json(parser, "verify", each="wheel")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify, print and return the exit code."""
+    try:
+        signed = read_signed_release(args)
+    except MissingExtraError as error:
+        complain(f"error: {printable_error(error)}")
+        return EXIT_NOTHING_CHECKED
     listing = read_listing(args.manifest) if args.manifest else None
     console = make_console()
     passed, codes = 0, set[int]()
     for path in args.paths:
         with working(f"verifying {path.name}"):
-            found = verify_wheel(path, listing)
+            found = verify_wheel(path, listing, signed)
         passed += bool(found)
         codes.add(found.exit_code)
         if args.json:
@@ -96,6 +117,16 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print_end(console, passed, len(args.paths), known=listing is not None, quiet=args.quiet)
     return EXIT_FINDINGS if EXIT_FINDINGS in codes else max(codes)
+
+
+def read_signed_release(args: argparse.Namespace) -> SignedRelease | None:
+    """Read the signed manifest, if a key is given."""
+    if not args.key:
+        return None
+    if args.manifest is None:
+        message = "--key proves a manifest, and no --manifest was given"
+        raise UsageError(message, hint="`--manifest manifest.json` names that of the release")
+    return read_release(args.manifest, [read_key(path) for path in args.key])
 
 
 def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: bool) -> None:

@@ -94,3 +94,46 @@ VERIFY_SBOM_DIFFERS: Final = Entry(
     "bill is of another build, or a library was changed.",
     "Do not install it; download it again, or build it again: in a clone by `nox -s build_wheels`.",
 )
+
+VERIFY_UNSIGNED: Final = Entry(
+    "verify-unsigned",
+    "The release is not signed",
+    "`--key` asks for a proof, and the envelope with the signature (`manifest.dsse.json`, or "
+    "`FILE.intoto.dsse.json` of a statement) is missing. The files may be sound, but nobody "
+    "vouches for them.",
+    "Download manifest.json, provenance/ and their `.dsse.json` again. Without `--key` a file is "
+    "only compared with itself and with the manifest.",
+)
+
+VERIFY_SIGNATURE: Final = Entry(
+    "verify-signature",
+    "No given key has signed this",
+    "The manifest or a statement was changed after it was signed, the signature is damaged, or it "
+    "is of another key than those given.",
+    "Do not install it. Get the public key from the publisher; if the key was replaced, give the "
+    "new one, too: `--key OLD --key NEW`.",
+)
+
+VERIFY_KEY_EXPIRED: Final = Entry(
+    "verify-key-expired",
+    "The key has expired",
+    "The public key names its last day in the field `expires`. Afterwards it proves nothing, "
+    "because whoever finds the private key can date a signature back.",
+    "Get the publisher's newest public key. Releases that are still supported are signed again.",
+)
+
+VERIFY_PROVENANCE: Final = Entry(
+    "verify-provenance",
+    "No signed statement tells where the file comes from",
+    "A release has a statement for every file (in-toto, SLSA provenance), with its SHA-256 and its "
+    "commit. It is missing, or it is about another file.",
+    "Download provenance/ of the release beside manifest.json again.",
+)
+
+VERIFY_MIXED_RELEASE: Final = Entry(
+    "verify-mixed-release",
+    "Files of several releases are mixed",
+    "Beside the file, or beside the manifest, lies a file of the same project that the manifest "
+    "does not list, or one with other bytes; or a statement is of another commit.",
+    "Put the files of one release into a folder of their own, and verify them there.",
+)

@@ -69,10 +69,21 @@ def audit(session: nox.Session) -> None:
 
 @session_of
 def manifest(session: nox.Session) -> None:
-    """Verify the wheels in dist/, and write manifest.json, SHA256SUMS and provenance/ there."""
+    """Verify the wheels in dist/, and write manifest.json, SHA256SUMS and provenance/ there.
+
+    Signs them with the private key that the variable NAME_SIGNING_KEY names.
+    """
     use_toolkit(session)
-    install(session, "runtime", "index")
+    install(session, "runtime", "index", "sign")
     session.run("python", "-m", f"{MAKE}.release.manifest", *session.posargs)
+
+
+@session_of(default=False)
+def keys(session: nox.Session) -> None:
+    """Make a pair of keys for signing releases: `-- FOLDER [--expires DATE]`."""
+    use_toolkit(session)
+    install(session, "runtime", "sign")
+    session.run("python", "-m", f"{MAKE}.release.signing", *session.posargs)
 
 
 add_channels(use_toolkit)

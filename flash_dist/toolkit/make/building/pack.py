@@ -22,7 +22,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 from ...builds.declared import declare_build
-from ...builds.linkage import runtime_requirements
+from ...builds.linkage import EXTRAS, runtime_requirements
 from ...builds.manifest import FILE_NAME as MANIFEST
 from ...builds.manifest import load_manifest
 from ...builds.metadata import ANY_PYTHON
@@ -63,19 +63,24 @@ if TYPE_CHECKING:
 def choose_metadata(*, sources: bool, labelled: bool = True) -> dict[str, Any]:
     """Return version and dependencies of the wheel, or of the sources, which have no arch set.
 
+    A project gets the optional ones if its `dynamic` has `optional-dependencies`.
+
     Args:
         sources: Pack the sources.
         labelled: Add the label of the arch set to the version of a wheel.
     """
     project = load_project()
     needed = list(project.requirements)
+    dynamic = read_pyproject(PYPROJECT)["project"]["dynamic"]
+    extras = {"extras_require": EXTRAS} if "optional-dependencies" in dynamic else {}
     if sources:
-        return {"version": project.version, "install_requires": needed}
+        return {"version": project.version, "install_requires": needed, **extras}
     plan = plan_this_build()
     version = project.wheel_version(plan.toolkit, plan.archset.label)
     return {
         "version": version if labelled else project.version,
         "install_requires": [*needed, *runtime_requirements(plan.toolkit)],
+        **extras,
     }
 
 

@@ -2,10 +2,12 @@
 
     manifest.json                    every wheel: set, targets, SHA-256, size, tags, toolkit, torch;
                                      and files of other channels, including the sources
-    provenance/<file>.intoto.json    sources and build of each file, unsigned
+    provenance/<file>.intoto.json    sources and build of each file
+    *.dsse.json                      beside each of these: its signed envelope, if the environment
+                                     names a key, see signing.py
     SHA256SUMS                       of all of these, for `sha256sum --check`
 
-Every wheel is verified first. Equal wheels and commit give equal bytes.
+Every wheel is verified first. Equal wheels, commit and keys give equal bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ...audit.signatures import MANIFEST_TYPE, PROVENANCE, STATEMENT, STATEMENT_TYPE, envelope_of
 from ...builds.listing import FILE_NAME, VERSION
 from ...product import NAME
 from ..command import command
@@ -26,28 +29,40 @@ from ..wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_
 from ..wheels.run_time import name_toolkit
 from ..wheels.source import Source, find_other_toolkit, read_source
 from .channels import Row, find_published, released
+from .signing import VARIABLE as SIGNING_KEY
+from .signing import find_signers, sign_file
 from .statement import Subject, state_file, state_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from securesystemslib.signer import CryptoSigner
+
     from ..wheels.channel import Published
 
-PROVENANCE: Final = "provenance"
 SUMS: Final = "SHA256SUMS"
 
 
-def write_release(dist: Path, artefacts: Sequence[Artefact], source: Source | None) -> list[Path]:
-    """Write manifest, statements and checksums.
+def write_release(
+    dist: Path,
+    artefacts: Sequence[Artefact],
+    source: Source | None,
+    signers: Sequence[CryptoSigner] = (),
+) -> list[Path]:
+    """Write manifest, statements, their signatures and checksums.
 
     Args:
         dist: Folder with the folders of the wheels.
         artefacts: The wheels.
         source: The commit; None omits it.
+        signers: The keys that sign; none: nothing is signed.
 
     Raises:
         KernelsError: A wheel does not verify, or is not of the commit.
     """
+    if signers and source is None:
+        message = "a signed release names its commit, and --no-commit leaves it out"
+        raise ArtefactError(message, hint=f"unset {SIGNING_KEY} for a trial")
     for one in artefacts:
         require_sound(one)
         if source is not None:
@@ -56,15 +71,21 @@ def write_release(dist: Path, artefacts: Sequence[Artefact], source: Source | No
     shutil.rmtree(dist / PROVENANCE, ignore_errors=True)
     (dist / PROVENANCE).mkdir()
     written = [dist / FILE_NAME]
+    envelope_of(written[0]).unlink(missing_ok=True)
     _write_json(written[0], make_manifest(dist, artefacts, source, files))
     statements = {one.file_name: state_wheel(one, source) for one in artefacts}
     for row, file in files:
         subject = _subject(file.path)
         statements[subject.name] = state_file(subject, row.name, file.wheel, source)
     for name, statement in statements.items():
-        path = dist / PROVENANCE / f"{name}.intoto.json"
+        path = dist / PROVENANCE / f"{name}{STATEMENT}"
         _write_json(path, statement)
         written.append(path)
+    if signers:
+        kinds = [MANIFEST_TYPE, *(STATEMENT_TYPE for _ in statements)]
+        written += [
+            sign_file(path, kind, signers) for path, kind in zip(written, kinds, strict=True)
+        ]
     named = [*(one.path for one in artefacts), *(file.path for _, file in files), *written]
     (dist / SUMS).write_text(_sum(dist, named), encoding="utf-8")
     return [*written, dist / SUMS]
@@ -167,10 +188,13 @@ def main() -> int:
     args = parser.parse_args()
     artefacts = find_artefacts(args.dist)
     source = None if args.no_commit else read_source()
-    written = write_release(args.dist, artefacts, source)
+    signers = find_signers()
+    written = write_release(args.dist, artefacts, source, signers)
     for one in artefacts:
         print(f"{one.sha256}  {one.file_name}")
     print(f"of commit {source.commit}" if source else "of no named commit")
+    keys = ", ".join(one.public_key.keyid for one in signers)
+    print(f"signed by {keys}" if keys else f"not signed: {SIGNING_KEY} names no key")
     for path in written:
         print(f"wrote   {path}")
     return 0

@@ -1,6 +1,6 @@
-"""Statement on one file of a release: in-toto with SLSA provenance v1, unsigned.
+"""Statement on one file of a release: in-toto with SLSA provenance v1.
 
-All of it comes from `_build.json` and the source; a signer vouches for it.
+All of it comes from `_build.json` and the source; whoever signs it vouches for it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ...audit.signatures import PREDICATE_TYPE
 from ...product import SCRIPT
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _state(
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": subject.name, "digest": {"sha256": subject.sha256}}],
-        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicateType": PREDICATE_TYPE,
         "predicate": {
             "buildDefinition": {
                 "buildType": f"{_URN}:{kind}:v1",
