@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import nox
@@ -18,6 +21,7 @@ from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.make.locks import BESIDE, lock_path
 from flash_dist.toolkit.make.project import ARCHSETS, TOOLKIT, load_project
 from flash_dist.toolkit.make.release.channels import CHANNELS, released
+from flash_dist.toolkit.make.release.steps import Step, walk
 from flash_dist.toolkit.make.sessions import (
     GROUPS,
     NATIVE,
@@ -44,6 +48,7 @@ from flash_dist.toolkit.make.shared_sessions import (  # noqa: F401 - nox lists 
     manifest,
 )
 from flash_dist.toolkit.make.toolchain.cross import TARGETS
+from flash_dist.toolkit.product import VARIABLES
 from flash_dist.toolkit.targets.archs import SESSIONS
 
 nox.needs_version = ">=2025.10"
@@ -421,19 +426,44 @@ def install_test(session: nox.Session) -> None:
 
 @session_of(default=False)
 def release(session: nox.Session) -> None:
-    """Make a release in dist/, or say why not: `-- [--check] [--no-build] [--url URL]`."""
+    """Make a release in dist/, or say why not: `-- [--check] [--no-build] [--url URL]`.
+
+    Goes on where an earlier run was killed. FLASH_DIST_SIGNING_KEY names the key that signs.
+    """
     install(session, "runtime", "index", "sign")
     args = session.posargs
-    session.run("python", "-m", "flash_dist.toolkit.make.release.release", "tree", *args)
+    judge = ["python", "-m", "flash_dist.toolkit.make.release.release"]
+    session.run(*judge, "tree", *args)
     if "--check" in args:
         return
-    if "--no-build" not in args:
-        for name in sorted(SESSIONS.values()):
-            run_session(session, name)
-    session.run("python", "-m", "flash_dist.toolkit.make.release.release", "wheels", *args)
-    for name in RELEASED:
-        run_session(session, name, *args_of(name, args))
-    session.run("python", "-m", "flash_dist.toolkit.make.release.release", "publish", *args)
+
+    def run(step: Step) -> None:
+        if step.name == "wheels":
+            session.run(*judge, "wheels", *args)
+        else:
+            run_session(session, step.name, *args_of(step.name, args))
+
+    commit = str(session.run("git", "rev-parse", "HEAD", external=True, silent=True)).strip()
+    skipped = walk(ROOT / "dist", commit, release_steps(args), run)
+    if skipped:
+        session.log(f"complete before, and unchanged since: {', '.join(skipped)}")
+    session.run(*judge, "publish", *args)
+
+
+def release_steps(args: list[str]) -> list[Step]:
+    """Return the steps of a release with these arguments; its files are those of each step."""
+    sets = load_archsets(ARCHSETS).values()
+    wheels = {
+        name: tuple(f"{one.name}/*.whl" for one in sets if one.session == name)
+        for name in sorted(SESSIONS.values())
+    }
+    built = [] if "--no-build" in args else [Step(name, made) for name, made in wheels.items()]
+    made = {row.name: (row.files or f"{row.name}/**/*",) for row in released()}
+    made["manifest"] = ("manifest*.json", "SHA256SUMS", "provenance/*")
+    asked = {"manifest": (os.environ.get(f"{VARIABLES}SIGNING_KEY", ""),)}
+    files = [Step(name, made.get(name, ()), asked.get(name, ())) for name in RELEASED]
+    steps = [*built, Step("wheels", tuple(chain.from_iterable(wheels.values()))), *files]
+    return [replace(one, asked=(*one.asked, *args_of(one.name, args))) for one in steps]
 
 
 @session_of

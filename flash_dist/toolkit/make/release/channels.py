@@ -31,6 +31,7 @@ class Row:
     summary: str  # for `nox -l`
     groups: tuple[str, ...]  # of pyproject.toml, that its session installs
     packed: tuple[str, ...] = ()  # groups that go into it: its first argument is their folder
+    files: str = ""  # the file in dist/ that it writes, as a pattern; empty: its folder
     released: bool = True  # it is part of a release; otherwise only a session
     linked: bool = False  # the index copies its folder, and the page has its links
     options: tuple[str, ...] = ()  # of a release, that it accepts
@@ -50,6 +51,7 @@ CHANNELS: Final = {
             f"{MAKE}.building.sdist",
             f"Pack the sources into dist/{NAME}-X.tar.gz, the same bytes each time, and check it.",
             groups=("backend", "sdist"),
+            files=f"{NAME}-*.tar.gz",
         ),
         Row(
             "conda",
@@ -82,6 +84,7 @@ CHANNELS: Final = {
             "torch.",
             groups=("runtime", "zipapp"),
             packed=("program",),
+            files=f"{NAME}.pyz",
         ),
         Row(
             "hub",

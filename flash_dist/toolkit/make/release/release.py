@@ -8,6 +8,7 @@ python -m PACKAGE.toolkit.make.release.release publish    print the remaining st
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...audit.own import audit_wheel, describe_failure
+from ...audit.signatures import envelope_of
 from ...builds.listing import FILE_NAME
 from ...builds.published import published_sets
 from ...errors import KernelsError
-from ...product import NAME
+from ...product import NAME, PROGRAM
 from ...targets.wording import format_size
 from ..command import command
 from ..container.engine import find_engine
@@ -34,6 +36,7 @@ from ..wheels.platform_tags import (
 )
 from ..wheels.source import Source, ask_git, read_source
 from .manifest import SUMS, require_source
+from .signing import VARIABLE, find_signers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -143,18 +146,37 @@ def _require_wheel(one: Artefact, archset: ArchSet, version: str, source: Source
         require_source(one, source)
 
 
-def describe_publishing(version: str, commit: str, dist: Path, url: str) -> str:
+def describe_publishing(
+    version: str, commit: str, dist: Path, url: str, keyids: Sequence[str] = ()
+) -> str:
     """List the remaining steps for a person."""
     tag = f"git tag -a v{version} -m '{NAME} {version}' {commit[:12]}"
-    lines = [
-        f"release {version} of commit {commit[:12]} is ready in {dist}",
-        f"  1. copy index/ to {url or 'your server of files'}",
-        f"  2. put {FILE_NAME}, {SUMS} and provenance/ beside it",
-        f"  3. twine upload {PYPI}/*.whl",
-        f"  4. {tag} && git push origin v{version}",
-        "On GitHub the tag alone builds and publishes all that: .github/workflows/release.yml",
+    proof = f"{PROGRAM} verify --manifest {FILE_NAME}{' --key public.json' if keyids else ''}"
+    envelope = f", {envelope_of(dist / FILE_NAME).name}" if keyids else ""
+    signed = f"signed by {', '.join(one[:12] for one in keyids)}" if keyids else "not signed"
+    sign = f"sign: `{VARIABLE}=KEY nox -s release` again, which goes on at the manifest"
+    steps = [
+        *([] if keyids else [sign]),
+        f"copy index/ to {url or 'your server of files'}",
+        f"put {FILE_NAME}{envelope}, {SUMS} and provenance/ beside it",
+        f"twine upload {PYPI}/*.whl",
+        f"{tag} && git push origin v{version}",
+        f"download a file as users do, on another machine: `{proof} FILE`",
     ]
+    lines = [f"release {version} of commit {commit[:12]} is ready in {dist}, {signed}"]
+    lines += [f"  {number}. {step}" for number, step in enumerate(steps, 1)]
+    lines.append(
+        "On GitHub the tag alone builds, attests and publishes: .github/workflows/release.yml"
+    )
     return "\n".join(lines)
+
+
+def read_keyids(dist: Path) -> list[str]:
+    """Return the ids of the keys that have signed the manifest."""
+    envelope = envelope_of(dist / FILE_NAME)
+    if not envelope.is_file():
+        return []
+    return [one["keyid"] for one in json.loads(envelope.read_text("utf-8"))["signatures"]]
 
 
 def check_tree(args: argparse.Namespace, version: str) -> None:
@@ -165,7 +187,9 @@ def check_tree(args: argparse.Namespace, version: str) -> None:
     commit = require_tree(ROOT, version)
     is_built = args.no_build or args.check
     how = "wheels are built elsewhere" if is_built else f"built by {require_engine(os.environ)}"
-    print(f"release {version} of commit {commit[:12]}, {how}")
+    keys = ", ".join(one.public_key.keyid[:12] for one in find_signers())
+    signed = f"signed by {keys}" if keys else f"not signed: {VARIABLE} names no key"
+    print(f"release {version} of commit {commit[:12]}, {how}, {signed}")
 
 
 def check_wheels(args: argparse.Namespace, version: str) -> None:
@@ -187,15 +211,15 @@ def tell_publishing(args: argparse.Namespace, version: str) -> None:
     if missing:
         message = f"`{args.dist}` lacks {', '.join(missing)}"
         raise ReleaseError(message, hint="`nox -s index pypi manifest` makes them")
-    print(describe_publishing(version, read_source().commit, args.dist, args.url))
+    keyids = read_keyids(args.dist)
+    print(describe_publishing(version, read_source().commit, args.dist, args.url, keyids))
 
 
 STAGES: Final = {"tree": check_tree, "wheels": check_wheels, "publish": tell_publishing}
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of a stage and of the session's options."""
     parser = argparse.ArgumentParser(prog="nox -s release --", description="Make a release.")
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--no-build", action="store_true", help="the wheels in dist/ are those")
@@ -203,7 +227,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tag", default="", help="the tag that is released must be this version's")
     parser.add_argument("--url", default="", help="where the index will be served from")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    args = make_parser().parse_args(arguments)
     STAGES[args.stage](args, load_project().version)
     return 0
 

@@ -15,6 +15,7 @@ from flash_dist.toolkit.make.release.release import (
     describe_publishing,
     find_problems,
     main,
+    read_keyids,
     require_changelog,
     require_engine,
     require_tree,
@@ -23,6 +24,7 @@ from flash_dist.toolkit.make.wheels.artefacts import find_artefacts
 from flash_dist.toolkit.make.wheels.platform_tags import platform_of
 from flash_dist.toolkit.make.wheels.source import Source, SourceError
 from flash_dist.toolkit.targets.archs import ArchSet
+from tests.unit.made.signed_release import make_pair, write_signed
 from tests.unit.made.wheels import write_dist
 from tests.unit.made.whole_wheel import BLOBS, FILES, NAME, make_files, write_whole_wheel
 from tests.unit.toolkit.make.wheels.test_planted_releases import declare
@@ -204,3 +206,18 @@ def test_the_last_words_say_where_to_and_which_tag(tmp_path: Path) -> None:
     said = describe_publishing("0.1.0", "c" * 40, tmp_path, "https://example.org/")
     assert "copy index/ to https://example.org/" in said
     assert "git tag -a v0.1.0 -m 'flash_dist 0.1.0' cccccccccccc && git push origin v0.1.0" in said
+    assert "1. sign: `FLASH_DIST_SIGNING_KEY=KEY nox -s release` again" in said
+    assert "verify --manifest manifest.json FILE`" in said
+
+
+def test_the_last_words_name_the_key_that_has_signed(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path)
+    write_signed(tmp_path / "dist", pair)
+    keyids = read_keyids(tmp_path / "dist")
+    assert keyids == [pair.signer.public_key.keyid]
+    said = describe_publishing("0.1.0", "c" * 40, tmp_path, "", keyids)
+    assert f"signed by {keyids[0][:12]}\n  1. copy index/ to your server of files" in said
+    assert "put manifest.json, manifest.dsse.json, SHA256SUMS and provenance/ beside it" in said
+    assert "verify --manifest manifest.json --key public.json FILE`" in said
+    write_signed(tmp_path / "dist")
+    assert read_keyids(tmp_path / "dist") == []

@@ -1,0 +1,104 @@
+"""Walks the steps of a release, and goes on where an earlier walk was killed.
+
+`dist/release.json` records each step with the SHA-256 of every file that it made. A step is skipped
+if it was asked for the same, of the same files of the steps before it, and its own files are
+unchanged. It is recorded when it is complete: one that was killed is repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import KernelsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+RECORD: Final = "release.json"
+VERSION: Final = 1
+
+
+class StepError(KernelsError):
+    """A step ended well, and made nothing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step.
+
+    Args:
+        name: Of its session.
+        made: Patterns of the files in dist/ that it makes; none: it only judges.
+        asked: Everything else that its result depends on.
+    """
+
+    name: str
+    made: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+
+
+def walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], None]) -> list[str]:
+    """Run the steps that are not complete, in their order.
+
+    Args:
+        dist: Folder of their files.
+        basis: Whatever all steps depend on, such as the commit.
+        steps: All steps of the release.
+        run: Runs one; an error ends the walk.
+
+    Returns:
+        The names of the skipped steps.
+
+    Raises:
+        StepError: A step made none of its files.
+    """
+    recorded, skipped = _read(dist), []
+    for step in steps:
+        asked = _digest([basis, step.name, step.asked])
+        made = hash_files(dist, step.made)
+        if recorded.get(step.name) == {"asked": asked, "made": made}:
+            skipped.append(step.name)
+        else:
+            run(step)
+            made = hash_files(dist, step.made)
+            if step.made and not made:
+                message = f"`{step.name}` made no file {' or '.join(step.made)} in `{dist}`"
+                raise StepError(message, hint=f"`nox -s {step.name}` shows what it does")
+            recorded[step.name] = {"asked": asked, "made": made}
+            _write(dist, recorded)
+        basis = _digest([asked, made])
+    return skipped
+
+
+def hash_files(dist: Path, patterns: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of the files of some patterns, by their path in a folder."""
+    paths = {path for pattern in patterns for path in dist.glob(pattern) if path.is_file()}
+    return {
+        path.relative_to(dist).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(paths)
+    }
+
+
+def _digest(data: object) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def _read(dist: Path) -> dict[str, Any]:
+    """Return the recorded steps; none if there is no record that can be read."""
+    try:
+        data: Mapping[str, Any] = json.loads((dist / RECORD).read_text(encoding="utf-8"))
+        return dict(data["steps"]) if data["version"] == VERSION else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _write(dist: Path, steps: Mapping[str, Any]) -> None:
+    dist.mkdir(exist_ok=True)
+    work = dist / f"{RECORD}.part"
+    text = json.dumps({"version": VERSION, "steps": steps}, indent=1, sort_keys=True)
+    work.write_text(f"{text}\n", encoding="utf-8")
+    work.replace(dist / RECORD)
