@@ -355,13 +355,14 @@ def fingerprint_check(session: nox.Session) -> None:
 
 @session_of
 def lint(session: nox.Session) -> None:
-    """Ruff with all rules, its formatter, clang-format, layers of imports, commit subjects."""
+    """Ruff with all rules, formatters, layers of imports, commit subjects, pyproject.toml."""
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-cache", "--no-logo")
     session.run("python", "-m", "ci.own_names")
     session.run("python", "-m", "ci.commits")
+    session.run("validate-pyproject", "pyproject.toml", str(TOOLKIT / "pyproject.toml"))
     patterns = ("*.cpp", "*.h", "*.cuh", "*.cu")
     listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns)
     sources = Path(session.create_tmp()) / "sources.txt"

@@ -49,12 +49,10 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
     left_out = f"{unfit} of {len(index.wheels)} wheels are not for {whom}"
     read = [_read_if_possible(wheel) for wheel in _with_sizes(fitting)]
     candidates = [one for one in read if isinstance(one, Candidate)]
-    labelled = {(one.name, one.version.public) for one in candidates if _has_label(one)}
+    labelled = {_release(one) for one in candidates if _has_label(one)}
     return Offer(
         tuple(  # the same wheel may be there for PyPI, too
-            one
-            for one in candidates
-            if _has_label(one) or (one.name, str(one.version)) not in labelled
+            one for one in candidates if _has_label(one) or _release(one) not in labelled
         ),
         (*([left_out] if unfit else []), *(one for one in read if isinstance(one, str))),
     )
@@ -72,6 +70,10 @@ def _with_sizes(wheels: Sequence[IndexedWheel]) -> list[IndexedWheel]:
 
 def _has_label(one: Candidate) -> bool:
     return one.version is None or one.version.local is not None
+
+
+def _release(one: Candidate) -> tuple[str, str]:
+    return one.name, str(one.version).partition("+")[0]
 
 
 def _read_if_possible(wheel: IndexedWheel) -> Candidate | str:
