@@ -459,8 +459,10 @@ def release_steps(args: list[str]) -> list[Step]:
         for name in sorted(SESSIONS.values())
     }
     built = [] if "--no-build" in args else [Step(name, made) for name, made in wheels.items()]
-    made = {row.name: (row.files or f"{row.name}/**/*",) for row in released()}
-    made["manifest"] = ("manifest*.json", "SHA256SUMS", "provenance/*")
+    made = {
+        **{row.name: (row.files or f"{row.name}/**/*",) for row in released()},
+        "manifest": ("manifest*.json", "SHA256SUMS", "provenance/*"),
+    }
     asked = {"manifest": (os.environ.get(f"{VARIABLES}SIGNING_KEY", ""),)}
     files = [Step(name, made.get(name, ()), asked.get(name, ())) for name in RELEASED]
     steps = [*built, Step("wheels", tuple(chain.from_iterable(wheels.values()))), *files]

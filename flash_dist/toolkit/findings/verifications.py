@@ -96,7 +96,6 @@ VERIFY_SBOM_DIFFERS: Final = Entry(
 )
 
 VERIFY_UNSIGNED: Final = Entry(
-    "verify-unsigned",
     "The release is not signed",
     "`--key` asks for a proof, and the envelope with the signature (`manifest.dsse.json`, or "
     "`FILE.intoto.dsse.json` of a statement) is missing. The files may be sound, but nobody "
@@ -106,7 +105,6 @@ VERIFY_UNSIGNED: Final = Entry(
 )
 
 VERIFY_SIGNATURE: Final = Entry(
-    "verify-signature",
     "No given key has signed this",
     "The manifest or a statement was changed after it was signed, the signature is damaged, or it "
     "is of another key than those given.",
@@ -115,7 +113,6 @@ VERIFY_SIGNATURE: Final = Entry(
 )
 
 VERIFY_KEY_EXPIRED: Final = Entry(
-    "verify-key-expired",
     "The key has expired",
     "The public key names its last day in the field `expires`. Afterwards it proves nothing, "
     "because whoever finds the private key can date a signature back.",
@@ -123,7 +120,6 @@ VERIFY_KEY_EXPIRED: Final = Entry(
 )
 
 VERIFY_PROVENANCE: Final = Entry(
-    "verify-provenance",
     "No signed statement tells where the file comes from",
     "A release has a statement for every file (in-toto, SLSA provenance), with its SHA-256 and its "
     "commit. It is missing, or it is about another file.",
@@ -131,7 +127,6 @@ VERIFY_PROVENANCE: Final = Entry(
 )
 
 VERIFY_MIXED_RELEASE: Final = Entry(
-    "verify-mixed-release",
     "Files of several releases are mixed",
     "Beside the file, or beside the manifest, lies a file of the same project that the manifest "
     "does not list, or one with other bytes; or a statement is of another commit.",

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flash_dist.toolkit.audit.signatures import PROVENANCE
 from flash_dist.toolkit.builds.published import load_archsets, load_picks
 from flash_dist.toolkit.make.declared.keys import DeclarationError
 from flash_dist.toolkit.make.declared.sets import RESERVED, read_sets, read_targets
 from flash_dist.toolkit.make.release.channels import CHANNELS
 from flash_dist.toolkit.make.release.index import DEFAULT, PACKAGES
-from flash_dist.toolkit.make.release.manifest import PROVENANCE
 from flash_dist.toolkit.targets.archs import Arch
 from tests.unit.made.projects import require_sentence, write
 
