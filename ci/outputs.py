@@ -95,7 +95,6 @@ OUTPUTS: Final = (
     Output("select", "tree", 'select --gpu "RTX 3090,H100" --driver 580'),
     Output("explain", "tree", 'explain "device kernel image is invalid"'),
     Output("verify", "wheel", "verify --manifest manifest.json flash_dist-*.whl"),
-    Output("what-if", "wheel", "doctor --gpu 7.5,8.6 --driver 580"),
     Output("library", "foreign", f"doctor --wheel {_XFORMERS} --gpu 7.5,8.6 --driver 580"),
     Output("coverage", "foreign", "inspect --level coverage xformers/_C.so"),
     Output(
