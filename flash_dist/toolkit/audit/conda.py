@@ -23,8 +23,8 @@ from ..builds.conda_solver import (
     name_build,
     read_platform,
 )
-from ..builds.console_script import LINK, make_link
 from ..builds.contents import read_contents, read_manifest
+from ..builds.entry_points import LINK, make_link
 from ..builds.metadata import read_metadata
 from ..builds.tar_headers import find_foreign_headers
 from ..builds.zip_layout import read_members

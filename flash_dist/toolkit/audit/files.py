@@ -11,8 +11,8 @@ import re
 import stat
 from typing import TYPE_CHECKING, Final
 
-from ..builds.console_script import FILE_NAME as SCRIPTS
 from ..builds.contents import Naming
+from ..builds.entry_points import FILE_NAME as SCRIPTS
 from ..builds.sbom import bill_name
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def _judge_files(files: set[str], manifest: Manifest, more: frozenset[str]) -> I
     name_of, naming = manifest.product, Naming(manifest.product)
     listed = {f"{name_of}/{name}" for name in manifest.files}
     built = {*naming.members(manifest), naming.manifest}
-    scripts = (SCRIPTS,) if manifest.scripts else ()
-    required = (*_REQUIRED, *scripts, *(f"licenses/{one}" for one in manifest.licenses))
+    points = (SCRIPTS,) if manifest.scripts or manifest.entry_points else ()
+    required = (*_REQUIRED, *points, *(f"licenses/{one}" for one in manifest.licenses))
     said = {*required, "top_level.txt", f"sboms/{bill_name(name_of)}", *more}
     infos = set[str]()
     if not listed:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from email.parser import BytesHeaderParser
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import parse_tag
 
-from ..builds.console_script import FILE_NAME as SCRIPTS
-from ..builds.console_script import write_scripts
 from ..builds.contents import Naming, read_manifest_in
+from ..builds.entry_points import FILE_NAME as SCRIPTS
+from ..builds.entry_points import write_entry_points
 from ..builds.linkage import EXTRAS, extra_requirements, requirements_of
 from ..builds.metadata import ANY_PYTHON, PYTHON, read_tags
 from ..product import package_of
@@ -108,10 +109,11 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
         if top != [name]:
             yield f"top_level.txt names {', '.join(top) or 'nothing'}, not {name} alone"
     if f"{info}.dist-info/{SCRIPTS}" in wheel.names:
-        scripts = _read(wheel, info, SCRIPTS).decode("utf-8", "backslashreplace")
-        if scripts != write_scripts(manifest.scripts):
-            listed = ", ".join(manifest.scripts) or "none"
-            yield f"{SCRIPTS} does not name the scripts of _build.json alone: {listed}"
+        points = _read(wheel, info, SCRIPTS).decode("utf-8", "backslashreplace")
+        if points != write_entry_points(manifest.scripts, manifest.entry_points):
+            plugins = chain.from_iterable(manifest.entry_points.values())
+            listed = ", ".join((*manifest.scripts, *plugins)) or "none"
+            yield f"{SCRIPTS} does not name the scripts and plug-ins of _build.json alone: {listed}"
     members = naming.members(manifest)
     floor, needed = read_floor(file_name), max(find_glibc(wheel, members), default=0)
     if floor is not None and needed > floor:

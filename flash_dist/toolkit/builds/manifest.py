@@ -6,7 +6,7 @@ Every dataclass has `from_json` and `to_json`, which round-trip.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..binaries.json_text import parse_json
@@ -20,6 +20,7 @@ from ..targets.verdict import OLDEST
 from .package import PACKAGE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 VERSION: Final = 1
@@ -138,6 +139,8 @@ class Manifest:
     libraries: tuple[str, ...] = PRODUCT.libraries  # files in the package
     dependencies: tuple[str, ...] = ()  # except torch and those of `linkage.REQUIREMENTS`
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
+    # Plug-ins: such lines by the group that names their host.
+    entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     licenses: tuple[str, ...] = ()  # files in the dist-info
 
     @classmethod
@@ -176,6 +179,10 @@ class Manifest:
                 libraries=_read_names(product.get("libraries", _OWN["libraries"])),
                 dependencies=_read_names(product.get("dependencies", _OWN["dependencies"])),
                 scripts=_read_names(product.get("scripts", _OWN["scripts"])),
+                entry_points={
+                    str(group): _read_names(lines)
+                    for group, lines in product.get("entry_points", {}).items()
+                },
                 licenses=_read_names(product.get("licenses", _OWN["licenses"])),
             )
         except KeyError as error:
@@ -207,6 +214,7 @@ class Manifest:
                 "libraries": list(self.libraries),
                 "dependencies": list(self.dependencies),
                 "scripts": list(self.scripts),
+                "entry_points": {group: list(lines) for group, lines in self.entry_points.items()},
                 "licenses": list(self.licenses),
             },
             "package_version": self.package_version,

@@ -60,7 +60,13 @@ from .declared.keys import (
 )
 from .declared.modules import find_package, require_commands, require_modules, require_room
 from .declared.names import DISTRIBUTION, read_name, require_namespace
-from .declared.project_table import find_licenses, read_dependencies, read_project, require_releases
+from .declared.project_table import (
+    find_licenses,
+    list_functions,
+    read_dependencies,
+    read_project,
+    require_releases,
+)
 from .declared.sets import load_sets, read_sets, read_targets
 
 if TYPE_CHECKING:
@@ -127,6 +133,8 @@ class Project:
     spills: Path | tuple[Mapping[str, Any], ...] = ()
     tests: tuple[Path, ...] = ()  # of a wheel, without a GPU: programs, and folders for pytest
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
+    # Plug-ins: such lines by the group that names their host.
+    entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     licenses: tuple[str, ...] = ()
     hub_card: Path | None = None
 
@@ -237,7 +245,10 @@ def read_declaration(data: Mapping[str, Any], root: Path) -> Project:
         host=find_paths(dispatch.get("host", ()), root, f"`host` {place}", CXX),
         spills=_read_spills(gates.get("spills", []), root),
         tests=tuple(_find_tests(gates.get("tests"), data, root)),
-        scripts=tuple(f"{key} = {value}" for key, value in project.get("scripts", {}).items()),
+        scripts=list_functions(project.get("scripts", {})),
+        entry_points={
+            group: list_functions(table) for group, table in project.get("entry-points", {}).items()
+        },
         licenses=tuple(find_licenses(project, root)),
         hub_card=find_path(own["hub_card"], root, f"`hub_card` of {PLACE}", MARKDOWN)
         if "hub_card" in own

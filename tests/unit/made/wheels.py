@@ -82,6 +82,7 @@ def make_manifest(archset: ArchSet, version: str) -> Manifest:
         targets=tuple(TargetInfo(arch, "native") for arch in archset.archs),
         kernels=kernels,
         scripts=load_project().scripts,
+        entry_points=load_project().entry_points,
         licenses=load_project().licenses,
     )
 

@@ -57,7 +57,11 @@ def make_declared() -> Manifest:
     kernel = make_kernel("sm_90a", source="targets/sm_90a/fwd_d64.cu")
     flags = ("-O3", "--compress-mode=size", "-gencode=arch=compute_90a,code=sm_90a")
     project = load_project()
-    told = {"scripts": project.scripts, "licenses": project.licenses}
+    told = {
+        "scripts": project.scripts,
+        "entry_points": project.entry_points,
+        "licenses": project.licenses,
+    }
     return make_manifest("9.0a", kernels=(kernel,), parts=PARTS, flags=flags, files=FILES, **told)
 
 

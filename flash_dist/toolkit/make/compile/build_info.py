@@ -87,6 +87,7 @@ def make_manifest(
         libraries=PRODUCT.libraries,
         dependencies=project.dependencies,
         scripts=project.scripts,
+        entry_points=project.entry_points,
         licenses=project.licenses,
     )
 

@@ -13,7 +13,7 @@ import tarfile
 import zipfile
 from typing import TYPE_CHECKING
 
-from ...builds.console_script import LINK, make_link
+from ...builds.entry_points import LINK, make_link
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DYNAMIC: Final = ("version", "dependencies")
-_ADDED: Final = ("optional-dependencies", "entry-points", "gui-scripts")
+_ADDED: Final = ("optional-dependencies", "gui-scripts")
 _LICENSES: Final = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 
 OLDEST_TORCH: Final = (2, 10)  # whose stable ABI bindings use: native/CMakeLists.txt
@@ -44,11 +44,25 @@ def read_project(data: Mapping[str, Any]) -> Mapping[str, Any]:
             got = spell(project[key])
             message = f"`{key}` of [project] must be left out, got {got}: no wheel has them"
             raise DeclarationError(message, hint="`scripts` of [project] names functions to run")
-    scripts = project.get("scripts", {})
-    if not isinstance(scripts, dict) or not all(map(_is_text, scripts.values())):
-        message = f"`scripts` of [project] must be a table of functions, got {spell(scripts)}"
-        raise DeclarationError(message, hint='for example `my-norms = "my_norms.__main__:run"`')
+    _require_functions("scripts", project.get("scripts", {}))
+    groups = project.get("entry-points", {})
+    if not isinstance(groups, dict) or {"console_scripts", "gui_scripts"} & {*groups}:
+        message = f"`entry-points` of [project] must be tables of plug-ins, got {spell(groups)}"
+        raise DeclarationError(message, hint="`scripts` of [project] names functions to run")
+    for group, table in groups.items():
+        _require_functions(f"entry-points.{group}", table)
     return project
+
+
+def _require_functions(key: str, table: object) -> None:
+    if not isinstance(table, dict) or not all(map(_is_text, table.values())):
+        message = f"`{key}` of [project] must be a table of functions, got {spell(table)}"
+        raise DeclarationError(message, hint='for example `my-norms = "my_norms.__main__:run"`')
+
+
+def list_functions(table: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the lines of entry_points.txt: `name = module:function`."""
+    return tuple(f"{name} = {function}" for name, function in table.items())
 
 
 def _require_python(project: Mapping[str, Any]) -> None:

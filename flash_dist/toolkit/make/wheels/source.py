@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from ...binaries.json_text import parse_json
 from ...binaries.wheel import open_wheel
-from ...builds.console_script import FILE_NAME as SCRIPTS
 from ...builds.contents import LIBRARIES, MANIFEST
+from ...builds.entry_points import FILE_NAME as SCRIPTS
 from ...builds.sbom import bill_name
 from ...errors import KernelsError
 from ...product import FILE_NAME as PRODUCT

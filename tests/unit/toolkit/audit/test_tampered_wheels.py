@@ -169,6 +169,7 @@ TAMPERED: dict[str, Tampered] = {
     "plug-in of pytest": Tampered(
         {"metadata"}, edit(SCRIPTS, b":run\n", b":run\n[pytest11]\nx = evil\n")
     ),
+    "another plug-in": Tampered({"metadata"}, edit(SCRIPTS, b"vllm:register", b"vllm:evil")),
     "installer": Tampered(FOREIGN, add(f"{INFO}/INSTALLER", b"pip\n")),
     "direct url": Tampered(FOREIGN, add(f"{INFO}/direct_url.json", b"{}")),
     "signature": Tampered(FOREIGN, add(f"{INFO}/RECORD.jws", b"{}")),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.toolkit.audit.verify import verify_wheel
-from flash_dist.toolkit.builds.console_script import make_link
+from flash_dist.toolkit.builds.entry_points import make_link
 from flash_dist.toolkit.make.project import load_project
 from tests.unit.made.fatbin_builder import zstd
 from tests.unit.made.hostile import HOSTILE, places, put
