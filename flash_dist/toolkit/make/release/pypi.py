@@ -15,6 +15,7 @@ import hashlib
 import io
 import os
 import sys
+import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -62,9 +63,10 @@ def make_plain(one: Artefact) -> bytes:
             data = changed.get(place.filename) or wheel.read(member)
             if member is members[-1]:
                 data = f"{lines}{place.filename},,\n".encode()
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            lines += f"{place.filename},sha256={digest},{len(data)}\n"
             plain.writestr(place, data)
+            if not member.is_dir():
+                digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+                lines += f"{place.filename},sha256={digest.decode()},{len(data)}\n"
     return made.getvalue()
 
 
@@ -137,10 +139,12 @@ def write(dist: Path, artefacts: Sequence[Artefact], *, partial: bool) -> list[P
     for path in folder.glob("*.whl"):
         path.unlink()
     for one in chosen:
-        folder.mkdir(exist_ok=True)
-        path = folder / name_plain(one)
-        path.write_bytes(make_plain(one))
-        verify(path)
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=dist) as part:
+            path = Path(part) / name_plain(one)
+            path.write_bytes(make_plain(one))
+            verify(path)
+            folder.mkdir(exist_ok=True)
+            path.rename(folder / path.name)
     return sorted(folder.glob("*.whl"))
 
 

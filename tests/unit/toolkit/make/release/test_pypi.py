@@ -23,7 +23,9 @@ PLAIN = NAME.replace("+cu130.hopper", "")
 def dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a dist/ with a wheel of the default set, which is `hopper` here."""
     monkeypatch.setattr(index, "pick_name", lambda _: "hopper")
-    write_whole_wheel(tmp_path / "dist" / "hopper")
+    path = write_whole_wheel(tmp_path / "dist" / "hopper")
+    with zipfile.ZipFile(path, "a") as wheel:
+        wheel.writestr("flash_dist/", b"")  # as auditwheel does
     return tmp_path / "dist"
 
 
