@@ -41,7 +41,8 @@ def probed(**changes: object) -> str:
     found = {
         "torch": "2.15.0+cu132",
         "cuda": "13.2",
-        "python": "3.13.0 (main)",
+        "python": "3.13",
+        "gil": True,
         "bound": True,
         "flash_dist": "0.1.0+cu130.hopper",
     }
@@ -187,7 +188,7 @@ def test_too_small_a_disk_is_not_run_before_anything_is_downloaded(
 
 def test_the_result_has_the_output_of_the_probe(tmp_path: Path) -> None:
     said = _require(PAIR, whole_wheel(tmp_path), probed())
-    assert said == "torch 2.15.0+cu132, Python 3.13.0 (main), stream symbol bound"
+    assert said == "torch 2.15.0+cu132, Python 3.13, stream symbol bound"
 
 
 @pytest.mark.parametrize(
@@ -195,11 +196,21 @@ def test_the_result_has_the_output_of_the_probe(tmp_path: Path) -> None:
     [
         ({"bound": False}, "stream symbol not bound, and torch was built for CUDA 13.2"),
         ({"torch": "2.14.1+cu130"}, "asked for torch 2.15, Python 3.13, got torch 2.14.1"),
-        ({"python": "3.12.1 (main)"}, "asked for torch 2.15, Python 3.13, got"),
+        ({"gil": False}, "stream symbol bound, and the GIL is off"),
+        ({"python": "3.13t"}, "stream symbol bound, and the GIL is on"),
+        ({"python": "3.12"}, "asked for torch 2.15, Python 3.13, got"),
         ({"cuda": None, "bound": False}, "asked for torch 2.15"),
         ({"flash_dist": "0.0.9"}, "0.0.9 was imported"),
     ],
-    ids=["unbound", "another torch", "another Python", "a CPU build", "another wheel"],
+    ids=[
+        "unbound",
+        "another torch",
+        "no GIL",
+        "a GIL",
+        "another Python",
+        "a CPU build",
+        "another wheel",
+    ],
 )
 def test_a_probe_that_saw_something_else_fails(
     changes: dict[str, object], sentence: str, tmp_path: Path
