@@ -87,6 +87,13 @@ CHANNELS: Final = {
             files=f"{NAME}.pyz",
         ),
         Row(
+            "variants",
+            f"{MAKE}.release.variants",
+            "Make dist/variants: an index from which uv's preview picks the set for the GPU.",
+            groups=("backend", "index"),
+            released=False,
+        ),
+        Row(
             "hub",
             f"{MAKE}.release.hub",
             "Make dist/hub: one repository per wheel, for Hugging Face's `kernels`.",

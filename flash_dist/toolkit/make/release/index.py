@@ -77,7 +77,7 @@ def write_index(
     shutil.rmtree(work, ignore_errors=True)
     _write_packages(work / PACKAGES, artefacts)
     for name, members in groups.items():
-        _write_simple(work / name, members)
+        write_simple(work / name, [_make_file(one) for one in members])
     sets = {name: _set_names(members) for name, members in groups.items()}
     for folder in sorted({offer.folder for offer in offers}):
         shutil.copytree(folder, work / folder.name)
@@ -144,12 +144,12 @@ def _write_packages(folder: Path, artefacts: Iterable[Artefact]) -> None:
         (folder / f"{one.file_name}.metadata").write_bytes(one.metadata.text)
 
 
-def _write_simple(folder: Path, artefacts: Iterable[Artefact]) -> None:
+def write_simple(folder: Path, files: Sequence[File]) -> None:
     """Write one index: its list of one project, and the page of the project."""
     project = folder / PROJECT
     project.mkdir(parents=True)
     projects = ProjectList(_META, frozenset({ProjectListElement(PROJECT)}))
-    detail = ProjectDetail(_META, PROJECT, tuple(map(_make_file, artefacts)))
+    detail = ProjectDetail(_META, PROJECT, tuple(files))
     for place, html, text in (
         (folder, _HTML.serialize_project_list(projects), _JSON.serialize_project_list(projects)),
         (project, _HTML.serialize_project_page(detail), _JSON.serialize_project_page(detail)),

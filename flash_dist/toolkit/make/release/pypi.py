@@ -19,6 +19,7 @@ import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...binaries.wheel import open_wheel
@@ -35,7 +36,7 @@ from ..wheels.gates import run, verify
 from .index import pick_default
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ...builds.manifest import Manifest
 
@@ -45,8 +46,13 @@ def name_plain(one: Artefact) -> str:
     return one.file_name.replace(f"-{one.version}-", f"-{one.version.public}-")
 
 
-def make_plain(one: Artefact) -> bytes:
-    """Return a wheel under the plain version; equal wheels give equal bytes."""
+def make_plain(one: Artefact, more: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+    """Return a wheel under the plain version; equal wheels give equal bytes.
+
+    Args:
+        one: The labelled wheel.
+        more: Files for its metadata.
+    """
     from ..compile.sbom import make_sbom  # noqa: PLC0415 - `check` runs without its packages
 
     old, new = _folders(one)
@@ -54,20 +60,26 @@ def make_plain(one: Artefact) -> bytes:
         hashes = {name: hash_member(wheel, name) for name in LIBRARIES}
     sbom = make_sbom(_relabel(one.manifest), hashes).encode()
     changed = {**_change(one), f"{new}/sboms/{bill_name(NAME)}": sbom}
+    changed |= {f"{new}/{name}": data for name, data in more.items()}
     made, lines = io.BytesIO(), ""
-    with zipfile.ZipFile(one.path) as wheel, zipfile.ZipFile(made, "w") as plain:
-        members = sorted(wheel.infolist(), key=lambda member: member.filename == f"{old}/RECORD")
-        for member in members:
-            place = copy.copy(member)
-            place.filename = member.filename.replace(f"{old}/", f"{new}/")
-            data = changed.get(place.filename) or wheel.read(member)
-            if member is members[-1]:
-                data = f"{lines}{place.filename},,\n".encode()
-            plain.writestr(place, data)
+    with zipfile.ZipFile(one.path) as packed, zipfile.ZipFile(made, "w") as plain:
+        members = {x.filename.replace(f"{old}/", f"{new}/"): x for x in packed.infolist()}
+        record = members.pop(f"{new}/RECORD")
+        members |= {f"{new}/{name}": record for name in more}
+        for name, member in members.items():
+            data = changed.get(name) or packed.read(member)
+            _store(plain, name, data, member)
             if not member.is_dir():
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
-                lines += f"{place.filename},sha256={digest.decode()},{len(data)}\n"
+                lines += f"{name},sha256={digest.decode()},{len(data)}\n"
+        _store(plain, f"{new}/RECORD", f"{lines}{new}/RECORD,,\n".encode(), record)
     return made.getvalue()
+
+
+def _store(archive: zipfile.ZipFile, name: str, data: bytes, like: zipfile.ZipInfo) -> None:
+    place = copy.copy(like)
+    place.filename = name
+    archive.writestr(place, data)
 
 
 def _folders(one: Artefact) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from flash_dist.toolkit.make import shared_sessions
 from flash_dist.toolkit.make.building import sdist
 from flash_dist.toolkit.make.conda import channel as conda
 from flash_dist.toolkit.make.project import ROOT, load_project
-from flash_dist.toolkit.make.release import hub, index, manifest, pypi, zipapp
+from flash_dist.toolkit.make.release import hub, index, manifest, pypi, variants, zipapp
 from flash_dist.toolkit.make.release.channels import CHANNELS, Row, released
 from flash_dist.toolkit.make.wheels.artefacts import ArtefactError, find_artefacts
 from flash_dist.toolkit.make.wheels.channel import Channel, Published
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 # mypy compares them with the protocol
-MODULES: list[Channel] = [sdist, conda, index, pypi, zipapp, hub]
+MODULES: list[Channel] = [sdist, conda, index, pypi, zipapp, variants, hub]
 URL = "https://example.org/x/"
 
 

@@ -1,0 +1,129 @@
+"""Make dist/variants: variant wheels and their index, for installers that read PEP 825 (a draft).
+
+    OUT/<project>/<wheel>-<label>.whl     each set under the plain version, with `variant.json`
+    OUT/<project>/<wheel>.whl             the default set, for all other installers and GPUs
+    OUT/<project>/*-variants.json         the properties of all: which GPU and driver they are for
+    OUT/<project>/index.html, index.json  OUT/ is a package index: links relative
+
+`uv --preview-features wheel-variants` installs the set for the GPU. It is no part of a release
+until the draft is accepted; PyPI refuses these files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from simple_repository.model import File
+
+from ...builds.metadata import PYTHON
+from ...indexes.index import PROJECT
+from ...product import NAME
+from ..command import command
+from ..project import ROOT
+from ..wheels.artefacts import Artefact, ArtefactError, find_artefacts
+from ..wheels.channel import no_commands, no_files
+from .index import pick_default, write_simple
+from .pypi import make_plain, name_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...targets.archs import Arch
+
+FOLDER: Final = "variants"
+_LONGEST: Final = 16  # characters of a label
+_FILE: Final = "variant.json"
+# The provider that uv has built in, and the schema that uv reads.
+_HEAD: Final[Mapping[str, Any]] = {
+    "$schema": "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json",
+    "default-priorities": {"namespace": ["nvidia"]},
+    "providers": {
+        "nvidia": {
+            "plugin-api": "nvidia_variant_provider.plugin:NvidiaVariantPlugin",
+            "requires": ["nvidia-variant-provider>=0.0.1"],
+        }
+    },
+}
+
+
+def describe_variant(one: Artefact) -> dict[str, Any]:
+    """Return the properties of a wheel: a GPU that accepts one of each kind can use it."""
+    return {
+        "nvidia": {
+            "cuda_version_lower_bound": [one.manifest.toolkit.cuda],
+            "sm_arch": sorted(map(_name_arch, one.manifest.arch_set.archs)),
+        }
+    }
+
+
+def _name_arch(arch: Arch) -> str:
+    """Return `90_real` for sm_90a: uv accepts no suffix for any GPU."""
+    return f"{arch.number}_{'virtual' if arch.ptx else 'real'}"
+
+
+def write(out: Path, artefacts: Sequence[Artefact]) -> list[Path]:
+    """Write the folder, and return the wheels.
+
+    Raises:
+        ArtefactError: A default set is missing, or a label is too long.
+    """
+    default = pick_default(artefacts, partial=False)
+    wheels = {name_plain(one): make_plain(one) for one in default}
+    variants = {}
+    for one in artefacts:
+        label = one.manifest.arch_set.label
+        if one in default:
+            continue
+        if len(label) > _LONGEST:
+            message = f"a variant has a label of at most {_LONGEST} characters, got `{label}`"
+            raise ArtefactError(message, hint=f"build a published set instead of {one.file_name}")
+        variants[label] = describe_variant(one)
+        told = _to_json({label: variants[label]})
+        name = f"{name_plain(one).removesuffix('.whl')}-{label}.whl"
+        wheels[name] = make_plain(one, {_FILE: told})
+    version = default[0].version.public
+    files = {**wheels, f"{NAME}-{version}-variants.json": _to_json(variants)}
+    shutil.rmtree(out, ignore_errors=True)
+    write_simple(out, [_make_file(name, data) for name, data in files.items()])
+    for name, data in files.items():
+        (out / PROJECT / name).write_bytes(data)
+    return [out / PROJECT / name for name in wheels]
+
+
+def _to_json(variants: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps({**_HEAD, 'variants': variants}, indent=1, sort_keys=True)}\n".encode()
+
+
+def _make_file(name: str, data: bytes) -> File:
+    digest = {"sha256": hashlib.sha256(data).hexdigest()}
+    return File(name, quote(name), digest, requires_python=PYTHON, size=len(data))
+
+
+check = no_files  # not part of a release
+commands = no_commands
+
+
+@command
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="nox -s variants --", description="Make variant wheels.")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    args = parser.parse_args()
+    out = args.dist / FOLDER
+    for path in write(out, find_artefacts(args.dist)):
+        print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
+    print(f"serve   python -m http.server --bind 127.0.0.1 --directory {out}")
+    uv = "uv pip install --preview-features wheel-variants --index http://127.0.0.1:8000/"
+    print(f"install {uv} {PROJECT}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
