@@ -204,9 +204,9 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.attn_type = attn_type
         self.softcap = logits_soft_cap or 0.0
-        self.alibi_slopes = (
-            None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
-        )
+        self.alibi_slopes: Tensor | None = None
+        if alibi_slopes is not None:  # moved to the GPU by the first call
+            self.alibi_slopes = torch.tensor(alibi_slopes, dtype=torch.float32, device="cpu")
         self.sinks = sinks
         self.left = -1 if sliding_window is None else sliding_window - 1
 

@@ -157,14 +157,15 @@ def _judge_metadata(metadata: Message, manifest: Manifest) -> Iterator[str]:
     python = str(metadata.get("Requires-Python", ""))
     if python != PYTHON:
         yield f"METADATA is for Python {python or 'of any version'}, not {PYTHON}"
-    extras = extra_requirements() if metadata.get_all("Provides-Extra") else ()
+    provided = metadata.get_all("Provides-Extra", [])
+    extras = extra_requirements() if provided else ()
     wanted = {_normalise(one) for one in (*requirements_of(manifest), *extras)}
     found = [_normalise(str(one)) for one in metadata.get_all("Requires-Dist", [])]
     for one in sorted(set(found) - wanted):
         yield f"METADATA requires {one}, which a wheel with this _build.json does not"
     for one in sorted(wanted - set(found)):
         yield f"METADATA does not require {one}"
-    if len(found) != len(set(found)):
+    if len(found) != len(set(found)) or len(provided) != len(set(provided)):
         yield "METADATA requires something twice"
 
 

@@ -8,7 +8,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from flash_dist.toolkit.builds.contents import MANIFEST
-from flash_dist.toolkit.builds.linkage import requirements_of
+from flash_dist.toolkit.builds.linkage import EXTRAS, extra_requirements, requirements_of
 from flash_dist.toolkit.builds.manifest import Part as OthersPart
 from flash_dist.toolkit.make.compile.sbom import make_sbom
 from flash_dist.toolkit.make.project import load_project
@@ -103,6 +103,8 @@ def make_metadata(manifest: Manifest, *more: str) -> bytes:
         f"Version: {VERSION}",
         "Requires-Python: >=3.10",
         *(f"Requires-Dist: {one}" for one in requirements_of(manifest)),
+        *(f"Provides-Extra: {one}" for one in EXTRAS),
+        *(f"Requires-Dist: {one}" for one in extra_requirements()),
         *more,
     ]
     return "".join(f"{line}\n" for line in lines).encode()

@@ -1,6 +1,6 @@
 """Signs the manifest and the statements of a release, and makes keys: `nox -s keys -- FOLDER`.
 
-    FOLDER/private.pem    ed25519, PKCS #8; FLASH_DIST_SIGNING_KEY names it for `nox -s manifest`
+    FOLDER/private.pem    ed25519, PKCS #8; VARIABLE names it for `nox -s manifest`
     FOLDER/public.json    for `verify --key`, with the last day of the key
 
 The folder is outside every repository, and only its owner can read it. Nothing is overwritten.

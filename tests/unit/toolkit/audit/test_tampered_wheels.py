@@ -22,6 +22,7 @@ from flash_dist.toolkit.make.project import load_project
 from tests.unit.made.dynamic_builder import make_linked
 from tests.unit.made.hostile import HOSTILE, places, put
 from tests.unit.made.names import BINDING, BINDING_NEEDS, KERNELS
+from tests.unit.made.signed_release import REFUSED_BY, deceive
 from tests.unit.made.whole_wheel import (
     INFO,
     LICENSE,
@@ -287,6 +288,18 @@ TAMPERED: dict[str, Tampered] = {
     "encoded requirement": Tampered(
         {"metadata", "audit"}, told(b"Requires-Dist: =?utf-8?q?evil?=")
     ),
+    "another extra": Tampered({"metadata"}, told(b"Provides-Extra: all")),
+    "more in the extra": Tampered({"metadata"}, requiring("evil-package; extra == 'sign'")),
+    "extra twice": Tampered({"metadata"}, told(b"Provides-Extra: sign")),
+    "extra without its requirements": Tampered(
+        {"metadata"}, edit(METADATA, b'Requires-Dist: cryptography; extra == "sign"\n', b"")
+    ),
+    "requirements of no extra": Tampered(
+        {"metadata"}, edit(METADATA, b"Provides-Extra: sign\n", b"")
+    ),
+    "extra for everybody": Tampered(
+        {"metadata"}, edit(METADATA, b'cryptography; extra == "sign"', b"cryptography")
+    ),
     "old kind of requirement": Tampered({"metadata"}, told(b"Requires: evil_package")),
     "download from elsewhere": Tampered({"metadata"}, told(b"Download-URL: https://evil.example")),
     "letter of a mailbox": Tampered({"metadata"}, first(b"From x\n")),
@@ -381,6 +394,20 @@ def test_a_tampered_wheel_is_refused_by_the_check_that_looks_there(
     results = verify_wheel(tampered.write(tmp_path)).results
     failed = {result.name: result.details or result.summary for result in results if not result}
     assert set(failed) == tampered.refused_by, failed
+
+
+@pytest.mark.parametrize("tampered", TAMPERED.values(), ids=TAMPERED.keys())
+def test_no_tampered_wheel_passes_with_a_key(tampered: Tampered, tmp_path: Path) -> None:
+    folder = tmp_path / "changed"
+    folder.mkdir()
+    (tmp_path / "ways").mkdir()
+    sound = Tampered(set()).write(tmp_path)
+    for way, ids in deceive(tmp_path / "ways", sound, tampered.write(folder)):
+        assert ids & REFUSED_BY[way], (way, ids)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(TAMPERED) >= 60
 
 
 def test_the_wheel_that_they_were_made_of_passes(tmp_path: Path) -> None:

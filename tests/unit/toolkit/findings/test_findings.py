@@ -55,7 +55,7 @@ def test_every_entry_is_found_by_somebody_or_explains_a_message() -> None:
     sources = "".join(
         path.read_text(encoding="utf-8")
         for path in PACKAGE.rglob("*.py")
-        if "findings" not in path.parts
+        if "findings" not in path.parts or path.name == "result.py"
     )
     named = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", sources))
     told = {name for name, entry in FINDINGS.items() if entry.messages or entry.codes}

@@ -251,7 +251,7 @@ def lock_of(name: str) -> str:
 def test_a_session_of_a_changed_group_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "GROUPS", {"docs": ["another"]})
     recorder: Any = Recorder()
-    with pytest.raises(nox.command.CommandFailed, match=r"`another` is not in ci/locks/docs\.txt"):
+    with pytest.raises(LockError, match=r"`another` is not in ci/locks/docs\.txt"):
         sessions.install(recorder, "docs")
     assert recorder.installed == []
 

@@ -17,6 +17,7 @@ from flash_dist.toolkit.builds.entry_points import make_link
 from flash_dist.toolkit.make.project import load_project
 from tests.unit.made.fatbin_builder import zstd
 from tests.unit.made.hostile import HOSTILE, places, put
+from tests.unit.made.signed_release import REFUSED_BY, deceive
 from tests.unit.made.whole_wheel import INFO
 from tests.unit.toolkit.make.conda.test_pack import pack
 
@@ -225,6 +226,21 @@ def test_a_tampered_package_is_refused_by_the_check_that_looks_there(
     results = verify_wheel(package.write(tmp_path / "x")).results
     failed = {result.name: result.details or result.summary for result in results if not result}
     assert set(failed) == refused_by, failed
+
+
+@pytest.mark.parametrize("change", [one for _, one in TAMPERED.values()], ids=TAMPERED.keys())
+def test_no_tampered_package_passes_with_a_key(
+    change: Callable[[Package], None], packed: Path, tmp_path: Path
+) -> None:
+    package = take_apart(packed)
+    change(package)
+    (tmp_path / "ways").mkdir()
+    for way, ids in deceive(tmp_path / "ways", packed, package.write(tmp_path / "x")):
+        assert ids & REFUSED_BY[way], (way, ids)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(TAMPERED) >= 20
 
 
 @pytest.mark.slow
