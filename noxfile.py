@@ -343,13 +343,8 @@ def fingerprint_check(session: nox.Session) -> None:
     """
     require_wheels(session)
     install(session, "runtime", "build", "torch")
-    session.run(
-        "python",
-        "-m",
-        "flash_dist.toolkit.make.wheels.fingerprints",
-        *session.posargs,
-        *built_wheels(),
-    )
+    module = "flash_dist.toolkit.make.wheels.fingerprints"
+    session.run("python", "-m", module, *session.posargs, *built_wheels())
     session.run("python", "-m", "ci.dry_run.check")
 
 
@@ -540,10 +535,5 @@ def lock_requirements(session: nox.Session) -> None:
 def lock_headers(session: nox.Session) -> None:
     """Pin the torch headers that csrc/binding/attention.cpp includes, from a torch: `-- 2.13.0`."""
     install(session, "build")
-    session.run(
-        "python",
-        "-m",
-        "flash_dist.toolkit.make.toolchain.torch_headers",
-        "--lock",
-        *(session.posargs or ["2.13.0"]),
-    )
+    module = "flash_dist.toolkit.make.toolchain.torch_headers"
+    session.run("python", "-m", module, "--lock", *(session.posargs or ["2.13.0"]))

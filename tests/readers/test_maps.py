@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from ci.places import SOURCES
-from flash_dist.toolkit.make.kernels.render import render_product
+from flash_dist.toolkit.make.kernels.generate import render_product
 from tests.readers.tools import include, needs, run
 
 pytestmark = needs("nvcc")

@@ -17,7 +17,7 @@ import pytest
 from ci.dry_run.build import AS_ON_GPU
 from ci.dry_run.plans import find_torch
 from flash_dist.toolkit.make.building.binding import BindingError, require_stable
-from flash_dist.toolkit.make.kernels.render import render_names, render_product
+from flash_dist.toolkit.make.kernels.generate import render_names, render_product
 from flash_dist.toolkit.make.project import NATIVE, ROOT, TOOLKIT
 from flash_dist.toolkit.product import NAME
 from tests.unit.made.planner import require_compiler

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from ci.places import INCLUDES, SOURCES, read_table
-from flash_dist.toolkit.make.kernels.render import render_product, render_roles
+from flash_dist.toolkit.make.kernels.generate import render_product, render_roles
 
 MIB: Final = 1 << 20
 BAND: Final = 0  # of masks

@@ -20,6 +20,7 @@ from ..wheels.gates import audit, repair, run, run_tools
 from .backend import UNFINISHED
 from .build_many import Builds, BuiltWheel, build_each, report
 from .choose import NAMED, VARIABLE, choose_sets
+from .sdist import BY_ITSELF
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,15 +70,7 @@ def _make_raw_wheel(
     archset: ArchSet, environ: Mapping[str, str], folder: Path, *, published: bool
 ) -> Path:
     chosen = arch_environ(archset, published=published)
-    options = [
-        "--wheel",
-        "--no-isolation",
-        "--skip-dependency-check",
-        "-C",
-        f"{UNFINISHED}=true",
-        "--outdir",
-        str(folder),
-    ]
+    options = ["--wheel", *BY_ITSELF, "-C", f"{UNFINISHED}=true", "--outdir", str(folder)]
     run([sys.executable, "-m", "build", *options, str(ROOT)], {**environ, **chosen}, apart=True)
     return next(folder.glob("*.whl"))
 

@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
     """Return the value of a job's `strategy.matrix`."""
     rows = [
-        {
-            "set": one.name,
-            "archs": str(one),
-            "toolkit": one.toolkit,
-            "machine": one.machine,
-        }
+        {"set": one.name, "archs": str(one), "toolkit": one.toolkit, "machine": one.machine}
         for one in sets
     ]
     return {"include": rows}

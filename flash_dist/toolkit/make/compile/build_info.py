@@ -44,7 +44,7 @@ from ..toolchain.nvcc import glibc_version, gxx_version
 from .parts import find_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from ...gpucode.cubin import KernelInfo
@@ -171,7 +171,6 @@ def _plain_record(
     assembled: Mapping[str, list[Assembled]],
 ) -> KernelRecord:
     arch = kernel.arch or Arch(0, 0)
-    told = sorted(assembled.get(kernel.name, ()), key=lambda one: one.target)
     return KernelRecord(
         symbol=kernel.name,
         family=file.family,
@@ -184,7 +183,7 @@ def _plain_record(
         dynamic_smem=0,
         threads=kernel.max_threads,
         proof=proof_of(arch),
-        assembled_for=tuple(told) if arch.ptx else (),
+        assembled_for=_sort(assembled.get(kernel.name, ())) if arch.ptx else (),
         source=file.path.name,
         role=file.role,
     )
@@ -192,33 +191,31 @@ def _plain_record(
 
 def _table_records(
     build: NativeBuild, assembled: Mapping[str, list[Assembled]]
-) -> list[KernelRecord]:
+) -> Iterator[KernelRecord]:
     compiled = {kernel.symbol: kernel for kernel in build.resources}
-    records = []
     for variant in build.variants:
-        resources = compiled.get(variant["symbol"])
-        target = Arch.parse(variant["target"])
-        records.append(
-            KernelRecord(
-                symbol=variant["symbol"],
-                family=variant["family"],
-                place=AXES.place(variant),
-                target=target,
-                registers=resources.registers if resources else None,
-                spill_bytes=resources.spill_bytes if resources else None,
-                stack_bytes=resources.stack_bytes if resources else None,
-                static_smem=resources.static_smem if resources else None,
-                dynamic_smem=variant["dynamic_smem"],
-                threads=variant["threads"],
-                proof=proof_of(target),
-                assembled_for=tuple(
-                    sorted(assembled.get(variant["symbol"], ()), key=lambda a: a.target)
-                ),
-                source=variant["source"],
-                role=variant["role"],
-            )
+        symbol, target = variant["symbol"], Arch.parse(variant["target"])
+        resources = compiled.get(symbol)
+        yield KernelRecord(
+            symbol=symbol,
+            family=variant["family"],
+            place=AXES.place(variant),
+            target=target,
+            registers=resources.registers if resources else None,
+            spill_bytes=resources.spill_bytes if resources else None,
+            stack_bytes=resources.stack_bytes if resources else None,
+            static_smem=resources.static_smem if resources else None,
+            dynamic_smem=variant["dynamic_smem"],
+            threads=variant["threads"],
+            proof=proof_of(target),
+            assembled_for=_sort(assembled.get(symbol, ())),
+            source=variant["source"],
+            role=variant["role"],
         )
-    return records
+
+
+def _sort(assembled: Iterable[Assembled]) -> tuple[Assembled, ...]:
+    return tuple(sorted(assembled, key=lambda one: one.target))
 
 
 def _toolkit_info(toolchain: Toolchain) -> ToolkitInfo:

@@ -16,7 +16,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...builds.linkage import RUNTIME_PATH, has_shared_runtime
 from ...errors import KernelsError
@@ -112,15 +112,17 @@ def build_native(options: NativeOptions) -> NativeBuild:
     except NativeBuildError:
         explain_link(options, folder)
         raise
-    objects = _objects_of(options, folder)
-    compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
-    print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
+    objects = _list_objects(options, folder)
+    paths = [one.path for one in objects]
+    compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in paths)
+    print(f"{check_symbols(paths)} mergeable symbols of kernels, none of them shared")
     variants: tuple[dict[str, Any], ...] = ()
     if options.project.table:
         _load_runtime(options.toolchain)
         variants = tuple(_read_variants(folder, options.target))
-    said, assembled = list(_read_said(objects)), _assemble(options, objects, variants)
+    said, assembled = list(_read_said(paths)), _assemble(options, objects, variants)
     require_no_spills([*said, *assembled], options)
+    files = {str(one.path): one for one in options.project.plain}
     return NativeBuild(
         folder=folder,
         variants=variants,
@@ -129,7 +131,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
         assembled=tuple(kernel for text in assembled for kernel in parse_ptxas(text)),
         compiled=compiled,
         reused=len(objects) - compiled,
-        plain=tuple(_plain_objects(options, folder)),
+        plain=tuple((files[one.source], one.path) for one in objects if one.source in files),
     )
 
 
@@ -178,16 +180,14 @@ def _compile(options: NativeOptions, folder: Path) -> None:
 
 def explain_link(options: NativeOptions, folder: Path) -> None:
     """Name files that define the same, if everything is compiled and was not linked."""
-    objects = _objects_of(options, folder)
-    if not all(path.is_file() for path in objects):
+    objects = _list_objects(options, folder)
+    if not all(one.path.is_file() for one in objects):
         return
-    names = (*map(str, options.archset.archs), f"{NAME}_kernels")
-    table = {_object_folder(folder, name) for name in names}
+    table = {*map(str, options.archset.archs), f"{NAME}_kernels"}
     libraries: defaultdict[bool, dict[Path, str]] = defaultdict(dict)
-    for source, path in sorted(_read_commands(folder)):
-        if path in objects:
-            name = os.path.relpath(source, options.project.root)
-            libraries[bool(table & set(path.parents))][path] = name
+    for one in objects:
+        name = os.path.relpath(one.source, options.project.root)
+        libraries[one.group in table][one.path] = name
     for sources in libraries.values():
         require_distinct(sources)
 
@@ -252,36 +252,29 @@ def _object_times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.o")}
 
 
-def _read_commands(folder: Path) -> set[tuple[str, Path]]:
-    """Read each source with its object, for every configured target."""
-    text = (folder / "compile_commands.json").read_text(encoding="utf-8")
-    return {(one["file"], folder / one["output"]) for one in json.loads(text)}
+class Object(NamedTuple):
+    """A compiled file."""
+
+    path: Path
+    source: str
+    group: str  # the name of its target of CMake
 
 
-def _objects_of(options: NativeOptions, folder: Path) -> list[Path]:
+def _list_objects(options: NativeOptions, folder: Path) -> list[Object]:
     """Return the objects to link: those of the set's targets and of the host code.
 
     The folder keeps objects of deleted sources; these are excluded.
     """
-    outputs = {path for _, path in _read_commands(folder)}
     archs = map(str, options.archset.archs)
     plain = (one.name for one in options.groups)
-    names = (*archs, *plain, f"{NAME}_kernels", f"{NAME}_torch")
-    folders = {_object_folder(folder, name) for name in names}
-    return sorted(path for path in outputs if folders & set(path.parents))
-
-
-def _plain_objects(options: NativeOptions, folder: Path) -> Iterator[tuple[Plain, Path]]:
-    """Yield each plain file with its object for the targets of the set."""
-    files = {str(one.path): one for one in options.project.plain}
-    folders = {_object_folder(folder, group.name) for group in options.groups}
-    for name, path in sorted(_read_commands(folder)):
-        if name in files and folders & set(path.parents):
-            yield files[name], path
-
-
-def _object_folder(folder: Path, name: str) -> Path:
-    return folder / "CMakeFiles" / f"{name}.dir"
+    names = {*archs, *plain, f"{NAME}_kernels", f"{NAME}_torch"}
+    text = (folder / "compile_commands.json").read_text(encoding="utf-8")
+    found = {(one["file"], one["output"]) for one in json.loads(text)}
+    every = (
+        Object(folder / output, source, Path(output).parts[1].removesuffix(".dir"))
+        for source, output in sorted(found)
+    )
+    return [one for one in every if one.group in names]
 
 
 def _read_said(objects: Iterable[Path]) -> Iterator[str]:
@@ -370,13 +363,12 @@ def ask_library(path: Path) -> list[dict[str, Any]]:
 
 
 def _assemble(
-    options: NativeOptions, objects: Iterable[Path], variants: Iterable[Mapping[str, Any]]
+    options: NativeOptions, objects: Iterable[Object], variants: Iterable[Mapping[str, Any]]
 ) -> list[str]:
     folder, toolchain = options.folder, options.toolchain
     names = [str(arch) for arch in options.archset.archs if arch.ptx]
     names += [one.name for one in options.groups if any(arch.ptx for arch in one.archs)]
-    folders = {_object_folder(folder, name) for name in names}
-    texts = read_ptx(path for path in objects if folders & set(path.parents))
+    texts = read_ptx(one.path for one in objects if one.group in names)
     machine = options.archset.machine
     published = [one for one in options.published if one.machine == machine]
     places = {

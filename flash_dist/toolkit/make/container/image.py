@@ -138,11 +138,8 @@ def _fetch_python(folder: Path, target: Path) -> None:
     }
     words = [f"-o{name}={value}" for name, value in options.items()]
     _run(["apt-get", *words, "--quiet=2", "update"], os.environ, folder)
-    _run(
-        ["apt-get", *words, "--quiet=2", "source", "--download-only", "python3.11"],
-        os.environ,
-        folder,
-    )
+    source = ["source", "--download-only", "python3.11"]
+    _run(["apt-get", *words, "--quiet=2", *source], os.environ, folder)
     shutil.move(next(folder.glob("python3.11_*.orig.tar.gz")), target)
 
 

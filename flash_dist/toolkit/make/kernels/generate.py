@@ -31,25 +31,188 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import KernelsError
+from ...product import NAME, NAMESPACE, SYMBOLS
 from ...targets.archs import Arch, ArchSet
 from ...targets.axes import AXES
-from .render import (
-    render_cmake,
-    render_exports,
-    render_names,
-    render_own_plans,
-    render_plans,
-    render_product,
-    render_roles,
-    render_source,
-    render_variants_inc,
-)
-from .table import PLANS, Table
+from ...targets.devices import INTEGRATED
+from ...targets.verdict import SMEM_VARIABLE
+from .table import PLANS, Table, cpp_char
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .table import Variant
+
+
+def render_variant(variant: Variant) -> str:
+    """Write the kernel and its entry for the dispatcher."""
+    family, symbol, config = variant.family, variant.symbol, f"{variant.symbol}_config"
+    functions = [f"&{symbol}", f"&{family.launch}<{config}>"]
+    functions += [f"&{family.refuses}<{config}>"] if family.refuses else []
+    return f"""
+namespace {NAMESPACE} {{
+using {config} = {variant.config};
+extern "C" __global__ void __launch_bounds__({config}::THREADS, {config}::MIN_BLOCKS)
+{symbol}(const __grid_constant__ {family.params} params) {{
+  {family.kernel}<{config}>(params);
+}}
+extern "C" const KernelEntry {symbol}_entry =
+    make_entry<{config}>({", ".join(functions)});
+}}  // namespace {NAMESPACE}
+"""
+
+
+def render_source(variants: Sequence[Variant]) -> str:
+    """Write one translation unit."""
+    headers = dict.fromkeys(["plans.h", "native/entry.h", *(v.family.header for v in variants)])
+    includes = "".join(f'#include "{header}"\n' for header in headers)
+    return includes + "".join(map(render_variant, variants))
+
+
+def render_product() -> str:
+    """Write the names of the package, for the headers common to all packages."""
+    return f"""#pragma once
+
+#define KERNEL_NAMESPACE {NAMESPACE}
+"""
+
+
+def render_names() -> str:
+    """Write the names for host code alone: changing them recompiles no kernel."""
+    return f"""#pragma once
+
+#define KERNEL_C(name) {SYMBOLS}##name  // a function of the C interface
+#define PRODUCT_NAME "{NAME}"
+#define PRODUCT_PROGRAM "python -m {NAME}"
+#define SMEM_LIMIT_VARIABLE "{SMEM_VARIABLE}"
+"""
+
+
+def render_exports() -> str:
+    """Write the version script of both libraries, which exports the C interface only."""
+    return f"{{\n  global: {SYMBOLS}*;\n  local: *;\n}};\n"
+
+
+def render_plans(table: Table) -> str:
+    """Write tile constants: one struct per family, head_dim and plan."""
+    lines = [
+        "#pragma once",
+        "",
+        f"namespace {NAMESPACE} {{",
+        "",
+        "constexpr int smem_plan_bytes(int plan) {",
+    ]
+    lines += [f"  if (plan == {plan}) return {size};" for plan, size in table.smem_plans.items()]
+    lines += ["  return -1;", "}", "", "// Compute capabilities of integrated GPUs, times 10."]
+    lines.append("constexpr bool is_integrated(int number) {")
+    lines += [f"  if (number == {10 * x + y}) return true;" for x, y in sorted(INTEGRATED)]
+    lines += ["  return false;", "}"]
+    lines += _plan_structs(table, PLANS)
+    return "\n".join([*lines, "", f"}}  // namespace {NAMESPACE}", ""])
+
+
+def render_own_plans(table: Table, header: str) -> str:
+    """Write tile constants of the families with a header of their own."""
+    lines = ["#pragma once", "", f"namespace {NAMESPACE} {{", *_plan_structs(table, header)]
+    return "\n".join([*lines, "", f"}}  // namespace {NAMESPACE}", ""])
+
+
+def _plan_structs(table: Table, header: str) -> Iterator[str]:
+    for family in table.families:
+        if family.plans != header:
+            continue
+        parameters = ", ".join(f"int {name.upper()}" for name in AXES.numbers)
+        yield from ("", f"template <{parameters}> struct {family.plan_struct};")
+        for row in family.rows:
+            body = " ".join(
+                f"static constexpr int {name.upper()} = {value};" for name, value in row.constants
+            )
+            name = f"{family.plan_struct}<{', '.join(map(str, row.numbers))}>"
+            yield f"template <> struct {name} {{ {body} }};"
+
+
+def render_roles(table: Table) -> str:
+    """Write the names of roles, families and axes, once for all of the host code."""
+    lines = ["#pragma once", "", f"namespace {NAMESPACE} {{"]
+    for kind, names in (("Role", table.roles), ("Family", table.names)):
+        function = f"{kind.lower()}_name"
+        values = ", ".join(name.upper() for name in names)
+        lines += ["", f"enum class {kind} : int {{ {values} }};"]
+        lines += [f"constexpr const char* {function}({kind} one) {{"]
+        lines += ["  constexpr const char* NAMES[] = {"]
+        lines += [f'      "{name}",' for name in names]
+        lines += ["  };", "  return NAMES[static_cast<int>(one)];", "}"]
+    lines += ["", f"constexpr int ROLE_COUNT = {len(table.roles)};"]
+    lines += _axes()
+    facts = table.fallbacks
+    lines += _predicate("has_stand_ins", "Role", facts.stand_ins)
+    lines += _predicate("leaves_half_filled", "Family", sorted(facts.leaves_half_filled))
+    return "\n".join([*lines, "", f"}}  // namespace {NAMESPACE}", ""])
+
+
+def _axes() -> Iterator[str]:
+    """Write the axes of a key by number: words first, each with its values, then sizes."""
+    words = AXES.of("equal")
+    yield from ("", f"constexpr int WORD_AXES = {len(words)};")
+    yield f"constexpr int KEY_AXES = {len(AXES.key)};"
+    for number, name in enumerate(AXES.key):
+        yield f"constexpr int {name.upper()}_AXIS = {number};"
+    names = ", ".join(f'"{name}"' for name in AXES.key)
+    yield f"constexpr const char* AXIS_NAMES[] = {{{names}}};"
+    yield f'constexpr const char* PLAN_AXIS = "{AXES.plan or "plan"}";'
+    defaults = {axis.name: axis.default for axis in AXES.of("holds")}
+    others = [AXES.key.index(defaults[n]) if defaults.get(n) else -1 for n in AXES.key]
+    yield "// The axis whose value a size has where a call names none; -1: there is none."
+    yield f"constexpr int DEFAULT_AXES[] = {{{', '.join(map(str, others))}}};"
+    for axis in words:
+        for number, word in enumerate(axis.words):
+            yield f"constexpr int {axis.name.upper()}_{word.name.upper()} = {number};"
+    most = max((len(axis.words) for axis in words), default=1)
+    rows = (", ".join(f'"{word.name}"' for word in axis.words) for axis in words)
+    table = ", ".join(f"{{{row}}}" for row in rows) or "{}"
+    counts = ", ".join(str(len(axis.words)) for axis in words) or "0"
+    yield "constexpr int word_count(int axis) {"
+    yield f"  constexpr int COUNTS[] = {{{counts}}};"
+    yield from ("  return COUNTS[axis];", "}")
+    yield "constexpr const char* word_name(int axis, int number) {"
+    yield f"  constexpr const char* NAMES[][{most}] = {{{table}}};"
+    known = "0 <= number && number < word_count(axis)"
+    yield from (f'  return {known} ? NAMES[axis][number] : "unknown";', "}")
+
+
+def _predicate(name: str, kind: str, true_for: Iterable[str]) -> Iterator[str]:
+    yield from ("", f"constexpr bool {name}([[maybe_unused]] {kind} one) {{")
+    yield from (f"  if (one == {kind}::{each.upper()}) return true;" for each in true_for)
+    yield from ("  return false;", "}")
+
+
+def render_variants_inc(variants: Iterable[Variant]) -> str:
+    """Write the dispatcher's table."""
+    return "".join(f"KERNEL_VARIANT({', '.join(_macro_arguments(v))})\n" for v in variants)
+
+
+def _macro_arguments(variant: Variant) -> Iterator[str]:
+    family, target = variant.family, variant.target
+    yield from (variant.symbol, family.role.upper(), family.name.upper())
+    yield from map(str, (int(bool(family.targets)), variant.row.plan, target.number))
+    yield from (cpp_char(target.suffix), str(int(target.ptx)))
+    for axis, word in zip(AXES.of("equal"), variant.words, strict=True):
+        yield str([one.name for one in axis.words].index(word))
+    yield from map(str, variant.row.sizes)
+
+
+def render_cmake(
+    linked: Sequence[Arch], others: Sequence[Arch], sources: dict[Arch, list[str]]
+) -> str:
+    """Write the targets with their nvcc flag and their sources."""
+    lines = [
+        f"set(LINKED_TARGETS {' '.join(map(str, linked))})",
+        f"set(OTHER_TARGETS {' '.join(map(str, others))})",
+    ]
+    for arch in [*linked, *others]:
+        lines.append(f"set({arch}_GENCODE {arch.gencode})")
+        lines.append(f"set({arch}_SOURCES\n    " + "\n    ".join(sources[arch]) + ")")
+    return "\n".join([*lines, ""])
 
 
 def write_if_changed(path: Path, text: str) -> None:

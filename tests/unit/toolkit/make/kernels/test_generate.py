@@ -9,8 +9,7 @@ import pytest
 
 from ci.places import read_table
 from flash_dist.toolkit.errors import KernelsError
-from flash_dist.toolkit.make.kernels.generate import generate
-from flash_dist.toolkit.make.kernels.render import render_own_plans, render_plans
+from flash_dist.toolkit.make.kernels.generate import generate, render_own_plans, render_plans
 from flash_dist.toolkit.make.kernels.table import Row, Table
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from flash_dist.toolkit.targets.devices import Device
