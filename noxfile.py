@@ -15,7 +15,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from ci.install_tests.foreign import PYTHON
+from ci.install_tests.aarch64 import PYTHON
 from ci.outputs import FOREIGN
 from flash_dist.toolkit.builds.published import load_archsets
 from flash_dist.toolkit.make.locks import BESIDE, lock_path

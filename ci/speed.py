@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Final
 from flash_dist.bench.baselines.names import OURS, in_deterministic_mode, label_of
 from flash_dist.bench.calls import SHAPES, CallReport, read_run
 from flash_dist.bench.labels import group_rows, label_length
-from flash_dist.bench.results import (
-    Row,
-    best_peer,
-    collect_ratios,
-    geometric_mean,
-    read_report,
-)
+from flash_dist.bench.results import Row, best_peer, collect_ratios, geometric_mean, read_report
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT, replace_between, write_table
 from flash_dist.toolkit.targets.axes import name_sizes

@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ci.install_tests.foreign import Done, Root, make_root
 from ci.install_tests.torch_matrix import CPU_CALL
 from flash_dist.errors import FlashDistError
 from flash_dist.toolkit.make.command import command
-from flash_dist.toolkit.make.project import ROOT
-from flash_dist.toolkit.make.toolchain.cross import TARGETS
+from flash_dist.toolkit.make.project import ROOT, make_once
+from flash_dist.toolkit.make.toolchain.cross import TARGETS, run_tool
+from flash_dist.toolkit.make.toolchain.nvcc import ToolchainError
 from flash_dist.toolkit.make.wheels.artefacts import ArtefactError, find_artefacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from flash_dist.toolkit.make.toolchain.cross import Target
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
+SUITE: Final = "bookworm"  # glibc 2.36, Python 3.11
+PYTHON: Final = "3.11"
+PACKAGES: Final = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
+DEBIAN_NAMES: Final = {"aarch64": "arm64"}
 MACHINE: Final = "aarch64"
 UNSERVED: Final = "7.5"  # no known Arm machine has such a GPU
 # The library answers as the manifest declares, and reports a missing driver.
@@ -48,6 +56,60 @@ else:
     raise SystemExit("a question to the driver was answered where none is")
 print(f"{platform.machine()}: {len(found)} kernels as declared; without a driver: {refusal}")
 """
+
+
+@dataclass(frozen=True)
+class Root:
+    """A Debian for another CPU, in which an emulator runs Python; nothing is installed."""
+
+    folder: Path
+    emulator: str
+
+    def python(self, *words: str, places: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
+        """Run its Python with some folders on sys.path."""
+        python = self.folder / "usr" / "bin" / f"python{PYTHON}"
+        command = [self.emulator, "-L", str(self.folder), str(python), *words]
+        environ = {
+            "PATH": os.environ.get("PATH", ""),
+            "LC_ALL": "C.UTF-8",
+            "PYTHONPATH": os.pathsep.join(str(place.resolve()) for place in places),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "COLUMNS": "200",
+        }
+        return subprocess.run(
+            command,
+            env=environ,
+            cwd=self.folder,  # without the source tree's own flash_dist
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+
+def make_root(folder: Path, target: Target) -> Root:
+    """Unpack the packages once, without running their programs."""
+    root = Root(folder, target.emulator[0])
+    with make_once(folder) as missing:
+        if missing:
+            _unpack(root, target)
+    return root
+
+
+def _unpack(root: Root, target: Target) -> None:
+    folder = root.folder
+    programs = ("debootstrap", "dpkg-deb", root.emulator)
+    absent = [name for name in programs if shutil.which(name) is None]
+    if absent:
+        message = f"a root for {target.machine} needs {', '.join(absent)}, not found on PATH"
+        raise ToolchainError(message, hint="`apt-get install debootstrap qemu-user-static`")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    options = [f"--arch={DEBIAN_NAMES[target.machine]}", "--foreign", "--variant=minbase"]
+    run_tool(["debootstrap", *options, f"--include={','.join(PACKAGES)}", SUITE, str(folder)])
+    archives = sorted((folder / "var/cache/apt/archives").glob("*.deb"))
+    for path in archives:
+        run_tool(["dpkg-deb", "-x", str(path), str(folder)])
+        path.unlink()
 
 
 class ArmTestError(FlashDistError):
@@ -128,14 +190,12 @@ class WheelTest:
 
     def _run(self, *words: str, code: int | None = 0) -> str:
         done = self.root.python(*words, places=self.places)
-        if code is not None and done.code != code:
-            message = f"`python {' '.join(words[:6])[:60]}` ended with {done.code}: {_tail(done)}"
+        if code is not None and done.returncode != code:
+            told = (done.stderr.strip() or done.stdout.strip())[-600:]
+            command = " ".join(words[:6])[:60]
+            message = f"`python {command}` ended with {done.returncode}: {told}"
             raise ArmTestError(message)
-        return done.out.strip()
-
-
-def _tail(done: Done) -> str:
-    return (done.err.strip() or done.out.strip())[-600:]
+        return done.stdout.strip()
 
 
 def find_wheels(dist: Path) -> list[Artefact]:

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 CLIENTS: Final = ("pip", "uv")
 _OURS: Final = re.compile("flash[_-]dist")
 _SAID: Final = 300  # characters from either end of a failed command's output
-_UNSHARED: Final = (
-    ("unshare", "--net"),
-    ("unshare", "--user", "--map-root-user", "--net"),
-)
+_UNSHARED: Final = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))
 
 
 class Environment:
@@ -143,12 +140,7 @@ def call_openly(
 ) -> str:
     """Run a command in exactly this environment, outside the source tree."""
     done = subprocess.run(
-        command,
-        env=environ,
-        cwd=tempfile.gettempdir(),
-        capture_output=True,
-        text=True,
-        check=False,
+        command, env=environ, cwd=tempfile.gettempdir(), capture_output=True, text=True, check=False
     )
     if done.returncode not in fine:
         said = " ".join((done.stderr or done.stdout).split())

@@ -170,17 +170,13 @@ def load_groups(*, own: bool = True) -> dict[str, Any]:
     return found
 
 
+@cache
 def load_project(path: Path = PYPROJECT) -> Project:
     """Read the project's declaration.
 
     Raises:
         KernelsError: Nothing can be built from it.
     """
-    return _load_project(path)
-
-
-@cache
-def _load_project(path: Path) -> Project:
     return read_declaration(read_toml_file(path, str(path)), path.parent)
 
 

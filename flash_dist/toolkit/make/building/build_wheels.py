@@ -60,10 +60,7 @@ def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
 
 def arch_environ(archset: ArchSet, *, published: bool) -> dict[str, str]:
     """Tell setup.py what to build: a name, or a list."""
-    return {
-        NAMED: archset.name if published else "",
-        VARIABLE: "" if published else str(archset),
-    }
+    return {NAMED: archset.name if published else "", VARIABLE: "" if published else str(archset)}
 
 
 def _make_raw_wheel(

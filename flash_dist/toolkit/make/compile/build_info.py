@@ -23,12 +23,7 @@ from ...gpucode.fatbin import open_fatbin
 from ...product import PRODUCT
 from ...targets.archs import Arch
 from ...targets.axes import AXES, NOWHERE
-from ...targets.devices import (
-    format_version,
-    toolkit_compression,
-    toolkit_driver,
-    toolkit_ptx_isa,
-)
+from ...targets.devices import format_version, toolkit_compression, toolkit_driver, toolkit_ptx_isa
 from ..project import (
     ARCHSETS,
     EMBEDDED,

@@ -269,10 +269,11 @@ def _list_objects(options: NativeOptions, folder: Path) -> list[Object]:
     plain = (one.name for one in options.groups)
     names = {*archs, *plain, f"{NAME}_kernels", f"{NAME}_torch"}
     text = (folder / "compile_commands.json").read_text(encoding="utf-8")
-    found = {(one["file"], one["output"]) for one in json.loads(text)}
+    found = {(one["file"], folder / one["output"]) for one in json.loads(text)}
+    place = folder / "CMakeFiles"
     every = (
-        Object(folder / output, source, Path(output).parts[1].removesuffix(".dir"))
-        for source, output in sorted(found)
+        Object(path, source, path.relative_to(place).parts[0].removesuffix(".dir"))
+        for source, path in sorted(found)
     )
     return [one for one in every if one.group in names]
 

@@ -23,15 +23,7 @@ from ...targets.archs import DEFAULT_MACHINE
 from ..building.build_many import Builds, BuiltWheel, build_each, report
 from ..building.build_wheels import arch_environ, dist_folder, put_into_dist
 from ..building.choose import choose_sets
-from ..project import (
-    ARCHSETS,
-    BUILD_FOLDER,
-    MAKE,
-    ROOT,
-    TEMPORARY,
-    load_project,
-    read_report,
-)
+from ..project import ARCHSETS, BUILD_FOLDER, MAKE, ROOT, TEMPORARY, load_project, read_report
 from ..toolchain.cross import VARIABLE as MACHINE
 from ..toolchain.cross import target_machine
 from ..wheels.gates import run
@@ -144,14 +136,7 @@ def image_of(environ: Mapping[str, str]) -> str:
 def audit_command(archset: ArchSet) -> str:
     """Return cibuildwheel's audit step: our checks, with the options from outside the container."""
     budget = ["--budget", str(archset.budget_bytes)] if archset.budget_bytes else []
-    command = [
-        sys.executable,
-        "-m",
-        f"{MAKE}.wheels.gates",
-        "--archs",
-        str(archset),
-        "--platform",
-    ]
+    command = [sys.executable, "-m", f"{MAKE}.wheels.gates", "--archs", str(archset), "--platform"]
     platform = platform_of(archset.machine)
     return f"{shlex.join([*command, platform, *budget])} {{wheel}}"
 

@@ -66,10 +66,7 @@ class Target:
 
 TARGETS: Final = {
     "aarch64": Target(
-        "aarch64",
-        "sbsa-linux",
-        "aarch64-linux-gnu",
-        "g++-aarch64-linux-gnu qemu-user-static",
+        "aarch64", "sbsa-linux", "aarch64-linux-gnu", "g++-aarch64-linux-gnu qemu-user-static"
     )
 }
 

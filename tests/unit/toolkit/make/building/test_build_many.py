@@ -110,8 +110,7 @@ def test_all_built_is_exit_0(
 
 
 @pytest.mark.parametrize(
-    ("done", "left"),
-    [(0, ""), (1, ", about 20 min left"), (2, ", about 2 min left")],
+    ("done", "left"), [(0, ""), (1, ", about 20 min left"), (2, ", about 2 min left")]
 )
 def test_a_target_that_was_compiled_for_an_earlier_set_costs_nothing_more(
     done: int, left: str

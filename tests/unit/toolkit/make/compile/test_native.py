@@ -169,18 +169,30 @@ def test_nvcc_shares_the_jobs_of_ninja_where_both_can(
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_a_failed_link_names_the_files_that_define_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("absolute", [False, True], ids=["old CMake", "new CMake"])
+def test_a_failed_link_names_the_files_that_define_the_same(
+    tmp_path: Path, *, absolute: bool
+) -> None:
     files = [tmp_path / "csrc" / f"{name}.cu" for name in "ab"]
     options = options_of("8.0", plain=tuple(map(Plain, files)), root=tmp_path)
     output = f"CMakeFiles/{options.groups[0].name}.dir"
     (tmp_path / output).mkdir(parents=True)
+    output = str(tmp_path / output) if absolute else output
     files[0].parent.mkdir()
     rows = [{"file": str(one), "output": f"{output}/{one.name}.o"} for one in files]
     (tmp_path / "compile_commands.json").write_text(json.dumps(rows))
     for one in files:
         one.write_text("void run() {}")
         explain_link(options, tmp_path)  # not all is compiled: the compiler has told why
-        command = ["g++", "-x", "c++", "-c", str(one), "-o", f"{tmp_path}/{output}/{one.name}.o"]
+        command = [
+            "g++",
+            "-x",
+            "c++",
+            "-c",
+            str(one),
+            "-o",
+            str(tmp_path / output / f"{one.name}.o"),
+        ]
         subprocess.run(command, check=True)
     with pytest.raises(SymbolError, match=r"2 files define `run\(\)`: `csrc/a.cu` and `csrc/b.cu`"):
         explain_link(options, tmp_path)

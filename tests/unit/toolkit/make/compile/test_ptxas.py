@@ -6,10 +6,7 @@ import pytest
 
 from flash_dist.toolkit.make.compile.gate import explain_clash, ptxas_lines
 from flash_dist.toolkit.make.compile.gate import main as compile_gate
-from flash_dist.toolkit.make.compile.ptxas import (
-    KernelResources,
-    parse_ptxas,
-)
+from flash_dist.toolkit.make.compile.ptxas import KernelResources, parse_ptxas
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,15 +15,7 @@ from flash_dist.toolkit.make.declared.keys import KEYS, DeclarationError
 from flash_dist.toolkit.make.kernels.table import Family
 from flash_dist.toolkit.targets.axes import AXES as OWN_AXES
 from flash_dist.toolkit.targets.axes import Axes
-from tests.unit.made.projects import (
-    AXES,
-    TABLE,
-    make_project,
-    put,
-    refuse,
-    require_sentence,
-    write,
-)
+from tests.unit.made.projects import AXES, TABLE, make_project, put, refuse, require_sentence, write
 
 if TYPE_CHECKING:
     from pathlib import Path

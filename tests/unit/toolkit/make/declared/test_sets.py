@@ -97,10 +97,7 @@ def test_a_set_for_another_cpu_is_chosen_there_alone(tmp_path: Path) -> None:
         ({"--native": "9.0a"}, "an arch set has a name such as `hopper`"),
         ({"é": "9.0a"}, "an arch set has a name such as `hopper`"),
         ({"index": "9.0a"}, "such as `hopper`, which conda, hub, index, packages, "),
-        (
-            {"hopper-9.0": "9.0a"},
-            "an arch set has a name such as `hopper`",
-        ),
+        ({"hopper-9.0": "9.0a"}, "an arch set has a name such as `hopper`"),
     ],
     ids=str,
 )

@@ -99,9 +99,7 @@ def table(tmp_path: Path) -> Table:
     ids=["no bf16 and 64 KB", "99 KB", "PTX, 163 KB"],
 )
 def test_a_target_gets_its_dtypes_and_the_plans_it_has_room_for(
-    table: Table,
-    target: str,
-    expected: set[str],
+    table: Table, target: str, expected: set[str]
 ) -> None:
     symbols = {variant.symbol for variant in table.variants(Arch.parse(target))}
     assert symbols == {f"flash_dist_{name}" for name in expected}
@@ -138,8 +136,7 @@ def test_sources_that_nothing_needs_any_more_are_removed(table: Table, tmp_path:
 
 
 def test_the_target_is_a_template_argument_of_kernel_and_launcher(
-    table: Table,
-    tmp_path: Path,
+    table: Table, tmp_path: Path
 ) -> None:
     generate(table, ArchSet.parse("9.0a").archs, [], tmp_path)
     text = (tmp_path / "targets" / "sm_90a" / "delta.cu").read_text()
@@ -237,9 +234,7 @@ def symbols_of(table: Table, target: str) -> set[str]:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "compute_90", "sm_100"])
 def test_other_targets_do_not_notice_a_family_for_one(
-    table: Table,
-    specific: Table,
-    target: str,
+    table: Table, specific: Table, target: str
 ) -> None:
     assert symbols_of(specific, target) == symbols_of(table, target)
 

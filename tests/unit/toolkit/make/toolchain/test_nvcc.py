@@ -31,12 +31,7 @@ def make_toolkit(folder: Path, release: str = "13.0, V13.0.88") -> Path:
 def test_cuda_home_is_honoured(tmp_path: Path) -> None:
     home = make_toolkit(tmp_path / "cuda")
     found = find_toolchain({"CUDA_HOME": str(home)})
-    assert (found.home, found.cuda, found.nvcc, found.ptxas) == (
-        home,
-        "13.0",
-        "13.0.88",
-        "13.0.88",
-    )
+    assert (found.home, found.cuda, found.nvcc, found.ptxas) == (home, "13.0", "13.0.88", "13.0.88")
 
 
 @pytest.mark.parametrize("value", ["", "  "])
