@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._C import _functorch as functorch
-from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..kernels.boundaries import is_checking, warn_unchecked
@@ -41,6 +40,8 @@ CAUSAL: Final = Band(right=0)
 # True while a transform of torch.func runs, under which tensors may have no address. It is no
 # function of Python: of one that it compiles alone, torch.compile would keep the answer for good.
 is_transformed: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_active  # noqa: SLF001
+# True if autocast is on for any device; public is only that of one device.
+is_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled  # noqa: SLF001
 _WHOLE: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
 
@@ -87,8 +88,6 @@ def prepare_inputs(
     except RuntimeError:
         _require_tensors(q, k, v, names)  # torch tells no shape of what is nested
         raise
-    if not is_transformed():
-        q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
     return (q, _drop_group(k, tokens), _drop_group(v, tokens)) if grouped else (q, k, v)
 
 
@@ -186,11 +185,6 @@ def require_tensor(name: str, x: Tensor | None) -> None:
         raise ValueError(message)
 
 
-def is_autocast() -> bool:
-    """Return whether autocast is on, for any device."""
-    return torch._C._is_any_autocast_enabled()  # noqa: SLF001 - public is only that of one device
-
-
 def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's
     """Cast as the inputs of torch's own attention are: all but float64, by the device of the first.
 
@@ -245,7 +239,8 @@ def find_address(x: Tensor) -> int:
 def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale") -> float:
     """Return the factor on the scores, head_dim ** -0.5 unless one is given."""
     if scale is None:
-        return float(int(head_dim) ** -0.5)
+        default: float = int(head_dim) ** -0.5
+        return default
     if isinstance(scale, bool) or not isinstance(scale, (float, int, torch.SymFloat, Real)):
         message = f"{name} must be a float or None, got {type(scale).__name__}"
         if isinstance(scale, torch.Tensor):
@@ -273,9 +268,12 @@ def to_float(number: Any) -> float:  # noqa: ANN401 - a real one
 
 def choose_band(window_size: Window, *, causal: bool) -> Band:
     """Return the band of flash-attention's arguments: aligned to the bottom right."""
-    require_bool("causal", causal)
-    if _is_no_window(window_size):
-        return CAUSAL if causal else FULL
+    if type(causal) is not bool:
+        require_bool("causal", causal)
+    if type(window_size) is tuple and len(window_size) == 2:  # noqa: PLR2004
+        left, right = window_size  # maybe tensors, or -1.0, which equals
+        if type(left) is type(right) is int and left == right == -1:
+            return CAUSAL if causal else FULL
     sides = _read_sides(window_size)
     if sides is None:
         message = (
@@ -287,14 +285,6 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
         return CAUSAL if causal else FULL
     left, right = sides
     return Band(left, 0 if causal else right)
-
-
-def _is_no_window(window_size: object) -> bool:
-    """Return whether it is the default; other spellings of no bound take longer to read."""
-    if type(window_size) is not tuple or len(window_size) != 2:  # noqa: PLR2004
-        return False
-    left, right = window_size  # maybe tensors, or -1.0, which equals
-    return type(left) is type(right) is int and left == right == -1
 
 
 def _read_sides(window_size: object) -> tuple[int, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
+from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
@@ -31,34 +32,26 @@ def attend(
 
     lse may be None if wants_lse is False.
     """
-    mask = problem.mask
-    sinks = None if problem.scores is None else problem.scores.sinks
-    compiling = torch.compiler.is_compiling()
-    transformed = is_transformed()
-    if transformed and problem.scores is not None:
-        _refuse_transform()
-    if isinstance(mask, IntervalMask):
-        if transformed:
-            transforms.refuse_intervals()
-        derivatives.require_no_tangents(q, k, v, sinks)
-        mask.require(q, k)
-        return operators.attend(q, k, v, problem)
-    if compiling:
+    if torch.compiler.is_compiling():
         return _attend_traced(q, k, v, problem)
-    if problem.ieee and q.is_cuda and not isinstance(q, FakeTensor):
+    mask, _, _, scores, _, _, ieee = problem
+    if ieee and q.is_cuda and not isinstance(q, FakeTensor):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
-    if transformed:
+    if is_transformed():
+        _require_transformable(problem)
         tensors, others = problem.flatten()
         out, lse = transforms.Attention.apply(q, k, v, *tensors, *others)  # type: ignore[no-untyped-call]
         return out, lse
+    if type(mask) is IntervalMask:
+        mask.require(q, k)
+    sinks = None if scores is None else scores.sinks
     if not concerns_autograd(q, k, v, sinks):
         return operators.attend_no_grad(q, k, v, problem)
     if is_traced():  # which writes down operators, and calls of Python by address
         return operators.attend(q, k, v, problem)
-    if sinks is None:
-        results = _apply(q, k, v, problem, wants_lse)
-    else:
-        results = _apply(q, k, v, problem, wants_lse, sinks)
+    q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)  # left behind by a transform
+    call = problem, wants_lse
+    results = _apply(q, k, v, call) if sinks is None else _apply(q, k, v, call, sinks)
     return results if wants_lse else (results, None)
 
 
@@ -77,23 +70,32 @@ def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = No
     return forward_ad._current_level >= 0  # noqa: SLF001 - nothing public says it
 
 
-def _refuse_transform() -> NoReturn:
-    if torch.compiler.is_compiling():
-        transforms.refuse_compilation()
-    message = (
-        "softcap, alibi_slopes and sinks must be used outside of torch.func, got one within it"
-    )
-    raise FlashDistError(
-        message, hint="`torch.autograd.grad` has their gradients, and a batch needs no vmap"
-    )
+def _require_transformable(problem: Problem) -> None:
+    """Raise for what transforms of torch.func do not support."""
+    if problem.scores is not None:
+        message = (
+            "softcap, alibi_slopes and sinks must be used outside of torch.func, got one within it"
+        )
+        raise FlashDistError(
+            message, hint="`torch.autograd.grad` has their gradients, and a batch needs no vmap"
+        )
+    if isinstance(problem.mask, IntervalMask):
+        transforms.refuse_intervals()
 
 
 def _attend_traced(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     """Return out and lse of a call that torch.compile or torch.export traces."""
+    mask = problem.mask
+    if is_transformed():
+        if isinstance(mask, IntervalMask):
+            transforms.refuse_intervals()
+        if problem.scores is not None or not operators.is_exporting():
+            transforms.refuse_compilation()
+    if isinstance(mask, IntervalMask):
+        mask.require(q, k)
+        return operators.attend(q, k, v, problem)
     if operators.is_exporting():  # an autograd.Function would be a call without gradients there
         return operators.attend(q, k, v, problem)
-    if is_transformed():
-        transforms.refuse_compilation()
     tensors, others = problem.flatten()
     distinct = _make_distinct(q, k, v, *tensors)
     out, lse = _TracedAttention.apply(*distinct, *others)  # type: ignore[no-untyped-call]
@@ -147,23 +149,24 @@ class _EagerAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
+    def forward(
         ctx: Any,  # noqa: ANN401
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        problem: Problem,
-        wants_lse: bool,  # noqa: FBT001
-        sinks: Tensor | None = None,
+        call: tuple[Problem, bool],  # and wants_lse
+        _sinks: Tensor | None = None,  # of the problem, for autograd
     ) -> Tensor | Pair:
+        problem, wants_lse = call
         out, lse = operators.attend_no_grad(q, k, v, problem)
-        ctx.plain = problem.packing is None and problem.scores is None
-        if ctx.plain:
+        ctx.problem = problem
+        mask, _, packing, scores, _, _, _ = problem
+        if packing is None and scores is None and type(mask) is not IntervalMask:
             ctx.save_for_backward(q, k, v, out, lse)
-            ctx.kept = problem
-        else:
-            tensors, ctx.kept = problem.flatten()
-            ctx.save_for_backward(q, k, v, out, lse, *tensors[:3], sinks)
+        else:  # all tensors, for autograd to notice changes of their values
+            plan = mask.plan if isinstance(mask, IntervalMask) else None
+            tensors = *(packing or ())[:2], *(scores or ())[1:], plan
+            ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.set_materialize_grads(False)
         return (out, lse) if wants_lse else out
 
@@ -175,20 +178,22 @@ class _EagerAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        q, k, v, out, lse, *_ = ctx.saved_tensors
         saved = q, k, v, out, lse
-        problem = ctx.kept if ctx.plain else Problem.unflatten(tensors, ctx.kept)
-        if is_transformed():  # is_grads_batched: gradients of many losses at once
-            if problem.scores is not None:
-                _refuse_transform()
+        problem: Problem = ctx.problem
+        # vmap: gradients of many losses at once. With an IntervalMask the operator runs for each.
+        if is_transformed() and not isinstance(problem.mask, IntervalMask):
+            _require_transformable(problem)
             tensors, others = problem.flatten()
             dq, dk, dv = transforms.Backward.apply(dout, dlse, *saved, *tensors, *others)  # type: ignore[no-untyped-call]
-            return dq, dk, dv, None, None
-        if ctx.plain and dout is not None and k.shape[1] != 1:  # the common case of `differentiate`
+            return dq, dk, dv, None
+        packing = problem.packing
+        keys = k.shape[1] if packing is None else min(k.shape[0], packing.max_seqlen_k)
+        if problem.scores is None and dout is not None and keys != 1:  # as `differentiate` does
             dq, dk, dv, _ = operators.backward(dout, saved, dlse, problem)
-            return dq, dk, dv, None, None
+            return dq, dk, dv, None
         *gradients, dsinks = operators.differentiate(dout, saved, dlse, problem)
-        return *gradients, *(None, None, dsinks)[: len(ctx.needs_input_grad) - 3]
+        return *gradients, *(None, dsinks)[: len(ctx.needs_input_grad) - 3]
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:

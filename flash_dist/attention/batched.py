@@ -147,5 +147,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
     )
-    out, lse = attend(q, k, v, problem, wants_lse=return_lse or return_attn_probs)
+    wants_lse = return_lse or return_attn_probs
+    out, lse = attend(q, k, v, problem, wants_lse=wants_lse)
+    if not wants_lse:
+        return out
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import unwrap_if_dead
 from torch.autograd.function import once_differentiable
 
-from ..attention.arguments import (
-    choose_scale,
-    is_transformed,
-    prepare_inputs,
-)
+from ..attention.arguments import choose_scale, is_transformed, prepare_inputs
 from ..attention.layouts import dtype_name
 from ..attention.results import choose_result
 from ..attention.support import require_kernels
@@ -100,7 +97,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         message = "ring_attention does not support transforms of torch.func (grad, vjp, vmap)"
         raise FlashDistError(message, hint="use `loss.backward()` or `torch.autograd.grad`")
     require_bools(causal=causal, return_lse=return_lse, batch_invariant=batch_invariant)
-    q, k, v = prepare_inputs(q, k, v)
+    q, k, v = map(unwrap_if_dead, prepare_inputs(q, k, v))  # of a transform that has ended
     ring = Ring.of(group, q.device)
     scale = choose_scale(softmax_scale, q.shape[-1])
     ieee = is_ieee(float32_precision) and q.dtype == torch.float32

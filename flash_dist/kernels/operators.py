@@ -23,7 +23,7 @@ import torch
 from ..masks import registry
 from ..masks.band import Band
 from ..masks.inputs import complain
-from ..masks.intervals import IntervalMask, list_key_slots
+from ..masks.intervals import IntervalMask, list_integers, list_key_slots
 from ..masks.spec import BlockMask
 from ..toolkit.builds.package import PACKAGE
 from ..toolkit.errors import ExtensionError
@@ -53,6 +53,8 @@ Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 
 _operators: Final[Any] = torch.ops.flash_dist
+_attention: Final = _operators.attention.default
+_attention_backward: Final = _operators.attention_backward.default
 # The C++ callables behind the operators, without torch's Python wrapper.
 _attention_no_grad: Final = _operators.attention_no_grad.default._op  # noqa: SLF001
 _attention_backward_no_grad: Final = _operators.attention_backward_no_grad.default._op  # noqa: SLF001
@@ -72,6 +74,8 @@ _library.define(
     f"Tensor? dlse, {_MASK}, float softmax_scale, int budget, {_LAST}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)"
 )
+_attention_masked: Final = _operators.attention_masked.default
+_attention_masked_backward: Final = _operators.attention_masked_backward.default
 
 for _name in (
     "attention",
@@ -119,18 +123,16 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     """
     try:
         mask, softmax_scale, packing, scores, _, _, ieee = problem
-        if scores is not None or isinstance(mask, IntervalMask) or _is_watched(q, k, v):
+        if scores is not None or _is_watched(q, k, v):
             with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
                 return _call_forward(q, k, v, problem)
-        integers, found = _find_integers(mask, q, k)
-        data = None if found is None else found.data
-        out, lse = _attention_no_grad(
-            q, k, v, integers, data, softmax_scale, ieee, *(packing or ())
-        )
+        integers, data, _ = _find_integers(mask, q, k)
+        last = packing or ()
+        results: Pair = _attention_no_grad(q, k, v, integers, data, softmax_scale, ieee, *last)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
-    return out, lse
+    return results
 
 
 def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
@@ -140,12 +142,10 @@ def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     known = band_or_handle(mask)
     if isinstance(known, Band):
         packed = packing or NOT_PACKED
-        out, lse = _operators.attention(q, k, v, None, known.ints, *packed, softmax_scale, *how)
+        out, lse = _attention(q, k, v, None, known.ints, *packed, softmax_scale, *how)
     else:
         keep = torch.compiler.is_compiling()
-        out, lse = _operators.attention_masked(
-            q, k, v, *known, softmax_scale, keep, batch_invariant, *how
-        )
+        out, lse = _attention_masked(q, k, v, *known, softmax_scale, keep, batch_invariant, *how)
     return out, lse
 
 
@@ -155,25 +155,31 @@ def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
     A mode of torch.dispatch, a subclass of Tensor and torch.jit.trace know operators by name. On
     the CPU nothing is won.
     """
-    plain = type(q) is type(k) is type(v) is Tensor
-    if not plain or not q.is_cuda or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
-        return True
-    return registry.is_traced()
+    return not (
+        type(q) is type(k) is type(v) is Tensor
+        and q.is_cuda
+        and torch._C._len_torch_dispatch_stack() == 0  # noqa: SLF001
+        and torch._C._get_tracing_state() is None  # noqa: SLF001 - `registry.is_traced` in line
+    )
 
 
 def _find_integers(
     mask: Band | BlockMask | IntervalMask, q: Tensor, k: Tensor
-) -> tuple[Tensor, registry.DevicePlan | None]:
-    """Return a mask's integers, and its plan with the arrays on the GPU of q, where it has such."""
-    band: Any = mask
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return mask, mask_data and mask_slots as the operators without autograd take them."""
+    if type(mask) is Band:
+        return _integers_of(mask), None, None
     if isinstance(mask, BlockMask):
         band = mask.band
-        if band is None:
-            found = find_plan(mask.handle, q, k)
-            if found is not None:
-                return found.plan.numbers, found
-            band = Band()  # of nothing
-    return _integers_of(band), None
+        if band is not None:
+            return _integers_of(band), None, None
+        found = find_plan(mask.handle, q, k)
+        if found is not None:
+            return found.plan.numbers, found.data, found.plan.key_slots
+    elif 0 not in (q.shape[0], mask.seqlen_q, mask.seqlen_k):
+        slots = list_key_slots(mask.seqlen_q, mask.seqlen_k, causal=mask.causal)
+        return list_integers(*mask[1:5]), mask.plan, slots
+    return _integers_of(Band()), None, None  # of nothing
 
 
 @lru_cache(maxsize=256)
@@ -213,10 +219,9 @@ def _backward_no_grad(
 ) -> Gradients:
     """Call the operator of eager mode, as `attend_no_grad` does."""
     mask, softmax_scale, packing, _, *how = problem
-    integers, found = _find_integers(mask, *saved[:2])
-    arrays = (None, None) if found is None else (found.data, found.plan.key_slots)
+    arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
-        dout, *saved, dlse, integers, *arrays, softmax_scale, *how, *(packing or ())
+        dout, *saved, dlse, *arrays, softmax_scale, *how, *(packing or ())
     )
     return dq, dk, dv, None
 
@@ -228,11 +233,10 @@ def _call_backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Pro
     known = band_or_handle(mask)
     if isinstance(known, Band):
         arrays = None, None, known.ints, *(packing or NOT_PACKED)
-        dq, dk, dv, dsinks = _operators.attention_backward(dout, *saved, dlse, *arrays, *numbers)
+        gradients: Gradients = _attention_backward(dout, *saved, dlse, *arrays, *numbers)
     else:
-        operator = _operators.attention_masked_backward
-        dq, dk, dv, dsinks = operator(dout, *saved, dlse, *known, *numbers)
-    return dq, dk, dv, dsinks
+        gradients = _attention_masked_backward(dout, *saved, dlse, *known, *numbers)
+    return gradients
 
 
 def differentiate(
@@ -343,15 +347,14 @@ def _masked_on_gpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     if keep and plan is None:
         registry.cache(handle)
     data, _, integers = _find_arrays(q, k, plan, handle, batches, heads, causal)
-    out, lse = _operators.attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, *how)
+    out, lse = _attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, *how)
     return out, lse
 
 
 def _masked_backward_on_gpu(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
     arrays = _find_arrays(*call[1:3], *call[7:12])
-    packed = NOT_PACKED
-    dq, dk, dv, dsinks = _operators.attention_backward(*call[:7], *arrays, *packed, *call[12:])
-    return dq, dk, dv, dsinks
+    gradients: Gradients = _attention_backward(*call[:7], *arrays, *NOT_PACKED, *call[12:])
+    return gradients
 
 
 torch.library.impl("flash_dist::attention_masked", "CUDA", _masked_on_gpu)

@@ -67,10 +67,14 @@ class Problem(NamedTuple):
         float32_precision: Precision | None = None,
     ) -> Problem:
         """Return the problem of a call with queries q, with the budget that is set now."""
-        budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
-        ieee = is_ieee(float32_precision) and q.dtype == torch.float32
-        invariant = bool(batch_invariant)
-        return cls(mask, softmax_scale, packing, scores, budget, invariant, ieee)
+        is_float32 = q.dtype == torch.float32
+        ieee = (is_float32 or float32_precision is not None) and is_ieee(float32_precision)
+        ieee = ieee and is_float32
+        if torch.compiler.is_compiling():
+            return cls(mask, softmax_scale, packing, scores, BUDGET_NOW, batch_invariant, ieee)
+        budget = workspace_budget()
+        fields = mask, softmax_scale, packing, scores, budget, batch_invariant, ieee
+        return tuple.__new__(cls, fields)  # the constructor of a NamedTuple takes ten times longer
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[Any, ...]]:
         """Return the tensors, and all else: an autograd.Function takes each as an argument."""

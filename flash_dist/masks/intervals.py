@@ -86,8 +86,8 @@ class IntervalMask(NamedTuple):
     @property
     def layout(self) -> list[int]:
         """The operators' list of integers, see layout.py."""
-        sizes = self.batches, self.heads, self.seqlen_q, self.seqlen_k
-        return [ROWS, *sizes, *lay_out(_sizes(sizes))[0].values()]
+        integers: list[int] = list_integers(*self[1:5]).tolist()
+        return integers
 
     def require(self, q: Tensor, k: Tensor) -> None:
         """Raise ValueError if a call is of another shape or device than the mask."""
@@ -235,6 +235,13 @@ def _plan_fake(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tensor:  
 
 _library.impl("plan_intervals", _plan_intervals, "CompositeExplicitAutograd")
 torch.library.register_fake("flash_dist::plan_intervals", _plan_fake, lib=_library)
+
+
+@lru_cache(maxsize=64)
+def list_integers(*sizes: int) -> Tensor:
+    """Return the operators' integers of batches, heads, queries and keys, see layout.py."""
+    integers = ROWS, *sizes, *lay_out(_sizes(sizes))[0].values()
+    return torch.tensor(integers, dtype=torch.int64, device="cpu")
 
 
 @lru_cache(maxsize=64)
