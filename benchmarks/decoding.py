@@ -28,8 +28,8 @@ from torch.nn.functional import scaled_dot_product_attention
 import flash_dist  # the functions of caches load the compiled extension when they are used
 from flash_dist.bench.baselines.names import OURS
 from flash_dist.bench.labels import TIMES, label_baseline, label_length
-from flash_dist.bench.machine import describe_machine
 from flash_dist.bench.plot import require_matplotlib
+from flash_dist.bench.runner import describe_machine
 from flash_dist.bench.style import COLOURS, NOTE, STYLE, TEXT, WIDTH, save_figure
 
 if TYPE_CHECKING:

@@ -29,11 +29,10 @@ from .baselines.names import (
     parse_states,
 )
 from .baselines.shapes import DTYPES, FULL, MASKS, SETS, Mask, Shape
-from .calls import CallReport, read_run
+from .calls import CallReport, print_calls, read_run
 from .plan import DEFAULTS, Plan
 from .plot import draw_plot, require_matplotlib
 from .results import Report, write_json
-from .shown.calls import print_calls
 from .shown.progress import watch
 from .shown.table import print_report
 
@@ -179,13 +178,12 @@ def parse_heads(text: str) -> tuple[int, int]:
 
 def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
     """Return the problems that were asked for."""
-    given = {name: getattr(args, name) for name in _OWN if getattr(args, name) is not None}
     if args.shapes == "mine":
-        return (own_shape(**given),)
-    if args.shapes == "overhead":
-        given |= {name: True for name in _OTHERS if getattr(args, name)}
+        return (own_shape(args),)
+    unused = _OWN + (_OTHERS if args.shapes == "overhead" else ())
+    given = [name for name in unused if getattr(args, name)]
     if given:
-        option = "--" + next(iter(given)).replace("_", "-")
+        option = "--" + given[0].replace("_", "-")
         with_ = "another set of shapes" if option[2:] in _OTHERS else "`--shapes mine`"
         message = f"`{option}` needs {with_}, got `--shapes {args.shapes}`"
         raise UsageError(message)
@@ -217,21 +215,14 @@ _OTHERS = ("peers", "l2", "plot", "only")  # what `--shapes overhead` has no use
 _OWN = ("batch", "seqlen", "seqlen_k", "head_dim", "head_dim_v", "heads", "mask", "dtype")
 
 
-def own_shape(  # noqa: PLR0913 - the options
-    *,
-    batch: int = 1,
-    seqlen: int = 4096,
-    seqlen_k: int | None = None,
-    head_dim: int = 128,
-    head_dim_v: int | None = None,
-    heads: tuple[int, int] = (16, 16),
-    mask: Mask = FULL,
-    dtype: str = "bf16",
-) -> Shape:
+def own_shape(args: argparse.Namespace) -> Shape:
     """Return the one problem of `--shapes mine`."""
-    lengths = (seqlen, seqlen if seqlen_k is None else seqlen_k)
-    dims = (head_dim, head_dim if head_dim_v is None else head_dim_v)
-    return Shape(batch, *lengths, *heads, *dims, mask, dtype)
+    seqlen, head_dim = args.seqlen or 4096, args.head_dim or 128
+    lengths = (seqlen, args.seqlen_k or seqlen)
+    dims = (head_dim, args.head_dim_v or head_dim)
+    heads: tuple[int, int] = args.heads or (16, 16)
+    mask, dtype = args.mask or FULL, args.dtype or "bf16"
+    return Shape(args.batch or 1, *lengths, *heads, *dims, mask, dtype)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -282,13 +273,12 @@ def find_obstacle() -> str:
 def _measure_calls(path: Path | None) -> CallReport:
     import torch  # noqa: PLC0415 - not for --help
 
-    from .machine import describe_machine  # noqa: PLC0415
     from .overhead import measure_calls  # noqa: PLC0415
+    from .runner import describe_machine  # noqa: PLC0415
 
     device = torch.device("cuda", torch.cuda.current_device())
     report = CallReport(describe_machine(device), tuple(measure_calls(device)))
-    if path is not None:
-        write_json(report.to_json(), path)
+    save(report, path)
     return report
 
 
@@ -296,10 +286,8 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     import torch  # noqa: PLC0415 - not for --help
 
     from .baselines.packages import find_installed  # noqa: PLC0415
-    from .duration import estimate_seconds, say_duration  # noqa: PLC0415
-    from .machine import describe_machine  # noqa: PLC0415
     from .measuring.clocks import GpuClock  # noqa: PLC0415
-    from .runner import measure  # noqa: PLC0415
+    from .runner import describe_machine, estimate_seconds, measure, say_duration  # noqa: PLC0415
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's mode asks for it
     peers, passes, states = DEFAULTS[args.shapes]
@@ -365,7 +353,7 @@ def follow(
     return report
 
 
-def save(report: Report, path: Path | None) -> None:
+def save(report: Report | CallReport, path: Path | None) -> None:
     """Write the results so far."""
     if path is not None:
         write_json(report.to_json(), path)

@@ -247,12 +247,9 @@ def _write_numbers(figure: Any, axes: Sequence[Any]) -> None:  # noqa: ANN401
         rotation = 90
     else:
         return
-    style = {"ha": "center", "va": "bottom", "textcoords": "offset points", "fontsize": TEXT}
     for axis in axes:
-        for bar in axis.patches:
-            place = (bar.get_x() + bar.get_width() / 2, bar.get_height())
-            rate = f"{bar.get_height():.0f}"
-            axis.annotate(rate, place, xytext=(0, 1.5), rotation=rotation, **style)
+        for bars in axis.containers:
+            axis.bar_label(bars, fmt="%.0f", padding=1.5, rotation=rotation, fontsize=TEXT)
 
 
 def _bar_room(figure: Any, axis: Any) -> float:  # noqa: ANN401

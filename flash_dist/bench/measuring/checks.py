@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import torch
 
 from ..baselines.failures import CannotRun, is_fatal
 from ..baselines.names import COPY, OURS, OURS_DETERMINISTIC
 from ..baselines.table import bind, make_attend
 from .agreement import FLOAT64_LIMIT, LIMITS, compute, measure_against_float64, measure_errors
-from .launched import launched_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +82,26 @@ def profile(run: Run) -> tuple[str, ...]:
         if is_fatal(error):
             raise
         return ()
+
+
+def launched_kernels(run: Run) -> tuple[str, ...]:
+    """Return the names of the kernels, without their template arguments."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    names = {shorten(event.key) for event in profile.key_averages()}
+    return tuple(sorted(name for name in names if name and not _is_runtime(name)))
+
+
+def shorten(name: str) -> str:
+    """Drop `void`, template and call arguments, and namespaces."""
+    bare = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""))[0]
+    return bare.split("::")[-1].strip()
+
+
+def _is_runtime(name: str) -> bool:
+    """Return whether it is a call of the CPU (`cudaLaunchKernel`), or only memory."""
+    return re.match(r"cu(da)?[A-Z]|Mem(set|cpy)\b|Activity Buffer|Lazy|INVALID", name) is not None
 
 
 def compute_as(name: str, attend: Attend, problem: Problem) -> tuple[Tensor, ...]:

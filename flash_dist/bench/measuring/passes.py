@@ -1,4 +1,4 @@
-"""One pass of one problem: loops of all baselines, and replayed graphs of short ones."""
+"""One pass of one problem: attention or a stack of layers, in loops and in replayed graphs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ..baselines.copying import make_copy
 from ..baselines.failures import is_fatal
 from ..baselines.names import COPY
+from ..baselines.table import bind
 from .timing import RunFailed, probe, time_in_rounds
-from .workload import make_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ..baselines.ours import Attend
+    from ..baselines.problem import Problem
     from ..results import Timing
     from .baselines import Baselines
     from .clocks import Clock
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 GRAPHS_BELOW_MS: Final = 0.3  # launches would be much of a shorter pass
 _GRAPH_MS: Final = 1.0  # of attention in one graph, or the gaps between graphs would show
 _MOST_REPEATS: Final = 64
+_PARAMETER_SCALE: Final = 0.02
 
 
 @dataclass(frozen=True)
@@ -130,3 +134,88 @@ def measure_peak(run: Run, device: torch.device) -> int:
     run()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def make_run(name: str, attend: Attend, problem: Problem, pass_: str) -> Run:
+    """Return one pass; all work that is not part of it is done before this returns."""
+    if problem.shape.layers > 1:
+        return bind(name, Stack(attend, problem).run)
+    make = {
+        "forward": _make_forward,
+        "backward": _make_backward,
+        "both": _make_both,
+        "checkpointed": _make_checkpointed,
+    }[pass_]
+    return bind(name, make(attend, problem))
+
+
+def _make_forward(attend: Attend, problem: Problem) -> Run:
+    def run() -> object:
+        with torch.no_grad():
+            return attend(*problem.inputs)
+
+    return run
+
+
+def _make_backward(attend: Attend, problem: Problem) -> Run:
+    out = attend(*problem.inputs)
+    return lambda: torch.autograd.grad(out, problem.inputs, problem.dout, retain_graph=True)
+
+
+def _make_both(attend: Attend, problem: Problem) -> Run:
+    return lambda: torch.autograd.grad(attend(*problem.inputs), problem.inputs, problem.dout)
+
+
+def _make_checkpointed(attend: Attend, problem: Problem) -> Run:
+    def run() -> object:
+        out = checkpoint(attend, *problem.inputs, use_reentrant=False)
+        return torch.autograd.grad(out, problem.inputs, problem.dout)
+
+    return run
+
+
+class Stack:
+    """Pre-norm attention layers with residuals, each an activation checkpoint of its own.
+
+    A layer is x + W_out attention(W_q norm(x), W_k norm(x), W_v norm(x)); its width is that of the
+    query heads. There is no feed-forward part, which would be the same for everyone.
+    """
+
+    def __init__(self, attend: Attend, problem: Problem) -> None:
+        shape = problem.shape
+        self.attend = attend
+        self.heads = (shape.num_heads_q, shape.num_heads_kv, shape.num_heads_kv)
+        self.head_dims = (shape.head_dim, shape.head_dim, shape.head_dim_v)
+        width = shape.num_heads_q * shape.head_dim
+        widths = [heads * dim for heads, dim in zip(self.heads, self.head_dims, strict=True)]
+        generator = torch.Generator(problem.device).manual_seed(1)
+
+        def draw(*size: int) -> torch.Tensor:
+            x = torch.randn(size, generator=generator, device=problem.device)
+            return (x * _PARAMETER_SCALE).to(problem.q.dtype).requires_grad_()
+
+        width_out = shape.num_heads_q * shape.head_dim_v
+        self.layers = [
+            (*(draw(one, width) for one in widths), draw(width, width_out))
+            for _ in range(shape.layers)
+        ]
+        size = (shape.batch, shape.seqlen_q, width)
+        self.x = torch.randn(size, generator=generator, device=problem.device).to(problem.q.dtype)
+        self.dout = torch.randn_like(self.x)
+        self.parameters = [weight for layer in self.layers for weight in layer]
+
+    def _layer(self, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        *projections, last = weights
+        normed = torch.nn.functional.rms_norm(x, x.shape[-1:])
+        q, k, v = (
+            (normed @ weight.T).unflatten(-1, (heads, head_dim))
+            for weight, heads, head_dim in zip(projections, self.heads, self.head_dims, strict=True)
+        )
+        return x + self.attend(q, k, v).flatten(2) @ last.T
+
+    def run(self) -> object:
+        """Run forward and backward through all layers."""
+        x = self.x
+        for weights in self.layers:
+            x = checkpoint(self._layer, x, *weights, use_reentrant=False)
+        return torch.autograd.grad(x, self.parameters, self.dout)

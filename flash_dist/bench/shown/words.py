@@ -98,14 +98,13 @@ def summarize(rows: Sequence[Row], pass_: str, peers: Sequence[str]) -> Iterator
         text = f"geometric mean x {label_of(peer)}: {geometric_mean(ratios):.3f}"
         text += f" of {count(len(ratios), 'row')}, lowest {min(ratios):.3f}"
         yield text + (f"; {', '.join(means)}" if means else "")
-    for row, found, ratio in document_ratios(rows):
-        if found == pass_:
-            mask, state = row.shape.mask, row.state
-            yield f"rate of unequal over equal documents, {mask}, {state} L2: {ratio:.3f}"
-    for row, found, ratio in packing_ratios(rows):
-        if found == pass_:
-            mask, state = row.shape.mask, row.state
-            yield f"rate of packed documents over a batch, {mask}, {state} L2: {ratio:.3f}"
+    for what, rates in (
+        ("unequal over equal documents", document_ratios(rows)),
+        ("packed documents over a batch", packing_ratios(rows)),
+    ):
+        for row, found, ratio in rates:
+            if found == pass_:
+                yield f"rate of {what}, {row.shape.mask}, {row.state} L2: {ratio:.3f}"
 
 
 def _group_of(row: Row) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flash_dist.bench.baselines.sets import long_shapes, paper_shapes, seed_shapes
-from flash_dist.bench.duration import estimate_seconds, say_duration
 from flash_dist.bench.plan import Plan
+from flash_dist.bench.runner import estimate_seconds, say_duration
 
 H200 = 132
 PAPER = Plan(paper_shapes()[1:3], ("sdpa-cudnn",), ("forward", "backward"), ("warm",), 0.4)

@@ -20,7 +20,7 @@ from flash_dist.bench.baselines.sdpa import _explain
 from flash_dist.bench.baselines.shapes import CAUSAL, FULL, Mask, Shape
 from flash_dist.bench.measuring import checks
 from flash_dist.bench.measuring.agreement import compute, measure_against_float64, measure_errors
-from flash_dist.bench.measuring.launched import _is_runtime, shorten
+from flash_dist.bench.measuring.checks import _is_runtime, shorten
 from flash_dist.bench.measuring.timing import ROUNDS
 from flash_dist.bench.plan import Plan
 from flash_dist.bench.runner import ContextLostError, measure
