@@ -407,14 +407,13 @@ def load_mask(*terms: tuple[Any, ...]) -> BlockMask:
         TypeError: A term is made of something else.
         ValueError: There is no such term, or its values do not fit.
     """
-    return BlockMask._of(*(term for name, *given in terms for term in _load(name, given)._terms))  # noqa: SLF001
-
-
-def _load(name: str, given: list[Any]) -> BlockMask:
-    if name not in _LOADERS:
-        message = f"a saved BlockMask must have terms {', '.join(_LOADERS)}, got {show(name)}"
-        raise complain(ValueError, message)
-    return _LOADERS[name](*given)
+    loaded: list[Term] = []
+    for name, *given in terms:
+        if name not in _LOADERS:
+            message = f"a saved BlockMask must have terms {', '.join(_LOADERS)}, got {show(name)}"
+            raise complain(ValueError, message)
+        loaded += _LOADERS[name](*given)._terms  # noqa: SLF001
+    return BlockMask._of(*loaded)  # noqa: SLF001
 
 
 def _name_alignment(bottom_right: object) -> Alignment:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from .inputs import Shape
-    from .terms import Intervals, Term
+    from .terms import Intervals, Part, Term
 
 Tensor = torch.Tensor
 
@@ -43,14 +43,9 @@ class TileList(NamedTuple):
     slots: Tensor  # [:, 2] where the two tiles' dS lies, or ABSENT
 
 
-class _Strip(NamedTuple):
-    part: tuple[slice, slice, slice]  # of [batch, heads, query tiles]
-    visible: Tensor  # booleans [batch, heads, query tiles, key tiles]
-
-
 def count_interval_tiles(intervals: Intervals, shape: Shape) -> int:
     """Return how many tiles are visible, in all planes."""
-    return sum(int(strip.visible.sum()) for strip in _interval_strips(intervals, shape))
+    return sum(int(visible.sum()) for _, visible in _interval_strips(intervals, shape))
 
 
 def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> VisibleTiles:
@@ -72,8 +67,11 @@ def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> V
     return VisibleTiles(plane, m, n, torch.cat(codes), plane.new_empty(0, TILE, 2))
 
 
-def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[_Strip]:
-    """Yield which tiles some row's interval touches: the rows' ends, summed up along the keys."""
+def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[tuple[Part, Tensor]]:
+    """Yield which tiles some row's interval touches: the rows' ends, summed up along the keys.
+
+    Each part of [batch, heads, query tiles] comes with booleans [..., key tiles].
+    """
     lo, hi = (to_tiles(x) for x in intervals)
     key_tiles = words_of(shape.seqlen_k)
     for part in strips(lo.shape[:3], key_tiles + 1):
@@ -82,7 +80,7 @@ def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[_Strip]:
         edges = one.new_zeros((*rows_lo.shape[:3], key_tiles + 1))
         edges.scatter_add_(-1, rows_lo // TILE, one)
         edges.scatter_add_(-1, -(-rows_hi // TILE), -one)
-        yield _Strip(part, edges.cumsum(-1, dtype=torch.int32)[..., :-1] > 0)
+        yield part, edges.cumsum(-1, dtype=torch.int32)[..., :-1] > 0
 
 
 def list_tiles(
@@ -125,9 +123,7 @@ def list_tiles(
     return VisibleTiles(plane, m, n, torch.cat(codes), packed), found, keys
 
 
-def _note_intervals(
-    found: Intervals | None, part: tuple[slice, slice, slice], words: Tensor
-) -> Intervals | None:
+def _note_intervals(found: Intervals | None, part: Part, words: Tensor) -> Intervals | None:
     """Fill in the intervals of a strip of rows; None as soon as there is a row that is none."""
     if found is None:
         return None
@@ -146,7 +142,7 @@ def _word_tiles(words: Tensor) -> Tensor:
     return tiles.transpose(-1, -2)
 
 
-def _places(visible: Tensor, part: tuple[slice, slice, slice], shape: Shape) -> Tensor:
+def _places(visible: Tensor, part: Part, shape: Shape) -> Tensor:
     """Return [3, tiles]: plane, query tile and key tile of those seen."""
     b, h, m, n = visible.nonzero().T
     plane = (b + part[0].start) * shape.num_heads_q + h + part[1].start

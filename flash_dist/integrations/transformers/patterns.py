@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...masks.band import Band
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -42,8 +42,26 @@ def read_pattern(function: Callable[..., Any]) -> Pattern | None:
     """Return what a mask function shows, None if that cannot be told by its looks."""
     if getattr(function, "__module__", None) != _MODULE:
         return None
-    reader = _READERS.get(function.__qualname__)
-    return None if reader is None else reader(_variables(function))
+    variables = _variables(function)
+    found: Pattern | None = None
+    match function.__qualname__:
+        case "and_masks.<locals>.and_mask":
+            found = _join_all(variables["mask_functions"])
+        case "bidirectional_mask_function":
+            found = Pattern()
+        case "causal_mask_function":
+            found = Pattern(Band(right=0))
+        case "packed_sequence_mask_function.<locals>.inner_mask":
+            found = Pattern(documents=variables["packed_sequence_mask"])
+        case "remap_positions_for_packed_sequence.<locals>.inner_mask":
+            inner = read_pattern(variables["mask_function"])
+            # positions that begin anew in every document: a band is the same in them
+            found = inner if inner is not None and inner.documents is None else None
+        case "sliding_window_bidirectional_overlay.<locals>.inner_mask":
+            found = Pattern(Band(variables["sliding_window"], variables["sliding_window"]))
+        case "sliding_window_overlay.<locals>.inner_mask":  # which counts the query's own key
+            found = Pattern(Band(left=variables["sliding_window"] - 1))
+    return found
 
 
 def _variables(function: Callable[..., Any]) -> dict[str, Any]:
@@ -53,48 +71,9 @@ def _variables(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
-def _read_all(variables: dict[str, Any]) -> Pattern | None:
+def _join_all(functions: Iterable[Callable[..., Any]]) -> Pattern | None:
     joint: Pattern | None = Pattern()
-    for function in variables["mask_functions"]:
+    for function in functions:
         part = read_pattern(function)
         joint = None if joint is None or part is None else joint.join(part)
     return joint
-
-
-def _read_causal(_: dict[str, Any]) -> Pattern:
-    return Pattern(Band(right=0))
-
-
-def _read_full(_: dict[str, Any]) -> Pattern:
-    return Pattern()
-
-
-def _read_window(variables: dict[str, Any]) -> Pattern:
-    """A window of W keys counts that of the query itself."""
-    return Pattern(Band(left=variables["sliding_window"] - 1))
-
-
-def _read_symmetric_window(variables: dict[str, Any]) -> Pattern:
-    """A window to both sides does not."""
-    return Pattern(Band(variables["sliding_window"], variables["sliding_window"]))
-
-
-def _read_documents(variables: dict[str, Any]) -> Pattern:
-    return Pattern(documents=variables["packed_sequence_mask"])
-
-
-def _read_remapped(variables: dict[str, Any]) -> Pattern | None:
-    """Positions that begin anew in every document: a band is the same in them."""
-    pattern = read_pattern(variables["mask_function"])
-    return pattern if pattern is not None and pattern.documents is None else None
-
-
-_READERS: Final[dict[str, Callable[[dict[str, Any]], Pattern | None]]] = {
-    "and_masks.<locals>.and_mask": _read_all,
-    "bidirectional_mask_function": _read_full,
-    "causal_mask_function": _read_causal,
-    "packed_sequence_mask_function.<locals>.inner_mask": _read_documents,
-    "remap_positions_for_packed_sequence.<locals>.inner_mask": _read_remapped,
-    "sliding_window_bidirectional_overlay.<locals>.inner_mask": _read_symmetric_window,
-    "sliding_window_overlay.<locals>.inner_mask": _read_window,
-}
