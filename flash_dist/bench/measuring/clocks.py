@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -21,13 +21,13 @@ _WARM_UPS: Final = 2  # runs on the stream of a capture; the first of them compi
 
 
 class Mark(Protocol):
-    """A moment between runs."""
+    """A moment between runs; an event of torch is one."""
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Wait until everything that was launched before it is done."""
 
-    def since(self, earlier: Mark) -> float:
-        """Return the milliseconds from an earlier mark; both have been waited for."""
+    def elapsed_time(self, later: Any, /) -> float:  # noqa: ANN401 - one of its own kind
+        """Return the milliseconds until a later mark; both have been waited for."""
 
 
 class Clock(Protocol):
@@ -49,24 +49,6 @@ class Clock(Protocol):
 
     def read(self) -> Reading:
         """Return the device's clock and power of now."""
-
-
-class GpuMark:
-    """An event."""
-
-    def __init__(self) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)
-        self.event.record()
-
-    def wait(self) -> None:
-        """Wait for the event."""
-        self.event.synchronize()
-
-    def since(self, earlier: Mark) -> float:
-        """Ask the events."""
-        if not isinstance(earlier, GpuMark):
-            raise TypeError(earlier)
-        return float(earlier.event.elapsed_time(self.event))
 
 
 class GpuClock:
@@ -94,15 +76,17 @@ class GpuClock:
         if cold:
             self._flush.zero_()
         torch.cuda._sleep(int(cover_us * _CYCLES_PER_US))  # noqa: SLF001 - nothing public idles
-        begin = GpuMark()
+        begin = self.mark()
         run()
-        end = GpuMark()
-        return lambda: end.since(begin)
+        end = self.mark()
+        return lambda: begin.elapsed_time(end)
 
     @staticmethod
     def mark() -> Mark:
         """Record an event on the current stream."""
-        return GpuMark()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def wait(self) -> None:
         """Synchronize."""

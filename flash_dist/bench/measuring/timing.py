@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Final
 from ..results import Loop, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ...toolkit.machine.gauge import Reading
     from .clocks import Clock, Mark
 
     Run = Callable[[], object]
@@ -155,13 +156,13 @@ def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
     lead = seconds * LEAD
     if found.milliseconds / 1e3 < lead:  # else one run is as long as the lead by itself
         _launch_for(lead, run, clock, chunk)
-    gauge = Means()
-    marks, runs = _launch_for(seconds, run, clock, chunk, gauge)
-    return gauge.close(marks[-1].since(marks[0]) / runs, runs)
+    readings: list[Reading] = []
+    marks, runs = _launch_for(seconds, run, clock, chunk, readings)
+    return _make_loop(marks[0].elapsed_time(marks[-1]) / runs, runs, readings)
 
 
 def _launch_for(
-    seconds: float, run: Run, clock: Clock, chunk: Chunk, gauge: Means | None = None
+    seconds: float, run: Run, clock: Clock, chunk: Chunk, readings: list[Reading] | None = None
 ) -> tuple[list[Mark], int]:
     """Launch chunks of runs; a chunk is on its way while the one before is waited for.
 
@@ -174,47 +175,31 @@ def _launch_for(
         for _ in range(chunk.runs):
             run()
         marks.append(clock.mark())
-        if gauge is not None:
-            gauge.take(clock)
-        marks[-2].wait()
-    marks[-1].wait()
+        if readings is not None:  # each taken while the device works
+            readings.append(clock.read())
+        marks[-2].synchronize()
+    marks[-1].synchronize()
     clock.wait()  # here the GPU's own errors show
     return marks, (len(marks) - 1) * chunk.runs
 
 
 def _loop_cold(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
     """Time run by run, each after L2 was emptied."""
-    gauge = Means()
+    readings: list[Reading] = []
     cover_us = min(_COVER * found.cpu_us, _LONGEST_COVER_US)
     times: list[float] = []
     end = time.perf_counter() + seconds * (1 + LEAD)
     while not times or time.perf_counter() < end:
         reads = [clock.start(run, cold=True, cover_us=cover_us) for _ in range(_COLD_RUNS)]
-        gauge.take(clock)
+        readings.append(clock.read())  # while the device works
         clock.wait()
         times += [read() for read in reads]
     kept = times[int(len(times) * LEAD / (1 + LEAD)) :]
-    return gauge.close(statistics.fmean(kept), len(kept))
+    return _make_loop(statistics.fmean(kept), len(kept), readings)
 
 
-class Means:
-    """Collects the readings of a loop, each taken while the device works."""
-
-    def __init__(self) -> None:
-        self._clocks: list[float] = []
-        self._powers: list[float] = []
-
-    def take(self, clock: Clock) -> None:
-        """Read once."""
-        reading = clock.read()
-        if reading.clock_mhz is not None:
-            self._clocks.append(reading.clock_mhz)
-        if reading.power_w is not None:
-            self._powers.append(reading.power_w)
-
-    def close(self, mean_ms: float, runs: int) -> Loop:
-        """Return the loop."""
-        clock, power = (
-            statistics.fmean(values) if values else None for values in (self._clocks, self._powers)
-        )
-        return Loop(mean_ms, runs, clock, power)
+def _make_loop(mean_ms: float, runs: int, readings: Sequence[Reading]) -> Loop:
+    clocks = [reading.clock_mhz for reading in readings if reading.clock_mhz is not None]
+    powers = [reading.power_w for reading in readings if reading.power_w is not None]
+    clock, power = (statistics.fmean(values) if values else None for values in (clocks, powers))
+    return Loop(mean_ms, runs, clock, power)

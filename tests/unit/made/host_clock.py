@@ -19,14 +19,12 @@ class HostMark:
     def __init__(self) -> None:
         self.seconds = time.perf_counter()
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Do nothing: no work is pending."""
 
-    def since(self, earlier: Mark) -> float:
+    def elapsed_time(self, later: HostMark) -> float:
         """Subtract."""
-        if not isinstance(earlier, HostMark):
-            raise TypeError(earlier)
-        return (self.seconds - earlier.seconds) * 1e3
+        return (later.seconds - self.seconds) * 1e3
 
 
 class HostClock:
@@ -40,7 +38,7 @@ class HostClock:
         del cold, cover_us
         begin = HostMark()
         run()
-        took = HostMark().since(begin)
+        took = begin.elapsed_time(HostMark())
         return lambda: took
 
     @staticmethod

@@ -28,17 +28,15 @@ class ToldMark:
         self.mark = mark
         self.milliseconds = milliseconds
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the device."""
-        self.mark.wait()
+        self.mark.synchronize()
 
-    def since(self, earlier: Mark) -> float:
+    def elapsed_time(self, later: ToldMark) -> float:
         """Subtract; add the device's own time."""
-        if not isinstance(earlier, ToldMark):
-            raise TypeError(earlier)
-        if self.mark.since(earlier.mark) < 0:
-            raise ValueError(earlier)
-        return self.milliseconds - earlier.milliseconds
+        if self.mark.elapsed_time(later.mark) < 0:
+            raise ValueError(later)
+        return later.milliseconds - self.milliseconds
 
 
 class Told:

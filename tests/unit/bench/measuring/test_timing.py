@@ -14,8 +14,6 @@ from tests.unit.made.host_clock import HostClock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flash_dist.bench.measuring.clocks import Mark
-
 
 @dataclass
 class MadeMark:
@@ -23,12 +21,11 @@ class MadeMark:
 
     ms: float
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Nothing is under way."""
 
-    def since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, MadeMark)
-        return self.ms - earlier.ms
+    def elapsed_time(self, later: MadeMark) -> float:
+        return later.ms - self.ms
 
 
 @dataclass
