@@ -6,7 +6,7 @@
 
 #include "core/config.h"
 #include "core/decode_work.cuh"
-#include "core/views.cuh"
+#include "core/sequence.cuh"
 #include "decode_plans.h"
 #include "native/entry.h"
 #include "plans.h"

@@ -1,5 +1,5 @@
-// The part of a mask that is known without its arrays. No CUDA header: any C++ compiler can compile the
-// planner, which needs no more than this of a mask.
+// What the planner of the backward needs of the kernels' arguments: the part of a mask that is known
+// without its arrays, and the rows of sums. No CUDA header: any C++ compiler can compile it.
 #pragma once
 
 #include <cstdint>
@@ -45,5 +45,12 @@ FLASH_DIST_HOST_DEVICE bool is_even(const Mask& mask, bool packed) {
   return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
          !packed;
 }
+
+// Where the rows of the fp32 sums of dK and dV lie: partial sums of a group split, and sums kept
+// between query chunks.
+struct SumRows {
+  int64_t first;        // of key 0 of the chunk's first unit, of split 0
+  int64_t split, unit;  // from one split, or unit, to the next
+};
 
 }  // namespace flash_dist

@@ -3,7 +3,7 @@
 
 #include "core/params.h"
 #include "core/schedule.cuh"
-#include "ptx/special.cuh"
+#include "ptx/registers.cuh"
 
 namespace flash_dist {
 

@@ -1,36 +1,37 @@
 // Shared memory of the mma.sync and fp32 backward kernels: addresses of the tiles, and the copies of
-// Q, dO, K and V. s is the number of a stage.
+// Q, dO, K, V, lse and delta. s is the number of a stage.
 #pragma once
-
-#include <type_traits>
 
 #include "core/blocks.cuh"
 #include "core/sequence.cuh"
-#include "core/statistics.cuh"
 #include "core/tile.cuh"
-#include "core/views.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/registers.cuh"
 
 namespace flash_dist {
 
-// An element as it lies in memory.
-template <class T>
-using Element =
-    std::conditional_t<std::is_same_v<T, Fp16> || std::is_same_v<T, Bf16>, uint16_t, float>;
+// COUNT floats of lse and as many of delta into neighbouring arrays, 16 bytes per thread.
+template <class Target, int COUNT>
+struct StatCopy {
+  uint4 staged;
 
-// TileCopy for the elements of a Config. A row of floats is laid out as one of twice as many 16-bit
-// elements. row_stride and columns in elements.
-template <class Config, int ROWS, int COLUMNS>
-struct OperandCopy {
-  using Source = const Element<typename Config::T>*;
-  static constexpr int WORDS = sizeof(Element<typename Config::T>) / sizeof(uint16_t);
-  TileCopy<typename Config::Target, ROWS, WORDS * COLUMNS, Config::THREADS> words;
-
-  __device__ __forceinline__ void fetch(uint32_t smem, Source first, int64_t row_stride,
-                                        RowSpan rows, int columns) {
-    words.fetch(smem, reinterpret_cast<const uint16_t*>(first), WORDS * row_stride, rows,
-                WORDS * columns);
+  __device__ __forceinline__ void fetch(uint32_t smem, const float* lse, const float* delta) {
+    const int i = fresh_thread() * 4;
+    if (i >= 2 * COUNT) return;
+    const float* src = i < COUNT ? lse + i : delta + (i - COUNT);
+    if constexpr (Target::HAS_CP_ASYNC) {
+      cp_async_16(smem + i * 4, src, true);
+    } else {
+      staged = load_global_16(src);
+    }
   }
-  __device__ __forceinline__ void land(uint32_t smem) { words.land(smem); }
+
+  __device__ __forceinline__ void land(uint32_t smem) {
+    if constexpr (!Target::HAS_CP_ASYNC) {
+      const int i = fresh_thread() * 4;
+      if (i < 2 * COUNT) store_shared_16(smem + i * 4, staged);
+    }
+  }
 };
 
 // Shared memory of a block of queries: Q and dO to stay, stages of K and V.

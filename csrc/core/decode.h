@@ -13,7 +13,6 @@
 // user a fifth less.
 #pragma once
 
-#include "core/few_queries.h"
 #include "core/params.h"
 
 namespace flash_dist {

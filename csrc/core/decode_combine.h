@@ -10,18 +10,38 @@
 //           combines some in shared memory, and one warp combines the results.
 #pragma once
 
-#include "core/behind.h"
 #include "core/combine.cuh"
 #include "core/config.h"
-#include "core/decode_launch.h"
 #include "core/decode_work.cuh"
-#include "core/views.cuh"
+#include "core/sequence.cuh"
 #include "decode_plans.h"
+#include "native/entry.h"
 #include "plans.h"
+#include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
-#include "ptx/dependents.cuh"
 
 namespace flash_dist {
+
+// Launches blocks of Config's size, which may start before the previous kernel ends (programmatic
+// dependent launch, ptx/barrier.cuh). The kernel must call wait_for_previous() before it reads what others
+// wrote. NOTE: only for a kernel of little shared memory. A multiprocessor chooses its shared-memory size
+// when it is idle: a kernel that needs most of it, and starts beside blocks of a small one, may get one
+// block per multiprocessor where three fit.
+template <class Config>
+cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
+                          cudaStream_t stream) {
+  void* arguments[] = {const_cast<void*>(params)};
+  if constexpr (Config::Target::NUMBER < 90) {
+    return cudaLaunchKernel(kernel, blocks, dim3(Config::THREADS), arguments, Config::SMEM_BYTES,
+                            stream);
+  } else {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    const auto config = launch_config(blocks, Config::THREADS, Config::SMEM_BYTES, stream, early);
+    return cudaLaunchKernelExC(&config, kernel, arguments);
+  }
+}
 
 // The partials of a group: one, or one for each key block, which follow each other. count 0: there
 // is no such group.

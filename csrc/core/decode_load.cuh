@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "core/decode_work.cuh"
+#include "core/sequence.cuh"
 #include "core/tile.cuh"
-#include "core/views.cuh"
 
 namespace flash_dist {
 

@@ -17,10 +17,11 @@
 
 #include "core/combine.cuh"
 #include "core/decode.h"
-#include "core/few_queries.h"
+#include "core/params.h"
 #include "core/schedule.cuh"
 #include "core/scores.cuh"
 #include "core/sequence.cuh"
+#include "native/entry.h"
 
 namespace flash_dist {
 
@@ -472,5 +473,18 @@ struct DecodeSplits {
   int before_, mine_;  // key blocks before this thread's tiles, and of these
   int each_, more_;
 };
+
+inline DecodeParams with_divisors(DecodeParams p) {
+  p.by_group = make_divisor(p.group);
+  p.by_tiles = make_divisor(p.row_tiles);
+  p.cache.by_page = make_divisor(p.cache.page);
+  return p;
+}
+
+template <class Config>
+cudaError_t launch_decode(const void* kernel, const void* params, cudaStream_t stream) {
+  const DecodeParams p = with_divisors(*static_cast<const DecodeParams*>(params));
+  return launch_1d<Config>(kernel, &p, p.splits, stream);
+}
 
 }  // namespace flash_dist

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "core/apply_mask.cuh"
 #include "core/block_iterators.cuh"
+#include "core/mask.cuh"
 #include "core/scores.cuh"
 #include "ptx/copy.cuh"
 

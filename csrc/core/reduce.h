@@ -6,7 +6,6 @@
 
 #include "core/config.h"
 #include "core/sequence.cuh"
-#include "core/views.cuh"
 #include "native/entry.h"
 #include "plans.h"
 #include "ptx/convert.cuh"

@@ -1,7 +1,7 @@
-// The rows of one batch entry: everything of its axis, or a document of packed tensors.
+// The rows of one batch entry, everything of its axis or a document of packed tensors, and where a
+// head's rows begin.
 #pragma once
 
-#include "core/few_queries.h"
 #include "core/params.h"
 
 namespace flash_dist {
@@ -87,6 +87,14 @@ __device__ __forceinline__ int64_t statistics_begin(const Params& p, int batch, 
     return static_cast<int64_t>(head) * p.rows_padded + (q0 + A * batch) / A * A;
   }
   return (static_cast<int64_t>(batch) * p.num_heads_kv * p.group + head) * p.rows_padded;
+}
+
+// Element 0 of row 0 of query head head_kv * group + head_in_group; k and v have head_in_group 0 only.
+template <class Element = uint16_t>
+__device__ __forceinline__ Element* head_begin(const View& view, int batch, int head_kv,
+                                               int head_in_group) {
+  return static_cast<Element*>(view.data) + batch * view.batch + head_kv * view.head_kv +
+         head_in_group * view.head_group;
 }
 
 }  // namespace flash_dist

@@ -8,10 +8,12 @@
 // away and (r / 2) % 4 does the rest.
 #pragma once
 
+#include <type_traits>
+
 #include "ptx/copy.cuh"
 #include "ptx/elements.h"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/special.cuh"
+#include "ptx/registers.cuh"
 
 namespace flash_dist {
 
@@ -129,6 +131,27 @@ struct TileCopy {
       src += ROWS_PER_PASS * source.row_stride;
     }
   }
+};
+
+// An element as it lies in memory.
+template <class T>
+using Element =
+    std::conditional_t<std::is_same_v<T, Fp16> || std::is_same_v<T, Bf16>, uint16_t, float>;
+
+// TileCopy for the elements of a Config. A row of floats is laid out as one of twice as many 16-bit
+// elements. row_stride and columns in elements.
+template <class Config, int ROWS, int COLUMNS>
+struct OperandCopy {
+  using Source = const Element<typename Config::T>*;
+  static constexpr int WORDS = sizeof(Element<typename Config::T>) / sizeof(uint16_t);
+  TileCopy<typename Config::Target, ROWS, WORDS * COLUMNS, Config::THREADS> words;
+
+  __device__ __forceinline__ void fetch(uint32_t smem, Source first, int64_t row_stride,
+                                        RowSpan rows, int columns) {
+    words.fetch(smem, reinterpret_cast<const uint16_t*>(first), WORDS * row_stride, rows,
+                WORDS * columns);
+  }
+  __device__ __forceinline__ void land(uint32_t smem) { words.land(smem); }
 };
 
 // Where this lane points ldmatrix at a tile, for the three operand roles. Rows are counted from the

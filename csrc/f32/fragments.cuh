@@ -4,7 +4,7 @@
 #include "core/accumulator.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/copy.cuh"
-#include "ptx/special.cuh"
+#include "ptx/registers.cuh"
 
 namespace flash_dist {
 

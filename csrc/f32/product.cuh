@@ -18,10 +18,24 @@
 #include <type_traits>
 
 #include "core/accumulator.cuh"
-#include "f32/tile.cuh"
-#include "ptx/tf32.cuh"
+#include "core/tile.cuh"
+#include "ptx/mma.cuh"
 
 namespace flash_dist {
+
+// A tile of fp32 elements in shared memory. A row of HEAD_DIM floats is laid out, copied and read by
+// ldmatrix as the row of 2 * HEAD_DIM 16-bit elements that core/tile.cuh knows: chunk c, 16 bytes or 4
+// floats, of row r lies at chunk c ^ (r % 8).
+template <int HEAD_DIM>
+struct FloatRows : SwizzledRows<2 * HEAD_DIM> {
+  using Base = SwizzledRows<2 * HEAD_DIM>;
+  static_assert(Base::CHUNKS % 8 == 0, "the products rely on a phase of row % 8");
+
+  // Address of a row, a multiple of 8, and a column, one of 32: neither changes the phase.
+  __device__ __forceinline__ static uint32_t at(uint32_t tile, int row, int column) {
+    return tile + row * Base::ROW_BYTES + column * 4;
+  }
+};
 
 constexpr int SUM_COLUMNS = 64;
 

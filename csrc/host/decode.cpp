@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/few_queries.h"
-#include "host/budget.h"
+#include "core/params.h"
 #include "host/decode.h"
 #include "host/decode_splits.h"
+#include "host/kernel_key.h"
 #include "host/limits.h"
 #include "host/recording.h"
 #include "host/scores.h"
@@ -72,122 +72,115 @@ void check_sizes(const DecodeParams& p) {
   if (is_latent(p)) check_latent(p);
 }
 
-void check_sizes(const AppendParams& p) {
-  check_cache(p, std::max(p.num_heads_q, p.num_heads_kv));  // without q, too
-}
-
-}  // namespace
-
-Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
-    : call_(call),
-      p_(params),
-      kernel_(choose_kernel()),
-      softmax_blocks_(is_latent(p_) && kernel_.variant->entry->block_rows > FEW_ROWS
-                          ? LATENT_SOFTMAX_BLOCKS
-                          : 1) {
-  const int rows = most_rows(p_);
-  p_.block_rows = kernel_.variant->entry->block_rows;
-  p_.row_tiles = divide_up(rows, p_.block_rows);
-  p_.partial_rows = std::min(rows, p_.block_rows);
-  p_.columns = size_of(*kernel_.variant).head_dim_v;
-  check_key_blocks();
-  const int sm_count = device_info(call.device).sm_count;
-  const int splits = choose_splits(sm_count, kernel_.variant->entry->blocks_per_sm,
-                                   static_cast<int>(p_.batch * tiles()));
-  const int64_t key_blocks = most_key_blocks();
-  p_.splits = static_cast<int>(std::min<int64_t>(splits, key_blocks));
-  p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tiles() >= TILES_PER_SPLIT * p_.splits;
-  // As many blocks of the combine kernel as there is room for, each with a piece of 32 columns of a
-  // row at least.
-  const int64_t combined = std::min<int64_t>(p_.batch * tiles(), p_.splits);
-  const int64_t parts = std::max<int64_t>(COMBINE_BLOCKS_PER_SM * int64_t{sm_count} / combined, 1);
-  p_.combine_blocks =
-      static_cast<int>(std::min<int64_t>(parts, p_.partial_rows * (p_.columns / 32)));
-  place(key_blocks, budget);
-}
-
-void Decode::run(void* workspace) {
-  p_.partial_stats = static_cast<float2*>(workspace);
-  p_.partial_out = reinterpret_cast<float*>(static_cast<uint8_t*>(workspace) + stats_bytes_);
-  const auto stream = static_cast<cudaStream_t>(call_.stream);
-  record_decode(p_, softmax_blocks_);
-  launch(call_.device, kernel_, &p_, stream);
-  if (p_.max_key_blocks == 0) return;
-  const Role combine = is_latent(p_) ? Role::MLA_FOLD : Role::DECODE_FOLD;
-  launch(call_.device, require_kernel(call_.device, key_of(combine), &p_), &p_, stream);
-}
-
-KernelKey Decode::key_of(Role role) const {
-  return make_key(role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v});
-}
-
-// The multi-row kernel if there are more rows than one mma has, and if it is built in and loads.
-Loaded Decode::choose_kernel() const {
-  if (is_latent(p_)) return require_kernel(call_.device, key_of(Role::MLA), &p_);
-  if (most_rows(p_) > FEW_ROWS) {
-    const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
-    if (wide.variant != nullptr) return wide;
+// One call. The GPU and the budget decide which block computes what, and no bit of the result.
+class Decode {
+ public:
+  // budget: bytes that workspace_bytes() may be.
+  Decode(const Call& call, const DecodeParams& params, int64_t budget)
+      : call_(call),
+        p_(params),
+        kernel_(choose_kernel()),
+        softmax_blocks_(is_latent(p_) && kernel_.variant->entry->block_rows > FEW_ROWS
+                            ? LATENT_SOFTMAX_BLOCKS
+                            : 1) {
+    const int rows = most_rows(p_);
+    p_.block_rows = kernel_.variant->entry->block_rows;
+    p_.row_tiles = divide_up(rows, p_.block_rows);
+    p_.partial_rows = std::min(rows, p_.block_rows);
+    p_.columns = size_of(*kernel_.variant).head_dim_v;
+    check_key_blocks();
+    const int sm_count = device_info(call.device).sm_count;
+    const int splits = choose_splits(sm_count, kernel_.variant->entry->blocks_per_sm,
+                                     static_cast<int>(p_.batch * tiles()));
+    const int64_t key_blocks = most_key_blocks();
+    p_.splits = static_cast<int>(std::min<int64_t>(splits, key_blocks));
+    p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tiles() >= TILES_PER_SPLIT * p_.splits;
+    // As many blocks of the combine kernel as there is room for, each with a piece of 32 columns of a
+    // row at least.
+    const int64_t combined = std::min<int64_t>(p_.batch * tiles(), p_.splits);
+    const int64_t parts =
+        std::max<int64_t>(COMBINE_BLOCKS_PER_SM * int64_t{sm_count} / combined, 1);
+    p_.combine_blocks =
+        static_cast<int>(std::min<int64_t>(parts, p_.partial_rows * (p_.columns / 32)));
+    place(key_blocks, budget);
   }
-  return require_kernel(call_.device, key_of(Role::DECODE), &p_);
-}
 
-int64_t Decode::tiles() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }
+  int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_; }
 
-int64_t Decode::longest_key_blocks() const {
-  return std::max(divide_up<int64_t>(p_.cache.capacity, KEY_BLOCK), int64_t{1});
-}
-
-// Key blocks of sequences that fill the cache. A table has room for more than there are pages: if
-// many sequences share few pages there may be more key blocks than this.
-int64_t Decode::most_key_blocks() const {
-  const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
-  const int64_t in_memory = 2 * (divide_up<int64_t>(keys, KEY_BLOCK) + p_.batch);
-  return std::min(longest_key_blocks() * p_.batch, in_memory) * tiles();
-}
-
-void Decode::check_key_blocks() const {
-  const int64_t key_blocks = longest_key_blocks() * p_.batch;
-  if (key_blocks <= MAX_KEY_BLOCKS / tiles()) return;  // their product may be past 2^63
-  fail("blocks of ", KEY_BLOCK, " keys * tiles of ", p_.block_rows,
-       " queries of a group must be at most ", MAX_KEY_BLOCKS, ", got ", key_blocks, " * ", tiles(),
-       "\n\nhint: pass fewer queries in a call, which gives the same bits");
-}
-
-// Chooses as many partials as full caches need, or as the budget holds. Partials in which a work
-// tile rests are needed whatever the budget.
-void Decode::place(int64_t key_blocks, int64_t budget) {
-  const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);
-  const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / partial;
-  const int64_t fixed = decode_partials(0, p_.splits, softmax_blocks_);
-  const bool may_split = p_.cache.capacity > KEY_BLOCK && p_.splits > 1;
-  const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_BLOCKS : 0;
-  p_.max_key_blocks = may_split ? static_cast<int>(std::min(key_blocks, most)) : 0;
-  const bool rests = longest_key_blocks() > softmax_blocks_;
-  const int64_t least = rests ? int64_t{p_.splits} * resting_partials(softmax_blocks_) : 0;
-  const int64_t partials = p_.max_key_blocks == 0
-                               ? least
-                               : decode_partials(p_.max_key_blocks, p_.splits, softmax_blocks_);
-  stats_bytes_ = aligned(partials * p_.partial_rows * 8);
-  out_bytes_ = partials * p_.partial_rows * p_.columns * 4;
-}
-
-bool may_have_few_queries(const Call& call, const FwdParams& p) {
-  const auto dtype = static_cast<Dtype>(call.dtype);
-  if (p.batch == 0 || p.seqlen_q == 0) return false;  // nothing to compute
-  if (p.scores.has_score_mod || p.sinks != nullptr) return false;
-  if (is_fp32(dtype) || p.mask.kind != MaskKind::BAND || p.seqlen_k < MANY_KEYS) return false;
-  const bool packed = p.packing.cu_seqlens_q != nullptr;
-  if (packed ? p.packing.cu_seqlens_q == p.packing.cu_seqlens_k
-             : !is_few_queries(p.seqlen_q, p.seqlen_k)) {
-    return false;  // packed by one array, no sequence has fewer queries than keys
+  void run(void* workspace) {
+    p_.partial_stats = static_cast<float2*>(workspace);
+    p_.partial_out = reinterpret_cast<float*>(static_cast<uint8_t*>(workspace) + stats_bytes_);
+    const auto stream = static_cast<cudaStream_t>(call_.stream);
+    record_decode(p_, softmax_blocks_);
+    launch(call_.device, kernel_, &p_, stream);
+    if (p_.max_key_blocks == 0) return;
+    const Role combine = is_latent(p_) ? Role::MLA_FOLD : Role::DECODE_FOLD;
+    launch(call_.device, require_kernel(call_.device, key_of(combine), &p_), &p_, stream);
   }
-  const int64_t tiles = divide_up(int64_t{p.group} * MORE_QUERIES, int64_t{FEW_ROWS});
-  if (divide_up(p.seqlen_k, KEY_BLOCK) * tiles * p.batch * p.num_heads_kv > MAX_KEY_BLOCKS)
-    return false;
-  const KernelKey key = make_key(Role::DECODE, dtype, {p.head_dim, p.head_dim_v});
-  return find_kernel(call.device, key, nullptr).variant != nullptr;
-}
 
+ private:
+  KernelKey key_of(Role role) const {
+    return make_key(role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v});
+  }
+
+  // The multi-row kernel if there are more rows than one mma has, and if it is built in and loads.
+  Loaded choose_kernel() const {
+    if (is_latent(p_)) return require_kernel(call_.device, key_of(Role::MLA), &p_);
+    if (most_rows(p_) > FEW_ROWS) {
+      const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
+      if (wide.variant != nullptr) return wide;
+    }
+    return require_kernel(call_.device, key_of(Role::DECODE), &p_);
+  }
+
+  int64_t tiles() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }
+
+  int64_t longest_key_blocks() const {
+    return std::max(divide_up<int64_t>(p_.cache.capacity, KEY_BLOCK), int64_t{1});
+  }
+
+  // Key blocks of sequences that fill the cache. A table has room for more than there are pages: if
+  // many sequences share few pages there may be more key blocks than this.
+  int64_t most_key_blocks() const {
+    const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
+    const int64_t in_memory = 2 * (divide_up<int64_t>(keys, KEY_BLOCK) + p_.batch);
+    return std::min(longest_key_blocks() * p_.batch, in_memory) * tiles();
+  }
+
+  void check_key_blocks() const {
+    const int64_t key_blocks = longest_key_blocks() * p_.batch;
+    if (key_blocks <= MAX_KEY_BLOCKS / tiles()) return;  // their product may be past 2^63
+    fail("blocks of ", KEY_BLOCK, " keys * tiles of ", p_.block_rows,
+         " queries of a group must be at most ", MAX_KEY_BLOCKS, ", got ", key_blocks, " * ",
+         tiles(), "\n\nhint: pass fewer queries in a call, which gives the same bits");
+  }
+
+  // Chooses as many partials as full caches need, or as the budget holds. Partials in which a work
+  // tile rests are needed whatever the budget.
+  void place(int64_t key_blocks, int64_t budget) {
+    const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);
+    const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / partial;
+    const int64_t fixed = decode_partials(0, p_.splits, softmax_blocks_);
+    const bool may_split = p_.cache.capacity > KEY_BLOCK && p_.splits > 1;
+    const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_BLOCKS : 0;
+    p_.max_key_blocks = may_split ? static_cast<int>(std::min(key_blocks, most)) : 0;
+    const bool rests = longest_key_blocks() > softmax_blocks_;
+    const int64_t least = rests ? int64_t{p_.splits} * resting_partials(softmax_blocks_) : 0;
+    const int64_t partials = p_.max_key_blocks == 0
+                                 ? least
+                                 : decode_partials(p_.max_key_blocks, p_.splits, softmax_blocks_);
+    stats_bytes_ = aligned(partials * p_.partial_rows * 8);
+    out_bytes_ = partials * p_.partial_rows * p_.columns * 4;
+  }
+
+  const Call& call_;
+  DecodeParams p_;
+  const Loaded kernel_;
+  const int softmax_blocks_;  // key blocks of one softmax
+  int64_t stats_bytes_ = 0, out_bytes_ = 0;
+};
+
+// The call that computes sequences of few queries on many keys alone.
 DecodeParams few_queries_of(const FwdParams& p) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   DecodeParams d{};
@@ -218,26 +211,38 @@ DecodeParams few_queries_of(const FwdParams& p) {
   return d;
 }
 
-namespace {
-
-void run_decode(const Call& call, const DecodeParams& params, int64_t budget, Allocate allocate,
-                void* context) {
-  check_sizes(params);
-  const DeviceScope scope(call.device);
-  Decode decode(call, with_scores(params), read_budget(budget));
-  decode.run(require_workspace(call, decode.workspace_bytes(), allocate, context));
-}
-
-void run_append(const Call& call, const AppendParams& p) {
-  check_sizes(p);
-  const DeviceScope scope(call.device);
-  const auto dtype = static_cast<Dtype>(call.dtype);
-  const KernelKey key = make_key(Role::APPEND, dtype, {p.head_dim, p.head_dim_v});
-  launch(call.device, require_kernel(call.device, key, &p), &p,
-         static_cast<cudaStream_t>(call.stream));
-}
-
 }  // namespace
+
+bool may_have_few_queries(const Call& call, const FwdParams& p) {
+  const auto dtype = static_cast<Dtype>(call.dtype);
+  if (p.batch == 0 || p.seqlen_q == 0) return false;  // nothing to compute
+  if (p.scores.has_score_mod || p.sinks != nullptr) return false;
+  if (is_fp32(dtype) || p.mask.kind != MaskKind::BAND || p.seqlen_k < MANY_KEYS) return false;
+  const bool packed = p.packing.cu_seqlens_q != nullptr;
+  if (packed ? p.packing.cu_seqlens_q == p.packing.cu_seqlens_k
+             : !is_few_queries(p.seqlen_q, p.seqlen_k)) {
+    return false;  // packed by one array, no sequence has fewer queries than keys
+  }
+  const int64_t tiles = divide_up(int64_t{p.group} * MORE_QUERIES, int64_t{FEW_ROWS});
+  if (divide_up(p.seqlen_k, KEY_BLOCK) * tiles * p.batch * p.num_heads_kv > MAX_KEY_BLOCKS)
+    return false;
+  const KernelKey key = make_key(Role::DECODE, dtype, {p.head_dim, p.head_dim_v});
+  return find_kernel(call.device, key, nullptr).variant != nullptr;
+}
+
+void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
+                      void* context) {
+  const DecodeParams few = few_queries_of(p);
+  Decode decode(call, few, allocate == nullptr ? 0 : read_budget(BUDGET_NOW));
+  const int64_t bytes = front + decode.workspace_bytes();
+  void* memory = bytes == 0 ? nullptr : allocate(context, bytes);
+  if (memory != nullptr || decode.workspace_bytes() == 0) {
+    decode.run(memory == nullptr ? nullptr : static_cast<uint8_t*>(memory) + front);
+  } else {
+    Decode(call, few, 0).run(nullptr);
+  }
+  return memory;
+}
 
 }  // namespace flash_dist
 
@@ -246,14 +251,22 @@ using namespace flash_dist;
 int flash_dist_decode(const Call* call, const DecodeParams* params, int64_t budget,
                       Allocate allocate, void* context) {
   return guarded([&] {
-    run_decode(*call, *params, budget, allocate, context);
+    check_sizes(*params);
+    const DeviceScope scope(call->device);
+    Decode decode(*call, with_scores(*params), read_budget(budget));
+    decode.run(require_workspace(*call, decode.workspace_bytes(), allocate, context));
     return 0;
   });
 }
 
 int flash_dist_append(const Call* call, const AppendParams* params) {
   return guarded([&] {
-    run_append(*call, *params);
+    check_cache(*params, std::max(params->num_heads_q, params->num_heads_kv));  // without q, too
+    const DeviceScope scope(call->device);
+    const auto dtype = static_cast<Dtype>(call->dtype);
+    const KernelKey key = make_key(Role::APPEND, dtype, {params->head_dim, params->head_dim_v});
+    launch(call->device, require_kernel(call->device, key, params), params,
+           static_cast<cudaStream_t>(call->stream));
     return 0;
   });
 }

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "core/ds_scale.h"
-#include "host/budget.h"
 #include "host/capi.h"
 #include "host/decode.h"
 #include "host/kernel_key.h"
@@ -76,22 +75,6 @@ bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
   if (!entry.takes_tickets || is_even(p.mask, p.packing.cu_seqlens_q != nullptr)) return false;
   const int64_t tiles = ceil_div(p.seqlen_q, entry.block_rows) * p.batch * p.num_heads_kv * p.group;
   return tiles >= TICKETED_TILES * p.sm_count;
-}
-
-// A forward's sequences of few queries on many keys, as attention to a cache. Returns its memory, of
-// which the first `front` bytes are free. Without any it is slower, to the same bits.
-void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
-                      void* context) {
-  const DecodeParams few = few_queries_of(p);
-  Decode decode(call, few, allocate == nullptr ? 0 : read_budget(BUDGET_NOW));
-  const int64_t bytes = front + decode.workspace_bytes();
-  void* memory = bytes == 0 ? nullptr : allocate(context, bytes);
-  if (memory != nullptr || decode.workspace_bytes() == 0) {
-    decode.run(memory == nullptr ? nullptr : static_cast<uint8_t*>(memory) + front);
-  } else {
-    Decode(call, few, 0).run(nullptr);
-  }
-  return memory;
 }
 
 void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
@@ -442,14 +425,6 @@ class Backward {
   BwdParams all_;  // p_ as it is for all queries
 };
 
-void run_backward(const Call& call, const DeltaParams& delta, const BwdParams& grads,
-                  const BwdOptions& options, Allocate allocate, void* context) {
-  check_sizes(grads);
-  const DeviceScope scope(call.device);
-  Backward backward(call, delta, grads, options);
-  backward.run(require_workspace(call, backward.workspace_bytes(), allocate, context));
-}
-
 }  // namespace
 
 }  // namespace flash_dist
@@ -466,7 +441,10 @@ int flash_dist_fwd(const Call* call, const FwdParams* params, Allocate allocate,
 int flash_dist_bwd(const Call* call, const DeltaParams* delta, const BwdParams* grads,
                    const BwdOptions* options, Allocate allocate, void* context) {
   return guarded([&] {
-    run_backward(*call, *delta, *grads, *options, allocate, context);
+    check_sizes(*grads);
+    const DeviceScope scope(call->device);
+    Backward backward(*call, *delta, *grads, *options);
+    backward.run(require_workspace(*call, backward.workspace_bytes(), allocate, context));
     return 0;
   });
 }

@@ -59,7 +59,6 @@
 #include <vector>
 
 #include "core/band.h"
-#include "core/sum_rows.h"
 #include "roles.h"
 
 namespace flash_dist {

@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include <cstdint>
 #include "ptx/elements.h"
 
 namespace flash_dist {
@@ -44,6 +45,43 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+}
+
+// Fragment layout of m16n8k8 (PTX ISA, "Matrix Fragments for mma.m16n8k8", .tf32), lane = 4g + t:
+//   a[0] row g      col t      a[2] row g      col t + 4
+//   a[1] row g + 8  col t      a[3] row g + 8  col t + 4
+//   b[0] row t      col g      b[1] row t + 4  col g
+//   d[0], d[1] row g  cols 2t, 2t+1  d[2], d[3] row g + 8
+//
+// x = high + low. A tf32 operand holds 11 significant bits and ignores the rest of the register:
+// high is x rounded to them, so that low, of either sign, has 12 and loses one at most. Cut off
+// instead, low would have 13 and the sign of x: what is then left out of products adds up. What
+// rounds up to infinity, from 2^128 - 2^116 on, is NaN.
+__device__ __forceinline__ void split_tf32(uint32_t& high, uint32_t& low, uint32_t x) {
+  high = (x + 0x1000u) & 0xffffe000u;
+  low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
+}
+
+// D[16, 8] += A[16, 8] @ B[8, 8]; sm_80 and newer.
+//
+// NOTE: the sum is cut off, not rounded, at every instruction.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4],
+                                                 const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// D[16, 8] = A[16, 8] @ B[8, 8].
+__device__ __forceinline__ void mma_m16n8k8_tf32_first(float (&d)[4], const uint32_t (&a)[4],
+                                                       const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, {%10, %10, %10, %10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
 }
 
 }  // namespace flash_dist

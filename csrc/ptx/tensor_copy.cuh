@@ -1,5 +1,5 @@
-// Copies between tensors in global memory and boxes of them in shared memory, by the copy engine
-// (TMA, sm_90 and newer). A CUtensorMap says where the tensor lies, how large a box is and how it
+// Copies between global and shared memory by the copy engine (TMA, sm_90 and newer): of boxes of
+// tensors, and of neighbouring bytes. A CUtensorMap says where the tensor lies, how large a box is and how it
 // is swizzled. What of a box lies outside of the tensor is zeros when read, and is not written.
 #pragma once
 
@@ -42,6 +42,44 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, const BoxPlace
           "l"(&map),
       "r"(at.column), "r"(at.row), "r"(at.member), "r"(at.head_kv), "r"(at.batch), "r"(smem)
       : "memory");
+}
+
+// A multiple of 16 bytes, from and to a multiple of 16 bytes; they count on the barrier.
+__device__ __forceinline__ void load_bytes(uint32_t smem, const void* src, int bytes,
+                                           uint32_t barrier) {
+  delay();
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(smem),
+      "l"(src), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// The same from shared memory, as part of this thread's next group of stores.
+__device__ __forceinline__ void store_bytes(void* dst, uint32_t smem, int bytes) {
+  delay();
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem),
+               "r"(bytes)
+               : "memory");
+}
+
+// Adds fp32 numbers to those at dst, as part of this thread's next group of stores.
+__device__ __forceinline__ void add_floats(void* dst, uint32_t smem, int bytes) {
+  delay();
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst),
+      "r"(smem), "r"(bytes)
+      : "memory");
+}
+
+// Waits until all of this thread's groups of stores have been written.
+__device__ __forceinline__ void wait_until_written() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// What this thread knows to have been written to global memory is seen by its next copies.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 __device__ __forceinline__ void commit_stores() {

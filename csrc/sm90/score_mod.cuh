@@ -13,7 +13,7 @@
 
 #include "core/scores.cuh"
 #include "ptx/copy.cuh"
-#include "ptx/special.cuh"
+#include "ptx/registers.cuh"
 
 namespace flash_dist {
 

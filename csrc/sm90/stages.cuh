@@ -4,7 +4,7 @@
 
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/special.cuh"
+#include "ptx/registers.cuh"
 #include "sm90/ring.cuh"
 
 namespace flash_dist {

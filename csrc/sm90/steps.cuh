@@ -4,7 +4,7 @@
 #include "core/accumulator.cuh"
 #include "core/mask.cuh"
 #include "core/sequence.cuh"
-#include "ptx/special.cuh"
+#include "ptx/registers.cuh"
 
 namespace flash_dist {
 

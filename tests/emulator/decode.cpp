@@ -8,7 +8,7 @@
 
 #include "block.h"
 #include "host/capi.h"
-#include "host/decode.h"
+#include "host/kernel_key.h"
 #include "native/check.h"
 #include "native/status.h"
 #include "plans.h"

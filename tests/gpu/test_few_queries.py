@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 Tensor = torch.Tensor
 
 FEW = ((1, 1024), (5, 1500), (16, 4095), (33, 16384))
-NOT_FEW = ((17, 1500), (7, 1023), (65, 16500), (300, 300))  # see csrc/core/few_queries.h
+NOT_FEW = ((17, 1500), (7, 1023), (65, 16500), (300, 300))  # see csrc/core/params.h
 
 
 def windowed(problem: Problem, left: int, right: int) -> Problem:

@@ -1,7 +1,6 @@
 // One-tile products and stores through the steps of the mma.sync kernels, for test_tile_gemm.py.
 // Compiled there for one target and dtype, with all head_dims in one library: -DTARGET=90
 // -DTARGET_SUFFIX="'a'" -DELEMENT=Bf16.
-#include "mma/bwd/store.cuh"
 #include "mma/fragments.cuh"
 #include "ptx/barrier.cuh"
 

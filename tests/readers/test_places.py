@@ -120,7 +120,7 @@ WORK = "sm90/bwd/work.cuh"
         (WORK, "    --this->i;\n  }\n};", "  }\n};"),
         ("core/block_iterators.cuh", "    end = min(end, tiles.y);\n", ""),
         (
-            "core/dkdv_work.cuh",
+            "core/dkdv_items.cuh",
             "(tiles + p.query_split - 1) / p.query_split",
             "tiles / p.query_split",
         ),

@@ -1,11 +1,110 @@
-// Tiles, threads and shared memory of the fp32 backward kernels.
+// Tiles, threads and shared memory of the fp32 backward kernels, and the work of a block of dK/dV: the
+// stages of queries that it goes through, in the order of summation.
 #pragma once
 
+#include "core/block_iterators.cuh"
 #include "core/config.h"
-#include "f32/bwd/work.cuh"
+#include "core/params.h"
 #include "plans.h"
 
 namespace flash_dist {
+
+// The work of a block, in shared memory for all its threads. Query head 0 is the first of the group.
+struct F32DkdvWork {
+  const float *q, *dout;  // first query of query head 0
+  int64_t statistics;     // row of that query
+  int batch, head;        // head: number of query head 0
+  int group_heads_begin, group_heads_end;
+  int seqlen_q, seqlen_k;
+  int key0;
+
+  __device__ __forceinline__ Mask mask(const BwdParams& p, int head_in_group) const {
+    const Sequence sequence{0, 0, seqlen_q, seqlen_k};
+    return Mask(p.mask, MaskPlace(p.mask, sequence, batch, head + head_in_group));
+  }
+};
+
+// One pipeline item: a stage of queries of one query head, and the mask's codes of the one or two key
+// tiles of the block.
+struct F32DkdvItem {
+  int row0, head_in_group;
+  int code[2];
+};
+
+// Goes through the items: query head by query head, tile by tile. One thread calls it.
+template <int BLOCK_M, int BLOCK_N>
+struct F32DkdvCursor {
+  static constexpr int PER_TILE = MASK_TILE / BLOCK_M;
+  int head_in_group, i, end;  // i, end: stages of this query head, PER_TILE to a query tile
+  const int4* entries;
+
+  __device__ __forceinline__ void start(const BwdParams& p, const F32DkdvWork& work) {
+    head_in_group = work.group_heads_begin;
+    open(p, work);
+  }
+  __device__ __forceinline__ void next(const BwdParams& p, const F32DkdvWork& work) {
+    if (++i < end) return;
+    ++head_in_group;
+    open(p, work);
+  }
+  __device__ __forceinline__ bool at_end(const F32DkdvWork& work) const {
+    return head_in_group >= work.group_heads_end;
+  }
+
+  __device__ __forceinline__ F32DkdvItem item(const BwdParams& p, const F32DkdvWork& work) const {
+    F32DkdvItem item;
+    item.head_in_group = head_in_group;
+    int tile = i / PER_TILE;
+    if (entries != nullptr) {
+      const int4 entry = entries[i / PER_TILE];
+      tile = entry.x;
+      item.code[0] = entry.y;
+      item.code[1] = entry.z;
+    } else {
+      const KeyRange range = work.mask(p, head_in_group).range(tile * MASK_TILE, MASK_TILE);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key0 = work.key0 / MASK_TILE * MASK_TILE + half * MASK_TILE;
+        const bool visible = key0 < work.seqlen_k && range.touches(key0, MASK_TILE);
+        const bool full = range.covers(key0, MASK_TILE);
+        item.code[half] = !visible ? TILE_EMPTY : full ? TILE_FULL : TILE_ROWS;
+      }
+    }
+    item.row0 = tile * MASK_TILE + i % PER_TILE * BLOCK_M;
+    return item;
+  }
+
+  // Number of items of the block.
+  __device__ __forceinline__ static int count(const BwdParams& p, const F32DkdvWork& work) {
+    int items = 0;
+    for (int head_in_group = work.group_heads_begin; head_in_group < work.group_heads_end;
+         ++head_in_group) {
+      const QueryBlockIterator<BLOCK_N> query_blocks = iterator_of(p, work, head_in_group);
+      const int here = max(query_blocks.end - query_blocks.begin, 0) * PER_TILE;
+      if (p.mask.head_planes == 0) return here * (work.group_heads_end - work.group_heads_begin);
+      items += here;
+    }
+    return items;
+  }
+
+ private:
+  __device__ __forceinline__ static QueryBlockIterator<BLOCK_N> iterator_of(const BwdParams& p,
+                                                                            const F32DkdvWork& work,
+                                                                            int head_in_group) {
+    const Sequence sequence{0, 0, work.seqlen_q, work.seqlen_k};
+    return {work.mask(p, head_in_group), ds_layout(p, sequence), work.key0};
+  }
+  // Goes to the first item of this query head, or of a later one.
+  __device__ __forceinline__ void open(const BwdParams& p, const F32DkdvWork& work) {
+    for (; head_in_group < work.group_heads_end; ++head_in_group) {
+      const QueryBlockIterator<BLOCK_N> query_blocks = iterator_of(p, work, head_in_group);
+      i = query_blocks.begin * PER_TILE;
+      end = query_blocks.end * PER_TILE;
+      entries = query_blocks.entries;
+      if (i < end) return;
+    }
+  }
+};
 
 template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {

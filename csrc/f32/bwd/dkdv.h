@@ -13,8 +13,8 @@
 //           of summation.
 #pragma once
 
-#include "core/apply_mask.cuh"
 #include "core/bwd_load.cuh"
+#include "core/mask.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "f32/bwd/config.h"

@@ -10,9 +10,9 @@
 //           of S or dP.
 #pragma once
 
-#include "core/apply_mask.cuh"
 #include "core/block_iterators.cuh"
 #include "core/bwd_load.cuh"
+#include "core/mask.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "core/softmax.cuh"

@@ -8,7 +8,7 @@
 
 #include "core/tile.cuh"
 #include "ptx/copy.cuh"
-#include "ptx/special.cuh"
+#include "ptx/registers.cuh"
 
 namespace flash_dist {
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "core/reduce.h"
-#include "f32/tile.cuh"
+#include "core/sequence.cuh"
 
 namespace flash_dist {
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ void f32_reduce_block(const ReduceParams& p) {
     const float4 x = *reinterpret_cast<const float4*>(src);
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
-  float* dst = float_head_begin(of.out, batch, unit % p.num_heads_kv, 0) +
+  float* dst = head_begin<float>(of.out, batch, unit % p.num_heads_kv, 0) +
                static_cast<int64_t>(k0 + row) * of.out.row + column;
   *reinterpret_cast<float4*>(dst) = {sum.x * of.scale, sum.y * of.scale, sum.z * of.scale,
                                      sum.w * of.scale};

@@ -1,11 +1,40 @@
-// Tiles, threads and shared memory of the fp32 forward kernel.
+// Work, tiles, threads and shared memory of the fp32 forward kernel.
 #pragma once
 
+#include "core/block_iterators.cuh"
+#include "core/blocks.cuh"
 #include "core/config.h"
-#include "f32/fwd/work.cuh"
+#include "core/scores.cuh"
+#include "core/sequence.cuh"
+#include "core/tile.cuh"
 #include "plans.h"
 
 namespace flash_dist {
+
+// The work tile of a block, the same for all its threads.
+template <int BLOCK_M, int BLOCK_N>
+struct F32FwdWork {
+  const float *q, *k, *v;  // the block's first query, the sequence's first key
+  int row0;                // first query
+  int rows;                // queries left from there
+  MaskPlace place;
+  RowSpan keys;  // that exist
+  float slope;   // of ALiBi
+  KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
+
+  __device__ __forceinline__ F32FwdWork(const FwdParams& p, const FwdBlock& block,
+                                        const Sequence& sequence)
+      : q(head_begin<float>(p.q, block.batch, block.head_kv, block.head_in_group) +
+          (sequence.q0 + block.row0) * p.q.row),
+        k(head_begin<float>(p.k, block.batch, block.head_kv, 0) + sequence.k0 * p.k.row),
+        v(head_begin<float>(p.v, block.batch, block.head_kv, 0) + sequence.k0 * p.v.row),
+        row0(block.row0),
+        rows(sequence.seqlen_q - block.row0),
+        place(p.mask, sequence, block.batch, block.head),
+        keys(Mask(p.mask, place).keys_that_exist(block.batch)),
+        slope(alibi_slope(p.scores, block.batch, block.head)),
+        blocks(Mask(p.mask, place), block.row0) {}
+};
 
 template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct F32FwdTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {

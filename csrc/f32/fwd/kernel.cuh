@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_f32_output(
         o.x[m][n][2 * h + 1] *= inverse;
       }
     }
-  float* gOut = float_head_begin(p.out, block.batch, block.head_kv, block.head_in_group) +
+  float* gOut = head_begin<float>(p.out, block.batch, block.head_kv, block.head_in_group) +
                 static_cast<int64_t>(sequence.q0 + first_row) * p.out.row + warp.column0();
   store_floats(o, 1.0f, gOut, p.out.row, rows_left, p.head_dim_v - warp.column0());
 }
@@ -83,7 +83,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     __syncthreads();
   }
 
-  FloatTileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k, copy_v;
+  OperandCopy<Config, BLOCK_N, HEAD_DIM> copy_k, copy_v;
   const auto fetch_k = [&](int key0) {
     copy_k.fetch(sK, work.k + key0 * p.k.row, p.k.row,
                  {work.keys.first - key0, work.keys.end - key0}, p.head_dim);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
 
   int j = work.blocks.end - 1;
   if (j >= work.blocks.begin) {
-    FloatTileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
+    OperandCopy<Config, BLOCK_M, HEAD_DIM> copy_q;
     copy_q.fetch(sQ, work.q, p.q.row, {0, work.rows}, p.head_dim);
     copy_q.land(sQ);
     fetch_k(work.blocks.key0(j));

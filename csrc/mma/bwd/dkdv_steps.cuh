@@ -1,12 +1,13 @@
 // The steps of a warp of the dK/dV kernel for a stage of queries.
 #pragma once
 
-#include "core/apply_mask.cuh"
+#include "core/bwd_load.cuh"
 #include "core/dkdv_items.cuh"
 #include "core/ds_scale.h"
+#include "core/mask.cuh"
 #include "core/scores.cuh"
 #include "core/tile.cuh"
-#include "mma/bwd/dkdv_load.cuh"
+#include "mma/bwd/config.h"
 #include "mma/fragments.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"

@@ -13,12 +13,10 @@
 
 #include "core/block_iterators.cuh"
 #include "core/blocks.cuh"
-#include "core/ds_block_iterator.cuh"
 #include "core/ds_scale.h"
 #include "core/pipeline.cuh"
-#include "core/views.cuh"
+#include "core/sequence.cuh"
 #include "mma/bwd/config.h"
-#include "mma/bwd/store.cuh"
 #include "mma/fragments.cuh"
 
 namespace flash_dist {

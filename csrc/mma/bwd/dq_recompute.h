@@ -8,10 +8,10 @@
 // Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
 #pragma once
 
-#include "core/apply_mask.cuh"
 #include "core/block_iterators.cuh"
 #include "core/bwd_load.cuh"
 #include "core/ds_scale.h"
+#include "core/mask.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
 #include "mma/bwd/config.h"

@@ -12,12 +12,12 @@
 // Several blocks share a multiprocessor: the copies of one are under way while another computes.
 #pragma once
 
-#include "core/apply_mask.cuh"
 #include "core/blocks.cuh"
 #include "core/dot.cuh"
 #include "core/ds_scale.h"
+#include "core/mask.cuh"
+#include "core/sequence.cuh"
 #include "core/uncovered.cuh"
-#include "core/views.cuh"
 #include "mma/bwd/config.h"
 #include "mma/fragments.cuh"
 

@@ -18,11 +18,11 @@
 
 #include "core/decode_load.cuh"
 #include "core/decode_rows.cuh"
-#include "core/decode_scores.cuh"
+#include "core/decode_work.cuh"
 #include "mma/decode/config.h"
 #include "mma/decode/rows.cuh"
 #include "mma/fragments.cuh"
-#include "ptx/dependents.cuh"
+#include "ptx/barrier.cuh"
 
 namespace flash_dist {
 

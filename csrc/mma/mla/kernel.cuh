@@ -18,9 +18,10 @@
 
 #include "core/decode_load.cuh"
 #include "core/decode_rows.cuh"
-#include "core/latent.cuh"
+#include "core/decode_work.cuh"
+#include "core/softmax.cuh"
 #include "mma/mla/config.h"
-#include "ptx/dependents.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/mma.cuh"
 
 namespace flash_dist {

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "core/ds_scale.h"
-#include "core/views.cuh"
-#include "ptx/bulk_copy.cuh"
+#include "core/sequence.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma.cuh"

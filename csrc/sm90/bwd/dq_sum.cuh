@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/ds_scale.h"
-#include "core/views.cuh"
+#include "core/sequence.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/bwd/config.h"
 #include "sm90/rows.cuh"

@@ -2,9 +2,9 @@
 // memory, as the accumulators need the registers.
 #pragma once
 
+#include "core/block_iterators.cuh"
 #include "core/blocks.cuh"
-#include "core/dkdv_work.cuh"
-#include "core/ds_block_iterator.cuh"
+#include "core/dkdv_items.cuh"
 #include "core/tile.cuh"
 #include "sm90/ring.cuh"
 

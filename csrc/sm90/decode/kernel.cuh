@@ -22,10 +22,8 @@
 
 #include "core/decode_load.cuh"
 #include "core/decode_rows.cuh"
-#include "core/decode_scores.cuh"
 #include "core/softmax.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/dependents.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma.cuh"

@@ -1,7 +1,7 @@
 // Launch of the kernel that reads a cache for many rows, and which calls its tiles serve.
 #pragma once
 
-#include "core/decode_launch.h"
+#include "core/decode_work.cuh"
 #include "sm90/decode/kernel.cuh"
 
 namespace flash_dist {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "ptx/mbarrier.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/semaphore.cuh"
-#include "ptx/special.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "sm90/fwd/tiles.cuh"
 

@@ -1,7 +1,7 @@
 // The store of 64 rows of out by a warpgroup of the forward kernel for Hopper.
 #pragma once
 
-#include "core/views.cuh"
+#include "core/sequence.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "sm90/fwd/config.h"

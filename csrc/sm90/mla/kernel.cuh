@@ -21,9 +21,8 @@
 #include <type_traits>
 
 #include "core/decode_rows.cuh"
-#include "core/latent.cuh"
+#include "core/softmax.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/dependents.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma.cuh"

@@ -1,7 +1,7 @@
 // Launch of the kernel of latent keys for many heads, and which calls it serves.
 #pragma once
 
-#include "core/decode_launch.h"
+#include "core/decode_work.cuh"
 #include "sm90/axes.h"
 #include "sm90/mla/kernel.cuh"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/decode_work.cuh"
-#include "core/views.cuh"
+#include "core/sequence.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "sm90/mla/config.h"

@@ -1,7 +1,12 @@
 // csrc/ptx/registers.cuh in the emulator, whose threads have unlimited registers.
 #pragma once
 
+#include "cuda_runtime_api.h"
+
 namespace flash_dist {
+
+inline int fresh_thread() { return static_cast<int>(threadIdx.x); }
+inline int fresh_block() { return static_cast<int>(blockIdx.x); }
 
 template <int REGISTERS>
 void give_registers() {}

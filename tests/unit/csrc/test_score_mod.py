@@ -53,7 +53,7 @@ inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 }  // namespace flash_dist
 """,
-    "ptx/special.cuh": """
+    "ptx/registers.cuh": """
 #pragma once
 #include "cuda_runtime_api.h"
 namespace flash_dist {
