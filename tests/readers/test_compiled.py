@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from flash_dist.toolkit.gpucode.fatbin import read_fatbin, read_kernels
+from flash_dist.toolkit.gpucode.fatbin import read_fatbin
 from flash_dist.toolkit.targets.archs import TOOLKIT_ARCHS, Arch
 from tests.readers.compared import Ours, compare, names
 from tests.readers.tools import compile_code, gencode, needs, run
+from tests.unit.made.fatbin_reader import read_kernels
 
 pytestmark = needs("nvcc", "cuobjdump")
 

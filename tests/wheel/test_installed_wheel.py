@@ -16,7 +16,7 @@ import torch
 import flash_dist
 from flash_dist.toolkit.builds.manifest import Manifest, load_manifest
 from flash_dist.toolkit.checks.environment import gather_environment, prove_loading
-from flash_dist.toolkit.gpucode.fatbin import read_fatbin, read_kernels
+from flash_dist.toolkit.gpucode.fatbin import open_fatbin
 
 PACKAGE = Path(flash_dist.__file__).parent
 LIBRARY = PACKAGE / "libflash_dist_kernels.so"
@@ -66,7 +66,9 @@ def test_the_library_tells_the_variants_of_the_manifest(manifest: Manifest) -> N
 
 
 def test_the_code_embedded_is_the_code_declared(manifest: Manifest) -> None:
-    embedded = {(kernel.name, kernel.arch) for kernel in read_kernels(read_fatbin(LIBRARY))}
+    with open_fatbin(LIBRARY) as fatbin:
+        read = [one for entry in fatbin.report.select() for one in fatbin.kernels(entry)]
+    embedded = {(kernel.name, kernel.arch) for kernel in read}
     assert embedded == {(kernel.symbol, kernel.target) for kernel in manifest.kernels}
 
 

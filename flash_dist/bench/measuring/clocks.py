@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from ...toolkit.machine.gauge import Gauge, Reading
 from ...toolkit.machine.libcuda import read_cuda
+from ...toolkit.machine.nvml import Gauge, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable

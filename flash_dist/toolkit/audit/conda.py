@@ -15,6 +15,7 @@ from ..binaries.codecs import open_zstd
 from ..binaries.files import open_file
 from ..binaries.json_text import parse_json
 from ..binaries.wheel import open_wheel
+from ..builds.archive_layout import find_foreign_headers, read_members
 from ..builds.conda_package import INDEX, PATHS, part_name
 from ..builds.conda_solver import (
     SUBDIRS,
@@ -26,8 +27,6 @@ from ..builds.conda_solver import (
 from ..builds.contents import read_contents, read_manifest
 from ..builds.entry_points import LINK, make_link
 from ..builds.metadata import read_metadata
-from ..builds.tar_headers import find_foreign_headers
-from ..builds.zip_layout import read_members
 from .files import find_foreign_kinds
 
 if TYPE_CHECKING:

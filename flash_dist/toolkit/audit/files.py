@@ -18,8 +18,8 @@ from ..builds.sbom import bill_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ..builds.archive_layout import Member
     from ..builds.manifest import Manifest
-    from ..builds.zip_layout import Member
 
 # Lower case only, so that no two of these are one file on a case-insensitive file system. Short and
 # shallow: a name that a file system refuses stops an installation half way.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..builds.manifest import KernelRecord, Manifest
-    from ..gpucode.fatbin import KernelInfo
+    from ..gpucode.cubin import KernelInfo
 
 _GENCODE = "-gencode="
 _ANY = "of another role"  # if the manifest states none

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.files import hash_file, open_file, unreadable
 from ..binaries.wheel import open_wheel
+from ..builds.archive_layout import list_names, read_members
 from ..builds.conda_package import find_path_damage, open_conda
 from ..builds.contents import OWN, find_naming, read_contents, read_manifest_in
 from ..builds.declared import declare_build
 from ..builds.record import find_damage, hash_member
 from ..builds.sbom import bill_name, find_differences
-from ..builds.zip_layout import list_names, read_members
 from ..errors import KernelsError, hint_to_build
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED, CheckResult
 from ..findings.verifications import (

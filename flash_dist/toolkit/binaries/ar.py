@@ -59,7 +59,10 @@ def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Memb
         name, size = _read_header(file, place, end)
         place += _HEADER.size
         if name == _NAMES:
-            names = file.read(_check_names(size))
+            if size > MAX_NAMES:
+                message = f"archive names must have at most {MAX_NAMES} bytes, got {size}"
+                raise FatbinError(message)
+            names = file.read(size)
         elif not _SYMBOLS.fullmatch(name):
             member = _name_member(file, name, names, place, size)
             if member is not None:
@@ -83,13 +86,6 @@ def _read_header(file: IO[bytes], place: int, end: int) -> tuple[bytes, int]:
         message = f"archive member of {size} bytes at offset {place} reaches past the end"
         raise FatbinError(message, hint=DAMAGED_HINT)
     return name.rstrip(b" "), size
-
-
-def _check_names(size: int) -> int:
-    if size > MAX_NAMES:
-        message = f"archive names must have at most {MAX_NAMES} bytes, got {size}"
-        raise FatbinError(message)
-    return size
 
 
 def _name_member(

@@ -27,27 +27,22 @@ class Limit(NamedTuple):
     Measured on 40 libraries of CUDA 12 and 13, torch, NCCL, cuDNN and cuBLAS, up to 1 GB.
     """
 
+    words: str
     shared: int
     per_byte: float
     most: int
 
 
+_MEMBERS: Final = f"members (a library counts as {LIBRARY_COST})"
 LIMITS: Final[dict[Work, Limit]] = {
-    "bytes": Limit(64 << 20, 64, 64 << 30),  # measured: 16 per byte, 6 GB with the wheel's own
+    # Measured: 16 per byte, 6 GB with the wheel's own.
+    "bytes": Limit("bytes to unpack", 64 << 20, 64, 64 << 30),
     # Without holes; measured: 6 GB, as above. Slow PTX counts more, see cubin.py.
-    "searched": Limit(64 << 20, 64, 32 << 30),
-    "members": Limit(50_000, 1 / 256, 1_000_000),  # measured: 12 500 in a wheel of 600 MB
-    "images": Limit(5_000, 1 / 64, 50_000),  # measured: 18 000 in cuFFT, 6 000 in others
-    "symbols": Limit(200_000, 1 / 8, 64_000_000),  # sections and names; measured: 8 million
-    "kernels": Limit(20_000, 1 / 64, 500_000),  # measured: 147 000
-}
-_WORDS: Final[dict[Work, str]] = {
-    "bytes": "bytes to unpack",
-    "searched": "bytes to search",
-    "members": f"members (a library counts as {LIBRARY_COST})",
-    "images": "images of GPU code",
-    "symbols": "sections and symbols",
-    "kernels": "kernels",
+    "searched": Limit("bytes to search", 64 << 20, 64, 32 << 30),
+    "members": Limit(_MEMBERS, 50_000, 1 / 256, 1_000_000),  # measured: 12 500 in 600 MB of wheel
+    "images": Limit("images of GPU code", 5_000, 1 / 64, 50_000),  # measured: 18 000 in cuFFT
+    "symbols": Limit("sections and symbols", 200_000, 1 / 8, 64_000_000),  # measured: 8 million
+    "kernels": Limit("kernels", 20_000, 1 / 64, 500_000),  # measured: 147 000
 }
 
 
@@ -110,6 +105,6 @@ class Budget:
 
     def _refuse(self, work: Work) -> str:
         which = f"cannot read `{self._name}`: it" if self._name else "it"
-        found = f"{which} holds more than {self._first[work]} {_WORDS[work]}, the limit"
+        found = f"{which} holds more than {self._first[work]} {LIMITS[work].words}, the limit"
         rest = "" if self._alone else " after the files before it"
         return f"{found} for a file of {self._size} bytes{rest}"

@@ -58,8 +58,7 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
 
 def decompress_zstd(data: bytes, size: int) -> bytes:
     """Unpack one zstd frame, reading at most one byte more than the size allows."""
-    zstd = _import_zstd()
-    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
+    zstd, options = _import_zstd()
     decoder = zstd.ZstdDecompressor(options=options)
     try:
         unpacked: bytes = decoder.decompress(data, max_length=size + 1)
@@ -80,8 +79,7 @@ def read_zstd_frame(
     Raises:
         FatbinError: It is damaged, or does not begin with the wanted bytes.
     """
-    zstd = _import_zstd()
-    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
+    zstd, options = _import_zstd()
     decoder = zstd.ZstdDecompressor(options=options)
     unpacked, place = bytearray(), 0
     try:
@@ -116,8 +114,7 @@ def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
     Raises:
         FatbinError: The data is damaged, also while it is read inside the block.
     """
-    zstd = _import_zstd()
-    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
+    zstd, options = _import_zstd()
     try:
         with zstd.ZstdFile(file, options=options) as stream:
             yield stream
@@ -126,7 +123,8 @@ def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
         raise FatbinError(message) from error
 
 
-def _import_zstd() -> ModuleType:
+def _import_zstd() -> tuple[ModuleType, dict[int, int]]:
+    """Return the module, and the options for its decompressors."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd  # noqa: PLC0415  (absent on a broken install)
@@ -135,7 +133,7 @@ def _import_zstd() -> ModuleType:
     except ImportError as error:
         message = "the data is compressed with zstd, and Python has no module to unpack it"
         raise AccessError(message, hint="`python -m pip install backports.zstd`") from error
-    return zstd
+    return zstd, {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
 
 
 def decompress_lz4_in_c(data: bytes, size: int) -> bytes:

@@ -14,6 +14,8 @@ from .budget import Budget
 from .view import unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .view import Buffer
 
 MAGIC = b"\x7fELF"
@@ -27,14 +29,14 @@ MAX_SECTIONS = 1_000_000
 LONG_NAME = 64  # bytes; a longer name counts as several
 MAX_OVERLAP = 16  # linkers let a name end inside another; hostile files share one long name
 
-_LOADED, _EXECUTABLE = 2, 4  # flags of a section
+LOADED, EXECUTABLE = 2, 4  # flags of a section
 _CLASS64_LITTLE = b"\x02\x01"
 _HEADER = Struct("<16sHHIQQQIHHHHHH")
 _SECTION = Struct("<IIQQQQIIQQ")
 
 
 class Section(NamedTuple):
-    """One section header. It is checked when the data is read.
+    """One section header, of PE as well. It is checked when the data is read.
 
     NOTE: no dataclass, because the cubins of one large library have 600 000 sections.
     """
@@ -44,8 +46,8 @@ class Section(NamedTuple):
     flags: int
     offset: int
     size: int
-    link: int
-    address: int = 0  # once loaded
+    link: int = 0
+    address: int = 0  # once loaded; unknown for an object
 
     @property
     def in_file(self) -> bool:
@@ -55,12 +57,12 @@ class Section(NamedTuple):
     @property
     def is_loaded(self) -> bool:
         """Whether it is loaded into memory from the file."""
-        return bool(self.flags & _LOADED) and self.in_file
+        return bool(self.flags & LOADED) and self.in_file
 
     @property
     def is_code(self) -> bool:
         """Whether it holds code."""
-        return bool(self.flags & _EXECUTABLE)
+        return bool(self.flags & EXECUTABLE)
 
     @property
     def end(self) -> int:
@@ -118,14 +120,17 @@ def _read_sections(
         Section(strings.read(name), kind, flags, offset, size, link, address)
         for name, kind, flags, address, offset, size, link, _, _, _ in raw
     )
-    _check_overlap(sections, len(data))
+    check_overlap("ELF", sections, len(data))
     return sections
 
 
-def _check_overlap(sections: tuple[Section, ...], file_size: int) -> None:
+def check_overlap(kind_of_file: str, sections: Iterable[Section], file_size: int) -> None:
     """Bound the work: sections must not hold much more data than the file.
 
     NOTE: sections past the end are no error here: old cubins have one, `.nv_debug.shared`.
+
+    Raises:
+        FatbinError: They do.
     """
     absent = (SHT_NULL, SHT_NOBITS)
     readable = 0
@@ -133,7 +138,7 @@ def _check_overlap(sections: tuple[Section, ...], file_size: int) -> None:
         if kind not in absent and offset + size <= file_size:
             readable += size
     if readable > 2 * file_size:
-        message = "ELF sections overlap"
+        message = f"{kind_of_file} sections overlap"
         raise FatbinError(message)
 
 
@@ -146,7 +151,7 @@ def _slice(data: Buffer, offset: int, size: int) -> bytes:
     if offset + size > len(data):
         message = f"{size} bytes at offset {offset} reach past the end of the ELF file"
         raise FatbinError(message)
-    return bytes(data[offset : offset + size])
+    return data[offset : offset + size]
 
 
 class StringTable:

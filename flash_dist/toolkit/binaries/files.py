@@ -56,6 +56,14 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
         raise unreadable(name, error.strerror or str(error), hint=hint, kind=kind) from error
 
 
+def read_if_possible(path: Path) -> str:
+    """Return the text of a system's file; empty if it is absent or not readable."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def hash_file(file: IO[bytes], method: str = "sha256") -> bytes:
     """Return the digest of an open file, from its position to its end.
 

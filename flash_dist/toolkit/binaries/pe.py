@@ -5,12 +5,11 @@ Source: Microsoft, "PE Format". 64-bit only, for x86-64 and ARM64; all bounds ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from ..errors import FatbinError
-from .elf import StringTable
+from .elf import EXECUTABLE, LOADED, SHT_NOBITS, SHT_PROGBITS, Section, StringTable, check_overlap
 from .view import unpack
 
 if TYPE_CHECKING:
@@ -34,37 +33,6 @@ _EXECUTABLE = 0x20000000  # flag of a section
 _HINT = "pass a library for 64-bit Windows, x86-64 or ARM64"
 
 
-@dataclass(frozen=True)
-class Section:
-    """One section header. It is checked when the data is read."""
-
-    name: str
-    offset: int
-    size: int  # of the data that is both in the file and loaded
-    address: int = 0  # once loaded; unknown for an object
-    flags: int = 0
-
-    @property
-    def in_file(self) -> bool:
-        """Whether the file holds the section's bytes."""
-        return self.offset > 0
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether it is loaded into memory. For a section in the file, Windows asks no more."""
-        return self.in_file
-
-    @property
-    def is_code(self) -> bool:
-        """Whether it holds code."""
-        return bool(self.flags & _EXECUTABLE)
-
-    @property
-    def end(self) -> int:
-        """Offset just past the data."""
-        return self.offset + self.size
-
-
 def read_pe(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
     """Read the section table of a DLL or program.
 
@@ -72,7 +40,7 @@ def read_pe(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
         FatbinError: It is damaged, of another kind or for 32-bit Windows.
     """
     start = _unpack(_SIGNATURE_AT, data, 0)[0]
-    if bytes(data[start : start + len(_SIGNATURE)]) != _SIGNATURE:
+    if data[start : start + len(_SIGNATURE)] != _SIGNATURE:
         message = f"the DOS header points to offset {start}, which holds no PE header"
         raise FatbinError(message)
     header = start + len(_SIGNATURE)
@@ -117,9 +85,11 @@ def _read_sections(
         raw, virtual_size, address, raw_size, offset, *_, flags = unpack(_SECTION, data, place)
         # NOTE: a linked section is padded in the file; that of an object has no virtual size.
         size = min(virtual_size, raw_size) if linked else raw_size
-        name = _read_name(raw, strings)
-        sections.append(Section(name, offset, size, base + address if linked else 0, flags))
-    _check_overlap(sections, len(data))
+        name, kind = _read_name(raw, strings), SHT_PROGBITS if offset else SHT_NOBITS
+        flags = LOADED | (EXECUTABLE if flags & _EXECUTABLE else 0)  # Windows loads all in the file
+        address = base + address if linked else 0
+        sections.append(Section(name, kind, flags, offset, size, address=address))
+    check_overlap("PE", sections, len(data))
     return tuple(sections)
 
 
@@ -138,15 +108,7 @@ def _read_strings(data: Buffer, start: int, budget: Budget | None) -> StringTabl
     size = unpack(_STRINGS_SIZE, data, start)[0]
     if size > min(MAX_STRINGS, len(data) - start):
         return None
-    return StringTable(bytes(data[start : start + size]), budget)
-
-
-def _check_overlap(sections: list[Section], file_size: int) -> None:
-    """Bound the work: sections must not hold much more data than the file."""
-    readable = (one.size for one in sections if one.in_file and one.end <= file_size)
-    if sum(readable) > 2 * file_size:
-        message = "PE sections overlap"
-        raise FatbinError(message)
+    return StringTable(data[start : start + size], budget)
 
 
 def _unpack(form: Struct, data: Buffer, place: int) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ def read_platform(data: Buffer) -> Platform:
     Raises:
         FatbinError: It is not an ELF file.
     """
-    if len(data) < _HEADER_BYTES or bytes(data[:4]) != MAGIC:
+    if len(data) < _HEADER_BYTES or data[:4] != MAGIC:
         message = "it is not an ELF file"
         raise FatbinError(message)
     little = data[5] == 1
@@ -60,7 +60,7 @@ def read_platform(data: Buffer) -> Platform:
 
 def is_shared(data: Buffer) -> bool:
     """Whether this is a dynamically loaded ELF file: no object, no archive, no cubin."""
-    return len(data) >= _HEADER_BYTES and bytes(data[:4]) == MAGIC and data[16] == _ET_DYN
+    return len(data) >= _HEADER_BYTES and data[:4] == MAGIC and data[16] == _ET_DYN
 
 
 class AddressMap:
@@ -107,20 +107,14 @@ class Segments:
             message = "only 64-bit little-endian ELF files are supported"
             raise FatbinError(message, hint="pass a library for 64-bit Linux")
         self._table = tuple(self._read_segments())
-        self.addresses = AddressMap(
-            (start, place, size) for kind, start, place, size in self._table if kind == _PT_LOAD
-        )
-        if whole:
-            self._require_whole()
+        loaded = [(at, place, size) for kind, at, place, size in self._table if kind == _PT_LOAD]
+        self.addresses = AddressMap(loaded)
+        end = max((place + size for _, place, size in loaded), default=0)
+        if whole and end > len(data):
+            message = f"it is truncated: {len(data)} of at least {end} bytes"
+            raise FatbinError(message)
         self._dynamic = self._read_dynamic()
         self._budget = MAX_OVERLAP * max(min(self.first(_DT_STRSZ) or 0, len(data)), MAX_NAME)
-
-    def _require_whole(self) -> None:
-        ends = (place + size for kind, _, place, size in self._table if kind == _PT_LOAD)
-        end = max(ends, default=0)
-        if end > len(self.data):
-            message = f"it is truncated: {len(self.data)} of at least {end} bytes"
-            raise FatbinError(message)
 
     def first(self, tag: int) -> int | None:
         """Return the first value of a tag of the dynamic section."""
@@ -160,7 +154,7 @@ class Segments:
         """Return a name of the string table; in total not much more than the table's size."""
         start, limit = self._strings
         place = start + offset
-        end = _find_end(self.data, place, min(limit, place + MAX_NAME)) if place < limit else -1
+        end = self.data.find(b"\0", place, min(limit, place + MAX_NAME)) if place < limit else -1
         if end < 0:
             message = f"name at offset {offset} does not end within its table"
             raise FatbinError(message)
@@ -168,12 +162,12 @@ class Segments:
         if self._budget < 0:
             message = "ELF names overlap"
             raise FatbinError(message)
-        return bytes(self.data[place:end]).decode("utf-8", "backslashreplace")
+        return self.data[place:end].decode("utf-8", "backslashreplace")
 
     def is_name(self, offset: int, name: bytes) -> bool:
         """Whether the string table has this name at an offset."""
         place = self._strings[0] + offset
-        return bytes(self.data[place : place + len(name) + 1]) == name + b"\0"
+        return self.data[place : place + len(name) + 1] == name + b"\0"
 
     def sections(self) -> Iterator[tuple[int, ...]]:
         """Yield section headers; a loadable file may have none."""
@@ -214,11 +208,3 @@ class Segments:
                 break
             found.setdefault(tag, []).append(value)
         return found
-
-
-def _find_end(data: Buffer, start: int, limit: int) -> int:
-    """Return the index of the NUL, or -1 if there is none."""
-    if isinstance(data, memoryview):
-        found = bytes(data[start:limit]).find(b"\0")
-        return start + found if found >= 0 else -1
-    return data.find(b"\0", start, limit)

@@ -149,7 +149,7 @@ class SharedObject:
         if address is None:
             return
         start = self._image.locate(address)
-        table = bytes(self._image.data[start : start + self._count(address) * _SYMBOL.size])
+        table = self._image.data[start : start + self._count(address) * _SYMBOL.size]
         yield from _SYMBOL.iter_unpack(table[: len(table) // _SYMBOL.size * _SYMBOL.size])
 
     def _count(self, address: int) -> int:
@@ -216,7 +216,8 @@ class _HashTable:
         word = self._image.unpack(_U64, place)[0]
         if not word >> value % 64 & word >> (value >> self._shift) % 64 & 1:
             return
-        index = self._bucket(value % self._buckets)
+        place = self._buckets_at + _U32.size * (value % self._buckets)
+        index = self._image.unpack(_U32, place)[0]
         if index < self._first:
             return
         for symbol in range(index, index + MAX_CHAIN):
@@ -231,7 +232,7 @@ class _HashTable:
     def count_symbols(self) -> int:
         """Return the number of symbols up to the end of the last chain."""
         buckets = self._image.data[self._buckets_at : self._chains_at]
-        last = max(start for (start,) in _U32.iter_unpack(bytes(buckets)))
+        last = max(start for (start,) in _U32.iter_unpack(buckets))
         if last < self._first:
             return self._first
         for symbol in range(last, last + MAX_CHAIN):
@@ -239,9 +240,6 @@ class _HashTable:
                 return symbol + 1
         message = f"a chain of the ELF file's hash table has more than {MAX_CHAIN} names"
         raise FatbinError(message)
-
-    def _bucket(self, index: int) -> int:
-        return self._image.unpack(_U32, self._buckets_at + _U32.size * index)[0]
 
     def _entry(self, symbol: int) -> int:
         return self._image.unpack(_U32, self._chains_at + _U32.size * (symbol - self._first))[0]

@@ -176,7 +176,7 @@ class _Handle:
             raise FatbinError(message, hint="check the disk that it is on") from error
 
 
-Buffer = bytes | memoryview | FileView
+Buffer = bytes | FileView
 
 
 def unpack(form: Struct, data: Buffer, place: int = 0) -> tuple[Any, ...]:

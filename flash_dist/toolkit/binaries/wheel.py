@@ -1,7 +1,13 @@
-"""Opens an untrusted wheel: checks names, bounds sizes, installs and executes nothing."""
+"""Opens an untrusted wheel: checks names, bounds sizes, installs and executes nothing.
+
+Python's zipfile bounds the output of stored and deflated members. For bzip2 and LZMA it unpacks a
+whole piece, a thousand times its size, and allocates any dictionary that the member asks for. Here
+every member is unpacked piece by piece.
+"""
 
 from __future__ import annotations
 
+import bz2
 import lzma
 import os
 import re
@@ -10,19 +16,27 @@ import zipfile
 import zlib
 from contextlib import contextmanager
 from pathlib import PurePosixPath
-from typing import IO, TYPE_CHECKING
+from struct import Struct
+from typing import IO, TYPE_CHECKING, Final
 
 from ..errors import FatbinError, LimitError
 from .budget import Budget
 from .files import DAMAGED_HINT, open_file, unpack_file, unreadable
-from .inflate import read_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 MAX_MEMBERS = 100_000
 MAX_MEMBER_BYTES = 4 << 30
 MAX_TEXT_BYTES = 64 << 20
+MAX_DICTIONARY: Final = 64 << 20  # of LZMA; its strongest preset uses as much
+
+_CHUNK: Final = 1 << 20
+_PACKED_CHUNK: Final = 1 << 16
+_LOCAL: Final = Struct("<4s22xHH")  # signature, ..., bytes of name and of extra fields
+_LZMA_HEAD: Final = Struct("<2xHBI")  # version, size of properties; lc, lp and pb; dictionary
+_LZMA_PROPERTIES: Final = 5
 
 _HEAD = 16
 _LIBRARY = re.compile(r".+\.so(\.[0-9]+)*", re.DOTALL)
@@ -59,12 +73,7 @@ class Wheel:
 
     def read(self, name: str) -> bytes:
         """Return the whole of a small member, such as METADATA."""
-        size = self.size(name)
-        if size > MAX_TEXT_BYTES:
-            inside = f"`{name}` in `{self.path}`"
-            message = f"{inside} must have at most {MAX_TEXT_BYTES} bytes, got {size}"
-            raise FatbinError(message)
-        return b"".join(self._chunks(name))
+        return b"".join(self._chunks(name, MAX_TEXT_BYTES))
 
     def head(self, name: str) -> bytes:
         """Return the first bytes of a member; empty if it cannot be unpacked."""
@@ -73,11 +82,9 @@ class Wheel:
         except (FatbinError, *_BROKEN):
             return b""
 
-    @contextmanager
-    def unpacked(self, name: str) -> Iterator[IO[bytes]]:
+    def unpacked(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Unpack a member into an unnamed temporary file that ends with the block."""
-        with unpack_file(self._chunks(name), name, self.path) as file:
-            yield file
+        return unpack_file(self._chunks(name, MAX_MEMBER_BYTES), name, self.path)
 
     def _info(self, name: str) -> zipfile.ZipInfo:
         info = self._members.get(name)
@@ -86,14 +93,12 @@ class Wheel:
             raise FatbinError(message)
         return info
 
-    def _chunks(self, name: str) -> Iterator[bytes]:
+    def _chunks(self, name: str, most: int) -> Iterator[bytes]:
         """Yield the contents; zipfile itself stops at the declared size and checks the CRC."""
         info = self._info(name)
-        if info.file_size > MAX_MEMBER_BYTES:
-            message = (
-                f"`{name}` in `{self.path}` must have at most {MAX_MEMBER_BYTES} bytes, "
-                f"got {info.file_size}"
-            )
+        if info.file_size > most:
+            inside = f"`{name}` in `{self.path}`"
+            message = f"{inside} must have at most {most} bytes, got {info.file_size}"
             raise FatbinError(message)
         self.budget.spend("bytes", info.file_size)
         try:
@@ -162,3 +167,76 @@ def _check_members(path: str, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile
         if not info.is_dir():
             members[name] = info
     return members
+
+
+def read_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
+    """Yield the contents of a member and check them against its header.
+
+    Raises:
+        FatbinError: The LZMA dictionary is unreasonably large.
+        zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError: The member is damaged.
+    """
+    with archive.open(info) as member:  # compares both headers, and refuses encryption
+        if info.compress_type not in {zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}:
+            while chunk := member.read(_CHUNK):
+                yield chunk
+            return
+    checksum, left = 0, info.file_size
+    for chunk in _decode(archive, info):
+        checksum = zlib.crc32(chunk, checksum)
+        left -= len(chunk)
+        if left < 0:
+            break
+        yield chunk
+    if left or checksum != info.CRC:
+        message = f"it must unpack to {info.file_size} bytes with checksum {info.CRC:#010x}"
+        raise zipfile.BadZipFile(message)
+
+
+def _decode(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
+    file = archive.fp
+    if file is None:
+        message = "the archive is closed"
+        raise zipfile.BadZipFile(message)
+    file.seek(info.header_offset)
+    _, name, extra = _LOCAL.unpack(_read_exactly(file, _LOCAL.size))
+    file.seek(name + extra, 1)
+    left = info.compress_size
+    decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor = bz2.BZ2Decompressor()
+    if info.compress_type == zipfile.ZIP_LZMA:
+        head = _read_exactly(file, _LZMA_HEAD.size)
+        left -= len(head)
+        decoder = _open_lzma(head)
+    while not decoder.eof:
+        packed = b""
+        if decoder.needs_input:
+            if left <= 0:
+                return
+            packed = _read_exactly(file, min(left, _PACKED_CHUNK))
+            left -= len(packed)
+        chunk = decoder.decompress(packed, _CHUNK)
+        if chunk:
+            yield chunk
+
+
+def _open_lzma(head: bytes) -> lzma.LZMADecompressor:
+    size, properties, dictionary = _LZMA_HEAD.unpack(head)
+    if size != _LZMA_PROPERTIES:
+        message = f"LZMA properties must have {_LZMA_PROPERTIES} bytes, got {size}"
+        raise zipfile.BadZipFile(message)
+    if dictionary > MAX_DICTIONARY:
+        message = f"an LZMA dictionary must have at most {MAX_DICTIONARY} bytes, got {dictionary}"
+        raise FatbinError(message)
+    rest, lc = divmod(properties, 9)
+    pb, lp = divmod(rest, 5)
+    size = max(dictionary, 4096)
+    chain = {"id": lzma.FILTER_LZMA1, "dict_size": size, "lc": lc, "lp": lp, "pb": pb}
+    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[chain])
+
+
+def _read_exactly(file: IO[bytes], size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        message = f"expected {size} bytes of a member, got {len(data)}"
+        raise EOFError(message)
+    return data

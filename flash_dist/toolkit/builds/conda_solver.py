@@ -38,13 +38,8 @@ _EMPTY_WHERE_NOT_NEEDED: Final = frozenset({"backports.zstd"})
 _PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 _SAME_IN_CONDA: Final = frozenset({">=", "<=", ">", "<", "!=", "==", "~="})
 
-_NEWEST: Final = Device(99, 9)  # beyond every GPU: code for it runs on all later GPUs
-_GRID: Final = tuple(
-    device
-    for major in range(FLOOR.major, _NEWEST.major + 1)
-    for device in (Device(major, minor) for minor in range(10))
-    if device >= FLOOR
-)
+# Up to 99.9, which is beyond every GPU: code for it runs on all later GPUs.
+_GRID: Final = tuple(Device(*divmod(number, 10)) for number in range(FLOOR.number, 1000))
 
 
 def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
@@ -98,16 +93,12 @@ def constrain_gpus(archs: Iterable[Arch]) -> str:
     for served, run in groupby(_GRID, key=lambda device: is_served(targets, device)):
         devices = list(run)
         if served:
-            end = "" if devices[-1] == _NEWEST else f",<{_next(devices[-1])}a0"
-            parts.append(f">={devices[0]}{end}")
+            past = _GRID.index(devices[-1]) + 1
+            parts.append(f">={devices[0]}" + (f",<{_GRID[past]}a0" if past < len(_GRID) else ""))
     if not parts:
         message = f"no GPU is served by {', '.join(map(str, targets)) or 'no code at all'}"
         raise AuditError(message)
     return "|".join(parts)
-
-
-def _next(device: Device) -> Device:
-    return _GRID[_GRID.index(device) + 1]
 
 
 def oldest_cuda(manifest: Manifest) -> str:
@@ -149,14 +140,11 @@ def _is_needed(requirement: Requirement, pythons: SpecifierSet, machine: str) ->
     if requirement.url or requirement.extras:
         message = f"conda has no word for the dependency `{requirement}`"
         raise AuditError(message, hint="a dependency is a name and versions")
-    if requirement.marker is None:
+    marker = requirement.marker
+    if marker is None:
         return True
     fitting = [python for python in _PYTHONS if pythons.contains(f"{python}.0")]
-    needing = [
-        python
-        for python in fitting
-        if requirement.marker.evaluate(_imagine_python(python, machine))
-    ]
+    needing = [one for one in fitting if marker.evaluate(_imagine_python(one, machine))]
     if needing and needing != fitting and requirement.name not in _EMPTY_WHERE_NOT_NEEDED:
         message = (
             f"one conda package serves Python {', '.join(fitting)}, and `{requirement}` is for "

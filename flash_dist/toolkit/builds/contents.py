@@ -11,7 +11,7 @@ from ..binaries.files import DAMAGED_HINT, unreadable
 from ..binaries.symbols import SharedObject
 from ..binaries.wheel import Wheel, open_wheel
 from ..errors import AuditError, FatbinError, ManifestError
-from ..gpucode.fatbin import FatbinEntry, KernelInfo, open_fatbin
+from ..gpucode.fatbin import open_fatbin
 from ..product import NAME, PRODUCT, PROGRAM
 from .manifest import FILE_NAME, Manifest
 from .metadata import read_metadata
@@ -19,6 +19,9 @@ from .metadata import read_metadata
 if TYPE_CHECKING:
     import os
     from collections.abc import Collection
+
+    from ..gpucode.cubin import KernelInfo
+    from ..gpucode.images import FatbinEntry
 
 
 @dataclass(frozen=True)

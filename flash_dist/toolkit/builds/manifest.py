@@ -10,31 +10,20 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..binaries.json_text import parse_json
-from ..errors import ManifestError, hint_to_build
-from ..product import NAME, PLACEHOLDER, PRODUCT, PROGRAM, SCRIPT
+from ..errors import ManifestError
+from ..product import NAME, PLACEHOLDER, PRODUCT
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
 from ..targets.axes import AXES, NOWHERE, Axes, Place
 from ..targets.devices import ANY_GPU, Device
-from ..targets.fallbacks import Fallbacks
+from ..targets.fallbacks import Fallbacks, read_names
 from ..targets.verdict import OLDEST
-from .package import PACKAGE
+from .package import PACKAGE, UNBUILT_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 VERSION: Final = 1
-# Of a build that does not state its product.
-_OWN: Final[dict[str, Any]] = {
-    "name": NAME,
-    "axes": AXES.to_json(),
-    "index": PRODUCT.index,
-    "oldest_gpu": PRODUCT.oldest_gpu,
-    "libraries": list(PRODUCT.libraries),
-    "dependencies": [],
-    "scripts": [f"{SCRIPT} = {NAME}.__main__:run"],
-    "licenses": ["LICENSE"],
-}
 FILE_NAME: Final = "_build.json"
 
 T = TypeVar("T")
@@ -154,7 +143,7 @@ class Manifest:
             message = f"the manifest must have version {VERSION}, got {version!r}"
             raise ManifestError(message)
         try:
-            product = data.get("product") or _OWN
+            product = data["product"]
             axes = Axes.from_json(product["axes"])
             return cls(
                 package_version=str(data["package_version"]),
@@ -176,14 +165,14 @@ class Manifest:
                 axes=axes,
                 index=str(product.get("index") or f"{PLACEHOLDER}{product['name']}/"),
                 oldest_gpu=Device.parse(told) if (told := product.get("oldest_gpu")) else ANY_GPU,
-                libraries=_read_names(product.get("libraries", _OWN["libraries"])),
-                dependencies=_read_names(product.get("dependencies", _OWN["dependencies"])),
-                scripts=_read_names(product.get("scripts", _OWN["scripts"])),
+                libraries=read_names("libraries", product["libraries"]),
+                dependencies=read_names("dependencies", product["dependencies"]),
+                scripts=read_names("scripts", product["scripts"]),
                 entry_points={
-                    str(group): _read_names(lines)
+                    str(group): read_names("entry_points", lines)
                     for group, lines in product.get("entry_points", {}).items()
                 },
-                licenses=_read_names(product.get("licenses", _OWN["licenses"])),
+                licenses=read_names("licenses", product["licenses"]),
             )
         except KeyError as error:
             message = f"the manifest lacks {error}"
@@ -256,12 +245,7 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         message = f"`{package}` has no {FILE_NAME}: the package was not built"
-        hint = hint_to_build(
-            "leave the clone, whose sources hide an installed wheel: `cd ..`; "
-            "`nox -s build_wheels` makes one",
-            f"install a wheel: `{PROGRAM} select` says which",
-        )
-        raise ManifestError(message, hint=hint) from error
+        raise ManifestError(message, hint=UNBUILT_HINT) from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         message = f"`{path}` cannot be read: {reason}"
@@ -295,13 +279,6 @@ def _read_kernel(data: dict[str, Any], axes: Axes) -> KernelRecord:
     target = Arch.parse(str(data["target"]))
     given = {**data, "target": target, "place": axes.place(data), "assembled_for": assembled}
     return _read(KernelRecord, given)
-
-
-def _read_names(data: object) -> tuple[str, ...]:
-    if not isinstance(data, list) or not all(isinstance(one, str) for one in data):
-        message = f"a product has lists of names, got {data!r:.60}"
-        raise TypeError(message)
-    return tuple(data)
 
 
 def _read_archset(data: dict[str, Any]) -> ArchSet:

@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Final
 
 from .. import errors  # of the toolkit, which is a folder of the package
-from ..product import FOLDER, IMPORTED_AS
+from ..product import FOLDER, IMPORTED_AS, PROGRAM
 
 _DEPTH: Final = 1 if IMPORTED_AS else 0  # installed by itself: no package around it
 PACKAGE: Final = Path(errors.__file__).resolve().parents[_DEPTH]
 FOUND: Final = Path(errors.__file__).absolute().parents[_DEPTH]  # by Python: links are not followed
 DATA: Final = resources.files(IMPORTED_AS or FOLDER)  # also inside a zip file
+
+UNBUILT_HINT: Final = errors.hint_to_build(
+    "leave the clone, whose sources hide an installed wheel: `cd ..`; "
+    "`nox -s build_wheels` makes one",
+    f"install a wheel: `{PROGRAM} select` says which",
+)

@@ -68,13 +68,8 @@ class _Bill:
             if one["type"] == "file":
                 self.files[str(one["name"])] = _sha256(one)
             else:
-                part = (
-                    str(one["name"]),
-                    str(one["version"]),
-                    _property(one, f"{product}:how"),
-                    _sha256(one),
-                )
-                self.parts.add(part)
+                how = _property(one, f"{product}:how")
+                self.parts.add((str(one["name"]), str(one["version"]), how, _sha256(one)))
 
 
 def _property(component: dict[str, Any], name: str) -> str:

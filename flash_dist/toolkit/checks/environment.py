@@ -16,8 +16,7 @@ from ..machine.host import Host, gather_host
 from ..machine.install_files import InstallFiles, read_install_files
 from ..machine.installed import Installed, read_installed
 from ..machine.libcuda import Cuda, imagine_cuda, read_cuda
-from ..machine.torch_code import TorchCode, read_torch_code
-from ..machine.torch_install import Torch, read_torch
+from ..machine.torch_install import Torch, TorchCode, read_torch, read_torch_code
 from ..product import NAME, PRODUCT
 from ..targets.verdict import SMEM_VARIABLE, Build, DeviceVerdict, Situation, judge_device
 

@@ -17,7 +17,7 @@ from ..findings.driver import DRIVER_ABSENT
 from ..findings.install import TORCH_ABSENT
 from ..findings.loading import LIBRARY_MISSING, PYTHON_ABI, WRONG_ARCHITECTURE
 from ..findings.result import CheckResult
-from ..loading.host import read_host
+from ..loading.linker import read_host
 from ..loading.prediction import Prediction, predict_loading, predict_member
 from ..loading.tags import judge_tags
 from ..targets.wording import few_lines
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..findings.result import Finding
     from ..gpucode.archives import Library
-    from ..loading.host import LoadHost
+    from ..loading.linker import LoadHost
     from .environment import Environment
 
 # Causes that another library of the same package can make up for.

@@ -19,7 +19,7 @@ from .library_verdict import judge_library
 if TYPE_CHECKING:
     from ..findings.result import Status
     from ..machine.libcuda import Gpu
-    from ..machine.torch_code import TorchCode
+    from ..machine.torch_install import TorchCode
     from .environment import Environment
 
 _GET_TORCH = "install a torch with code for it (https://pytorch.org/get-started/locally)"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import Future
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -34,25 +33,19 @@ def run_ahead(
     if len(items) == 1:
         yield iter([(items[0], partial(function, items[0]))])
         return
-    waiting: deque[tuple[_Item, Future[_Result]]] = deque()
     with ThreadPoolExecutor(max_workers=1) as pool:
         try:
-            yield _walk(lambda item: pool.submit(function, item), items, waiting)
-        finally:  # the rest is not needed
-            for _, future in waiting:
-                future.cancel()
+            yield _walk(pool, function, items)
+        finally:
+            pool.shutdown(cancel_futures=True)  # the rest is not needed
 
 
 def _walk(
-    submit: Callable[[_Item], Future[_Result]],
-    items: Iterable[_Item],
-    waiting: deque[tuple[_Item, Future[_Result]]],
+    pool: ThreadPoolExecutor, function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> Iterator[tuple[_Item, Callable[[], _Result]]]:
+    waiting: deque[tuple[_Item, Callable[[], _Result]]] = deque()
     for item in items:
-        waiting.append((item, submit(item)))
+        waiting.append((item, pool.submit(function, item).result))
         if len(waiting) > AHEAD:
-            first, future = waiting.popleft()
-            yield first, future.result
-    while waiting:
-        first, future = waiting.popleft()
-        yield first, future.result
+            yield waiting.popleft()
+    yield from waiting

@@ -158,16 +158,11 @@ def _is_bare(name: str) -> bool:
     return "." not in name.rpartition("/")[2]
 
 
-def _is_program(head: bytes) -> bool:
-    return head.startswith(PROGRAMS)
-
-
 def _open_wheel(opened: wheel.Wheel) -> Iterator[Library | Unread]:
     for name in opened.names:
-        if not LIBRARY.fullmatch(name) and not (_is_bare(name) and _is_program(opened.head(name))):
-            continue
-        member = _open_member(opened, name)
-        yield from read_if_possible(name, opened.path, member)
+        head = opened.head(name) if _is_bare(name) else b""
+        if LIBRARY.fullmatch(name) or head.startswith(PROGRAMS):
+            yield from read_if_possible(name, opened.path, _open_member(opened, name))
 
 
 def _open_member(opened: wheel.Wheel, name: str) -> Iterator[Library | Unread]:
@@ -183,7 +178,7 @@ def _open_conda(opened: wheel.Wheel, parts: list[str]) -> Iterator[Library | Unr
                 with open_zstd(packed) as stream:
                     for member in tar.read_members(stream, opened.budget):
                         head = next(member.chunks(), b"") if _is_bare(member.name) else b""
-                        if LIBRARY.fullmatch(member.name) or _is_program(head):
+                        if LIBRARY.fullmatch(member.name) or head.startswith(PROGRAMS):
                             libraries = _open_tar_member(member, opened, head)
                             yield from read_if_possible(member.name, opened.path, libraries)
             except FatbinError as error:
@@ -215,16 +210,15 @@ def _open_unpacked(
 def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread]:
     """Raise the first item's error if none can be read: then the archive cannot."""
     failed: list[Unread] = []
-    found = False
+    items = iter(items)
     for item in items:
-        if isinstance(item, Unread) and not found:
-            failed.append(item)
-            continue
-        if not found:
-            found = True
+        if isinstance(item, Library):
             yield from failed
-        yield item
-    if failed and not found:
+            yield item
+            yield from items
+            return
+        failed.append(item)
+    if failed:
         raise failed[0].error
 
 

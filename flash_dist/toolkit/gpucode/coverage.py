@@ -128,13 +128,12 @@ class _Container:
 
     def judge(self) -> Iterator[tuple[str, dict[str, Verdict]]]:
         """Yield the kernels with their verdicts, oldest targets first."""
-        targets = [(arch, str(arch)) for arch in sorted(self.targets)]
+        names = {arch: str(arch) for arch in sorted(self.targets)}
+        absent: dict[Arch, Verdict] = dict.fromkeys(names, "missing")
+        absent |= dict.fromkeys(self.unread, "unknown")
         for name, bodies in self.bodies.items():
-            judged = _judge_kernel(bodies)
-            yield name, {text: judged.get(arch) or self._absent(arch) for arch, text in targets}
-
-    def _absent(self, arch: Arch) -> Verdict:
-        return "unknown" if arch in self.unread else "missing"
+            judged = absent | _judge_kernel(bodies)
+            yield name, {names[arch]: verdict for arch, verdict in judged.items()}
 
 
 def _read_container(
@@ -172,12 +171,11 @@ def _judge_kernel(bodies: dict[Arch, Body]) -> dict[Arch, Verdict]:
 
 def _judge(arch: Arch, bodies: dict[Arch, Body]) -> Verdict:
     """Judge a body by those of the same kernel: SASS with SASS, PTX with PTX."""
-    body = bodies[arch]
-    peers = [bodies[other] for other in bodies if other.ptx == arch.ptx and other != arch]
+    others = {other: body.instructions for other, body in bodies.items() if other != arch}
+    peers = [length for other, length in others.items() if other.ptx == arch.ptx]
     if not peers:
-        return _judge_alone(body, [bodies[other] for other in bodies if other != arch])
-    big = max(peer.instructions for peer in peers)
-    return _judge_beside(body, big)
+        return _judge_alone(bodies[arch], max(others.values(), default=0))
+    return _judge_beside(bodies[arch], max(peers))
 
 
 def _judge_beside(body: Body, big: int) -> Verdict:
@@ -192,13 +190,12 @@ def _judge_beside(body: Body, big: int) -> Verdict:
     return "stub:tiny" if big >= TINY_RATIO * max(length, 1) else "real"
 
 
-def _judge_alone(body: Body, others: list[Body]) -> Verdict:
+def _judge_alone(body: Body, big: int) -> Verdict:
     """Judge the only body of its kind; the other kind counts statements differently."""
     if body.instructions <= STUB_MOST and not body.uses_memory:
         complaint = _complaint(body)
         if complaint is not None:
             return complaint
-    big = max((other.instructions for other in others), default=0)
     return "stub:empty" if _does_nothing(body) and big > STUB_MOST else "real"
 
 

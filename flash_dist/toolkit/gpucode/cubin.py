@@ -2,6 +2,11 @@
 
 A cubin is ELF with machine 190. NVIDIA does not document its attributes; the numbers below come
 from comparing test images with the output of NVIDIA's own tools.
+
+ptxas writes the CUDA toolkit into notes and kernel attributes. From CUDA 12.8 on `.note.nv.tkinfo`
+names the release as text (older ABI: no notes), and `.note.nv.cuinfo` has it as a number, 130 for
+13.0; the attributes of kernels have the same number in all cubins seen, back to CUDA 11. This was
+found by building with several toolkits; it is not a stable ABI.
 """
 
 from __future__ import annotations
@@ -9,14 +14,15 @@ from __future__ import annotations
 import math
 import re
 import struct
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.budget import Budget
 from ..binaries.elf import EM_CUDA, Elf, Section, StringTable, read_elf, section_data
 from ..errors import FatbinError
-from .toolkit import read_toolkit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +39,8 @@ _FORMATS_IN_PLACE = (1, 2, 3)  # none, a byte, a half word: all inside the 4-byt
 _FORMAT_SIZED = 4
 
 _SYMBOL = Struct("<IBBHQQ")
-_ATTRIBUTE = Struct("<BBH")
+ATTRIBUTE = Struct("<BBH")  # format, number, size or value
+_WORD = Struct("<I")
 _PAIR = Struct("<II")
 _TRIPLE = Struct("<III")
 PTX_ENTRY = b".entry"
@@ -48,6 +55,17 @@ MATCH_COST: Final = 50  # a match of a pattern
 STEP_COST: Final = 150  # a step of a loop in Python
 
 _BANK = re.compile(r"\.nv\.constant[0-9]{1,2}(?=\.)")
+
+TOOLS_NOTE, NUMBER_NOTE = ".note.nv.tkinfo", ".note.nv.cuinfo"
+MAX_NOTE: Final = 64 << 10
+EIATTR_CUDA_API_VERSION: Final = 0x37  # u32, 130 for CUDA 13.0
+_RELEASE: Final = re.compile(
+    rb"release [0-9]{1,3}\.[0-9]{1,3}, V([0-9]{1,3}(?:\.[0-9]{1,5}){1,2})\0"
+)
+_CUINFO: Final = Struct("<III12sHHHH")  # sizes, type, "NVIDIA Corp", version, arch, CUDA, zero
+_OWNER: Final = b"NVIDIA Corp\0"
+_KNOWN: Final = range(60, 1000)  # 6.0 to 99.9
+_KERNELS: Final = 8  # kernels to ask before the toolkit counts as unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +238,49 @@ def _max_threads(cubin: Cubin, name: str) -> int | None:
     return None
 
 
+def read_toolkit(cubin: Cubin) -> str:
+    """Return the version, `13.0.88` or `12.6`; empty if the cubin does not tell."""
+    match = _RELEASE.search(_read_note(cubin, TOOLS_NOTE))
+    if match is not None:
+        return match[1].decode()
+    number = 0
+    note = _read_note(cubin, NUMBER_NOTE)
+    if len(note) >= _CUINFO.size:
+        _, _, _, owner, _, _, told, _ = _CUINFO.unpack_from(note)
+        number = told if owner == _OWNER and told in _KNOWN else 0
+    number = number or _read_kernels_toolkit(cubin)
+    return f"{number // 10}.{number % 10}" if number else ""
+
+
+def _read_note(cubin: Cubin, name: str) -> bytes:
+    if _size(cubin.sections.get(name)) <= MAX_NOTE:
+        with suppress(FatbinError):
+            return cubin.contents(name)
+    return b""
+
+
+def _read_kernels_toolkit(cubin: Cubin) -> int:
+    """Return the number in the attributes of the first kernels; 0 if none has it."""
+    names = (name for name in cubin.sections if name.startswith(".nv.info."))
+    for name in islice(names, _KERNELS):
+        with suppress(FatbinError):  # reported where the kernel is read
+            for attribute, value in cubin.attributes(name):
+                if attribute == EIATTR_CUDA_API_VERSION and len(value) == _WORD.size:
+                    number: int = _WORD.unpack(value)[0]
+                    if number in _KNOWN:
+                        return number
+    return 0
+
+
 def _size(section: Section | None) -> int:
     return 0 if section is None else section.size
 
 
 def _attributes(info: bytes, section: str) -> Iterator[tuple[int, bytes]]:
     place = 0
-    while place + _ATTRIBUTE.size <= len(info):
-        form, attribute, size = _ATTRIBUTE.unpack_from(info, place)
-        place += _ATTRIBUTE.size
+    while place + ATTRIBUTE.size <= len(info):
+        form, attribute, size = ATTRIBUTE.unpack_from(info, place)
+        place += ATTRIBUTE.size
         if form in _FORMATS_IN_PLACE:
             yield attribute, b""
         elif form == _FORMAT_SIZED and place + size <= len(info):

@@ -90,7 +90,10 @@ def find_differences(before: Sequence[Inspection], after: Sequence[Inspection]) 
             was, is_now = _presence(there=name in old)
             changes.append(Change("library", name, before=was, after=is_now))
         changes += _compare(name, old.get(name), new.get(name))
-    return Differences(tuple(changes), tuple(_compare_sizes(before, after)))
+    first, second = _sum_sizes(before), _sum_sizes(after)
+    targets = dict.fromkeys((*first, *second))
+    sizes = [SizeChange(one, first.get(one, NOTHING), second.get(one, NOTHING)) for one in targets]
+    return Differences(tuple(changes), tuple(sizes))
 
 
 def _by_name(inspections: Iterable[Inspection]) -> dict[str, Inspection]:
@@ -128,30 +131,17 @@ def _compare_kernel(
     place = {"library": library, "kernel": kernel, "target": target}
     if len(old) != len(new):
         yield Change("kernel", **place, before=len(old) or None, after=len(new) or None)
-    elif len(old) == 1:
-        for resource in RESOURCES:
-            a, b = getattr(old[0], resource), getattr(new[0], resource)
-            if a != b:
-                yield Change("resource", **place, resource=resource, before=a, after=b)
-    else:
-        yield from _compare_namesakes(place, old, new)
-
-
-def _compare_namesakes(
-    place: dict[str, str], old: list[KernelInfo], new: list[KernelInfo]
-) -> Iterator[Change]:
-    """Compare the sums of kernels with the same name, which cannot be told apart."""
+        return
     for resource in RESOURCES:
-        a, b = (Counter(getattr(one, resource) for one in kernels) for kernels in (old, new))
-        if a != b:
-            sums = [sum(value or 0 for value in counter.elements()) for counter in (a, b)]
-            yield Change("resource", **place, resource=resource, before=sums[0], after=sums[1])
+        a, b = ([getattr(one, resource) for one in kernels] for kernels in (old, new))
+        if Counter(a) != Counter(b):
+            yield Change("resource", **place, resource=resource, before=_sum(a), after=_sum(b))
 
 
-def _compare_sizes(before: Sequence[Inspection], after: Sequence[Inspection]) -> list[SizeChange]:
-    old, new = _sum_sizes(before), _sum_sizes(after)
-    names = dict.fromkeys((*old, *new))
-    return [SizeChange(name, old.get(name, NOTHING), new.get(name, NOTHING)) for name in names]
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Return the sum for kernels of one name, which cannot be told apart; None if unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _sum_sizes(inspections: Iterable[Inspection]) -> dict[str, Size]:

@@ -17,27 +17,15 @@ from ..binaries.files import DAMAGED_HINT, open_file, unreadable
 from ..binaries.view import FileView
 from ..errors import FatbinError
 from .containers.scan import scan
-from .cubin import Cubin, KernelInfo, read_cubin_kernels, read_ptx_kernels
-from .image_claims import check_image
-from .images import FatbinEntry, FatbinReport
+from .cubin import Cubin, KernelInfo, read_cubin_kernels, read_ptx_kernels, read_toolkit
+from .image_target import check_image
 from .sass import Body, read_cubin_bodies, read_ptx_bodies
-from .toolkit import read_toolkit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..binaries.codecs import Codec
-    from ..targets.archs import Arch
-
-__all__ = [
-    "Fatbin",
-    "FatbinEntry",
-    "FatbinReport",
-    "KernelInfo",
-    "open_fatbin",
-    "read_fatbin",
-    "read_kernels",
-]
+    from .images import FatbinEntry, FatbinReport
 
 
 def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
@@ -49,20 +37,6 @@ def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
     """
     with open_fatbin(path) as fatbin:
         return fatbin.report
-
-
-def read_kernels(
-    report: FatbinReport, selected: FatbinEntry | Arch | None = None
-) -> tuple[KernelInfo, ...]:
-    """Unpack images of a file and return their kernels.
-
-    Args:
-        report: The result of `read_fatbin`.
-        selected: One entry, or a target; all usable images when None.
-    """
-    entries = (selected,) if isinstance(selected, FatbinEntry) else report.select(selected)
-    with open_fatbin(report.path) as fatbin:
-        return tuple(kernel for entry in entries for kernel in fatbin.kernels(entry))
 
 
 @contextmanager

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..targets.archs import Arch
     from .archives import Library
     from .cubin import KernelInfo
-    from .fatbin import Fatbin, FatbinEntry
-    from .images import FatbinReport
+    from .fatbin import Fatbin
+    from .images import FatbinEntry, FatbinReport
 
 Level = Literal["targets", "kernels", "coverage", "sizes"]
 

@@ -14,7 +14,7 @@ from .sass import ptx_texts
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from .fatbin import Fatbin
 
@@ -51,11 +51,8 @@ def hash_kernels(fatbin: Fatbin) -> dict[str, str]:
 
 def _walk(fatbin: Fatbin) -> Iterator[tuple[str, str, bytes]]:
     for entry in fatbin.report.select():
-        kernels: Iterable[tuple[str, bytes]] = ()
-        if entry.kind == "sass":
-            kernels = _walk_cubin(Cubin(fatbin.payload(entry)))
-        elif entry.kind == "ptx":
-            kernels = _walk_ptx(fatbin.payload(entry))
+        data = fatbin.payload(entry)
+        kernels = _walk_ptx(data) if entry.kind == "ptx" else _walk_cubin(Cubin(data))
         yield from ((str(entry.arch), name, code) for name, code in kernels)
 
 

@@ -1,4 +1,7 @@
-"""Opens the libraries of a file, folder, package or process, one after the other."""
+"""Opens the libraries of a file, folder, package or process, one after the other.
+
+/proc tells the files that a running process has mapped.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ import os
 import stat
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..binaries.elf import MAGIC as ELF_MAGIC
-from ..binaries.files import open_file, unreadable
-from ..binaries.processes import read_mapped_files
+from ..binaries.files import READ_HINT, open_file, unreadable
 from ..errors import FatbinError
 from .archives import (
     ARCHIVES,
@@ -25,13 +27,17 @@ from .archives import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ..binaries.processes import MappedFile
+    Wanted = Callable[[str, os.stat_result], bool]
 
 __all__ = ["Library", "Unread", "open_libraries", "package_libraries", "process_libraries"]
 
 MAX_FILES = 100_000
+
+_PROC: Final = Path("/proc")
+_DELETED: Final = " (deleted)"
+_NO_FILES: Final = ("/memfd:", "/dev/", "/SYSV")  # memory that looks like a deleted file
 
 
 def open_libraries(path: str | os.PathLike[str]) -> Iterator[Library | Unread]:
@@ -70,7 +76,7 @@ def process_libraries(pid: int) -> Iterator[Library | Unread]:
     Raises:
         FatbinError: There is no such process, or this user may not see it.
     """
-    return _open_files(_refuse_deleted(read_mapped_files(pid)), _is_elf)
+    return _open_files(_find_mapped(pid, _read_maps(pid)), _is_elf)
 
 
 def _is_candidate(path: str, status: os.stat_result) -> bool:
@@ -94,8 +100,7 @@ def _is_elf(path: str, status: os.stat_result) -> bool:
 
 
 def _open_files(
-    paths: Iterable[str | Unread],
-    is_wanted: Callable[[str, os.stat_result], bool] = _is_candidate,
+    paths: Iterable[str | Unread], is_wanted: Wanted = _is_candidate
 ) -> Iterator[Library | Unread]:
     """Open each file once, under any of its names; yield failures as items."""
     seen: set[tuple[int, int]] = set()
@@ -123,7 +128,7 @@ def _open_files(
 
 
 def _open_wanted(
-    path: str, status: os.stat_result, is_wanted: Callable[[str, os.stat_result], bool]
+    path: str, status: os.stat_result, is_wanted: Wanted
 ) -> Iterator[Library | Unread]:
     if is_wanted(path, status):
         yield from open_path(path)
@@ -139,7 +144,7 @@ def _walk_folder(folder: str) -> Iterator[str | Unread]:
                 entries = sorted(found, key=lambda entry: entry.name)
             inner = {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
         except OSError as error:
-            refused = unreadable(place, error.strerror, hint="check its permissions with `ls -ld`")
+            refused = unreadable(place, error.strerror, hint=READ_HINT)
             if place == folder:
                 raise refused from error
             yield Unread(place, "", refused)
@@ -158,10 +163,49 @@ def _suggest_package(name: str) -> str:
     return f"did you mean {' or '.join(f'`{one}`' for one in names)}?"
 
 
-def _refuse_deleted(files: Iterable[MappedFile]) -> Iterator[str | Unread]:
-    reason = "it was deleted or replaced after the process had loaded it"
-    for path, deleted in files:
-        if deleted:
-            yield Unread(path, "", unreadable(path, reason, hint="restart the process"))
-        else:
+def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]:
+    """Yield the files that a process uses in address order, deleted ones only if their code runs.
+
+    Those of a process in a container lie elsewhere for this one.
+    """
+    for name, runs in mapped.items():
+        path = _locate(pid, name)
+        if path is not None:
             yield path
+        elif runs and not name.startswith(_NO_FILES):
+            path = name.removesuffix(_DELETED)
+            reason = "it was deleted or replaced after the process had loaded it"
+            yield Unread(path, "", unreadable(path, reason, hint="restart the process"))
+
+
+def _read_maps(pid: int) -> dict[str, bool]:
+    """Return the files that a process has mapped, each with whether it is executable."""
+    if not (_PROC / "self").exists():
+        message = f"cannot list the files of process {pid}: this system has no /proc"
+        raise FatbinError(message)
+    mapped: dict[str, bool] = {}
+    try:
+        with (_PROC / str(pid) / "maps").open("rb") as lines:
+            for line in lines:
+                fields = os.fsdecode(line.rstrip(b"\n")).split(maxsplit=5)
+                if len(fields) == 6 and fields[5].startswith("/"):  # noqa: PLR2004
+                    path = fields[5].replace("\\012", "\n")
+                    mapped[path] = mapped.get(path, False) or "x" in fields[1]
+    except (FileNotFoundError, ProcessLookupError):
+        message = f"there is no process {pid}"
+        raise FatbinError(message, hint="`ps -e` lists the processes") from None
+    except OSError as error:
+        message = f"cannot read the files of process {pid}: {error.strerror}"
+        raise FatbinError(message, hint="run as the user who started it, or as root") from error
+    return mapped
+
+
+def _locate(pid: int, name: str) -> str | None:
+    """Return the path of a file in this process's view; None if it is gone."""
+    inside = _PROC / str(pid) / "root" / name.lstrip("/")
+    try:
+        if Path(name).exists() and (not inside.exists() or inside.samefile(name)):
+            return name
+        return str(inside) if inside.exists() else None
+    except OSError:
+        return name

@@ -136,9 +136,8 @@ def broken_library(file: str, name: str, found: Found, reason: str) -> Finding:
 
 def torch_absent(file: str, oldest: str = "") -> Finding:
     """The file needs torch, which is absent."""
-    return Finding(
-        TORCH_ABSENT, f"{file} needs torch, which is not installed", fix=torch_fix(oldest)
-    )
+    sentence = f"{file} needs torch, which is not installed"
+    return Finding(TORCH_ABSENT, sentence, fix=torch_fix(oldest))
 
 
 def cpu_torch(file: str, needs: str, torch: Torch) -> Finding:
@@ -174,13 +173,9 @@ def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "
     else:
         fix = f"install a build for torch {release}, or the torch that this one was built for"
     old_strings = any("std::string" in name and "__cxx11" not in name for name in shown)
-    note = (
-        ("it is compiled for the old C++ ABI, which torch's wheels dropped with 2.6 and 2.7",)
-        if old_strings
-        else ()
-    )
-    more = [*shown[1:], *names[_SHOWN_SYMBOLS:]]
-    return Finding(TORCH_SYMBOL_MISSING, sentence, (*note, *_more(more)), fix)
+    note = "it is compiled for the old C++ ABI, which torch's wheels dropped with 2.6 and 2.7"
+    more = _more([*shown[1:], *names[_SHOWN_SYMBOLS:]])
+    return Finding(TORCH_SYMBOL_MISSING, sentence, (note, *more) if old_strings else more, fix)
 
 
 def is_driver_part(name: str) -> bool:

@@ -6,7 +6,8 @@ python -m PACKAGE.toolkit.loading.child --report FILE
 from __future__ import annotations
 
 import argparse
-import importlib
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,27 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def load_kernels() -> None:
-    """Load the torch-free library."""
-    load_library()
-
-
-def load_torch() -> None:
-    """Import torch."""
-    importlib.import_module("torch")
-
-
 def load_extension() -> None:
     """Load the torch operators."""
     if PRODUCT.operators:
         PRODUCT.load(PRODUCT.operators)
     else:
-        importlib.import_module("torch").ops.load_library(str(PACKAGE / BINDING))
+        import_module("torch").ops.load_library(str(PACKAGE / BINDING))
 
 
-STAGES: tuple[tuple[str, Callable[[], None]], ...] = (
-    *((("kernels", load_kernels),) if HAS_DISPATCHER else ()),
-    ("torch", load_torch),
+STAGES: tuple[tuple[str, Callable[[], object]], ...] = (
+    *((("kernels", load_library),) if HAS_DISPATCHER else ()),
+    ("torch", partial(import_module, "torch")),
     ("extension", load_extension),
 )
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from ..builds.package import PACKAGE
-from ..errors import ExtensionError, hint_to_build
+from ..builds.package import PACKAGE, UNBUILT_HINT
+from ..errors import ExtensionError
 from ..product import KERNELS, PROGRAM, SYMBOLS
 
 if TYPE_CHECKING:
@@ -29,12 +29,7 @@ def load_library() -> ctypes.CDLL:
     """
     if not LIBRARY.is_file():
         message = f"the kernel library `{LIBRARY.name}` is not in {LIBRARY.parent}"
-        hint = hint_to_build(
-            "leave the clone, whose sources hide an installed wheel: `cd ..`; "
-            "`nox -s build_wheels` builds one",
-            f"install a wheel: `{PROGRAM} select` says which",
-        )
-        raise ExtensionError(message, hint=hint)
+        raise ExtensionError(message, hint=UNBUILT_HINT)
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:

@@ -1,14 +1,17 @@
 """Finds the files that the dynamic linker would load for a library, without loading any.
 
-`machine/loader_path.py` has the folders that are searched for every library. Sources: ld.so(8),
-dlopen(3).
+`machine/loader_path.py` has the folders that are searched for every library. The environment to
+judge libraries by is the linker, Python, the C library and torch. Sources: ld.so(8), dlopen(3).
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import sys
+import sysconfig
 from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,11 +27,13 @@ from ..machine.loader_path import (
     read_own_platform,
     split_library_path,
 )
+from ..machine.torch_install import find_torch_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ..binaries.segments import Platform
+    from ..machine.torch_install import Torch
 
 LOADER_VARIABLES: Final = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
@@ -211,3 +216,38 @@ def read_linker(loaded: Iterable[Path] = (), environ: Mapping[str, str] = os.env
         read_cache(CACHE),
         preloaded=tuple(Path(one) for one in environ.get("LD_PRELOAD", "").split() if "/" in one),
     )
+
+
+@dataclass(frozen=True)
+class LoadHost:
+    """The environment to judge libraries by."""
+
+    linker: Linker
+    torch: Torch
+    libc: str  # "glibc 2.36"
+    python: str  # "3.11", or "3.13t" without the GIL
+    suffixes: tuple[str, ...]  # of extension modules for this Python
+    torch_folder: Path | None = None  # of torch's libraries
+    prefix: Path = Path(sys.prefix)
+
+    def torch_extensions(self) -> tuple[Path, ...]:
+        """Return torch's own extension modules, that of this Python first."""
+        if self.torch_folder is None:
+            return ()
+        found = sorted(self.torch_folder.parent.glob("_C.*.so"))
+        return tuple(sorted(found, key=lambda path: path.name[2:] not in self.suffixes))
+
+
+def read_host(torch: Torch, libc: str) -> LoadHost:
+    """Describe this machine and interpreter.
+
+    Raises:
+        FatbinError: The interpreter is not an ELF program: another loader is in use.
+    """
+    folder = find_torch_libraries()
+    nvidia = (Path(entry or ".", "nvidia") for entry in sys.path)
+    loaded = [folder] if folder is not None else []
+    loaded += [lib for one in nvidia if one.is_dir() for lib in sorted(one.glob("*/lib"))]
+    python = ".".join(platform.python_version_tuple()[:2])
+    python += "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    return LoadHost(read_linker(loaded), torch, libc, python, tuple(EXTENSION_SUFFIXES), folder)

@@ -14,14 +14,14 @@ from ..builds.package import PACKAGE
 from ..errors import AccessError, FatbinError
 from ..machine.torch_install import TORCH_PROBLEMS
 from ..product import BINDING, HAS_DISPATCHER, KERNELS
-from .host import read_host
+from .linker import read_host
 from .prediction import predict_loading
 from .process import Outcome, python_command, run_child
 
 if TYPE_CHECKING:
     from ..findings.entry import Entry
     from ..machine.torch_install import Torch
-    from .host import LoadHost
+    from .linker import LoadHost
 
 TIMEOUT = 120.0
 
@@ -113,8 +113,7 @@ def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
 
 def try_loading() -> Loading:
     """Load the compiled parts in a child process, where a crash does no harm."""
-    command = python_command("-m", f"{__package__}.child")
-    outcome = run_child(command, timeout=TIMEOUT)
+    outcome = run_child(python_command("-m", f"{__package__}.child"), timeout=TIMEOUT)
     loading = judge_loading(outcome)
     if loading.status == "ok":
         return loading

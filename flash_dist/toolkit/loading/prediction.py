@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from ..binaries.view import Buffer
     from ..findings.result import Finding
-    from .host import LoadHost
-    from .linker import Closure
+    from .linker import Closure, LoadHost
 
 _LIBSTDCXX = "libstdc++.so.6"
 _GLIBC = re.compile(r"GLIBC_[0-9.]+")
@@ -113,7 +112,7 @@ def predict_member(name: str, data: Buffer, siblings: Iterable[str], host: LoadH
         FatbinError: It cannot be read.
     """
     file = Path(name).name
-    found = _predict_platform(name, bytes(data[:64]), host)
+    found = _predict_platform(name, data[:64], host)
     if found is not None:
         return found
     names = frozenset(Path(one).name for one in siblings) - {file}
@@ -236,7 +235,8 @@ class _Judge:
         undefined = [one.name for one in self._unresolved(closure)]
         python = [name for name in undefined if _PYTHON_SYMBOL.fullmatch(name)]
         torch = [name for name in undefined if causes.is_torch_symbol(name)]
-        other = len(undefined) - len(python) - len(torch)
+        known = {*python, *torch}
+        others = [name for name in undefined if name not in known]
         found: list[Finding | str] = []
         if python and any(one.defines(_PYTHON_KNOWN) for one in self._interpreter()):
             found.append(causes.python_symbol(self.label, python, self.host.python))
@@ -244,11 +244,9 @@ class _Judge:
             found.append(f"`{torch[0]}` may be in {closure.unread[0]}, which was not read")
         elif torch:
             found.append(self._describe_torch(torch))
-        if other:
-            known = {*python, *torch}
-            first = next(name for name in undefined if name not in known)
-            more = f" and {other - 1} more" if other > 1 else ""
-            found.append(f"nothing that {self.label} needs defines `{first}`{more}")
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            found.append(f"nothing that {self.label} needs defines `{others[0]}`{more}")
         return tuple(found)
 
     def _describe_torch(self, names: list[str]) -> Finding | str:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -104,14 +104,13 @@ def watch_child(command: Sequence[str], *, timeout: float) -> Generator[Path, No
     try:
         with tempfile.TemporaryDirectory(prefix=f"{NAME}-") as folder:
             _require_room(folder)
-            watched = _run_in(Path(folder), command, timeout)
-            ending, detail, events, output = yield from watched
+            ended = yield from _run_in(Path(folder), command, timeout)
     except OSError as error:
         what = f"`{error.filename}`: " if error.filename else ""
         return Outcome("not-started", f"{what}{error.strerror or error}")
-    seconds = time.monotonic() - started
-    _log.debug("after %.1f s: %s %s", seconds, ending, detail)
-    return Outcome(ending, detail, events, output, seconds)
+    ended = replace(ended, seconds=time.monotonic() - started)
+    _log.debug("after %.1f s: %s %s", ended.seconds, ended.ending, ended.detail)
+    return ended
 
 
 def _require_room(folder: str) -> None:
@@ -119,9 +118,7 @@ def _require_room(folder: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(Path(folder).parent))
 
 
-def _run_in(
-    folder: Path, command: Sequence[str], timeout: float
-) -> Generator[Path, None, tuple[Ending, str, tuple[Event, ...], tuple[str, ...]]]:
+def _run_in(folder: Path, command: Sequence[str], timeout: float) -> Generator[Path, None, Outcome]:
     report, output = folder / "report.jsonl", folder / "output.txt"
     with output.open("wb") as stream:
         process = subprocess.Popen(
@@ -132,7 +129,7 @@ def _run_in(
             start_new_session=True,
         )
         ending, detail = yield from _wait(process, report, timeout)
-    return ending, detail, tuple(read_events(report)), tuple(_tail(output))
+    return Outcome(ending, detail, tuple(read_events(report)), tuple(_tail(output)))
 
 
 def _wait(
@@ -145,20 +142,15 @@ def _wait(
                 return "timeout", f"after {timeout:g} s"
             yield report
     finally:
-        _end(process)
+        if process.poll() is None:  # also on Ctrl-C in the parent
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if status == 0:
         return "done", ""
     if status < 0:
         return "signal", _signal_name(-status)
     return "exit", f"status {status}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the child and all its processes, also on Ctrl-C in the parent."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _signal_name(number: int) -> str:

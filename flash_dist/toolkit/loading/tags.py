@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
 
     from ..findings.result import Finding
-    from .host import LoadHost
+    from .linker import LoadHost
 
 _MANYLINUX = re.compile(r"manylinux_2_([0-9]{1,4})_(\w+)")
 _LEGACY = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}  # glibc 2.x

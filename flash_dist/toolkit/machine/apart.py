@@ -43,7 +43,8 @@ def read_cuda_apart() -> Cuda:
     """
     if uses_cuda():
         return read_cuda()
-    key = _settings(os.environ)
+    # The variables that an answer depends on.
+    key = tuple(sorted(item for item in os.environ.items() if item[0].startswith(_PREFIXES)))
     if key not in _answers:
         answer = _ask_child()
         if answer.status == "broken":  # may be fixed while this process lives
@@ -60,11 +61,6 @@ def uses_cuda() -> bool:
     except (OSError, AttributeError):  # not loaded, or another system than Linux
         return False
     return bool(code != _NOT_INITIALIZED)
-
-
-def _settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables that an answer depends on."""
-    return tuple(sorted(item for item in environ.items() if item[0].startswith(_PREFIXES)))
 
 
 def _ask_child() -> Cuda:

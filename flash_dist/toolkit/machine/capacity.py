@@ -12,6 +12,8 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from ..binaries.files import read_if_possible
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -76,7 +78,4 @@ def _read_droppable(group: Path) -> int:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    return read_if_possible(path).strip()

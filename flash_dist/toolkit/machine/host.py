@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ..binaries.files import read_if_possible
 from ..targets.devices import DRIVER_CUDA
 from .jit_cache import JitCache, read_jit_cache
 from .libcuda import parse_release
@@ -42,10 +43,6 @@ class DeviceFile:
 
     path: str
     allowed: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the file as plain data."""
-        return {"path": self.path, "allowed": self.allowed}
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class Host:
             "jit_compiler": self.jit_compiler or None,
             "module_release": self.module_release or None,
             "module_gpus": self.module_gpus,
-            "device_files": [file.to_json() for file in self.device_files],
+            "device_files": [vars(file) for file in self.device_files],
             "dxg": self.dxg,
             "jit_cache": self.cache.to_json() if self.cache else None,
             "nvml": self.nvml.to_json(),
@@ -131,14 +128,16 @@ def gather_host(
     """
     path = LoaderPath.read(environ, root)
     libcuda = find_loaded("libcuda.so", root) or path.find("libcuda.so.1")
-    others = (*_OTHER_FOLDERS, *_windows_drivers(root))
+    drivers = f"{WSL_FOLDER}/drivers"  # with the other files of Windows' driver
+    others = (*_OTHER_FOLDERS, *(f"{drivers}/{name}" for name in _list(root / drivers[1:])))
+    beside, jit = (str(Path(libcuda).parent),) if libcuda else (), "libnvidia-ptxjitcompiler.so.1"
     return Host(
         container=find_container(environ, root),
-        wsl="microsoft" in _read(root / "proc/sys/kernel/osrelease").lower(),
+        wsl="microsoft" in read_if_possible(root / "proc/sys/kernel/osrelease").lower(),
         libcuda=libcuda,
         stray_libcuda="" if libcuda else path.find_in(others, "libcuda.so.1"),
-        jit_compiler=_find_jit_compiler(libcuda, path, others),
-        module_release=parse_release(_read(root / "proc/driver/nvidia/version")),
+        jit_compiler=path.find_in(beside, jit) or path.find(jit) or path.find_in(others, jit),
+        module_release=parse_release(read_if_possible(root / "proc/driver/nvidia/version")),
         module_gpus=len(_list(root / "proc/driver/nvidia/gpus")),
         device_files=tuple(_read_device_files(root, may_use)),
         dxg=(root / "dev/dxg").exists(),
@@ -154,20 +153,8 @@ def find_container(environ: Mapping[str, str], root: Path) -> str:
     for path, kind in _CONTAINER_FILES:
         if (root / path.lstrip("/")).exists():
             return kind
-    match = _CGROUP.search(_read(root / "proc/1/cgroup"))
+    match = _CGROUP.search(read_if_possible(root / "proc/1/cgroup"))
     return match[0] if match else environ.get("container", "")
-
-
-def _windows_drivers(root: Path) -> tuple[str, ...]:
-    """Return the folders in WSL with the other files of Windows' driver."""
-    place = f"{WSL_FOLDER}/drivers"
-    return tuple(f"{place}/{name}" for name in _list(root / place.lstrip("/")))
-
-
-def _find_jit_compiler(libcuda: str, path: LoaderPath, others: Iterable[str]) -> str:
-    name = "libnvidia-ptxjitcompiler.so.1"
-    beside = (str(Path(libcuda).parent),) if libcuda else ()
-    return path.find_in(beside, name) or path.find(name) or path.find_in(others, name)
 
 
 def _read_device_files(root: Path, may_use: Callable[[Path, int], bool]) -> Iterable[DeviceFile]:
@@ -181,10 +168,3 @@ def _list(folder: Path) -> tuple[str, ...]:
         return tuple(sorted(os.listdir(folder)))  # noqa: PTH208 - names alone
     except OSError:
         return ()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

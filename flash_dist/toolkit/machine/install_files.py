@@ -12,7 +12,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..binaries.files import hash_file
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _INTERRUPTED = "~"  # replaces a name's first letter while pip removes the package
-_CACHES = {"__pycache__"}
 
 
 @dataclass(frozen=True)
@@ -76,22 +75,16 @@ def read_install_files(
         name = (record.relative_to(folder).as_posix(),)
         readable = os.access(record, os.R_OK)
         return replace(found, changed=name) if readable else replace(found, unreadable=name)
-    known = {str(file): file for file in listed if _is_judged(Path(str(file)))}
-    states = {name: _judge(folder, file) for name, file in known.items()}
+    # Neither caches nor scripts elsewhere, where `pip install --target` and copies leave them.
+    known = {str(one): one for one in listed if ".." not in one.parts and not _is_cache(one)}
+    judged = {name: _judge(folder, file) for name, file in known.items()}
     missing, changed, unreadable = (
-        tuple(sorted(name for name, one in states.items() if one == state))
+        tuple(sorted(name for name, one in judged.items() if one == state))
         for state in ("missing", "changed", "unreadable")
     )
-    return InstallFiles(
-        "recorded",
-        str(folder),
-        len(known),
-        missing,
-        changed,
-        unreadable,
-        tuple(sorted(_find_leftovers(package, known))),
-        copies,
-    )
+    leftovers = tuple(sorted(_find_leftovers(package, known)))
+    states = missing, changed, unreadable, leftovers
+    return InstallFiles("recorded", str(folder), len(known), *states, copies)
 
 
 def _find_record(
@@ -134,17 +127,8 @@ def _is_source_tree(folder: Path, first: Path) -> bool:
     return unbuilt or (folder / "csrc" / "kernels.toml").is_file()
 
 
-def _is_judged(path: Path) -> bool:
-    """Whether a file of the record is compared: no cache, and no script outside the folder.
-
-    `pip install --target` and copies of site-packages put the console script elsewhere, and nothing
-    in the package needs it.
-    """
-    return not _is_cache(path) and ".." not in path.parts
-
-
-def _is_cache(path: Path) -> bool:
-    return bool(_CACHES & set(path.parts))
+def _is_cache(path: PurePath) -> bool:
+    return "__pycache__" in path.parts
 
 
 def _judge(

@@ -116,23 +116,18 @@ def combine(
     library_problem: str = "",
 ) -> Installed:
     """Join the two views: the library decides which kernels exist, the manifest adds details."""
+    found = Installed(None, library, manifest_problem, library_problem)
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
         sets = tuple(one for one in known_sets() if one.machine == platform.machine())
-        build = Build(NAME, embedded, sets, toolkit) if embedded else None
-        return Installed(build, library, manifest_problem, library_problem)
-    declared = declare_build(manifest)
-    differences = () if library_problem else find_differences(declared.variants, embedded)
-    variants = declared.variants if library_problem else _add_proof(declared.variants, embedded)
-    return Installed(
-        replace(declared, variants=variants),
-        library,
-        manifest_problem,
-        library_problem,
-        differences,
-        manifest.torch_min,
-        manifest.torch_tested_max,
-    )
+        return replace(found, build=Build(NAME, embedded, sets, toolkit)) if embedded else found
+    build = declare_build(manifest)
+    found = replace(found, torch_min=manifest.torch_min, torch_tested_max=manifest.torch_tested_max)
+    if library_problem:
+        return replace(found, build=build)
+    differences = find_differences(build.variants, embedded)
+    build = replace(build, variants=_add_proof(build.variants, embedded))
+    return replace(found, build=build, differences=differences)
 
 
 def read_embedded(
@@ -182,15 +177,13 @@ def find_differences(declared: Iterable[Variant], embedded: Iterable[Variant]) -
     """Name kernels that are only declared, only embedded, or compiled for another target."""
     promised = {(variant.symbol, variant.arch) for variant in declared}
     present = {(variant.symbol, variant.arch) for variant in embedded}
-    missing = (
-        f"{symbol} for {arch} is declared but not embedded"
-        for symbol, arch in sorted(promised - present)
+    told = {
+        "declared but not embedded": promised - present,
+        "embedded but not declared": present - promised,
+    }
+    return tuple(
+        f"{symbol} for {arch} is {how}" for how in told for symbol, arch in sorted(told[how])
     )
-    extra = (
-        f"{symbol} for {arch} is embedded but not declared"
-        for symbol, arch in sorted(present - promised)
-    )
-    return (*missing, *extra)
 
 
 def _add_proof(declared: tuple[Variant, ...], embedded: tuple[Variant, ...]) -> tuple[Variant, ...]:

@@ -44,12 +44,7 @@ class JitCache:
 
     def to_json(self) -> dict[str, Any]:
         """Return the cache as plain data."""
-        return {
-            "folder": self.folder or None,
-            "status": self.status,
-            "free_bytes": self.free_bytes,
-            "limit_bytes": self.limit_bytes,
-        }
+        return {**vars(self), "folder": self.folder or None}
 
 
 def read_jit_cache(

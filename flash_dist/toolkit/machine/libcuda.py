@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ..binaries.files import read_if_possible
 from ..targets.devices import Device, Driver, format_version
-from .nvml import read_driver_release
+from .nvml import CallError, read_driver_release
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,14 +94,6 @@ def imagine_cuda(devices: Iterable[Device], driver: Driver | None) -> Cuda:
     return Cuda("ok", driver, gpus)
 
 
-class _CudaError(Exception):
-    """A driver call failed."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def read_cuda() -> Cuda:
     """Ask libcuda; every failure is a state, not an exception.
 
@@ -114,10 +107,14 @@ def read_cuda() -> Cuda:
         return Cuda("absent" if missing else "broken", reason=reason)
     driver: Driver | None = None
     try:
-        driver = _read_driver(library)
+        number, count = ctypes.c_int(), ctypes.c_int()
+        _call(library, "cuDriverGetVersion", ctypes.byref(number))
+        driver = Driver.from_cuda_version(number.value, read_release())
         _call(library, "cuInit", ctypes.c_uint(0))
-        return Cuda("ok", driver, tuple(_read_gpus(library)))
-    except _CudaError as error:
+        _call(library, "cuDeviceGetCount", ctypes.byref(count))
+        gpus = [_read_gpu(library, index) for index in range(count.value)]
+        return Cuda("ok", driver, tuple(gpus))
+    except CallError as error:
         if error.code == _NO_DEVICE:
             return Cuda("ok", driver, reason=str(error))
         return Cuda("broken", driver, reason=str(error))
@@ -125,31 +122,16 @@ def read_cuda() -> Cuda:
         return Cuda("broken", driver, reason=f"libcuda.so.1 lacks a function: {error}")
 
 
-def _read_driver(library: ctypes.CDLL) -> Driver:
-    number = ctypes.c_int()
-    _call(library, "cuDriverGetVersion", ctypes.byref(number))
-    return Driver.from_cuda_version(number.value, read_release())
-
-
 def read_release() -> str:
     """Read the release of the kernel module, such as `580.65.06`; empty if unknown."""
-    try:
-        text = _KERNEL_MODULE.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return read_driver_release()
-    return parse_release(text)
+    text = read_if_possible(_KERNEL_MODULE)
+    return parse_release(text) if text else read_driver_release()
 
 
 def parse_release(text: str) -> str:
     """Find the release in `/proc/driver/nvidia/version`."""
     match = re.search(r"Kernel Module\D*?(?:for \S+\s+)?([0-9]{3,4}(?:\.[0-9]+)+)", text)
     return match[1] if match else ""
-
-
-def _read_gpus(library: ctypes.CDLL) -> list[Gpu]:
-    count = ctypes.c_int()
-    _call(library, "cuDeviceGetCount", ctypes.byref(count))
-    return [_read_gpu(library, index) for index in range(count.value)]
 
 
 def _read_gpu(library: ctypes.CDLL, index: int) -> Gpu:
@@ -177,7 +159,7 @@ def _read_uuid(library: ctypes.CDLL, handle: ctypes.c_int) -> str:
     raw = (ctypes.c_ubyte * 16)()
     try:
         _call(library, "cuDeviceGetUuid_v2", raw, handle)
-    except (_CudaError, AttributeError):
+    except (CallError, AttributeError):
         return ""
     return f"GPU-{uuid.UUID(bytes=bytes(raw))}"
 
@@ -191,7 +173,7 @@ def _attribute(library: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> in
 def _call(library: ctypes.CDLL, name: str, *arguments: Any) -> None:  # noqa: ANN401 - ctypes values
     code = getattr(library, name)(*arguments)
     if code:
-        raise _CudaError(code, f"{name} failed with {_error_name(library, code)}")
+        raise CallError(code, f"{name} failed with {_error_name(library, code)}")
 
 
 def _error_name(library: ctypes.CDLL, code: int) -> str:

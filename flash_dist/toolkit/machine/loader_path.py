@@ -13,6 +13,7 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Literal
 
+from ..binaries.files import read_if_possible
 from ..binaries.segments import Platform, read_platform
 from ..errors import FatbinError
 
@@ -20,12 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 CACHE: Final = Path("/etc/ld.so.cache")
-LIB_FOLDERS: Final = (  # of $LIB
-    "lib64",
-    "lib",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-)
+LIB_FOLDERS: Final = ("lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")  # of $LIB
 FOLDERS: Final = tuple(Path(root, folder) for root in ("/", "/usr") for folder in LIB_FOLDERS)
 
 _MAX_CACHE_BYTES = 64 << 20
@@ -68,7 +64,8 @@ class LoaderPath:
         for path in paths:
             place = self.root / path.relative_to(path.anchor)
             if path.anchor and self.platform is not None and fits(place, self.platform):
-                return _outside(Path(os.path.realpath(place)), self.root)
+                real, root = (Path(os.path.realpath(one)) for one in (place, self.root))
+                return f"/{real.relative_to(root)}" if real.is_relative_to(root) else str(real)
         return ""
 
 
@@ -147,18 +144,8 @@ def _read_string(data: bytes, offset: int) -> str:
 
 def find_loaded(name: str, root: Path) -> str:
     """Return the file that this process has loaded under such a name; empty if none."""
-    try:
-        lines = (root / "proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
+    for line in read_if_possible(root / "proc/self/maps").splitlines():
         fields = line.split(maxsplit=_PATH_FIELD)
         if len(fields) > _PATH_FIELD and Path(fields[_PATH_FIELD]).name.startswith(name):
             return fields[_PATH_FIELD]
     return ""
-
-
-def _outside(path: Path, root: Path) -> str:
-    """Return a path without the root of a test."""
-    real = Path(os.path.realpath(root))
-    return f"/{path.relative_to(real)}" if path.is_relative_to(real) else str(path)

@@ -1,4 +1,4 @@
-"""Asks NVML through ctypes for the physical GPUs that `nvidia-smi` lists.
+"""Asks NVML through ctypes for the physical GPUs that `nvidia-smi` lists, their clock and power.
 
 CUDA shows a process the GPUs that its variables allow; NVML shows all. NVML and nvidia-smi count in
 PCI bus order (NVML API Reference, "nvmlDeviceGetHandleByIndex"; nvidia-smi manual).
@@ -20,6 +20,8 @@ _NO_PERMISSION = 4
 _NO_DRIVER = 9
 VERSION_MISMATCH: Final = 18
 
+_CLOCK_SM: Final = 1  # nvmlClockType_t
+_POWER_INSTANT: Final = 186  # NVML_FI_DEV_POWER_INSTANT
 _NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE, NVML_DEVICE_UUID_V2_BUFFER_SIZE
 _MOST_GPUS = 256
 _MOST_INSTANCES = 64
@@ -31,10 +33,6 @@ class MigInstance:
 
     name: str
     uuid: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the instance as plain data."""
-        return {"name": self.name, "uuid": self.uuid}
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class PhysicalGpu:
             "pci": self.pci or None,
             "compute_capability": str(self.device) if self.device else None,
             "mig": self.mig,
-            "mig_instances": [instance.to_json() for instance in self.instances],
+            "mig_instances": [vars(instance) for instance in self.instances],
         }
 
 
@@ -99,8 +97,23 @@ class _PciInfo(ctypes.Structure):
     )
 
 
-class NvmlError(Exception):
-    """A call failed."""
+class _FieldValue(ctypes.Structure):
+    """nvmlFieldValue_t, with the unsigned int of its union, the type of the power."""
+
+    _fields_ = (
+        ("field", ctypes.c_uint),
+        ("scope", ctypes.c_uint),
+        ("timestamp", ctypes.c_longlong),
+        ("latency", ctypes.c_longlong),
+        ("value_type", ctypes.c_uint),
+        ("code", ctypes.c_int),
+        ("value", ctypes.c_uint),
+        ("padding", ctypes.c_uint),
+    )
+
+
+class CallError(Exception):
+    """A call of NVML or libcuda failed."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -124,59 +137,53 @@ def read_nvml(library: str = LIBRARY) -> Nvml:
         reason = f"{LIBRARY} was not found" if missing else f"{LIBRARY} does not load: {error}"
         return Nvml("absent" if missing else "broken", reason=reason)
     try:
-        call(nvml, "nvmlInit_v2")
-    except (NvmlError, AttributeError) as error:
-        return _broken(error)
-    try:
-        return Nvml("ok", tuple(_read_gpus(nvml)))
-    except (NvmlError, AttributeError) as error:
-        return _broken(error)
-    finally:
-        try_call(nvml, "nvmlShutdown")
+        _call(nvml, "nvmlInit_v2")
+        try:
+            return Nvml("ok", tuple(_read_gpus(nvml)))
+        finally:
+            _try_call(nvml, "nvmlShutdown")
+    except CallError as error:
+        return Nvml("broken", reason=str(error), code=error.code)
+    except AttributeError as error:
+        return Nvml("broken", reason=f"{LIBRARY} lacks a function: {error}")
 
 
 def read_driver_release(library: str = LIBRARY) -> str:
     """Ask NVML for the driver's release, such as `580.65.06`; empty if unknown."""
     try:
         nvml = ctypes.CDLL(library)
-        call(nvml, "nvmlInit_v2")
-    except (OSError, NvmlError, AttributeError):
+        _call(nvml, "nvmlInit_v2")
+    except (OSError, CallError, AttributeError):
         return ""
     text = ctypes.create_string_buffer(_NAME_BYTES)
-    known = try_call(nvml, "nvmlSystemGetDriverVersion", text, ctypes.c_uint(_NAME_BYTES))
-    try_call(nvml, "nvmlShutdown")
+    known = _try_call(nvml, "nvmlSystemGetDriverVersion", text, ctypes.c_uint(_NAME_BYTES))
+    _try_call(nvml, "nvmlShutdown")
     return text.value.decode("ascii", "replace") if known else ""
-
-
-def _broken(error: NvmlError | AttributeError) -> Nvml:
-    if isinstance(error, NvmlError):
-        return Nvml("broken", reason=str(error), code=error.code)
-    return Nvml("broken", reason=f"{LIBRARY} lacks a function: {error}")
 
 
 def _read_gpus(nvml: ctypes.CDLL) -> list[PhysicalGpu]:
     """Read all GPUs; one that this process may not access leaves its place empty."""
     count = ctypes.c_uint()
-    call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
     gpus = []
     for index in range(min(count.value, _MOST_GPUS)):
         handle = ctypes.c_void_p()
-        if try_call(
-            nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)
-        ):
+        function = "nvmlDeviceGetHandleByIndex_v2"
+        if _try_call(nvml, function, ctypes.c_uint(index), ctypes.byref(handle)):
             gpus.append(_read_gpu(nvml, index, handle))
     return gpus
 
 
 def _read_gpu(nvml: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> PhysicalGpu:
-    mode, pending = ctypes.c_uint(), ctypes.c_uint()
+    mode, pending, pci = ctypes.c_uint(), ctypes.c_uint(), _PciInfo()
     # GPUs without MIG refuse this call
-    try_call(nvml, "nvmlDeviceGetMigMode", handle, ctypes.byref(mode), ctypes.byref(pending))
+    _try_call(nvml, "nvmlDeviceGetMigMode", handle, ctypes.byref(mode), ctypes.byref(pending))
+    known = _try_call(nvml, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci))
     return PhysicalGpu(
         index,
         _read_text(nvml, "nvmlDeviceGetName", handle),
         _read_text(nvml, "nvmlDeviceGetUUID", handle),
-        _read_pci(nvml, handle),
+        bytes(pci.bus_id).decode("ascii", "replace") if known else "",
         _read_device(nvml, handle),
         mig=bool(mode.value),
         instances=tuple(_read_instances(nvml, handle)) if mode.value else (),
@@ -185,56 +192,94 @@ def _read_gpu(nvml: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> Physica
 
 def _read_text(nvml: ctypes.CDLL, function: str, handle: ctypes.c_void_p) -> str:
     text = ctypes.create_string_buffer(_NAME_BYTES)
-    known = try_call(nvml, function, handle, text, ctypes.c_uint(_NAME_BYTES))
+    known = _try_call(nvml, function, handle, text, ctypes.c_uint(_NAME_BYTES))
     return text.value.decode("utf-8", "replace") if known else ""
-
-
-def _read_pci(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> str:
-    info = _PciInfo()
-    known = try_call(nvml, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info))
-    return bytes(info.bus_id).decode("ascii", "replace") if known else ""
 
 
 def _read_device(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> Device | None:
     major, minor = ctypes.c_int(), ctypes.c_int()
     function = "nvmlDeviceGetCudaComputeCapability"
-    known = try_call(nvml, function, handle, ctypes.byref(major), ctypes.byref(minor))
+    known = _try_call(nvml, function, handle, ctypes.byref(major), ctypes.byref(minor))
     return Device(major.value, minor.value) if known else None
 
 
 def _read_instances(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> list[MigInstance]:
     """Read the instances of a GPU; places between them may be empty."""
     most = ctypes.c_uint()
-    try_call(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(most))
+    _try_call(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(most))
     instances = []
     for index in range(min(most.value, _MOST_INSTANCES)):
         handle = ctypes.c_void_p()
         function = "nvmlDeviceGetMigDeviceHandleByIndex"
-        if try_call(nvml, function, gpu, ctypes.c_uint(index), ctypes.byref(handle)):
+        if _try_call(nvml, function, gpu, ctypes.c_uint(index), ctypes.byref(handle)):
             name = _read_text(nvml, "nvmlDeviceGetName", handle)
             instances.append(MigInstance(name, _read_text(nvml, "nvmlDeviceGetUUID", handle)))
     return instances
 
 
-def try_call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> bool:  # noqa: ANN401 - ctypes values
+@dataclass(frozen=True)
+class Reading:
+    """NVML's values at one moment; None if unavailable."""
+
+    clock_mhz: int | None = None  # of the multiprocessors
+    power_w: float | None = None  # of the whole board
+
+
+class Gauge:
+    """Reads one GPU. Readings are None if NVML, the GPU or a value is unavailable.
+
+    NVML stays initialised for the life of the process: a reading then takes microseconds.
+    """
+
+    def __init__(self, uuid: str, library: str = LIBRARY) -> None:
+        """Find the GPU by its name in nvidia-smi, `GPU-...`."""
+        self._handle = ctypes.c_void_p()
+        self._nvml: ctypes.CDLL | None = None
+        try:
+            nvml = ctypes.CDLL(library)
+            _call(nvml, "nvmlInit_v2")
+            name = ctypes.c_char_p(uuid.encode())
+            _call(nvml, "nvmlDeviceGetHandleByUUID", name, ctypes.byref(self._handle))
+        except (OSError, CallError, AttributeError):
+            return
+        self._nvml = nvml
+
+    def read(self) -> Reading:
+        """Read the current clock and power."""
+        if self._nvml is None:
+            return Reading()
+        return Reading(self._read_clock(self._nvml), self._read_power(self._nvml))
+
+    def _read_clock(self, nvml: ctypes.CDLL) -> int | None:
+        clock = ctypes.c_uint()
+        arguments = (self._handle, ctypes.c_int(_CLOCK_SM), ctypes.byref(clock))
+        return clock.value if _try_call(nvml, "nvmlDeviceGetClockInfo", *arguments) else None
+
+    def _read_power(self, nvml: ctypes.CDLL) -> float | None:
+        """Return the current power; the mean of a second if GPU or driver cannot tell it."""
+        field = _FieldValue(field=_POWER_INSTANT)
+        one = ctypes.c_int(1)
+        known = _try_call(nvml, "nvmlDeviceGetFieldValues", self._handle, one, ctypes.byref(field))
+        if known and field.code == 0:
+            return float(field.value) / 1e3
+        milliwatts = ctypes.c_uint()
+        known = _try_call(nvml, "nvmlDeviceGetPowerUsage", self._handle, ctypes.byref(milliwatts))
+        return milliwatts.value / 1e3 if known else None
+
+
+def _try_call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> bool:  # noqa: ANN401 - ctypes values
     """Call an optional function; return whether it succeeded."""
     try:
-        call(nvml, name, *arguments)
-    except (NvmlError, AttributeError):
+        _call(nvml, name, *arguments)
+    except (CallError, AttributeError):
         return False
     return True
 
 
-def call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> None:  # noqa: ANN401 - ctypes values
-    """Call a function.
-
-    Raises:
-        NvmlError: It returned an error code.
-        AttributeError: This NVML lacks it.
-    """
+def _call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> None:  # noqa: ANN401 - ctypes values
     code = getattr(nvml, name)(*arguments)
     if code:
-        raise NvmlError(code, f"{name} failed: {_error_text(nvml, code)} ({code})")
+        raise CallError(code, f"{name} failed: {_error_text(nvml, code)} ({code})")
 
 
 def _error_text(nvml: ctypes.CDLL, code: int) -> str:

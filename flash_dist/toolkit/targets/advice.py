@@ -14,13 +14,7 @@ from .archs import DEFAULT_MACHINE, SESSIONS, Arch, ArchSet, unsupported
 from .compatibility import ALLOWED, order_of_sets
 from .devices import toolkit_driver
 from .index_address import INDEX, explain_placeholder, index_of_set
-from .needs import (
-    first_branch_of_build,
-    first_branch_of_set,
-    last_branch_of,
-    list_targets,
-    serve,
-)
+from .needs import first_branch_of_build, first_branch_of_set, last_branch_of, list_targets, serve
 from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict, Situation, judge_device
 
 if TYPE_CHECKING:
@@ -71,10 +65,7 @@ def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[Ar
     equal = [archset for key, archset in serving if key == best]
     sized = all(archset.wheel_bytes for archset in equal)
     return tuple(
-        sorted(
-            equal,
-            key=lambda one: (one.wheel_bytes if sized else 0, len(one.archs), one.name),
-        )
+        sorted(equal, key=lambda one: (one.wheel_bytes if sized else 0, len(one.archs), one.name))
     )
 
 
@@ -148,21 +139,18 @@ def explain_refusal(
         sentence = unsupported_sentence(device, loaded, name=name, others=others, partly=partly)
         return sentence, code_fix(devices, build, driver)
     sentence = f"{describe_device(device, name)} cannot use this build: {verdict.reason}"
-    if verdict.cause == "driver-too-old" and _lacks_code(build, situation):
-        return f"{sentence}; nor has it code for {device}", code_fix(devices, build, driver)
+    if verdict.cause == "driver-too-old":
+        with_any_driver = judge_device(build, replace(situation, driver=None))
+        if with_any_driver.cause == "no-matching-code":
+            return f"{sentence}; nor has it code for {device}", code_fix(devices, build, driver)
     fixes: dict[Cause, str] = {
         "driver-too-old": driver_fix(build, driver, devices, situation.jit),
         "hardware-too-old": hardware_fix(device, build),
         "jit-compiler-absent": jit_fix(devices, build, driver),
         "jit-variable": f"`unset {' '.join(situation.jit.variables)}`",
-        "smem-limit": f"`unset {SMEM_VARIABLE}`" if verdict.situation.smem_lowered else "",
+        "smem-limit": f"`unset {SMEM_VARIABLE}`" if situation.smem_lowered else "",
     }
     return sentence, fixes.get(verdict.cause, "")
-
-
-def _lacks_code(build: Build, situation: Situation) -> bool:
-    """Whether no driver would find code of this build for the GPU."""
-    return judge_device(build, replace(situation, driver=None)).cause == "no-matching-code"
 
 
 def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device]) -> Build:
@@ -290,16 +278,12 @@ def _servable(devices: Iterable[Device], floor: Device) -> tuple[Device, ...]:
 
 def hardware_fix(device: Device, build: Build) -> str:
     """Return the step for a GPU that no build can serve."""
-    refused = build.toolkit and unsupported(_alone(device), build.toolkit)
+    alone = ArchSet("one", "one", (Arch(device.major, device.minor),))
+    refused = build.toolkit and unsupported(alone, build.toolkit)
     compiler = f"CUDA {build.toolkit} cannot compile for {device}" if refused else ""
     starts = f"{build.project} starts at {build.floor}"
     reasons = " and ".join(reason for reason in (compiler, starts) if reason)
     return f"use a GPU of compute capability {build.floor} or newer: {reasons}"
-
-
-def _alone(device: Device) -> ArchSet:
-    """Return the target of a GPU as a set."""
-    return ArchSet("one", "one", (Arch(device.major, device.minor),))
 
 
 def torch_fix(oldest: str = "") -> str:

@@ -86,10 +86,6 @@ class Arch:
         return self.device.smem_optin
 
 
-def _archs(dotted: str) -> tuple[Arch, ...]:
-    return tuple(Arch.parse(one) for one in dotted.split())
-
-
 def _compiled_by(toolkit: str) -> tuple[Arch, ...]:
     version = parse_version(toolkit)
     return tuple(Arch(*chip.version, suffix) for chip in CHIPS for suffix in chip.suffixes(version))
@@ -103,7 +99,7 @@ TOOLKIT_ARCHS: dict[str, tuple[Arch, ...]] = {
 }
 
 KNOWN_ARCHS: tuple[Arch, ...] = tuple(
-    sorted({arch for archs in TOOLKIT_ARCHS.values() for arch in archs} | set(_archs("3.5 3.7")))
+    sorted({Arch(3, 5), Arch(3, 7), *(arch for archs in TOOLKIT_ARCHS.values() for arch in archs)})
 )
 
 # The names that TORCH_CUDA_ARCH_LIST may hold, with PyTorch's meaning (torch.utils.cpp_extension).
@@ -158,19 +154,14 @@ class ArchSet:
         return cls(name, label or ".".join(arch.identifier for arch in targets), targets)
 
     def __str__(self) -> str:
-        return ";".join(self._tokens())
-
-    def _tokens(self) -> list[str]:
         tokens = []
         for arch in self.archs:
-            twin = replace(arch, ptx=not arch.ptx)
-            if arch.ptx and twin in self.archs:
-                continue
-            if arch.ptx:
+            has_twin = replace(arch, ptx=not arch.ptx) in self.archs
+            if not arch.ptx:
+                tokens.append(f"{arch.dotted}+PTX" if has_twin else arch.dotted)
+            elif not has_twin:
                 tokens.append(str(arch))
-            else:
-                tokens.append(arch.dotted + ("+PTX" if twin in self.archs else ""))
-        return tokens
+        return ";".join(tokens)
 
     def pin(self, release: str, project: str = NAME) -> str:
         """The requirement that pins the set's wheel of a release: `NAME==0.1.0+cu130.hopper`."""

@@ -201,8 +201,6 @@ class Axes:
         """The name of the axis `last`; empty if there is none."""
         return next((axis.name for axis in self.of("last")), "")
 
-    # --- plain data -----------------------------------------------------------------------------
-
     def describe(self, place: Place | KernelKey) -> dict[str, Value]:
         """Return the values by axis name, as in JSON.
 
@@ -211,9 +209,9 @@ class Axes:
         if not (place.words or place.sizes):
             return {}
         values: dict[str, Value] = dict(zip(self.key, (*place.words, *place.sizes), strict=True))
-        return (
-            {**values, self.plan: place.plan} if self.plan and isinstance(place, Place) else values
-        )
+        if self.plan and isinstance(place, Place):
+            values[self.plan] = place.plan
+        return values
 
     def place(self, values: Mapping[str, Any]) -> Place:
         """Read values by axis name; an absent one has its default.
@@ -253,8 +251,6 @@ class Axes:
         known = list(self.words)
         order = [known.index(word) if word in known else len(known) for word in key.words]
         return key.role != PRODUCT.main_role, key.role, order
-
-    # --- names ----------------------------------------------------------------------------------
 
     def spell(self, place: Place) -> str:
         """Return the values in the form of symbols: `bf16_d192v128_smem64`."""

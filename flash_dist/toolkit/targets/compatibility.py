@@ -20,9 +20,7 @@ from .devices import (
     ZSTD_CUDA,
     Device,
     Driver,
-    driver_supports_concat,
     driver_supports_toolkit,
-    driver_supports_zstd,
     first_driver,
     format_version,
     last_driver,
@@ -64,10 +62,6 @@ class RunVerdict:
     def rank(self) -> int:
         """Place in the order of preference: 0 is best."""
         return PREFERENCE.index(self.how)
-
-    def to_json(self) -> dict[str, str]:
-        """Return the verdict as plain data."""
-        return {"how": self.how, "reason": self.reason}
 
 
 def order_of_sets(hows: Iterable[str]) -> tuple[int, int, int]:
@@ -198,35 +192,28 @@ def _judge_sass(arch: Arch, device: Device) -> RunVerdict:
     if target > device:
         return RunVerdict("no", f"{arch} needs compute capability {target} or newer, not {device}")
     if target.integrated != device.integrated:
-        return RunVerdict(
-            "unverified",
-            f"{arch} is of the same major as {device}, but between discrete and integrated GPUs "
-            "NVIDIA does not guarantee that it runs",
-        )
+        reason = f"{arch} is of the same major as {device}, but between discrete and integrated "
+        return RunVerdict("unverified", f"{reason}GPUs NVIDIA does not guarantee that it runs")
     return RunVerdict("same-major", f"{arch} runs on {device}: same major, no older minor")
 
 
 def _judge_ptx(arch: Arch, device: Device) -> RunVerdict:
     target = arch.device
-    if target.renamed == device.renamed:
-        return RunVerdict("jit", f"the driver compiles {arch} for compute capability {device}")
-    if arch.suffix:
+    same = target.renamed == device.renamed
+    if arch.suffix and not same:
         return _judge_suffix(arch, device)
     if device.renamed < target.renamed:
         return RunVerdict("no", f"{arch} needs compute capability {target} or newer, not {device}")
-    return RunVerdict(
-        "jit", f"the driver compiles {arch} for the newer compute capability {device}"
-    )
+    which = "" if same else "the newer "
+    return RunVerdict("jit", f"the driver compiles {arch} for {which}compute capability {device}")
 
 
 def _judge_suffix(arch: Arch, device: Device) -> RunVerdict:
     """Judge an `a` or `f` target on a device of another number."""
-    target = (arch.major, arch.minor)
+    target = arch.device
     if arch.suffix != "f":
-        return RunVerdict(
-            "no", f"{arch} runs only on compute capability {format_version(target)}, not {device}"
-        )
-    if (device.major, device.minor) in FAMILIES.get(target, frozenset()):
+        return RunVerdict("no", f"{arch} runs only on compute capability {target}, not {device}")
+    if device.version in FAMILIES.get(target.version, frozenset()):
         how: How = "jit" if arch.ptx else "family"
         return RunVerdict(how, f"{device} belongs to the family of {arch}")
     return RunVerdict("no", f"{arch} runs only on its own family, not {device}")
@@ -235,34 +222,24 @@ def _judge_suffix(arch: Arch, device: Device) -> RunVerdict:
 def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
     if jit.forced and not arch.ptx:
         return RunVerdict("no", f"{jit.forced} is set, so the driver ignores {arch}")
+    effect = f"so the driver does not compile {arch}"
     if jit.disabled and arch.ptx:
-        return RunVerdict(
-            "no",
-            f"{jit.disabled} is set, so the driver does not compile {arch} "
-            "(only code that is in its cache loads)",
-        )
+        cached = "(only code that is in its cache loads)"
+        return RunVerdict("no", f"{jit.disabled} is set, {effect} {cached}")
     if jit.lacks_compiler and arch.ptx:
-        return RunVerdict(
-            "no",
-            f"libnvidia-ptxjitcompiler.so.1 is missing, so the driver does not compile {arch}",
-        )
+        return RunVerdict("no", f"libnvidia-ptxjitcompiler.so.1 is missing, {effect}")
     return None
 
 
 def _judge_support(device: Device, driver: Driver) -> RunVerdict | None:
-    first = device.first_cuda
+    needs = f"a GPU of compute capability {device} needs"
+    first, dropped = device.first_cuda, device.dropped_by
     if first is not None and driver.cuda < first:
         needed = first_driver(first)
         name = f"driver {needed}" if needed else f"a driver for CUDA {format_version(first)}"
-        return RunVerdict(
-            "no", f"a GPU of compute capability {device} needs {name} or newer, not {driver}"
-        )
-    dropped = device.dropped_by
+        return RunVerdict("no", f"{needs} {name} or newer, not {driver}")
     if dropped is not None and driver.cuda >= dropped:
-        last = last_driver(dropped)
-        return RunVerdict(
-            "no", f"a GPU of compute capability {device} needs driver {last} or older, not {driver}"
-        )
+        return RunVerdict("no", f"{needs} driver {last_driver(dropped)} or older, not {driver}")
     return None
 
 
@@ -274,13 +251,10 @@ def _judge_driver(arch: Arch, driver: Driver, origin: Origin) -> RunVerdict | No
         name = f"code built with CUDA {origin.toolkit}"
         return RunVerdict("unverified", f"{name} is newer than this version of {NAME} knows")
     verdict = _judge_ptx_isa(driver, origin) if arch.ptx else None
-    if verdict is None and origin.in_stream and not driver_supports_concat(driver):
-        first = first_driver(CONCAT_CUDA)
-        return RunVerdict(
-            "unverified",
-            f"{arch} is packed with others into one stream (`fatbinary --concat`), which drivers "
-            f"older than {first} are not known to read, got {driver}",
-        )
+    if verdict is None and origin.in_stream and driver.cuda < CONCAT_CUDA:
+        packed = f"{arch} is packed with others into one stream (`fatbinary --concat`)"
+        doubt = f"which drivers older than {first_driver(CONCAT_CUDA)} are not known to read"
+        return RunVerdict("unverified", f"{packed}, {doubt}, got {driver}")
     return verdict
 
 
@@ -292,7 +266,7 @@ def driver_refusal(driver: Driver, origin: Origin) -> str | None:
         needed = toolkit_driver(origin.toolkit)
         name = f"driver {needed}" if needed else f"a driver for CUDA {origin.toolkit}"
         return f"code built with CUDA {origin.toolkit} needs {name} or newer, not {driver}"
-    if origin.codec == "zstd" and not driver_supports_zstd(driver):
+    if origin.codec == "zstd" and driver.cuda < ZSTD_CUDA:
         needed = first_driver(ZSTD_CUDA)
         return f"code compressed with zstd needs driver {needed} or newer, not {driver}"
     return None

@@ -43,7 +43,7 @@ PTX_ISA_CUDA: dict[Version, Version] = {
     (9, 5): (13, 5),
 }  # fmt: skip
 
-ZSTD_CUDA: Version = (12, 4)
+ZSTD_CUDA: Version = (12, 4)  # the first whose driver unpacks zstd images: 550
 CONCAT_CUDA: Version = (13, 4)  # the first whose `fatbinary --concat` packs cubins into one stream
 NEWEST_CUDA: Version = max(DRIVER_CUDA.values())
 
@@ -246,21 +246,3 @@ def driver_supports_toolkit(driver: Driver, toolkit: str) -> bool:
 def toolkit_compression(toolkit: str) -> str:
     """Return the compression of our builds with this toolkit: nvcc supports zstd from 12.8 on."""
     return "zstd" if parse_version(toolkit) >= (12, 8) else "lz4"
-
-
-def driver_supports_ptx_isa(driver: Driver, isa: Version) -> bool | None:
-    """Whether the driver's JIT assembles this PTX ISA; None if both are too new."""
-    needed = ptx_isa_cuda(isa)
-    if needed is not None:
-        return driver.cuda >= needed
-    return None if driver.may_do_more else False
-
-
-def driver_supports_concat(driver: Driver) -> bool:
-    """Whether the driver is as new as the tool that compresses several cubins as one stream."""
-    return driver.cuda >= CONCAT_CUDA
-
-
-def driver_supports_zstd(driver: Driver) -> bool:
-    """Whether the driver unpacks zstd images (550 and newer)."""
-    return driver.cuda >= ZSTD_CUDA

@@ -40,12 +40,12 @@ class Fallbacks:
         Raises:
             TypeError: A value is not a list of names, or a role has no fallback.
         """
-        stand_ins = {role: _read_names(role, names) for role, names in data["stand_ins"].items()}
+        stand_ins = {role: read_names(role, names) for role, names in data["stand_ins"].items()}
         key = "leaves_half_filled"
         if not all(stand_ins.values()):
             message = "`stand_ins` must name at least one role for each, got none"
             raise TypeError(message)
-        return cls(stand_ins, frozenset(_read_names(key, data[key])))
+        return cls(stand_ins, frozenset(read_names(key, data[key])))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -55,7 +55,12 @@ class Fallbacks:
         }
 
 
-def _read_names(key: str, names: object) -> tuple[str, ...]:
+def read_names(key: str, names: object) -> tuple[str, ...]:
+    """Return a list of names in plain data.
+
+    Raises:
+        TypeError: It is none.
+    """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         message = f"`{key}` must be a list of names, got {names!r:.60}"
         raise TypeError(message)

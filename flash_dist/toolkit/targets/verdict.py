@@ -158,11 +158,6 @@ class Build:
         return tuple(sorted({variant.arch for variant in self.variants}))
 
     @property
-    def keys(self) -> tuple[KernelKey, ...]:
-        """Every kernel that the build offers on at least one target."""
-        return tuple(sorted({variant.key for variant in self.variants}))
-
-    @property
     def counts(self) -> str:
         """Counts of its kernels: `117 kernels in 224 variants`, `8 kernels of 2 files`."""
         plain = [one for one in self.variants if is_plain(one.key)]
@@ -343,17 +338,11 @@ def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVe
         return KernelVerdict(key, "none", "not built")
     best, verdict = judged[0]
     if verdict.how == "no":
-        reason = _closest_refusal(judged, situation.device) or verdict.reason
-        return KernelVerdict(key, "none", reason, refused=refused)
+        # Say why the driver refused a variant that the GPU itself could run, if there is one.
+        device = situation.device
+        able = (no.reason for one, no in judged if judge(one.arch, device, None, one.origin))
+        return KernelVerdict(key, "none", next(able, verdict.reason), refused=refused)
     return KernelVerdict(key, verdict.how, verdict.reason, best, refused)
-
-
-def _closest_refusal(judged: list[tuple[Variant, RunVerdict]], device: Device) -> str:
-    """Return why the driver refused a variant that the GPU itself could run; empty if none."""
-    for variant, verdict in judged:
-        if judge(variant.arch, device, None, variant.origin):
-            return verdict.reason
-    return ""
 
 
 def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:

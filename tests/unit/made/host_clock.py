@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from flash_dist.toolkit.machine.gauge import Reading
+from flash_dist.toolkit.machine.nvml import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from flash_dist.toolkit.machine.host import DeviceFile, Host
 from flash_dist.toolkit.machine.jit_cache import JitCache
 from flash_dist.toolkit.machine.libcuda import Gpu
 from flash_dist.toolkit.machine.nvml import Nvml, PhysicalGpu
-from flash_dist.toolkit.machine.torch_code import TorchCode
+from flash_dist.toolkit.machine.torch_install import TorchCode
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from flash_dist.toolkit.targets.devices import Device
 from tests.unit.made.builds import make_environment

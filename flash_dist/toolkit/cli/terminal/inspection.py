@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ...gpucode.coverage import Coverage
+    from ...gpucode.cubin import KernelInfo
     from ...gpucode.differences import Change, Differences, SizeChange
-    from ...gpucode.fatbin import FatbinEntry, FatbinReport, KernelInfo
+    from ...gpucode.images import FatbinEntry, FatbinReport
     from ...gpucode.inspection import Inspection, Level
 
 _Row = TypeVar("_Row")

@@ -3,6 +3,10 @@
 An entry is a header of 64 bytes or more and a payload: a cubin, PTX text or LTO-IR. NVIDIA does not
 publish its layout; this one was found by building images for 22 targets and comparing with NVIDIA's
 tools. It is not a stable ABI: anything else is `unknown`, and kept raw.
+
+An entry of kind 256 holds several images in one compressed stream: `fatbinary --concat` of CUDA
+13.4 and newer writes it. After the header come a count, the size of a table, and the table: a
+header for each image like that of an entry, whose size field is the offset in the unpacked stream.
 """
 
 from __future__ import annotations
@@ -14,16 +18,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ...binaries.view import unpack
 from ...errors import FatbinError
 from ...targets.archs import Arch
-from ..cubin_target import read_accelerated
+from ..image_target import read_accelerated
 from ..images import FatbinEntry, Kind, Stream
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ...binaries.codecs import Codec
     from ...binaries.view import FileView
 
 MAX_IDENTIFIER: Final = 4096
 
+CONCATENATED: Final = 256
+COST: Final = 4  # in images: one of a stream is as much work as any, and takes few bytes of a file
+
 FORM: Final = Struct("<HHIQIIHHIIIQQQ")
+_TABLE: Final = Struct("<II")  # number of images, size of the table including these two
 _OPTIONS: Final = Struct("<II")  # offset in the header, and length
 _VERSION: Final = 0x0101
 _KINDS: Final[dict[int, Kind]] = {1: "ptx", 2: "sass", 8: "lto"}
@@ -36,7 +46,7 @@ _CODECS: Final[dict[int, Codec]] = {_LZ4: "lz4", _ZSTD: "zstd"}
 _BINARY_OPTIONS: Final = 0x1000000  # a text, and after its NUL a copy of `.nv.compat`
 # Besides those: 64-bit, debug, producer (2), host system (3), LTO-IR.
 _OTHER_FLAGS: Final = _BINARY_OPTIONS | 0x1007F
-_NAMES: Final = {128: " (CUDA Tile IR)", 256: " (several images in one stream)"}
+_NAMES: Final = {128: " (CUDA Tile IR)", CONCATENATED: " (several images in one stream)"}
 _KNOWN_FLAGS: Final = _OTHER_FLAGS | _LZ4 | _ZSTD | _SUFFIX_A | _SUFFIX_F
 
 
@@ -147,12 +157,49 @@ def describe_doubt(entry: FatbinEntry) -> str:
     )
 
 
-def measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
-    """Return the length of a header without a length field, from its pointers.
+def read_members(
+    data: FileView, place: int, raw: Header, *, section: str, container: int
+) -> Iterator[FatbinEntry]:
+    """Yield the images in the stream of the entry at an offset.
 
     Raises:
-        FatbinError: It reaches past the end.
+        FatbinError: The table is malformed, which may show only after the last image.
     """
+    _, _, codec = raw.interpret()
+    stream = Stream(place + raw.header_size, raw.compressed_size, raw.uncompressed_size, codec)
+    for at, record in _walk_table(data, place, raw):
+        entry = make_entry(data, at, record, section=section, container=container, stream=stream)
+        if entry.kind == "unknown":
+            message = f"a stream holds an image of kind {record.kind}, version {record.version:#x}"
+            raise FatbinError(message)
+        yield entry
+
+
+def _walk_table(data: FileView, place: int, raw: Header) -> Iterator[tuple[int, Header]]:
+    """Yield the offset and the values of each record of the table."""
+    start = place + raw.options_offset
+    end = place + raw.header_size
+    if not raw.compressed_size or not FORM.size <= raw.options_offset <= raw.header_size - 8:
+        message = "a stream of images has no table"
+        raise FatbinError(message)
+    count, size = unpack(_TABLE, data, start)
+    at, unpacked = start + _TABLE.size, 0
+    for _ in range(count):
+        if at + FORM.size > end:
+            break
+        record = Header._make(unpack(FORM, data, at))
+        if record.header_size != unpacked:  # here it is the offset in the stream
+            break
+        yield at, record
+        unpacked += record.payload_size
+        at += _measure_header(data, at, record, end)
+    if at != start + size or at > end or unpacked != raw.uncompressed_size or not count:
+        message = f"the table of a stream of {count} images is invalid"
+        raise FatbinError(message)
+
+
+def _measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
+    """Return the length of a header without a length field, from its pointers."""
     size = max(FORM.size, raw.name_offset + raw.name_size if raw.name_size else 0)
     if raw.options_offset:
         start, length = unpack_within(_OPTIONS, data, place + raw.options_offset, end)

@@ -4,30 +4,33 @@ nvcc puts a struct for each container into `.nvFatBinSegment`; hand-written regi
 in `.data`. The layout is that of `fatbinary_section.h` of the toolkit. Version 2 is for a container
 that was linked on the device, and points to those of its objects. The program passes other
 containers to the driver by address: cuFFT has 18 000 of them in `.data`, cuBLASLt a table of 300.
+
+Only linkers read names and flags of sections, so these decide nothing here: all loaded parts are
+searched, including `.text` and executable ones.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ...binaries.elf import MAGIC as ELF_MAGIC
 from ...binaries.elf import SHT_RELA
-from ...binaries.elf import Section as ElfSection
+from ...binaries.segments import AddressMap, Segments
 from ...binaries.view import unpack
+from ...errors import FatbinError
 from .walk import MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ...binaries import pe
+    from ...binaries.elf import Section
     from ...binaries.view import FileView
-    from .loaded import Loaded, Part
     from .walk import Walk
-
-    Section = ElfSection | pe.Section
 
 WRAPPERS: Final = ".nvFatBi"  # `.nvFatBinSegment`; PE cuts names to 8 letters
 WRAPPER: Final = Struct("<IIQQ")  # magic, version, address of the container, of its objects' list
@@ -36,9 +39,93 @@ CONTAINER_START: Final = bytes.fromhex("50ed55ba01001000")  # magic, version 1, 
 ONE, LINKED_ON_DEVICE = 1, 2  # versions
 MAX_FOUND: Final = 50_000
 
-_ALLOCATED = 2
+_NEAR: Final = 4096  # bytes between two parts that are searched as one
 _RELA: Final = Struct("<QQq")
 _POINTER_AT: Final = 8  # in the struct
+
+
+class Part(NamedTuple):
+    """Bytes of the file between two offsets."""
+
+    start: int
+    end: int
+
+
+class Loaded:
+    """The parts of a file that are loaded, and their addresses."""
+
+    def __init__(self, data: FileView, sections: Sequence[Section]) -> None:
+        self.addresses = _map_addresses(data, sections)
+        self._size = len(data)
+        self._sections = sorted(
+            (one for one in sections if one.is_loaded and one.size and one.end <= self._size),
+            key=lambda one: one.offset,
+        )
+        self._offsets = [one.offset for one in self._sections]
+
+    @property
+    def code(self) -> list[Part]:
+        """Sections with code."""
+        return [Part(one.offset, one.end) for one in self._sections if one.is_code]
+
+    def parts(self, without: Iterable[Part]) -> list[Part]:
+        """Return the parts in order, each once, without those of these names."""
+        loaded = [Part(one.offset, one.end) for one in self._sections]
+        loaded += [
+            Part(place, min(place + size, self._size)) for _, place, size in self.addresses.parts
+        ]
+        return list(_subtract(_merge(loaded), _merge(without, near=0)))
+
+    def find_section(self, place: int) -> tuple[str, int]:
+        """Return the name of the section that contains an offset, and its end."""
+        section = self._find(place)
+        return (section.name, section.end) if section else ("no section", self._size)
+
+    def is_code(self, place: int) -> bool:
+        """Whether an offset is in a section with code."""
+        section = self._find(place)
+        return section is not None and section.is_code
+
+    def _find(self, place: int) -> Section | None:
+        number = bisect_right(self._offsets, place) - 1
+        if number < 0 or place >= self._sections[number].end:
+            return None
+        return self._sections[number]
+
+
+def _map_addresses(data: FileView, sections: Sequence[Section]) -> AddressMap:
+    """Return the address map; an empty one for an object file or a file that cannot be loaded."""
+    if data[: len(ELF_MAGIC)] == ELF_MAGIC:
+        try:
+            return Segments(data).addresses
+        except FatbinError:
+            return AddressMap(())
+    loaded = (one for one in sections if one.in_file and one.address)
+    return AddressMap((one.address, one.offset, one.size) for one in loaded)
+
+
+def _merge(parts: Iterable[Part], near: int = _NEAR) -> list[Part]:
+    merged: list[Part] = []
+    for part in sorted(parts):
+        if merged and part.start <= merged[-1].end + near:
+            merged[-1] = Part(merged[-1].start, max(merged[-1].end, part.end))
+        elif part.start < part.end:
+            merged.append(part)
+    return merged
+
+
+def _subtract(parts: Iterable[Part], without: Sequence[Part]) -> Iterator[Part]:
+    starts = [one.start for one in without]
+    for part in parts:
+        place = part.start
+        number = max(bisect_right(starts, place) - 1, 0)
+        while number < len(without) and without[number].start < part.end:
+            if place < without[number].start:
+                yield Part(place, without[number].start)
+            place = max(place, without[number].end)
+            number += 1
+        if place < part.end:
+            yield Part(place, part.end)
 
 
 @dataclass(frozen=True)
@@ -84,7 +171,13 @@ class Search:
 
     @cached_property
     def _moved(self) -> dict[int, int]:
-        return _read_relocations(self._data, self.sections)
+        """The addends of the relocations by their address."""
+        found: dict[int, int] = {}
+        for one in self.sections:
+            if one.kind == SHT_RELA and one.is_loaded and one.end <= len(self._data):
+                table = self._data[one.offset : one.offset + one.size // _RELA.size * _RELA.size]
+                found.update((place, addend) for place, _, addend in _RELA.iter_unpack(table))
+        return found
 
     @property
     def _data(self) -> FileView:
@@ -111,16 +204,3 @@ class Search:
                 if place + WRAPPER.size <= len(self._data):
                     yield place, False
                 place = self._data.find(WRAPPER_MAGIC, place + len(WRAPPER_MAGIC), part.end)
-
-
-def _read_relocations(data: FileView, sections: Sequence[Section]) -> dict[int, int]:
-    """Return the addends of the relocations by their address."""
-    found: dict[int, int] = {}
-    for section in sections:
-        if not isinstance(section, ElfSection) or section.kind != SHT_RELA:
-            continue
-        if section.end <= len(data) and section.flags & _ALLOCATED:
-            table = data[section.offset : section.end]
-            table = table[: len(table) // _RELA.size * _RELA.size]
-            found.update((place, addend) for place, _, addend in _RELA.iter_unpack(table))
-    return found

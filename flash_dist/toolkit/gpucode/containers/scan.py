@@ -22,18 +22,23 @@ from ..images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinReport
 from .bare import START as CUBIN_START
 from .bare import Bare
 from .bare import Search as BareSearch
-from .loaded import Loaded, Part
-from .registrations import CONTAINER_START, LINKED_ON_DEVICE, WRAPPER, WRAPPERS, Search
+from .registrations import (
+    CONTAINER_START,
+    LINKED_ON_DEVICE,
+    WRAPPER,
+    WRAPPERS,
+    Loaded,
+    Part,
+    Search,
+)
 from .walk import MAGIC, NOT_SEARCHED, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...binaries import elf, pe
     from ...binaries.budget import Budget
+    from ...binaries.elf import Section
     from ...binaries.view import FileView
-
-    Section = elf.Section | pe.Section
 
 ROCM: Final = ".hip_fat"  # `.hip_fatbin`
 
@@ -60,7 +65,7 @@ def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
     Raises:
         FatbinError: The file is damaged.
     """
-    magic = bytes(data[: len(MAGIC)])
+    magic = data[: len(MAGIC)]
     if magic == ELF_MAGIC:
         elf = read_elf(data, budget)
         names = [section.name for section in elf.sections]

@@ -11,10 +11,17 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from ...errors import FatbinError, LimitError
-from ..cubin_target import read_number, read_target
+from ..image_target import read_number, read_target
 from ..images import FatbinEntry
-from .entries import describe_doubt, make_entry, read_header, unpack_within
-from .streams import CONCATENATED, COST, read_members
+from .entries import (
+    CONCATENATED,
+    COST,
+    describe_doubt,
+    make_entry,
+    read_header,
+    read_members,
+    unpack_within,
+)
 
 if TYPE_CHECKING:
     from ...binaries.budget import Budget

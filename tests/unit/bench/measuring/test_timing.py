@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.bench.measuring.timing import ROUNDS, Chunk, Probe, RunFailed, probe, time_in_rounds
-from flash_dist.toolkit.machine.gauge import Reading
+from flash_dist.toolkit.machine.nvml import Reading
 from tests.unit.made.host_clock import HostClock
 
 if TYPE_CHECKING:

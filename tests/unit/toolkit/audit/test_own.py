@@ -20,7 +20,7 @@ from flash_dist.toolkit.builds.manifest import ToolkitInfo
 from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.errors import AuditError, FatbinError
 from flash_dist.toolkit.gpucode.cubin import KernelInfo
-from flash_dist.toolkit.gpucode.fatbin import FatbinEntry
+from flash_dist.toolkit.gpucode.images import FatbinEntry
 from flash_dist.toolkit.targets.archs import Arch
 from flash_dist.toolkit.targets.fallbacks import Fallbacks
 from tests.unit.made.dynamic_builder import make_linked

@@ -114,7 +114,7 @@ def test_a_hundred_small_files_that_ask_for_everything_are_as_much_work_as_one(
         worked[work] += amount
 
     monkeypatch.setattr(Budget, "spend", count)
-    monkeypatch.setitem(LIMITS, "bytes", Limit(4 * MIB, 64, 1 << 40))
+    monkeypatch.setitem(LIMITS, "bytes", Limit("bytes", 4 * MIB, 64, 1 << 40))
     paths = [tmp_path / f"a{number}-1-py3-none-any.whl" for number in range(20)]
     size = 0
     for path in paths:

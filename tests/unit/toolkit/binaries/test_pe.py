@@ -11,8 +11,9 @@ import pytest
 
 from flash_dist.toolkit.binaries.pe import is_object, read_object, read_pe
 from flash_dist.toolkit.errors import FatbinError
-from flash_dist.toolkit.gpucode.fatbin import read_fatbin, read_kernels
+from flash_dist.toolkit.gpucode.fatbin import read_fatbin
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, elf, entry, ptx
+from tests.unit.made.fatbin_reader import read_kernels
 from tests.unit.made.pe_builder import ARM64, I386, PE32, coff, pe
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.binaries import wheel as wheel_module
-from flash_dist.toolkit.binaries.inflate import read_chunks
-from flash_dist.toolkit.binaries.wheel import open_wheel
+from flash_dist.toolkit.binaries.wheel import open_wheel, read_chunks
 from flash_dist.toolkit.errors import FatbinError, LimitError
 from flash_dist.toolkit.gpucode.fatbin import open_fatbin
 from tests.unit.made.budgets import allow

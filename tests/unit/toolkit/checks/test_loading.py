@@ -21,7 +21,7 @@ from flash_dist.toolkit.doctor.examine import Examination, examine, will_run
 from flash_dist.toolkit.doctor.proof import compare_selftest
 from flash_dist.toolkit.findings.install import TORCH_ABSENT
 from flash_dist.toolkit.findings.loading import GLIBC_TOO_OLD
-from flash_dist.toolkit.loading.host import read_host
+from flash_dist.toolkit.loading.linker import read_host
 from flash_dist.toolkit.loading.parts import Loading, predict_parts, try_loading
 from flash_dist.toolkit.loading.process import Outcome
 from flash_dist.toolkit.loading.tags import judge_tags

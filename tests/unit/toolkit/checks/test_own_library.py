@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist.toolkit.binaries.inflate import read_chunks
-from flash_dist.toolkit.binaries.wheel import Wheel
+from flash_dist.toolkit.binaries.wheel import Wheel, read_chunks
 from flash_dist.toolkit.targets.archs import ArchSet
 from tests.unit.made.builds import make_variants
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.checks.torch_claim import check_torch_claim, find_refusal
-from flash_dist.toolkit.machine.torch_code import (
+from flash_dist.toolkit.machine.torch_install import (
+    Torch,
     TorchCode,
     read_arch_list,
     read_torch_code,
-    read_torch_folder,
 )
-from flash_dist.toolkit.machine.torch_install import Torch
 from tests.unit.made.builds import ALL
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
 from tests.unit.made.scenarios import AMPERE, TURING, make_machine, make_torch
@@ -39,7 +38,7 @@ def test_the_targets_and_the_claim_are_read_from_torchs_files(tmp_path: Path) ->
     (tmp_path / "libtorch_cuda.so").write_bytes(library(images))
     (tmp_path / "libtorch_cuda_linalg.so").write_bytes(library())
     (tmp_path / "libtorch_python.so").write_bytes(FLAGS)
-    code = read_torch_folder(tmp_path)
+    code = read_torch_code(tmp_path)
     assert code.reason == ""
     assert [str(arch) for report in code.reports for arch in report.archs] == [
         "sm_80", "compute_90",
@@ -73,10 +72,10 @@ def test_the_arch_list_is_a_whole_text(tmp_path: Path, data: bytes, claim: str) 
 
 def test_a_torch_that_cannot_be_read_is_a_reason_and_no_finding(tmp_path: Path) -> None:
     (tmp_path / "libtorch_cuda.so").write_bytes(b"cut short")
-    code = read_torch_folder(tmp_path)
+    code = read_torch_code(tmp_path)
     assert "libtorch_cuda.so" in code.reason
     assert compare(code) is None
-    assert "no GPU code" in read_torch_folder(tmp_path / "none").reason
+    assert "no GPU code" in read_torch_code(tmp_path / "none").reason
 
 
 def test_the_installed_torch_is_read_without_importing_it() -> None:

@@ -21,7 +21,7 @@ from flash_dist.toolkit.doctor.examine import examine
 from flash_dist.toolkit.doctor.record import LARGEST, LINE, MOST_GPUS, Record
 from flash_dist.toolkit.errors import UsageError
 from flash_dist.toolkit.gpucode.images import FatbinReport
-from flash_dist.toolkit.machine.torch_code import TorchCode
+from flash_dist.toolkit.machine.torch_install import TorchCode
 from flash_dist.toolkit.redaction import Redaction
 from flash_dist.toolkit.targets.axes import NOWHERE
 from flash_dist.toolkit.targets.fallbacks import Fallbacks

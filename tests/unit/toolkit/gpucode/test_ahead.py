@@ -29,9 +29,9 @@ def test_results_come_in_the_order_of_the_items() -> None:
 def test_an_error_is_raised_where_its_result_is_asked_for() -> None:
     with run_ahead(int, ["1", "x", "3"]) as walk:
         pairs = list(walk)
-    assert (pairs[0][1](), pairs[2][1]()) == (1, 3)
-    with pytest.raises(ValueError, match="'x'"):
-        pairs[1][1]()
+        assert (pairs[0][1](), pairs[2][1]()) == (1, 3)
+        with pytest.raises(ValueError, match="'x'"):
+            pairs[1][1]()
 
 
 def test_no_more_than_a_few_are_begun_before_they_are_asked_for() -> None:

@@ -19,7 +19,7 @@ from flash_dist.toolkit.binaries import codecs
 from flash_dist.toolkit.binaries.codecs import Codec, decompress
 from flash_dist.toolkit.errors import FatbinError, LimitError
 from flash_dist.toolkit.gpucode.cubin import read_cubin_kernels, read_ptx_kernels
-from flash_dist.toolkit.gpucode.fatbin import FatbinReport, open_fatbin, read_fatbin, read_kernels
+from flash_dist.toolkit.gpucode.fatbin import open_fatbin, read_fatbin
 from flash_dist.toolkit.targets.archs import KNOWN_ARCHS, Arch
 from flash_dist.toolkit.targets.compatibility import judge
 from flash_dist.toolkit.targets.devices import Device, Driver
@@ -44,9 +44,12 @@ from tests.unit.made.fatbin_builder import (
     ptx,
     zstd,
 )
+from tests.unit.made.fatbin_reader import read_kernels
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from flash_dist.toolkit.gpucode.images import FatbinReport
 
 SM_80, COMPUTE_80 = Arch(8, 0), Arch(8, 0, ptx=True)
 ALPHA = Kernel("alpha", registers=96, stack=16, smem=2048, max_threads=(128, 2, 1))

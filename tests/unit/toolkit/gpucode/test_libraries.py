@@ -14,7 +14,7 @@ import pytest
 from flash_dist.toolkit.binaries import wheel
 from flash_dist.toolkit.errors import FatbinError, LimitError
 from flash_dist.toolkit.gpucode import libraries
-from flash_dist.toolkit.gpucode.fatbin import read_fatbin, read_kernels
+from flash_dist.toolkit.gpucode.fatbin import read_fatbin
 from flash_dist.toolkit.gpucode.libraries import (
     Library,
     Unread,
@@ -37,6 +37,7 @@ from tests.unit.made.fatbin_builder import (
     library,
     zstd,
 )
+from tests.unit.made.fatbin_reader import read_kernels
 from tests.unit.made.pe_builder import coff, pe
 from tests.unit.toolkit.binaries.test_ar import archive, member
 from tests.unit.toolkit.binaries.test_tar import write as write_tar

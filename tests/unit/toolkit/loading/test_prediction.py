@@ -15,8 +15,7 @@ import pytest
 from flash_dist.toolkit.binaries.segments import Platform, read_platform
 from flash_dist.toolkit.checks.environment import read_libc
 from flash_dist.toolkit.errors import FatbinError
-from flash_dist.toolkit.loading.host import LoadHost, read_host
-from flash_dist.toolkit.loading.linker import Linker
+from flash_dist.toolkit.loading.linker import Linker, LoadHost, read_host
 from flash_dist.toolkit.loading.prediction import predict_loading, predict_member
 from flash_dist.toolkit.machine.loader_path import read_cache, split_library_path
 from flash_dist.toolkit.machine.torch_install import Torch, read_torch

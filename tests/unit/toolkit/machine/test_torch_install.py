@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.loading.host import read_host
-from flash_dist.toolkit.machine.torch_code import read_torch_code
-from flash_dist.toolkit.machine.torch_install import Torch, find_torch_libraries
+from flash_dist.toolkit.loading.linker import read_host
+from flash_dist.toolkit.machine.torch_install import Torch, find_torch_libraries, read_torch_code
 
 if TYPE_CHECKING:
     from pathlib import Path

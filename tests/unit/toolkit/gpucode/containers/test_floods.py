@@ -85,7 +85,8 @@ def test_holes_of_a_file_are_passed_whatever_their_size(tmp_path: Path, kind: st
 def test_more_than_anybody_would_wait_for_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(budget.LIMITS, "searched", budget.Limit(0, 1, 1 << 20))
+    limit = budget.LIMITS["searched"]._replace(shared=0, per_byte=1, most=1 << 20)
+    monkeypatch.setitem(budget.LIMITS, "searched", limit)
     path = tmp_path / "large.fatbin"
     path.write_bytes(bytes.fromhex("50ed55ba") + b"x" * (2 << 20))
     with pytest.raises(FatbinError, match="it holds more than 1048576 bytes to search"):

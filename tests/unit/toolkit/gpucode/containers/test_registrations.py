@@ -11,7 +11,7 @@ import pytest
 from flash_dist.toolkit.checks.library_verdict import judge_library
 from flash_dist.toolkit.errors import LimitError
 from flash_dist.toolkit.gpucode.containers.bare import MOST_TRIED
-from flash_dist.toolkit.gpucode.fatbin import read_fatbin, read_kernels
+from flash_dist.toolkit.gpucode.fatbin import read_fatbin
 from flash_dist.toolkit.gpucode.libraries import Library, open_libraries
 from flash_dist.toolkit.targets.devices import Device
 from flash_dist.toolkit.targets.verdict import Situation
@@ -28,6 +28,7 @@ from tests.unit.made.fatbin_builder import (
     ptx,
     zstd,
 )
+from tests.unit.made.fatbin_reader import read_kernels
 from tests.unit.made.pe_builder import BASE as BASE_OF_DLL
 from tests.unit.made.pe_builder import CODE, DISCARDED, addresses, coff, pe
 

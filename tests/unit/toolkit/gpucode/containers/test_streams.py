@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.checks.library_verdict import judge_library
-from flash_dist.toolkit.gpucode.fatbin import open_fatbin, read_fatbin, read_kernels
+from flash_dist.toolkit.gpucode.fatbin import open_fatbin, read_fatbin
 from flash_dist.toolkit.gpucode.inspection import sizes_by_target
 from flash_dist.toolkit.targets.devices import Device, Driver
 from flash_dist.toolkit.targets.verdict import Situation
@@ -23,6 +23,7 @@ from tests.unit.made.fatbin_builder import (
     ptx,
     stream,
 )
+from tests.unit.made.fatbin_reader import read_kernels
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.toolkit.machine.gauge import Gauge, Reading
+from flash_dist.toolkit.machine.nvml import Gauge, Reading
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.binaries.elf import read_elf
-from flash_dist.toolkit.gpucode.cubin_target import read_target
+from flash_dist.toolkit.gpucode.image_target import read_target
 from flash_dist.toolkit.gpucode.inspection import Choice, inspect_libraries
 from flash_dist.toolkit.gpucode.libraries import open_libraries
 from tests.unit.made.fatbin_builder import (
