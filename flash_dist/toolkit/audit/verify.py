@@ -16,7 +16,7 @@ from ..binaries.wheel import open_wheel
 from ..builds.archive_layout import list_names, read_members
 from ..builds.conda_package import find_path_damage, open_conda
 from ..builds.contents import OWN, find_naming, read_contents, read_manifest_in
-from ..builds.declared import declare_build
+from ..builds.manifest import declare_build
 from ..builds.record import find_damage, hash_member
 from ..builds.sbom import bill_name, find_differences
 from ..errors import KernelsError, hint_to_build

@@ -27,7 +27,6 @@ MAX_NAME = 1 << 16
 _HEADER = Struct("<HHIQQQIHHHHHH")  # fields after the 16 bytes that identify the file
 _IDENTITY, _HEADER_BYTES = 16, 64
 _SEGMENT = Struct("<IIQQQQQQ")
-_SECTION = Struct("<IIQQQQIIQQ")
 _ENTRY = Struct("<qQ")
 
 _ET_DYN = 3
@@ -168,14 +167,6 @@ class Segments:
         """Whether the string table has this name at an offset."""
         place = self._strings[0] + offset
         return self.data[place : place + len(name) + 1] == name + b"\0"
-
-    def sections(self) -> Iterator[tuple[int, ...]]:
-        """Yield section headers; a loadable file may have none."""
-        header = self.unpack(_HEADER, _IDENTITY)
-        offset, size, count = header[5], header[10], header[11]
-        if size == _SECTION.size and offset + count * size <= len(self.data):
-            for index in range(count):
-                yield self.unpack(_SECTION, offset + index * size)
 
     @cached_property
     def _strings(self) -> tuple[int, int]:

@@ -7,12 +7,14 @@ table, what binutils writes and glibc reads.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from ..errors import FatbinError
+from .elf import read_elf
 from .files import open_file
 from .segments import MAX_ENTRIES, Segments
 from .view import FileView
@@ -160,10 +162,12 @@ class SharedObject:
         table = self._image.first(_DT_HASH)
         if table is not None:
             return self._image.unpack(_U32, self._image.locate(table) + 4)[0]
-        hashed = self._hash_table.count_symbols() if self._hash_table is not None else 0
-        sections = self._image.sections()
-        sizes = (one[5] for one in sections if (one[1], one[3]) == (_SHT_DYNSYM, address))
-        return max(hashed, next(sizes, 0) // _SYMBOL.size)
+        count = self._hash_table.count_symbols() if self._hash_table is not None else 0
+        with suppress(FatbinError):  # a loadable file needs no valid sections
+            for one in read_elf(self._image.data).sections:
+                if (one.kind, one.address) == (_SHT_DYNSYM, address):
+                    return max(count, one.size // _SYMBOL.size)
+        return count
 
     @cached_property
     def _versions(self) -> dict[int, Version]:

@@ -71,11 +71,7 @@ def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
     members: list[Member] = []
     problems: list[str] = []
     try:
-        for found in _walk(file):
-            if isinstance(found, Member):
-                members.append(found)
-            else:
-                problems.append(found)
+        _walk(file, members, problems)
     except _OddError as error:
         problems.append(str(error))
     return tuple(members), tuple(problems)
@@ -83,35 +79,30 @@ def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
 
 def list_names(file: IO[bytes]) -> tuple[str, ...]:
     """Return all names of an archive, as in its list; empty if it has no list."""
+    members: list[Member] = []
     try:
-        start, end, count = _find_list(file)
-        listed = _read_list(_read(file, start, end - start), count)
-        return tuple(one.name for one in listed if isinstance(one, Member))
+        _read_list(file, members, [])
     except _OddError:
         return ()
+    return tuple(one.name for one in members)
 
 
-def _walk(file: IO[bytes]) -> Iterator[Member | str]:
-    start, end, count = _find_list(file)
-    members = []
-    for found in _read_list(_read(file, start, end - start), count):
-        if isinstance(found, Member):
-            members.append(found)
-        yield found
+def _walk(file: IO[bytes], members: list[Member], problems: list[str]) -> None:
+    start = _read_list(file, members, problems)
     if sum(one.size for one in members) > MAX_BYTES:
         message = f"it unpacks to more than {MAX_BYTES} bytes"
         raise _OddError(message)
     place = 0
     for one in sorted(members, key=lambda member: member.place):
         if one.place != place:
-            yield f"{abs(one.place - place)} bytes before {one.name} {_belong(one.place < place)}"
-        header, differences = _read_header(file, one)
-        yield from differences
-        begin = one.place + header
-        yield from _judge_data(file, one, begin)
+            belong = _belong(one.place < place)
+            problems.append(f"{abs(one.place - place)} bytes before {one.name} {belong}")
+        begin = one.place + _read_header(file, one, problems)
+        problems += _judge_data(file, one, begin)
         place = begin + one.packed
     if place != start:
-        yield f"{abs(start - place)} bytes after the last member {_belong(start < place)}"
+        belong = _belong(start < place)
+        problems.append(f"{abs(start - place)} bytes after the last member {belong}")
 
 
 def _belong(twice: bool) -> str:  # noqa: FBT001 - which of two words
@@ -139,11 +130,14 @@ def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
     return start, last, count
 
 
-def _read_list(data: bytes, count: int) -> Iterator[Member | str]:
-    place = 0
+def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> int:
+    """Collect the members, and the oddities of their list. Return where it starts."""
+    damaged = _OddError("the list of members is damaged, or other bytes lie in it")
+    start, end, count = _find_list(file)
+    data, place = _read(file, start, end - start), 0
     for _ in range(count):
         if data[place : place + 4] != _ENTRY_MAGIC or len(data) - place < _ENTRY.size:
-            break
+            raise damaged
         fields = _ENTRY.unpack_from(data, place)
         _, made, needed, flags, method, time, date, crc, packed, size = fields[:10]
         name, extra, comment, disk, internal, attributes, offset = fields[10:]
@@ -152,22 +146,20 @@ def _read_list(data: bytes, count: int) -> Iterator[Member | str]:
         raw, more = texts[:name], texts[name : name + extra]
         packed, size, odd = _resolve(packed, size, more)
         told = raw.decode("ascii", "backslashreplace")
-        yield Member(
-            told, attributes >> 16, size, packed, crc, method, flags,
-            date << 16 | time, offset, raw,
-        )  # fmt: skip
+        moment = date << 16 | time
+        facts = attributes >> 16, size, packed, crc, method, flags, moment, offset, raw
+        members.append(Member(told, *facts))
         if odd or comment:
-            yield f"{told} has a comment or extra fields in the list"
+            problems.append(f"{told} has a comment or extra fields in the list")
         kind = _IS_FOLDER if told.endswith("/") else 0
         if made >> 8 != _UNIX or attributes & 0xFFFF & ~kind or disk or internal & ~_IS_TEXT:
-            yield f"{told} has attributes in the list that are not those of a file on Linux"
+            odd_ones = f"{told} has attributes in the list"
+            problems.append(f"{odd_ones} that are not those of a file on Linux")
         if needed > _NEEDED:
-            yield f"{told} is for newer programs, by its version in the list"
-    else:
-        if place == len(data):
-            return
-    message = "the list of members is damaged, or other bytes lie in it"
-    raise _OddError(message)
+            problems.append(f"{told} is for newer programs, by its version in the list")
+    if place != len(data):
+        raise damaged
+    return start
 
 
 def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
@@ -181,8 +173,8 @@ def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
     return packed, size, True
 
 
-def _read_header(file: IO[bytes], one: Member) -> tuple[int, list[str]]:
-    """Read the header before a member. Return its length and how it differs from the list."""
+def _read_header(file: IO[bytes], one: Member, problems: list[str]) -> int:
+    """Read the header before a member, and compare it with the list. Return its length."""
     data = _read(file, one.place, _LOCAL.size)
     if data[:4] != _LOCAL_MAGIC:
         message = f"there is no header before {one.name}"
@@ -190,16 +182,15 @@ def _read_header(file: IO[bytes], one: Member) -> tuple[int, list[str]]:
     _, needed, flags, method, time, date, crc, packed, size, name, extra = _LOCAL.unpack(data)
     texts = _read(file, one.place + _LOCAL.size, name + extra)
     packed, size, odd = _resolve(packed, size, texts[name:])
-    differences = []
     if texts[:name] != one.raw_name:
         header = texts[:name].decode("ascii", "backslashreplace")
-        differences.append(f"{one.name} is called {header} in its own header")
+        problems.append(f"{one.name} is called {header} in its own header")
     told = (one.flags, one.method, one.moment, one.crc, one.packed, one.size)
     if (flags, method, date << 16 | time, crc, packed, size) != told or needed > _NEEDED:
-        differences.append(f"{one.name} has another size, sum, time or method in its own header")
+        problems.append(f"{one.name} has another size, sum, time or method in its own header")
     if odd:
-        differences.append(f"{one.name} has extra fields in its own header")
-    return _LOCAL.size + name + extra, differences
+        problems.append(f"{one.name} has extra fields in its own header")
+    return int(_LOCAL.size + name + extra)
 
 
 def _judge_data(file: IO[bytes], one: Member, begin: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ..errors import AuditError, hint_to_build
 from ..targets.compatibility import Origin, driver_refusal, judge
 from ..targets.devices import DRIVER_CUDA, Device, Driver, format_version
 from ..targets.verdict import FLOOR
-from .declared import declare_build
+from .manifest import declare_build
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

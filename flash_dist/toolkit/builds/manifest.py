@@ -14,9 +14,10 @@ from ..errors import ManifestError
 from ..product import NAME, PLACEHOLDER, PRODUCT
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
 from ..targets.axes import AXES, NOWHERE, Axes, Place
-from ..targets.devices import ANY_GPU, Device
+from ..targets.compatibility import Origin
+from ..targets.devices import ANY_GPU, Device, parse_version
 from ..targets.fallbacks import Fallbacks, read_names
-from ..targets.verdict import OLDEST
+from ..targets.verdict import OLDEST, Build, Variant
 from .package import PACKAGE, UNBUILT_HINT
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 FILE_NAME: Final = "_build.json"
+
+# The flags of our builds that compress images.
+CODECS: Final = {"--compress-mode=size": "zstd", "-Xfatbin=-compress-all": "lz4"}
 
 T = TypeVar("T")
 
@@ -251,6 +255,25 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
         message = f"`{path}` cannot be read: {reason}"
         raise ManifestError(message) from error
     return Manifest.from_text(text, source=path)
+
+
+def declare_build(manifest: Manifest) -> Build:
+    """Return the build that a manifest declares, which the rules of `targets/` judge."""
+    codec = next((CODECS[flag] for flag in manifest.flags if flag in CODECS), "none")
+    origin = Origin(manifest.toolkit.cuda, parse_version(manifest.toolkit.ptx_isa), codec)
+    axes = manifest.axes
+    variants = tuple(
+        Variant.of(
+            one.symbol, one.family, one.place, one.target, axes=axes, origin=origin, proof=one.proof
+        )
+        for one in manifest.kernels
+    )
+    name = f"{manifest.product} {manifest.package_version}"
+    machine = manifest.arch_set.machine
+    archsets = tuple(one for one in manifest.archsets if one.machine == machine)
+    toolkit, facts = manifest.toolkit.cuda, manifest.fallbacks
+    product = axes, manifest.oldest_gpu, manifest.index
+    return Build(name, variants, archsets, toolkit, facts, *product)
 
 
 _FLAT: Final[dict[str, type | tuple[type, ...]]] = {

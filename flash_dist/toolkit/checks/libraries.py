@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from ..builds.contents import find_naming, read_manifest_in
-from ..builds.declared import declare_build
-from ..builds.manifest import load_manifest
+from ..builds.manifest import declare_build, load_manifest
 from ..errors import AccessError, KernelsError
 from ..findings import libraries as ids
 from ..findings.result import CheckResult, guard

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..audit.options import OPTIONS, AuditOptions, read_options
 from ..audit.release import Release, audit_release
-from ..builds.declared import declare_build
+from ..builds.manifest import declare_build
 from ..errors import KernelsError
 from ..findings.result import EXIT_UNUSABLE
 from ..product import NAME, PROGRAM

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..errors import FatbinError, LimitError
-from .ahead import run_ahead
+from .fatbin import run_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -6,10 +6,12 @@ Reading headers touches a few pages of the file and unpacks nothing; kernels are
 from __future__ import annotations
 
 import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final, TypeVar
 
 from ..binaries.budget import Budget
 from ..binaries.codecs import MAX_IMAGE_BYTES, decompress
@@ -22,10 +24,15 @@ from .image_target import check_image
 from .sass import Body, read_cubin_bodies, read_ptx_bodies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ..binaries.codecs import Codec
     from .images import FatbinEntry, FatbinReport
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+AHEAD: Final = 3  # results that may wait
 
 
 def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
@@ -181,3 +188,37 @@ class Fatbin:
         hint = error.hint or DAMAGED_HINT
         reason = f"{where}{error.message}"
         return unreadable(name, reason, archive=self._archive, hint=hint, kind=type(error))
+
+
+@contextmanager
+def run_ahead(
+    function: Callable[[_Item], _Result], items: Iterable[_Item]
+) -> Iterator[Iterator[tuple[_Item, Callable[[], _Result]]]]:
+    """Yield the items, each with a function that returns its result or raises its error.
+
+    One thread runs the steps in order. It helps where the step releases Python's lock. A single
+    step runs when its result is requested: archives hold thousands of objects of one image.
+
+    NOTE: the thread ends with the block. If an error's traceback leaves it to the garbage
+    collector, a thread that another pool is starting may end it, and both wait for ever.
+    """
+    items = tuple(items)
+    if len(items) == 1:
+        yield iter([(items[0], partial(function, items[0]))])
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        try:
+            yield _walk(pool, function, items)
+        finally:
+            pool.shutdown(cancel_futures=True)  # the rest is not needed
+
+
+def _walk(
+    pool: ThreadPoolExecutor, function: Callable[[_Item], _Result], items: Iterable[_Item]
+) -> Iterator[tuple[_Item, Callable[[], _Result]]]:
+    waiting: deque[tuple[_Item, Callable[[], _Result]]] = deque()
+    for item in items:
+        waiting.append((item, pool.submit(function, item).result))
+        if len(waiting) > AHEAD:
+            yield waiting.popleft()
+    yield from waiting

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from ..binaries.demangle import demangle
 from ..errors import FatbinError, LimitError
 from ..targets.devices import Device, parse_version
-from .ahead import run_ahead
 from .archives import Unread
 from .coverage import MAX_WARNINGS, Coverage, find_coverage
+from .fatbin import run_ahead
 from .images import ManyToJson, make_all
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from ..builds.contents import read_manifest
-from ..builds.declared import declare_build
+from ..builds.manifest import declare_build
 from ..builds.published import MACHINES, known_sets, pick_for
 from ..errors import ArchError, KernelsError
 from ..product import NAME

@@ -202,22 +202,6 @@ def _expand(folders: Iterable[str], path: Path | None) -> Iterator[Path]:
             yield Path(place)
 
 
-def read_linker(loaded: Iterable[Path] = (), environ: Mapping[str, str] = os.environ) -> Linker:
-    """Describe the linker of this machine, for this interpreter.
-
-    Raises:
-        FatbinError: The interpreter is not an ELF program: other systems have another linker.
-    """
-    return Linker(
-        read_own_platform(),
-        Path(sys.executable).resolve(),
-        tuple(loaded),
-        split_library_path(environ),
-        read_cache(CACHE),
-        preloaded=tuple(Path(one) for one in environ.get("LD_PRELOAD", "").split() if "/" in one),
-    )
-
-
 @dataclass(frozen=True)
 class LoadHost:
     """The environment to judge libraries by."""
@@ -250,4 +234,13 @@ def read_host(torch: Torch, libc: str) -> LoadHost:
     loaded += [lib for one in nvidia if one.is_dir() for lib in sorted(one.glob("*/lib"))]
     python = ".".join(platform.python_version_tuple()[:2])
     python += "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-    return LoadHost(read_linker(loaded), torch, libc, python, tuple(EXTENSION_SUFFIXES), folder)
+    preload = os.environ.get("LD_PRELOAD", "").split()
+    linker = Linker(
+        read_own_platform(),
+        Path(sys.executable).resolve(),
+        tuple(loaded),
+        split_library_path(os.environ),
+        read_cache(CACHE),
+        preloaded=tuple(Path(one) for one in preload if "/" in one),
+    )
+    return LoadHost(linker, torch, libc, python, tuple(EXTENSION_SUFFIXES), folder)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..binaries.files import READ_HINT
-from ..builds.declared import declare_build
-from ..builds.manifest import load_manifest
+from ..builds.manifest import declare_build, load_manifest
 from ..builds.package import PACKAGE
 from ..builds.published import known_sets
 from ..errors import AccessError, ExtensionError, FatbinError, ManifestError

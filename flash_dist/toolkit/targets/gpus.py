@@ -47,6 +47,7 @@ class Chip:
 
 # Oldest first. Families are data, because a new minor of the same major need not join one (10.1 is
 # outside that of 10.0).
+_THOR: Final = ((10, 1), (11, 0))
 CHIPS: Final = (
     Chip((5, 0), 48, until=(13, 0), dropped=(13, 1)),
     Chip((5, 2), 48, until=(13, 0), dropped=(13, 1)),
@@ -69,7 +70,7 @@ CHIPS: Final = (
         227,
         (12, 8),
         until=(13, 0),
-        family=((10, 1), (11, 0)),
+        family=_THOR,
         integrated=True,
         arm_only=True,
         renamed=(11, 0),
@@ -77,13 +78,7 @@ CHIPS: Final = (
     Chip((10, 3), 227, (12, 9), family=((10, 3), (10, 7)), products="B300"),
     Chip((10, 7), 327, (13, 4), family=((10, 7),)),  # Rubin
     Chip(
-        (11, 0),
-        227,
-        (13, 0),
-        family=((10, 1), (11, 0)),
-        products="Jetson Thor",
-        integrated=True,
-        arm_only=True,
+        (11, 0), 227, (13, 0), family=_THOR, products="Jetson Thor", integrated=True, arm_only=True
     ),
     Chip(
         (12, 0),

@@ -7,8 +7,8 @@ import zipfile
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from flash_dist.toolkit.builds.declared import CODECS
 from flash_dist.toolkit.builds.manifest import (
+    CODECS,
     HostInfo,
     KernelRecord,
     Manifest,

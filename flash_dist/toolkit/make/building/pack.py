@@ -21,10 +21,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-from ...builds.declared import declare_build
 from ...builds.linkage import EXTRAS, runtime_requirements
 from ...builds.manifest import FILE_NAME as MANIFEST
-from ...builds.manifest import load_manifest
+from ...builds.manifest import declare_build, load_manifest
 from ...builds.metadata import ANY_PYTHON
 from ...builds.published import load_archsets
 from ...product import NAME

@@ -7,8 +7,8 @@ from collections import defaultdict
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from ...builds.declared import CODECS
 from ...builds.manifest import (
+    CODECS,
     FILE_NAME,
     Assembled,
     HostInfo,

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ...builds.declared import declare_build
+from ...builds.manifest import declare_build
 from ...indexes.index import PROJECT, parse_wheel
 from ...indexes.install_commands import Command, find_commands
 from ...indexes.pages import Link

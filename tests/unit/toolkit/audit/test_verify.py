@@ -12,8 +12,8 @@ import pytest
 
 from flash_dist.toolkit.audit.verify import verify_wheel
 from flash_dist.toolkit.builds.contents import MANIFEST
-from flash_dist.toolkit.builds.declared import declare_build
 from flash_dist.toolkit.builds.listing import read_listing
+from flash_dist.toolkit.builds.manifest import declare_build
 from flash_dist.toolkit.checks.install import check_build
 from flash_dist.toolkit.cli import main
 from flash_dist.toolkit.errors import ManifestError

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import flash_dist
-from flash_dist.toolkit.builds.declared import declare_build
 from flash_dist.toolkit.builds.manifest import (
     Assembled,
     HostInfo,
@@ -14,6 +13,7 @@ from flash_dist.toolkit.builds.manifest import (
     Manifest,
     TargetInfo,
     ToolkitInfo,
+    declare_build,
     load_manifest,
 )
 from flash_dist.toolkit.errors import ManifestError

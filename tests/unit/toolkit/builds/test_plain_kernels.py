@@ -9,9 +9,8 @@ import pytest
 
 from flash_dist.toolkit.audit.own import audit_contents
 from flash_dist.toolkit.builds.contents import OWN, Naming, find_naming
-from flash_dist.toolkit.builds.declared import declare_build
 from flash_dist.toolkit.builds.linkage import expected_linkage
-from flash_dist.toolkit.builds.manifest import KernelRecord, Manifest
+from flash_dist.toolkit.builds.manifest import KernelRecord, Manifest, declare_build
 from flash_dist.toolkit.machine.installed import read_embedded
 from flash_dist.toolkit.targets.archs import Arch
 from flash_dist.toolkit.targets.axes import NOWHERE, is_plain

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.toolkit.errors import LimitError
-from flash_dist.toolkit.gpucode.ahead import AHEAD, run_ahead
-from flash_dist.toolkit.gpucode.fatbin import open_fatbin
+from flash_dist.toolkit.gpucode.fatbin import AHEAD, open_fatbin, run_ahead
 from flash_dist.toolkit.gpucode.inspection import Choice, inspect_library
 from tests.unit.made.budgets import allow
 from tests.unit.made.fatbin_builder import PTX, container, entry, ptx

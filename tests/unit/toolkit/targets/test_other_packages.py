@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flash_dist.toolkit.builds.declared import declare_build
-from flash_dist.toolkit.builds.manifest import Manifest
+from flash_dist.toolkit.builds.manifest import Manifest, declare_build
 from flash_dist.toolkit.product import PLACEHOLDER
 from flash_dist.toolkit.targets.advice import explain_refusal
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
