@@ -167,7 +167,7 @@ def _find_integers(
     mask: Band | BlockMask | IntervalMask, q: Tensor, k: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return mask, mask_data and mask_slots as the operators without autograd take them."""
-    if type(mask) is Band:
+    if isinstance(mask, Band):
         return _integers_of(mask), None, None
     if isinstance(mask, BlockMask):
         band = mask.band

@@ -22,7 +22,7 @@ from ..results import Loop, Timing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ...toolkit.machine.gauge import Reading
+    from ...toolkit.machine.nvml import Reading
     from .clocks import Clock, Mark
 
     Run = Callable[[], object]
