@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,7 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from flash_dist import flash_attn_func
-from flash_dist.integrations import vllm
+from flash_dist.integrations.vllm import NAME, backend, register
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +45,21 @@ CONFIG = {
 
 
 def test_vllm_finds_the_backend_by_its_name() -> None:
-    vllm.register()
-    vllm.register()
-    assert AttentionBackendEnum["FLASH_DIST"].get_class() is vllm.FlashDistBackend
-    assert vllm.FlashDistBackend.get_name() == "FLASH_DIST"
+    register()
+    register()
+    assert AttentionBackendEnum[NAME].get_class() is backend.FlashDistBackend
+    assert backend.FlashDistBackend.get_name() == NAME
+
+
+@pytest.mark.parametrize("version", ["0.31.1", "0.9.0.1+cpu"])
+def test_an_older_vllm_is_told(
+    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("vllm.__version__", version)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setattr(AttentionBackendEnum, "register", None)  # would fail
+    register()
+    assert f"{NAME} needs vLLM 0.32 or newer, this is {version}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -67,7 +79,7 @@ def test_vllm_finds_the_backend_by_its_name() -> None:
     ids=str,
 )
 def test_vllm_is_told_what_is_supported(changes: dict[str, Any], reasons: list[str]) -> None:
-    found = vllm.FlashDistBackend.validate_configuration(**{**CONFIG, **changes})
+    found = backend.FlashDistBackend.validate_configuration(**{**CONFIG, **changes})
     assert len(found) >= len(reasons)
     assert all(any(reason in one for one in found) for reason in reasons)
     assert bool(found) is bool(reasons)
@@ -80,15 +92,15 @@ class Batch(NamedTuple):
     cache: torch.Tensor
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
-    metadata: vllm.FlashDistMetadata
+    metadata: backend.FlashDistMetadata
 
 
-def make_impl(**options: Any) -> vllm.FlashDistImpl:  # noqa: ANN401 - vLLM's
+def make_impl(**options: Any) -> backend.FlashDistImpl:  # noqa: ANN401 - vLLM's
     plain = {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
-    return vllm.FlashDistImpl(HEADS, HEAD_DIM, HEAD_DIM**-0.5, HEADS_KV, **{**plain, **options})
+    return backend.FlashDistImpl(HEADS, HEAD_DIM, HEAD_DIM**-0.5, HEADS_KV, **{**plain, **options})
 
 
-def make_batch(impl: vllm.FlashDistImpl, *, head_major: bool, causal: bool = True) -> Batch:
+def make_batch(impl: backend.FlashDistImpl, *, head_major: bool, causal: bool = True) -> Batch:
     """Write keys through the backend: into pages in reverse, which hold NaN elsewhere."""
     generator = torch.Generator().manual_seed(0)
 
@@ -115,7 +127,7 @@ def make_batch(impl: vllm.FlashDistImpl, *, head_major: bool, causal: bool = Tru
         layer, torch.cat([*keys, more]), torch.cat([*values, more]), cache, padded
     )
     ends = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
-    metadata = vllm.FlashDistMetadata(
+    metadata = backend.FlashDistMetadata(
         sum(LENGTHS),
         max(LENGTHS),
         ends,
@@ -247,7 +259,7 @@ def engine(model: Path) -> Iterator[LLM]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    path = f"{vllm.__name__}.{vllm.FlashDistBackend.__name__}"
+    path = f"{backend.__name__}.{backend.FlashDistBackend.__name__}"
     register_backend(AttentionBackendEnum.CPU_ATTN, path)
     yield LLM(
         model=str(model),

@@ -1,9 +1,4 @@
-"""An attention backend for vLLM: `--attention-backend FLASH_DIST`.
-
-vLLM runs `register` as a plug-in in each of its processes, by the entry point
-`vllm.general_plugins` of this package. The attention of a sequence has the same bits in any batch,
-in chunks of any size and on any pages.
-"""
+"""What vLLM asks of an attention backend: its limits, the batch, a layer's attention."""
 
 from __future__ import annotations
 
@@ -19,9 +14,9 @@ from vllm.v1.attention.backend import (
     AttentionType,
     MultipleOf,
 )
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from ..compat.vllm_flash_attn import flash_attn_varlen_func
+from ...compat.vllm_flash_attn import flash_attn_varlen_func
+from . import NAME
 
 if TYPE_CHECKING:
     from vllm.platforms.interface import DeviceCapability
@@ -29,18 +24,11 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-NAME: Final = "FLASH_DIST"
 _PAGE: Final = 16  # keys: pages are multiples
 _LONGEST_HEAD: Final = 256
 _OLDEST: Final = (7, 5)  # compute capability
 _OLDEST_BFLOAT16: Final = (8, 0)
 _ENCODERS: Final = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
-
-
-def register() -> None:
-    """Add FLASH_DIST to vLLM's attention backends; a second call changes nothing."""
-    if NAME not in AttentionBackendEnum.__members__:
-        AttentionBackendEnum.register(NAME, f"{__name__}.{FlashDistBackend.__name__}")
 
 
 class FlashDistBackend(AttentionBackend):
@@ -66,7 +54,9 @@ class FlashDistBackend(AttentionBackend):
         return FlashDistMetadataBuilder
 
     @staticmethod
-    def get_supported_kernel_block_sizes(_kv_cache_spec: object = None) -> list[int | MultipleOf]:
+    def get_supported_kernel_block_sizes(
+        kv_cache_spec: object = None,  # noqa: ARG004 - all alike
+    ) -> list[int | MultipleOf]:
         """Return the sizes of pages."""
         return [MultipleOf(_PAGE)]
 
