@@ -134,6 +134,7 @@ def test_parts_of_a_sentence_are_few() -> None:
         "7 7",
         "7 is 7 7, not 7 7",
         "7 lacks 7",
+        "7 sections overlap",
         "7 has no `7`",
         "`7` 7",
         "bomFormat 7",
