@@ -21,8 +21,8 @@ from flash_dist.toolkit.indexes.index import parse_wheel
 from flash_dist.toolkit.indexes.pages import Link
 from flash_dist.toolkit.loading.causes import old_glibc
 from flash_dist.toolkit.loading.prediction import _version_key
+from flash_dist.toolkit.machine.host import DEFAULT_LIMIT, read_limit
 from flash_dist.toolkit.machine.installed import parse_symbol
-from flash_dist.toolkit.machine.jit_cache import DEFAULT_LIMIT, read_limit
 from flash_dist.toolkit.targets.archs import Arch
 from flash_dist.toolkit.targets.compatibility import DEFAULT_ORIGIN
 from flash_dist.toolkit.targets.devices import parse_version

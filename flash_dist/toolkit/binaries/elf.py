@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import FatbinError
 from .budget import Budget
-from .view import unpack
+from .view import Buffer, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .view import Buffer
 
-MAGIC = b"\x7fELF"
+ELF_MAGIC = b"\x7fELF"
 EM_CUDA = 190
 SHT_NULL = 0
 SHT_PROGBITS = 1
@@ -88,7 +87,7 @@ def read_elf(data: Buffer, budget: Budget | None = None) -> Elf:
     ident, _, machine, _, _, _, table, flags, _, _, _, entry_size, count, names = unpack(
         _HEADER, data
     )
-    if ident[:4] != MAGIC or ident[4:6] != _CLASS64_LITTLE:
+    if ident[:4] != ELF_MAGIC or ident[4:6] != _CLASS64_LITTLE:
         message = "only 64-bit little-endian ELF files are supported"
         raise FatbinError(message, hint="pass a library for 64-bit Linux")
     if not table:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import FatbinError
 from .elf import EXECUTABLE, LOADED, SHT_NOBITS, SHT_PROGBITS, Section, StringTable, check_overlap
-from .view import unpack
+from .view import Buffer, unpack
 
 if TYPE_CHECKING:
     from .budget import Budget
-    from .view import Buffer
 
-MAGIC = b"MZ"
+PE_MAGIC = b"MZ"
 MAX_STRINGS = 64 << 20
 
 _MACHINES = {0x8664: "x86-64", 0xAA64: "ARM64"}

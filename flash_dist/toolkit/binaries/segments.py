@@ -13,13 +13,12 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from ..errors import FatbinError
-from .elf import MAGIC, MAX_OVERLAP
-from .view import unpack
+from .elf import ELF_MAGIC, MAX_OVERLAP
+from .view import Buffer, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .view import Buffer
 
 MAX_ENTRIES = 1 << 16  # entries of a list; real lists have dozens
 MAX_NAME = 1 << 16
@@ -49,7 +48,7 @@ def read_platform(data: Buffer) -> Platform:
     Raises:
         FatbinError: It is not an ELF file.
     """
-    if len(data) < _HEADER_BYTES or data[:4] != MAGIC:
+    if len(data) < _HEADER_BYTES or data[:4] != ELF_MAGIC:
         message = "it is not an ELF file"
         raise FatbinError(message)
     little = data[5] == 1
@@ -59,7 +58,7 @@ def read_platform(data: Buffer) -> Platform:
 
 def is_shared(data: Buffer) -> bool:
     """Whether this is a dynamically loaded ELF file: no object, no archive, no cubin."""
-    return len(data) >= _HEADER_BYTES and data[:4] == MAGIC and data[16] == _ET_DYN
+    return len(data) >= _HEADER_BYTES and data[:4] == ELF_MAGIC and data[16] == _ET_DYN
 
 
 class AddressMap:

@@ -17,13 +17,12 @@ from ..errors import FatbinError
 from .elf import read_elf
 from .files import open_file
 from .segments import MAX_ENTRIES, Segments
-from .view import FileView
+from .view import Buffer, FileView
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from .view import Buffer
 
 MAX_CHAIN = 1 << 14  # names with one hash value; real tables have a few
 

@@ -14,7 +14,7 @@ import re
 import struct
 import zipfile
 import zlib
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePosixPath
 from struct import Struct
 from typing import IO, TYPE_CHECKING, Final
@@ -25,7 +25,6 @@ from .files import DAMAGED_HINT, open_file, unpack_file, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
 MAX_MEMBERS = 100_000
 MAX_MEMBER_BYTES = 4 << 30

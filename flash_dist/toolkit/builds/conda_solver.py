@@ -13,7 +13,7 @@ from ..errors import AuditError, hint_to_build
 from ..targets.compatibility import Origin, driver_refusal, judge
 from ..targets.devices import DRIVER_CUDA, Device, Driver, format_version
 from ..targets.verdict import FLOOR
-from .manifest import declare_build
+from .manifest import Manifest, declare_build
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from packaging.specifiers import Specifier, SpecifierSet
 
     from ..targets.archs import Arch
-    from .manifest import Manifest
     from .metadata import Metadata
 
 SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}

@@ -10,7 +10,7 @@ from ..findings.explain import explain
 from ..findings.result import CheckResult
 from ..findings.said.faults import CUDA_ERROR
 from ..findings.said.starting import LIBCUDA_EMPTY
-from ..machine.jit_cache import find_cache_problem
+from ..machine.host import find_cache_problem
 from ..product import NAME, PRODUCT
 from ..targets.advice import GET_DRIVER, driver_fix
 from ..targets.compatibility import driver_refusal, jit_policy

@@ -14,8 +14,7 @@ from ..errors import KernelsError, UsageError, wrong_usage
 from ..findings.result import EXIT_UNUSABLE
 from ..gpucode.archives import Unread
 from ..gpucode.differences import find_differences
-from ..gpucode.extraction import extract_images
-from ..gpucode.inspection import LEVELS, Choice, inspect_libraries
+from ..gpucode.inspection import LEVELS, Choice, extract_images, inspect_libraries
 from ..gpucode.libraries import open_libraries, package_libraries, process_libraries
 from ..product import PROGRAM
 from ..targets.archs import Arch

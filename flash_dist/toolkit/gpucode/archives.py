@@ -17,13 +17,13 @@ from typing import IO, TYPE_CHECKING
 from ..binaries import ar, tar, wheel
 from ..binaries.budget import LIBRARY_COST, Budget
 from ..binaries.codecs import open_zstd
-from ..binaries.elf import MAGIC as ELF_MAGIC
+from ..binaries.elf import ELF_MAGIC
 from ..binaries.files import open_file, unpack_file, unreadable
-from ..binaries.pe import MAGIC as PE_MAGIC
+from ..binaries.pe import PE_MAGIC
 from ..binaries.view import FileView
 from ..errors import FatbinError, LimitError
 from .containers.scan import has_gpu_code
-from .containers.walk import MAGIC as FATBIN_MAGIC
+from .containers.walk import FATBIN_MAGIC
 from .fatbin import Fatbin, open_fatbin
 
 if TYPE_CHECKING:
@@ -200,11 +200,8 @@ def _open_unpacked(
     name: str, file: IO[bytes], opened: wheel.Wheel, siblings: tuple[str, ...] = ()
 ) -> Iterator[Library | Unread]:
     """Open the libraries of an unpacked member, and record its archive."""
-    for item in _open_library(name, file, opened.budget, archive=opened.path):
-        if isinstance(item, Library):
-            yield replace(item, package=opened, siblings=siblings)
-        else:
-            yield item
+    for one in _open_library(name, file, opened.budget, archive=opened.path):
+        yield replace(one, package=opened, siblings=siblings) if isinstance(one, Library) else one
 
 
 def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread]:

@@ -13,13 +13,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..errors import FatbinError, LimitError
-from .fatbin import run_ahead
+from .fatbin import Fatbin, run_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ..targets.archs import Arch
-    from .fatbin import Fatbin
     from .images import FatbinEntry
     from .sass import Body
 

@@ -6,13 +6,12 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from .inspection import NOTHING, Size, sizes_by_target
+from .inspection import NOTHING, Inspection, Size, sizes_by_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .cubin import KernelInfo
-    from .inspection import Inspection
 
 What = Literal["library", "target", "kernel", "resource"]
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Final, TypeVar
 
 from ..binaries.budget import Budget
-from ..binaries.codecs import MAX_IMAGE_BYTES, decompress
+from ..binaries.codecs import MAX_IMAGE_BYTES, Codec, decompress
 from ..binaries.files import DAMAGED_HINT, open_file, unreadable
 from ..binaries.view import FileView
 from ..errors import FatbinError
@@ -26,7 +26,6 @@ from .sass import Body, read_cubin_bodies, read_ptx_bodies
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ..binaries.codecs import Codec
     from .images import FatbinEntry, FatbinReport
 
 _Item = TypeVar("_Item")
@@ -78,7 +77,7 @@ class Fatbin:
     def __init__(
         self, data: FileView, name: str, archive: str = "", budget: Budget | None = None
     ) -> None:
-        self._data = data
+        self.data = data
         self._archive = archive
         self._budget = budget or Budget(len(data))
         self._stream = -1, b""  # the last unpacked one, and its offset
@@ -88,11 +87,6 @@ class Fatbin:
             self.report = scan(data, name, self._budget)
         except FatbinError as error:
             raise self._unreadable(name, error) from error
-
-    @property
-    def data(self) -> FileView:
-        """The whole file."""
-        return self._data
 
     def payload(self, entry: FatbinEntry) -> bytes:
         """Return the unpacked image."""
@@ -106,12 +100,12 @@ class Fatbin:
         return self._stream[1][stream.start : stream.start + entry.uncompressed_size]
 
     def _unpack(self, codec: Codec, offset: int, packed: int, size: int) -> bytes:
-        if offset + packed > len(self._data) or packed > MAX_IMAGE_BYTES:
-            most = min(MAX_IMAGE_BYTES, max(0, len(self._data) - offset))
+        if offset + packed > len(self.data) or packed > MAX_IMAGE_BYTES:
+            most = min(MAX_IMAGE_BYTES, max(0, len(self.data) - offset))
             message = f"image in `{self.report.path}` must have at most {most} bytes, got {packed}"
             raise FatbinError(message)
         self._budget.spend("bytes", size)
-        return decompress(codec, self._data[offset : offset + packed], size)
+        return decompress(codec, self.data[offset : offset + packed], size)
 
     def kernels(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None

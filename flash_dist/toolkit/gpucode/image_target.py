@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ..binaries.elf import EM_CUDA, read_elf, section_data
+from ..binaries.elf import EM_CUDA, Elf, read_elf, section_data
 from ..errors import FatbinError
 from ..targets.archs import Arch
 from ..targets.devices import format_version
@@ -20,7 +20,6 @@ from .cubin import ATTRIBUTE, MAX_NOTE, TOOLS_NOTE
 
 if TYPE_CHECKING:
     from ..binaries.budget import Budget
-    from ..binaries.elf import Elf
     from ..binaries.view import Buffer
     from .images import FatbinEntry
 

@@ -164,12 +164,10 @@ class FatbinReport:
         """
         known = {**self._told_by_ptx(), **toolkits}
         oldest = min(known.values(), key=parse_version, default="")
-        entries = (
-            replace(entry, toolkit=known.get(entry.container, oldest))
-            if entry.kind == "sass" and not entry.toolkit
-            else entry
-            for entry in self.entries
-        )
+        entries = list(self.entries)
+        for number, entry in enumerate(entries):
+            if entry.kind == "sass" and not entry.toolkit:
+                entries[number] = replace(entry, toolkit=known.get(entry.container, oldest))
         return replace(self, entries=tuple(entries))
 
     def _told_by_ptx(self) -> dict[int, str]:

@@ -1,7 +1,11 @@
-"""Contents of one library at the requested level of detail: for tables, JSON and comparisons."""
+"""Contents of one library at the requested level of detail: for tables, JSON and comparisons.
+
+Images are written to files for NVIDIA's tools: cubins and PTX, unpacked.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,23 +14,25 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from ..binaries.demangle import demangle
 from ..errors import FatbinError, LimitError
 from ..targets.devices import Device, parse_version
-from .archives import Unread
+from .archives import Library, Unread
 from .coverage import MAX_WARNINGS, Coverage, find_coverage
-from .fatbin import run_ahead
-from .images import ManyToJson, make_all
+from .fatbin import Fatbin, run_ahead
+from .images import FatbinEntry, FatbinReport, ManyToJson, make_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from ..targets.archs import Arch
-    from .archives import Library
     from .cubin import KernelInfo
-    from .fatbin import Fatbin
-    from .images import FatbinEntry, FatbinReport
 
 Level = Literal["targets", "kernels", "coverage", "sizes"]
 
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
+
+_SUFFIXES: Final = {"sass": "cubin", "ptx": "ptx"}
+_ODD: Final = re.compile(r"[^A-Za-z0-9._+-]+")
+_LONGEST: Final = 80  # maximum characters of a library's name in a file name
 
 
 class Size(NamedTuple):
@@ -223,3 +229,51 @@ def sizes_by_target(report: FatbinReport) -> dict[str, Size]:
         name, image = name_target(entry), Size(1, entry.compressed_size, entry.uncompressed_size)
         sums[name] = sums.get(name, NOTHING).plus(image)
     return sums
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """A written image."""
+
+    path: Path
+    library: str
+    arch: Arch
+    size: int
+
+
+def extract_images(
+    fatbin: Fatbin, library: str, choice: Choice, folder: Path
+) -> Iterator[Extracted]:
+    """Write the selected images, each under a new file name.
+
+    Args:
+        fatbin: The open library.
+        library: Its name, the prefix of the file names.
+        choice: Targets, and kernels that an image must have.
+        folder: The output folder, which is created.
+
+    Raises:
+        FatbinError: An image cannot be read, or a file cannot be written.
+    """
+    stem = _ODD.sub("_", library.rpartition("/")[2]).lstrip(".")[-_LONGEST:] or "library"
+    for number, entry in enumerate(fatbin.report.entries):
+        if entry.arch is None or not choice.takes(entry.arch) or entry.kind not in _SUFFIXES:
+            continue
+        data = fatbin.payload(entry)
+        kernels = fatbin.kernels(entry, partial(bytes, data)) if choice.kernel else ()
+        if choice.kernel and not any(choice.keeps(kernel.name) for kernel in kernels):
+            continue
+        name = f"{stem}.{number}.{entry.arch}.{_SUFFIXES[entry.kind]}"
+        yield Extracted(_write(folder / name, entry, data), library, entry.arch, len(data))
+
+
+def _write(path: Path, entry: FatbinEntry, data: bytes) -> Path:
+    """Write a new file; remove the zeros after PTX."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(data.rstrip(b"\0") if entry.kind == "ptx" else data)
+    except OSError as error:
+        message = f"cannot write `{path}`: {error.strerror}"
+        raise FatbinError(message, hint="choose another folder with `--to FOLDER`") from error
+    return path

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import FatbinError
 from .cubin import Cubin
-from .fatbin import open_fatbin
+from .fatbin import Fatbin, open_fatbin
 from .sass import ptx_texts
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from .fatbin import Fatbin
 
 _PTX_HEAD: Final = re.compile(r"^\s*\.(?:version|target|address_size)\b.*$", re.MULTILINE)
 

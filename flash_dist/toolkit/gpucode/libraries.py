@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..binaries.elf import MAGIC as ELF_MAGIC
+from ..binaries.elf import ELF_MAGIC
 from ..binaries.files import READ_HINT, open_file, unreadable
 from ..errors import FatbinError
 from .archives import (

@@ -27,13 +27,12 @@ from ..machine.loader_path import (
     read_own_platform,
     split_library_path,
 )
-from ..machine.torch_install import find_torch_libraries
+from ..machine.torch_install import Torch, find_torch_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ..binaries.segments import Platform
-    from ..machine.torch_install import Torch
 
 LOADER_VARIABLES: Final = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
@@ -234,13 +233,8 @@ def read_host(torch: Torch, libc: str) -> LoadHost:
     loaded += [lib for one in nvidia if one.is_dir() for lib in sorted(one.glob("*/lib"))]
     python = ".".join(platform.python_version_tuple()[:2])
     python += "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-    preload = os.environ.get("LD_PRELOAD", "").split()
-    linker = Linker(
-        read_own_platform(),
-        Path(sys.executable).resolve(),
-        tuple(loaded),
-        split_library_path(os.environ),
-        read_cache(CACHE),
-        preloaded=tuple(Path(one) for one in preload if "/" in one),
-    )
+    own, program = read_own_platform(), Path(sys.executable).resolve()
+    named, cache = split_library_path(os.environ), read_cache(CACHE)
+    preloaded = tuple(Path(one) for one in os.environ.get("LD_PRELOAD", "").split() if "/" in one)
+    linker = Linker(own, program, tuple(loaded), named, cache, preloaded=preloaded)
     return LoadHost(linker, torch, libc, python, tuple(EXTENSION_SUFFIXES), folder)

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..binaries.view import MORE_FILES_HINT
 from ..builds.package import PACKAGE
 from ..errors import AccessError, FatbinError
-from ..machine.torch_install import TORCH_PROBLEMS
+from ..machine.torch_install import TORCH_PROBLEMS, Torch
 from ..product import BINDING, HAS_DISPATCHER, KERNELS
-from .linker import read_host
+from .linker import LoadHost, read_host
 from .prediction import predict_loading
 from .process import Outcome, python_command, run_child
 
 if TYPE_CHECKING:
     from ..findings.entry import Entry
-    from ..machine.torch_install import Torch
-    from .linker import LoadHost
 
 TIMEOUT = 120.0
 

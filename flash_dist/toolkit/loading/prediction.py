@@ -16,14 +16,13 @@ from ..binaries.segments import read_platform
 from ..binaries.symbols import SharedObject, open_shared
 from ..errors import FatbinError
 from . import causes
-from .linker import Loaded
+from .linker import Closure, Loaded, LoadHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ..binaries.view import Buffer
     from ..findings.result import Finding
-    from .linker import Closure, LoadHost
 
 _LIBSTDCXX = "libstdc++.so.6"
 _GLIBC = re.compile(r"GLIBC_[0-9.]+")

@@ -8,15 +8,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from packaging.tags import sys_tags
+from packaging.tags import Tag, sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from . import causes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from packaging.tags import Tag
 
     from ..findings.result import Finding
     from .linker import LoadHost

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..binaries.files import READ_HINT
-from ..builds.manifest import declare_build, load_manifest
+from ..builds.manifest import Manifest, declare_build, load_manifest
 from ..builds.package import PACKAGE
 from ..builds.published import known_sets
 from ..errors import AccessError, ExtensionError, FatbinError, ManifestError
-from ..gpucode.fatbin import open_fatbin
+from ..gpucode.fatbin import Fatbin, open_fatbin
 from ..product import NAME, PRODUCT, SYMBOLS
 from ..targets.advice import explain_refusal
 from ..targets.axes import AXES, NOWHERE
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ..builds.manifest import Manifest
-    from ..gpucode.fatbin import Fatbin
     from ..targets.archs import Arch
     from ..targets.compatibility import Origin
     from ..targets.devices import Device

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ..errors import hint_to_build
 from ..product import NAME, PROGRAM
 from .archs import DEFAULT_MACHINE, SESSIONS, Arch, ArchSet, unsupported
-from .compatibility import ALLOWED, order_of_sets
-from .devices import toolkit_driver
+from .compatibility import ALLOWED, JitPolicy, order_of_sets
+from .devices import Device, Driver, toolkit_driver
 from .index_address import INDEX, explain_placeholder, index_of_set
 from .needs import first_branch_of_build, first_branch_of_set, last_branch_of, list_targets, serve
 from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict, Situation, judge_device
@@ -20,8 +20,6 @@ from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict, Situatio
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .compatibility import JitPolicy
-    from .devices import Device, Driver
 
 GET_GLIBC = "use a glibc distribution such as Debian, Ubuntu or Rocky Linux"
 GET_DRIVER = (

@@ -269,11 +269,7 @@ class Axes:
         if found is None:
             return None
         words = {axis.name: found[axis.name] for axis in self.of("equal")}
-        numbers = {
-            axis.name: int(found[axis.name])
-            for axis in (*self.of("holds"), *self.of("fits"))
-            if found[axis.name]
-        }
+        numbers = {name: int(found[name]) for name in self.numbers if found[name]}
         return found["family"], self.place({**words, **numbers})
 
     @cached_property

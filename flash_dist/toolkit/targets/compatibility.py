@@ -29,13 +29,12 @@ from .devices import (
     toolkit_driver,
     toolkit_ptx_isa,
 )
-from .gpus import CHIPS
+from .gpus import CHIPS, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from .archs import Arch
-    from .gpus import Version
 
 How = Literal["native", "family", "same-major", "jit", "unverified", "no"]
 

@@ -7,17 +7,14 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from .archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, ArchSet, unsupported
+from .archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, Arch, ArchSet, unsupported
 from .compatibility import Origin, choose_arch, judge
-from .devices import DRIVER_CUDA, Driver, last_driver, toolkit_compression
-from .verdict import FLOOR, judge_device
+from .devices import DRIVER_CUDA, Device, Driver, last_driver, toolkit_compression
+from .verdict import FLOOR, Build, Situation, judge_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .archs import Arch
-    from .devices import Device
-    from .verdict import Build, Situation
 
 BRANCHES: Final = tuple(sorted(DRIVER_CUDA))
 

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..product import PRODUCT, VARIABLES
-from .archs import own_targets
+from .archs import Arch, ArchSet, own_targets
 from .axes import AXES, Axes, KernelKey, Place, is_plain, smallest_size
 from .compatibility import (
     ALLOWED,
@@ -33,7 +33,6 @@ from .wording import count
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .archs import Arch, ArchSet
 
 KernelHow = Literal[
     "native", "family", "same-major", "jit", "unverified", "none", "not-on-this-hardware"
@@ -295,11 +294,8 @@ def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
         variant.arch, situation.device, situation.driver, variant.origin, jit=situation.jit
     )
     if verdict.how != "no" and variant.plan and variant.smem_bytes > situation.smem_bytes:
-        return RunVerdict(
-            "no",
-            f"its plan needs {variant.smem_bytes} bytes of shared memory per block, "
-            f"the limit is {situation.smem_bytes}",
-        )
+        needs = f"its plan needs {variant.smem_bytes} bytes of shared memory per block"
+        return RunVerdict("no", f"{needs}, the limit is {situation.smem_bytes}")
     return verdict
 
 

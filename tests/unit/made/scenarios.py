@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from flash_dist.toolkit.doctor.record import Record
 from flash_dist.toolkit.gpucode.images import FatbinEntry, FatbinReport
-from flash_dist.toolkit.machine.host import DeviceFile, Host
-from flash_dist.toolkit.machine.jit_cache import JitCache
+from flash_dist.toolkit.machine.host import DeviceFile, Host, JitCache
 from flash_dist.toolkit.machine.libcuda import Gpu
 from flash_dist.toolkit.machine.nvml import Nvml, PhysicalGpu
 from flash_dist.toolkit.machine.torch_install import TorchCode

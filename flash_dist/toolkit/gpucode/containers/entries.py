@@ -15,7 +15,7 @@ from dataclasses import replace
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...binaries.view import unpack
+from ...binaries.view import FileView, unpack
 from ...errors import FatbinError
 from ...targets.archs import Arch
 from ..image_target import read_accelerated
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...binaries.codecs import Codec
-    from ...binaries.view import FileView
 
 MAX_IDENTIFIER: Final = 4096
 

@@ -18,19 +18,15 @@ from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...binaries.elf import MAGIC as ELF_MAGIC
-from ...binaries.elf import SHT_RELA
+from ...binaries.elf import ELF_MAGIC, SHT_RELA, Section
 from ...binaries.segments import AddressMap, Segments
-from ...binaries.view import unpack
+from ...binaries.view import FileView, unpack
 from ...errors import FatbinError
-from .walk import MAGIC
+from .walk import FATBIN_MAGIC, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ...binaries.elf import Section
-    from ...binaries.view import FileView
-    from .walk import Walk
 
 WRAPPERS: Final = ".nvFatBi"  # `.nvFatBinSegment`; PE cuts names to 8 letters
 WRAPPER: Final = Struct("<IIQQ")  # magic, version, address of the container, of its objects' list
@@ -185,7 +181,8 @@ class Search:
 
     def _is_struct(self, place: int, version: int, pointer: int, container: int | None) -> bool:
         """Tell a struct from other data by its target, or by its version and place."""
-        if container is not None and self._data[container : container + len(MAGIC)] == MAGIC:
+        start = b"" if container is None else self._data[container : container + len(FATBIN_MAGIC)]
+        if start == FATBIN_MAGIC:
             return True
         return version in {ONE, LINKED_ON_DEVICE} and place % 4 == 0 and pointer > 0
 

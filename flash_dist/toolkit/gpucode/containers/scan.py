@@ -11,17 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ...binaries.elf import EM_CUDA, Elf, read_elf
-from ...binaries.elf import MAGIC as ELF_MAGIC
+from ...binaries.elf import ELF_MAGIC, EM_CUDA, Elf, Section, read_elf
 from ...binaries.files import LIBRARY_HINT
-from ...binaries.pe import MAGIC as PE_MAGIC
-from ...binaries.pe import is_object, read_object, read_pe
+from ...binaries.pe import PE_MAGIC, is_object, read_object, read_pe
 from ...errors import FatbinError
 from ...targets.wording import count
 from ..images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinReport
-from .bare import START as CUBIN_START
-from .bare import Bare
-from .bare import Search as BareSearch
 from .registrations import (
     CONTAINER_START,
     LINKED_ON_DEVICE,
@@ -31,13 +26,12 @@ from .registrations import (
     Part,
     Search,
 )
-from .walk import MAGIC, NOT_SEARCHED, Walk
+from .walk import CUBIN_START, FATBIN_MAGIC, NOT_SEARCHED, Bare, CubinSearch, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ...binaries.budget import Budget
-    from ...binaries.elf import Section
     from ...binaries.view import FileView
 
 ROCM: Final = ".hip_fat"  # `.hip_fatbin`
@@ -50,13 +44,8 @@ def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
     walk = Walk(data, budget)
     found = _Scan(walk)
     found.run()
-    return FatbinReport(
-        name,
-        tuple(walk.entries),
-        tuple(walk.warnings),
-        found.device_linked,
-        frozenset(found.unregistered),
-    )
+    read = tuple(walk.entries), tuple(walk.warnings)
+    return FatbinReport(name, *read, found.device_linked, frozenset(found.unregistered))
 
 
 def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
@@ -65,7 +54,7 @@ def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
     Raises:
         FatbinError: The file is damaged.
     """
-    magic = data[: len(MAGIC)]
+    magic = data[: len(FATBIN_MAGIC)]
     if magic == ELF_MAGIC:
         elf = read_elf(data, budget)
         names = [section.name for section in elf.sections]
@@ -73,7 +62,7 @@ def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
     if is_object(data):
         names = [section.name for section in read_object(data, budget)]
         return _name_gpu_code(names) or _begins_in(data)
-    return magic == MAGIC
+    return magic == FATBIN_MAGIC
 
 
 def _begins_in(data: FileView) -> bool:
@@ -100,8 +89,8 @@ class _Scan:
     def run(self) -> None:
         data, budget = self.data, self.walk.budget
         budget.spend("searched", data.stored)
-        magic = data[: len(MAGIC)]
-        if magic == MAGIC:
+        magic = data[: len(FATBIN_MAGIC)]
+        if magic == FATBIN_MAGIC:
             self.walk.read_all("", 0, len(data))
         elif magic == ELF_MAGIC:
             self.read_elf(read_elf(data, budget))
@@ -190,7 +179,7 @@ class _Scan:
         NOTE: not in code, which would take most of the time: four passes instead of two.
         """
         spans = sorted(self.walk.ends.items())
-        search = BareSearch(self.data, self.walk.budget)
+        search = CubinSearch(self.data, self.walk.budget)
         for part in parts:
             for start, end in _gaps(part, spans):
                 for cubin in search.find(start, end):

@@ -2,14 +2,20 @@
 
 A container is a 16-byte header, which NVIDIA publishes with the wrapper (`fatbinary_section.h` of
 the toolkit), and entries. Damage ends a container with a warning; reading continues after it.
+
+Cubins may lie in a program's data without a container: it passes the driver their address. Packages
+that embed the output of `nvcc -cubin` store them unchanged; cuBLASLt has 409, each a frame of zstd.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ...binaries.codecs import Codec, read_zstd_frame
+from ...binaries.elf import ELF_MAGIC, EM_CUDA, Elf, read_elf
+from ...binaries.view import Buffer, FileView, unpack
 from ...errors import FatbinError, LimitError
 from ..image_target import read_number, read_target
 from ..images import FatbinEntry
@@ -24,19 +30,34 @@ from .entries import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ...binaries.budget import Budget
-    from ...binaries.view import FileView
-    from .bare import Bare
     from .entries import Header
 
-MAGIC: Final = bytes.fromhex("50ed55ba")
+FATBIN_MAGIC: Final = bytes.fromhex("50ed55ba")
 MAX_WARNINGS: Final = 100
 MOST_TRIED: Final = 10_000  # false beginnings of GPU code allowed in one file
 NOT_SEARCHED: Final = "the search for {} was stopped: too much other data begins like them"
 
 _FORM: Final = Struct("<IHHQ")  # magic, version, header size, bytes of entries
-_MAGIC: Final = int.from_bytes(MAGIC, "little")
+_MAGIC: Final = int.from_bytes(FATBIN_MAGIC, "little")
 _VERSION: Final = 1
+
+CUBIN_START: Final = ELF_MAGIC + b"\x02\x01\x01"  # 64-bit, little-endian, version 1
+ZSTD_START: Final = bytes.fromhex("28b52ffd")
+_HEAD: Final = Struct("<18xH12xQQ6xHHHH")  # machine; offsets and sizes of both tables
+_SECTION_BYTES: Final = 64
+
+
+class Bare(NamedTuple):
+    """One cubin."""
+
+    offset: int
+    size: int  # in the file
+    codec: Codec
+    data: Buffer  # unpacked
+    elf: Elf
 
 
 @dataclass
@@ -81,7 +102,7 @@ class Walk:
             quiet: Allow any bytes in between; otherwise only zeros, and a warning describes others.
         """
         place = start
-        while self.tries > 0 and (found := self.data.find(MAGIC, place, end)) >= 0:
+        while self.tries > 0 and (found := self.data.find(FATBIN_MAGIC, place, end)) >= 0:
             if not quiet:
                 self._check_gap(section, place, found)
             place = self.read_container(section, found, end)
@@ -96,7 +117,7 @@ class Walk:
             first, end = self._find_bounds(start, limit)
         except FatbinError as error:
             self.warn(f"{_at(section, start)}: {error.message}")
-            return start + len(MAGIC)
+            return start + len(FATBIN_MAGIC)
         self.starts[start] = self.containers
         self.containers += 1
         found = len(self.entries)
@@ -210,3 +231,59 @@ class Walk:
 
 def _at(section: str, offset: int) -> str:
     return f"{section or 'file'} at offset {offset:#x}"
+
+
+@dataclass
+class CubinSearch:
+    """A search through the data of one file. It ends after too many false beginnings."""
+
+    data: FileView
+    budget: Budget
+    tries: int = MOST_TRIED
+
+    def find(self, start: int, end: int) -> Iterator[Bare]:
+        """Yield the cubins between two offsets; skip false beginnings.
+
+        Raises:
+            LimitError: They exceed the file's limit.
+        """
+        for magic in (CUBIN_START, ZSTD_START):
+            place = self.data.find(magic, start, end)
+            while place >= 0 and self.tries > 0:
+                found = self._read(magic, place, end)
+                self.tries -= found is None
+                if found is not None:
+                    yield found
+                past = place + len(magic) if found is None else place + found.size
+                place = self.data.find(magic, past, end)
+
+    def _read(self, magic: bytes, place: int, end: int) -> Bare | None:
+        part = self.data.part(place, end - place)
+        try:
+            if magic == ZSTD_START:
+                size, cubin = read_zstd_frame(part, self.budget, _is_cubin)
+                return Bare(place, size, "zstd", cubin, read_elf(cubin, self.budget))
+            stored = part.part(0, _measure(part))
+            return Bare(place, len(stored), "none", stored, read_elf(stored, self.budget))
+        except LimitError:
+            raise
+        except FatbinError:
+            return None
+
+
+def _is_cubin(head: bytes) -> bool:
+    whole = head.startswith(CUBIN_START) and len(head) >= _HEAD.size
+    return whole and _HEAD.unpack_from(head)[0] == EM_CUDA
+
+
+def _measure(part: FileView) -> int:
+    """Return the length of a cubin: both tables are at its end."""
+    if not _is_cubin(part[: _HEAD.size]):
+        message = "it is not a cubin"
+        raise FatbinError(message)
+    _, programs, sections, program_size, program_count, section_size, count = unpack(_HEAD, part)
+    size: int = max(programs + program_size * program_count, sections + section_size * count)
+    if section_size != _SECTION_BYTES or size > len(part):
+        message = f"cubin of {size} bytes must have at most {len(part)}"
+        raise FatbinError(message)
+    return size

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flash_dist.toolkit.machine.host import Host, find_container, gather_host
-from flash_dist.toolkit.machine.jit_cache import (
+from flash_dist.toolkit.machine.host import (
     DEFAULT_LIMIT,
     ENOUGH_BYTES,
+    Host,
     find_cache_problem,
+    find_container,
+    gather_host,
     read_jit_cache,
 )
 from flash_dist.toolkit.machine.loader_path import LoaderPath, find_loaded

@@ -10,7 +10,7 @@ import pytest
 
 from flash_dist.toolkit.checks.library_verdict import judge_library
 from flash_dist.toolkit.errors import LimitError
-from flash_dist.toolkit.gpucode.containers.bare import MOST_TRIED
+from flash_dist.toolkit.gpucode.containers.walk import MOST_TRIED
 from flash_dist.toolkit.gpucode.fatbin import read_fatbin
 from flash_dist.toolkit.gpucode.libraries import Library, open_libraries
 from flash_dist.toolkit.targets.devices import Device
