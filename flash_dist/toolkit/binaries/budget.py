@@ -39,7 +39,7 @@ LIMITS: Final[dict[Work, Limit]] = {
     "bytes": Limit("bytes to unpack", 64 << 20, 64, 64 << 30),
     # Without holes; measured: 6 GB, as above. Slow PTX counts more, see cubin.py.
     "searched": Limit("bytes to search", 64 << 20, 64, 32 << 30),
-    "members": Limit(_MEMBERS, 50_000, 1 / 256, 1_000_000),  # measured: 12 500 in 600 MB of wheel
+    "members": Limit(_MEMBERS, 50_000, 1 / 256, 1_000_000),  # measured: 12 500 in 600 MB
     "images": Limit("images of GPU code", 5_000, 1 / 64, 50_000),  # measured: 18 000 in cuFFT
     "symbols": Limit("sections and symbols", 200_000, 1 / 8, 64_000_000),  # measured: 8 million
     "kernels": Limit("kernels", 20_000, 1 / 64, 500_000),  # measured: 147 000
@@ -77,8 +77,7 @@ class Budget:
             work: min(int(limit.per_byte * size), max(0, limit.most - limit.shared))
             for work, limit in LIMITS.items()
         }
-        shared = _SHARED.get()
-        self._shared = _all_shared() if shared is None else shared
+        self._shared = _SHARED.get() or _all_shared()
         self._first = {work: self.left(work) for work in LIMITS}
         self._alone = self._shared == _all_shared()
         self._size = size

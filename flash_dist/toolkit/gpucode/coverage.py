@@ -51,10 +51,6 @@ class KernelCoverage:
     container: int
     verdicts: dict[str, Verdict]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as plain data."""
-        return {"name": self.name, "container": self.container, "verdicts": dict(self.verdicts)}
-
 
 @dataclass(frozen=True)
 class Coverage:
@@ -80,7 +76,7 @@ class Coverage:
             "path": self.path,
             "targets": list(self.targets),
             "counts": self.counts,
-            "kernels": [row.to_json() for row in self.rows],
+            "kernels": [vars(row) for row in self.rows],
             "warnings": list(self.warnings),
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .inspection import NOTHING, Inspection, Size, sizes_by_target
@@ -32,10 +32,6 @@ class Change:
     resource: str = ""
     before: int | None = None
     after: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the change as plain data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Differences:
     def to_json(self) -> dict[str, Any]:
         """Return the differences as plain data."""
         return {
-            "changes": [change.to_json() for change in self.changes],
+            "changes": [vars(change) for change in self.changes],
             "sizes": [size.to_json() for size in self.sizes],
         }
 
