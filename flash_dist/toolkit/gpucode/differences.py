@@ -82,7 +82,7 @@ def find_differences(before: Sequence[Inspection], after: Sequence[Inspection]) 
     changes: list[Change] = []
     for name in dict.fromkeys((*old, *new)):
         if name not in old or name not in new:
-            was, is_now = _presence(there=name in old)
+            was, is_now = (1 if name in one else None for one in (old, new))
             changes.append(Change("library", name, before=was, after=is_now))
         changes += _compare(name, old.get(name), new.get(name))
     first, second = _sum_sizes(before), _sum_sizes(after)
@@ -96,15 +96,10 @@ def _by_name(inspections: Iterable[Inspection]) -> dict[str, Inspection]:
     return {one.name: one for one in inspections if one.report.entries}
 
 
-def _presence(*, there: bool) -> tuple[int | None, int | None]:
-    """Return before and after for items on one side only."""
-    return (1, None) if there else (None, 1)
-
-
 def _compare(name: str, old: Inspection | None, new: Inspection | None) -> Iterator[Change]:
     targets = [{} if one is None else sizes_by_target(one.report) for one in (old, new)]
     for target in sorted(targets[0].keys() ^ targets[1].keys()):
-        was, is_now = _presence(there=target in targets[0])
+        was, is_now = (1 if target in one else None for one in targets)
         yield Change("target", name, target, before=was, after=is_now)
     first, second = _kernels_of(old), _kernels_of(new)
     for key in sorted(first.keys() | second.keys()):

@@ -140,16 +140,13 @@ class _Judge:
     def predict(self) -> Prediction:
         try:
             closure = self.host.linker.close(self.root, self.siblings)
-            found = [
-                *self._judge_name(),
-                *self._judge_libraries(closure),
-                *self._judge_versions(closure),
-            ]
-            symbols = () if found else self._judge_symbols(closure)
+            found: list[Finding | str] = [*self._judge_name(), *self._judge_libraries(closure)]
+            found += self._judge_versions(closure)
+            found = found or self._judge_symbols(closure)
         except FatbinError as error:
             return Prediction(self.label, unknown=(error.message,))
-        doubts = tuple(one for one in symbols if isinstance(one, str))
-        sure = (*found, *(one for one in symbols if not isinstance(one, str)))
+        doubts = tuple(one for one in found if isinstance(one, str))
+        sure = tuple(one for one in found if not isinstance(one, str))
         return Prediction(self.label, sure, doubts)
 
     def _judge_name(self) -> Iterator[Finding]:
@@ -229,7 +226,7 @@ class _Judge:
             return causes.old_libstdcxx(file, version, found, newest, conda=conda)
         return causes.old_library(file, version, found)
 
-    def _judge_symbols(self, closure: Closure) -> tuple[Finding | str, ...]:
+    def _judge_symbols(self, closure: Closure) -> list[Finding | str]:
         """Look up every symbol; the sentences describe what remains unknown."""
         undefined = [one.name for one in self._unresolved(closure)]
         python = [name for name in undefined if _PYTHON_SYMBOL.fullmatch(name)]
@@ -246,7 +243,7 @@ class _Judge:
         if others:
             more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             found.append(f"nothing that {self.label} needs defines `{others[0]}`{more}")
-        return tuple(found)
+        return found
 
     def _describe_torch(self, names: list[str]) -> Finding | str:
         torch = self.host.torch

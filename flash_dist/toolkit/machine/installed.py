@@ -123,7 +123,9 @@ def combine(
     if library_problem:
         return replace(found, build=build)
     differences = find_differences(build.variants, embedded)
-    build = replace(build, variants=_add_proof(build.variants, embedded))
+    proofs = {(one.symbol, one.arch): one.proof for one in build.variants}
+    proven = (replace(one, proof=proofs.get((one.symbol, one.arch), "")) for one in embedded)
+    build = replace(build, variants=tuple(proven))
     return replace(found, build=build, differences=differences)
 
 
@@ -180,12 +182,4 @@ def find_differences(declared: Iterable[Variant], embedded: Iterable[Variant]) -
     }
     return tuple(
         f"{symbol} for {arch} is {how}" for how in told for symbol, arch in sorted(told[how])
-    )
-
-
-def _add_proof(declared: tuple[Variant, ...], embedded: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    proofs = {(variant.symbol, variant.arch): variant.proof for variant in declared}
-    return tuple(
-        replace(variant, proof=proofs.get((variant.symbol, variant.arch), ""))
-        for variant in embedded
     )

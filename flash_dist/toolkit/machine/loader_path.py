@@ -63,7 +63,9 @@ class LoaderPath:
     def _first(self, paths: Iterable[Path]) -> str:
         for path in paths:
             place = self.root / path.relative_to(path.anchor)
-            if path.anchor and self.platform is not None and fits(place, self.platform):
+            if not path.anchor or self.platform is None:
+                continue
+            if _read_platform_of(place) == self.platform:  # files for another machine are skipped
                 real, root = (Path(os.path.realpath(one)) for one in (place, self.root))
                 return f"/{real.relative_to(root)}" if real.is_relative_to(root) else str(real)
         return ""
@@ -88,11 +90,6 @@ def split_library_path(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the folders of LD_LIBRARY_PATH; an empty name means the current folder."""
     named = environ.get("LD_LIBRARY_PATH", "").replace(";", ":")
     return tuple(Path(folder) for folder in named.split(":")) if named else ()
-
-
-def fits(path: Path, platform: Platform) -> bool:
-    """Whether the loader would take a file: it skips files for another machine."""
-    return _read_platform_of(path) == platform
 
 
 def ends_search(path: Path, platform: Platform) -> bool:
