@@ -176,15 +176,18 @@ def _read_gpus(nvml: ctypes.CDLL) -> list[PhysicalGpu]:
 
 def _read_gpu(nvml: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> PhysicalGpu:
     mode, pending, pci = ctypes.c_uint(), ctypes.c_uint(), _PciInfo()
+    major, minor = ctypes.c_int(), ctypes.c_int()
     # GPUs without MIG refuse this call
     _try_call(nvml, "nvmlDeviceGetMigMode", handle, ctypes.byref(mode), ctypes.byref(pending))
-    known = _try_call(nvml, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci))
+    has_pci = _try_call(nvml, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci))
+    function = "nvmlDeviceGetCudaComputeCapability"
+    known = _try_call(nvml, function, handle, ctypes.byref(major), ctypes.byref(minor))
     return PhysicalGpu(
         index,
         _read_text(nvml, "nvmlDeviceGetName", handle),
         _read_text(nvml, "nvmlDeviceGetUUID", handle),
-        bytes(pci.bus_id).decode("ascii", "replace") if known else "",
-        _read_device(nvml, handle),
+        bytes(pci.bus_id).decode("ascii", "replace") if has_pci else "",
+        Device(major.value, minor.value) if known else None,
         mig=bool(mode.value),
         instances=tuple(_read_instances(nvml, handle)) if mode.value else (),
     )
@@ -194,13 +197,6 @@ def _read_text(nvml: ctypes.CDLL, function: str, handle: ctypes.c_void_p) -> str
     text = ctypes.create_string_buffer(_NAME_BYTES)
     known = _try_call(nvml, function, handle, text, ctypes.c_uint(_NAME_BYTES))
     return text.value.decode("utf-8", "replace") if known else ""
-
-
-def _read_device(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> Device | None:
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    function = "nvmlDeviceGetCudaComputeCapability"
-    known = _try_call(nvml, function, handle, ctypes.byref(major), ctypes.byref(minor))
-    return Device(major.value, minor.value) if known else None
 
 
 def _read_instances(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> list[MigInstance]:

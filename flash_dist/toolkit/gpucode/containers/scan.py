@@ -115,7 +115,9 @@ class _Scan:
     def read_table(self, sections: Sequence[Section]) -> None:
         self.read_sections(sections)
         loaded = Loaded(self.data, sections)
-        known = [Part(one.offset, one.end) for one in sections if _is_named(one)]
+        names = LINKED, RELOCATABLE, WRAPPERS  # of sections that are read for their name
+        named = (one for one in sections if one.in_file and one.name.startswith(names))
+        known = [Part(one.offset, one.end) for one in named]
         parts = loaded.parts(known)
         self.follow_registrations(Search(self.walk, sections, loaded), parts)
         self.read_unregistered(loaded, parts)
@@ -196,11 +198,6 @@ class _Scan:
         found = self.walk.containers - len(self.unregistered)
         if registered > found:
             self.walk.warn(f"the program registers {registered} containers, but {found} were found")
-
-
-def _is_named(section: Section) -> bool:
-    """Whether a section is read because of its name."""
-    return section.in_file and section.name.startswith((LINKED, RELOCATABLE, WRAPPERS))
 
 
 def _at(loaded: Loaded, place: int) -> tuple[str, int, int]:
