@@ -71,15 +71,12 @@ View Kernels::view(const at::Tensor& t, int heads_per_kv) const {
   return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2) * heads_per_kv, t.stride(2)};
 }
 
-void Kernels::forward(Outputs& outputs) {
-  outputs.out = empty(inputs_.dout.sizes(), inputs_.q.scalar_type());
-  outputs.lse = empty({options_.batch, options_.num_heads_q, options_.seqlen_q}, at::kFloat);
-  FwdParams p{};
+template <class Params>
+Params Kernels::params() const {
+  Params p{};
   p.q = view(inputs_.q, options_.group());
   p.k = view(inputs_.k, 1);
   p.v = view(inputs_.v, 1);
-  p.out = view(outputs.out, options_.group());
-  p.lse = outputs.lse.data_ptr<float>();
   p.batch = options_.batch;
   p.seqlen_q = options_.seqlen_q;
   p.seqlen_k = options_.seqlen_k;
@@ -89,6 +86,15 @@ void Kernels::forward(Outputs& outputs) {
   p.head_dim_v = options_.head_dim_v;
   p.softmax_scale = static_cast<float>(options_.softmax_scale);
   p.mask = mask_;
+  return p;
+}
+
+void Kernels::forward(Outputs& outputs) {
+  outputs.out = empty(inputs_.dout.sizes(), inputs_.q.scalar_type());
+  outputs.lse = empty({options_.batch, options_.num_heads_q, options_.seqlen_q}, at::kFloat);
+  auto p = params<FwdParams>();
+  p.out = view(outputs.out, options_.group());
+  p.lse = outputs.lse.data_ptr<float>();
   check(flash_dist_fwd(&call_, &p, &Kernels::allocate, this));
 }
 
@@ -100,23 +106,11 @@ void Kernels::backward(Outputs& outputs) {
   delta.out = view(outputs.out, options_.group());
   delta.dout = view(inputs_.dout, options_.group());
   delta.lse = outputs.lse.data_ptr<float>();
-  BwdParams p{};
-  p.q = view(inputs_.q, options_.group());
-  p.k = view(inputs_.k, 1);
-  p.v = view(inputs_.v, 1);
+  auto p = params<BwdParams>();
   p.dout = delta.dout;
   p.dq = view(outputs.dq, options_.group());
   p.dk = view(outputs.dk, 1);
   p.dv = view(outputs.dv, 1);
-  p.batch = options_.batch;
-  p.seqlen_q = options_.seqlen_q;
-  p.seqlen_k = options_.seqlen_k;
-  p.num_heads_kv = options_.num_heads_kv;
-  p.group = options_.group();
-  p.head_dim = options_.head_dim;
-  p.head_dim_v = options_.head_dim_v;
-  p.softmax_scale = static_cast<float>(options_.softmax_scale);
-  p.mask = mask_;
   BwdOptions how{};
   how.budget = options_.budget_mb << 20;
   how.batch_invariant = options_.batch_invariant;

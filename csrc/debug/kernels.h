@@ -30,6 +30,8 @@ class Kernels {
   static void* allocate(void* self, int64_t bytes);
   View view(const at::Tensor& t, int heads_per_kv) const;
   MaskParams mask_params();
+  template <class Params>
+  Params params() const;  // what a forward and a backward have in common
 
   const Options& options_;
   const Inputs& inputs_;

@@ -184,15 +184,7 @@ def test_a_failed_link_names_the_files_that_define_the_same(
     for one in files:
         one.write_text("void run() {}")
         explain_link(options, tmp_path)  # not all is compiled: the compiler has told why
-        command = [
-            "g++",
-            "-x",
-            "c++",
-            "-c",
-            str(one),
-            "-o",
-            str(tmp_path / output / f"{one.name}.o"),
-        ]
-        subprocess.run(command, check=True)
+        made = str(tmp_path / output / f"{one.name}.o")
+        subprocess.run(["g++", "-x", "c++", "-c", str(one), "-o", made], check=True)
     with pytest.raises(SymbolError, match=r"2 files define `run\(\)`: `csrc/a.cu` and `csrc/b.cu`"):
         explain_link(options, tmp_path)
