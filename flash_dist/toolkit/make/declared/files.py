@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -110,31 +111,25 @@ def _is_environment(folder: Path) -> bool:
 
 def list_files(root: Path) -> Iterator[Path]:
     """Yield the files of a project, except those that patterns exclude."""
+    return (path for path in _walk(root) if not path.is_dir())
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Yield the folders and files of a project, except those that patterns exclude."""
     for place, folders, files in os.walk(root):
         here = Path(place)
         folders[:] = sorted(one for one in folders if not _leave_out(here / one, root))
-        paths = (here / one for one in sorted(files))
+        paths = (here / one for one in (*folders, *sorted(files)))
         yield from (path for path in paths if not _leave_out(path, root))
 
 
 def _near(pattern: str, root: Path) -> str:
     """Suggest the file that a path may have meant."""
     suffix = Path(pattern).suffix
-    names = [name for name in _walk(root) if not suffix or name.endswith(suffix)]
+    paths = (path.relative_to(root).as_posix() for path in islice(_walk(root), _MOST_NAMES))
+    names = [name for name in paths if not suffix or name.endswith(suffix)]
     near = get_close_matches(pattern, names, 1, cutoff=0.5)
     return f"did you mean `{near[0]}`?" if near else f"paths are relative to {root}"
-
-
-def _walk(root: Path) -> list[str]:
-    """Return the names of the first files and folders of a project."""
-    found: list[str] = []
-    for place, folders, files in os.walk(root):
-        here = Path(place)
-        folders[:] = sorted(one for one in folders if not _leave_out(here / one, root))
-        found += [(here / one).relative_to(root).as_posix() for one in (*folders, *sorted(files))]
-        if len(found) > _MOST_NAMES:
-            break
-    return found
 
 
 def _require_fit(path: Path, root: Path, where: str, suffixes: tuple[str, ...]) -> None:

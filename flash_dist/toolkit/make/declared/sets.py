@@ -199,9 +199,8 @@ def _require_picks(path: Path) -> None:
         except (AttributeError, TypeError) as error:
             message = f"`picks` of `{path.name}` must be objects by CPU, of sets by client"
             raise DeclarationError(message, hint=_example_picks(machine)) from error
-        lacking = [client for client in ("pip",) if client not in picks and ANYBODY not in picks]
-        if lacking:
-            message = f"`picks` of `{path.name}` lacks {' and '.join(lacking)} for {machine}"
+        if "pip" not in picks and ANYBODY not in picks:
+            message = f"`picks` of `{path.name}` lacks pip for {machine}"
             raise DeclarationError(message, hint=_example_picks(machine))
 
 
