@@ -81,22 +81,14 @@ def add_parser(subparsers: Subparsers) -> None:
         default="paper",
         help="set of problems (default: %(default)s)",
     )
-    parser.add_argument(
-        "--peers", type=parse_peers, metavar="LIST", help=f"list of {','.join(PEERS)}, or none"
-    )
-    parser.add_argument(
-        "--phases",
-        type=parse_passes,
-        metavar="LIST",
-        help=f"list of {','.join(PASSES)} (default: the first two for paper, long, corners and "
-        "scores, else all)",
-    )
-    parser.add_argument(
-        "--l2",
-        type=parse_states,
-        metavar="LIST",
-        help="L2 state before a run: warm, cold or warm,cold",
-    )
+    passes = f"list of {','.join(PASSES)}"
+    default = "the first two for paper, long, corners and scores, else all"
+    for name, parse, text in (
+        ("peers", parse_peers, f"list of {','.join(PEERS)}, or none"),
+        ("phases", parse_passes, f"{passes} (default: {default})"),
+        ("l2", parse_states, "L2 state before a run: warm, cold or warm,cold"),
+    ):
+        parser.add_argument(f"--{name}", type=parse, metavar="LIST", help=text)
     parser.add_argument(
         "--seconds",
         type=parse_seconds,
@@ -110,15 +102,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="problems with all of these words in their name; ` or ` separates alternatives, as in "
         "`d64 or d128 causal`",
     )
-    parser.add_argument(
-        "--json", type=parse_path, metavar="F", help="write the results to F after each row"
-    )
-    parser.add_argument(
-        "--plot", type=parse_path, metavar="F.png", help="plot the results; needs matplotlib"
-    )
-    parser.add_argument(
-        "--from-json", type=parse_path, metavar="F", help="show a recorded run instead of measuring"
-    )
+    for name, path, text in (
+        ("json", "F", "write the results to F after each row"),
+        ("plot", "F.png", "plot the results; needs matplotlib"),
+        ("from-json", "F", "show a recorded run instead of measuring"),
+    ):
+        parser.add_argument(f"--{name}", type=parse_path, metavar=path, help=text)
     add_own_shape(parser)
     parser.set_defaults(run=run)
 

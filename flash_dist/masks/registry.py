@@ -125,15 +125,12 @@ class DevicePlan(NamedTuple):
                 self.hold(index)
             return
         if stream not in self.streams:
-            self._tell_of_current_stream(stream)
+            self.data.record_stream(torch.cuda.current_stream())
+            if len(self.streams) >= MAX_STREAMS:
+                self.streams.clear()
+            self.streams.add(stream)
         if torch._C._cuda_isCurrentStreamCapturing():  # noqa: SLF001
             _captured[id(self.data)] = self
-
-    def _tell_of_current_stream(self, stream: int) -> None:
-        self.data.record_stream(torch.cuda.current_stream())
-        if len(self.streams) >= MAX_STREAMS:
-            self.streams.clear()
-        self.streams.add(stream)
 
 
 class _DeviceCache:
