@@ -139,6 +139,9 @@ def record(name: str, posargs: list[str], tree: Path, monkeypatch: pytest.Monkey
         "copy_tree": lambda *_: None,
         "see_torch": lambda _: None,
         "is_covered": lambda: True,
+        "walk": lambda _dist, _basis, steps, run: [
+            *filter(None, map(run, steps))
+        ],  # no file is made
     }
     for place in (module, helpers):
         for one, function in played.items():
