@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+EXTRA: Final = "sign"
 KIND: Final = "ed25519"  # keytype and scheme
 _PUBLIC: Final = re.compile(r"[0-9a-f]{64}")
 _KEYS: Final = {"keytype", "scheme", "keyval", "expires"}
@@ -72,9 +73,9 @@ def require_extra() -> None:
     except ImportError as error:
         message = f"nothing was verified: --key needs securesystemslib and cryptography ({error})"
         name = SCRIPT if IMPORTED_AS else FOLDER
-        raise MissingExtraError(
-            message, hint=f"`pip install '{name}[{next(iter(EXTRAS))}]'`"
-        ) from error
+        packages = " ".join(one.partition("<")[0] for one in EXTRAS[EXTRA])
+        hint = f"`pip install '{name}[{EXTRA}]'`, or `pip install {packages}`"
+        raise MissingExtraError(message, hint=hint) from error
 
 
 def today() -> date:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.files import hash_file, open_file
 from ..binaries.json_text import parse_json
-from ..builds.listing import read_listing
+from ..builds.listing import make_listing, read_listing
 from ..errors import KernelsError
 from ..findings.result import CheckResult
 from ..findings.verifications import (
@@ -41,7 +41,8 @@ PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
 PROVENANCE: Final = "provenance"  # the folder of the statements; a download may have none
 STATEMENT: Final = ".intoto.json"
 _FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")  # of a release
-_SHOWN: Final = 10
+_SHOWN: Final = 10  # files
+_LONGEST: Final = 300  # characters of a message
 _AGAIN: Final = "do not install it; download the files of one release again, from its publisher"
 
 
@@ -116,7 +117,7 @@ def _read_envelope(path: Path, kind: str) -> Any:  # noqa: ANN401 - of the extra
         envelope = Envelope.from_dict(parse_json(_read(path)))
         told = str(envelope.payload_type)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError, Error) as error:
-        message = f"`{path.name}` is no DSSE envelope: {type(error).__name__} {error}"[:300]
+        message = f"`{path.name}` is no DSSE envelope: {type(error).__name__} {error}"[:_LONGEST]
         raise UnprovenError(VERIFY_SIGNATURE, message) from error
     if told != kind:
         message = f"`{path.name}` is an envelope of {told:.100}, expected {kind}"
@@ -139,7 +140,7 @@ def _parse(path: Path, text: bytes) -> Any:  # noqa: ANN401 - any JSON
     try:
         return parse_json(text)
     except (ValueError, RecursionError) as error:
-        message = f"`{path.name}` is not JSON: {error}"[:300]
+        message = f"`{path.name}` is not JSON: {error}"[:_LONGEST]
         raise UnprovenError(VERIFY_SIGNATURE, message) from error
 
 
@@ -162,7 +163,7 @@ class SignedRelease:
     signature: CheckResult
     project: str = ""
     commit: str | None = None
-    _strangers: dict[Path, tuple[str, ...]] = field(default_factory=dict)
+    _strangers: dict[Path, tuple[tuple[Path, str], ...]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -195,8 +196,9 @@ class SignedRelease:
         except UnprovenError as error:
             return error.to_result()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            message = f"`{path.name}` is not the statement of this file: {error}"[:300]
-            return UnprovenError(VERIFY_PROVENANCE, message).to_result()
+            message = f"`{path.name}` is not the statement of this file"
+            details = (f"{type(error).__name__} {error}"[:_LONGEST],)
+            return UnprovenError(VERIFY_PROVENANCE, message, details).to_result()
         if commit != self.commit:
             message = f"`{path.name}` is of commit {commit}, the manifest of {self.commit}"
             return UnprovenError(VERIFY_MIXED_RELEASE, message).to_result()
@@ -206,14 +208,15 @@ class SignedRelease:
         """Check that no file of another release lies beside it or beside the manifest."""
         places = (path.parent, self.folder, self.folder / PROVENANCE)
         folders = dict.fromkeys(place.resolve() for place in places if place.is_dir())
-        problems = [one for folder in folders for one in self._find_strangers(folder)]
+        found = [one for folder in folders for one in self._find_strangers(folder)]
+        problems = [sentence for place, sentence in found if place != path.resolve()]
         if problems:
             message = "files beside it are not of this release"
             details = few_lines(problems, _SHOWN)
             return UnprovenError(VERIFY_MIXED_RELEASE, message, details).to_result()
         return CheckResult("ok", "no file of another release lies beside it")
 
-    def _find_strangers(self, folder: Path) -> tuple[str, ...]:
+    def _find_strangers(self, folder: Path) -> tuple[tuple[Path, str], ...]:
         if folder not in self._strangers:
             found = _find_strangers(folder, self.listing, self.project)
             self._strangers[folder] = tuple(found)
@@ -243,6 +246,7 @@ def read_release(
         return SignedRelease(listing, tuple(keys), day, result)
     signature = CheckResult("ok", f"the manifest is signed by key {key}", name="signature")
     told = (package_of(str(data.get("project"))), data.get("source_commit"))
+    listing = make_listing(manifest, data)  # of the signed bytes
     return SignedRelease(listing, tuple(keys), day, signature, *told)
 
 
@@ -257,17 +261,28 @@ def _read_statement(data: Any, subject: Mapping[str, Any]) -> str:  # noqa: ANN4
     return str(commit)
 
 
-def _find_strangers(folder: Path, listing: Listing, project: str) -> Iterator[str]:
-    """Describe the files of a project in a folder, or statements of them, that are not listed."""
+def _find_strangers(folder: Path, listing: Listing, project: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a project in a folder, or statements of them, that are not as listed.
+
+    Yields:
+        The path of each, and a sentence.
+    """
     for path in sorted(folder.iterdir()):
         listed = listing.files.get(path.name)
         about = path.name.partition(".intoto.")[0]
         if listed is None and about not in listing.files and _project_of(about) == project:
-            yield f"{path.name} is not listed"
-        elif listed is not None and path.is_file():
-            with open_file(path) as file:
-                if hash_file(file).hex() != listed.sha256:
-                    yield f"{path.name} is not the file that is listed"
+            yield path, f"{path.name} is not listed"
+        elif listed is not None and _hash(path) != listed.sha256:
+            yield path, f"{path.name} is not the file that is listed"
+
+
+def _hash(path: Path) -> str:
+    """Return the SHA-256 of a file; an empty text if it cannot be read."""
+    try:
+        with open_file(path) as file:
+            return hash_file(file).hex()
+    except KernelsError:
+        return ""
 
 
 def _project_of(name: str) -> str:

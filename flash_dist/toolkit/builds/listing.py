@@ -49,6 +49,15 @@ def read_listing(path: Path) -> Listing:
     except (ValueError, RecursionError) as error:
         message = f"the manifest `{path}` is not JSON: {error}"
         raise ManifestError(message, hint=_NAME_IT) from error
+    return make_listing(path, data)
+
+
+def make_listing(path: Path, data: Any) -> Listing:  # noqa: ANN401 - any JSON
+    """Return the files of a manifest that was read from a path.
+
+    Raises:
+        ManifestError: It is no manifest.
+    """
     try:
         return Listing(str(path), _read_files(data))
     except (AttributeError, KeyError, TypeError, ValueError) as error:

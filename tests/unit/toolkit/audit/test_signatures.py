@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[set[str], Callable[[Signed], None]]] = {
     "wrong key that claims the id": ({"verify-signature"}, claim_the_key),
     "expired key": ({"verify-key-expired"}, lambda signed: signed.pair.save(YESTERDAY)),
     "changed file": (
-        {"verify-checksum", "verify-archive", "verify-provenance", "verify-mixed-release"},
+        {"verify-checksum", "verify-archive", "verify-provenance"},
         change_wheel,
     ),
     "changed file and manifest": (
@@ -211,8 +211,7 @@ REFUSED: dict[str, tuple[set[str], Callable[[Signed], None]]] = {
     ),
     "changed manifest": ({"verify-checksum", "verify-signature"}, write_signed_by_nobody),
     "renamed file": (
-        {"verify-not-listed", "verify-provenance", "verify-mixed-release"}
-        | {"verify-metadata", "verify-audit"},
+        {"verify-not-listed", "verify-provenance", "verify-metadata", "verify-audit"},
         rename_wheel,
     ),
     "statement as manifest": ({"verify-not-listed", "verify-signature"}, swap_envelopes),
@@ -246,6 +245,11 @@ REFUSED: dict[str, tuple[set[str], Callable[[Signed], None]]] = {
     "older conda package beside the manifest": (
         {"verify-mixed-release"},
         put("flash-dist-0.0.9-cuda130_hopper_0.conda"),
+    ),
+    "older wheel of the same name beside the manifest": ({"verify-mixed-release"}, put(NAME)),
+    "folder of the name of the wheel": (
+        {"verify-mixed-release"},
+        lambda signed: (signed.dist / NAME).mkdir(),
     ),
     "program of another release": ({"verify-mixed-release"}, put("flash_dist.pyz")),
     "older statement": ({"verify-mixed-release"}, put(f"provenance/{OLDER}.intoto.json")),
