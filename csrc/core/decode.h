@@ -93,7 +93,7 @@ struct AppendParams {
   const void* cos;  // [rotary_rows, rotary_dim / 2] of the dtype; null: nothing is rotated
   const void* sin;
   int rotary_rows, rotary_dim;
-  int interleaved;  // pairs are neighbours, else halves apart
+  int interleaved;  // a pair is two neighbours, else its elements are rotary_dim / 2 apart
   int advances;     // query i is at position cache_seqlens + i, else all at cache_seqlens
   int batch, seqlen_q, num_heads_kv, num_heads_q;
   int head_dim, head_dim_v;

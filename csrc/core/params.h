@@ -138,7 +138,7 @@ struct FwdParams {
 // What a launch of the forward is given.
 struct FwdCall {
   FwdParams params;
-  unsigned* tickets;  // a zero where the kernel wants it (KernelEntry::takes_tickets), else null
+  unsigned* tickets;  // a counter, 0, for kernels with KernelEntry::takes_tickets, else null
 };
 
 struct DeltaParams {

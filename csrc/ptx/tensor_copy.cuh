@@ -1,6 +1,6 @@
 // Copies between global and shared memory by the copy engine (TMA, sm_90 and newer): of boxes of
 // tensors, and of neighbouring bytes. A CUtensorMap says where the tensor lies, how large a box is and how it
-// is swizzled. What of a box lies outside of the tensor is zeros when read, and is not written.
+// is swizzled. Elements of a box outside the tensor read as zeros and are not written.
 #pragma once
 
 #include <cuda.h>
