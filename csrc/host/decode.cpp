@@ -3,13 +3,12 @@
 #include <cstdint>
 
 #include "core/params.h"
+#include "host/call.h"
 #include "host/decode.h"
 #include "host/decode_splits.h"
-#include "host/kernel_key.h"
 #include "host/limits.h"
 #include "host/recording.h"
 #include "host/scores.h"
-#include "host/workspace.h"
 #include "native/check.h"
 #include "native/status.h"
 

@@ -4,15 +4,14 @@
 #include <string>
 
 #include "core/ds_scale.h"
+#include "host/call.h"
 #include "host/capi.h"
 #include "host/decode.h"
-#include "host/kernel_key.h"
 #include "host/limits.h"
 #include "host/plan.h"
 #include "host/plan_grid.h"
 #include "host/recording.h"
 #include "host/scores.h"
-#include "host/workspace.h"
 #include "native/check.h"
 #include "native/status.h"
 

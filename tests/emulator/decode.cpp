@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "block.h"
+#include "host/call.h"
 #include "host/capi.h"
-#include "host/kernel_key.h"
 #include "native/check.h"
 #include "native/status.h"
 #include "plans.h"
