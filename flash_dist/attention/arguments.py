@@ -25,6 +25,8 @@ from .layouts import (
     Names,
     check_layouts,
     dtype_name,
+    require_device,
+    require_int32,
 )
 from .support import require_kernels
 
@@ -133,13 +135,8 @@ def read_cu_seqlens(
     require_tensor(name, x)
     if type(x) is not Tensor and hasattr(x, "full_tensor"):  # a DTensor, whose numbers are read
         x = x.full_tensor()
-    if x.dtype != torch.int32:
-        message = f"{name} must be int32, got {dtype_name(x.dtype)}\n\nhint: `{name}.int()`"
-        raise TypeError(message)
-    if x.device != q.device:
-        both = f"{q.device} and {x.device}"
-        message = f"{names.q} and {name} must be on the same device, got {both}"
-        raise ValueError(message)
+    require_int32(name, x)
+    require_device(name, x, q.device, names.q)
     if x.dim() != 1 or x.shape[0] < 1 or not x.is_contiguous():
         message = (
             f"{name} must be contiguous with shape [batch + 1], batch at least 0, "

@@ -183,15 +183,33 @@ def _drop_group(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> L
     return x.without_heads_per_kv()
 
 
-def _check_against_q(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> None:
+def require_same_dtype(name: str, x: Layout, q: Layout, name_q: str = "q") -> None:
+    """Raise TypeError where a tensor has another dtype than q."""
     if x.dtype != q.dtype:
         both = f"{dtype_name(q.dtype)} and {dtype_name(x.dtype)}"
-        message = f"{names.q} and {name} must have the same dtype, got {both}"
+        message = f"{name_q} and {name} must have the same dtype, got {both}"
         raise TypeError(message)
-    if x.device != q.device:
-        both = f"{q.device} and {x.device}"
-        message = f"{names.q} and {name} must be on the same device, got {both}"
+
+
+def require_device(
+    name: str, x: Layout | torch.Tensor, device: torch.device, name_q: str = "q"
+) -> None:
+    """Raise ValueError where a tensor is on another device than q."""
+    if x.device != device:
+        message = f"{name_q} and {name} must be on the same device, got {device} and {x.device}"
         raise ValueError(message)
+
+
+def require_int32(name: str, x: Layout | torch.Tensor) -> None:
+    """Raise TypeError for numbers of another dtype."""
+    if x.dtype != torch.int32:
+        message = f"{name} must be int32, got {dtype_name(x.dtype)}\n\nhint: `{name}.int()`"
+        raise TypeError(message)
+
+
+def _check_against_q(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> None:
+    require_same_dtype(name, x, q, names.q)
+    require_device(name, x, q.device, names.q)
     if tokens == DENSE and x.shape[0] != q.shape[0]:
         message = (
             f"{names.q} and {name} must agree in batch, "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from ...masks.registry import is_traced
 from ..arguments import require_tensor
 from ..layouts import Layout, dtype_name, stride_error
 from ..support import require_kernels
@@ -70,7 +71,8 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
     """
     if symbolic:
         return _check(CallLayouts(*_read_layouts(CallLayouts._fields, tensors)), counted=counted)
-    check = _check_once.__wrapped__ if _has_tensors_as_sizes() else _check_once
+    # Sizes under torch.jit.trace are tensors, useless as keys of a cache.
+    check = _check_once.__wrapped__ if is_traced() else _check_once
     return check(_read_fields(CallLayouts._fields, tensors), counted=counted)
 
 
@@ -90,13 +92,8 @@ def check_latent_call(tensors: Sequence[Tensor | None], head_dim_v: int, *, symb
     names = LatentLayouts._fields
     if symbolic:
         return _check_latent(LatentLayouts(*_read_layouts(names, tensors)), head_dim_v)
-    check = _check_latent_once.__wrapped__ if _has_tensors_as_sizes() else _check_latent_once
+    check = _check_latent_once.__wrapped__ if is_traced() else _check_latent_once
     return check(_read_fields(names, tensors), head_dim_v)
-
-
-def _has_tensors_as_sizes() -> bool:
-    """Return whether torch.jit.trace runs: its sizes are tensors, useless as keys of a cache."""
-    return torch._C._get_tracing_state() is not None  # noqa: SLF001 - the public name has no type
 
 
 def _read_layouts(names: Sequence[str], tensors: Sequence[Tensor | None]) -> list[Any]:

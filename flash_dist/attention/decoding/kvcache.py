@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,7 @@ from ...masks.inputs import require_bools
 from ...toolkit.errors import show
 from ..arguments import (
     are_aligned,
+    autocast,
     check_addresses,
     choose_band,
     choose_scale,
@@ -25,12 +26,12 @@ from ..arguments import (
     may_wait,
     read_whole,
 )
+from ..layouts import dtype_name
 from ..results import returns_softmax_lse
 from ..scores import choose_scores
 from ..transforms import require_no_gradients
 from ..unsupported import are_defaults, check_others
 from .cache_checks import check_call
-from .casts import cast_call
 
 if TYPE_CHECKING:
     from ..arguments import Window
@@ -135,7 +136,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     where = lengths, cache_batch_idx, cache_leftpad, block_table
     tensors = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin
     q, k_cache, v_cache, k, v, rotary_cos, rotary_sin = (
-        cast_call(*tensors) if is_autocast() else tensors
+        _cast_call(*tensors) if is_autocast() else tensors
     )
     arguments = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *where
     symbolic = is_symbolic(q)
@@ -192,6 +193,34 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         wants_lse=return_softmax_lse,
     )
     return (out, lse) if return_softmax_lse else out
+
+
+def _cast_call(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, *others: Tensor | None
+) -> tuple[Any, ...]:
+    """Cast what is read, as for every function under autocast; a cache that is written stays.
+
+    Args:
+        q: Queries.
+        k_cache: A copy is returned where it has another dtype.
+        v_cache: Likewise.
+        k: New keys, None where nothing is written.
+        others: New values and angles.
+
+    Raises:
+        TypeError: New keys are to be written into a cache of another dtype.
+    """
+    if k is None:
+        return autocast(q, k_cache, v_cache, k, *others)
+    q, k, *rest = autocast(q, k, *others)
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if isinstance(x, torch.Tensor) and isinstance(q, torch.Tensor) and x.dtype != q.dtype:
+            message = (
+                f"{name} must be {dtype_name(q.dtype)} where new keys are written under autocast, "
+                f"got {dtype_name(x.dtype)}\n\nhint: `{name}.to(torch.{dtype_name(q.dtype)})`, once"
+            )
+            raise TypeError(message)
+    return q, k_cache, v_cache, k, *rest
 
 
 def make_supported(x: Tensor, *, is_supported: bool) -> Tensor:

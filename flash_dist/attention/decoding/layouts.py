@@ -15,6 +15,9 @@ from ..layouts import (
     HEAD_DIM_STEP,
     MAX_HEAD_DIM,
     dtype_name,
+    require_device,
+    require_int32,
+    require_same_dtype,
     stride_error,
 )
 
@@ -110,15 +113,8 @@ def _check_cache(q: Layout, k: Layout, v: Layout, names: tuple[str, str], most: 
     name_k, name_v = names
     for name, x in ((name_k, k), (name_v, v)):
         _check_axes(name, x, "[entries, keys, num_heads_kv, head_dim]", most)
-        if x.dtype != q.dtype:
-            message = (
-                f"q and {name} must have the same dtype, "
-                f"got {dtype_name(q.dtype)} and {dtype_name(x.dtype)}"
-            )
-            raise TypeError(message)
-        if x.device != q.device:
-            message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
-            raise ValueError(message)
+        require_same_dtype(name, x, q)
+        require_device(name, x, q.device)
         reason = stride_error(x) if x.device.type == "cuda" else None
         if reason is not None:
             message = f"{name} {reason}"
@@ -150,7 +146,8 @@ def check_table(table: Layout, batch: int, device: torch.device, page: int) -> N
         TypeError: It is not int32.
         ValueError: Shape, device or strides do not fit, or pages of so many keys.
     """
-    _check_int32("block_table", table, device)
+    require_int32("block_table", table)
+    require_device("block_table", table, device)
     if len(table.shape) != 2 or table.shape[0] != batch or table.shape[1] == 0:  # noqa: PLR2004
         message = (
             f"block_table must have shape [batch, pages], batch {batch} and pages at least 1, "
@@ -181,7 +178,8 @@ def check_numbers(name: str, x: Layout, batch: int, device: torch.device) -> Non
         TypeError: They are not int32.
         ValueError: Shape, device or strides do not fit.
     """
-    _check_int32(name, x, device)
+    require_int32(name, x)
+    require_device(name, x, device)
     if x.shape != (batch,) or (batch > 1 and x.stride != (1,)):
         message = (
             f"{name} must be contiguous with shape [batch], {[batch]}, "
@@ -197,12 +195,7 @@ def check_angles(name: str, x: Layout, q: Layout) -> None:
         TypeError: A dtype is another than that of q.
         ValueError: Shape or device do not fit.
     """
-    if x.dtype != q.dtype:
-        message = (
-            f"q and {name} must have the same dtype, "
-            f"got {dtype_name(q.dtype)} and {dtype_name(x.dtype)}"
-        )
-        raise TypeError(message)
+    require_same_dtype(name, x, q)
     most = q.shape[-1] // ROTARY_STEP * ROTARY_STEP
     if most == 0:
         message = (
@@ -216,15 +209,6 @@ def check_angles(name: str, x: Layout, q: Layout) -> None:
             f"{name} must have shape [positions, rotary_dim / 2] on {q.device}, rotary_dim a "
             f"multiple of {ROTARY_STEP} up to {most}, got {list(x.shape)} on {x.device}"
         )
-        raise ValueError(message)
-
-
-def _check_int32(name: str, x: Layout, device: torch.device) -> None:
-    if x.dtype != torch.int32:
-        message = f"{name} must be int32, got {dtype_name(x.dtype)}\n\nhint: `{name}.int()`"
-        raise TypeError(message)
-    if x.device != device:
-        message = f"q and {name} must be on the same device, got {device} and {x.device}"
         raise ValueError(message)
 
 
