@@ -86,8 +86,7 @@ class IntervalMask(NamedTuple):
     @property
     def layout(self) -> list[int]:
         """The operators' list of integers, see layout.py."""
-        integers: list[int] = list_integers(*self[1:5]).tolist()
-        return integers
+        return _list_layout(self[1:5])
 
     def require(self, q: Tensor, k: Tensor) -> None:
         """Raise ValueError if a call is of another shape or device than the mask."""
@@ -237,11 +236,15 @@ _library.impl("plan_intervals", _plan_intervals, "CompositeExplicitAutograd")
 torch.library.register_fake("flash_dist::plan_intervals", _plan_fake, lib=_library)
 
 
+def _list_layout(sizes: tuple[int, ...]) -> list[int]:
+    """Return the layout of a mask of so many batches, heads, queries and keys."""
+    return [ROWS, *sizes, *lay_out(_sizes(sizes))[0].values()]
+
+
 @lru_cache(maxsize=64)
 def list_integers(*sizes: int) -> Tensor:
-    """Return the operators' integers of batches, heads, queries and keys, see layout.py."""
-    integers = ROWS, *sizes, *lay_out(_sizes(sizes))[0].values()
-    return torch.tensor(integers, dtype=torch.int64, device="cpu")
+    """Return such a layout as a tensor; do not write to it, nor call this in a fake mode."""
+    return torch.tensor(_list_layout(sizes), dtype=torch.int64, device="cpu")
 
 
 @lru_cache(maxsize=64)

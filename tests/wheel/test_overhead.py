@@ -10,6 +10,7 @@ import torch
 
 from flash_dist import (
     BlockMask,
+    IntervalMask,
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
@@ -170,11 +171,12 @@ SCORES: dict[str, dict[str, Any]] = {
     "slopes": {"alibi_slopes": torch.tensor([0.5, 0.25])},
     "sinks": {"learnable_sink": torch.tensor([0.5, -0.25])},
     "mask": {"softcap": 5.0, "mask": BlockMask.documents([0] * 3 + [1] * 5)},
+    "intervals": {"mask": IntervalMask.of(torch.zeros(8).int(), torch.full((8,), 5), seqlen_k=8)},
 }
 
 
 @pytest.mark.parametrize("options", SCORES.values(), ids=SCORES)
-def test_scores_are_bent_without_a_formula_where_nobody_wants_it(options: dict[str, Any]) -> None:
+def test_no_formula_runs_for_scores_or_intervals(options: dict[str, Any]) -> None:
     q, k, v = draw(1, 8, 2, 16)
     leaf = q.clone().requires_grad_()
     plain = entered(lambda: flash_attn_func(q, k, v, **options))
