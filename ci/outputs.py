@@ -92,7 +92,7 @@ class Output:
 
 OUTPUTS: Final = (
     Output("doctor", "gpu", "doctor"),
-    Output("select", "tree", 'select --gpu "RTX 3090,H100" --driver 580'),
+    Output("select", "tree", 'select --gpu "RTX 3090" --driver 580'),
     Output("explain", "tree", 'explain "device kernel image is invalid"'),
     Output("verify", "wheel", "verify --manifest manifest.json flash_dist-*.whl"),
     Output("library", "foreign", f"doctor --wheel {_XFORMERS} --gpu 7.5,8.6 --driver 580"),
