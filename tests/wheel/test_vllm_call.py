@@ -198,7 +198,7 @@ def test_an_out_under_gradients_is_refused(name: str) -> None:
     arguments = make_call(s_aux=torch.zeros(HEADS))
     arguments["out"] = torch.empty_like(arguments["q"])
     arguments[name] = arguments[name].detach().requires_grad_()
-    with pytest.raises(RuntimeError, match=f"out must be None .* {name} has one"):
+    with pytest.raises(RuntimeError, match=f"out must be None .* {name} wants one"):
         call(**arguments)
     with torch.no_grad():
         assert call(**arguments) is arguments["out"]
