@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,12 +24,32 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 LEAVES = (2, 8, 4, 16), (2, 8, 2, 16), (2, 8, 2, 16)
+IMPORTED_LATER = """
+import sys
+import torch
+from flash_dist import flash_attn_func
+q, k, v = (torch.randn(2, 8, 4, 16) for _ in range(3))
+flash_attn_func(q, k, v)
+assert "torch.utils.flop_counter" not in sys.modules
+assert "triton" not in sys.modules
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    flash_attn_func(q, k, v)
+print(counter.get_total_flops())
+"""
 
 
 def count(call: Callable[[], object]) -> int:
     with FlopCounterMode(display=False) as counter:
         call()
     return int(counter.get_total_flops())
+
+
+def test_the_counter_is_imported_by_who_counts_and_then_knows_our_operators() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_LATER], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == f"{2 * 2 * 4 * 8 * 8 * (16 + 16)}\n", done.stderr
 
 
 def train(out: Tensor) -> None:

@@ -6,18 +6,24 @@ all pairs of a query and a key, masked ones included.
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from typing import TYPE_CHECKING, Any
+import sys
+from importlib.abc import MetaPathFinder
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils.flop_counter import register_flop_formula
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 Tensor = torch.Tensor
+
+_COUNTER: Final = "torch.utils.flop_counter"
 
 
 def _count_forward(q: Tensor, k: Tensor, v: Tensor, *call: Any, **_: object) -> int:  # noqa: ANN401
@@ -81,7 +87,41 @@ def _is_real(x: Tensor) -> bool:
 
 
 def register() -> None:
-    """Give the operators of attention their formulas."""
+    """Give the operators of attention their formulas as soon as torch's counter is imported.
+
+    It is not imported here: it imports triton, which takes long and turns on a GIL that is off.
+    """
+    if _COUNTER in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _AfterImport())
+
+
+class _AfterImport(MetaPathFinder):
+    """Registers the formulas when torch's counter has been imported, once."""
+
+    def find_spec(
+        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec that the other finders find, with a loader that calls `_register`."""
+        if fullname != _COUNTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _register()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _register() -> None:
+    from torch.utils.flop_counter import register_flop_formula  # noqa: PLC0415 - see `register`
+
     formulas: dict[str, Callable[..., int]] = {
         "attention": _count_forward,
         "attention_backward": _count_backward,
