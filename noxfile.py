@@ -474,10 +474,12 @@ def root_test(session: nox.Session) -> None:
 
 @session_of
 def sizes(session: nox.Session) -> None:
-    """Measure the wheels in dist/; `-- --write` updates the table of sets in the README."""
+    """Measure the wheels in dist/; `-- --write` updates the README's table and docs/sizes.svg."""
     require_wheels(session, *load_archsets(ARCHSETS))
-    install(session, "runtime", "index", "clients", "torch")
+    install(session, "runtime", "index", "clients", "torch", "plot")
     session.run("python", "-m", "ci.install_tests.sizes", *session.posargs)
+    if "--write" in session.posargs:
+        session.run("python", "-m", "ci.size_figure")
 
 
 @session_of(venv_backend="virtualenv")

@@ -1,0 +1,115 @@
+"""Where the bytes of each set's wheel are: a picture, and a line for each target.
+
+An image of SASS holds kernels of several roles: each has the part of its packed bytes that its code
+has of the unpacked code. Megabytes are 10^6 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ci.install_tests.sizes import choose
+from flash_dist.bench.plot import require_matplotlib
+from flash_dist.bench.style import STYLE, TEXT, WIDTH, save_figure
+from flash_dist.toolkit.builds.contents import read_contents
+from flash_dist.toolkit.make.command import command
+from flash_dist.toolkit.make.project import ROOT
+from flash_dist.toolkit.make.wheels.artefacts import find_artefacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flash_dist.toolkit.builds.contents import Image, WheelContents
+
+PTX, REST = "PTX of all kernels", "Python, host code"
+PARTS: Final = {  # colours of Okabe and Ito, in the order of the bars
+    "forward": "#56b4e9",
+    "backward": "#0072b2",
+    "decoding": "#009e73",
+    PTX: "#e69f00",
+    REST: "#999999",
+}
+_DARK: Final = {"backward", "decoding"}
+_PREFIXES: Final = {"fwd": "forward", "bwd": "backward"}  # of roles; all others are of decoding
+_HEIGHT: Final = 0.34  # inches of a bar
+_BESIDE: Final = 1.25  # inches above and below the bars
+_WRITTEN: Final = 0.35  # megabytes of the smallest part that has a number
+
+
+def count_bytes(contents: WheelContents) -> dict[str, dict[str, float]]:
+    """Return the megabytes of each part of a wheel by target; they add up to its size."""
+    roles = {kernel.symbol: kernel.role for kernel in contents.manifest.kernels}
+    found: dict[str, dict[str, float]] = {}
+    for image in contents.images:
+        parts = found.setdefault(str(image.entry.arch), defaultdict(float))
+        for part, share in _share(image, roles).items():
+            parts[part] += share * image.entry.compressed_size / 1e6
+    rest = contents.size / 1e6 - sum(sum(parts.values()) for parts in found.values())
+    return {**{target: dict(parts) for target, parts in found.items()}, "": {REST: rest}}
+
+
+def sum_parts(targets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the megabytes of each part, of all targets."""
+    return {part: sum(one.get(part, 0.0) for one in targets.values()) for part in PARTS}
+
+
+def _share(image: Image, roles: Mapping[str, str]) -> dict[str, float]:
+    if image.entry.kind == "ptx":
+        return {PTX: 1.0}
+    code: Counter[str] = Counter()
+    for kernel in image.kernels:
+        prefix = roles[kernel.name].partition("_")[0]
+        code[_PREFIXES.get(prefix, "decoding")] += kernel.code_size or 0
+    return {part: size / sum(code.values()) for part, size in code.items()}
+
+
+def draw(sets: Mapping[str, Mapping[str, float]], plt: Any) -> Any:  # noqa: ANN401 - matplotlib's
+    """Draw a bar for each set, the first on top."""
+    figure, axis = plt.subplots(figsize=(WIDTH, _BESIDE + _HEIGHT * len(sets)))
+    places = range(len(sets))
+    begins = [0.0] * len(sets)
+    for part, colour in PARTS.items():
+        sizes = [one[part] for one in sets.values()]
+        axis.barh(places, sizes, 0.7, left=begins, color=colour, label=part)
+        for place, begin, size in zip(places, begins, sizes, strict=True):
+            if size >= _WRITTEN:
+                middle = (begin + size / 2, place)
+                ink = "#ffffff" if part in _DARK else "#000000"
+                text = {"ha": "center", "va": "center", "fontsize": TEXT, "color": ink}
+                axis.annotate(f"{size:.1f}", middle, **text)
+        begins = [begin + size for begin, size in zip(begins, sizes, strict=True)]
+    axis.set_yticks(places, [f"{name} {end:.1f}" for name, end in zip(sets, begins, strict=True)])
+    axis.invert_yaxis()
+    axis.set_xlabel("MB of the wheel")
+    figure.legend(loc="upper center", ncols=len(PARTS))
+    figure.tight_layout(rect=(0, 0, 1, 0.9))
+    return figure
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m ci.size_figure", description=__doc__)
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "sizes.svg", metavar="F.svg")
+    args = parser.parse_args(argv)
+    chosen = choose(find_artefacts(args.dist))
+    sets = {one.set_name: count_bytes(read_contents(one.path)) for one in chosen}
+    for name, targets in sets.items():
+        for target, parts in targets.items():
+            listed = ", ".join(f"{part} {size:.2f} MB" for part, size in parts.items())
+            print(f"{name:18} {target:10} {listed}")
+    plt = require_matplotlib()
+    with plt.rc_context(STYLE):
+        figure = draw({name: sum_parts(targets) for name, targets in sets.items()}, plt)
+        save_figure(figure, args.out)
+        plt.close(figure)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
