@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ class Fallbacks:
     The table of kernels states them; the generator writes them for C++ and for the manifest.
     """
 
-    stand_ins: Mapping[str, tuple[str, ...]]  # by role: the roles that serve unsupported calls
+    # By role: the roles that serve unsupported calls.
+    stand_ins: Mapping[str, tuple[str, ...]] = field(hash=False)
     leaves_half_filled: frozenset[str]  # families that leave calls below half of their first size
 
     @classmethod

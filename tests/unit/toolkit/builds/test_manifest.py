@@ -77,6 +77,12 @@ def test_the_text_round_trips(facts: Fallbacks | None) -> None:
     assert installed.told_fallbacks == facts
 
 
+def test_equal_manifests_are_one_key_of_a_dict() -> None:
+    points = {"vllm.general_plugins": ("flash_dist = flash_dist.integrations.vllm:register",)}
+    one, other = (make_manifest(fallbacks=FACTS, entry_points=dict(points)) for _ in range(2))
+    assert {one: 1}[other] == 1
+
+
 def test_a_manifest_of_an_earlier_build_states_no_fallbacks() -> None:
     data = make_manifest().to_json()
     del data["fallbacks"]
