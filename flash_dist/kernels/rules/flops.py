@@ -6,24 +6,19 @@ all pairs of a query and a key, masked ones included.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from importlib.abc import MetaPathFinder
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from .late import when_imported
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
 Tensor = torch.Tensor
-
-_COUNTER: Final = "torch.utils.flop_counter"
 
 
 def _count_forward(q: Tensor, k: Tensor, v: Tensor, *call: Any, **_: object) -> int:  # noqa: ANN401
@@ -91,32 +86,7 @@ def register() -> None:
 
     It is not imported here: it imports triton, which takes long and turns on a GIL that is off.
     """
-    if _COUNTER in sys.modules:
-        _register()
-    else:
-        sys.meta_path.insert(0, _AfterImport())
-
-
-class _AfterImport(MetaPathFinder):
-    """Registers the formulas when torch's counter has been imported, once."""
-
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec that the other finders find, with a loader that calls `_register`."""
-        if fullname != _COUNTER:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _register()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    when_imported("torch.utils.flop_counter", _register)
 
 
 def _register() -> None:

@@ -9,25 +9,22 @@ sent unless an input must be redistributed.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import torch
 
 from ...masks import registry
 from ...masks.inputs import complain
+from .late import when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 Tensor = torch.Tensor
 
-MODULE: Final = "torch.distributed.tensor"
 _OPERATORS: Final = (
     "attention",
     "attention_backward",
@@ -287,10 +284,7 @@ def _refuse(_cls: type, operator: Any, *_: object) -> NoReturn:  # noqa: ANN401 
 
 def register() -> None:
     """Register the rules, as soon as anybody imports torch's DTensor: it is slow to import."""
-    if MODULE in sys.modules:
-        _register()
-    else:
-        sys.meta_path.insert(0, _WhenImported)
+    when_imported("torch.distributed.tensor", _register)
 
 
 def _register() -> None:
@@ -299,28 +293,3 @@ def _register() -> None:
     for names, rule in ((_OPERATORS, _run), (_OF_ONE_RANK, _refuse)):
         for name in names:
             torch.library.register_torch_dispatch(f"flash_dist::{name}", DTensor, rule)
-
-
-class _WhenImported:
-    """A finder for `sys.meta_path` that finds one module, once, as the others do."""
-
-    @classmethod
-    def find_spec(
-        cls, name: str, path: Sequence[str] | None = None, target: object = None
-    ) -> ModuleSpec | None:
-        """Let the loader of DTensor's module register the rules behind its code."""
-        del path, target
-        if name != MODULE or cls not in sys.meta_path:
-            return None
-        sys.meta_path.remove(cls)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:  # noqa: ANN401 - of the standard library
-            load(module)
-            _register()
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

@@ -1,0 +1,47 @@
+"""Registers what a module of torch asks of operators when that module is imported, not before."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.abc import MetaPathFinder
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+def when_imported(name: str, register: Callable[[], None]) -> None:
+    """Call a function now if a module is imported, else behind its code once it is."""
+    if name in sys.modules:
+        register()
+    else:
+        sys.meta_path.insert(0, _Late(name, register))
+
+
+class _Late(MetaPathFinder):
+    """Finds one module, once, as the other finders do."""
+
+    def __init__(self, name: str, register: Callable[[], None]) -> None:
+        self.name = name
+        self.register = register
+
+    def find_spec(
+        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Let the module's loader call the function."""
+        if fullname != self.name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self.register()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
