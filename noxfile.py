@@ -218,9 +218,10 @@ def _test_integrations(session: nox.Session, *paths: str) -> None:
 
 
 def _run_vllm(session: nox.Session) -> None:
-    """Run vLLM's engine on the CPU, without the torchvision of PyPI, which is for CUDA."""
+    """Run vLLM's engine on the CPU, without packages that PyPI has for torch of CUDA only."""
     _upgrade(session, VLLM)
-    session.run("python", "-m", "pip", "uninstall", "--yes", "torchaudio", "torchvision")
+    for_cuda = ("torchaudio", "torchcodec", "torchvision")
+    session.run("python", "-m", "pip", "uninstall", "--yes", *for_cuda)
     _test_integrations(session, "tests/integrations/vllm")
 
 
