@@ -1,4 +1,4 @@
-// What the planner of the backward needs of the kernels' arguments: the part of a mask that is known
+// The arguments of kernels that the planner of the backward needs: the part of a mask that is known
 // without its arrays, and the rows of sums. No CUDA header: any C++ compiler can compile it.
 #pragma once
 

@@ -126,9 +126,9 @@ __device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
     }
 }
 
-// Of latent keys, each tile of which is multiplied with V, its first columns, before the next is read:
-// S -> P = exp2(S * scale - top). top and sum: of the two rows of a lane over the keys so far, sum
-// of the columns of the lane alone. keep: the factor that rescales O, and sum here.
+// Turns scores of latent keys into weights, S -> P = exp2(S * scale - top); each tile is multiplied with
+// V, its first columns, before the next is read. top and sum: of the two rows of a lane over the keys so
+// far, sum of the columns of the lane alone. keep: the factor that rescales O, and sum here.
 template <int NT>
 __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2], float (&sum)[2],
                                            float (&keep)[2], float scale_log2) {

@@ -1,5 +1,5 @@
-// What one call needs: kernels, by a role for a dtype and columns, and device memory, which the caller
-// allocates.
+// Finds the kernels of one call, by a role for a dtype and columns, and its device memory, which the
+// caller allocates.
 #pragma once
 
 #include <cstdint>

@@ -77,7 +77,7 @@ __device__ __forceinline__ void wait_until_written() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// What this thread knows to have been written to global memory is seen by its next copies.
+// Lets the next copies of this thread see the writes to global memory that it knows of.
 __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }

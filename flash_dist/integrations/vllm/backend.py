@@ -1,4 +1,4 @@
-"""What vLLM asks of an attention backend: its limits, the batch, a layer's attention."""
+"""The backend for vLLM: its limits, the description of a batch, the attention of a layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
+from ...attention.support import DTYPE_NAMES
 from ...compat.vllm_flash_attn import flash_attn_varlen_func
+from ...toolkit.targets.axes import AXES
+from ...toolkit.targets.devices import Device
 from . import NAME
 
 if TYPE_CHECKING:
@@ -26,13 +29,11 @@ Tensor = torch.Tensor
 
 _PAGE: Final = 16  # keys: pages are multiples
 _LONGEST_HEAD: Final = 256
-_OLDEST: Final = (7, 5)  # compute capability
-_OLDEST_BFLOAT16: Final = (8, 0)
 _ENCODERS: Final = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
 class FlashDistBackend(AttentionBackend):
-    """What vLLM asks before it chooses a backend."""
+    """The limits that vLLM reads before it chooses a backend."""
 
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar = [torch.float16, torch.bfloat16, torch.float32]
@@ -93,7 +94,7 @@ class FlashDistBackend(AttentionBackend):
     @classmethod
     def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
         """Return whether there are kernels for a GPU."""
-        return tuple(capability) >= _OLDEST
+        return _device_of(capability) >= min(word.floor for word in AXES.words.values())
 
     @classmethod
     def supports_combination(  # noqa: PLR0913, PLR0917 - vLLM's
@@ -109,9 +110,16 @@ class FlashDistBackend(AttentionBackend):
         device_capability: DeviceCapability,
     ) -> str | None:
         """Return why a dtype and a GPU do not go together, None if they do."""
-        if dtype is torch.bfloat16 and tuple(device_capability) < _OLDEST_BFLOAT16:
-            return "bfloat16 needs compute capability 8.0 or newer"
-        return None
+        if not cls.supports_dtype(dtype):  # refused by itself
+            return None
+        floor = AXES.words[DTYPE_NAMES[dtype]].floor
+        if _device_of(device_capability) >= floor:
+            return None
+        return f"{str(dtype).removeprefix('torch.')} needs compute capability {floor} or newer"
+
+
+def _device_of(capability: DeviceCapability) -> Device:
+    return Device(capability.major, capability.minor)
 
 
 @dataclass
@@ -282,8 +290,8 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
                 layer._v_scale,  # noqa: SLF001
             )
             return
-        slots = slot_mapping[slot_mapping >= 0]
         tokens = (slot_mapping >= 0).nonzero().squeeze(1)
+        slots = slot_mapping[tokens]
         page, place = slots // keys.shape[1], slots % keys.shape[1]
         keys[page, place] = key[tokens]
         values[page, place] = value[tokens]

@@ -48,8 +48,8 @@ def check_variables(environment: Environment) -> CheckResult:
         return CheckResult("fail", problem, shown, f"`unset {name}`", entry)
     switches = jit_policy(environment.variables).variables
     if switches:
-        uses = "are set: the driver uses no"
-        uses = "is set: the driver does not use all" if len(switches) == 1 else uses
+        one = len(switches) == 1
+        uses = "is set: the driver does not use all" if one else "are set: the driver uses no"
         summary = f"{' and '.join(switches)} {uses} embedded code"
         fix = f"`unset {' '.join(switches)}`"
         return CheckResult("warn", summary, shown, fix, ids.JIT_VARIABLE)
@@ -145,7 +145,7 @@ def driver_needs(build: Build) -> tuple[str, ...]:
 
 
 def uses_jit(verdict: DeviceVerdict) -> bool:
-    """Whether some kernel needs the JIT on this GPU."""
+    """Return whether a kernel needs the JIT on this GPU."""
     return any(kernel.how == "jit" for kernel in verdict.kernels)
 
 

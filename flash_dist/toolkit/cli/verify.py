@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..audit.signatures import SignedRelease
     from ..audit.verify import Verification
+    from ..builds.listing import Listing
     from ..findings.result import CheckResult
     from .options import Subparsers
 
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     except MissingExtraError as error:
         complain(f"error: {printable_error(error)}")
         return EXIT_NOTHING_CHECKED
-    listing = read_listing(args.manifest) if args.manifest else None
+    listing = signed.listing if signed else _read_listing(args)
     console = make_console()
     passed, codes = 0, set[int]()
     for path in args.paths:
@@ -117,6 +118,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print_end(console, passed, len(args.paths), known=listing is not None, quiet=args.quiet)
     return EXIT_FINDINGS if EXIT_FINDINGS in codes else max(codes)
+
+
+def _read_listing(args: argparse.Namespace) -> Listing | None:
+    return read_listing(args.manifest) if args.manifest else None
 
 
 def read_signed_release(args: argparse.Namespace) -> SignedRelease | None:
