@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-
-import pytest
+from typing import TYPE_CHECKING
 
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.wheels.fingerprints import RECORDED, find_stale, keep_built
 from flash_dist.toolkit.selftest.fingerprints import read_references
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_records_cover_every_toolkit_and_both_kinds_of_code() -> None:
@@ -21,14 +23,9 @@ def test_records_cover_every_toolkit_and_both_kinds_of_code() -> None:
     assert find_stale(references, kernels) == []
     drivers = {print_.driver for one in references for print_ in one.fingerprints}
     assert "" in drivers  # SASS
+    assert drivers - {""}  # PTX that a driver compiled
     counts = {len(print_.digests) for one in references for print_ in one.fingerprints}
     assert counts == {2, 5, 6}  # keys in a cache have no gradients, sinks have one
-
-
-@pytest.mark.xfail(strict=True, reason="the kernels of the PTX changed: record them on a GPU")
-def test_records_cover_the_ptx_that_drivers_compile() -> None:
-    prints = [print_ for one in read_references(RECORDED) for print_ in one.fingerprints]
-    assert {print_.driver for print_ in prints} - {""}
 
 
 def test_a_changed_kernel_is_found() -> None:
