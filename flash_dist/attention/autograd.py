@@ -8,6 +8,7 @@ import torch
 from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.nn.functional import pad
 
 from ..errors import FlashDistError
 from ..kernels import derivatives, operators
@@ -16,6 +17,7 @@ from ..masks.intervals import IntervalMask
 from ..masks.registry import is_traced
 from . import transforms
 from .arguments import is_transformed
+from .layouts import HEAD_DIM_STEP
 from .support import require_kernels
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ def attend(
 
     lse may be None if wants_lse is False.
     """
+    if q.size(-1) % HEAD_DIM_STEP or v.size(-1) % HEAD_DIM_STEP:
+        out, lse = attend(*pad_head_dims(q, k, v), problem, wants_lse=wants_lse)
+        return out[..., : v.size(-1)].contiguous(), lse
     if torch.compiler.is_compiling():
         return _attend_traced(q, k, v, problem)
     mask, _, _, scores, _, _, ieee = problem
@@ -53,6 +58,11 @@ def attend(
     call = problem, wants_lse
     results = _apply(q, k, v, call) if sinks is None else _apply(q, k, v, call, sinks)
     return results if wants_lse else (results, None)
+
+
+def pad_head_dims(*tensors: Tensor) -> list[Tensor]:
+    """Copy tensors to the next head_dim that kernels load, with columns of zeros, where needed."""
+    return [pad(x, (0, -x.size(-1) % HEAD_DIM_STEP)) for x in tensors]
 
 
 def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> bool:

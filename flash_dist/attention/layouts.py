@@ -84,6 +84,8 @@ def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int, names: Names = N
         v: Layout of the values, likewise.
         tokens: DENSE or PACKED.
         names: What the caller calls them.
+
+    A tensor whose head_dim is no multiple of HEAD_DIM_STEP may have any strides: it is padded.
     """
     for name, x, what in (
         (names.q, q, "head_dim"),
@@ -97,7 +99,7 @@ def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int, names: Names = N
     _check_keys(q, k, v, tokens, names)
     if q.device.type == "cuda":
         for name, x in ((names.q, q), (names.k, k), (names.v, v)):
-            reason = stride_error(x, names)
+            reason = None if x.shape[-1] % HEAD_DIM_STEP else stride_error(x, names)
             if reason is not None:
                 message = f"{name} {reason}"
                 raise ValueError(message)
@@ -144,9 +146,9 @@ def _check_tensor(name: str, x: Layout, what: str, tokens: int, names: Names) ->
             f"got shape {names.order(x.shape)}"
         )
         raise ValueError(message)
-    if x.shape[-1] % HEAD_DIM_STEP != 0 or x.shape[-1] > MAX_HEAD_DIM:
+    if x.shape[-1] > MAX_HEAD_DIM:
         message = (
-            f"{what} must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, "
+            f"{what} must be at most {MAX_HEAD_DIM}, "
             f"got {x.shape[-1]} ({name} has shape {names.order(x.shape)})"
         )
         raise ValueError(message)

@@ -15,6 +15,7 @@ from torch._C._functorch import unwrap_if_dead
 from torch.autograd.function import once_differentiable
 
 from ..attention.arguments import choose_scale, is_transformed, prepare_inputs
+from ..attention.autograd import pad_head_dims
 from ..attention.layouts import dtype_name
 from ..attention.results import choose_result
 from ..attention.support import require_kernels
@@ -114,9 +115,12 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         _require_pairs(q, k)
     if q.device.type == "cuda":
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
+    head_dim_v = v.shape[-1]
+    q, k, v = pad_head_dims(q, k, v)
     how: dict[str, Any] = {"batch_invariant": bool(batch_invariant), "ieee": ieee}
     problem = Problem(Band(), scale, budget=workspace_budget(), **how)
     out, lse = _attend(q, k, v, (ring, problem, bool(causal)))
+    out = out[..., :head_dim_v].contiguous()
     return choose_result(out, lse, return_lse=return_lse)
 
 

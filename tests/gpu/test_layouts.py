@@ -365,3 +365,24 @@ def test_nothing_of_packed_documents_is_copied(groups: bool, half: torch.dtype) 
     forward = Cost(lambda: attend(q.detach(), k.detach(), v.detach()))
     backward = Cost(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True))
     check_that_ours_alone_run(forward, backward, problem)
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(36, 36), (73, 73), (100, 82), (255, 3)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_head_dims_that_are_padded_have_the_bits_of_zeros(
+    head_dim: int, head_dim_v: int, dtype: torch.dtype
+) -> None:
+    sizes = (4, head_dim), (2, head_dim), (2, head_dim_v)
+    leaves = [torch.randn(2, 77, *size, device="cuda", dtype=dtype) for size in sizes]
+    padded = [torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)) for x in leaves]
+    tensors = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
+    wide = [x.requires_grad_() for x in padded]
+    scale = head_dim**-0.5
+    out = flash_attn_func(*tensors, causal=True)
+    wanted = flash_attn_func(*wide, causal=True, softmax_scale=scale)
+    assert torch.equal(out, wanted[..., :head_dim_v])
+    dout = torch.randn_like(out)
+    grads = torch.autograd.grad(out, tensors, dout)
+    more = torch.autograd.grad(wanted, wide, torch.nn.functional.pad(dout, (0, -head_dim_v % 8)))
+    for got, other in zip(grads, more, strict=True):
+        assert torch.equal(got, other[..., : got.shape[-1]])

@@ -9,7 +9,15 @@ import torch
 
 from ...attention.arguments import SCALES, may_look, read_cu_seqlens
 from ...attention.decoding.varlen import Keys, attend_to_cache, check_packed
-from ...attention.layouts import DENSE, PACKED, TORCH, Layout, Names, check_layouts
+from ...attention.layouts import (
+    DENSE,
+    HEAD_DIM_STEP,
+    PACKED,
+    TORCH,
+    Layout,
+    Names,
+    check_layouts,
+)
 from ...attention.packed import check_values
 from ...attention.support import require_kernels
 from ...kernels import operators
@@ -173,6 +181,8 @@ def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> T
     """Return tensors that our loads can step through, copied where they must be."""
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
         return None  # torch has no shapes of results for others
+    if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads before
+        return None
     tensors = query, key, value
     if not _are_supported(*map(Layout.of, tensors), tokens):
         tensors = query.contiguous(), key.contiguous(), value.contiguous()

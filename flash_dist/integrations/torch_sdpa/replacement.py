@@ -56,7 +56,7 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and masks
     that add 0 and at most -65504, -inf included; BlockMasks and IntervalMasks; `is_causal`, `scale`
     and `enable_gqa`. The rest goes to torch's own function: dropout, masks that add other numbers
-    or need a gradient, a head_dim that is no multiple of 8 or over 256, bfloat16 on compute
+    or need a gradient, a head_dim over 256, bfloat16 on compute
     capability 7.5, tensors of other types, calls under transforms of torch.func. So do masks of
     tensors under torch.compile, which cannot read them, and torch.jit.trace, which would keep them.
     The logger `flash_dist` logs at level INFO, once for each reason, that a call went to torch. A

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from ...attention.arguments import is_symbolic, is_transformed
 from ...attention.autograd import concerns_autograd
 from ...attention.decoding.kvcache import flash_attn_with_kvcache
-from ...attention.decoding.layouts import CUDA_DTYPES
+from ...attention.decoding.layouts import CUDA_DTYPES, HEAD_DIM_STEP
 from ...attention.packed import flash_attn_varlen_func
 from ...masks.registry import is_traced
 from .once import find_once
@@ -68,6 +68,8 @@ def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
     if torch.is_autocast_enabled(kind) or not q.dtype == k.dtype == v.dtype:
         return False
     if is_transformed() or concerns_autograd(q, k, v):
+        return False
+    if q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP:  # a cache is not copied
         return False
     if sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
         return False
