@@ -60,9 +60,10 @@ def attend(
     return results if wants_lse else (results, None)
 
 
-def pad_head_dims(*tensors: Tensor) -> list[Tensor]:
+def pad_head_dims(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Copy tensors to the next head_dim that kernels load, with columns of zeros, where needed."""
-    return [pad(x, (0, -x.size(-1) % HEAD_DIM_STEP)) for x in tensors]
+    more, more_v = -q.size(-1) % HEAD_DIM_STEP, -v.size(-1) % HEAD_DIM_STEP
+    return pad(q, (0, more)), pad(k, (0, more)), pad(v, (0, more_v))
 
 
 def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> bool:

@@ -374,12 +374,12 @@ def test_head_dims_that_are_padded_have_the_bits_of_zeros(
 ) -> None:
     sizes = (4, head_dim), (2, head_dim), (2, head_dim_v)
     leaves = [torch.randn(2, 77, *size, device="cuda", dtype=dtype) for size in sizes]
-    padded = [torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)) for x in leaves]
-    tensors = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
-    wide = [x.requires_grad_() for x in padded]
+    tensors = [x.mT.contiguous().mT.requires_grad_() for x in leaves]
+    wide = [torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)).requires_grad_() for x in leaves]
+    (q, k, v), (wide_q, wide_k, wide_v) = tensors, wide
+    out = flash_attn_func(q, k, v, causal=True)
     scale = head_dim**-0.5
-    out = flash_attn_func(*tensors, causal=True)
-    wanted = flash_attn_func(*wide, causal=True, softmax_scale=scale)
+    wanted = flash_attn_func(wide_q, wide_k, wide_v, causal=True, softmax_scale=scale)
     assert torch.equal(out, wanted[..., :head_dim_v])
     dout = torch.randn_like(out)
     grads = torch.autograd.grad(out, tensors, dout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,7 +12,11 @@ from torch.nn import functional
 import flash_dist
 from flash_dist import BlockMask, flash_attn_func, flash_attn_varlen_func
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Tensor = torch.Tensor
+Triple = tuple[Tensor, Tensor, Tensor]
 
 PAIRS = [(36, 36), (42, 42), (73, 73), (100, 82), (64, 20), (255, 3), (5, 5), (1, 1)]
 IDS = [f"d{d}-v{v}" for d, v in PAIRS]
@@ -24,10 +28,16 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
-def inputs(head_dim: int, head_dim_v: int, seqlen: int = 6) -> list[Tensor]:
-    sizes = (HEADS, head_dim), (KV_HEADS, head_dim), (KV_HEADS, head_dim_v)
-    drawn = [draw(2, seqlen, *size, seed=seed) for seed, size in enumerate(sizes)]
-    return [x.requires_grad_() for x in drawn]
+def inputs(head_dim: int, head_dim_v: int, seqlen: int = 6) -> Triple:
+    q = draw(2, seqlen, HEADS, head_dim, seed=0)
+    k = draw(2, seqlen, KV_HEADS, head_dim, seed=1)
+    v = draw(2, seqlen, KV_HEADS, head_dim_v, seed=2)
+    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+
+
+def each(change: Callable[[Tensor], Tensor], tensors: Triple) -> Triple:
+    q, k, v = tensors
+    return change(q), change(k), change(v)
 
 
 def attend_by_torch(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
@@ -37,7 +47,7 @@ def attend_by_torch(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) ->
     return own(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2)
 
 
-def assert_equal_with_gradients(out: Tensor, wanted: Tensor, leaves: list[Tensor]) -> None:
+def assert_equal_with_gradients(out: Tensor, wanted: Tensor, leaves: Triple) -> None:
     torch.testing.assert_close(out, wanted, rtol=1e-9, atol=1e-11)
     dout = torch.randn_like(wanted)
     got = torch.autograd.grad(out, leaves, dout, retain_graph=True)
@@ -70,7 +80,7 @@ def test_the_derivative_of_padding_is_exact() -> None:
 
 
 def test_columns_may_have_any_strides_where_they_are_copied_anyway() -> None:
-    leaves = [x.transpose(1, 3).contiguous().transpose(1, 3).detach() for x in inputs(36, 36)]
+    leaves = each(lambda x: x.detach().mT.contiguous().mT, inputs(36, 36))
     assert leaves[0].stride(-1) != 1
     torch.testing.assert_close(flash_attn_func(*leaves), attend_by_torch(*leaves))
 
@@ -79,16 +89,15 @@ def test_other_functions_pad_too() -> None:
     q, k, v = leaves = inputs(36, 36)
     wanted = attend_by_torch(q, k, v, causal=True)
     bounds = torch.tensor([0, 6, 12], dtype=torch.int32)
-    packed = flash_attn_varlen_func(
-        *(x.flatten(0, 1) for x in leaves), bounds, bounds, 6, 6, causal=True
-    )
+    tokens = each(lambda x: x.flatten(0, 1), leaves)
+    packed = flash_attn_varlen_func(*tokens, bounds, bounds, 6, 6, causal=True)
     assert_equal_with_gradients(packed.view_as(wanted), wanted, leaves)
     kv = torch.stack((k, v), dim=2)
     stacked = flash_dist.flash_attn_kvpacked_func(q, kv, causal=True)
     assert_equal_with_gradients(stacked, wanted, leaves)
     masked = flash_attn_func(q, k, v, mask=BlockMask.causal())
     assert_equal_with_gradients(masked, wanted, leaves)
-    heads_first = [x.transpose(1, 2) for x in leaves]
+    heads_first = each(lambda x: x.transpose(1, 2), leaves)
     own = flash_dist.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
     assert_equal_with_gradients(own.transpose(1, 2), wanted, leaves)
     with flash_dist.sdpa():
@@ -106,7 +115,7 @@ def test_options_of_scores_keep_their_meaning() -> None:
         "softmax_scale": 0.3,
     }
     leaves = inputs(20, 20)
-    padded = [functional.pad(x, (0, 4)) for x in leaves]
+    padded = each(lambda x: functional.pad(x, (0, 4)), leaves)
     wanted = flash_attn_func(*padded, **options)[..., :20]
     assert_equal_with_gradients(flash_attn_func(*leaves, **options), wanted, leaves)
 
@@ -116,12 +125,12 @@ def test_compiled_and_transformed_calls_pad_too() -> None:
     wanted = attend_by_torch(*leaves)
     compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
     assert_equal_with_gradients(compiled(*leaves), wanted, leaves)
-    one = [x.detach()[:, None] for x in leaves]
+    one = each(lambda x: x.detach()[:, None], leaves)
     mapped = torch.func.vmap(flash_attn_func)(*one)
     torch.testing.assert_close(mapped[:, 0], wanted)
 
 
 def test_a_cache_is_not_copied_and_says_which_head_dims_it_takes() -> None:
-    q, k, v = (x.detach() for x in inputs(36, 36))
+    q, k, v = each(torch.Tensor.detach, inputs(36, 36))
     with pytest.raises(ValueError, match="head_dim must be a multiple of 8 up to 256, got 36"):
         flash_dist.flash_attn_with_kvcache(q, k, v)

@@ -18,7 +18,8 @@ from torch.nn.functional import pad
 from ...attention.arguments import is_symbolic, is_transformed
 from ...attention.autograd import concerns_autograd
 from ...attention.decoding.kvcache import flash_attn_with_kvcache
-from ...attention.decoding.layouts import CUDA_DTYPES, HEAD_DIM_STEP
+from ...attention.decoding.layouts import CUDA_DTYPES
+from ...attention.layouts import HEAD_DIM_STEP
 from ...attention.packed import flash_attn_varlen_func
 from ...masks.registry import is_traced
 from .once import find_once
