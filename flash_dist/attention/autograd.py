@@ -36,7 +36,7 @@ def attend(
     """
     if q.size(-1) % HEAD_DIM_STEP or v.size(-1) % HEAD_DIM_STEP:
         out, lse = attend(*pad_head_dims(q, k, v), problem, wants_lse=wants_lse)
-        return out[..., : v.size(-1)].contiguous(), lse
+        return cut_head_dim(out, v.size(-1)), lse
     if torch.compiler.is_compiling():
         return _attend_traced(q, k, v, problem)
     mask, _, _, scores, _, _, ieee = problem
@@ -64,6 +64,13 @@ def pad_head_dims(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tens
     """Copy tensors to the next head_dim that kernels load, with columns of zeros, where needed."""
     more, more_v = -q.size(-1) % HEAD_DIM_STEP, -v.size(-1) % HEAD_DIM_STEP
     return pad(q, (0, more)), pad(k, (0, more)), pad(v, (0, more_v))
+
+
+def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
+    """Copy the first columns of out, if it has more."""
+    if out.size(-1) == head_dim_v:
+        return out
+    return out.narrow(-1, 0, head_dim_v).clone(memory_format=torch.contiguous_format)
 
 
 def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> bool:

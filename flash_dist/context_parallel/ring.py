@@ -15,7 +15,7 @@ from torch._C._functorch import unwrap_if_dead
 from torch.autograd.function import once_differentiable
 
 from ..attention.arguments import choose_scale, is_transformed, prepare_inputs
-from ..attention.autograd import pad_head_dims
+from ..attention.autograd import cut_head_dim, pad_head_dims
 from ..attention.layouts import dtype_name
 from ..attention.results import choose_result
 from ..attention.support import require_kernels
@@ -120,8 +120,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     how: dict[str, Any] = {"batch_invariant": bool(batch_invariant), "ieee": ieee}
     problem = Problem(Band(), scale, budget=workspace_budget(), **how)
     out, lse = _attend(q, k, v, (ring, problem, bool(causal)))
-    out = out[..., :head_dim_v].contiguous()
-    return choose_result(out, lse, return_lse=return_lse)
+    return choose_result(cut_head_dim(out, head_dim_v), lse, return_lse=return_lse)
 
 
 def _describe(*tensors: Tensor) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import flash_dist
@@ -128,6 +129,16 @@ def test_compiled_and_transformed_calls_pad_too() -> None:
     one = each(lambda x: x.detach()[:, None], leaves)
     mapped = torch.func.vmap(flash_attn_func)(*one)
     torch.testing.assert_close(mapped[:, 0], wanted)
+
+
+def test_fake_tensors_of_a_gpu_have_the_shape_and_strides_of_results() -> None:
+    with FakeTensorMode():
+        q = torch.empty(2, 5, 3, 36, dtype=torch.float16, device="cuda")
+        v = torch.empty(2, 5, 3, 20, dtype=torch.float16, device="cuda")
+        out, lse = flash_attn_func(q, q, v, return_lse=True)
+    assert out.shape == (2, 5, 3, 20)
+    assert out.is_contiguous()
+    assert lse.shape == (2, 3, 5)
 
 
 def test_a_cache_is_not_copied_and_says_which_head_dims_it_takes() -> None:
