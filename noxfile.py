@@ -417,7 +417,7 @@ def repro(session: nox.Session) -> None:
 def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip, uv and conda, with every torch; 30 minutes, 8 GB."""
     tried = [group for row in CHANNELS.values() if row.install_test for group in row.groups]
-    install(session, "runtime", "index", "clients", *tried)
+    install(session, "runtime", "index", "backend", "clients", *tried)
     session.run("python", "-m", "ci.install_tests.install", *session.posargs)
 
 

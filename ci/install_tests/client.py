@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from dataclasses import replace
-from email import message_from_bytes
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -14,11 +13,17 @@ from packaging.version import Version
 
 from ci.install_tests.clients import Environment, call, runs_here, serve, without_network
 from ci.install_tests.results import GPUS, MIXED, InstallError, Result, attempt
-from flash_dist.toolkit.builds.manifest import FILE_NAME, Manifest
 from flash_dist.toolkit.builds.published import load_picks, published_sets
+from flash_dist.toolkit.indexes.index import PROJECT
 from flash_dist.toolkit.make.project import ARCHSETS, ROOT
-from flash_dist.toolkit.make.release.index import DEFAULT, write_index
-from flash_dist.toolkit.make.wheels.artefacts import Artefact, newest_first, read_artefact
+from flash_dist.toolkit.make.release.index import DEFAULT, write_files, write_index
+from flash_dist.toolkit.make.release.pypi import make_plain, make_version, name_plain
+from flash_dist.toolkit.make.wheels.artefacts import (
+    Artefact,
+    newest_first,
+    read_artefact,
+    require_sound,
+)
 from flash_dist.toolkit.targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
@@ -32,50 +37,35 @@ DROPPED: Final = "py.typed"  # a file that the next version lacks
 MACHINES: Final = (*GPUS, *MIXED)
 DRIVER: Final = "580"
 OLDER_DRIVER: Final = "535"  # cannot load CUDA 13
+# The steps from one version to another: an index, and the number of the version there.
+UPGRADES: Final = (
+    *(("labelled", number) for number in (0, 1, 0)),
+    *(("plain", number) for number in (0, 1, 0)),
+    ("labelled", 1),
+    ("plain", 1),
+    ("labelled", 0),
+    ("plain", 1),
+)
 OLDER_MACHINES: Final = ("7.5", "7.5,9.0", "12.0")
 NO_CODE: Final = 1  # exit status of select and doctor
 
 
 def make_next(one: Artefact, folder: Path) -> Artefact:
     """Write the wheel of the next version into a folder, without the file DROPPED."""
-    folder.mkdir(parents=True)
     version = next_version(one.version)
-    _wheel("unpack", "--dest", str(folder), str(one.path))
-    tree = next(folder.iterdir())
-    (info,) = tree.glob("*.dist-info")
-    _rename(info / "METADATA", version)
-    _declare(tree / "flash_dist" / FILE_NAME, one.version, version)
-    (tree / "flash_dist" / DROPPED).unlink()
-    info.rename(tree / f"flash_dist-{version}.dist-info")
-    _wheel("pack", "--dest-dir", str(folder), str(tree))
-    return read_artefact(next(folder.glob("*.whl")))
+    files = tuple(name for name in one.manifest.files if name != DROPPED)
+    manifest = replace(one.manifest, package_version=str(version), files=files)
+    folder.mkdir(parents=True)
+    path = folder / one.file_name.replace(f"-{one.version}-", f"-{version}-")
+    path.write_bytes(make_version(one, manifest))
+    require_sound(read_artefact(path))
+    return read_artefact(path)
 
 
 def next_version(version: Version) -> Version:
-    """Return 0.1.1+cu130.all after 0.1.0+cu130.all."""
-    *start, last = version.release
-    numbers = ".".join(map(str, (*start, last + 1)))
+    """Return 0.2.0+cu130.all after 0.1.0+cu130.all."""
+    numbers = f"{version.major}.{version.minor + 1}.0"
     return Version(f"{numbers}+{version.local}" if version.local else numbers)
-
-
-def _rename(metadata: Path, new: Version) -> None:
-    headers = message_from_bytes(metadata.read_bytes())
-    headers.replace_header("Version", str(new))
-    metadata.write_bytes(headers.as_bytes())
-
-
-def _declare(path: Path, old: Version, new: Version) -> None:
-    manifest = Manifest.from_text(path.read_text(encoding="utf-8"), source=path)
-    if manifest.package_version != str(old):
-        message = f"`{path.name}` is of {manifest.package_version}, not of {old}"
-        raise InstallError(message)
-    files = tuple(name for name in manifest.files if name != DROPPED)
-    manifest = replace(manifest, package_version=str(new), files=files)
-    path.write_text(manifest.to_text(), encoding="utf-8")
-
-
-def _wheel(*words: str) -> None:
-    call([sys.executable, "-m", "wheel", *words])
 
 
 class ClientTests:
@@ -98,7 +88,7 @@ class ClientTests:
         if self.pick in self.by_set:
             yield attempt(self.client, "default index", self.try_default)
             yield attempt(self.client, "wrong hash is refused", self.try_wrong_hash)
-            yield attempt(self.client, "upgrade to the next version", self.try_upgrade)
+            yield attempt(self.client, "upgrades both ways, plain and labelled", self.try_upgrades)
         else:
             yield self._lack("default index", self.pick)
         for name in (*names, *(set(self.by_set) - set(names))):
@@ -138,23 +128,23 @@ class ClientTests:
             reason = f"the wheel of {name} is not for this machine"
         return Result(self.client, what, "NOT RUN", reason)
 
-    def _fresh(self, index: str = "") -> Environment:
+    def _fresh(self, cache: Path | None = None) -> Environment:
         self._count += 1
         folder = self._work / f"{self.client}-{self._count}"
-        return Environment(self.client, folder, index or f"{self.url}{DEFAULT}/")
+        return Environment(self.client, folder, f"{self.url}{DEFAULT}/", cache)
 
     def try_default(self) -> str:
         """Ask for no version: expect the pick of the table."""
         environment = self._fresh()
         environment.install("flash-dist")
-        return environment.require(self.by_set[self.pick])
+        return environment.require(self.by_set[self.pick].version)
 
     def try_set(self, name: str) -> str:
         """Ask for a set by the address of its index, and require the hash."""
         one, environment = self.by_set[name], self._fresh()
         pinned = self._pin(one, one.sha256)
         environment.install("--require-hashes", "-r", pinned, index=f"{self.url}{name}/")
-        return environment.require(one)
+        return environment.require(one.version)
 
     def try_wrong_hash(self) -> str:
         """Ask for a file with a wrong hash: expect that nothing is installed."""
@@ -182,27 +172,40 @@ class ClientTests:
         words = ("--no-index", "--find-links", str(folder), "flash-dist")
         environment.install(*words, within=off)
         (folder / one.file_name).unlink()
-        return environment.require(one)
+        return environment.require(one.version)
 
-    def try_upgrade(self) -> str:
-        """Upgrade to a version that lacks one file; expect no file of the old one."""
-        one = self.by_set[self.pick]
-        after = make_next(one, self._work / f"{self.client}-next")
-        out = self._work / f"{self.client}-two-versions"
-        write_index(out, [one, after], "http://127.0.0.1/", partial=True)
-        with serve(out) as url:
-            environment = self._fresh(f"{url}{DEFAULT}/")
-            environment.install(f"flash-dist=={one.version}")
-            before = environment.require(one)
-            environment.install("--upgrade", "flash-dist")
-        return f"{before} -> {environment.require(after)}"
+    def try_upgrades(self) -> str:
+        """Go to the next version, which lacks one file, and back, with one cache.
+
+        After each step no file of the other version is left, `verify` and `doctor` pass, and the
+        version reads the record that the one before has saved.
+        """
+        work = self._work / f"{self.client}-upgrades"
+        two = [one := self.by_set[self.pick], make_next(one, work / "next")]
+        plain = {name_plain(each): make_plain(each) for each in two}
+        write_index(work / "labelled", two, "http://127.0.0.1/", partial=True)
+        write_files(work / "plain", plain)
+        environment, record = self._fresh(work / "cache"), work / "record.json"
+        passed: list[Version] = []
+        with serve(work) as url:
+            for index, number in UPGRADES:
+                each = two[number]
+                address, wheel, version = f"{url}labelled/{DEFAULT}/", each.path, each.version
+                if index == "plain":
+                    address, version = f"{url}plain/", Version(version.public)
+                    wheel = work / "plain" / PROJECT / name_plain(each)
+                environment.install(*_words_for(version, passed), index=address)
+                environment.require(version)
+                environment.require_sound(wheel, record)
+                passed.append(version)
+        return " -> ".join(map(str, passed))
 
     def try_switch(self) -> str:
         """Replace one set by another, through all of them, and uninstall the last."""
         environment, passed = self._fresh(), []
         for name, one in self.by_set.items():
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{name}/")
-            passed.append(environment.require(one).partition("+")[2])
+            passed.append(environment.require(one.version).partition("+")[2])
         environment.uninstall()
         if environment.leftovers():
             message = f"uninstall leaves {[str(path) for path in environment.leftovers()]}"
@@ -218,7 +221,7 @@ class ClientTests:
         environment, chosen = self._fresh(), said["chosen"]
         line = next(one["line"] for one in said["commands"] if one["tool"] == self.client)
         environment.install(*shlex.split(line.partition(" install ")[2]))
-        version = environment.require(self.by_set[chosen["name"]])
+        version = environment.require(self.by_set[chosen["name"]].version)
         expected = {one["compute_capability"]: one["how"] for one in chosen["gpus"]}
         _require_same(expected, _ask_doctor(environment, machine, driver))
         how = ", ".join(f"{gpu} {how}" for gpu, how in expected.items())
@@ -264,6 +267,14 @@ class ClientTests:
             expected = {one["compute_capability"]: one["how"] for one in candidate["gpus"]}
             _require_same(expected, _ask_doctor(environment, machine, driver))
         return "no set: doctor refuses all of them"
+
+
+def _words_for(version: Version, passed: Sequence[Version]) -> list[str]:
+    """Return what a user types to get from the last version to another."""
+    if passed and version.local == passed[-1].local and version > passed[-1]:
+        return ["--upgrade", PROJECT]
+    again = passed and version.public == passed[-1].public  # pip keeps a label for a plain version
+    return [*(["--force-reinstall"] if again else []), f"{PROJECT}=={version}"]
 
 
 def _read(output: str) -> dict[str, Any]:

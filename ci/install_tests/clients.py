@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from packaging.version import Version
+
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 CLIENTS: Final = ("pip", "uv")
+ANY_VERDICT: Final = (0, 1, 3)  # of doctor on a machine without torch or a GPU
 _OURS: Final = re.compile("flash[_-]dist")
 _SAID: Final = 300  # characters from either end of a failed command's output
 _UNSHARED: Final = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))
@@ -34,10 +37,11 @@ _UNSHARED: Final = (("unshare", "--net"), ("unshare", "--user", "--map-root-user
 class Environment:
     """A fresh virtual environment, and the client that installs into it."""
 
-    def __init__(self, client: str, folder: Path, index: str) -> None:
+    def __init__(self, client: str, folder: Path, index: str, cache: Path | None = None) -> None:
         self.client = client
         self.folder = folder
         self.index = index  # replaces PyPI
+        self._cache = ["--cache-dir", str(cache)] if cache else []
         self.python = folder / "bin" / "python"
         call(["uv", "venv", "--quiet", "--python", sys.executable, str(folder)])
 
@@ -51,10 +55,10 @@ class Environment:
         """
         if self.client == "pip":
             command = [sys.executable, "-m", "pip", "--python", str(self.python), "install"]
-            command += ["--quiet", "--no-cache-dir", "--no-deps"]
+            command += ["--quiet", "--no-deps", *(self._cache or ["--no-cache-dir"])]
         else:
             command = ["uv", "pip", "install", "--python", str(self.python)]
-            command += ["--quiet", "--no-cache", "--no-deps"]
+            command += ["--quiet", "--no-deps", *(self._cache or ["--no-cache"])]
         named = {"PIP_INDEX_URL": index or self.index, "UV_DEFAULT_INDEX": index or self.index}
         call([*within, *command, *words], named)
 
@@ -70,17 +74,27 @@ class Environment:
         """Return the version of the imported package."""
         return self.run("-c", "import flash_dist; print(flash_dist.__version__)").strip()
 
-    def require(self, one: Artefact) -> str:
-        """Check that this wheel imports, and that no file comes from elsewhere."""
+    def require(self, version: Version) -> str:
+        """Check that this version imports, and that no file comes from elsewhere."""
         found = self.version()
-        if found != str(one.version):
-            message = f"{found} was installed, expected {one.version}"
+        if found != str(version):
+            message = f"{found} was installed, expected {version}"
             raise InstallError(message)
         strangers = find_strangers(self.folder)
         if strangers:
             message = f"{found} is installed, and {strangers} are not of it"
             raise InstallError(message)
         return found
+
+    def require_sound(self, wheel: Path, record: Path) -> None:
+        """Let the installed program judge its wheel, itself, and a record; then save a new one."""
+        program = (str(self.folder / "bin" / "flash-dist"),)
+        self.run(*program, "verify", str(wheel))
+        checks = ("--only", "install,build")
+        self.run(*program, "doctor", *checks)
+        if record.exists():
+            self.run(*program, "doctor", *checks, "--load", str(record))
+        self.run(*program, "doctor", "--save", str(record), "--no-selftest", fine=ANY_VERDICT)
 
     def run(self, *words: str, fine: Sequence[int] = (0,)) -> str:
         """Run Python; the Python that runs this provides the dependencies of flash_dist's tools."""

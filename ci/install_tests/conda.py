@@ -15,6 +15,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from ci.install_tests.client import make_next
+from ci.install_tests.clients import call_openly, find_files
 from ci.install_tests.conda_client import RefusedError, Request, Solved, ask
 from ci.install_tests.results import GPUS, MIXED, InstallError, Result, attempt
 from flash_dist.errors import FlashDistError
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 CUDA: Final = "13.0"
 OLDER_CUDA: Final = "12.4"
+FAILED: Final = 1  # exit status of doctor
 _NEEDED: Final = ("rattler", "rattler_build")
 _MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
 
@@ -97,6 +100,7 @@ class CondaTests:
         yield self._try("without CUDA refused", self.try_without_cuda)
         for one in self.members:
             yield self._try(f"{one.set_name} by build string", partial(self.try_set, one))
+        yield self._try("upgrades both ways", self.try_upgrades)
         if len(self.members) > 1:
             yield self._try("one set to another, uninstall", self.try_switch)
 
@@ -138,7 +142,7 @@ class CondaTests:
         prefix, found = self._install(self._spec(one), fitting[0], cuda)
         self._require(found, one)
         how = self._require_served(prefix, ",".join(fitting), cuda)
-        self._require_recorded(prefix)
+        _require_recorded(prefix)
         refused = [gpu for gpu in GPUS if gpu not in fitting]
         return f"{how}; {len(fitting)} GPUs, refused on {', '.join(refused) or 'none'}"
 
@@ -148,15 +152,31 @@ class CondaTests:
         for one in list(self.members)[:2]:
             gpu = next(gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu)))
             self._require(self._request(self._spec(one), gpu, CUDA, prefix), one)
-            self._require_recorded(prefix)
+            _require_recorded(prefix)
             passed.append(one.set_name)
         self._request(["python"], "", CUDA, prefix)
-        left = sorted(str(path) for path in prefix.rglob("*flash[-_]dist*") if path.is_file())
-        left = [path for path in left if "flash_dist_stubs" not in path]
+        left = [path for path in find_files(prefix) if "flash_dist_stubs" not in path.parts]
         if left:
-            message = f"uninstall leaves {', '.join(left)}"
+            message = f"uninstall leaves {', '.join(map(str, left))}"
             raise InstallError(message)
         return " -> ".join([*passed, "nothing"])
+
+    def try_upgrades(self) -> str:
+        """Go to the next version, which lacks one file, and back, with one cache of packages."""
+        from flash_dist.toolkit.make.conda.pack import write_channel  # noqa: PLC0415 - may be absent
+
+        one, prefix, passed = next(iter(self.members)), self._fresh(), []
+        channel, after = f"two-{self.subdir}", make_next(one, self._work / f"next-{self.subdir}")
+        gpu = next(gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu)))
+        write_channel(self._work / channel, [one, after], epoch=load_project().epoch)
+        for each in (one, after, one, after):
+            recipe = recipe_of(each)
+            specs = [PROJECT if each is after else f"{PROJECT}={recipe.version}"]
+            self._request(specs, gpu, CUDA, prefix, channel)
+            _require_recorded(prefix)
+            _run_program(prefix, "verify", str(self._work / channel / recipe.path))
+            passed.append(_require_only(prefix, each))
+        return " -> ".join(passed)
 
     def _expect(self, gpu: str, cuda: str) -> Artefact | None:
         """Return the expected set: the pick, where its package fits."""
@@ -190,11 +210,11 @@ class CondaTests:
         return self._request(specs, gpu, cuda, None)[PROJECT]
 
     def _request(
-        self, specs: list[str], gpu: str, cuda: str, prefix: Path | None
+        self, specs: list[str], gpu: str, cuda: str, prefix: Path | None, channel: str = "conda"
     ) -> dict[str, Solved]:
         gpu_words = {"__cuda": cuda, "__cuda_arch": gpu}
         virtual = _MACHINE | {name: value for name, value in gpu_words.items() if value}
-        channels = [(self._work / name).as_uri() for name in ("conda", "stubs")]
+        channels = [(self._work / name).as_uri() for name in (channel, "stubs")]
         cache = str(self._work / "cache")
         return ask(
             Request(channels, specs, self.subdir, virtual, str(prefix) if prefix else "", cache)
@@ -227,27 +247,38 @@ class CondaTests:
         how = sorted({str(check["data"]["how"]) for check in checks if check["data"].get("how")})
         return ", ".join(how)
 
-    def _require_recorded(self, prefix: Path) -> None:
-        """Ask doctor whether all files match RECORD."""
-        _ask_doctor(prefix, "--only", "install")
+
+def _require_recorded(prefix: Path) -> None:
+    """Ask doctor whether all files match RECORD."""
+    _ask_doctor(prefix, "--only", "install")
+
+
+def _require_only(prefix: Path, one: Artefact) -> str:
+    """Check that the prefix has this version, and no file that conda did not record for it."""
+    said = _run_program(prefix, "--version").split()[-1]
+    (record,) = (prefix / "conda-meta").glob(f"{PROJECT}-*.json")
+    listed = {*json.loads(record.read_text("utf-8"))["files"], str(record.relative_to(prefix))}
+    found = {str(path.relative_to(prefix)) for path in find_files(prefix)}
+    strangers = sorted(path for path in found - listed if "flash_dist_stubs" not in path)
+    if said != str(one.version) or strangers:
+        message = f"{said} is installed, expected {one.version}; not of it: {strangers or 'none'}"
+        raise InstallError(message)
+    return said
+
+
+def _run_program(prefix: Path, *words: str, fine: Sequence[int] = (0,)) -> str:
+    """Run the installed program, without this machine's settings."""
+    return call_openly([str(prefix / "bin/python"), "-m", "flash_dist", *words], {}, fine=fine)
 
 
 def _ask_doctor(prefix: Path, *words: str) -> list[dict[str, Any]]:
-    command = [str(prefix / "bin" / "python"), "-m", "flash_dist", "doctor", *words, "--json"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=prefix, env={}, timeout=300
-    )
-    try:
-        report = json.loads(done.stdout)
-    except ValueError as error:
-        message = f"doctor failed ({done.returncode}): {(done.stderr or done.stdout)[-300:]}"
-        raise InstallError(message) from error
-    bad = [check for check in report["checks"] if check["status"] not in {"ok", "info"}]
-    if bad or done.returncode:
+    output = _run_program(prefix, "doctor", *words, "--json", fine=(0, FAILED))
+    checks: list[dict[str, Any]] = json.loads(output)["checks"]
+    bad = [check for check in checks if check["status"] not in {"ok", "info"}]
+    if bad:
         said = "; ".join(f"{check['name']}: {check['summary']}" for check in bad)
-        message = f"doctor {' '.join(words)} says {said or done.returncode}"
+        message = f"doctor {' '.join(words)} says {said}"
         raise InstallError(message)
-    checks: list[dict[str, Any]] = report["checks"]
     return checks
 
 

@@ -70,7 +70,7 @@ def measure(artefacts: Sequence[Artefact], work: Path, runs: int) -> list[Row]:
     for one in filter(runs_here, artefacts):
         environments[one] = environment = Environment("uv", work / one.set_name, "")
         environment.install("--no-index", str(one.path))
-        environment.require(one)
+        environment.require(one.version)
         runtime = runtime_requirements(one.manifest.toolkit.cuda)
         if runtime:  # the measuring environment has everything else
             command = ["uv", "pip", "install", "--quiet", "--python", str(environment.python)]

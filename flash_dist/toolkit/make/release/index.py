@@ -25,6 +25,7 @@ from urllib.parse import quote, urlsplit
 from simple_repository.model import File, Meta, ProjectDetail, ProjectList, ProjectListElement
 from simple_repository.serializer import SerializerHtmlV1, SerializerJsonV1
 
+from ...builds.metadata import PYTHON
 from ...builds.published import pick_for
 from ...errors import UsageError
 from ...indexes.index import PROJECT
@@ -38,7 +39,7 @@ from .channels import CHANNELS, Row, find_published
 from .landing import Offer, make_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 DEFAULT: Final = "simple"
@@ -142,6 +143,25 @@ def _write_packages(folder: Path, artefacts: Iterable[Artefact]) -> None:
     for one in artefacts:
         shutil.copyfile(one.path, folder / one.file_name)
         (folder / f"{one.file_name}.metadata").write_bytes(one.metadata.text)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write one index with its files beside the page of the project, as PyPI would list them."""
+    write_simple(
+        folder,
+        [
+            File(
+                name,
+                quote(name),
+                {"sha256": hashlib.sha256(data).hexdigest()},
+                requires_python=PYTHON,
+                size=len(data),
+            )
+            for name, data in files.items()
+        ],
+    )
+    for name, data in files.items():
+        (folder / PROJECT / name).write_bytes(data)
 
 
 def write_simple(folder: Path, files: Sequence[File]) -> None:

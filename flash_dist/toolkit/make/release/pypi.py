@@ -47,32 +47,42 @@ def name_plain(one: Artefact) -> str:
 
 
 def make_plain(one: Artefact, more: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
-    """Return a wheel under the plain version; equal wheels give equal bytes.
+    """Return a wheel under the plain version, with more files in its metadata."""
+    return make_version(one, _declare_plain(one), more)
+
+
+def make_version(
+    one: Artefact, manifest: Manifest, more: Mapping[str, bytes] = MappingProxyType({})
+) -> bytes:
+    """Return a wheel under the version of another declaration; equal wheels give equal bytes.
 
     Args:
-        one: The labelled wheel.
+        one: The wheel.
+        manifest: The declaration; files that it does not name are left out.
         more: Files for its metadata.
     """
     from ..compile.sbom import make_sbom  # noqa: PLC0415 - `check` runs without its packages
 
-    old, new = _folders(one)
+    old, new = _folders(one, manifest)
     with open_wheel(one.path) as wheel:
         hashes = {name: hash_member(wheel, name) for name in LIBRARIES}
-    sbom = make_sbom(_relabel(one.manifest), hashes).encode()
-    changed = {**_change(one), f"{new}/sboms/{bill_name(NAME)}": sbom}
+    sbom = make_sbom(manifest, hashes).encode()
+    changed = {**_change(one, manifest), f"{new}/sboms/{bill_name(NAME)}": sbom}
     changed |= {f"{new}/{name}": data for name, data in more.items()}
     made, lines = io.BytesIO(), ""
-    with zipfile.ZipFile(one.path) as packed, zipfile.ZipFile(made, "w") as plain:
+    with zipfile.ZipFile(one.path) as packed, zipfile.ZipFile(made, "w") as new_wheel:
         members = {x.filename.replace(f"{old}/", f"{new}/"): x for x in packed.infolist()}
         record = members.pop(f"{new}/RECORD")
+        for name in {*one.manifest.files} - {*manifest.files}:
+            del members[f"{NAME}/{name}"]
         members |= {f"{new}/{name}": record for name in more}
         for name, member in members.items():
             data = changed.get(name) or packed.read(member)
-            _store(plain, name, data, member)
+            _store(new_wheel, name, data, member)
             if not member.is_dir():
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
                 lines += f"{name},sha256={digest.decode()},{len(data)}\n"
-        _store(plain, f"{new}/RECORD", f"{lines}{new}/RECORD,,\n".encode(), record)
+        _store(new_wheel, f"{new}/RECORD", f"{lines}{new}/RECORD,,\n".encode(), record)
     return made.getvalue()
 
 
@@ -82,22 +92,24 @@ def _store(archive: zipfile.ZipFile, name: str, data: bytes, like: zipfile.ZipIn
     archive.writestr(place, data)
 
 
-def _folders(one: Artefact) -> tuple[str, str]:
-    """Return the names of the metadata's folder with the label and without."""
-    old, new = (f"{NAME}-{version}.dist-info" for version in (one.version, one.version.public))
+def _folders(one: Artefact, manifest: Manifest) -> tuple[str, str]:
+    """Return the names of the metadata's folder, the old and the new one."""
+    versions = (one.manifest.package_version, manifest.package_version)
+    old, new = (f"{NAME}-{version}.dist-info" for version in versions)
     return old, new
 
 
-def _relabel(manifest: Manifest) -> Manifest:
-    return replace(manifest, package_version=manifest.package_version.partition("+")[0])
+def _declare_plain(one: Artefact) -> Manifest:
+    return replace(one.manifest, package_version=one.version.public)
 
 
-def _change(one: Artefact) -> dict[str, bytes]:
+def _change(one: Artefact, manifest: Manifest) -> dict[str, bytes]:
     """Return the files that tell the version, beside the bill of materials and RECORD."""
-    line, plain = (f"\nVersion: {x}\n".encode() for x in (one.version, one.version.public))
+    versions = (one.manifest.package_version, manifest.package_version)
+    old, new = (f"\nVersion: {version}\n".encode() for version in versions)
     return {
-        MANIFEST: _relabel(one.manifest).to_text().encode(),
-        f"{_folders(one)[1]}/{METADATA}": one.metadata.text.replace(line, plain, 1),
+        MANIFEST: manifest.to_text().encode(),
+        f"{_folders(one, manifest)[1]}/{METADATA}": one.metadata.text.replace(old, new, 1),
     }
 
 
@@ -125,8 +137,9 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
 
 def _is_plain(path: Path, one: Artefact) -> bool:
     """Compare a plain wheel with its labelled one; `verify` judges bill of materials and RECORD."""
-    old, new = _folders(one)
-    changed = _change(one)
+    manifest = _declare_plain(one)
+    old, new = _folders(one, manifest)
+    changed = _change(one, manifest)
     judged = {f"{new}/RECORD", f"{new}/sboms/{bill_name(NAME)}"}
     with open_wheel(path) as plain, open_wheel(one.path) as wheel:
         names = {name.replace(f"{old}/", f"{new}/"): name for name in wheel.names}

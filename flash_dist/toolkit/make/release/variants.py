@@ -18,18 +18,14 @@ import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
 
-from simple_repository.model import File
-
-from ...builds.metadata import PYTHON
 from ...indexes.index import PROJECT
 from ...product import NAME
 from ..command import command
 from ..project import ROOT
 from ..wheels.artefacts import Artefact, ArtefactError, find_artefacts
 from ..wheels.channel import no_commands, no_files
-from .index import pick_default, write_simple
+from .index import pick_default, write_files
 from .pypi import make_plain, name_plain
 
 if TYPE_CHECKING:
@@ -89,21 +85,13 @@ def write(out: Path, artefacts: Sequence[Artefact]) -> list[Path]:
         name = f"{name_plain(one).removesuffix('.whl')}-{label}.whl"
         wheels[name] = make_plain(one, {_FILE: told})
     version = default[0].version.public
-    files = {**wheels, f"{NAME}-{version}-variants.json": _to_json(variants)}
     shutil.rmtree(out, ignore_errors=True)
-    write_simple(out, [_make_file(name, data) for name, data in files.items()])
-    for name, data in files.items():
-        (out / PROJECT / name).write_bytes(data)
+    write_files(out, {**wheels, f"{NAME}-{version}-variants.json": _to_json(variants)})
     return [out / PROJECT / name for name in wheels]
 
 
 def _to_json(variants: Mapping[str, Any]) -> bytes:
     return f"{json.dumps({**_HEAD, 'variants': variants}, indent=1, sort_keys=True)}\n".encode()
-
-
-def _make_file(name: str, data: bytes) -> File:
-    digest = {"sha256": hashlib.sha256(data).hexdigest()}
-    return File(name, quote(name), digest, requires_python=PYTHON, size=len(data))
 
 
 check = no_files  # not part of a release

@@ -11,14 +11,21 @@ import pytest
 from packaging.version import Version
 
 from ci.install_tests import install, torch_matrix
-from ci.install_tests.client import DROPPED, ClientTests, _require_same, make_next, next_version
+from ci.install_tests.client import (
+    DROPPED,
+    ClientTests,
+    _require_same,
+    _words_for,
+    make_next,
+    next_version,
+)
 from ci.install_tests.clients import call, find_strangers, runs_here
 from ci.install_tests.install import PHASES, conclude, main
 from ci.install_tests.results import InstallError, NotRunError, Result, attempt
 from ci.install_tests.torch_matrix import PAIRS, Pair, _require, find_python, try_torches
 from flash_dist.toolkit.make.wheels.artefacts import find_artefacts, read_artefact
 from tests.unit.made.wheels import write_dist
-from tests.unit.made.whole_wheel import INFO, make_files, write_whole_wheel
+from tests.unit.made.whole_wheel import write_whole_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,11 +37,7 @@ PAIR = Pair("2.15", "3.13")
 
 
 def whole_wheel(folder: Path) -> Artefact:
-    wheel = b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-manylinux_2_34_x86_64\n"
-    files = {**make_files(), f"flash_dist/{DROPPED}": b"", f"{INFO}/WHEEL": wheel}
-    metadata = f"{INFO}/METADATA"
-    files[metadata] = b"Metadata-Version: 2.4\nName: flash_dist\n" + files[metadata]
-    return read_artefact(write_whole_wheel(folder, files))
+    return read_artefact(write_whole_wheel(folder))
 
 
 def probed(**changes: object) -> str:
@@ -109,7 +112,7 @@ def test_an_unknown_phase_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("version", "after"),
-    [("0.1.0+cu130.all", "0.1.1+cu130.all"), ("1.9", "1.10"), ("2.0.9+x", "2.0.10+x")],
+    [("0.1.0+cu130.all", "0.2.0+cu130.all"), ("1.9", "1.10.0"), ("2.0.9+x", "2.1.0+x")],
 )
 def test_the_next_version_is_newer_and_of_the_same_set(version: str, after: str) -> None:
     assert next_version(Version(version)) == Version(after)
@@ -118,13 +121,28 @@ def test_the_next_version_is_newer_and_of_the_same_set(version: str, after: str)
 def test_the_next_version_of_a_wheel_declares_itself_and_lacks_one_file(tmp_path: Path) -> None:
     one = whole_wheel(tmp_path / "old")
     after = make_next(one, tmp_path / "new")
-    assert str(after.version) == "0.1.1+cu130.hopper"
-    assert after.manifest.package_version == "0.1.1+cu130.hopper"
-    assert after.metadata.version == "0.1.1+cu130.hopper"
+    assert str(after.version) == "0.2.0+cu130.hopper"
+    assert after.metadata.version == "0.2.0+cu130.hopper"
     assert (after.tags, after.requires_python) == (one.tags, one.requires_python)
     assert after.embedded == one.embedded
-    with pytest.raises(OSError, match="No such file"):
-        (tmp_path / "new" / "flash_dist-0.1.1" / DROPPED).read_bytes()
+    with zipfile.ZipFile(one.path) as old, zipfile.ZipFile(after.path) as new:
+        names = {name.replace("0.1.0", "0.2.0") for name in old.namelist()}
+        assert names - {*new.namelist()} == {f"flash_dist/{DROPPED}"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("", "0.1.0", "flash-dist==0.1.0"),
+        ("0.1.0", "0.2.0", "--upgrade flash-dist"),
+        ("0.2.0+a", "0.1.0+a", "flash-dist==0.1.0+a"),
+        ("0.1.0", "0.2.0+a", "flash-dist==0.2.0+a"),
+        ("0.1.0+a", "0.1.0", "--force-reinstall flash-dist==0.1.0"),
+    ],
+)
+def test_an_upgrade_is_asked_for_as_users_do(before: str, after: str, words: str) -> None:
+    passed = [Version(before)] if before else []
+    assert _words_for(Version(after), passed) == words.split()
 
 
 def test_a_failed_command_is_quoted_from_both_ends() -> None:
