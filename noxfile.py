@@ -387,7 +387,7 @@ def repro(session: nox.Session) -> None:
     """Make a release of some sets twice and compare the bytes: `-- [--native] SET ...`.
 
     Compares wheels, sources, conda channel, index and manifest, built in containers if podman or
-    docker answers.
+    docker answers. Natively the first is compiled anew, and the second may come from ccache.
     """
     install(session, "runtime")
     session.env["CIBW_TEST_SKIP"] = "*"  # the comparison covers them
@@ -395,6 +395,7 @@ def repro(session: nox.Session) -> None:
     native = [NATIVE] if NATIVE in session.posargs else []
     published = load_archsets(ARCHSETS)
     dists = []
+    session.env["CCACHE_RECACHE"] = "1"  # compile the first, whatever ccache has
     for folder in ("one", "another-folder"):
         tree = Path(session.create_tmp()) / folder / "flash_dist"
         copy_tree(session, tree)
@@ -404,6 +405,7 @@ def repro(session: nox.Session) -> None:
         for made in (*([row.name, *row.partial] for row in released()), ["manifest"]):
             run_session(session, *made, tree=tree)
         dists.append(str(tree / "dist"))
+        session.env.pop("CCACHE_RECACHE", None)
     try:
         session.run("python", "-m", "flash_dist.toolkit.make.wheels.repro", *dists)
     except nox.command.CommandFailed:

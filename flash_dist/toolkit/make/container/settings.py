@@ -59,7 +59,8 @@ GROUP: Final = "test"  # the dependency group of the project's tests
 
 def cibuildwheel_settings() -> dict[str, str]:
     """Return the settings that are equal on every machine and for every arch set."""
-    environ = {"CUDA_HOME": str(HOME), STATIC_STDCXX: "ON"}
+    # Releases are built here: no object comes from a cache, whatever the image has.
+    environ = {"CUDA_HOME": str(HOME), STATIC_STDCXX: "ON", "CCACHE_DISABLE": "1"}
     if not EMBEDDED:
         environ["PYTHONPATH"] = f"{PROJECT}/{PLACE.parent.as_posix()}"
     return {

@@ -37,6 +37,11 @@ def test_the_variables_of_the_package_bear_its_name() -> None:
     assert cibuildwheel_settings()["CIBW_ENVIRONMENT_PASS"].split() == list(PASSED)
 
 
+def test_a_container_takes_no_object_from_a_cache() -> None:
+    assert "CCACHE_DISABLE=1" in cibuildwheel_settings()["CIBW_ENVIRONMENT"].split()
+    assert not [name for name in PASSED if name.startswith("CCACHE_")]
+
+
 def test_the_wheel_is_tried_without_a_toolkit_beside_it() -> None:
     found = cibuildwheel_settings()
     assert found["CIBW_TEST_ENVIRONMENT"] == "PYTHONPATH="
