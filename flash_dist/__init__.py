@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .context_parallel.ring import ring_attention
     from .context_parallel.shards import ring_positions, ring_shard, ring_unshard
     from .integrations.torch_sdpa.replacement import sdpa
+    from .kernels.matching import match_kvcache
     from .kernels.precision import float32_precision
     from .masks import BlockMask, IntervalMask
     from .toolkit.doctor.gpu_report import check
@@ -56,6 +57,7 @@ __all__ = [
     "flex_attention",
     "float32_precision",
     "last_variant",
+    "match_kvcache",
     "merge_attention",
     "refresh_mask",
     "ring_attention",
@@ -84,6 +86,7 @@ _MODULES: Final = {
     "flex_attention": ".attention.flex",
     "float32_precision": ".kernels.precision",
     "last_variant": ".toolkit.loading.library",
+    "match_kvcache": ".kernels.matching",
     "merge_attention": ".context_parallel.merge",
     "refresh_mask": ".attention.conversions",
     "ring_attention": ".context_parallel.ring",

@@ -43,6 +43,7 @@ Overview <self>
 docs/install
 docs/attention
 docs/decoding
+docs/same-bits
 docs/doctor
 docs/inspect
 docs/building

@@ -29,6 +29,7 @@ struct Arguments {
   double softmax_scale;
   bool ieee;
   Scores scores = {};
+  bool match_kvcache = false;
 };
 
 // q, k and v as kernels can read them.
@@ -145,7 +146,8 @@ OutLse run_fwd(const Arguments& a) {
   p.out = read_view(out, s.packed, s.group);
   p.lse = pointer<float>(lse);
   Workspace workspace;
-  check_status(flash_dist_fwd(&call, &p, &Workspace::allocate, &workspace));
+  const auto forward = a.match_kvcache ? flash_dist_fwd_as_cache : flash_dist_fwd;
+  check_status(forward(&call, &p, &Workspace::allocate, &workspace));
   return {out, lse};
 }
 
@@ -198,10 +200,10 @@ OutLse attention(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
                  const std::vector<int64_t>& mask, const MaybeTensor& cu_seqlens_q,
                  const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
                  double softmax_scale, bool ieee, double softcap, const MaybeTensor& alibi_slopes,
-                 const MaybeTensor& sinks) {
+                 const MaybeTensor& sinks, bool match_kvcache) {
   const Scores scores{softcap, alibi_slopes, sinks};
   return run_fwd({q, k, v, mask, mask_data, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                  softmax_scale, ieee, scores});
+                  softmax_scale, ieee, scores, match_kvcache});
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
@@ -250,7 +252,7 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "attention(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? "
       "cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
       "softmax_scale, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "
-      "sinks=None) -> (Tensor out, Tensor lse)");
+      "sinks=None, bool match_kvcache=False) -> (Tensor out, Tensor lse)");
   // dsinks has no elements without sinks.
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "

@@ -28,6 +28,12 @@ struct BwdOptions {
 KERNEL_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::FwdParams* params,
                               flash_dist::Allocate allocate, void* context);
 
+// Likewise, with the bits that flash_dist_decode gives for the same keys. The mask is a band, the
+// elements have 16 bits, and memory may be needed: allocate is not null.
+KERNEL_API int flash_dist_fwd_as_cache(const flash_dist::Call* call,
+                                       const flash_dist::FwdParams* params,
+                                       flash_dist::Allocate allocate, void* context);
+
 // dq, dk and dv. In delta: views of out and dout, lse, dlse, sinks, dsinks. In grads: views, sizes,
 // softmax_scale, packing, mask, scores as above. The remaining fields are filled in here. Memory is
 // needed, allocate not null.

@@ -106,6 +106,9 @@ class Decode {
 
   int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_; }
 
+  // Whether there are so many work tiles that to cut some makes nothing faster.
+  bool has_whole_tiles() const { return p_.tiles_differ != 0; }
+
   void run(void* workspace) {
     p_.partial_stats = static_cast<float2*>(workspace);
     p_.partial_out = reinterpret_cast<float*>(static_cast<uint8_t*>(workspace) + stats_bytes_);
@@ -179,8 +182,8 @@ class Decode {
   int64_t stats_bytes_ = 0, out_bytes_ = 0;
 };
 
-// The call that computes sequences of few queries on many keys alone.
-DecodeParams few_queries_of(const FwdParams& p) {
+// A forward as attention to a cache; few_alone: only packed sequences of few queries on many keys.
+DecodeParams as_cache(const FwdParams& p, bool few_alone) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   DecodeParams d{};
   d.q = p.q;
@@ -203,7 +206,7 @@ DecodeParams few_queries_of(const FwdParams& p) {
   d.left = p.mask.left;
   d.right = p.mask.right;
   d.bottom_right = p.mask.bottom_right;
-  d.few_alone = packed;
+  d.few_alone = few_alone;
   d.softmax_scale = p.softmax_scale;
   d.scores = p.scores;
   d.sinks = p.sinks;
@@ -231,7 +234,7 @@ bool may_have_few_queries(const Call& call, const FwdParams& p) {
 
 void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
                       void* context) {
-  const DecodeParams few = few_queries_of(p);
+  const DecodeParams few = as_cache(p, p.packing.cu_seqlens_q != nullptr);
   Decode decode(call, few, allocate == nullptr ? 0 : read_budget(BUDGET_NOW));
   const int64_t bytes = front + decode.workspace_bytes();
   void* memory = bytes == 0 ? nullptr : allocate(context, bytes);
@@ -253,6 +256,22 @@ int flash_dist_decode(const Call* call, const DecodeParams* params, int64_t budg
     check_sizes(*params);
     const DeviceScope scope(call->device);
     Decode decode(*call, with_scores(*params), read_budget(budget));
+    decode.run(require_workspace(*call, decode.workspace_bytes(), allocate, context));
+    return 0;
+  });
+}
+
+int flash_dist_fwd_as_cache(const Call* call, const FwdParams* params, Allocate allocate,
+                            void* context) {
+  return guarded([&] {
+    if (params->mask.kind != MaskKind::BAND) {
+      fail("a forward with the bits of a cache must have a band as its mask, got another kind");
+    }
+    const DecodeParams p = with_scores(as_cache(*params, false));
+    check_sizes(p);
+    const DeviceScope scope(call->device);
+    const bool is_whole = Decode(*call, p, 0).has_whole_tiles();
+    Decode decode(*call, p, is_whole ? 0 : read_budget(BUDGET_NOW));
     decode.run(require_workspace(*call, decode.workspace_bytes(), allocate, context));
     return 0;
   });

@@ -39,7 +39,7 @@ def attend(
         return cut_head_dim(out, v.size(-1)), lse
     if torch.compiler.is_compiling():
         return _attend_traced(q, k, v, problem)
-    mask, _, _, scores, _, _, ieee = problem
+    mask, _, _, scores, _, _, ieee, _ = problem
     if ieee and q.is_cuda and not isinstance(q, FakeTensor):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
     if is_transformed():
@@ -153,11 +153,11 @@ class _TracedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         if dout is None and dlse is None:
-            return (None,) * 15
+            return (None,) * 16
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         problem = Problem.unflatten(tensors, ctx.others)
         dq, dk, dv, dsinks = operators.differentiate(dout, (q, k, v, out, lse), dlse, problem)
-        return dq, dk, dv, None, None, None, dsinks, *(None,) * 8
+        return dq, dk, dv, None, None, None, dsinks, *(None,) * 9
 
 
 class _EagerAttention(torch.autograd.Function):
@@ -178,7 +178,7 @@ class _EagerAttention(torch.autograd.Function):
         problem, wants_lse = call
         out, lse = operators.attend_no_grad(q, k, v, problem)
         ctx.problem = problem
-        mask, _, packing, scores, _, _, _ = problem
+        mask, _, packing, scores, *_ = problem
         if packing is None and scores is None and type(mask) is not IntervalMask:
             ctx.save_for_backward(q, k, v, out, lse)
         else:  # all tensors, for autograd to notice changes of their values

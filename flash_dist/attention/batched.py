@@ -17,7 +17,7 @@ from .unsupported import are_defaults, check_others, refuse_unsupported
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..kernels.precision import Precision
+    from ..kernels.choices import Precision
     from ..masks import BlockMask, IntervalMask
     from .arguments import Window
     from .results import Flag, Result
@@ -44,6 +44,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
+    match_kvcache: bool | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """Attention without storing the score matrix: softmax(q @ k.T * softmax_scale) @ v.
@@ -61,10 +62,10 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     CPU tensors are computed in plain torch, which stores all scores.
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
-    return_lse, batch_invariant and float32_precision are ours, by name only. Unsupported arguments
-    may have values that change nothing: dropout_p 0 and, by name, those of flash-attention 3 and 4
-    (num_splits 0 or 1, pack_gqa and so on). Sinks are supported. Every call is deterministic,
-    whatever `deterministic` is.
+    return_lse, batch_invariant, float32_precision and match_kvcache are ours, by name only.
+    Unsupported arguments may have values that change nothing: dropout_p 0 and, by name, those of
+    flash-attention 3 and 4 (num_splits 0 or 1, pack_gqa and so on). Sinks are supported. Every call
+    is deterministic, whatever `deterministic` is.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -103,6 +104,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             has few kv heads.
         float32_precision: "tf32x3" or "ieee", for products of float32; None: the choice of
             `flash_dist.float32_precision`.
+        match_kvcache: Whether out and lse have the bits of `flash_attn_with_kvcache`; None: the
+            choice of `flash_dist.match_kvcache`.
         learnable_sink: By name, [num_heads_q], any floating point dtype: one more score of each
             row, after the mask, that has no value. Differentiable; its gradient is one sum in
             float32 over batch and queries, in an order that follows from their number and the
@@ -148,6 +151,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         scores=scores,
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
+        match_kvcache=match_kvcache,
     )
     wants_lse = return_lse or return_attn_probs
     out, lse = attend(q, k, v, problem, wants_lse=wants_lse)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ..kernels.precision import Precision
+    from ..kernels.choices import Precision
     from .arguments import Window
     from .results import Flag, Result
     from .unsupported import Others
@@ -67,6 +67,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
+    match_kvcache: bool | None = None,
     mask: None = None,
     **others: Unpack[Others],
 ) -> Result:
@@ -113,6 +114,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         batch_invariant: Whether the gradients of a sequence have the same bits whatever else is
             packed with it.
         float32_precision: As in `flash_attn_func`.
+        match_kvcache: Likewise.
         learnable_sink: By name, as in `flash_attn_func`, as is `s_aux`.
 
     Returns:
@@ -173,6 +175,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         scores=scores,
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
+        match_kvcache=match_kvcache,
     )
     wants_lse = return_lse or return_attn_probs
     out, lse = attend(q, k, v, problem, wants_lse=wants_lse)

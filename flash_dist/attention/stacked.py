@@ -19,7 +19,7 @@ from .unsupported import KNOWN, require_known
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..kernels.precision import Precision
+    from ..kernels.choices import Precision
     from ..masks import BlockMask
     from .arguments import Window
     from .results import Flag, Result
@@ -51,6 +51,7 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
     return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
+    match_kvcache: bool | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """`flash_attn_func` of queries, keys and values in one tensor.
@@ -76,6 +77,7 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
         return_lse=return_lse,
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
+        match_kvcache=match_kvcache,
         **others,
     )
 
@@ -97,6 +99,7 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
     return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
+    match_kvcache: bool | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """`flash_attn_func` of keys and values in one tensor.
@@ -123,6 +126,7 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
         return_lse=return_lse,
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
+        match_kvcache=match_kvcache,
         **others,
     )
 
@@ -144,6 +148,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
+    match_kvcache: bool | None = None,
     mask: None = None,
     **others: Unpack[Others],
 ) -> Result:
@@ -173,6 +178,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
         return_lse=return_lse,
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
+        match_kvcache=match_kvcache,
         mask=mask,
         **others,
     )
@@ -198,6 +204,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     return_lse: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
+    match_kvcache: bool | None = None,
     mask: None = None,
     **others: Unpack[Others],
 ) -> Result:
@@ -231,6 +238,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
         return_lse=return_lse,
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
+        match_kvcache=match_kvcache,
         mask=mask,
         **others,
     )

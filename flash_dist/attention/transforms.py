@@ -125,9 +125,9 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Return the gradients of q, k and v."""
         if dout is None and dlse is None:
-            return (None,) * 15
+            return (None,) * 16
         dq, dk, dv = Backward.apply(dout, dlse, *ctx.saved_tensors, *ctx.others)  # type: ignore[no-untyped-call]
-        return dq, dk, dv, *(None,) * 12
+        return dq, dk, dv, *(None,) * 13
 
     @staticmethod
     def vmap(

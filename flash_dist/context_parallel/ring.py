@@ -23,6 +23,7 @@ from ..errors import FlashDistError
 from ..kernels import operators
 from ..kernels.boundaries import is_checking
 from ..kernels.budget import workspace_budget
+from ..kernels.choices import find_match_kvcache
 from ..kernels.precision import IEEE, TF32X3, is_ieee
 from ..kernels.problem import Problem
 from ..masks.band import Band
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ..attention.results import Result
-    from ..kernels.precision import Precision
+    from ..kernels.choices import Precision
     from .exchange import Tensors
 
 Tensor = torch.Tensor
@@ -92,12 +93,15 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
             backend does not take q's device; with `FLASH_DIST_CHECK=1`, which waits, ranks call
             with different shapes or options, or some with gradients and some without.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
-            set to install.
+            set to install. Or `flash_dist.match_kvcache` is chosen.
     """
     if is_transformed():
         message = "ring_attention does not support transforms of torch.func (grad, vjp, vmap)"
         raise FlashDistError(message, hint="use `loss.backward()` or `torch.autograd.grad`")
     require_bools(causal=causal, return_lse=return_lse, batch_invariant=batch_invariant)
+    if find_match_kvcache():
+        message = "match_kvcache must be False around ring_attention, got True"
+        raise FlashDistError(message, hint="it rounds out between ranks, which no cache does")
     q, k, v = map(unwrap_if_dead, prepare_inputs(q, k, v))  # of a transform that has ended
     ring = Ring.of(group, q.device)
     scale = choose_scale(softmax_scale, q.shape[-1])

@@ -14,6 +14,7 @@ import torch
 from ..masks.band import Band
 from .boundaries import check_boundaries
 from .cache_values import Cache
+from .choices import find_match_kvcache
 from .cpu import without_autocast
 from .reference import Options, reference_forward
 from .scores import Scores
@@ -56,7 +57,8 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty((batch, seqlen_q, heads, v_cache.shape[-1]))
     lse = q.new_empty((batch, heads, seqlen_q), dtype=_lse_dtype(q))
-    options = Options(softmax_scale, band=Band(left, right))
+    ordered = find_match_kvcache()
+    options = Options(softmax_scale, band=Band(left, right), ordered=ordered)
     for i in range(batch):
         end = cache.find_capacity()
         if cache_seqlens is not None:

@@ -60,13 +60,18 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     max_seqlen_k: int,
     softmax_scale: float,
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - it always is
-    *scores: Any,  # noqa: ANN401
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    match_kvcache: bool = False,  # noqa: FBT001, FBT002
 ) -> Pair:
     """Return out and lse for a band; cu_seqlens is checked, which costs nothing here."""
     check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     band = parse_band(mask)
-    options = Options(softmax_scale, None, band, cu_seqlens_q, cu_seqlens_k, Scores(*scores))
+    scores = Scores(softcap, alibi_slopes, sinks)
+    packed = cu_seqlens_q, cu_seqlens_k
+    options = Options(softmax_scale, None, band, *packed, scores, ordered=match_kvcache)
     return reference_forward(q, k, v, options)
 
 
@@ -102,7 +107,8 @@ def attention_no_grad(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> Pair:
     """Return what `attention` returns; the integers of a mask are a tensor."""
     packed += NOT_PACKED[len(packed) :]
-    return attention(q, k, v, mask_data, mask.tolist(), *packed, softmax_scale, ieee)
+    call: tuple[Any, ...] = q, k, v, mask_data, mask.tolist(), *packed, softmax_scale, ieee
+    return attention(*call)
 
 
 def attention_backward_no_grad(*call: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401 - likewise

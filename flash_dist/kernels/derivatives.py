@@ -149,7 +149,7 @@ class _Shortcut:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
     q, k, v, mask_data, ctx.mask, cu_seqlens_q, cu_seqlens_k, *numbers = inputs
-    *ctx.numbers, ctx.softcap, alibi_slopes, sinks = numbers
+    *ctx.numbers, ctx.softcap, alibi_slopes, sinks, _ = numbers  # match_kvcache is of the forward
     kept = mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks
     ctx.save_for_backward(q, k, v, *output, *kept)
     ctx.set_materialize_grads(False)
@@ -157,7 +157,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     if dout is None and dlse is None:
-        return (None,) * 14
+        return (None,) * 15
     *saved, mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks = ctx.saved_tensors
     max_seqlen_q, max_seqlen_k, softmax_scale, ieee = ctx.numbers
     mask = mask_data, None, ctx.mask  # without mask_slots dS is not stored
@@ -172,7 +172,7 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     dq, dk, dv, dsinks = differentiate(
         backward, tuple(saved), dout, dlse, sinks=sinks, max_seqlen_k=longest
     )
-    return dq, dk, dv, *(None,) * 10, dsinks
+    return dq, dk, dv, *(None,) * 10, dsinks, None
 
 
 def _save_masked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401

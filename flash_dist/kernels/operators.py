@@ -122,8 +122,8 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     written in Python: to find that nobody wants it takes as long as all else of a small call.
     """
     try:
-        mask, softmax_scale, packing, scores, _, _, ieee = problem
-        if scores is not None or _is_watched(q, k, v):
+        mask, softmax_scale, packing, scores, _, _, ieee, match_kvcache = problem
+        if scores is not None or match_kvcache or _is_watched(q, k, v):
             with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
                 return _call_forward(q, k, v, problem)
         integers, data, _ = _find_integers(mask, q, k)
@@ -137,8 +137,10 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
 
 def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     """Call the operator that a graph may hold and a mode of torch.dispatch knows."""
-    mask, softmax_scale, packing, scores, _, batch_invariant, ieee = problem
+    mask, softmax_scale, packing, scores, _, batch_invariant, ieee, match_kvcache = problem
     how = ieee, *(scores or ())
+    if match_kvcache:
+        how = ieee, *(scores or PLAIN), match_kvcache
     known = band_or_handle(mask)
     if isinstance(known, Band):
         packed = packing or NOT_PACKED
@@ -218,7 +220,7 @@ def _backward_no_grad(
     dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
     """Call the operator of eager mode, as `attend_no_grad` does."""
-    mask, softmax_scale, packing, _, *how = problem
+    mask, softmax_scale, packing, _, *how, _ = problem  # match_kvcache is of the forward
     arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
         dout, *saved, dlse, *arrays, softmax_scale, *how, *(packing or ())
@@ -228,7 +230,7 @@ def _backward_no_grad(
 
 def _call_backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
     """Call the operator that belongs to that of `_call_forward`."""
-    mask, softmax_scale, packing, scores, *how = problem
+    mask, softmax_scale, packing, scores, *how, _ = problem
     numbers = softmax_scale, *how, *(scores or PLAIN)
     known = band_or_handle(mask)
     if isinstance(known, Band):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import Final, cast
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-Precision = Literal["tf32x3", "ieee"]
+from .choices import Choice, Precision, find_precision
 
 TF32X3: Final = "tf32x3"
 IEEE: Final = "ieee"
@@ -16,19 +12,7 @@ IEEE32: Final = "ieee32"  # the dtype of kernels whose float32 products are FFMA
 PRECISIONS: Final = (TF32X3, IEEE)
 
 
-class _Thread(threading.local):
-    """Choice of one thread; an attribute, which torch.compile can read."""
-
-    def __init__(self) -> None:
-        self.is_main = threading.current_thread() is threading.main_thread()
-        self.precision: Precision | None = None  # its own choice; the main thread's is below
-
-
-_thread: Final = _Thread()
-_of_process: Precision = TF32X3  # what the main thread chose: that of threads which chose none
-
-
-class float32_precision:  # noqa: N801 - called as a function
+class float32_precision(Choice):  # noqa: N801 - called as a function
     """Choose how kernels multiply float32 from here on, or within a `with` block.
 
     "tf32x3", the default, makes three products of TF32 on the matrix units, which leaves out 2^-22
@@ -50,23 +34,10 @@ class float32_precision:  # noqa: N801 - called as a function
         ValueError: It is another one.
     """
 
+    _name = "precision"
+
     def __init__(self, precision: Precision) -> None:
-        self._precision = read_precision(precision)
-        self._before = _of_process if _thread.is_main else _thread.precision
-        _choose(self._precision)
-
-    def __enter__(self) -> None:
-        """Choose it, again if this is its second block."""
-        _choose(self._precision)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Choose again what was chosen before."""
-        _choose(self._before)
+        super().__init__(read_precision(precision))
 
 
 def read_precision(precision: object) -> Precision:
@@ -90,14 +61,4 @@ def read_precision(precision: object) -> Precision:
 
 def is_ieee(precision: Precision | None) -> bool:
     """Return whether a call with this precision, None for the one chosen, uses no TF32."""
-    if precision is None:
-        return (_thread.precision or _of_process) == IEEE
-    return read_precision(precision) == IEEE
-
-
-def _choose(precision: Precision | None) -> None:
-    global _of_process  # noqa: PLW0603 - of the process
-    if precision is not None and _thread.is_main:
-        _of_process = precision
-    else:
-        _thread.precision = precision
+    return (find_precision() if precision is None else read_precision(precision)) == IEEE

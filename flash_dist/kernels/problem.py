@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from .budget import BUDGET_NOW, workspace_budget
+from .matching import is_matching
 from .precision import is_ieee
 from .scores import PLAIN, Scores
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..masks import Band, BlockMask
     from ..masks.intervals import IntervalMask
-    from .precision import Precision
+    from .choices import Precision
 
 Tensor = torch.Tensor
 
@@ -44,6 +45,7 @@ class Problem(NamedTuple):
     budget: Bytes of workspace for the backward, or BUDGET_NOW.
     batch_invariant: Whether the gradients of a sequence must not depend on the rest of the batch.
     ieee: Whether products of float32 are FFMA, see precision.py.
+    match_kvcache: Whether out and lse must have the bits of a cache, see matching.py.
     """
 
     mask: Band | BlockMask | IntervalMask
@@ -53,6 +55,7 @@ class Problem(NamedTuple):
     budget: int = BUDGET_NOW
     batch_invariant: bool = False
     ieee: bool = False
+    match_kvcache: bool = False
 
     @classmethod
     def of(  # noqa: PLR0913 - the options of a public function
@@ -65,15 +68,15 @@ class Problem(NamedTuple):
         scores: Scores | None = None,
         batch_invariant: bool = False,
         float32_precision: Precision | None = None,
+        match_kvcache: bool | None = None,
     ) -> Problem:
         """Return the problem of a call with queries q, with the budget that is set now."""
         is_float32 = q.dtype == torch.float32
         ieee = (is_float32 or float32_precision is not None) and is_ieee(float32_precision)
-        ieee = ieee and is_float32
+        how = batch_invariant, ieee and is_float32, is_matching(match_kvcache, q, mask)
         if torch.compiler.is_compiling():
-            return cls(mask, softmax_scale, packing, scores, BUDGET_NOW, batch_invariant, ieee)
-        budget = workspace_budget()
-        fields = mask, softmax_scale, packing, scores, budget, batch_invariant, ieee
+            return cls(mask, softmax_scale, packing, scores, BUDGET_NOW, *how)
+        fields = mask, softmax_scale, packing, scores, workspace_budget(), *how
         return tuple.__new__(cls, fields)  # the constructor of a NamedTuple takes ten times longer
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[Any, ...]]:
@@ -81,7 +84,7 @@ class Problem(NamedTuple):
         cu_seqlens_q, cu_seqlens_k, *longest = self.packing or NOT_PACKED
         softcap, *of_heads = self.scores or PLAIN
         tensors = [cu_seqlens_q, cu_seqlens_k, *of_heads]
-        how = self.budget, self.batch_invariant, self.ieee
+        how = self.budget, self.batch_invariant, self.ieee, self.match_kvcache
         return tensors, (self.mask, self.softmax_scale, *longest, softcap, *how)
 
     @classmethod

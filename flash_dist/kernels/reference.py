@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ..masks.band import Band
+from . import ordered
 from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class Options(NamedTuple):
     cu_seqlens_q: Tensor | None = None  # [documents + 1], of packed tensors
     cu_seqlens_k: Tensor | None = None
     scores: Scores = PLAIN
+    ordered: bool = False  # the forward sums as in ordered.py
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return a @ b."""
+        return ordered.multiply(a, b) if self.ordered else a @ b
 
 
 def visible(seqlen_q: int, seqlen_k: int, band: Band, device: torch.device | str = "cpu") -> Tensor:
@@ -69,10 +75,14 @@ def reference_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tupl
     for document in _documents(options):
         problem = _problem(document, q, k, v, options)
         logits, _ = problem.scores(options)
-        row_lse = logits.logsumexp(-1, keepdim=True)
+        if options.ordered:
+            row_lse = ordered.logsumexp(logits)
+        else:
+            row_lse = logits.logsumexp(-1, keepdim=True)
         if sinks is not None:
-            row_lse = torch.logaddexp(row_lse, sinks.to(row_lse.dtype)[:, None, None])
-        _store(document.queries_of(out), _weights(logits, row_lse) @ problem.v)
+            add = ordered.logaddexp if options.ordered else torch.logaddexp
+            row_lse = add(row_lse, sinks.to(row_lse.dtype)[:, None, None])
+        _store(document.queries_of(out), options.multiply(_weights(logits, row_lse), problem.v))
         document.rows_of(lse).copy_(row_lse.squeeze(-1))
     return out, lse
 
@@ -175,7 +185,8 @@ class _Problem(NamedTuple):
         And their derivatives by q . k * softmax_scale.
         """
         scores = options.scores
-        logits = self.q @ self.k.transpose(-1, -2) * options.softmax_scale
+        products = options.multiply(self.q, self.k.transpose(-1, -2))
+        logits = products * options.softmax_scale
         derivative: Tensor | float = 1.0
         if scores.softcap != 0.0:
             capped = (logits / scores.softcap).tanh()

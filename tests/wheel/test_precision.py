@@ -27,7 +27,7 @@ from flash_dist.kernels.problem import NOT_PACKED
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flash_dist.kernels.precision import Precision
+    from flash_dist.kernels.choices import Precision
 
 Tensor = torch.Tensor
 SCALE = 0.25

@@ -22,7 +22,6 @@ from ...attention.packed import check_values
 from ...attention.support import require_kernels
 from ...kernels import operators
 from ...kernels.boundaries import BoundariesError, check_boundaries
-from ...kernels.budget import workspace_budget
 from ...kernels.cache import Packed
 from ...kernels.problem import Packing, Problem
 from ...masks import Band
@@ -105,8 +104,8 @@ def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: objec
     head_dim = query.shape[-1]
     if query.device.type == "cuda":
         require_kernels(query.device.index, query.dtype, head_dim, head_dim)
-    scale, budget = options.choose_scale(head_dim), workspace_budget()
-    return Call(*readable, Problem(options.band, scale, packing, budget=budget))
+    scale = options.choose_scale(head_dim)
+    return Call(*readable, Problem.of(readable[0], options.band, scale, packing=packing))
 
 
 def infer(

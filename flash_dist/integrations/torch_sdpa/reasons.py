@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from ...kernels.choices import find_match_kvcache
 from ..additive import MASKED
 
 _log: Final = logging.getLogger(__name__)
@@ -16,7 +17,17 @@ told: Final[list[str]] = []  # in the order in which they came up; `describe` sh
 
 
 def tell(reason: str) -> None:
-    """Log at level INFO, once for each reason; a graph of torch.compile says nothing."""
+    """Log at level INFO, once for each reason; a graph of torch.compile says nothing.
+
+    Raises:
+        ValueError: `flash_dist.match_kvcache` is chosen, and torch's kernels have other bits.
+    """
+    if find_match_kvcache():
+        message = (
+            f"match_kvcache must be False where torch's own attention is called, got True: "
+            f"flash_dist has no kernel for {reason}"
+        )
+        raise ValueError(message)
     if not torch.compiler.is_compiling() and _is_new(reason):
         _log.info("torch's own attention is called: flash_dist has no kernel for %s", reason)
 

@@ -1,0 +1,52 @@
+"""Sums on the CPU whose order follows from the places of their terms alone.
+
+torch's matrix products choose an order by the sizes of a call, so that a query alone has other bits
+than among others. These add by halves, element by element: slower, and the same for every query. A
+sum of more terms has the same bits if those behind are 0.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+Tensor = torch.Tensor
+
+_TERMS: Final = 1 << 20  # that are computed at once
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b: [..., rows, n] by [..., n, columns]."""
+    rows = max(_TERMS // max(b.numel(), 1), 1)
+    return torch.cat([add_up(x.unsqueeze(-1) * b.unsqueeze(-3)) for x in a.split(rows, -2)], -2)
+
+
+def add_up(x: Tensor) -> Tensor:
+    """Return the sums of [..., n, columns] over n, [..., columns]; overwrites x."""
+    n = x.shape[-2]
+    if n == 0:
+        return x.new_zeros((*x.shape[:-2], x.shape[-1]))
+    while n > 1:
+        half = 1 << (n - 1).bit_length() - 1
+        x[..., : n - half, :] += x[..., half:n, :]
+        n = half
+    return x[..., 0, :] + 0.0  # of -0, which one more 0 makes 0
+
+
+def logsumexp(x: Tensor) -> Tensor:
+    """Return log(sum(exp(x))) over the last axis, which is kept; -inf without terms."""
+    if x.shape[-1] == 0:
+        return x.new_full((*x.shape[:-1], 1), -torch.inf)
+    top = _finite(x.amax(-1, keepdim=True))
+    return add_up((x - top).exp().unsqueeze(-1)).log() + top
+
+
+def logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    """Return log(exp(a) + exp(b)): torch's own has other bits in the last elements of a vector."""
+    top = _finite(torch.maximum(a, b))
+    return ((a - top).exp() + (b - top).exp()).log() + top
+
+
+def _finite(top: Tensor) -> Tensor:
+    return top.masked_fill(top.isinf(), 0.0)
