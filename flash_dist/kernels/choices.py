@@ -26,10 +26,11 @@ class _Process:
     def __init__(self) -> None:
         self.precision: Precision = "tf32x3"
         self.match_kvcache = False
+        self.has_matched = False  # whether any thread ever chose match_kvcache: few calls ask more
 
 
 _thread: Final = _Thread()
-_process: Final = _Process()
+process: Final = _Process()
 
 
 class Choice:
@@ -39,7 +40,7 @@ class Choice:
 
     def __init__(self, value: object) -> None:
         self._value = value
-        self._before = getattr(_process if _thread.is_main else _thread, self._name)
+        self._before = getattr(process if _thread.is_main else _thread, self._name)
         self._choose(value)
 
     def __enter__(self) -> None:
@@ -56,15 +57,15 @@ class Choice:
         self._choose(self._before)
 
     def _choose(self, value: object) -> None:
-        setattr(_process if _thread.is_main else _thread, self._name, value)
+        setattr(process if _thread.is_main else _thread, self._name, value)
 
 
 def find_precision() -> Precision:
     """Return the precision that is chosen for this thread."""
-    return _thread.precision or _process.precision
+    return _thread.precision or process.precision
 
 
 def find_match_kvcache() -> bool:
     """Return whether match_kvcache is chosen for this thread."""
     own = _thread.match_kvcache
-    return _process.match_kvcache if own is None else own
+    return process.match_kvcache if own is None else own

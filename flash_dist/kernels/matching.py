@@ -8,7 +8,7 @@ import torch
 
 from ..masks import Band, BlockMask
 from ..masks.inputs import complain, require_bool
-from .choices import Choice, find_match_kvcache
+from .choices import Choice, find_match_kvcache, process
 
 if TYPE_CHECKING:
     from ..masks.intervals import IntervalMask
@@ -40,6 +40,7 @@ class match_kvcache(Choice):  # noqa: N801 - called as a function
 
     def __init__(self, match: bool = True) -> None:  # noqa: FBT001, FBT002 - as torch.set_grad_enabled
         require_bool("match_kvcache", match)
+        process.has_matched = True
         super().__init__(bool(match))
 
 

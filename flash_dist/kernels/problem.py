@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from .budget import BUDGET_NOW, workspace_budget
+from .choices import process
 from .matching import is_matching
 from .precision import is_ieee
 from .scores import PLAIN, Scores
@@ -73,7 +74,9 @@ class Problem(NamedTuple):
         """Return the problem of a call with queries q, with the budget that is set now."""
         is_float32 = q.dtype == torch.float32
         ieee = (is_float32 or float32_precision is not None) and is_ieee(float32_precision)
-        how = batch_invariant, ieee and is_float32, is_matching(match_kvcache, q, mask)
+        is_asked = match_kvcache is not None or process.has_matched
+        matches = is_asked and is_matching(match_kvcache, q, mask)
+        how = batch_invariant, ieee and is_float32, matches
         if torch.compiler.is_compiling():
             return cls(mask, softmax_scale, packing, scores, BUDGET_NOW, *how)
         fields = mask, softmax_scale, packing, scores, workspace_budget(), *how

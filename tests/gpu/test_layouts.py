@@ -368,12 +368,12 @@ def test_nothing_of_packed_documents_is_copied(groups: bool, half: torch.dtype) 
 
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(36, 36), (73, 73), (100, 82), (255, 3)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32], ids=str)
 def test_head_dims_that_are_padded_have_the_bits_of_zeros(
-    head_dim: int, head_dim_v: int, dtype: torch.dtype
+    head_dim: int, head_dim_v: int, kind: torch.dtype
 ) -> None:
     sizes = (4, head_dim), (2, head_dim), (2, head_dim_v)
-    leaves = [torch.randn(2, 77, *size, device="cuda", dtype=dtype) for size in sizes]
+    leaves = [torch.randn(2, 77, *size, device="cuda", dtype=kind) for size in sizes]
     tensors = [x.mT.contiguous().mT.requires_grad_() for x in leaves]
     wide = [torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)).requires_grad_() for x in leaves]
     (q, k, v), (wide_q, wide_k, wide_v) = tensors, wide

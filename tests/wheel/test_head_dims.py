@@ -124,7 +124,11 @@ def test_options_of_scores_keep_their_meaning() -> None:
 def test_compiled_and_transformed_calls_pad_too() -> None:
     leaves = inputs(36, 20)
     wanted = attend_by_torch(*leaves)
-    compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn_func(q, k, v)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     assert_equal_with_gradients(compiled(*leaves), wanted, leaves)
     one = each(lambda x: x.detach()[:, None], leaves)
     mapped = torch.func.vmap(flash_attn_func)(*one)
