@@ -134,6 +134,7 @@ def wheel_tests(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run the programs in examples/ with the small wheel, on the CPU or on this machine's GPUs."""
     _install_small_wheel(session)
+    _upgrade(session, "transformers")  # of rl_parity.py
     session.env["OMP_NUM_THREADS"] = "1"  # their computations are small
     for program in sorted((ROOT / "examples").glob("*.py")):
         run = ["torchrun", "--standalone", "--nproc-per-node=2"]

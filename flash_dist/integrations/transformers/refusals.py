@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from ...kernels.choices import find_match_kvcache
 from ...masks.registry import is_traced
 from ...toolkit.errors import hint_to_build
 from ..additive import MASKED
@@ -49,6 +50,13 @@ _UNSUPPORTED: Final = {  # by name: what a module asks for, what there is not, a
     "output_attentions": ("output_attentions=True", "no weights that were stored", _EAGER),
     "cache": ("a paged cache", "no pages under this name", _BATCHING),
 }
+
+
+def refuse_match(what: str) -> None:
+    """Raise ValueError if match_kvcache is chosen for what has other bits than a cache."""
+    if find_match_kvcache():
+        message = f"match_kvcache must be False for {what}, got True"
+        raise ValueError(message)
 
 
 def require_supported(

@@ -23,6 +23,7 @@ from ...attention.layouts import HEAD_DIM_STEP
 from ...attention.packed import flash_attn_varlen_func
 from ...masks.registry import is_traced
 from .once import find_once
+from .refusals import refuse_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,6 +129,7 @@ def _attend_packed(
     if scores.sinks is None:
         return out
     lse = lse.unflatten(1, (batch, heads_kv)).permute(1, 2, 0)  # [batch, num_heads_kv, group]
+    refuse_match("sinks of one query with gradients")
     share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # of what the keys weigh
     return (out * share[:, None, :, None]).to(out.dtype)
 

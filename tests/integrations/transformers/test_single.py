@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flash_dist import flash_attn_with_kvcache
+from flash_dist import flash_attn_with_kvcache, match_kvcache
 from flash_dist.integrations.transformers import attention, register, single
 from tests.integrations.transformers.generation import LEFT, generate
 from tests.integrations.transformers.models import DECODERS, DEVICE
@@ -93,6 +93,18 @@ def test_one_query_with_gradients_is_what_it_is_to_a_cache(options: dict[str, An
         torch.testing.assert_close(got, want, atol=1e-2, rtol=1e-2)
         assert torch.autograd.grad(got.float().sum(), v)[0].abs().sum() > 0
     assert not want[1].any()
+
+
+def test_one_query_with_gradients_has_the_bits_of_a_cache_on_request() -> None:
+    query, key, value, interval = one_query(dtype=torch.bfloat16)
+    call = key.requires_grad_(), value, interval
+    with match_kvcache():
+        got, _ = attention.attention_forward(torch.nn.Module(), query, *call)
+        with torch.no_grad():
+            want, _ = attention.attention_forward(torch.nn.Module(), query, *call)
+        with pytest.raises(ValueError, match="match_kvcache must be False for sinks of one query"):
+            attention.attention_forward(torch.nn.Module(), query, *call, s_aux=query[0, :, 0, 0])
+    assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
