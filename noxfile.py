@@ -470,10 +470,13 @@ def release_steps(args: list[str]) -> list[Step]:
 
 @session_of
 def root_test(session: nox.Session) -> None:
-    """Test a wheel on the newest Debian: `-- [WHEEL]`; needs root, mmdebstrap and 5 GB."""
-    wheels = session.posargs or [_wheel_of_all(session)]
-    install(session, "runtime", "index", "clients")
-    session.run("python", "-m", "ci.install_tests.newest_debian", *wheels)
+    """Install a wheel on a bare Debian by pip, uv and conda: `-- [WHEEL] [--suite bookworm]`.
+
+    Needs root, mmdebstrap and 9 GB.
+    """
+    words = session.posargs or [_wheel_of_all(session)]
+    install(session, "runtime", "index", "backend", "clients", "conda")
+    session.run("python", "-m", "ci.install_tests.bare_debian", *words)
 
 
 @session_of

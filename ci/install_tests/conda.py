@@ -37,7 +37,7 @@ CUDA: Final = "13.0"
 OLDER_CUDA: Final = "12.4"
 FAILED: Final = 1  # exit status of doctor
 _NEEDED: Final = ("rattler", "rattler_build")
-_MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
+MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
 
 
 def results(artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
@@ -213,7 +213,7 @@ class CondaTests:
         self, specs: list[str], gpu: str, cuda: str, prefix: Path | None, channel: str = "conda"
     ) -> dict[str, Solved]:
         gpu_words = {"__cuda": cuda, "__cuda_arch": gpu}
-        virtual = _MACHINE | {name: value for name, value in gpu_words.items() if value}
+        virtual = MACHINE | {name: value for name, value in gpu_words.items() if value}
         channels = [(self._work / name).as_uri() for name in (channel, "stubs")]
         cache = str(self._work / "cache")
         return ask(

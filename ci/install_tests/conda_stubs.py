@@ -1,12 +1,13 @@
 """Stubs of flash-dist's dependencies: `nox -s install_test` reaches no real channel.
 
-They contain only `bin/python`, which starts the Python that runs the test with the packages of the
-prefix. They are never published.
+They contain only `bin/python`, which starts another Python with the packages of the prefix. They
+are never published.
 """
 
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shlex
 import sys
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.make.conda.recipe import Recipe
 
-_RUNNING: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _STAND_IN: Final = """\
 #!/bin/sh
 prefix=$(cd "$(dirname "$0")/.." && pwd)
@@ -31,17 +31,28 @@ exec {python} "$@"
 """
 
 
-def write_stubs(channel: Path, recipes: Iterable[Recipe]) -> list[str]:
+def write_stubs(
+    channel: Path,
+    recipes: Iterable[Recipe],
+    python: str = sys.executable,
+    running: str = platform.python_version(),
+) -> list[str]:
     """Make a channel with a stub of every dependency.
+
+    Args:
+        channel: The folder.
+        recipes: Packages with dependencies.
+        python: The Python that the stub starts.
+        running: Its version.
 
     Returns:
         Names and versions.
     """
     depends = {one for recipe in recipes for one in recipe.depends if not one.startswith("__")}
     versions = {name: _oldest(rest) for name, _, rest in (one.partition(" ") for one in depends)}
-    versions["python"] = f"{_RUNNING}.{sys.version_info.micro}"
+    versions["python"] = running
     for name, version in versions.items():
-        _write_stub(channel, name, version)
+        _write_stub(channel, name, version, python)
     write_repodata(channel / "noarch")
     return [f"{name} {version}" for name, version in sorted(versions.items())]
 
@@ -51,16 +62,17 @@ def _oldest(versions: str) -> str:
     return found[1] if found else "1.0"
 
 
-def _write_stub(channel: Path, name: str, version: str) -> None:
+def _write_stub(channel: Path, name: str, version: str, python: str) -> None:
     stage = channel.with_name(f"{channel.name}-{name}")
     note = stage / "share" / "flash_dist_stubs" / f"{name}.json"
     note.parent.mkdir(parents=True)
     note.write_text(json.dumps({"stub": name}), encoding="utf-8")
     if name == "python":
-        for alias in ("python", "python3", f"python{_RUNNING}"):
+        minor = version.rpartition(".")[0]
+        for alias in ("python", "python3", f"python{minor}"):
             script = stage / "bin" / alias
             script.parent.mkdir(exist_ok=True)
-            text = _STAND_IN.format(version=_RUNNING, python=shlex.quote(sys.executable))
+            text = _STAND_IN.format(version=minor, python=shlex.quote(python))
             script.write_text(text, encoding="utf-8")
             script.chmod(0o755)
     assemble_package(

@@ -19,6 +19,7 @@ from ci.install_tests.client import ClientTests
 from ci.install_tests.clients import CLIENTS, serve
 from ci.install_tests.results import count
 from ci.install_tests.torch_matrix import try_torches
+from flash_dist.toolkit.audit.options import parse_size
 from flash_dist.toolkit.make.command import command
 from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.make.release.channels import CHANNELS
@@ -41,6 +42,7 @@ class Stage:
     artefacts: tuple[Artefact, ...]
     url: str  # of the served index
     work: Path  # an empty folder
+    download: int | None = None  # bytes that a test of torch may download
 
 
 class ChannelTests(Protocol):
@@ -63,7 +65,7 @@ def try_channel(row: Row, stage: Stage) -> Iterator[Result]:
 
 def try_torch(stage: Stage) -> Iterator[Result]:
     """Test the pick with every torch and Python."""
-    return try_torches(stage.artefacts, pick_name(DEFAULT_MACHINE), stage.work)
+    return try_torches(stage.artefacts, pick_name(DEFAULT_MACHINE), stage.work, stage.download)
 
 
 PHASES: Final[dict[str, Callable[[Stage], Iterator[Result]]]] = {
@@ -73,7 +75,9 @@ PHASES: Final[dict[str, Callable[[Stage], Iterator[Result]]]] = {
 }
 
 
-def try_all(dist: Path, phases: Sequence[str] = tuple(PHASES)) -> Iterator[Result]:
+def try_all(
+    dist: Path, phases: Sequence[str] = tuple(PHASES), download: int | None = None
+) -> Iterator[Result]:
     """Make the index, serve it, and run the phases."""
     artefacts = find_artefacts(dist)
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
@@ -81,7 +85,7 @@ def try_all(dist: Path, phases: Sequence[str] = tuple(PHASES)) -> Iterator[Resul
         write_index(out, artefacts, "http://127.0.0.1/", partial=True)
         with serve(out) as url:
             for name in phases:
-                yield from PHASES[name](Stage(artefacts, url, Path(folder)))
+                yield from PHASES[name](Stage(artefacts, url, Path(folder), download))
 
 
 def conclude(results: Sequence[Result], phases: Sequence[str]) -> str:
@@ -113,9 +117,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PHASES",
         help=f"some of {','.join(PHASES)}; the verdict is about these alone",
     )
+    parser.add_argument(
+        "--download",
+        type=parse_size,
+        metavar="SIZE",
+        help="do not run what downloads a larger torch: 500MB",
+    )
     args = parser.parse_args(argv)
     results = []
-    for result in try_all(args.dist, args.only):
+    for result in try_all(args.dist, args.only, args.download):
         print(result, flush=True)
         results.append(result)
     print(conclude(results, args.only))

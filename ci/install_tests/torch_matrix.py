@@ -19,9 +19,11 @@ from packaging.version import Version
 
 from ci.install_tests.clients import call_openly, runs_here
 from ci.install_tests.results import InstallError, NotRunError, Result, attempt
+from flash_dist.toolkit.make.project import read_pyproject
+from flash_dist.toolkit.targets.wording import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
@@ -79,11 +81,20 @@ PAIRS: Final = (
 )
 
 
-def try_torches(artefacts: Sequence[Artefact], pick: str, work: Path) -> Iterator[Result]:
-    """Test the wheel of one set with every pair; the pairs of a torch share packages."""
+def try_torches(
+    artefacts: Sequence[Artefact], pick: str, work: Path, most: int | None = None
+) -> Iterator[Result]:
+    """Test the wheel of one set with every pair; the pairs of a torch share packages.
+
+    Args:
+        artefacts: The wheels.
+        pick: The set.
+        work: A folder for the environments.
+        most: The bytes that a pair may download; None for any number.
+    """
     wheels = [one for one in artefacts if one.set_name == pick and runs_here(one)]
     for _, group in groupby(PAIRS, key=lambda pair: pair.torch):
-        matrix = Matrix(work / "torch")
+        matrix = Matrix(work / "torch", most)
         for pair in group:
             if wheels:
                 yield attempt(CLIENT, str(pair), partial(matrix.try_pair, pair, wheels[0]))
@@ -97,6 +108,7 @@ class Matrix:
     """Environments of one torch, one after the other, and uv's cache of its packages."""
 
     work: Path
+    most: int | None = None  # bytes to download
 
     def try_pair(self, pair: Pair, one: Artefact) -> str:
         """Install, import, call."""
@@ -111,6 +123,7 @@ class Matrix:
     def _install(self, pair: Pair, one: Artefact, python: Path, environment: Path) -> None:
         """Install the wheel with all dependencies, as users do."""
         self._require_space()
+        self._require_small(pair)
         self._uv("uv", "venv", "--quiet", "--python", str(python), str(environment))
         command = ["uv", "pip", "install", "--quiet", "--python", str(environment / "bin/python")]
         try:
@@ -129,10 +142,39 @@ class Matrix:
             message = f"{free / 1e9:.1f} GB are free in {self.work}, {FREE_BYTES / 1e9:.0f} needed"
             raise NotRunError(message)
 
+    def _require_small(self, pair: Pair) -> None:
+        """Ask the index for the sizes of torch and its requirements, before anything is downloaded.
+
+        Raises:
+            NotRunError: They are larger than allowed, or not there.
+        """
+        if self.most is None:
+            return
+        wanted, lock = self.work / "torch.in", self.work / "pylock.toml"
+        wanted.write_text(f"{pair.requirement}\n", encoding="utf-8")
+        words = ["--quiet", "--format", "pylock.toml", "--python-version", pair.python.rstrip("t")]
+        command = ["uv", "pip", "compile", *words, "--output-file", str(lock), str(wanted)]
+        try:
+            self._uv(*command)
+        except InstallError as error:
+            raise NotRunError(str(error)) from error
+        size = sum_sizes(read_pyproject(lock)["packages"])
+        if size > self.most:
+            message = (
+                f"{format_size(size)} to download, `--download` allows {format_size(self.most)}"
+            )
+            raise NotRunError(message)
+
     def _uv(self, *command: str) -> str:
         dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
         kept = {name: value for name, value in os.environ.items() if name not in dropped}
         return call_openly(command, {**kept, "UV_CACHE_DIR": str(self.work / "cache")})
+
+
+def sum_sizes(packages: Iterable[Mapping[str, Any]]) -> int:
+    """Return the bytes of the largest wheel of each package; those on this disk count nothing."""
+    wheels = (one.get("wheels", ()) for one in packages)
+    return sum(max((wheel.get("size", 0) for wheel in of), default=0) for of in wheels)
 
 
 def read_probe(output: str) -> tuple[dict[str, Any], str]:

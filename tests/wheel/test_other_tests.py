@@ -1,4 +1,4 @@
-"""Tests that need a GPU can be collected without one: nothing else loads them here."""
+"""Tests for other machines, which nothing else runs here: on GPUs, and in containers."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ def test_tests_that_need_a_gpu_are_found_where_there_is_none(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert "tests collected" in done.stdout
+
+
+def test_the_program_that_tests_a_wheel_in_a_container_passes_here(tmp_path: Path) -> None:
+    program = TESTS.parent / "ci" / "install_tests" / "cpu_call.py"
+    command = [sys.executable, "-c", program.read_text(encoding="utf-8")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "an error inside the binding arrives as RuntimeError" in done.stdout

@@ -8,9 +8,11 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from ci.install_tests import install, torch_matrix
+from ci.install_tests.bare_debian import list_small
 from ci.install_tests.client import (
     DROPPED,
     ClientTests,
@@ -202,6 +204,38 @@ def test_too_small_a_disk_is_not_run_before_anything_is_downloaded(
     monkeypatch.setattr(torch_matrix, "FREE_BYTES", 1 << 60)
     with pytest.raises(NotRunError, match="GB are free in"):
         torch_matrix.Matrix(tmp_path / "torch")._require_space()
+
+
+@pytest.mark.parametrize(
+    ("most", "outcome"),
+    [(None, "installed"), (3_000_000, "installed"), (2_999_999, "NOT RUN")],
+)
+def test_a_torch_that_is_larger_than_allowed_is_not_run(
+    most: int | None, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock has a torch of two platforms, a small package, and a wheel on this disk."""
+    sizes = [[2_000_000, 1_000_000], [1_000_000]]
+    lines = [f"wheels = [{', '.join(f'{{ size = {x} }}' for x in of)}]" for of in sizes]
+    lines.append('wheels = [{ url = "file:///wheels/filelock.whl" }]')
+
+    def answer(matrix: torch_matrix.Matrix, *command: str) -> str:
+        if "compile" in command:
+            text = "\n".join(f"[[packages]]\n{line}" for line in lines)
+            (matrix.work / "pylock.toml").write_text(text)
+        return probed(python="3.11", flash_dist="0.1.0+cu130.hopper")
+
+    monkeypatch.setattr(torch_matrix.Matrix, "_uv", answer)
+    monkeypatch.setattr(torch_matrix, "find_python", lambda _: tmp_path / "python")
+    one, matrix = whole_wheel(tmp_path / "wheel"), torch_matrix.Matrix(tmp_path / "torch", most)
+    result = attempt("torch", "cell", lambda: matrix.try_pair(Pair("2.15", "3.11"), one))
+    assert result.outcome == outcome.replace("installed", "ok")
+    assert outcome != "NOT RUN" or "3.0 MB to download, `--download` allows 3.0 MB" in result.detail
+
+
+def test_the_requirements_without_torch_have_no_extras(tmp_path: Path) -> None:
+    names = [Requirement(one).name for one in list_small(whole_wheel(tmp_path))]
+    assert "packaging" in names
+    assert not {"torch", "matplotlib", "cryptography"} & {*names}
 
 
 def test_the_result_has_the_output_of_the_probe(tmp_path: Path) -> None:
