@@ -17,7 +17,7 @@ from ..masks.intervals import IntervalMask
 from ..masks.registry import is_traced
 from . import transforms
 from .arguments import is_transformed
-from .layouts import HEAD_DIM_STEP
+from .layouts import HEAD_DIM_STEP, Seen
 from .support import require_kernels
 
 if TYPE_CHECKING:
@@ -34,10 +34,13 @@ def attend(
 
     lse may be None if wants_lse is False.
     """
-    if q.size(-1) % HEAD_DIM_STEP or v.size(-1) % HEAD_DIM_STEP:
+    is_compiling = torch.compiler.is_compiling()
+    if (is_compiling or Seen.odd_head_dim) and (
+        q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP
+    ):
         out, lse = attend(*pad_head_dims(q, k, v), problem, wants_lse=wants_lse)
-        return cut_head_dim(out, v.size(-1)), lse
-    if torch.compiler.is_compiling():
+        return cut_head_dim(out, v.shape[-1]), lse
+    if is_compiling:
         return _attend_traced(q, k, v, problem)
     mask, _, _, scores, _, _, ieee, _ = problem
     if ieee and q.is_cuda and not isinstance(q, FakeTensor):
@@ -62,13 +65,13 @@ def attend(
 
 def pad_head_dims(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Copy tensors to the next head_dim that kernels load, with columns of zeros, where needed."""
-    more, more_v = -q.size(-1) % HEAD_DIM_STEP, -v.size(-1) % HEAD_DIM_STEP
+    more, more_v = -q.shape[-1] % HEAD_DIM_STEP, -v.shape[-1] % HEAD_DIM_STEP
     return pad(q, (0, more)), pad(k, (0, more)), pad(v, (0, more_v))
 
 
 def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
     """Copy the first columns of out, if it has more."""
-    if out.size(-1) == head_dim_v:
+    if out.shape[-1] == head_dim_v:
         return out
     return out.narrow(-1, 0, head_dim_v).clone(memory_format=torch.contiguous_format)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from ..masks.inputs import MAX_SEQLEN
 
@@ -54,6 +55,12 @@ class Names:
 
 NAMES: Final = Names()
 TORCH: Final = Names("query", "key", "value", heads_first=True)
+
+
+class Seen:
+    """What calls of this process had, which few calls have: the others need not look for it."""
+
+    odd_head_dim = False  # no multiple of HEAD_DIM_STEP
 
 
 class Layout(NamedTuple):
@@ -104,6 +111,8 @@ def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int, names: Names = N
                 message = f"{name} {reason}"
                 raise ValueError(message)
         _check_index_range(q, k, tokens, names)
+    if (q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP) and not is_compiling():
+        Seen.odd_head_dim = True
 
 
 def stride_error(x: Layout, names: Names = NAMES) -> str | None:

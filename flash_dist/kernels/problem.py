@@ -74,12 +74,15 @@ class Problem(NamedTuple):
         """Return the problem of a call with queries q, with the budget that is set now."""
         is_float32 = q.dtype == torch.float32
         ieee = (is_float32 or float32_precision is not None) and is_ieee(float32_precision)
-        is_asked = match_kvcache is not None or process.has_matched
-        matches = is_asked and is_matching(match_kvcache, q, mask)
-        how = batch_invariant, ieee and is_float32, matches
+        ieee = ieee and is_float32
+        matches = False
+        if match_kvcache is not None or process.has_matched:
+            matches = is_matching(match_kvcache, q, mask)
         if torch.compiler.is_compiling():
+            how = batch_invariant, ieee, matches
             return cls(mask, softmax_scale, packing, scores, BUDGET_NOW, *how)
-        fields = mask, softmax_scale, packing, scores, workspace_budget(), *how
+        budget = workspace_budget()
+        fields = mask, softmax_scale, packing, scores, budget, batch_invariant, ieee, matches
         return tuple.__new__(cls, fields)  # the constructor of a NamedTuple takes ten times longer
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[Any, ...]]:

@@ -20,7 +20,7 @@ from flash_dist.attention import arguments, autograd
 from flash_dist.attention.layouts import check_layouts
 from flash_dist.bench import overhead
 from flash_dist.bench.calls import LIMITS, SHAPES
-from flash_dist.kernels import operators
+from flash_dist.kernels import choices, operators
 from flash_dist.kernels.problem import NOT_PACKED
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
         return q.detach().clone(), torch.zeros(1, 2, 8)
 
     monkeypatch.setattr(operators, "_attention", fwd)
+    monkeypatch.setattr(choices.process, "has_matched", False)
     return fwd
 
 
