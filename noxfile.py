@@ -76,6 +76,8 @@ HUB_LOADER = "kernels==0.17.2"  # flash_dist/toolkit/make/release/hub.py writes 
 # Sessions that use this machine's torch, which uv cannot see.
 BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-packages"]}
 gpu_session = session_of(**BESIDE_SYSTEM)
+# Groups of the channels that a test installs from.
+TRIED = [group for row in CHANNELS.values() if row.install_test for group in row.groups]
 # run after the wheels, in this order
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
@@ -147,16 +149,6 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
     install(session, "runtime", *groups, "torch")
     install_wheel(session, wheel)
     session.chdir(session.create_tmp())
-
-
-@session_of
-def toolkit(session: nox.Session) -> None:
-    """Build the toolkit by itself, for other packages: dist/toolkit/fatwheel-*.whl, .tar.gz."""
-    install(session, "build")
-    out = ROOT / "dist" / "toolkit"
-    shutil.rmtree(out, ignore_errors=True)
-    tree = str(_copy_toolkit(session))
-    session.run("python", "-m", "build", "--no-isolation", "--outdir", str(out), tree)
 
 
 @session_of
@@ -419,8 +411,7 @@ def repro(session: nox.Session) -> None:
 @session_of
 def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip, uv and conda, with every torch; 30 minutes, 8 GB."""
-    tried = [group for row in CHANNELS.values() if row.install_test for group in row.groups]
-    install(session, "runtime", "index", "backend", "clients", *tried)
+    install(session, "runtime", "index", "backend", "clients", *TRIED)
     session.run("python", "-m", "ci.install_tests.install", *session.posargs)
 
 
@@ -475,7 +466,7 @@ def root_test(session: nox.Session) -> None:
     Needs root, mmdebstrap and 9 GB.
     """
     words = session.posargs or [_wheel_of_all(session)]
-    install(session, "runtime", "index", "backend", "clients", "conda")
+    install(session, "runtime", "index", "backend", "clients", *TRIED)
     session.run("python", "-m", "ci.install_tests.bare_debian", *words)
 
 

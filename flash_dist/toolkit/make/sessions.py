@@ -24,6 +24,7 @@ from .toolchain.cross import require_tools
 from .toolchain.install import install_toolkit
 from .toolchain.nvcc import home_variable, named_home, release_of, tool_version
 from .toolchain.preflight import Preflight, check, read_host
+from .wheels.artefacts import PURE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +126,7 @@ def see_torch(session: nox.Session) -> None:
 def built_wheels() -> list[str]:
     """Return the wheels of all sets in dist/; a wheel of the toolkit itself is for any machine."""
     found = (ROOT / "dist").glob("*/*.whl")
-    return sorted(str(path) for path in found if not path.name.endswith("-none-any.whl"))
+    return sorted(str(path) for path in found if not path.name.endswith(PURE))
 
 
 def require_wheels(session: nox.Session, *names: str) -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Folders in dist/ and in an index, beside those of sets.
 RESERVED: Final = (
-    "conda", "hub", "index", "packages", "provenance", "pypi", "sdist", "simple", "variants",
-    "zipapp",
+    "conda", "hub", "index", "packages", "provenance", "pypi", "sdist", "simple", "toolkit",
+    "variants", "zipapp",
 )  # fmt: skip
 
 _NAME: Final = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{0,40}")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from ...product import NAME
-from ..project import MAKE
+from ..declared.names import DISTRIBUTION
+from ..project import EMBEDDED, MAKE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,6 +86,15 @@ CHANNELS: Final = {
             groups=("runtime", "zipapp"),
             packed=("program",),
             files=f"{NAME}.pyz",
+        ),
+        *(
+            Row(
+                "toolkit",
+                f"{MAKE}.release.toolkit_wheel",
+                f"Build dist/toolkit/{DISTRIBUTION}-X.whl, the toolkit by itself, for others.",
+                groups=("build", "sdist"),
+            )
+            for _ in range(EMBEDDED)  # others have it installed
         ),
         Row(
             "variants",

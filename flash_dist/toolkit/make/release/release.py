@@ -24,7 +24,7 @@ from ...product import NAME, PROGRAM
 from ...targets.wording import format_size
 from ..command import command
 from ..container.engine import find_engine
-from ..project import ROOT, load_project
+from ..project import EMBEDDED, ROOT, load_project
 from ..wheels.artefacts import PYPI, Artefact, find_artefacts, require_sound
 from ..wheels.gates import require_archs, require_fresh
 from ..wheels.platform_tags import (
@@ -37,6 +37,8 @@ from ..wheels.platform_tags import (
 from ..wheels.source import Source, ask_git, read_source
 from .manifest import SUMS, require_source
 from .signing import VARIABLE, find_signers
+from .toolkit_wheel import FOLDER as TOOLKIT_FOLDER
+from .toolkit_wheel import require_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -159,7 +161,7 @@ def describe_publishing(
         *([] if keyids else [sign]),
         f"copy index/ to {url or 'your server of files'}",
         f"put {FILE_NAME}{envelope}, {SUMS} and provenance/ beside it",
-        f"twine upload {PYPI}/*.whl",
+        f"twine upload {PYPI}/*.whl" + (f" {TOOLKIT_FOLDER}/*.whl" if EMBEDDED else ""),
         f"{tag} && git push origin v{version}",
         f"download a file as users do, on another machine: `{proof} FILE`",
     ]
@@ -187,6 +189,8 @@ def check_tree(args: argparse.Namespace, version: str) -> None:
     commit = require_tree(ROOT, version)
     is_built = args.no_build or args.check
     how = "wheels are built elsewhere" if is_built else f"built by {require_engine(os.environ)}"
+    if EMBEDDED:
+        require_version(version)
     keys = ", ".join(one.public_key.keyid[:12] for one in find_signers())
     signed = f"signed by {keys}" if keys else f"not signed: {VARIABLE} names no key"
     print(f"release {version} of commit {commit[:12]}, {how}, {signed}")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 PYPI: Final = "pypi"  # folder in dist/ of the wheels without a label
+PURE: Final = "-none-any.whl"  # a wheel of the toolkit itself
 
 
 class ArtefactError(KernelsError):
@@ -68,13 +69,14 @@ class Artefact:
 
 
 def find_artefacts(dist: Path) -> tuple[Artefact, ...]:
-    """Read the labelled wheels in the folders of dist/, in the order of their names.
+    """Read the labelled wheels of kernels in the folders of dist/, in the order of their names.
 
     Raises:
         KernelsError: There is none, one cannot be read, or two have the same name.
     """
     found = (path for path in dist.glob("*/*.whl") if path.parent.name != PYPI)
-    paths = sorted(found, key=lambda path: (path.name, path))
+    kernels = (path for path in found if not path.name.endswith(PURE))
+    paths = sorted(kernels, key=lambda path: (path.name, path))
     if not paths:
         message = f"there is no wheel in the folders of `{dist}`"
         raise ArtefactError(message, hint="`nox -s build_wheels` makes them")

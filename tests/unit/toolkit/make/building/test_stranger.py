@@ -364,6 +364,7 @@ def test_the_settings_of_a_container_bear_the_name_of_the_project(stranger: Stra
     assert found["CIBW_ENVIRONMENT"].split() == [
         "CUDA_HOME=/opt/cuda",
         "MY_NORMS_STATIC_STDCXX=ON",
+        "CCACHE_DISABLE=1",
         "PYTHONPATH=/project/build/toolkit",
     ]
     assert "MY_NORMS_ARCH_SET" in found["CIBW_ENVIRONMENT_PASS"].split()

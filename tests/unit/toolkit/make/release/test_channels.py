@@ -20,7 +20,15 @@ from flash_dist.toolkit.make import shared_sessions
 from flash_dist.toolkit.make.building import sdist
 from flash_dist.toolkit.make.conda import channel as conda
 from flash_dist.toolkit.make.project import ROOT, load_project
-from flash_dist.toolkit.make.release import hub, index, manifest, pypi, variants, zipapp
+from flash_dist.toolkit.make.release import (
+    hub,
+    index,
+    manifest,
+    pypi,
+    toolkit_wheel,
+    variants,
+    zipapp,
+)
 from flash_dist.toolkit.make.release.channels import CHANNELS, Row, released
 from flash_dist.toolkit.make.wheels.artefacts import ArtefactError, find_artefacts
 from flash_dist.toolkit.make.wheels.channel import Channel, Published
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 # mypy compares them with the protocol
-MODULES: list[Channel] = [sdist, conda, index, pypi, zipapp, variants, hub]
+MODULES: list[Channel] = [sdist, conda, index, pypi, zipapp, toolkit_wheel, variants, hub]
 URL = "https://example.org/x/"
 
 
@@ -113,7 +121,7 @@ def test_every_row_has_its_module() -> None:
     loaded = [row.load() for row in CHANNELS.values()]
     assert loaded == MODULES, "MODULES names them for mypy, in the order of the table"
     assert list(CHANNELS) == [row.name for row in CHANNELS.values()]
-    names = ["sdist", "conda", "index", "pypi", "zipapp"]
+    names = ["sdist", "conda", "index", "pypi", "zipapp", "toolkit"]
     assert [row.name for row in released()] == names, "by hand"
     assert list(PHASES) == ["pip", "uv", "conda", "torch"]
 
@@ -255,6 +263,7 @@ def test_a_new_channel_is_a_phase_of_install_test(parcels: Parcels, tmp_path: Pa
 
 OWN = (
     "flash_dist/toolkit/make/conda/",
+    "ci/install_tests/bare_debian.py",
     "ci/install_tests/conda",
     "flash_dist/toolkit/make/release/channels.py",
     "flash_dist/toolkit/indexes/channels.py",
