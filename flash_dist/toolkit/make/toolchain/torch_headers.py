@@ -277,7 +277,7 @@ def write_lock(version: str) -> Lock:
     opened = zipfile.ZipFile(wheel) if wheel else RemoteZip(wheel_url(version))
     contents: dict[str, bytes] = {}
     with opened as archive:
-        members = set(archive.namelist())
+        members = {name for name in archive.namelist() if not name.endswith("/")}
 
         def read(name: str) -> str | None:
             if PREFIX + name not in members:

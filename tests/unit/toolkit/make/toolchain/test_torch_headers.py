@@ -185,3 +185,16 @@ def test_the_real_lock_pins_what_the_binding_includes() -> None:
     included = torch_headers.own_includes(torch_headers._read_binding())
     assert included
     assert included <= set(lock.sha256)
+
+
+def test_a_wheel_that_lists_its_folders_is_locked_without_them(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of torch 2.15 does."""
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("torch/include/torch/csrc/stable/", b"")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    monkeypatch.setattr(torch_headers, "LOCK", tmp_path / "lock.toml")
+    lock = torch_headers.write_lock("2.13.0")
+    assert set(lock.sha256) == set(FILES) - {"torch/csrc/unused.h"}
+    assert Lock.load(tmp_path / "lock.toml") == lock
