@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from .context_parallel.ring import ring_attention
     from .context_parallel.shards import ring_positions, ring_shard, ring_unshard
     from .integrations.torch_sdpa.replacement import sdpa
-    from .kernels.matching import match_kvcache
-    from .kernels.precision import float32_precision
+    from .kernels.choices import float32_precision, match_kvcache
     from .masks import BlockMask, IntervalMask
     from .toolkit.doctor.gpu_report import check
     from .toolkit.loading.library import last_variant
@@ -84,9 +83,9 @@ _MODULES: Final = {
     "flash_attn_with_kvcache": ".attention.decoding.kvcache",
     "flash_mla_with_kvcache": ".attention.decoding.latent",
     "flex_attention": ".attention.flex",
-    "float32_precision": ".kernels.precision",
+    "float32_precision": ".kernels.choices",
     "last_variant": ".toolkit.loading.library",
-    "match_kvcache": ".kernels.matching",
+    "match_kvcache": ".kernels.choices",
     "merge_attention": ".context_parallel.merge",
     "refresh_mask": ".attention.conversions",
     "ring_attention": ".context_parallel.ring",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..kernels.choices import IEEE32
 from ..kernels.memory import raise_out_of_memory
-from ..kernels.precision import IEEE32
 from ..toolkit.errors import ExtensionError
 from ..toolkit.loading.library import select
 from ..toolkit.machine.installed import unsupported_error

@@ -23,8 +23,7 @@ from ..errors import FlashDistError
 from ..kernels import operators
 from ..kernels.boundaries import is_checking
 from ..kernels.budget import workspace_budget
-from ..kernels.choices import find_match_kvcache
-from ..kernels.precision import IEEE, TF32X3, is_ieee
+from ..kernels.choices import IEEE, TF32X3, find_match_kvcache, is_ieee
 from ..kernels.problem import Problem
 from ..masks.band import Band
 from ..masks.inputs import require_bools

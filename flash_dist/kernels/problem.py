@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from .budget import BUDGET_NOW, workspace_budget
-from .choices import process
-from .matching import is_matching
-from .precision import is_ieee
+from .choices import is_ieee, is_matching, process
 from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:
@@ -45,8 +43,8 @@ class Problem(NamedTuple):
     scores: Soft cap, ALiBi slopes and sinks; None: nothing of these.
     budget: Bytes of workspace for the backward, or BUDGET_NOW.
     batch_invariant: Whether the gradients of a sequence must not depend on the rest of the batch.
-    ieee: Whether products of float32 are FFMA, see precision.py.
-    match_kvcache: Whether out and lse must have the bits of a cache, see matching.py.
+    ieee: Whether products of float32 are FFMA, see choices.py.
+    match_kvcache: Whether out and lse must have the bits of a cache, see choices.py.
     """
 
     mask: Band | BlockMask | IntervalMask

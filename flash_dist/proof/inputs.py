@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..kernels.precision import IEEE32, float32_precision
+from ..kernels.choices import IEEE32, float32_precision
 from ..kernels.scores import PLAIN
 from ..toolkit.selftest.comparison import Tensors, make_values
 from .cases import WHOLE

@@ -18,7 +18,7 @@ from ...attention.arguments import SCALES, choose_scale, is_transformed, prepare
 from ...attention.autograd import attend
 from ...attention.layouts import DENSE, TORCH
 from ...attention.support import require_kernels
-from ...kernels.precision import is_ieee
+from ...kernels.choices import is_ieee
 from ...kernels.problem import Problem
 from ...masks import Band, BlockMask, IntervalMask
 from ..additive import MASKED

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_dist
-from flash_dist.kernels.matching import is_matching, match_kvcache
+from flash_dist.kernels.choices import is_matching, match_kvcache
 from flash_dist.masks import Band, BlockMask
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flash_dist
-from flash_dist.kernels.precision import float32_precision, is_ieee
+from flash_dist.kernels.choices import float32_precision, is_ieee
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
