@@ -181,6 +181,23 @@ def calls(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Iterator[tuple[str, ..
     yield ("audit-command", "runtime,audit,container", "flash_dist.toolkit.make.wheels.gates")
 
 
+def test_repro_compares_a_build_without_a_cache_with_one_that_may_have_one(
+    monkeypatch: pytest.MonkeyPatch, tree: Path
+) -> None:
+    built: list[tuple[str, bool]] = []
+    run = Fake.run
+
+    def spy(session: Fake, *words: str, **options: object) -> str:
+        if "build_wheels" in words:
+            place = Path(words[words.index("-f") + 1]).parents[1].name
+            built.append((place, "CCACHE_RECACHE" in session.env))
+        return run(session, *words, **options)
+
+    monkeypatch.setattr(Fake, "run", spy)
+    record("repro", ["--native"], tree, monkeypatch)
+    assert built == [("one", True), ("another-folder", False)]
+
+
 @pytest.mark.slow
 def test_every_session_installs_what_its_modules_import(
     monkeypatch: pytest.MonkeyPatch, tree: Path
