@@ -23,6 +23,8 @@ constexpr int COMBINE_BLOCKS_PER_SM = 5;       // of the combine kernel
 // With fewer work tiles for each split some splits get several of the longest, or tiles are cut and
 // combined.
 constexpr int TILES_PER_SPLIT = 3;
+// Pairs of blocks need a tile for so many multiprocessors, if tiles are longer than half a group.
+constexpr int FEW_TILES = 6;
 
 template <class Number>
 Number divide_up(Number a, Number b) {
@@ -88,6 +90,11 @@ class Decode {
     p_.partial_rows = std::min(rows, p_.block_rows);
     p_.columns = size_of(*kernel_.variant).head_dim_v;
     check_key_blocks();
+    if (kernel_.variant->role == Role::DECODE_PAIR) {
+      p_.splits = static_cast<int>(p_.batch * tiles());
+      p_.tiles_differ = p_.max_key_blocks = 0;  // nothing is stored and combined
+      return;
+    }
     const int sm_count = device_info(call.device).sm_count;
     const int splits = choose_splits(sm_count, kernel_.variant->entry->blocks_per_sm,
                                      static_cast<int>(p_.batch * tiles()));
@@ -125,12 +132,26 @@ class Decode {
     return make_key(role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v});
   }
 
+  // Whether two blocks compute each work tile together: its key blocks are one group, and all tiles
+  // have room at a time. More blocks are faster if there are few long tiles.
+  bool suits_pairs() const {
+    const int64_t key_blocks = longest_key_blocks();
+    if (most_rows(p_) > FEW_ROWS || key_blocks == 1 || key_blocks > GROUP_BLOCKS) return false;
+    const int64_t tiles = int64_t{p_.batch} * p_.num_heads_kv;
+    const int sm_count = device_info(call_.device).sm_count;
+    return tiles <= sm_count && (tiles * FEW_TILES >= sm_count || key_blocks <= GROUP_BLOCKS / 2);
+  }
+
   // The multi-row kernel if there are more rows than one mma has, and if it is built in and loads.
   Loaded choose_kernel() const {
     if (is_latent(p_)) return require_kernel(call_.device, key_of(Role::MLA), &p_);
     if (most_rows(p_) > FEW_ROWS) {
       const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
       if (wide.variant != nullptr) return wide;
+    }
+    if (suits_pairs()) {
+      const Loaded pair = find_kernel(call_.device, key_of(Role::DECODE_PAIR), &p_);
+      if (pair.variant != nullptr) return pair;
     }
     return require_kernel(call_.device, key_of(Role::DECODE), &p_);
   }

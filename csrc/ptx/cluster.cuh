@@ -21,6 +21,14 @@ __device__ __forceinline__ void cluster_sync() {
                    : "memory");
 }
 
+// Says that this warp is here, without what it has written. cluster_wait() waits for all others.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // Where block `rank` of the cluster has what lies at `smem` in this one.
 __device__ __forceinline__ uint32_t address_in(int rank, uint32_t smem) {
   uint32_t r;
@@ -35,6 +43,14 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
   delay();
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
   delay();
+}
+
+// 16 bytes to the shared memory of another block, which sees them after cluster_sync().
+__device__ __forceinline__ void store_cluster_16(uint32_t smem, float4 x) {
+  delay();
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "f"(x.x), "f"(x.y),
+               "f"(x.z), "f"(x.w)
+               : "memory");
 }
 
 // 16 bytes to the shared memory of another block, asynchronously; they count on a barrier there.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from flash_dist import flash_attn_varlen_func, flash_attn_with_kvcache
 from tests.gpu.running import no_wait_for_the_gpu, poison_memory, workspace
@@ -175,6 +176,29 @@ def test_a_sequence_has_the_same_bits_wherever_it_is(
         chunk = {"q": tensors.q[:, :2], "cache_seqlens": tensors.seqlens - (seqlen_q - 2)}
         first = _call(tensors, chunk, problem)
         assert _same((whole[0][:, :2], whole[1][:, :, :2]), first), "a chunk"
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+@pytest.mark.parametrize(("heads", "heads_kv", "seqlen_q"), [(32, 8, 1), (8, 1, 2), (4, 4, 3)])
+def test_a_short_cache_has_the_bits_of_a_long_one(
+    head_dim: int, heads: int, heads_kv: int, seqlen_q: int, any_half: torch.dtype
+) -> None:
+    problem = Problem(
+        seqlens=(1000, 3, 129, 640, 1024),
+        capacity=1024,
+        heads=heads,
+        heads_kv=heads_kv,
+        head_dim=head_dim,
+        seqlen_q=seqlen_q,
+        causal=True,
+    )
+    tensors = problem.make(any_half, DEVICE)
+    short = problem.call(tensors)
+    caches = {"k_cache": tensors.k_cache, "v_cache": tensors.v_cache}
+    longer = {name: pad(cache, (0, 0, 0, 0, 0, 2048)) for name, cache in caches.items()}
+    assert _same(short, _call(tensors, longer, problem))
+    for page in (16, 256):
+        assert _same(short, _call(tensors, _in_pages(tensors, page), problem)), page
 
 
 def test_lengths_may_grow_under_a_graph_and_nothing_waits(any_half: torch.dtype) -> None:

@@ -21,7 +21,9 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int TILES = KEY_BLOCK / BLOCK_N;        // tiles of K, and of V, in a key block
   static constexpr int KEY_TILES = BLOCK_N / WARPS_N / 8;  // tiles of 8 columns of S, of a warp
   static constexpr bool V_IN_K = false;
-  using Layout = SwizzledRows<HEAD_DIM>;  // of Q, K and V in shared memory
+  static constexpr bool IN_PAIRS = false;  // of blocks: mma/decode/pair.cuh
+  using Layout = SwizzledRows<HEAD_DIM>;   // of Q, K and V in shared memory
+  using Splits = DecodeSplits<THREADS>;
   static constexpr int PARTS =
       4;  // parts in which the keys of a tile are summed, for the same bits
   // A warp that owns its rows keeps P in registers, which leaves none for O of the work tile and

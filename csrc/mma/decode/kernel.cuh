@@ -33,7 +33,7 @@ struct DecodeBlock {
   using Target = typename Config::Target;
   using T = typename Config::T;
   using Smem = typename Config::Smem;
-  using Splits = DecodeSplits<Config::THREADS>;
+  using Splits = typename Config::Splits;
   using Cursor = typename KeyBlockLoader<Config>::Cursor;
   using Queries = QueryLoader<Config>;
   using Rows = std::conditional_t<Config::OWNS_ROWS, OwnedRows<Config>, SharedRows<Config>>;
@@ -112,6 +112,7 @@ struct DecodeBlock {
       group.clear();
     }
     ring.drain();
+    if constexpr (Config::IN_PAIRS) splits.finish(p, own, group);
   }
 
  private:
