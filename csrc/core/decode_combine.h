@@ -144,17 +144,21 @@ struct CombineSlots {
   }
 };
 
-template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int SOFTMAX_BLOCKS>
+// WHOLE_GROUPS: groups of a warp in combine_by_block() if each has one partial.
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int SOFTMAX_BLOCKS,
+          int WHOLE_GROUPS_ = 8>
 struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int WARPS = Plan::WARPS;
   using Splits = DecodeSplits<WARPS * 32, SOFTMAX_BLOCKS>;
   static constexpr int BLOCK_ROWS = 1;
   // NOTE: little shared memory, so that blocks start beside those of the previous kernel.
   static constexpr int WARP_GROUPS = 8;  // of a warp in combine_by_block()
+  static constexpr int WHOLE_GROUPS = WHOLE_GROUPS_;
   static_assert(WARP_GROUPS * Splits::GROUP_PARTIALS <= CombineSlots::COUNT);
+  static_assert(WARP_GROUPS <= WHOLE_GROUPS && WHOLE_GROUPS <= 32);
   struct Together {
-    float out[WARPS * WARP_GROUPS][32];
-    float2 stats[WARPS * WARP_GROUPS];  // top and sum
+    float out[WARPS * WHOLE_GROUPS][32];
+    float2 stats[WARPS * WHOLE_GROUPS];  // top and sum
     float4 steps[32];
   };
   struct Smem {
@@ -174,7 +178,7 @@ struct DecodeCombineConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 using DecodeCombineConfig = DecodeCombineConfigOf<DecodeCombinePlan<HEAD_DIM, HEAD_DIM_V, PLAN>,
-                                                  Target, T, HEAD_DIM, HEAD_DIM_V, 1>;
+                                                  Target, T, HEAD_DIM, HEAD_DIM_V, 1, 16>;
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 using MlaCombineConfig = DecodeCombineConfigOf<MlaCombinePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target,
                                                T, HEAD_DIM, HEAD_DIM_V, 1>;
@@ -385,8 +389,12 @@ __device__ __forceinline__ void combine_shared(CombinedTile<1>& tile, Together& 
 
 // Groups of each warp in combine_by_block().
 template <class Config>
-__device__ __forceinline__ int groups_of_warp(const DecodeExtent& extent) {
-  return min((count_groups(extent) + Config::WARPS - 1) / Config::WARPS, Config::WARP_GROUPS);
+__device__ __forceinline__ int groups_of_warp(const typename Config::Smem& smem) {
+  int most = Config::WARP_GROUPS;
+  if constexpr (Config::WHOLE_GROUPS > Config::WARP_GROUPS) {
+    if (smem.splits.grain == Grain::GROUP) most = Config::WHOLE_GROUPS;
+  }
+  return min((count_groups(smem.at.extent) + Config::WARPS - 1) / Config::WARPS, most);
 }
 
 // Combines 32 columns of a row, by a block. own: the group of this lane among the first.
@@ -398,7 +406,7 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   const int row = piece / slices;
   const int column = (piece - row * slices) * 32 + lane;
   const int groups = count_groups(smem.at.extent);
-  const int each = groups_of_warp<Config>(smem.at.extent);
+  const int each = groups_of_warp<Config>(smem);
   auto& shared = smem.together;
   CombinedTile<1> tile;
 #pragma unroll 1
@@ -437,7 +445,7 @@ __device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename C
   const int blocks = p.combine_blocks, block = blockIdx.y;
   const int pieces = p.partial_rows * (p.columns / 32);
   if (pieces <= blocks) {
-    const int each = groups_of_warp<Config>(smem.at.extent);
+    const int each = groups_of_warp<Config>(smem);
     const GroupPartials own = lane < each
                                   ? GroupPartials(p, smem.splits, smem.at, own_warp * each + lane)
                                   : GroupPartials();
