@@ -267,6 +267,14 @@ void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Alloc
   return memory;
 }
 
+void run_as_cache(const Call& call, const FwdParams& p, Allocate allocate, void* context) {
+  const DecodeParams d = as_cache(p, false);
+  check_sizes(d);
+  const bool is_whole = Decode(call, d, 0).has_whole_tiles();
+  Decode decode(call, d, is_whole ? 0 : read_budget(BUDGET_NOW));
+  decode.run(require_workspace(call, decode.workspace_bytes(), allocate, context));
+}
+
 }  // namespace flash_dist
 
 using namespace flash_dist;
@@ -277,22 +285,6 @@ int flash_dist_decode(const Call* call, const DecodeParams* params, int64_t budg
     check_sizes(*params);
     const DeviceScope scope(call->device);
     Decode decode(*call, with_scores(*params), read_budget(budget));
-    decode.run(require_workspace(*call, decode.workspace_bytes(), allocate, context));
-    return 0;
-  });
-}
-
-int flash_dist_fwd_as_cache(const Call* call, const FwdParams* params, Allocate allocate,
-                            void* context) {
-  return guarded([&] {
-    if (params->mask.kind != MaskKind::BAND) {
-      fail("a forward with the bits of a cache must have a band as its mask, got another kind");
-    }
-    const DecodeParams p = with_scores(as_cache(*params, false));
-    check_sizes(p);
-    const DeviceScope scope(call->device);
-    const bool is_whole = Decode(*call, p, 0).has_whole_tiles();
-    Decode decode(*call, p, is_whole ? 0 : read_budget(BUDGET_NOW));
     decode.run(require_workspace(*call, decode.workspace_bytes(), allocate, context));
     return 0;
   });

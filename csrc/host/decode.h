@@ -1,4 +1,4 @@
-// Attention to a cache for the forward: of few queries on many keys.
+// Attention to a cache for the forward: of few queries on many keys, or for the bits.
 #pragma once
 
 #include <cstdint>
@@ -14,5 +14,8 @@ bool may_have_few_queries(const Call& call, const FwdParams& p);
 // Without any it is slower, to the same bits.
 void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
                       void* context);
+
+// Computes all of a forward whose mask is a band.
+void run_as_cache(const Call& call, const FwdParams& p, Allocate allocate, void* context);
 
 }  // namespace flash_dist

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/ds_scale.h"
+#include "core/fwd_kvcache.h"
 #include "host/call.h"
 #include "host/capi.h"
 #include "host/decode.h"
@@ -98,6 +99,43 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
                             : nullptr;
   record_forward(p);
   FwdCall all{p, ticketed ? static_cast<unsigned*>(memory) : nullptr};
+  if (all.tickets != nullptr) clear(call, all.tickets, sizeof(unsigned));
+  launch(call.device, kernel, &all, stream_of(call));
+}
+
+// Whether a kernel with blocks of so many queries keeps half of the multiprocessors busy. The kernels of
+// a cache, which share the keys of a tile, are faster for less.
+bool has_tiles_for_half(const FwdParams& p, int block_rows) {
+  const int64_t tiles = ceil_div(p.seqlen_q, block_rows) * p.batch * p.num_heads_kv * p.group;
+  return 2 * tiles >= p.sm_count;
+}
+
+// A forward with the bits of attention to a cache.
+void run_kvcache_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
+  if (p.mask.kind != MaskKind::BAND) {
+    fail("a forward with the bits of a cache must have a band as its mask, got another kind");
+  }
+  check_sizes(p);
+  const DeviceScope scope(call.device);
+  p = with_scores(p);
+  p.sm_count = device_info(call.device).sm_count;
+  const KernelSize columns{p.head_dim, p.head_dim_v};
+  const Loaded kernel =
+      find_kernel(call.device, make_key(Role::FWD_KVCACHE, dtype_of(call), columns), &p);
+  if (kernel.variant == nullptr || !has_tiles_for_half(p, kernel.variant->entry->block_rows)) {
+    run_as_cache(call, p, allocate, context);
+    return;
+  }
+  p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
+                                    row_bytes(call, p) * p.seqlen_k);
+  const KernelEntry& entry = *kernel.variant->entry;
+  const int64_t front = wants_tickets(p, entry) ? ALIGNMENT : 0;
+  const int64_t parked =
+      parked_bytes(p.sm_count, entry.block_rows, size_of(*kernel.variant).head_dim_v);
+  auto* memory = static_cast<uint8_t*>(require_workspace(call, front + parked, allocate, context));
+  record_forward(p);
+  FwdKvcacheCall all{p, front > 0 ? reinterpret_cast<unsigned*>(memory) : nullptr,
+                     parked > 0 ? reinterpret_cast<float4*>(memory + front) : nullptr};
   if (all.tickets != nullptr) clear(call, all.tickets, sizeof(unsigned));
   launch(call.device, kernel, &all, stream_of(call));
 }
@@ -433,6 +471,14 @@ using namespace flash_dist;
 int flash_dist_fwd(const Call* call, const FwdParams* params, Allocate allocate, void* context) {
   return guarded([&] {
     run_forward(*call, *params, allocate, context);
+    return 0;
+  });
+}
+
+int flash_dist_fwd_as_cache(const Call* call, const FwdParams* params, Allocate allocate,
+                            void* context) {
+  return guarded([&] {
+    run_kvcache_forward(*call, *params, allocate, context);
     return 0;
   });
 }

@@ -14,6 +14,7 @@ from flash_dist import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    last_variant,
     match_kvcache,
 )
 from flash_dist.integrations import torch_sdpa
@@ -132,6 +133,40 @@ def test_a_query_has_the_bits_of_a_cache(first: int) -> None:
             expected = out[:, begin:end], lse[:, :, begin:end]
             assert_same(call.decode(begin, end), expected, f"{seed}: queries {begin} to {end}")
         assert_same(call.attend(slice(-1, None)), (out[-1:], lse[-1:]), f"{seed}: the last alone")
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 192, 256])
+def test_a_call_that_fills_the_gpu_has_the_same_bits(head_dim: int, half: torch.dtype) -> None:
+    for batch, seqlen, options in (
+        (4, 64, {}),
+        (4, 300, {"causal": True}),
+        (2, 2300, {"causal": True, "window_size": (300, -1)}),
+        (2, 2300, {"learnable_sink": torch.linspace(-2, 3, 32, device=DEVICE)}),
+    ):
+        q, k, v = (
+            torch.randn(batch, seqlen, heads, head_dim, device=DEVICE, dtype=half)
+            for heads in (32, 8, 8)
+        )
+        expected: Any = flash_attn_with_kvcache(q, k, v, return_softmax_lse=True, **options)
+        for _ in range(3):
+            poison_memory(torch.device(DEVICE))
+            got: Any = flash_attn_func(q, k, v, return_lse=True, match_kvcache=True, **options)
+            assert_same(got, expected, f"{batch} x {seqlen}, {options}")
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert last_variant()["fwd_kvcache"]["family"] == "fwd_kvcache_sm90"
+
+
+def test_values_of_the_next_sequence_do_not_spread() -> None:
+    q, k, v = (
+        torch.randn(2700, heads, 128, device=DEVICE, dtype=torch.bfloat16) for heads in (16, 4, 4)
+    )
+    ends = torch.tensor([0, 1500, 2700], device=DEVICE, dtype=torch.int32)
+    call = ends, ends, 1500, 1500
+    expected = flash_attn_varlen_func(q, k, v, *call, match_kvcache=True)
+    k[1500:] = v[1500:] = torch.nan
+    got = flash_attn_varlen_func(q, k, v, *call, match_kvcache=True)
+    assert torch.equal(got[:1500], expected[:1500])
+    assert got[1500:].isnan().all()
 
 
 def test_a_workspace_limit_changes_nothing() -> None:

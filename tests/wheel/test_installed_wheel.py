@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -72,8 +73,10 @@ def test_the_code_embedded_is_the_code_declared(manifest: Manifest) -> None:
     assert embedded == {(kernel.symbol, kernel.target) for kernel in manifest.kernels}
 
 
-def test_no_kernel_spills(manifest: Manifest) -> None:
-    assert not any(kernel.spill_bytes for kernel in manifest.kernels)
+def test_no_kernel_spills_but_the_one_with_an_exception(manifest: Manifest) -> None:
+    spilling = {kernel.symbol for kernel in manifest.kernels if kernel.spill_bytes}
+    pattern = re.compile(r"_fwd_kvcache_sm90_\w+_d256_")  # of csrc/spill_exceptions.toml
+    assert not [symbol for symbol in spilling if not pattern.search(symbol)]
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

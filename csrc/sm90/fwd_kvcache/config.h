@@ -1,0 +1,78 @@
+// Tiles, threads and shared memory of the forward kernel for Hopper with the bits of a cache.
+#pragma once
+
+#include "core/config.h"
+#include "core/decode.h"
+#include "core/fwd_kvcache.h"
+#include "core/panels.cuh"
+#include "decode_plans.h"
+#include "sm90/fwd/config.h"
+#include "sm90/fwd/work.cuh"
+#include "sm90/stages.cuh"
+#include "sm90/steps.cuh"
+
+namespace flash_dist {
+
+struct FwdKvcacheSm90Params : FwdSm90Params {
+  float4* parked;  // FwdKvcacheCall::parked
+};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FwdKvcacheSm90Config
+    : Config<FwdKvcacheSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = FwdKvcacheSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+  using Params = FwdKvcacheSm90Params;
+  using Work = FwdSm90Work;
+  static constexpr bool HAS_SCORE_MOD = false;
+  static constexpr bool TAKES_TICKETS = true;
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
+  static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
+  static constexpr int BLOCK_M = CONSUMERS * 64;
+  static constexpr int BLOCK_ROWS = BLOCK_M;
+  static constexpr int BLOCK_N = KEY_BLOCK;
+  static constexpr int PIECE = 64;  // columns of O of one product
+  static constexpr int PIECES = HEAD_DIM_V / PIECE;
+  // A tile of SUMMED_KEYS keys is summed in PARTS parts, as mma/decode/kernel.cuh does it.
+  static constexpr int PARTS = 4;
+  static constexpr int SUMMED_KEYS = DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, 99>::BLOCK_N;
+  static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
+  static constexpr int CONSUMER_REGISTERS =
+      registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
+  static_assert(HEAD_DIM % PIECE == 0 && HEAD_DIM_V % PIECE == 0);
+
+  using QTile = Panels<BLOCK_M>;
+  using QPanels = QTile;
+  using KTile = Panels<BLOCK_N>;
+  using Queries = Ring<1>;
+  using Keys = Ring<Plan::STAGES>;
+  using Works = Ring<WORKS>;
+  static constexpr int Q_PANELS = QTile::count(HEAD_DIM);
+  static constexpr int V_PANELS = QTile::count(HEAD_DIM_V);
+  static constexpr int K_BYTES = Q_PANELS * KTile::BYTES;
+  static constexpr int V_BYTES = V_PANELS * KTile::BYTES;
+  static constexpr int OUT_BYTES = V_PANELS * QTile::BYTES;
+  // Whether out is staged in Q's memory: the next Q is then loaded after the store.
+  static constexpr bool SHARES_Q = HEAD_DIM > 64;
+  // O of the tile while a group is computed, by threads; larger ones are in memory.
+  static constexpr bool PARKS_IN_MEMORY = HEAD_DIM_V >= PARKED_COLUMNS;
+  static constexpr int OT = HEAD_DIM_V / 8;
+
+  struct Smem {
+    alignas(1024) uint8_t q[1][Q_PANELS * QTile::BYTES];
+    uint8_t out[SHARES_Q ? 0 : OUT_BYTES];
+    alignas(1024) uint8_t k[Plan::STAGES][K_BYTES];
+    alignas(1024) uint8_t v[Plan::STAGES][V_BYTES];
+    float4 parked[PARKS_IN_MEMORY ? 0 : OT][CONSUMER_THREADS];
+    float2 parked_stats[BLOCK_M];  // top and sum
+    Work work[WORKS];
+    FwdSm90Progress progress;
+    StageBarriers<WORKS> work_barriers;
+    StageBarriers<1> q_barriers;
+    StageBarriers<Plan::STAGES> k_barriers, v_barriers;
+    __device__ Smem() = delete;  // laid over shared memory, never made
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+  static_assert((SMEM_BYTES + 1024) * Plan::MIN_BLOCKS <= smem_plan_bytes(PLAN) + 1024);
+};
+
+}  // namespace flash_dist

@@ -1,0 +1,45 @@
+// Forward attention on Hopper in the order of attention to a cache (core/decode.h): out and lse of a
+// query have the bits that the decode kernels give it.
+//
+// Grid, block and pipeline are those of sm90/fwd/kernel.cuh, but for the order of keys, which
+// ascends, and O: of a key block and of a group in registers, of the tile in shared memory or, from
+// PARKED_COLUMNS on, in memory.
+#pragma once
+
+#include "ptx/registers.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "sm90/fwd_kvcache/config.h"
+#include "sm90/fwd_kvcache/consumer.cuh"
+#include "sm90/fwd_kvcache/launch.h"
+#include "sm90/fwd_kvcache/loader.cuh"
+
+namespace flash_dist {
+
+template <class Config>
+__device__ __forceinline__ void fwd_kvcache_sm90_block(const typename Config::Params& params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  if (threadIdx.x == 0) {
+    prefetch_map(params.q);
+    prefetch_map(params.k);
+    prefetch_map(params.v);
+    prefetch_map(params.out);
+    constexpr int WARPS = Config::CONSUMERS * WARPS_OF_GROUP;
+    smem.work_barriers.make(WARPS);
+    smem.q_barriers.make(WARPS);
+    smem.k_barriers.make(WARPS);
+    smem.v_barriers.make(WARPS);
+    mbarriers_made();
+  }
+  __syncthreads();
+
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<Config::LOADER_REGISTERS>();
+    if (threadIdx.x == 0) FwdKvcacheLoader<Config>{params, smem}.run();
+  } else {
+    take_registers<Config::CONSUMER_REGISTERS>();
+    FwdKvcacheConsumer<Config>{params, smem}.run();
+  }
+}
+
+}  // namespace flash_dist

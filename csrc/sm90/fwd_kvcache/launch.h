@@ -1,0 +1,45 @@
+// The launch of the forward kernel for Hopper with the bits of a cache, and the calls that it leaves to
+// the kernels of the cache.
+#pragma once
+
+#include "core/blocks.cuh"
+#include "sm90/axes.h"
+#include "sm90/fwd_kvcache/config.h"
+
+namespace flash_dist {
+
+template <class Config>
+const char* refuse_fwd_kvcache_sm90(const void* params) {
+  const FwdParams& p = *static_cast<const FwdParams*>(params);
+  if (p.mask.kind != MaskKind::BAND) return "a cache has no masks but bands";
+  return find_problem<Config>(p, p.out);
+}
+
+template <class Config>
+cudaError_t launch_fwd_kvcache_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+  const auto& call = *static_cast<const FwdKvcacheCall*>(params);
+  typename Config::Params all;
+  FwdParams& p = all.p = call.params;
+  const CallAxes axes(p);
+  AxisSteps out_axes;
+  const MapRequest maps[] = {
+      {&all.q, &all.q_axes, &p.q, axes.rows_q, p.head_dim, &axes.q, Config::BLOCK_M},
+      {&all.k, &all.k_axes, &p.k, axes.rows_k, p.head_dim, &axes.k, Config::BLOCK_N},
+      {&all.v, &all.v_axes, &p.v, axes.rows_k, p.head_dim_v, &axes.k, Config::BLOCK_N},
+      {&all.out, &out_axes, &p.out, axes.rows_q, p.head_dim_v, &axes.q, 64},
+  };
+  const cudaError_t status = make_maps<Config>(maps);
+  if (status != cudaSuccess) return status;
+  const FwdGrid grid(p, Config::BLOCK_M);
+  const int64_t tiles = grid.tiles * grid.groups;
+  if (tiles == 0) return cudaSuccess;
+  if (tiles > INT32_MAX) return cudaErrorInvalidConfiguration;
+  p.order = make_order(grid.tiles, grid.groups, p.heads_together);
+  all.tiles = static_cast<int>(tiles);
+  all.tickets = call.tickets;
+  all.parked = call.parked;
+  // One block to a multiprocessor in any case, as O of each is parked.
+  return launch_1d<Config>(kernel, &all, std::min<int64_t>(tiles, p.sm_count), stream);
+}
+
+}  // namespace flash_dist
