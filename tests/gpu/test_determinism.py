@@ -68,6 +68,8 @@ CASES = {
     "dense-per-head": Case("dense-per-head", 2, 1000, 8, 4, 160),
     "dense-stripes": Case("dense-per-batch-and-head", 2, 2000, 8, 4, 64, 20),
     "tiles": Case("tiles", 2, 1000, 8, 4, 192, head_dim_v=128),
+    "fills-the-gpu-d192-128": Case("full", 4, 2048, 16, 16, 192, head_dim_v=128),
+    "fills-the-gpu-causal-d192-128": Case("causal", 4, 2048, 16, 4, 192, head_dim_v=128),
     "padding": Case("padding-and-causal", 4, 777, 8, 4, 224),
     "tail": Case("documents", 2, 1000, 8, 2, 72, head_dim_v=40),
 }

@@ -24,7 +24,9 @@ import json, sys, torch
 from flash_dist import flash_attn_func, last_variant
 def run(expanded):
     torch.manual_seed(0)
-    shapes = [(2, n, 4, int(sys.argv[2])) for n in (600, 500, 500, 600)]
+    head_dim, head_dim_v = map(int, sys.argv[2:])
+    sizes = (600, head_dim), (500, head_dim), (500, head_dim_v), (600, head_dim_v)
+    shapes = [(2, rows, 4, columns) for rows, columns in sizes]
     q, k, v, dout = (torch.randn(shape).to("cuda", torch.bfloat16) for shape in shapes)
     if expanded:  # all keys are the same memory
         k = k[:, :1].expand(shapes[1])
@@ -55,6 +57,7 @@ class Kind:
     native: dict[str, str]  # family of each role
     general: dict[str, str]
     megabytes: str = "1536"  # of workspace
+    head_dim_v: int | None = None  # as head_dim
 
 
 KINDS: Final = {
@@ -62,6 +65,7 @@ KINDS: Final = {
     "fused": Kind(64, FUSED, STORED),
     "fused-96": Kind(96, FUSED, STORED),
     "fused-128": Kind(128, FUSED, STORED),
+    "fused-192-128": Kind(192, FUSED, STORED, head_dim_v=128),
     "one-block": Kind(96, RECOMPUTED_SM90, RECOMPUTED, "0"),
     "pair": Kind(256, STORED_SM90, STORED),
 }
@@ -77,11 +81,12 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         pytest.skip("Hopper's families are for compute capability 9.0")
     kind: Kind = request.param
     results: dict[str, Any] = {"kind": kind}
+    columns = kind.head_dim, kind.head_dim_v or kind.head_dim
     unlimited = {name: value for name, value in os.environ.items() if name != LIMIT}
     for name, environ in (("native", {}), ("short", {LIMIT: SMALL})):
         path = tmp_path_factory.mktemp(name) / "result.pt"
         done = subprocess.run(
-            [sys.executable, "-c", CODE, str(path), str(kind.head_dim)],
+            [sys.executable, "-c", CODE, str(path), *map(str, columns)],
             env={**unlimited, "FLASH_DIST_WORKSPACE_MB": kind.megabytes, **environ},
             capture_output=True,
             text=True,
@@ -121,14 +126,23 @@ def test_both_agree_within_rounding(runs: dict[str, Any]) -> None:
         assert (ours - general).abs().max() <= 2**-6 * general.abs().max()
 
 
-@pytest.mark.parametrize("head_dim", [128, 256], ids=["fused", "pair"])
-def test_small_probabilities_keep_their_bits_where_they_are_rounded_first(head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"), [(128, 128), (192, 128), (256, 256)], ids=["fused", "keys", "pair"]
+)
+def test_small_probabilities_keep_their_bits_where_they_are_rounded_first(
+    head_dim: int, head_dim_v: int
+) -> None:
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("Hopper's families are for compute capability 9.0")
     keys = 50_007  # 1 / keys is 335.497 * 2^-24: rounded to fp16, a subnormal number, 1.5e-3 off
     q, k, v, dout = (
-        torch.full((1, rows, 1, head_dim), value, dtype=torch.float16, device="cuda")
-        for rows, value in ((64, 0.0), (keys, 1.0), (keys, 1.0), (64, 1024.0))
+        torch.full((1, rows, 1, columns), value, dtype=torch.float16, device="cuda")
+        for rows, columns, value in (
+            (64, head_dim, 0.0),
+            (keys, head_dim, 1.0),
+            (keys, head_dim_v, 1.0),
+            (64, head_dim_v, 1024.0),
+        )
     )
     v.requires_grad_()
     (found,) = select(q.device.index, role="bwd_dkdv", dtype="fp16", head_dim=head_dim)

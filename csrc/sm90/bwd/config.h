@@ -115,28 +115,35 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
   using Params = std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>;
   static constexpr bool SHARES_QUERIES = true;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 2;  // warpgroups of 64 keys; one loads,
-  static constexpr int BLOCK_M = MASK_TILE;              // one multiplies for dQ
+  static constexpr int CONSUMERS = 2;  // warpgroups of 64 keys, two halves of a list's entries
+  static constexpr int BLOCK_M = MASK_TILE;
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
+  // Whether the warpgroups of keys multiply for dQ, too: their sums leave no registers for another one.
+  static constexpr bool KEYS_MULTIPLY = HEAD_DIM + HEAD_DIM_V > 256;
+  static constexpr int WARPGROUPS = CONSUMERS + (KEYS_MULTIPLY ? 1 : 2);  // one loads
+  static_assert(Plan::WARPS == WARPGROUPS * WARPS_OF_GROUP);
   // How many of S^T and dP^T a warpgroup of keys has registers for, beside its sums.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
   // Whether K and V stay in registers, as A operands, so that the products read less shared memory.
   static constexpr bool KEYS_IN_REGISTERS = HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD;
-  static constexpr int LOADER_REGISTERS = 32;
-  static constexpr int CONSUMER_REGISTERS = HEAD_DIM == 96 ? 200 : 208;
-  static constexpr int DQ_REGISTERS = HEAD_DIM == 96 ? 80 : 64;
+  static constexpr int LOADER_REGISTERS = KEYS_MULTIPLY ? 24 : 32;
+  static constexpr int CONSUMER_REGISTERS = KEYS_MULTIPLY ? 240 : HEAD_DIM == 96 ? 200 : 208;
+  static constexpr int DQ_REGISTERS = KEYS_MULTIPLY ? 0 : HEAD_DIM == 96 ? 80 : 64;
   static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + DQ_REGISTERS <=
-                    (CONSUMERS + 2) * registers_at_launch(Plan::WARPS * 32),
+                    WARPGROUPS * registers_at_launch(Plan::WARPS * 32),
                 "a warp that asks for more registers than there are waits for ever");
-  static_assert(CONSUMERS == 2, "two halves of a list's entries");
 
   static constexpr int DS_STAGES = Plan::DS_STAGES;
   static constexpr int DQ_STAGES = Plan::DQ_STAGES;
-  static_assert(DQ_STAGES < WARPS_OF_GROUP, "each has a warp beside the one that loads");
-  // dQ of DQ_STAGES items is under way, and as many more are described.
-  static constexpr int DQ_ITEMS = DQ_STAGES == 2 ? 4 : 8;
-  static_assert(DQ_ITEMS >= 2 * DQ_STAGES);
+  static_assert(!KEYS_MULTIPLY || (DS_STAGES == 1 && DQ_STAGES == 1));
+  // Threads that store dQ: one for each stage, or two for the only one. NOTE: no more: one that waits for
+  // dq_read would take a phase for the one two before it.
+  static constexpr int DQ_THREADS = KEYS_MULTIPLY ? 2 : DQ_STAGES;
+  static_assert(DQ_THREADS < WARPS_OF_GROUP, "each has a warp beside the one that loads");
+  // Each has an item under way, and describes its next one.
+  static constexpr int DQ_ITEMS = DQ_THREADS == 2 ? 4 : 8;
+  static_assert(DQ_ITEMS >= 2 * DQ_THREADS);
 
   using KTile = Panels<BLOCK_N>;
   using QTile = Panels<BLOCK_M>;
@@ -167,6 +174,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     uint64_t described[DQ_ITEMS];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
     uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];
+    uint64_t dq_read;            // of the only stage
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

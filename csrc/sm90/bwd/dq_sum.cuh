@@ -1,5 +1,5 @@
-// The part of dQ that warpgroup 3 of the fused kernel computes: of a query tile and one block's keys,
-// on its way to or from the sum over the key blocks.
+// The part of dQ that the fused kernel computes: of a query tile and one block's keys, on its way to
+// or from the sum over the key blocks.
 #pragma once
 
 #include "core/ds_scale.h"
@@ -42,7 +42,6 @@ struct DqPart : Accumulator<1, NT> {
       store_shared_16(place(stage, n), {__float_as_uint(own[0]), __float_as_uint(own[1]),
                                         __float_as_uint(own[2]), __float_as_uint(own[3])});
     }
-    fence_proxy_async();
   }
   // Adds the sum that the copy engine loaded.
   __device__ __forceinline__ void add(uint32_t stage) {
@@ -57,22 +56,21 @@ struct DqPart : Accumulator<1, NT> {
   }
 };
 
-// dQ = dS @ K, as many columns at a time as the registers hold.
-template <class Config, int COLUMNS = Config::HEAD_DIM == 96 ? 96 : 64>
-struct DqSum : DqPart<COLUMNS / 8> {
+// Some columns of dQ = dS @ K.
+template <class Config, int COLUMNS>
+struct DqColumns : DqPart<COLUMNS / 8> {
   using Target = typename Config::Target;
   using T = typename Config::T;
   using KTile = typename Config::KTile;
   using DsTile = typename Config::DsTile;
   using DqTile = typename Config::DqTile;
-  static constexpr int PARTS = Config::HEAD_DIM / COLUMNS;
-  static constexpr int PART_BYTES = Config::DQ_BYTES / PARTS;
-  static_assert(PARTS == 1 || COLUMNS % KTile::COLUMNS == 0, "a part begins with a panel of K");
+  static constexpr int BYTES = Config::BLOCK_M * COLUMNS * static_cast<int>(sizeof(float));
 
   // dQ = dS @ K                                           [BLOCK_M, COLUMNS]
-  __device__ __forceinline__ void multiply(uint32_t ds, uint32_t keys, int part) {
+  // keys: where the columns begin in the tile of K.
+  __device__ __forceinline__ void issue(uint32_t ds, uint32_t keys) {
     const uint64_t a = DsTile::by_columns(ds);
-    const uint64_t b = KTile::by_columns(keys + part * KTile::count(COLUMNS) * KTile::BYTES);
+    const uint64_t b = KTile::by_columns(keys);
     wgmma_fence();
     wgmma<T, true, true, true>(this->x[0], a, b);
 #pragma unroll
@@ -80,13 +78,11 @@ struct DqSum : DqPart<COLUMNS / 8> {
       wgmma<T, true, true>(this->x[0], a + DsTile::columns_step(k), b + KTile::columns_step(k));
     }
     wgmma_commit();
-    wgmma_wait<0>();
-    hold(this->x[0]);
   }
 
-  // Rounded, through the stage.
-  __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to, int part) {
-    const int column = part * COLUMNS;
+  // Writes them, `column` and those behind it, rounded, through the stage.
+  __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to,
+                                         int column) {
     this->scale(scale);
     // NOTE: two steps: their product would stay in a register throughout the kernel.
     if constexpr (DS_SCALE<T> != 1.0f) this->scale(1.0f / DS_SCALE<T>);
@@ -94,6 +90,47 @@ struct DqSum : DqPart<COLUMNS / 8> {
                                   to.columns - column);
     // NOTE: the copy engine writes the next sum where these reads were.
     fence_proxy_async();
+  }
+};
+
+// All columns, as many at a time as the registers of warpgroup 3 hold.
+template <class Config>
+struct DqSum : DqColumns<Config, Config::HEAD_DIM == 96 ? 96 : 64> {
+  using KTile = typename Config::KTile;
+  static constexpr int COLUMNS = Config::HEAD_DIM == 96 ? 96 : 64;
+  static constexpr int PARTS = Config::HEAD_DIM / COLUMNS;
+  static_assert(PARTS == 1 || COLUMNS % KTile::COLUMNS == 0, "a part begins with a panel of K");
+
+  __device__ __forceinline__ void multiply(uint32_t ds, uint32_t keys, int part) {
+    this->issue(ds, keys + part * KTile::count(COLUMNS) * KTile::BYTES);
+    wgmma_wait<0>();
+    hold(this->x[0]);
+  }
+};
+
+// The columns of warpgroup `half` of the two that own keys: a panel of K, and half of the one between
+// their panels. Where they begin in dQ, in the tile of K, and in a stage.
+template <class Config>
+struct DqHalf {
+  using KTile = typename Config::KTile;
+  using Panel = DqColumns<Config, KTile::COLUMNS>;
+  using Rest = DqColumns<Config, KTile::COLUMNS / 2>;
+  static_assert(!Config::KEYS_MULTIPLY || Config::HEAD_DIM == 3 * KTile::COLUMNS);
+  int half;
+
+  __device__ __forceinline__ int panel() const { return half * 2 * KTile::COLUMNS; }
+  __device__ __forceinline__ int rest() const { return KTile::COLUMNS * (2 + half) / 2; }
+  __device__ __forceinline__ uint32_t panel_of_keys(uint32_t tile) const {
+    return tile + half * 2 * KTile::BYTES;
+  }
+  __device__ __forceinline__ uint32_t rest_of_keys(uint32_t tile) const {
+    return tile + KTile::BYTES + half * KTile::ROW_BYTES / 2;
+  }
+  __device__ __forceinline__ uint32_t panel_of_stage(uint32_t stage) const {
+    return stage + half * (Panel::BYTES + Rest::BYTES);
+  }
+  __device__ __forceinline__ uint32_t rest_of_stage(uint32_t stage) const {
+    return panel_of_stage(stage) + Panel::BYTES;
   }
 };
 

@@ -9,14 +9,16 @@
 //           query split. A tile scheduler, an atomic counter, gives each block its tile.
 // Block     Warpgroup 0: a thread loads, and a thread of each other warp stores dQ to global memory.
 //           Each describes the items of its own work, since one thread would be too slow for all.
-//           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh).
+//           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh). At head_dim
+//           192/128 no registers are left for it: 1 and 2 compute half of the columns of dQ each.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta,
 //           DS_STAGES of dS^T, DQ_STAGES of dQ.
 // Pipeline  The block's query tiles, for every query head of the split: head by head in ascending
 //           order; or, where the first keys come first, tiles in descending order, all heads of a tile
 //           before the next tile. This is the order of summation of dK and dV. If the registers hold
 //           both products of scores, dP^T is computed while P^T is, and dV while dS^T is. No warpgroup
-//           of keys waits for the other, so that one multiplies while the other takes exponentials.
+//           of keys waits for the other, so that one multiplies while the other takes exponentials;
+//           but at 192/128, where each reads all of dS^T behind its dK.
 //
 // Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
 //           first, or from the first to the last (BwdParams::first_keys_first), in fp32 in global
@@ -69,11 +71,13 @@ struct FusedSm90 {
   using DsTile = typename Config::DsTile;
   using DqSum = flash_dist::DqSum<Config>;
   using Gradients = Ring<Config::DS_STAGES>;
+  using Half = DqHalf<Config>;
   using Keys = uint32_t[Config::KEYS_IN_REGISTERS ? HEAD_DIM / 16 : 1][4];  // A operands
 
   // Barriers beside those of sm90/stages.cuh, whose last is of warpgroup 3.
   enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ, APART };
-  static constexpr int KEY_READERS = (Config::CONSUMERS + 1) * WARPGROUP;
+  static constexpr int KEY_READERS = (Config::WARPGROUPS - 1) * WARPGROUP;
+  static constexpr int DQ_WARPS = (Config::KEYS_MULTIPLY ? Config::CONSUMERS : 1) * WARPS_OF_GROUP;
 
   // In fp16, P^T from which dS^T is made after it was rounded is 2^8 P^T: below 2^-14 P would lose
   // bits, and dS with it. dV and dS are scaled back.
@@ -108,13 +112,14 @@ struct FusedSm90 {
 #pragma unroll
     for (int i = 0; i < Config::DS_STAGES; ++i) {
       mbarrier_init(shared_address(&smem.ds_full[i]), Config::CONSUMERS * WARPS_OF_GROUP);
-      mbarrier_init(shared_address(&smem.ds_empty[i]), WARPS_OF_GROUP);
+      mbarrier_init(shared_address(&smem.ds_empty[i]), DQ_WARPS);
     }
 #pragma unroll
     for (int i = 0; i < Config::DQ_STAGES; ++i) {
       mbarrier_init(shared_address(&smem.dq_ready[i]), 1);
-      mbarrier_init(shared_address(&smem.dq_done[i]), WARPS_OF_GROUP);
+      mbarrier_init(shared_address(&smem.dq_done[i]), DQ_WARPS);
     }
+    if constexpr (Config::KEYS_MULTIPLY) mbarrier_init(shared_address(&smem.dq_read), 1);
   }
 
   // Loads, in one thread, and describes each item while its copies are under way.
@@ -134,37 +139,55 @@ struct FusedSm90 {
     }
   }
 
-  // Stores dQ, in one thread of warp number `warp`, which has a stage of it. Arrives at `ready` when
-  // warpgroup 3 may write its part of dQ to the stage, or read the sum from it.
+  // Stores dQ, in one thread of warp number `warp`, which has a stage of it, or takes turns at the only
+  // one. Arrives at `ready` when a part of dQ may be written to the stage, or the sum read from it.
   __device__ __forceinline__ void store_dq(int warp) const {
-    const uint32_t stage = shared_address(smem.dq[warp]);
-    const uint32_t ready = shared_address(&smem.dq_ready[warp]);
-    const uint32_t done = shared_address(&smem.dq_done[warp]);
+    constexpr bool TAKES_TURNS = Config::DQ_THREADS > Config::DQ_STAGES;
+    const int number = TAKES_TURNS ? 0 : warp;
+    const uint32_t stage = shared_address(smem.dq[number]);
+    const uint32_t ready = shared_address(&smem.dq_ready[number]);
+    const uint32_t done = shared_address(&smem.dq_done[number]);
+    const auto pass_on = [&] {
+      if constexpr (TAKES_TURNS) mbarrier_arrive(shared_address(&smem.dq_read));
+    };
     int parity = 0;
     if (warp < work.items) describe_dq(warp);
 #pragma unroll 1
-    for (int i = warp; i < work.items; i += Config::DQ_STAGES, parity ^= 1) {
+    for (int i = warp; i < work.items; i += Config::DQ_THREADS, parity ^= 1) {
       const DqItem& item = smem.dq_item[i % Config::DQ_ITEMS];
-      const DqOrder order = item.order;
-      const int tile = item.tile;
-      float* sum = p.dq_accum + static_cast<int64_t>(tile) * Config::DQ_FLOATS;
-      const bool takes = order.is_last && order.before > 0;
+      DqOrder order = item.order;
+      int tile = item.tile;
+      bool takes = order.is_last && order.before > 0;
+      if constexpr (TAKES_TURNS) {
+        if (i > 0) mbarrier_wait(shared_address(&smem.dq_read), (i - 1) % 2);
+      }
       if (!takes) mbarrier_arrive(ready);
       // While dQ is computed:
-      if (i + Config::DQ_STAGES < work.items) describe_dq(i + Config::DQ_STAGES);
+      if (i + Config::DQ_THREADS < work.items) describe_dq(i + Config::DQ_THREADS);
+      if constexpr (TAKES_TURNS) {  // read anew: in registers meanwhile, they would be spilled
+        order = item.order;
+        tile = item.tile;
+        takes = order.is_last && order.before > 0;
+      }
+      float* sum = p.dq_accum + static_cast<int64_t>(tile) * Config::DQ_FLOATS;
       if (order.before > 0) wait_for_semaphore(tile, order);
       if (takes) {
         mbarrier_expect(ready, Config::DQ_BYTES);
         load_bytes(stage, sum, Config::DQ_BYTES, ready);
       }
-      mbarrier_wait(done, parity);
-      if (!order.exists() || order.is_last) continue;
+      mbarrier_wait(done, TAKES_TURNS ? i % 2 : parity);
+      if (!order.exists() || order.is_last) {
+        pass_on();
+        continue;
+      }
       if (order.before == 0) {
         store_bytes(sum, stage, Config::DQ_BYTES);
       } else {
         add_floats(sum, stage, Config::DQ_BYTES);
       }
       commit_stores();
+      if constexpr (TAKES_TURNS) wait_until_read<0>();
+      pass_on();
       wait_until_written();
       add_release(semaphore_of(tile));
     }
@@ -200,15 +223,16 @@ struct FusedSm90 {
       const uint32_t ds = uniform(shared_address(smem.ds[place.stage()]));
 #pragma unroll
       for (int part = 0; part < DqSum::PARTS; ++part) {
-        const uint32_t stage = shared_address(smem.dq[dq_stage]) + part * DqSum::PART_BYTES;
+        const uint32_t stage = shared_address(smem.dq[dq_stage]) + part * DqSum::BYTES;
         if (order.exists()) sum.multiply(ds, shared_address(smem.k), part);
         if (part == DqSum::PARTS - 1) arrive_with_warp(smem.ds_empty[place.stage()]);
         if (part == 0) mbarrier_wait(shared_address(&smem.dq_ready[dq_stage]), dq_parity);
         if (order.is_last) {
           if (order.before > 0) sum.add(stage);
-          sum.finish(stage, p.softmax_scale, DqRows(p, work, item), part);
+          sum.finish(stage, p.softmax_scale, DqRows(p, work, item), part * DqSum::COLUMNS);
         } else if (order.exists()) {
           sum.put(stage);
+          fence_proxy_async();
         }
       }
       arrive_with_warp(smem.dq_done[dq_stage]);
@@ -299,29 +323,102 @@ struct FusedSm90 {
     if (work.items == 0) return;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     steps.clear_keys();
-    barrier_arrive(KEYS_CLEARED, KEY_READERS);
+    if constexpr (!Config::KEYS_MULTIPLY) barrier_arrive(KEYS_CLEARED, KEY_READERS);
     const Thread thread(smem);
     Stages stages;
     stagger(thread, 1);
+    if constexpr (!Config::KEYS_MULTIPLY) {
 #pragma unroll 1
-    for (int left = work.items; left > 0; --left, stages.advance()) {
-      smem.barriers.wait_for_data(stages);
-      const FusedItem& item = smem.item[stages.stage()];
-      const int code = item.code[thread.half];
-      if (code != TILE_EMPTY) {
-        steps.clear_queries(stages.stage(), item.row0);
-        add(dk, dv, thread, stages, item, code);
-      } else {
-        const Gradients place{stages.passed};
-        if (stages.passed == 0) stagger(thread, 0);
-        wait_for_place(place);
-        store_zeros(thread, place);  // the other half of the keys may be visible
-        arrive_ds(thread, place);
+      for (int left = work.items; left > 0; --left, stages.advance()) {
+        step(dk, dv, thread, stages);
+        release(thread, stages);
       }
-      __syncwarp();
-      if (thread.elected) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
+    } else {
+      // NOTE: a thread's constants are computed anew: what follows from them would stay in registers.
+#pragma unroll 1
+      for (; static_cast<int>(stages.passed) < work.items; stages.advance()) {
+        step(dk, dv, Thread(smem), stages);
+      }
+      hand_over();
     }
     barrier_sync(KEYS_READ, KEY_READERS);
+  }
+
+  // Tells that this warp has read a stage of queries.
+  __device__ __forceinline__ void release(const Thread& thread, const Stages& stages) const {
+    __syncwarp();
+    if (thread.elected) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
+  }
+
+  // Goes through a stage.
+  __device__ __forceinline__ void step(DkSum& dk, DvSum& dv, const Thread& thread,
+                                       const Stages& stages) const {
+    smem.barriers.wait_for_data(stages);
+    const FusedItem& item = smem.item[stages.stage()];
+    const int code = item.code[thread.half];
+    if (code != TILE_EMPTY) {
+      steps.clear_queries(stages.stage(), item.row0);
+      add(dk, dv, thread, stages, item, code);
+    } else {
+      const Gradients place{stages.passed};
+      if (stages.passed == 0) stagger(thread, 0);
+      if (Config::KEYS_MULTIPLY && stages.passed > 0) hand_over();
+      wait_for_place(place);
+      store_zeros(thread, place);  // the other half of the keys may be visible
+      arrive_ds(thread, place);
+      if constexpr (Config::KEYS_MULTIPLY) {
+        sum_half(thread, place, [&] { release(thread, stages); });
+      }
+    }
+  }
+
+  // Computes this warpgroup's half of dQ, behind the product that is under way, and leaves it to
+  // hand_over(). after(): once that one has been computed.
+  template <class After>
+  __device__ __forceinline__ void sum_half(const Thread& thread, const Gradients& place,
+                                           const After& after) const {
+    const Half columns{thread.half};
+    const uint32_t ds = shared_address(smem.ds[0]);
+    const uint32_t keys = shared_address(smem.k);
+    const uint32_t stage = shared_address(smem.dq[0]);
+    typename Half::Panel panel;
+    typename Half::Rest rest;
+    mbarrier_wait(shared_address(&smem.ds_full[0]), place.parity());
+    rest.issue(ds, columns.rest_of_keys(keys));
+    wgmma_wait<1>();
+    after();
+    panel.issue(ds, columns.panel_of_keys(keys));
+    const int number = place.passed % Config::DQ_ITEMS;
+    mbarrier_wait(shared_address(&smem.described[number]), place.passed / Config::DQ_ITEMS % 2);
+    const DqItem& item = smem.dq_item[number];
+    const DqOrder order = item.order;
+    const bool adds = order.exists() && !order.is_last;
+    mbarrier_wait(shared_address(&smem.dq_ready[0]), place.parity());
+    wgmma_wait<1>();
+    hold(rest.x[0]);
+    if (adds) rest.put(columns.rest_of_stage(stage));
+    wgmma_wait<0>();
+    hold(panel.x[0]);
+    arrive_with_warp(smem.ds_empty[0]);
+    if (adds) {
+      panel.put(columns.panel_of_stage(stage));
+    } else if (order.is_last) {
+      finish(panel, columns.panel_of_stage(stage), item, columns.panel());
+      finish(rest, columns.rest_of_stage(stage), item, columns.rest());
+    }
+  }
+  // Writes columns of dQ, of which the stage has the other blocks' sum.
+  template <class Columns>
+  __device__ __forceinline__ void finish(Columns& columns, uint32_t stage, const DqItem& item,
+                                         int column) const {
+    if (item.order.before > 0) columns.add(stage);
+    columns.finish(stage, p.softmax_scale, DqRows(p, work, item), column);
+  }
+  // Tells that this warp has written its part of dQ, or read the sum: in the step that follows, once
+  // that has begun to multiply.
+  __device__ __forceinline__ void hand_over() const {
+    fence_proxy_async();
+    arrive_with_warp(smem.dq_done[0]);
   }
 
   // Delays the second warpgroup of keys, where one product of scores is computed at a time, until the
@@ -336,7 +433,7 @@ struct FusedSm90 {
     }
   }
 
-  // Adds a stage to the sums of dK and dV, and leaves dS^T for warpgroup 3.
+  // Adds a stage to the sums of dK and dV, and leaves dS^T for dQ.
   __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, const Thread& thread,
                                       const Stages& stages, const FusedItem& item, int code) const {
     const int s = stages.stage();
@@ -362,6 +459,7 @@ struct FusedSm90 {
     };
     // S^T = K @ Q.T                                       [64, BLOCK_M]
     issue_scores<HEAD_DIM>(pt, thread.k, thread.rows_of(smem.k), q);
+    if (Config::KEYS_MULTIPLY && stages.passed > 0) hand_over();
     if constexpr (Config::SCORES_AT_A_TIME == 2) {
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       issue_scores<HEAD_DIM_V>(dst, thread.v, thread.rows_of(smem.v), dout);
@@ -389,7 +487,9 @@ struct FusedSm90 {
       if (stages.passed == 0) stagger(thread, 0);
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       issue_scores<HEAD_DIM_V>(dst, thread.v, thread.rows_of(smem.v), dout);
-      wgmma_wait<0>();
+      // dV += P^T @ dO                                    [64, HEAD_DIM_V]
+      if constexpr (Config::KEYS_MULTIPLY) Steps::issue_sum(dv, probabilities, dout);
+      wgmma_wait<Config::KEYS_MULTIPLY ? 1 : 0>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
       if constexpr (Config::HAS_SCORE_MOD) {
@@ -398,8 +498,7 @@ struct FusedSm90 {
         differentiate(dst, probabilities, delta);
       }
       hold(dst.x[0]);
-      // dV += P^T @ dO                                    [64, HEAD_DIM_V]
-      Steps::issue_sum(dv, probabilities, dout);
+      if constexpr (!Config::KEYS_MULTIPLY) Steps::issue_sum(dv, probabilities, dout);
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
     Steps::to_fragments(gradients, dst);
@@ -407,11 +506,23 @@ struct FusedSm90 {
     store_ds(gradients, thread, place);
     Steps::issue_sum(dk, gradients, q);
     arrive_ds(thread, place);
-    wgmma_wait<0>();
-    hold(dk.x[0]);
-    hold(dv.x[0]);
-    hold(probabilities);
-    hold(gradients);
+    if constexpr (!Config::KEYS_MULTIPLY) {
+      wgmma_wait<0>();
+      hold(dk.x[0]);
+      hold(dv.x[0]);
+      hold(probabilities);
+      hold(gradients);
+    } else {
+      wgmma_wait<1>();
+      hold(dv.x[0]);
+      hold(probabilities);
+      // dQ = dS @ K                                       [BLOCK_M, HEAD_DIM / 2]
+      sum_half(thread, place, [&] {
+        hold(dk.x[0]);
+        hold(gradients);
+        release(thread, stages);
+      });
+    }
   }
 
   // The warpgroup's rows of K or V, in registers or at `rows`, by the rows of Q or dO.
@@ -468,7 +579,7 @@ struct FusedSm90 {
     }
   }
 
-  // Waits until warpgroup 3 has read this stage of dS^T.
+  // Waits until this stage of dS^T has been read.
   __device__ __forceinline__ void wait_for_place(const Gradients& place) const {
     mbarrier_wait(shared_address(&smem.ds_empty[place.stage()]), place.parity() ^ 1);
   }
@@ -493,7 +604,7 @@ struct FusedSm90 {
     store_ds(zeros, thread, place);
   }
 
-  // Tells warpgroup 3 that this warp has stored its dS^T.
+  // Tells that this warp has stored its dS^T.
   __device__ __forceinline__ void arrive_ds(const Thread& thread, const Gradients& place) const {
     fence_proxy_async();
     __syncwarp();
@@ -588,13 +699,13 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
     if (threadIdx.x % 32 != 0) return;
     if (warp == 0) {
       kernel.load();
-    } else if (warp <= Config::DQ_STAGES) {
+    } else if (warp <= Config::DQ_THREADS) {
       kernel.store_dq(warp - 1);
     }
   } else if (threadIdx.x < (1 + Config::CONSUMERS) * WARPGROUP) {
     take_registers<Config::CONSUMER_REGISTERS>();
     kernel.compute();
-  } else {
+  } else if constexpr (!Config::KEYS_MULTIPLY) {
     give_registers<Config::DQ_REGISTERS>();
     kernel.sum_queries();
   }

@@ -736,12 +736,13 @@ def fused_plan(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     return plan(**{**FUSED, **changes})
 
 
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 64), (96, 96), (192, 128)])
 @pytest.mark.parametrize("shape", SHAPES[::7], ids=name_of)
 def test_a_fused_backward_takes_no_more_than_dq_in_float32_and_counters(
-    shape: dict[str, Any], head_dim: int
+    shape: dict[str, Any], head_dim: int, head_dim_v: int
 ) -> None:
-    made = fused_plan(**{**shape, "key_tile": 128, "head_dim": head_dim})
+    columns = {"head_dim": head_dim, "head_dim_v": head_dim_v}
+    made = fused_plan(**{**shape, "key_tile": 128, **columns})
     if not made["steps"]:
         assert "fused" not in made
         return
