@@ -39,6 +39,49 @@ __device__ __forceinline__ void stage_rows(const Accumulator<1, NT>& c, uint32_t
   }
 }
 
+// Exchanges registers among the four lanes of a quad: lane i gets the i-th of each, in the order of lanes.
+__device__ __forceinline__ void transpose_quad(uint32_t (&r)[4]) {
+  const int lane = fresh_thread() % 4;
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool high = lane & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      uint32_t& low_one = r[i];
+      uint32_t& high_one = r[i + step];
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? low_one : high_one, step);
+      (high ? low_one : high_one) = other;
+    }
+  }
+}
+
+// Stores a warpgroup's 64 rows of an accumulator, rounded, to global memory: the first `rows` rows and
+// `columns` columns exist.
+template <class Target, class T, int NT>
+__device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint16_t* dst,
+                                           int64_t row_stride, int rows, int columns) {
+  static_assert(NT % 4 == 0);
+  const int lane = fresh_thread() % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = warp_of_consumer() * 16 + h * 8 + lane / 4;
+    uint16_t* own = dst + row * row_stride + lane % 4 * 8;
+#pragma unroll
+    for (int n = 0; n < NT; n += 4) {
+      uint32_t r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        r[i] = pack<Target, T>(c.x[0][n + i][2 * h], c.x[0][n + i][2 * h + 1]);
+      }
+      transpose_quad(r);
+      if (row < rows && (n + lane % 4) * 8 < columns) {
+        store_global_16(own + n * 8, {r[0], r[1], r[2], r[3]});
+      }
+    }
+  }
+}
+
 // Copies 64 rows of a tile with NT * 8 columns to global memory: the first `rows` rows and `columns`
 // columns exist.
 template <class Tile, int NT>

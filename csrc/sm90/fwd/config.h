@@ -63,11 +63,11 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   template <int BLOCK_N>
   static constexpr int V_BYTES = V_PANELS * Panels<BLOCK_N>::BYTES;
 
-  // Whether out is staged in Q's memory: the next Q is then loaded after the store.
+  // Whether out is staged in shared memory. If not, it is stored from registers.
   static constexpr int OUT_BYTES = V_PANELS * QPanels::BYTES;
   static constexpr int TILE_BYTES =
       Q_PANELS * QPanels::BYTES + Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>);
-  static constexpr bool SHARES_Q = TILE_BYTES + OUT_BYTES + 1024 > smem_plan_bytes(PLAN);
+  static constexpr bool STAGES_OUT = TILE_BYTES + OUT_BYTES + 1024 <= smem_plan_bytes(PLAN);
   // Two if they fit: the next Q then arrives while this one is read.
   static constexpr int Q_BYTES = Q_PANELS * QPanels::BYTES;
   static constexpr int Q_STAGES = TILE_BYTES + OUT_BYTES + Q_BYTES + 2048 > smem_plan_bytes(PLAN)
@@ -76,7 +76,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
 
   struct Smem {
     alignas(1024) uint8_t q[Q_STAGES][Q_BYTES];
-    uint8_t out[SHARES_Q ? 0 : OUT_BYTES];  // a multiple of 1024
+    uint8_t out[STAGES_OUT ? OUT_BYTES : 0];  // a multiple of 1024
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES<LONGEST_N>];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES<LONGEST_N>];
     Work work[WORKS];
@@ -89,7 +89,6 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert((SMEM_BYTES + 1024) * Plan::MIN_BLOCKS <= smem_plan_bytes(PLAN) + 1024);
   static_assert(Plan::LIST_N == 0 || BLOCK_M == 128, "lists are made for 64 and 128 queries");
-  static_assert(!SHARES_Q || V_PANELS <= Q_PANELS, "Q's memory holds the output");
 };
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>

@@ -20,14 +20,17 @@ struct FwdSm90Output {
   typename Config::Smem& smem;
   const FwdSm90Work& work;
 
-  // Stores O, rounded, through this warpgroup's rows of the output tile.
+  // Stores O, rounded, through this warpgroup's rows of the output tile, if there is one.
   __device__ __forceinline__ void store(const Accumulator<1, NT>& o) const {
+    if constexpr (!Config::STAGES_OUT) {
+      store_rows<Target, T>(o, first_row(), params.p.out.row, rows(), params.p.head_dim_v);
+      return;
+    }
     const int barrier = ONE_CONSUMER + consumer();
     const bool one_thread = fresh_thread() % WARPGROUP == 0;
-    const uint32_t tile = shared_address(Config::SHARES_Q ? smem.q[0] : smem.out) +
-                          consumer() * 64 * QTile::ROW_BYTES;
-    // Orders the read of the previous tile, or of Q by all warps, before the writes.
-    if (!Config::SHARES_Q && one_thread) wait_until_read<0>();
+    const uint32_t tile = shared_address(smem.out) + consumer() * 64 * QTile::ROW_BYTES;
+    // Orders the read of the previous tile before the writes.
+    if (one_thread) wait_until_read<0>();
     barrier_sync(barrier, WARPGROUP);
     stage_rows<QTile, Target, T>(o, tile);
     fence_proxy_async();
@@ -37,10 +40,6 @@ struct FwdSm90Output {
       copy_rows<QTile, NT>(tile, first_row(), params.p.out.row, rows(), params.p.head_dim_v);
     } else if (one_thread) {
       store_boxes(tile, packed ? 0 : work.block.batch);
-    }
-    if constexpr (Config::SHARES_Q) {
-      if (one_thread) wait_until_read<0>();
-      smem.q_barriers.release(0);
     }
   }
 

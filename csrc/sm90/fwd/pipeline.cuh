@@ -88,7 +88,7 @@ struct FwdSm90Pipeline {
   __device__ __forceinline__ void skip_all() {
     smem.q_barriers.wait_for_data(queries);
     skip_to(work.bounds.begin);
-    if constexpr (!Tiles::SHARES_Q) smem.q_barriers.release(queries.stage());
+    smem.q_barriers.release(queries.stage());
   }
 
   // The first query of this warp in the tile.
@@ -147,7 +147,7 @@ struct FwdSm90Pipeline {
 
   // Adds the values of the last block.
   __device__ __forceinline__ void finish() {
-    if constexpr (!Tiles::SHARES_Q) smem.q_barriers.release(queries.stage());
+    smem.q_barriers.release(queries.stage());
     add_values(own().begin, f.p);
     wait_for_output(previous.stage());
   }
