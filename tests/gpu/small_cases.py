@@ -156,7 +156,8 @@ def run_cells(ran: Ran, sizes: Sequence[Size]) -> None:
 def run_caches(ran: Ran) -> None:
     """Run queries to a cache at each size of their kernels: appended, rotated, in pages, folded.
 
-    And to latent keys, of few heads and of many, which other kernels serve on Hopper.
+    And to short caches, and to latent keys, of few heads and of many, which other kernels serve on
+    Hopper.
     """
     for dtype, head_dim in sorted({(one["dtype"], one["head_dim"]) for one in of_role("decode")}):
         problem = KvProblem(
@@ -170,8 +171,9 @@ def run_caches(ran: Ran) -> None:
             seqlen_new=3,
             rotary_dim=32,
         )
-        problem.call(problem.make(DTYPES[dtype], "cuda"))
-        ran.look()
+        for one in (problem, replace(problem, seqlens=(400, 0, 130), capacity=512)):
+            one.call(one.make(DTYPES[dtype], "cuda"))
+            ran.look()
     for dtype, head_dim, head_dim_v in sorted(
         {(one["dtype"], one["head_dim"], one["head_dim_v"]) for one in of_role("mla")}
     ):
