@@ -51,6 +51,7 @@ struct FwdKvcacheSm90Config
   static constexpr int K_BYTES = Q_PANELS * KTile::BYTES;
   static constexpr int V_BYTES = V_PANELS * KTile::BYTES;
   static constexpr int OUT_BYTES = V_PANELS * QTile::BYTES;
+  static constexpr bool STAGES_OUT = true;
   // Whether out is staged in Q's memory: the next Q is then loaded after the store.
   static constexpr bool SHARES_Q = HEAD_DIM > 64;
   // O of the tile while a group is computed, by threads; larger ones are in memory.
