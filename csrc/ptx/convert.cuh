@@ -62,6 +62,13 @@ __device__ __forceinline__ float fma_saturated(float x, float y, float z) {
   return r;
 }
 
+// The smaller one; NaN if one is. Since sm_80.
+__device__ __forceinline__ float min_nan(float x, float y) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
+  return r;
+}
+
 // 1 / x; relative error 2 ** -23, inf gives 0.
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float y;

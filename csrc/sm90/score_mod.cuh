@@ -5,8 +5,8 @@
 //   s log2 e = c' - 2 c' r - slope' * |distance|     ds / dx = c (1 - tanh(x)^2)
 //
 // and without one s log2 e = q . k * scale' - slope' * |distance|. A kernel tests for
-// the cap once per tile. With a cap the slope is 0 if there is no ALiBi: such a step waits for the
-// special-function unit, so that the term of ALiBi costs nothing.
+// the cap once per tile. In the backward the slope is 0 under a cap without ALiBi: such a step waits for
+// the special-function unit, so that the term of ALiBi costs nothing.
 #pragma once
 
 #include <cmath>
@@ -65,27 +65,81 @@ __device__ __forceinline__ float minus_alibi_slope(const ScoreParams& p, int bat
   return -LOG2_E * alibi_slope(p, batch, head);
 }
 
-// q . k -> s log2 e, of 16 queries from row0 on, counted at the bottom right. key(n): the first key of
-// columns 8 * n on, of 64 at a time, which lie together.
-template <int NT, class Key>
-__device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const ScoreModParams& p,
-                                                float minus_slope, int row0, Key key) {
-  constexpr int TOGETHER = 64 / 8;
-  const auto each = [&](auto modify) {
+// The score modification of the forward.
+struct FwdScoreModParams : ScoreModParams {
+  float top;  // subtracted from scores, in place of their row's maximum; 0: rows have their own
+};
+
+// Under a cap c every score is in [-c', c']. bf16 has the exponents of fp32, so a row needs no maximum of its
+// own where 2^(2 c') does not exceed them: with top subtracted, P is at least 2^-100, and at most 1 or,
+// for a cap above 34, 2^(2 c' - 100), so that values up to 2^60 do not overflow.
+constexpr float BOUNDED_CAP = 50.0f;
+
+template <class T, class Params>
+FwdScoreModParams make_fwd_score_mod(const Params& p) {
+  const ScoreModParams base = make_score_mod(p);
+  const bool bounded = std::is_same_v<T, Bf16> && p.scores.softcap != 0.0f &&
+                       p.scores.softcap <= BOUNDED_CAP && p.scores.alibi == nullptr;
+  return {base, bounded ? std::fmin(base.cap, 100.0f - base.cap) : 0.0f};
+}
+
+// r of four scores of a row, by one reciprocal of the product of their denominators. These are at most 2^30,
+// which leaves r below 2^-30 of no account.
+__device__ __forceinline__ void capping4(float (&x)[4], const ScoreModParams& p) {
 #pragma unroll
-    for (int n0 = 0; n0 < NT; n0 += TOGETHER) {
-      const AlibiBias<false> alibi(minus_slope, row0, key(n0));
+  for (int i = 0; i < 4; ++i) x[i] = 1.0f + exp2_approx(min_nan(x[i] * p.inside, 30.0f));
+  const float left = x[0] * x[1], right = x[2] * x[3];
+  const float all = reciprocal_approx(left * right);
+  const float of_left = all * right, of_right = all * left;
+  const float first = of_left * x[1], third = of_right * x[3];
+  x[1] = of_left * x[0];
+  x[3] = of_right * x[2];
+  x[0] = first;
+  x[2] = third;
+}
+
+// q . k -> s log2 e - top under a cap.
+template <int NT>
+__device__ __forceinline__ void apply_softcap(Accumulator<1, NT>& s, const FwdScoreModParams& p) {
+  const float offset = p.cap - p.top;
 #pragma unroll
-      for (int n = n0; n < NT && n < n0 + TOGETHER; ++n)
+  for (int n = 0; n < NT; n += 2)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s.x[0][n][i] = modify(s.x[0][n][i], alibi(n - n0, i));
+    for (int h = 0; h < 2; ++h) {
+      float r[4] = {s.x[0][n][2 * h], s.x[0][n][2 * h + 1], s.x[0][n + 1][2 * h],
+                    s.x[0][n + 1][2 * h + 1]};
+      capping4(r, p);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        s.x[0][n + i / 2][2 * h + i % 2] = fmaf(p.minus_2_cap, r[i], offset);
     }
-  };
-  if (p.cap == 0.0f) {
-    each([&](float x, float alibi) { return fmaf(x, p.inside, alibi); });
-  } else {
-    each([&](float x, float alibi) { return fmaf(p.minus_2_cap, capping(x, p), p.cap) + alibi; });
+}
+
+// Adds ALiBi to s log2 e of 16 queries from row0 on, counted at the bottom right. key(n): the first key of
+// columns 8 * n on, of 64 at a time, which lie together. scale: by which s is multiplied before.
+template <int NT, class Key>
+__device__ __forceinline__ void apply_alibi(Accumulator<1, NT>& s, float scale, float minus_slope,
+                                            int row0, Key key) {
+  constexpr int TOGETHER = 64 / 8;
+#pragma unroll
+  for (int n0 = 0; n0 < NT; n0 += TOGETHER) {
+    const AlibiBias<false> alibi(minus_slope, row0, key(n0));
+#pragma unroll
+    for (int n = n0; n < NT && n < n0 + TOGETHER; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s.x[0][n][i] = fmaf(s.x[0][n][i], scale, alibi(n - n0, i));
+      }
   }
+}
+
+// q . k -> s log2 e - top.
+template <int NT, class Key>
+__device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const FwdScoreModParams& p,
+                                                bool has_alibi, float minus_slope, int row0,
+                                                Key key) {
+  if (p.minus_2_cap != 0.0f) apply_softcap(s, p);
+  if (has_alibi) apply_alibi(s, p.minus_2_cap == 0.0f ? p.inside : 1.0f, minus_slope, row0, key);
 }
 
 // For weigh(): a capped call's q . k -> r. A masked score is then masked_score().

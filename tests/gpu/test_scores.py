@@ -331,8 +331,9 @@ def test_bent_scores_have_families_of_their_own_on_hopper(
         assert {one: family_of(one) for one in expected} == expected, features
 
 
-# From the smallest to the largest, on both sides of FAST_CAP of csrc/core/params.h.
-SOFTCAPS = (1e-3, 0.1, 1.0, 30.0, 100.0, 101.0, 1e3, 1e4, 1e6, 1e9, 2.0**40)
+# From the smallest to the largest, on both sides of BOUNDED_CAP of csrc/sm90/score_mod.cuh and of
+# FAST_CAP of csrc/core/params.h.
+SOFTCAPS = (1e-3, 0.1, 1.0, 30.0, 50.0, 51.0, 100.0, 101.0, 1e3, 1e4, 1e6, 1e9, 2.0**40)
 
 
 @pytest.mark.parametrize("softcap", SOFTCAPS)

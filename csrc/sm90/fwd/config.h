@@ -22,7 +22,7 @@ struct FwdSm90Params {
 };
 
 struct FwdScoredSm90Params : FwdSm90Params {
-  ScoreModParams score_mod;
+  FwdScoreModParams score_mod;
 };
 
 // For a plan from kernels.toml under PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a soft cap or ALiBi.
@@ -39,7 +39,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool IS_SMALL = Plan::LARGER > 0;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
   // Whether a step's mask is found before its scores are ready, which takes registers.
-  static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192;
+  static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192 && !HAS_SCORE_MOD;
   // Whether each warpgroup passes over the steps of which its 64 queries see nothing. Larger ones have
   // no registers for it.
   static constexpr bool SKIPS_STEPS = HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD;
@@ -48,10 +48,11 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
   // setmaxnreg: the registers of each role. The loader needs 32 or, of two main
   // loops, 40; with 24 it spills, where the accumulators need the rest.
-  static constexpr int LOADER_REGISTERS = CONSUMERS == 3                                    ? 32
-                                          : Plan::MIN_BLOCKS == 3                           ? 24
-                                          : CONSUMERS == 2 && ONE_MAINLOOP && HEAD_DIM > 96 ? 24
-                                                                                            : 40;
+  static constexpr int LOADER_REGISTERS =
+      CONSUMERS == 3                                                            ? 32
+      : Plan::MIN_BLOCKS == 3                                                   ? 24
+      : CONSUMERS == 2 && ONE_MAINLOOP && HEAD_DIM > (HAS_SCORE_MOD ? 128 : 96) ? 24
+                                                                                : 40;
   static constexpr int CONSUMER_REGISTERS =
       registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
 

@@ -53,6 +53,11 @@ struct FwdSm90Consumer {
     o.clear();
     SoftmaxState<1> softmax;
     softmax.clear();
+    if constexpr (Tiles::HAS_SCORE_MOD) {
+      if (params.score_mod.top != 0.0f) {
+        softmax.row_max[0][0] = softmax.row_max[0][1] = params.score_mod.top;
+      }
+    }
     mainloop(work, o, softmax);
     const FwdParams& p = params.p;
     const int row = work.block.row0 + Pipeline::warp_row();

@@ -22,6 +22,9 @@ template <class Config>
 const char* refuse_fwd_sm90(const void* params) {
   const FwdParams& p = *static_cast<const FwdParams*>(params);
   if (p.mask.kind == MaskKind::TILES && Config::LIST_N == 0) return "its tile takes no lists";
+  if (Config::HAS_SCORE_MOD && Config::KEEP_S && p.scores.alibi != nullptr) {
+    return "it keeps scores in vain where ALiBi lets maxima grow from step to step";
+  }
   if (Config::IS_SMALL && !small_tiles_pay(p, Config::LARGER)) {
     return "larger tiles serve so many queries better";
   }
@@ -33,7 +36,7 @@ cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t
   const auto& call = *static_cast<const FwdCall*>(params);
   typename Config::Params all;
   FwdParams& p = all.p = call.params;
-  if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_score_mod(p);
+  if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_fwd_score_mod<typename Config::T>(p);
   const CallAxes axes(p);
   const int box_keys = p.mask.kind == MaskKind::TILES ? MASK_TILE : Config::BLOCK_N;
   const int rows = Config::BLOCK_M / Config::CONSUMERS;

@@ -110,12 +110,13 @@ struct FwdSm90Pipeline {
     }
     issue_scores(f.s);
     wait_for_scores<0>(f.s);
-    modify_scores(f.s, j);
-    if (j >= bounds.full_end || j < bounds.full_begin) {
+    const bool masked = j >= bounds.full_end || j < bounds.full_begin;
+    modify_scores(f.s, j, masked);
+    if (masked) {
       mask_scores();
       clean = is_clean(j);
     }
-    const bool grown = make_probabilities(f.s, softmax, f.rescale, scale_log2);
+    const bool grown = weigh();
     if (has_tail && __any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
     to_operands(f.p, f.s);
     previous = keys;
@@ -127,10 +128,11 @@ struct FwdSm90Pipeline {
   template <bool MASKED>
   __device__ __forceinline__ void step() {
     begin_step<MASKED>(j, f.p);
+    modify_scores(f.s, j, MASKED);
     if constexpr (MASKED && Tiles::LOOKS_AHEAD) f.visible.apply(f.s, Steps{work.bounds}, j);
     if constexpr (MASKED && !Tiles::LOOKS_AHEAD) mask_scores();
     clean = !MASKED || is_clean(j);
-    const bool grown = make_probabilities(f.s, softmax, f.rescale, scale_log2);
+    const bool grown = weigh();
     hold(f.s.x[0]);
     end_step(j, f.p);
     to_operands(f.p, f.s);
@@ -166,7 +168,6 @@ struct FwdSm90Pipeline {
     float rescale[1][2];
     issue_scores(s);
     wait_for_scores<0>(s);
-    modify_scores(s, j);
     const int row = work.block.row0 + warp_row() + fresh_thread() % 32 / 4;
     const Mask mask(params.p.mask, work.place);
     const int2 ranges[2] = {mask.keys(row), mask.keys(row + 8)};
@@ -192,7 +193,6 @@ struct FwdSm90Pipeline {
                      work.block.row0 + warp_row());
     }
     wait_for_scores<1>(f.s);
-    modify_scores(f.s, i);
   }
 
   // Issues the product with the values of the previous block, which is block i.
@@ -218,10 +218,11 @@ struct FwdSm90Pipeline {
   // A step of block i without a mask, from the probabilities of the previous block to its own.
   __device__ __forceinline__ void fast_step(int i, Probabilities& p, Probabilities& next) {
     begin_step<false>(i, p);
+    modify_scores(f.s, i, false);
     clean = true;
     bool grown = false;
-    if (!try_probabilities<Target, T>(next, f.s, softmax, scale_log2)) {
-      grown = make_probabilities(f.s, softmax, f.rescale, scale_log2);
+    if (!try_operands(next)) {
+      grown = weigh();
       to_operands(next, f.s);
     }
     hold(next);
@@ -250,17 +251,42 @@ struct FwdSm90Pipeline {
     smem.k_barriers.release(keys.stage());
   }
 
-  // Soft cap and ALiBi of block i, or of its first keys.
-  template <int NT>
-  __device__ __forceinline__ void modify_scores(Accumulator<1, NT>& s, int i) const {
+  // Soft cap and ALiBi of block i. Keys that are masked must not change the bits of others, with which they
+  // share a reciprocal.
+  __device__ __forceinline__ void modify_scores(Accumulator<1, BLOCK_N / 8>& s, int i,
+                                                bool masked) const {
     if constexpr (Tiles::HAS_SCORE_MOD) {
       const Steps steps{work.bounds};
       const int row0 = work.block.row0 + warp_row() + work.place.seqlen_k - work.place.seqlen_q;
-      apply_score_mod(s, params.score_mod, slope, row0, [&](int n) { return steps.key(i, n * 8); });
+      if (masked) mask_scores();
+      apply_score_mod(s, params.score_mod, params.p.scores.alibi != nullptr, slope, row0,
+                      [&](int n) { return steps.key(i, n * 8); });
     }
   }
 
-  __device__ __forceinline__ void mask_scores() {
+  // S -> P, rounded, if all maxima stay; not where they are known.
+  __device__ __forceinline__ bool try_operands(Probabilities& next) {
+    if constexpr (Tiles::HAS_SCORE_MOD) {
+      if (is_bounded()) return false;
+    }
+    return try_probabilities<Target, T>(next, f.s, softmax, scale_log2);
+  }
+
+  // Whether a maximum of all rows is subtracted from the scores already.
+  __device__ __forceinline__ bool is_bounded() const { return params.score_mod.top != 0.0f; }
+
+  // S -> P. Returns whether a maximum has grown.
+  __device__ __forceinline__ bool weigh() {
+    if constexpr (Tiles::HAS_SCORE_MOD) {
+      if (is_bounded()) {
+        make_bounded_probabilities(f.s, softmax);
+        return false;
+      }
+    }
+    return make_probabilities(f.s, softmax, f.rescale, scale_log2);
+  }
+
+  __device__ __forceinline__ void mask_scores() const {
     f.visible.find_and_apply(f.s, Mask(params.p.mask, work.place), Steps{work.bounds}, j,
                              consumer(), work.block.row0 + warp_row());
   }

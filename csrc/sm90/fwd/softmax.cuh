@@ -49,6 +49,25 @@ __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, Softma
   return grown;
 }
 
+// S -> P = exp2(S) of scores from which a maximum that no row exceeds is subtracted already.
+template <int NT>
+__device__ __forceinline__ void make_bounded_probabilities(Accumulator<1, NT>& s,
+                                                           SoftmaxState<1>& state) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s.x[0][n][2 * h + e];
+        x = exp2_approx(x);
+        sum += x;
+      }
+    state.row_sum[0][h] += sum;
+  }
+}
+
 // Makes the same P, rounded, from the maxima so far, and keeps S. Returns false if a sum shows that a
 // maximum may have to grow: then only p has changed, and the caller calls make_probabilities().
 template <class Target, class T, int NT>
