@@ -10,9 +10,11 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "core/scores.cuh"
 #include "ptx/copy.cuh"
+#include "ptx/elements.h"
 #include "ptx/registers.cuh"
 
 namespace flash_dist {

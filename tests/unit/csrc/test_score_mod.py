@@ -43,6 +43,7 @@ uint32_t pack(float, float);  // of other functions
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float log2_approx(float x) { return std::log2(x); }
 inline float reciprocal_approx(float x) { return 1.0f / x; }
+inline float min_nan(float x, float y) { return x != x || x < y ? x : y; }
 inline float fma_saturated(float x, float y, float z) {
   const float r = std::fma(x, y, z);
   return r > 0.0f ? std::fmin(r, 1.0f) : 0.0f;
@@ -51,6 +52,13 @@ inline float __fsub_rn(float x, float y) { return x - y; }
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
+}  // namespace flash_dist
+""",
+    "ptx/elements.h": """
+#pragma once
+namespace flash_dist {
+struct Fp16 {};
+struct Bf16 {};
 }  // namespace flash_dist
 """,
     "ptx/registers.cuh": """
@@ -112,14 +120,17 @@ int main(int, char** arguments) {
     Accumulator<1, 16> s;
     const auto query = [&](int i) { return ROW0 + down + i / 2 * 8; };
     const auto key = [&](int n, int i) { return KEYS[n / 8] + n % 8 * 8 + right + i % 2; };
-    for (int n = 0; n < 16; ++n)
-      for (int i = 0; i < 4; ++i) s.x[0][n][i] = product(query(i), key(n, i));
-    apply_score_mod(s, bent, alibi, ROW0, [](int n) { return KEYS[n / 8]; });
-    for (int n = 0; n < 16; ++n)
-      for (int i = 0; i < 4; ++i) {
-        const double wanted = score(cap, slope, query(i), key(n, i));
-        forward = std::max(forward, std::abs(s.x[0][n][i] * double{LN_2} - wanted));
-      }
+    const bool has_alibi = slope != 0 || cap == 0;  // a call has one of the two
+    for (const auto& one : {make_fwd_score_mod<Bf16>(p), make_fwd_score_mod<Fp16>(p)}) {
+      for (int n = 0; n < 16; ++n)
+        for (int i = 0; i < 4; ++i) s.x[0][n][i] = product(query(i), key(n, i));
+      apply_score_mod(s, one, has_alibi, alibi, ROW0, [](int n) { return KEYS[n / 8]; });
+      for (int n = 0; n < 16; ++n)
+        for (int i = 0; i < 4; ++i) {
+          const double found = (double{s.x[0][n][i]} + one.top) * LN_2;
+          forward = std::max(forward, std::abs(found - score(cap, slope, query(i), key(n, i))));
+        }
+    }
 
     Accumulator<1, 8> t;  // keys along the rows
     const auto query_of = [&](int n, int i) { return ROW0 + n * 8 + right + i % 2; };
