@@ -13,6 +13,10 @@
 
 namespace flash_dist {
 
+// Where out is staged in shared memory: in its own tile, in that of the queries, which are then released
+// after the store, or nowhere: it is stored from registers.
+enum class OutStage { OWN, QUERIES, NONE };
+
 struct FwdSm90Params {
   alignas(128) CUtensorMap q, k, v, out;
   AxisSteps q_axes, k_axes, v_axes;
@@ -64,11 +68,11 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   template <int BLOCK_N>
   static constexpr int V_BYTES = V_PANELS * Panels<BLOCK_N>::BYTES;
 
-  // Whether out is staged in shared memory. If not, it is stored from registers.
   static constexpr int OUT_BYTES = V_PANELS * QPanels::BYTES;
   static constexpr int TILE_BYTES =
       Q_PANELS * QPanels::BYTES + Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>);
-  static constexpr bool STAGES_OUT = TILE_BYTES + OUT_BYTES + 1024 <= smem_plan_bytes(PLAN);
+  static constexpr OutStage OUT_STAGE =
+      TILE_BYTES + OUT_BYTES + 1024 <= smem_plan_bytes(PLAN) ? OutStage::OWN : OutStage::NONE;
   // Two if they fit: the next Q then arrives while this one is read.
   static constexpr int Q_BYTES = Q_PANELS * QPanels::BYTES;
   static constexpr int Q_STAGES = TILE_BYTES + OUT_BYTES + Q_BYTES + 2048 > smem_plan_bytes(PLAN)
@@ -77,7 +81,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
 
   struct Smem {
     alignas(1024) uint8_t q[Q_STAGES][Q_BYTES];
-    uint8_t out[STAGES_OUT ? OUT_BYTES : 0];  // a multiple of 1024
+    uint8_t out[OUT_STAGE == OutStage::OWN ? OUT_BYTES : 0];  // a multiple of 1024
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES<LONGEST_N>];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES<LONGEST_N>];
     Work work[WORKS];

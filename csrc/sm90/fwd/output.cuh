@@ -20,17 +20,21 @@ struct FwdSm90Output {
   typename Config::Smem& smem;
   const FwdSm90Work& work;
 
-  // Stores O, rounded, through this warpgroup's rows of the output tile, if there is one.
+  // Stores O, rounded, through this warpgroup's rows of the output tile, if there is one. A tile in Q's
+  // memory releases Q once it has been read.
   __device__ __forceinline__ void store(const Accumulator<1, NT>& o) const {
-    if constexpr (!Config::STAGES_OUT) {
+    if constexpr (Config::OUT_STAGE == OutStage::NONE) {
       store_rows<Target, T>(o, first_row(), params.p.out.row, rows(), params.p.head_dim_v);
       return;
     }
     const int barrier = ONE_CONSUMER + consumer();
     const bool one_thread = fresh_thread() % WARPGROUP == 0;
-    const uint32_t tile = shared_address(smem.out) + consumer() * 64 * QTile::ROW_BYTES;
-    // Orders the read of the previous tile before the writes.
-    if (one_thread) wait_until_read<0>();
+    constexpr bool IN_Q = Config::OUT_STAGE == OutStage::QUERIES;
+    static_assert(Config::OUT_STAGE != OutStage::OWN || sizeof(smem.out) == Config::OUT_BYTES);
+    const uint32_t tile =
+        shared_address(IN_Q ? smem.q[0] : smem.out) + consumer() * 64 * QTile::ROW_BYTES;
+    // Orders the read of the previous tile, or of Q by all warps, before the writes.
+    if (!IN_Q && one_thread) wait_until_read<0>();
     barrier_sync(barrier, WARPGROUP);
     stage_rows<QTile, Target, T>(o, tile);
     fence_proxy_async();
@@ -40,6 +44,10 @@ struct FwdSm90Output {
       copy_rows<QTile, NT>(tile, first_row(), params.p.out.row, rows(), params.p.head_dim_v);
     } else if (one_thread) {
       store_boxes(tile, packed ? 0 : work.block.batch);
+    }
+    if constexpr (IN_Q) {
+      if (one_thread) wait_until_read<0>();
+      smem.q_barriers.release(0);
     }
   }
 

@@ -51,16 +51,14 @@ struct FwdKvcacheSm90Config
   static constexpr int K_BYTES = Q_PANELS * KTile::BYTES;
   static constexpr int V_BYTES = V_PANELS * KTile::BYTES;
   static constexpr int OUT_BYTES = V_PANELS * QTile::BYTES;
-  static constexpr bool STAGES_OUT = true;
-  // Whether out is staged in Q's memory: the next Q is then loaded after the store.
-  static constexpr bool SHARES_Q = HEAD_DIM > 64;
+  static constexpr OutStage OUT_STAGE = HEAD_DIM > 64 ? OutStage::QUERIES : OutStage::OWN;
   // O of the tile while a group is computed, by threads; larger ones are in memory.
   static constexpr bool PARKS_IN_MEMORY = HEAD_DIM_V >= PARKED_COLUMNS;
   static constexpr int OT = HEAD_DIM_V / 8;
 
   struct Smem {
     alignas(1024) uint8_t q[1][Q_PANELS * QTile::BYTES];
-    uint8_t out[SHARES_Q ? 0 : OUT_BYTES];
+    uint8_t out[OUT_STAGE == OutStage::OWN ? OUT_BYTES : 0];
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES];
     float4 parked[PARKS_IN_MEMORY ? 0 : OT][CONSUMER_THREADS];

@@ -91,7 +91,7 @@ struct FwdKvcacheTile {
         if (is_last || j % GROUP_BLOCKS == GROUP_BLOCKS - 1) end_group(j, is_last);
       }
     }
-    if constexpr (!Config::SHARES_Q) smem.q_barriers.release(0);
+    if constexpr (Config::OUT_STAGE != OutStage::QUERIES) smem.q_barriers.release(0);
   }
 
   // Normalizes O; stores lse.
