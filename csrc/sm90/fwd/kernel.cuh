@@ -16,7 +16,6 @@
 #include <type_traits>
 
 #include "ptx/registers.cuh"
-#include "ptx/tensor_copy.cuh"
 #include "sm90/fwd/config.h"
 #include "sm90/fwd/consumer.cuh"
 #include "sm90/fwd/launch.h"
@@ -28,19 +27,7 @@ template <class Config>
 __device__ __forceinline__ void fwd_sm90_block(const typename Config::Params& params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  if (threadIdx.x == 0) {
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.out);
-    constexpr int WARPS = Config::CONSUMERS * WARPS_OF_GROUP;
-    smem.work_barriers.make(WARPS);
-    smem.q_barriers.make(WARPS);
-    smem.k_barriers.make(WARPS);
-    smem.v_barriers.make(WARPS);
-    mbarriers_made();
-  }
-  __syncthreads();
+  make_fwd_barriers<Config>(params, smem);
 
   // Calls f with the tiles that suit the call's mask.
   const auto with_tiles = [&](auto f) {

@@ -2,6 +2,9 @@
 #pragma once
 
 #include "core/blocks.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "sm90/ring.cuh"
 #include "sm90/steps.cuh"
 
 namespace flash_dist {
@@ -82,5 +85,24 @@ struct FwdSm90SkippingWork : FwdSm90Work {
     return {begin, min(max(b.full_begin, begin), end), min(max(b.full_end, begin), end), end};
   }
 };
+
+// Makes the barriers of a block, for all of its threads.
+template <class Config>
+__device__ __forceinline__ void make_fwd_barriers(const typename Config::Params& params,
+                                                  typename Config::Smem& smem) {
+  if (threadIdx.x == 0) {
+    prefetch_map(params.q);
+    prefetch_map(params.k);
+    prefetch_map(params.v);
+    prefetch_map(params.out);
+    constexpr int WARPS = Config::CONSUMERS * WARPS_OF_GROUP;
+    smem.work_barriers.make(WARPS);
+    smem.q_barriers.make(WARPS);
+    smem.k_barriers.make(WARPS);
+    smem.v_barriers.make(WARPS);
+    mbarriers_made();
+  }
+  __syncthreads();
+}
 
 }  // namespace flash_dist

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "ptx/registers.cuh"
-#include "ptx/tensor_copy.cuh"
 #include "sm90/fwd_kvcache/config.h"
 #include "sm90/fwd_kvcache/consumer.cuh"
 #include "sm90/fwd_kvcache/launch.h"
@@ -19,19 +18,7 @@ template <class Config>
 __device__ __forceinline__ void fwd_kvcache_sm90_block(const typename Config::Params& params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  if (threadIdx.x == 0) {
-    prefetch_map(params.q);
-    prefetch_map(params.k);
-    prefetch_map(params.v);
-    prefetch_map(params.out);
-    constexpr int WARPS = Config::CONSUMERS * WARPS_OF_GROUP;
-    smem.work_barriers.make(WARPS);
-    smem.q_barriers.make(WARPS);
-    smem.k_barriers.make(WARPS);
-    smem.v_barriers.make(WARPS);
-    mbarriers_made();
-  }
-  __syncthreads();
+  make_fwd_barriers<Config>(params, smem);
 
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();
