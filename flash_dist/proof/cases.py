@@ -30,6 +30,7 @@ class _Shape:
     page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
     appended: int = 0  # how many of them are no part of the cache before the call
     scores: str = ""  # modifications: some of softcap, alibi and sinks
+    matched: bool = False  # whether the bits are those of attention to a cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,8 @@ class Case(_Shape):
             mask += f" appended {self.appended}"
         if self.scores:
             mask += f" {self.scores}"
+        if self.matched:
+            mask += " match_kvcache"
         budget = "" if self.budget is None else f" budget {self.budget}"
         head_dim_v = "" if self.head_dim_v is None else f"/{self.head_dim_v}"
         return (
@@ -181,7 +184,15 @@ _CACHED_LARGE = (
     _Shape("cached", 40, 3, 1536, 8, 2, causal=True, page=64),
 )
 
-# The same with one kv head whose keys hold the values.
+# With the bits of attention to a cache. The first has more keys than one group of key blocks.
+_MATCHED = (
+    _Shape("matched", 2, 150, 1290, 8, 2, causal=True, matched=True),
+    _Shape("matched", 2, 150, 190, 4, 2, causal=True, scores=_ALL_SCORES, matched=True),
+    replace(_PACKED[1], label="matched", matched=True),
+)
+_MATCHED_LARGE = _Shape("matched", 2, 2100, 2100, 16, 4, causal=True, matched=True)
+
+# Queries to a cache with one kv head whose keys hold the values.
 _LATENT = (
     _Shape("latent", 2, 1, 259, 16, 1, causal=False, page=WHOLE),
     _Shape("latent", 2, 3, 256, 5, 1, causal=True, page=64),
@@ -228,6 +239,8 @@ def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
         if one.reads_caches:
             cached = (*_CACHED, *(_CACHED_LARGE if sm_count else ()))
             cases += [_case(shape, one, fills_gpu=shape in _CACHED_LARGE) for shape in cached]
+            matched = (*_MATCHED, *((_MATCHED_LARGE,) if sm_count else ()))
+            cases += [_case(shape, one, fills_gpu=shape is _MATCHED_LARGE) for shape in matched]
     return tuple(cases)
 
 

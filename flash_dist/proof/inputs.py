@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..kernels.choices import IEEE32, float32_precision
+from ..kernels.choices import IEEE32, float32_precision, match_kvcache
 from ..kernels.scores import PLAIN
 from ..toolkit.selftest.comparison import Tensors, make_values
 from .cases import WHOLE
@@ -80,7 +80,8 @@ class Inputs:
             leaves.append(scores.sinks.detach().requires_grad_())
             scores = scores._replace(sinks=leaves[-1])
         options: dict[str, Any] = {"mask": self.mask, "lengths": case.lengths, "scores": scores}
-        with float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3"):
+        precision = "ieee" if case.dtype == IEEE32 else "tf32x3"
+        with float32_precision(precision), match_kvcache(case.matched):
             out, lse = attention(inputs, causal=case.causal, **options)
         gradients = torch.autograd.grad(out, leaves, self.dout)
         return name_results(out.detach(), lse.detach(), *gradients)

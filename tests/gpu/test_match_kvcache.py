@@ -189,6 +189,8 @@ def test_a_sequence_is_the_same_packed() -> None:
         *(q, k, v, ends, ends, 1100, 1100), causal=True, return_lse=True, match_kvcache=True
     )
     for begin, end in zip(ends.tolist(), ends.tolist()[1:], strict=False):
+        if begin == end:
+            continue
         own = (x[None, begin:end] for x in (q, k, v))
         alone = flash_attn_with_kvcache(*own, causal=True, return_softmax_lse=True)
         got = packed[None, begin:end], packed_lse[None, :, begin:end]
