@@ -32,7 +32,7 @@ struct Panels {
     return chunk / 8 * BYTES + row * ROW_BYTES + ((chunk % 8 ^ row % 8) << 4);
   }
 
-  // Of a tile whose rows are M or N: the first 16 k, and by how much the k-th 16 are further on.
+  // Descriptor of the first 16 columns of a tile whose rows are M or N, and what to add for column 16 k.
   __device__ __forceinline__ static uint64_t by_rows(uint32_t tile) { return descriptor(tile, 16); }
   __host__ __device__ static constexpr int rows_step(int k) {
     return (k / 4 * BYTES + k % 4 * 32) >> 4;

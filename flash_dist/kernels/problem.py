@@ -35,7 +35,7 @@ NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments in place of a
 class Problem(NamedTuple):
     """Attention of some q, k and v: all arguments but these three.
 
-    NOTE: It has no properties: Dynamo of torch 2.10 takes a NamedTuple's for an object of its own.
+    NOTE: It has no properties: Dynamo of torch 2.10 does not compute those of a NamedTuple.
 
     mask: Which keys each query sees; a band if packed.
     softmax_scale: Factor on the scores.

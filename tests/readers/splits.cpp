@@ -1,8 +1,8 @@
 // Replays the splits of attention to a cache (core/decode_work.cuh), split by split as the kernels do,
 // and work tile by work tile as those that combine do, for sequences of random lengths. Prints each call
-// for which a key block is not computed once, a partial lies outside of the workspace or is written
-// twice, a partial that is combined was not stored, a work tile has not one result, or its key blocks
-// are not those of which a row sees a key; then how many work tiles there were.
+// in which a key block is not computed exactly once, a partial lies outside of the workspace or is
+// written twice, a partial that is combined was not stored, a work tile does not have exactly one result,
+// or its key blocks are not exactly those with visible keys. Ends with the number of work tiles.
 //
 //   nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED splits.cpp -o splits
 #include <cstdio>
