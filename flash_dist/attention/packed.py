@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..kernels.boundaries import check_boundaries
+from ..kernels.boundaries import BoundariesError, check_boundaries
 from ..kernels.cache import Packed
 from ..kernels.problem import Packing, Problem
-from ..masks.inputs import MAX_SEQLEN, require_bools
+from ..masks import Band, BlockMask
+from ..masks.inputs import MAX_SEQLEN, Shape, require_bools
 from ..toolkit.errors import show
 from .arguments import (
     choose_band,
+    choose_mask,
     choose_scale,
     describe_value,
     is_known,
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..kernels.choices import Precision
-    from .arguments import Window
+    from ..kernels.scores import Scores
+    from ..masks import IntervalMask
+    from .arguments import Triple, Window
     from .results import Flag, Result
     from .unsupported import Others
 
@@ -68,14 +73,14 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     match_kvcache: bool | None = None,
-    mask: None = None,
+    mask: BlockMask | IntervalMask | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """Attention within each of several sequences that lie one after the other, without padding.
 
     Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
     empty. Tokens after the last sequence are allowed: out and the gradients are 0 there, lse is
-    -inf. Everything else is as in `flash_attn_func`; mask must be None.
+    -inf. Everything else is as in `flash_attn_func`.
 
     With block_table, keys and values are read from pages; with seqused_k (by name), only the first
     keys of each sequence. Both give the bits of `flash_attn_with_kvcache`. Pages have no gradients:
@@ -112,7 +117,12 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
         return_lse: Return (out, lse).
         batch_invariant: Whether the gradients of a sequence have the same bits whatever else is
-            packed with it.
+            packed with it. Not with a mask that is no band.
+        mask: Of `BlockMask.packed` or `IntervalMask.packed`, for the same cu_seqlens, or a band,
+            which is that of each sequence. The first kind runs the pack as one sequence: the bits
+            of a sequence depend on where it begins in the pack, a NaN may spread to sequences
+            within 64 keys, and a token of no sequence has its sink as lse. alibi_slopes,
+            block_table and seqused_k must then be None.
         float32_precision: As in `flash_attn_func`.
         match_kvcache: Likewise.
         learnable_sink: By name, as in `flash_attn_func`, as is `s_aux`.
@@ -135,19 +145,18 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             return_attn_probs=return_attn_probs,
             batch_invariant=batch_invariant,
         )
-    plain = mask is None and are_defaults(dropout_p, softcap, alibi_slopes)
+    plain = are_defaults(dropout_p, softcap, alibi_slopes)
     if not plain:
-        refuse_unsupported(dropout_p=dropout_p, mask=mask)
+        refuse_unsupported(dropout_p=dropout_p)
     seqused_k = others.pop("seqused_k", None)
     if others:
         check_others(flash_attn_varlen_func, others)
     if block_table is not None or seqused_k is not None:
+        _require_no_mask(mask)
         check_packed(q, k, v, paged=block_table is not None)
         if block_table is not None or not _is_differentiated(q, k, v, others):
-            packed = _read_queries(q, cu_seqlens_q, max_seqlen_q)
-            if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):  # nothing needs it
-                _read_max_seqlen("max_seqlen_k", max_seqlen_k)
             keys = Keys(cu_seqlens_k, seqused_k, block_table)
+            packed = _read_queries(q, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
             band = choose_band(window_size, causal=causal)
             scale = choose_scale(softmax_scale, q.shape[-1])
             scores = choose_scores(q, softcap, alibi_slopes, others, packed.cu_seqlens_q)
@@ -165,13 +174,17 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         require_tensor("seqused_k", seqused_k)
         check_used(seqused_k, packing, q, looks=may_look(q))
         packing, scores = split(packing, seqused_k, k), repeat(scores)
-    band = choose_band(window_size, causal=causal)
     softmax_scale = choose_scale(softmax_scale, q.shape[-1])
+    chosen = _choose_mask(mask, window_size, causal=causal)
+    is_one = mask is not None and not isinstance(chosen, Band)
+    if is_one:
+        _check_mask(chosen, packing, scores, batch_invariant=batch_invariant)
+        q, k, v = _join(q, k, v, chosen, packing)
     problem = Problem.of(
         q,
-        band,
+        chosen,
         softmax_scale,
-        packing=packing,
+        packing=None if is_one else packing,
         scores=scores,
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
@@ -179,9 +192,86 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     )
     wants_lse = return_lse or return_attn_probs
     out, lse = attend(q, k, v, problem, wants_lse=wants_lse)
-    if not wants_lse:
-        return out
+    if is_one:
+        out, lse = out.squeeze(0), lse.squeeze(0) if wants_lse else lse
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
+
+
+def _require_no_mask(mask: object) -> None:
+    if mask is not None:
+        message = (
+            f"mask must be None with block_table and seqused_k, got {show(mask)}"
+            "\n\nhint: an IntervalMask may hide keys itself"
+        )
+        raise ValueError(message)
+
+
+def _choose_mask(
+    mask: BlockMask | IntervalMask | None, window_size: Window, *, causal: bool
+) -> Band | BlockMask | IntervalMask:
+    """Return the band of each sequence, or a mask of the pack that is none."""
+    if mask is None:
+        return choose_band(window_size, causal=causal)
+    chosen = choose_mask(mask, window_size, causal=causal)
+    if isinstance(chosen, BlockMask) and chosen.band is not None:
+        return chosen.band
+    return chosen
+
+
+def _check_mask(
+    mask: Any,  # noqa: ANN401 - no band
+    packing: Packing,
+    scores: Scores | None,
+    *,
+    batch_invariant: bool,
+) -> None:
+    """Raise ValueError for a mask that may cross sequences, and for options that it excludes."""
+    if not mask.is_packed:
+        message = (
+            f"mask must keep {packing.cu_seqlens_q.shape[0] - 1} packed sequences apart, got one "
+            f"that does not: {mask!r}\n\nhint: `{type(mask).__name__}.packed` makes one, once"
+        )
+        raise ValueError(message)
+    if batch_invariant:
+        message = (
+            "batch_invariant must be False with a mask of packed sequences, got True: tiles of 64 "
+            "begin with the pack\n\nhint: `flash_attn_func` on each sequence has such bits"
+        )
+        raise ValueError(message)
+    if scores is not None and scores.alibi_slopes is not None:
+        message = (
+            "alibi_slopes must be None with a mask of packed sequences, got slopes"
+            "\n\nhint: `flash_attn_func` on each sequence takes both"
+        )
+        raise ValueError(message)
+
+
+def _join(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,  # noqa: ANN401 - no band
+    packing: Packing,
+) -> Triple:
+    """Return a pack as one sequence, in a batch of 1.
+
+    Raises:
+        BoundariesError: The mask is one of other sequences, checked where values are.
+    """
+    if may_look(q):
+        ends_q, ends_k = packing.cu_seqlens_q, packing.cu_seqlens_k
+        if isinstance(mask, BlockMask):
+            mask.sizes.require(Shape(1, math.prod(q.shape[1:-1]), q.shape[0], k.shape[0]))
+            fits = mask.has_ends(ends_q.tolist(), ends_k.tolist())
+        else:
+            fits = mask.seqlen_q != q.shape[0] or mask.is_within(ends_q, ends_k)
+        if not fits:
+            message = (
+                "mask must be made for the sequences of the call, got one for others: "
+                f"cu_seqlens_q is {show(ends_q.tolist())}, cu_seqlens_k {show(ends_k.tolist())}"
+            )
+            raise BoundariesError(message)
+    return q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
 
 
 def _is_differentiated(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, object]) -> bool:
@@ -190,7 +280,15 @@ def _is_differentiated(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, obj
     return find_differentiated(q=q, k=k, v=v, **sinks) is not None
 
 
-def _read_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int | Tensor) -> Packed:
+def _read_queries(
+    q: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor | None,
+) -> Packed:
+    """Return where queries of sequences in a cache are; nothing needs max_seqlen_k."""
+    if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):
+        _read_max_seqlen("max_seqlen_k", max_seqlen_k)
     ends = read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
     packed = Packed(ends, _read_max_seqlen("max_seqlen_q", max_seqlen_q))
     if may_look(q):

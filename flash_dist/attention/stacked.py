@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..kernels.choices import Precision
-    from ..masks import BlockMask
+    from ..masks import BlockMask, IntervalMask
     from .arguments import Window
     from .results import Flag, Result
     from .unsupported import Others
@@ -149,7 +149,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     match_kvcache: bool | None = None,
-    mask: None = None,
+    mask: BlockMask | IntervalMask | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """`flash_attn_varlen_func` of queries, keys and values in one tensor.
@@ -205,7 +205,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     match_kvcache: bool | None = None,
-    mask: None = None,
+    mask: BlockMask | IntervalMask | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """`flash_attn_varlen_func` of keys and values in one tensor.

@@ -77,10 +77,6 @@ REASONS: Final[Mapping[str, str]] = {
     ),
     "dropout_p": "there are no kernels with dropout",
     "gather_kv_indices": "there are no kernels that gather keys",
-    "mask": (
-        "packed sequences support only causal and window_size\n\nhint: `BlockMask.documents` is a "
-        "mask of packed sequences for `flash_attn_func`, with a batch of 1"
-    ),
     "num_heads_q": (
         "queries, keys and values of one tensor have the same heads\n\n"
         "hint: `flash_attn_kvpacked_func` takes q separately"

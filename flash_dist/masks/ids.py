@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .bits import pack
+from .bits import WORD, pack
 from .inputs import Shape, Sizes
 from .terms import Intervals, Part, Term
 
@@ -47,11 +47,12 @@ class _IdsTerm(Term):
         )
         return q_ids, values, order
 
-    def words(self, part: Part, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids' own
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids' own
         """See Term."""
         batch, _, rows = part
+        keys = slice(columns.start * WORD, columns.stop * WORD)
         q_ids = self.q_ids[batch if len(self.q_ids) > 1 else slice(0, 1), rows]
-        k_ids = self.k_ids[batch if len(self.k_ids) > 1 else slice(0, 1)]
+        k_ids = self.k_ids[batch if len(self.k_ids) > 1 else slice(0, 1), keys]
         return pack(self._sees(q_ids.unsqueeze(-1), k_ids.unsqueeze(1))).unsqueeze(1)
 
     def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids' own

@@ -53,6 +53,7 @@ class IntervalMask(NamedTuple):
     seqlen_q: int
     seqlen_k: int
     causal: bool  # aligned to the bottom right
+    is_packed: bool = False  # keeps the sequences of a pack apart
 
     @classmethod
     def of(cls, lo: Tensor, hi: Tensor, *, seqlen_k: int, causal: bool = False) -> IntervalMask:
@@ -73,15 +74,65 @@ class IntervalMask(NamedTuple):
             TypeError: lo or hi is no tensor of integers, seqlen_k no int, or causal no bool.
             ValueError: Shapes, layouts, devices or seqlen_k do not fit.
         """
-        lows, highs = broadcast_bounds(_parse("lo", lo), _parse("hi", hi), (lo, hi))
-        if lows.device != highs.device:
-            message = f"lo and hi must be on the same device, got {lows.device} and {highs.device}"
-            raise complain(ValueError, message)
-        keys = _parse_keys(seqlen_k)
+        lows, highs = _parse_bounds(lo, hi)
+        keys = _parse_keys("seqlen_k", seqlen_k)
         require_bool("causal", causal)
         batches, heads, seqlen_q = lows.shape
         plan = _operators.plan_intervals(lows, highs, keys, bool(causal))
         return cls(plan, batches, heads, seqlen_q, keys, bool(causal))
+
+    @classmethod
+    def packed(  # noqa: PLR0913
+        cls,
+        lo: Tensor,
+        hi: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor | None = None,
+        *,
+        total_k: int | None = None,
+        causal: bool = False,
+    ) -> IntervalMask:
+        """Query i of a packed sequence sees key j of it if lo[i] <= j < hi[i].
+
+        It is a mask for `flash_attn_varlen_func`, or for a batch of 1. Nothing of it is read on the
+        host: bounds are cut off at the keys of the sequence, whose first key is 0. Queries of no
+        sequence see no key.
+
+        Args:
+            lo: [total_q], or [1, num_heads_q or 1, total_q], otherwise as in `of`.
+            hi: Likewise.
+            cu_seqlens_q: [sequences + 1], int32 or int64: where the queries of each begin.
+            cu_seqlens_k: [sequences + 1], likewise of keys. Defaults to those of the queries.
+            total_k: Keys of the pack. Defaults to total_q if cu_seqlens_k is None.
+            causal: Cut off hi at the diagonal of each sequence, aligned to the bottom right.
+
+        Raises:
+            TypeError: As in `of`, or cu_seqlens is no tensor of integers.
+            ValueError: Likewise, or total_k is missing.
+        """
+        lows, highs = _parse_bounds(lo, hi)
+        if lows.shape[0] != 1:
+            shapes = f"{list(lo.shape)} and {list(hi.shape)}"
+            raise complain(ValueError, f"lo and hi must have no batch if packed, got {shapes}")
+        same = cu_seqlens_k is None and total_k is None
+        if total_k is None:
+            if cu_seqlens_k is not None:
+                message = "total_k must be given with cu_seqlens_k, got None"
+                raise complain(ValueError, message, "`total_k=k.shape[0]`")
+            total_k = lows.shape[2]
+        keys = _parse_keys("total_k", total_k)
+        require_bool("causal", causal)
+        ends_q = _parse_ends("cu_seqlens_q", cu_seqlens_q, lows)
+        ends_k = ends_q
+        if cu_seqlens_k is not None:
+            ends_k = _parse_ends("cu_seqlens_k", cu_seqlens_k, lows)
+        if ends_q.shape != ends_k.shape:
+            counts = f"{ends_q.shape[0]} and {ends_k.shape[0]}"
+            message = f"cu_seqlens_q and cu_seqlens_k must have the same length, got {counts}"
+            raise complain(ValueError, message)
+        bounds = _shift_bounds(lows, highs, (ends_q, ends_k), causal=causal)
+        mask = cls.of(*bounds, seqlen_k=keys, causal=causal and same)
+        return mask._replace(is_packed=True)
 
     @property
     def layout(self) -> list[int]:
@@ -96,6 +147,15 @@ class IntervalMask(NamedTuple):
             devices = f"{q.device} and {self.plan.device}"
             message = f"q and its mask must be on the same device, got {devices}"
             raise complain(ValueError, message)
+
+    def is_within(self, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> bool:
+        """Return whether no query sees keys of another sequence; waits for a GPU."""
+        lo, hi = self._bounds()
+        none = torch.zeros_like(lo)
+        first, end = _shift_bounds(
+            none, none + MAX_SEQLEN, (cu_seqlens_q, cu_seqlens_k), causal=False
+        )
+        return bool(((lo >= hi) | ((first <= lo) & (hi <= end))).all())
 
     def visible(self) -> Tensor:
         """Return booleans [batches, heads, seqlen_q, seqlen_k] on the device of the plan."""
@@ -113,7 +173,7 @@ class IntervalMask(NamedTuple):
 
     def __reduce__(self) -> tuple[object, tuple[Tensor | int, ...]]:
         bounds = (x.clone() for x in self._bounds())
-        return load_intervals, (*bounds, self.seqlen_k, self.causal)
+        return load_intervals, (*bounds, self.seqlen_k, self.causal, self.is_packed)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -127,27 +187,78 @@ class IntervalMask(NamedTuple):
     def __repr__(self) -> str:
         sizes = Sizes(self.batches, self.heads, self.seqlen_q, self.seqlen_k)
         known = (f"{name}={size}" for name, size in zip(sizes._fields, sizes, strict=True))
-        name = "IntervalMask causal" if self.causal else "IntervalMask"
+        name = "IntervalMask" + " causal" * self.causal + " packed" * self.is_packed
         return f"<{' '.join([name, *known])} on {self.plan.device}>"
 
 
-def load_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> IntervalMask:  # noqa: FBT001
+def load_intervals(
+    lo: Tensor,
+    hi: Tensor,
+    seqlen_k: int,
+    causal: bool,  # noqa: FBT001
+    is_packed: bool = False,  # noqa: FBT001, FBT002
+) -> IntervalMask:
     """Return a mask that was saved, planned anew: a file may hold anything."""
-    return IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
+    require_bool("is_packed", is_packed)
+    mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
+    return mask._replace(is_packed=is_packed)
 
 
 torch.serialization.add_safe_globals([load_intervals])
 
 
-def _parse_keys(seqlen_k: int) -> int:
+def _parse_keys(name: str, keys: int) -> int:
     """Return a number of keys, checked: one of Python, of a graph or of numpy."""
-    if isinstance(seqlen_k, bool) or not isinstance(seqlen_k, (int, torch.SymInt, Integral)):
-        message = f"seqlen_k must be an int, got {type(seqlen_k).__name__}"
-        raise complain(TypeError, message)
-    if not 0 <= seqlen_k <= MAX_SEQLEN:
-        message = f"seqlen_k must be from 0 to {MAX_SEQLEN}, got {show(seqlen_k)}"
+    if isinstance(keys, bool) or not isinstance(keys, (int, torch.SymInt, Integral)):
+        raise complain(TypeError, f"{name} must be an int, got {type(keys).__name__}")
+    if not 0 <= keys <= MAX_SEQLEN:
+        raise complain(ValueError, f"{name} must be from 0 to {MAX_SEQLEN}, got {show(keys)}")
+    return keys if isinstance(keys, (int, torch.SymInt)) else int(keys)
+
+
+def _parse_bounds(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    """Return lo and hi, checked, in one shape [batch or 1, heads or 1, seqlen_q]."""
+    lows, highs = broadcast_bounds(_parse("lo", lo), _parse("hi", hi), (lo, hi))
+    if lows.device != highs.device:
+        message = f"lo and hi must be on the same device, got {lows.device} and {highs.device}"
         raise complain(ValueError, message)
-    return seqlen_k if isinstance(seqlen_k, (int, torch.SymInt)) else int(seqlen_k)
+    return lows, highs
+
+
+def _parse_ends(name: str, cu_seqlens: Tensor, lo: Tensor) -> Tensor:
+    """Return cu_seqlens, checked but for its values."""
+    ends = _parse(name, cu_seqlens)
+    if cu_seqlens.dim() != 1 or ends.shape[2] < 1:
+        message = f"{name} must have shape [sequences + 1], got {list(cu_seqlens.shape)}"
+        raise complain(ValueError, message)
+    if ends.device != lo.device:
+        message = f"{name} must be on {lo.device}, where lo is, got {ends.device}"
+        raise complain(ValueError, message)
+    return cu_seqlens
+
+
+def _shift_bounds(
+    lo: Tensor, hi: Tensor, ends: tuple[Tensor, Tensor], *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return bounds among the keys of a pack of those among the keys of its sequences.
+
+    Args:
+        lo: [1, heads, total_q].
+        hi: Likewise.
+        ends: cu_seqlens of queries and of keys.
+        causal: Whether hi ends at the diagonal of the sequence.
+    """
+    ends_q, ends_k = (x.to(torch.int64) for x in ends)
+    rows = torch.arange(lo.shape[2], device=lo.device)
+    number = torch.searchsorted(ends_q, rows, right=True)  # of the end of a query's sequence
+    exists = number < ends_q.shape[0]
+    number = torch.where(exists, number, 0)
+    begin, end = ends_k[number - 1], ends_k[number]  # of no sequence: some
+    lo, hi = (x.to(torch.int64).clamp(0, MAX_SEQLEN) for x in (lo, hi))
+    hi = torch.minimum(begin + hi, end)
+    if causal:
+        hi = torch.minimum(hi, end - ends_q[number] + rows + 1)
+    return begin + lo, torch.where(exists, hi, 0)
 
 
 def _parse(name: str, x: Tensor) -> Tensor:

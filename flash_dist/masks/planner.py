@@ -32,9 +32,7 @@ LEAST_USE: Final = 0.9  # share of the tiles in key_ranges that must be visible
 
 def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
     """Return the plan of a mask; shape has a batch and heads of 1 where the mask has."""
-    split = [(term, term.intervals(shape)) for term in terms]
-    rows = _intersect([found for _, found in split if found is not None], shape)
-    others = [term for term, found in split if found is None]
+    rows, others = split_terms(terms, shape)
     if not others:
         return _plan_rows(rows, shape)
     tiles, found, visible = list_tiles(others, rows, shape)
@@ -42,6 +40,17 @@ def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
         return _plan_rows(found, shape)
     arrays = {"bits": tiles.bits} | _key_bounds(bounds_of_keys(visible), shape)
     return _plan_tiles(tiles, shape, arrays)
+
+
+def split_terms(terms: Sequence[Term], shape: Shape) -> tuple[Intervals, list[Term]]:
+    """Return lo and hi beyond which no query sees a key, and the terms that they do not describe.
+
+    Without such terms they are what the mask shows.
+    """
+    split = [(term, term.intervals(shape)) for term in terms]
+    others = [term for term, found in split if found is None]
+    bounds = [found or term.hull(shape) for term, found in split]
+    return _intersect([found for found in bounds if found is not None], shape), others
 
 
 def _key_bounds(bounds: Tensor, shape: Shape) -> dict[str, Tensor]:

@@ -33,12 +33,13 @@ from .inputs import (
     parse_size,
     require_not_negative,
 )
+from .packed import PackedTerm, parse_ends
 from .planner import make_plan
 from .registry import lookup_or_make, outside_graphs, register
 from .terms import BandTerm, DenseTerm, IntervalTerm, PaddingTerm, PrefixTerm, Term, TilesTerm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.nn.attention import flex_attention
 
@@ -62,7 +63,10 @@ class BlockMask:
     batch or number of heads.
     """
 
-    __slots__ = ("__weakref__", "_band", "_lock", "_parts", "_plans", "_sizes", "_terms", "handle")
+    __slots__ = (
+        *("__weakref__", "_band", "_lock", "_parts", "_plans", "_sizes", "_terms", "handle"),
+        "is_packed",
+    )
     __iter__ = None  # an index names entries, but a mask that suits any batch has no number of them
 
     _band: Band | None
@@ -72,6 +76,7 @@ class BlockMask:
     _sizes: Sizes
     _terms: tuple[Term, ...]
     handle: int  # how compiled graphs know the mask, see registry.py
+    is_packed: bool  # keeps the sequences of a pack apart
 
     def __init__(self) -> None:
         raise complain(
@@ -94,6 +99,7 @@ class BlockMask:
             ("_parts", OrderedDict()),
             ("_plans", OrderedDict()),
             ("_lock", threading.Lock()),
+            ("is_packed", any(isinstance(term, PackedTerm) for term in merged)),
         ):
             object.__setattr__(mask, name, value)
         object.__setattr__(mask, "handle", register(mask))
@@ -253,6 +259,41 @@ class BlockMask:
 
     @classmethod
     @outside_graphs
+    def packed(
+        cls,
+        masks: BlockMask | Sequence[BlockMask],
+        cu_seqlens_q: Integers,
+        cu_seqlens_k: Integers | None = None,
+        *,
+        total_q: int | None = None,
+        total_k: int | None = None,
+    ) -> BlockMask:
+        """Query i of a packed sequence sees key j of it if the sequence's mask shows it.
+
+        It is a mask for `flash_attn_varlen_func`, or for a batch of 1. Queries see no key of other
+        sequences. Combine with a mask of the whole pack by `&`.
+
+        Args:
+            masks: A mask for each sequence, or one whose batch entries are the sequences.
+            cu_seqlens_q: [sequences + 1]: where the queries of each begin, as for the call.
+            cu_seqlens_k: [sequences + 1], likewise of keys. Defaults to those of the queries.
+            total_q: Queries of the pack. Defaults to the last of cu_seqlens_q; those behind see no
+                key.
+            total_k: Keys, likewise. Defaults to total_q if cu_seqlens_k is None.
+        """
+        ends_q, queries = parse_ends("cu_seqlens_q", cu_seqlens_q, total_q)
+        if cu_seqlens_k is None:
+            cu_seqlens_k, total_k = ends_q, queries if total_k is None else total_k
+        ends_k, keys = parse_ends("cu_seqlens_k", cu_seqlens_k, total_k)
+        if len(ends_q) != len(ends_k):
+            counts = f"{len(ends_q)} and {len(ends_k)}"
+            message = f"cu_seqlens_q and cu_seqlens_k must have the same length, got {counts}"
+            raise complain(ValueError, message)
+        terms = _split_masks(masks, len(ends_q) - 1)
+        return cls._of(PackedTerm(terms, ends_q, ends_k, queries, keys))
+
+    @classmethod
+    @outside_graphs
     def from_flex(cls, block_mask: flex_attention.BlockMask) -> BlockMask:
         """The mask that FlexAttention applies for a BlockMask of torch.
 
@@ -336,6 +377,14 @@ class BlockMask:
             visible &= term.visible(shape)
         return visible
 
+    def has_ends(self, ends_q: Sequence[int], ends_k: Sequence[int]) -> bool:
+        """Return whether the mask keeps these sequences of a pack apart."""
+        return any(
+            (term.ends_q.tolist(), term.ends_k.tolist()) == (list(ends_q), list(ends_k))
+            for term in self._terms
+            if isinstance(term, PackedTerm)
+        )
+
     def _suited(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Shape:
         shape = parse_shape(batch, num_heads_q, seqlen_q, seqlen_k)
         self._sizes.require(shape)
@@ -373,6 +422,33 @@ def _complain_of(other: object) -> TypeError:
     if isinstance(other, Tensor):
         return complain(TypeError, message, "`BlockMask.from_dense` takes a tensor of booleans")
     return complain(TypeError, message)
+
+
+def _split_masks(
+    masks: BlockMask | Sequence[BlockMask], count: int
+) -> tuple[tuple[Term, ...], ...]:
+    """Return the terms of the mask of each of some sequences, or once those of all."""
+    if not isinstance(masks, (BlockMask, list, tuple)):
+        message = f"masks must be a BlockMask or a list of them, got {type(masks).__name__}"
+        raise complain(TypeError, message)
+    if not isinstance(masks, BlockMask):
+        for mask in masks:
+            if not isinstance(mask, BlockMask):
+                kind = type(mask).__name__
+                raise complain(TypeError, f"masks must be a list of BlockMasks, got a {kind} in it")
+        found, got = [mask._terms for mask in masks], f"{len(masks)} masks"  # noqa: SLF001
+    elif masks.sizes.batch in {None, 1}:
+        return (masks._terms,)  # noqa: SLF001
+    else:
+        entries = range(masks.sizes.planes()[0])
+        found = [
+            tuple(term.part(slice(b, b + 1), slice(None)) for term in masks._terms)  # noqa: SLF001
+            for b in entries
+        ]
+        got = f"a mask of batch {len(entries)}"
+    if len(found) != count:
+        raise complain(ValueError, f"there must be a mask for each of {count} sequences, got {got}")
+    return tuple(found)
 
 
 def _immutable(name: str) -> str:
@@ -420,6 +496,11 @@ def _name_alignment(bottom_right: object) -> Alignment:
     return "bottom_right" if bottom_right else "top_left"
 
 
+def _load_masks(masks: Sequence[Sequence[tuple[Any, ...]]]) -> BlockMask | list[BlockMask]:
+    loaded = [load_mask(*terms) for terms in masks]
+    return loaded[0] if len(loaded) == 1 else loaded
+
+
 def _load_dense(bits: Tensor, seqlen_k: int) -> BlockMask:
     keys = parse_size("seqlen_k", seqlen_k)
     return BlockMask._of(DenseTerm(parse_words(bits, keys), keys))  # noqa: SLF001
@@ -439,6 +520,9 @@ _LOADERS: Final[dict[str, Callable[..., BlockMask]]] = {
     DocumentTerm.name: BlockMask.documents,
     IntervalTerm.name: lambda lo, hi, keys: BlockMask.from_intervals(lo, hi, seqlen_k=keys),
     DenseTerm.name: _load_dense,
+    PackedTerm.name: lambda masks, q, k, total_q, total_k: BlockMask.packed(
+        _load_masks(masks), q, k, total_q=total_q, total_k=total_k
+    ),
     TilesTerm.name: lambda tiles, q, k, queries, keys: BlockMask.from_tiles(
         tiles, (q, k), seqlen_q=queries, seqlen_k=keys
     ),

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from .band import Band
-from .bits import pack, unpack
+from .bits import WORD, pack, unpack
 from .inputs import Shape, Sizes, require_most
 
 Tensor = torch.Tensor
@@ -49,10 +49,15 @@ class Term(ABC):
     def intervals(self, shape: Shape) -> Intervals | None:
         """Return lo and hi [batch or 1, heads or 1, seqlen_q or 1]: query i sees lo <= j < hi."""
 
-    def words(self, part: Part, shape: Shape) -> Tensor:
-        """Return the words of a part of [batch, heads, seqlen_q], see bits.py.
+    def hull(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - of those that know one
+        """Return intervals beyond which no query sees a key, of a term that is none; None: all."""
+        return None
 
-        Batch and heads that do not matter are 1. Only asked of terms that are no intervals.
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:
+        """Return some columns of the words of a part of [batch, heads, seqlen_q], see bits.py.
+
+        Batch and heads that do not matter are 1. Only asked of terms that are no intervals. Pairs
+        beyond the hull do not matter.
         """
         raise NotImplementedError
 
@@ -207,9 +212,9 @@ class DenseTerm(Term):
         """See Term."""
         return
 
-    def words(self, part: Part, shape: Shape) -> Tensor:  # noqa: ARG002 - of the bits
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - of the bits
         """See Term."""
-        return _planes(self.bits, part)[:, :, part[2]]
+        return _planes(self.bits, part)[:, :, part[2], columns]
 
     def visible(self, shape: Shape) -> Tensor:
         """See Term."""
@@ -239,13 +244,14 @@ class TilesTerm(Term):
         """See Term."""
         return
 
-    def words(self, part: Part, shape: Shape) -> Tensor:
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:
         """See Term."""
         rows = part[2]
         tiles = _planes(self.tiles, part)
         first, end = rows.start // self.block_q, -(-rows.stop // self.block_q)
-        columns = torch.arange(shape.seqlen_k, device="cpu") // self.block_k
-        words = pack(tiles[:, :, first:end, columns])
+        stop = min(columns.stop * WORD, shape.seqlen_k)
+        keys = torch.arange(columns.start * WORD, stop, device="cpu") // self.block_k
+        words = pack(tiles[:, :, first:end, keys])
         lines = torch.arange(rows.start, rows.stop, device="cpu") // self.block_q
         return words[:, :, lines - first]
 

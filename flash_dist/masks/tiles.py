@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .terms import Intervals, Part, Term
 
 Tensor = torch.Tensor
+
+
+LEAST_COST: Final = 1 << 11  # of a row: as many rows together span about as many keys
 
 
 class VisibleTiles(NamedTuple):
@@ -93,20 +96,23 @@ def list_tiles(
 
     Args:
         terms: Those that are no intervals.
-        intervals: lo and hi of all others.
+        intervals: lo and hi beyond which no query sees a key.
         shape: Of the mask.
     """
     lo, hi = intervals
     key_tiles = words_of(shape.seqlen_k)
+    longest = max(int((hi - lo).max()), LEAST_COST)
     found: Intervals | None = (torch.empty_like(lo), torch.empty_like(hi))
     keys = lo.new_zeros(shape.batch, key_tiles)
     places, codes, bits, count = [], [], [], 0
-    for part in strips(shape[:3], shape.seqlen_k, step=TILE):
-        words = interval_words(lo[part], hi[part], key_tiles)
+    for part in strips(shape[:3], min(longest, shape.seqlen_k), step=TILE):
+        columns = _columns(lo[part], hi[part], key_tiles)
+        first = columns.start * TILE
+        words = interval_words(lo[part] - first, hi[part] - first, columns.stop - columns.start)
         for term in terms:
-            words = words & term.words(part, shape)
-        found = _note_intervals(found, part, words)
-        keys[part[0]] |= any_row(words.flatten(1, 2))
+            words = words & term.words(part, columns, shape)
+        found = _note_intervals(found, part, words, first)
+        keys[part[0], columns] |= any_row(words.flatten(1, 2))
         tiles = _word_tiles(words)
         exists = _word_tiles(torch.ones_like(words)) == 1
         visible, full = (tiles != 0).any(-1), ((tiles == -1) | ~exists).all(-1)
@@ -116,22 +122,42 @@ def list_tiles(
         bits.append(tiles[partial])
         count += len(bits[-1])
         tile_part = (*part[:2], slice(part[2].start // TILE, -(-part[2].stop // TILE)))
-        places.append(_places(visible, tile_part, shape))
+        place = _places(visible, tile_part, shape)
+        place[2] += columns.start
+        places.append(place)
         codes.append(code[visible])
     packed = torch.cat(bits).view(torch.int32).view(-1, TILE, 2)
     plane, m, n = torch.cat(places, 1)
     return VisibleTiles(plane, m, n, torch.cat(codes), packed), found, keys
 
 
-def _note_intervals(found: Intervals | None, part: Part, words: Tensor) -> Intervals | None:
-    """Fill in the intervals of a strip of rows; None as soon as there is a row that is none."""
+def _columns(lo: Tensor, hi: Tensor, key_tiles: int) -> slice:
+    """Return the words of the keys in some intervals, at least one."""
+    visible = lo < hi
+    end = max(-(-int(hi.max()) // TILE), 1)
+    first = int(torch.where(visible, lo, (end - 1) * TILE).min()) // TILE
+    return slice(first, min(end, key_tiles))
+
+
+def _note_intervals(
+    found: Intervals | None, part: Part, words: Tensor, first: int
+) -> Intervals | None:
+    """Fill in the intervals of a strip of rows; None as soon as there is a row that is none.
+
+    Args:
+        found: lo and hi of all rows.
+        part: The strip.
+        words: Its words, from key `first` on.
+        first: A key.
+    """
     if found is None:
         return None
     here = find_intervals(words)
     if here is None:
         return None
+    visible = here[0] < here[1]
     for whole, some in zip(found, here, strict=True):
-        whole[part] = some
+        whole[part] = torch.where(visible, some + first, 0)
     return found
 
 

@@ -305,12 +305,6 @@ UNSERVED: dict[str, tuple[object, str]] = {
     "qv": (draw(2), "qv must be None, got Tensor: there are no kernels with a second"),
     "sm_margin": (8, "sm_margin must be 0, got 8: kernels use all multiprocessors"),
 }
-UNSERVED_PACKED: dict[str, tuple[object, str]] = {
-    "mask": (
-        BlockMask.full(),
-        "(?s)mask must be None, got <BlockMask full>: .*hint: `BlockMask",
-    ),
-}
 
 
 with warnings.catch_warnings():
@@ -333,7 +327,7 @@ def packed_inside(longest: int) -> Tensor:
 
 def refuse(call: Callable[..., object], name: str) -> Case:
     """Return the refusal of an argument that is there for its neutral value."""
-    value, text = {**UNSERVED, **UNSERVED_PACKED}[name]
+    value, text = UNSERVED[name]
     return (lambda: call(**{name: value})), (ValueError, text)
 
 
@@ -343,10 +337,7 @@ def attend_dense(**options: Any) -> object:  # noqa: ANN401
 
 FLASH = {
     **{name: refuse(attend_dense, name) for name in UNSERVED},
-    **{
-        f"varlen-{name}": refuse(lambda **options: packed(**options)(), name)
-        for name in (*UNSERVED, *UNSERVED_PACKED)
-    },
+    **{f"varlen-{name}": refuse(lambda **options: packed(**options)(), name) for name in UNSERVED},
     "return_aux": (
         lambda: flex_attention(*same(1, 2, 8, 64), return_aux=torch_flex.AuxRequest(True, True)),  # noqa: FBT003
         (ValueError, r"return_aux\.max_scores must be False, got True: of scores only lse is kept"),

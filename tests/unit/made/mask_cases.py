@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -223,6 +224,33 @@ KINDS: dict[str, Callable[[Shape], st.SearchStrategy[Case]]] = {
     "dense": dense,
     "tiles": coarse,
 }
+
+
+def cut(draw: st.DrawFn, size: int, count: int) -> list[int]:
+    """Return where so many sequences begin and end on an axis, which may be longer."""
+    return [0, *sorted(draw(st.lists(st.integers(0, size), min_size=count, max_size=count)))]
+
+
+@st.composite
+def packs(draw: st.DrawFn, shape: Shape) -> Case:
+    """Sequences with masks of all other kinds, some of them empty, and tokens of none."""
+    count = draw(st.integers(1, 4))
+    q, k = cut(draw, shape.seqlen_q, count), cut(draw, shape.seqlen_k, count)
+    seen, masks = torch.zeros(1, *shape[1:], dtype=torch.bool), []
+    for (top, bottom), (left, right) in zip(pairwise(q), pairwise(k), strict=True):
+        own = Shape(1, shape.heads, bottom - top, right - left)
+        if 0 in own:
+            masks.append(BlockMask.full())
+            continue
+        one = draw(OF_SEQUENCES[draw(st.sampled_from(sorted(OF_SEQUENCES)))](own))
+        seen[:, :, top:bottom, left:right] = one.seen
+        masks.append(one.mask)
+    totals = {"total_q": shape.seqlen_q, "total_k": shape.seqlen_k}
+    return case(BlockMask.packed(masks, q, torch.tensor(k), **totals), shape, seen)
+
+
+OF_SEQUENCES = dict(KINDS)
+KINDS["packed"] = packs
 
 
 @st.composite

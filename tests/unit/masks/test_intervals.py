@@ -65,7 +65,7 @@ def test_a_plan_shows_what_the_intervals_show(
     if causal:
         seen = seen.tril(seqlen_k - seqlen_q)
     mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
-    assert mask[1:] == (*planes, seqlen_q, seqlen_k, causal)
+    assert mask[1:] == (*planes, seqlen_q, seqlen_k, causal, False)
     assert torch.equal(mask.visible(), seen)
     slots = mask.plan[mask.layout[len(SIZES) + list(ARRAYS).index("key_slots")] :]
     known = list_key_slots(seqlen_q, seqlen_k, causal=causal)
@@ -90,10 +90,10 @@ def test_bounds_of_fewer_axes_are_those_of_all(dtype: torch.dtype) -> None:
     whole = IntervalMask.of(lo, hi, seqlen_k=90)
     assert torch.equal(IntervalMask.of(lo[:, 0], hi[:, 0], seqlen_k=90).plan, whole.plan)
     first = IntervalMask.of(lo[0, 0], hi[0], seqlen_k=90)
-    assert first[1:] == (1, 1, 70, 90, False)
+    assert first[1:] == (1, 1, 70, 90, False, False)
     assert torch.equal(first.visible(), whole.visible()[:1])
     joint = IntervalMask.of(lo[0, 0], hi, seqlen_k=90)  # axes broadcast
-    assert joint[1:] == (2, 1, 70, 90, False)
+    assert joint[1:] == (2, 1, 70, 90, False, False)
 
 
 @pytest.mark.parametrize("seqlens", [(0, 5), (5, 0), (0, 0)])

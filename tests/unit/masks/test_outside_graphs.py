@@ -37,6 +37,7 @@ MADE: dict[str, Callable[[], BlockMask]] = {
     "from_intervals": lambda: BlockMask.from_intervals(IDS, LATER),
     "from_dense": lambda: BlockMask.from_dense(SEEN),
     "from_tiles": lambda: BlockMask.from_tiles(TILES, 25),
+    "packed": lambda: BlockMask.packed(BlockMask.from_dense(SEEN[:50, :50]), [0, 50, 100]),
     "from_flex": lambda: BlockMask.from_flex(FLEX),
 }
 OTHERS: dict[str, Callable[[], Any]] = {

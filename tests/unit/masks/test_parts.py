@@ -43,6 +43,16 @@ MASKS = {
     "tiles": BlockMask.from_tiles(TILES, 64, seqlen_q=QUERIES, seqlen_k=KEYS),
     "joined": BlockMask.padding(LENGTHS) & BlockMask.from_dense(DENSE[:1]) & BlockMask.causal(),
 }
+MASKS["packed"] = BlockMask.packed(
+    [BlockMask.prefix([5]), BlockMask.from_dense(DENSE[:1, :, :70, :80]), BlockMask.causal()],
+    [0, 60, 130, 140],
+    [0, 50, 130, 160],
+    total_q=QUERIES,
+    total_k=KEYS,
+)
+MASKS["packed, one for all"] = BlockMask.packed(
+    BlockMask.prefix([5, 9]), [0, 60, QUERIES], [0, 50, KEYS]
+)
 INDICES: dict[str, tuple[Any, tuple[slice, slice]]] = {
     "an entry": (2, (slice(2, 3), slice(None))),
     "the last": (-1, (slice(3, 4), slice(None))),
@@ -135,6 +145,14 @@ def test_a_saved_mask_is_loaded_by_weights_alone(mask: BlockMask) -> None:
 def test_a_part_is_saved_without_the_rest() -> None:
     mask = BlockMask.from_dense(DENSE)
     assert len(save(mask[0]).getvalue()) < len(save(mask).getvalue()) / 2
+
+
+def test_a_saved_packed_interval_mask_is_still_packed() -> None:
+    mask = IntervalMask.packed(LO[:1], HI[:1], torch.tensor([0, 70, QUERIES]), total_k=QUERIES)
+    loaded = torch.load(save({"mask": mask}), weights_only=True)["mask"]
+    assert loaded.is_packed
+    assert loaded[1:] == mask[1:]
+    assert torch.equal(loaded.plan, mask.plan)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
