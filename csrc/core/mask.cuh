@@ -9,16 +9,13 @@
 #include "core/params.h"
 #include "core/sequence.cuh"
 #include "core/tile.cuh"
+#include "ptx/convert.cuh"
 
 namespace flash_dist {
 
 // Bits [begin, end) of a word, both clipped to 0..32.
 __device__ __forceinline__ uint32_t bit_span(int begin, int end) {
-  const auto from = [](int bit) {  // shl gives 0 for 32 and more
-    uint32_t x;
-    asm("shl.b32 %0, 0xffffffff, %1;" : "=r"(x) : "r"(max(bit, 0)));
-    return x;
-  };
+  const auto from = [](int bit) { return shift_left(0xffffffffu, max(bit, 0)); };
   return from(begin) & ~from(end);
 }
 

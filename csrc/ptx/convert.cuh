@@ -69,6 +69,13 @@ __device__ __forceinline__ float min_nan(float x, float y) {
   return r;
 }
 
+// x << bits; 0 for 32 bits and more.
+__device__ __forceinline__ uint32_t shift_left(uint32_t x, int bits) {
+  uint32_t r;
+  asm("shl.b32 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(bits));
+  return r;
+}
+
 // 1 / x; relative error 2 ** -23, inf gives 0.
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float y;
