@@ -1,12 +1,14 @@
-// What a launch of a forward with the bits of attention to a cache is given.
+// What a launch of a forward with the bits of attention to a cache is given: plain tensors and packs are a
+// cache, too.
 #pragma once
 
-#include "core/params.h"
+#include "core/decode.h"
 
 namespace flash_dist {
 
 struct FwdKvcacheCall {
-  FwdParams params;
+  FwdParams params;  // packing: of queries alone
+  CacheParams cache;
   unsigned* tickets;  // as FwdCall::tickets
   float4* parked;     // parked_bytes(), or null for none
 };

@@ -203,7 +203,35 @@ class Decode {
   int64_t stats_bytes_ = 0, out_bytes_ = 0;
 };
 
-// A forward as attention to a cache; few_alone: only packed sequences of few queries on many keys.
+// Attention to a cache as a forward, whose kernel is given the cache beside it.
+FwdParams as_forward(const DecodeParams& d) {
+  FwdParams p{};
+  p.q = d.q;
+  p.k = d.cache.k;
+  p.v = d.cache.v;
+  p.out = d.out;
+  p.lse = d.lse;
+  p.batch = d.batch;
+  p.seqlen_q = d.seqlen_q;
+  p.seqlen_k = d.cache.capacity;
+  p.num_heads_kv = d.num_heads_kv;
+  p.group = d.group;
+  p.total_q = d.total_q;
+  p.head_dim = d.head_dim;
+  p.head_dim_v = d.head_dim_v;
+  p.softmax_scale = d.softmax_scale;
+  p.packing.cu_seqlens_q = d.packing.cu_seqlens_q;
+  p.mask.kind = MaskKind::BAND;
+  p.mask.left = d.left;
+  p.mask.right = d.right;
+  p.mask.bottom_right = d.bottom_right;
+  p.scores = d.scores;
+  p.sinks = d.sinks;
+  return p;
+}
+
+}  // namespace
+
 DecodeParams as_cache(const FwdParams& p, bool few_alone) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   DecodeParams d{};
@@ -233,8 +261,6 @@ DecodeParams as_cache(const FwdParams& p, bool few_alone) {
   d.sinks = p.sinks;
   return d;
 }
-
-}  // namespace
 
 bool may_have_few_queries(const Call& call, const FwdParams& p) {
   const auto dtype = static_cast<Dtype>(call.dtype);
@@ -267,11 +293,10 @@ void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Alloc
   return memory;
 }
 
-void run_as_cache(const Call& call, const FwdParams& p, Allocate allocate, void* context) {
-  const DecodeParams d = as_cache(p, false);
-  check_sizes(d);
-  const bool is_whole = Decode(call, d, 0).has_whole_tiles();
-  Decode decode(call, d, is_whole ? 0 : read_budget(BUDGET_NOW));
+void run_as_cache(const Call& call, const DecodeParams& p, Allocate allocate, void* context) {
+  check_sizes(p);
+  const bool is_whole = Decode(call, p, 0).has_whole_tiles();
+  Decode decode(call, p, is_whole ? 0 : read_budget(BUDGET_NOW));
   decode.run(require_workspace(call, decode.workspace_bytes(), allocate, context));
 }
 
@@ -284,7 +309,13 @@ int flash_dist_decode(const Call* call, const DecodeParams* params, int64_t budg
   return guarded([&] {
     check_sizes(*params);
     const DeviceScope scope(call->device);
-    Decode decode(*call, with_scores(*params), read_budget(budget));
+    const DecodeParams p = with_scores(*params);
+    const int64_t bytes = read_budget(budget);
+    if (p.seqlen_q > FEW_QUERIES &&
+        run_fwd_kvcache(*call, as_forward(p), p.cache, bytes, allocate, context)) {
+      return 0;
+    }
+    Decode decode(*call, p, bytes);
     decode.run(require_workspace(*call, decode.workspace_bytes(), allocate, context));
     return 0;
   });

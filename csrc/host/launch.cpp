@@ -103,11 +103,21 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   launch(call.device, kernel, &all, stream_of(call));
 }
 
-// Whether a kernel with blocks of so many queries keeps half of the multiprocessors busy. The kernels of
-// a cache, which share the keys of a tile, are faster for less.
-bool has_tiles_for_half(const FwdParams& p, int block_rows) {
-  const int64_t tiles = ceil_div(p.seqlen_q, block_rows) * p.batch * p.num_heads_kv * p.group;
-  return 2 * tiles >= p.sm_count;
+// Percent of the rows of all multiprocessors' tiles that must be queries. For less the kernels of a cache
+// are faster, whose tiles have rows of several heads and parts of the keys. Those of more than 128 columns
+// have no wgmma.
+constexpr int BUSY_ROWS = 60, BUSY_ROWS_OF_MORE_COLUMNS = 20;
+
+// Whether the queries of a call fill tiles of `block_rows` queries, and these the multiprocessors.
+// NOTE: speed alone depends on it: the kernels of a cache give the same bits.
+bool fills_tiles(const FwdParams& p, int block_rows, int columns) {
+  const bool packed = p.packing.cu_seqlens_q != nullptr;
+  const int64_t queries = packed ? p.total_q : int64_t{p.batch} * p.seqlen_q;
+  const int64_t tiles = packed ? ceil_div(queries, block_rows) + p.batch - 1
+                               : ceil_div(p.seqlen_q, block_rows) * p.batch;
+  const int64_t heads = int64_t{p.num_heads_kv} * p.group;
+  const int64_t rows = ceil_div(tiles * heads, p.sm_count) * p.sm_count * block_rows;
+  return 100 * queries * heads >= rows * (columns > 128 ? BUSY_ROWS_OF_MORE_COLUMNS : BUSY_ROWS);
 }
 
 // A forward with the bits of attention to a cache.
@@ -118,26 +128,10 @@ void run_kvcache_forward(const Call& call, FwdParams p, Allocate allocate, void*
   check_sizes(p);
   const DeviceScope scope(call.device);
   p = with_scores(p);
-  p.sm_count = device_info(call.device).sm_count;
-  const KernelSize columns{p.head_dim, p.head_dim_v};
-  const Loaded kernel =
-      find_kernel(call.device, make_key(Role::FWD_KVCACHE, dtype_of(call), columns), &p);
-  if (kernel.variant == nullptr || !has_tiles_for_half(p, kernel.variant->entry->block_rows)) {
-    run_as_cache(call, p, allocate, context);
-    return;
+  const DecodeParams cache = as_cache(p);
+  if (!run_fwd_kvcache(call, p, cache.cache, INT64_MAX, allocate, context)) {
+    run_as_cache(call, cache, allocate, context);
   }
-  p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
-                                    row_bytes(call, p) * p.seqlen_k);
-  const KernelEntry& entry = *kernel.variant->entry;
-  const int64_t front = wants_tickets(p, entry) ? ALIGNMENT : 0;
-  const int64_t parked =
-      parked_bytes(p.sm_count, entry.block_rows, size_of(*kernel.variant).head_dim_v);
-  auto* memory = static_cast<uint8_t*>(require_workspace(call, front + parked, allocate, context));
-  record_forward(p);
-  FwdKvcacheCall all{p, front > 0 ? reinterpret_cast<unsigned*>(memory) : nullptr,
-                     parked > 0 ? reinterpret_cast<float4*>(memory + front) : nullptr};
-  if (all.tickets != nullptr) clear(call, all.tickets, sizeof(unsigned));
-  launch(call.device, kernel, &all, stream_of(call));
 }
 
 // The workspace, handed out part by part.
@@ -463,6 +457,32 @@ class Backward {
 };
 
 }  // namespace
+
+bool run_fwd_kvcache(const Call& call, FwdParams p, const CacheParams& cache, int64_t budget,
+                     Allocate allocate, void* context) {
+  p.sm_count = device_info(call.device).sm_count;
+  p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
+                                    row_bytes(call, p) * p.seqlen_k);
+  FwdKvcacheCall all{p, cache, nullptr, nullptr};
+  const KernelKey key = make_key(Role::FWD_KVCACHE, dtype_of(call), {p.head_dim, p.head_dim_v});
+  const Loaded kernel = find_kernel(call.device, key, &all);
+  if (kernel.variant == nullptr) return false;
+  const KernelEntry& entry = *kernel.variant->entry;
+  const int columns = size_of(*kernel.variant).head_dim_v;
+  if (!fills_tiles(p, entry.block_rows, columns)) return false;
+  const int64_t front = wants_tickets(p, entry) ? ALIGNMENT : 0;
+  const int64_t parked = parked_bytes(p.sm_count, entry.block_rows, columns);
+  if (front + parked > budget) return false;
+  auto* memory = static_cast<uint8_t*>(require_workspace(call, front + parked, allocate, context));
+  if (front > 0) {
+    all.tickets = reinterpret_cast<unsigned*>(memory);
+    clear(call, all.tickets, sizeof(unsigned));
+  }
+  if (parked > 0) all.parked = reinterpret_cast<float4*>(memory + front);
+  record_forward(p);
+  launch(call.device, kernel, &all, stream_of(call));
+  return true;
+}
 
 }  // namespace flash_dist
 

@@ -27,13 +27,12 @@ struct CallAxes {
 // Why a kernel with these tensors, `like_out` being out or dout, and scores is not for Hopper's
 // families, null if it is.
 template <class Config, class Params>  // FwdParams or BwdParams
-const char* find_problem(const Params& p, const View& like_out) {
+const char* find_problem(const Params& p, const View& like_out, const CallAxes& axes) {
   if (p.scores.has_score_mod && !Config::HAS_SCORE_MOD)
     return "it neither caps scores nor has ALiBi";
   if (!p.scores.has_score_mod && Config::HAS_SCORE_MOD)
     return "it is for calls with a soft cap or ALiBi";
   if (p.scores.softcap > FAST_CAP) return "its tanh is too coarse for a soft cap above 100";
-  const CallAxes axes(p);
   const char* const problems[] = {
       find_map_problem(p.q, axes.rows_q, p.head_dim, axes.q),
       find_map_problem(p.k, axes.rows_k, p.head_dim, axes.k),
@@ -44,6 +43,11 @@ const char* find_problem(const Params& p, const View& like_out) {
     if (problem != nullptr) return problem;
   }
   return nullptr;
+}
+
+template <class Config, class Params>
+const char* find_problem(const Params& p, const View& like_out) {
+  return find_problem<Config>(p, like_out, CallAxes(p));
 }
 
 // A map to make: of a view, in boxes of box_rows rows.

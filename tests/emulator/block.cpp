@@ -13,6 +13,7 @@
 
 #include "core/decode.h"
 #include "cuda_runtime_api.h"
+#include "sm90/fwd_kvcache/config.h"
 #include "sm90/mla/config.h"
 
 uint3 threadIdx, blockIdx;
@@ -467,39 +468,41 @@ const char* find_map_problem(const View&, int, int, const Axes&) { return nullpt
 
 cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype, int rows,
                      int columns, const Axes& axes, int box_rows) {
-  *map = {CUtensorMap::MARK,
-          static_cast<const uint16_t*>(view.data),
-          view.row,
-          view.head_kv,
-          view.batch,
-          columns,
-          rows,
-          axes.heads_kv,
-          axes.batches,
-          box_rows};
+  *map = {CUtensorMap::MARK, static_cast<const uint16_t*>(view.data),
+          view.row,          view.head_group,
+          view.head_kv,      view.batch,
+          columns,           rows,
+          axes.members,      axes.heads_kv,
+          axes.batches,      box_rows};
   *steps = {1, 1, 1};
   return cudaSuccess;
 }
 
 }  // namespace flash_dist
 
+namespace {
+
+template <class Params>
+void call_with(const void* kernel, const void* params) {
+  reinterpret_cast<void (*)(Params)>(const_cast<void*>(kernel))(
+      *static_cast<const Params*>(params));
+}
+
+}  // namespace
+
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 threads, void** arguments,
                              size_t smem, cudaStream_t) {
   gridDim = grid;
   blockDim = threads;
   using namespace flash_dist;
-  // With a map in front, if there is one.
-  const bool has_map = static_cast<const CUtensorMap*>(arguments[0])->mark == CUtensorMap::MARK;
-  const auto run = [&] {
-    void* code = const_cast<void*>(kernel);
-    if (has_map) {
-      reinterpret_cast<void (*)(MlaSm90Params)>(code)(
-          *static_cast<const MlaSm90Params*>(arguments[0]));
-    } else {
-      reinterpret_cast<void (*)(DecodeParams)>(code)(
-          *static_cast<const DecodeParams*>(arguments[0]));
-    }
-  };
+  // With maps in front, if there are any.
+  const auto* maps = static_cast<const CUtensorMap*>(arguments[0]);
+  const bool has_one = maps[0].mark == CUtensorMap::MARK;
+  const bool has_more = has_one && maps[1].mark == CUtensorMap::MARK;
+  const auto call = has_more  ? &call_with<FwdKvcacheSm90Params>
+                    : has_one ? &call_with<MlaSm90Params>
+                              : &call_with<DecodeParams>;
+  const auto run = [&] { call(kernel, arguments[0]); };
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = {x, y, 0};

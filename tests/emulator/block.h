@@ -97,7 +97,7 @@ Out together(int operation, const In& in, All all) {
   return out;
 }
 
-enum Operation { SHUFFLE, VOTE, BALLOT, SYNC, LDMATRIX, LDMATRIX_TRANS, MMA, WGMMA };
+enum Operation { SHUFFLE, VOTE, BALLOT, SYNC, LDMATRIX, LDMATRIX_TRANS, STMATRIX, MMA, WGMMA };
 
 template <class T, class From>
 T shuffle(T x, From from) {

@@ -2,6 +2,8 @@
 // the blocks of a grid one after the other, block.h.
 #pragma once
 
+#include <cstring>
+
 #include "native/dry_run/cuda_types.h"
 
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
@@ -10,6 +12,11 @@ inline cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const v
                                        void** arguments) {
   return cudaLaunchKernel(kernel, config->gridDim, config->blockDim, arguments,
                           config->dynamicSmemBytes, config->stream);
+}
+
+inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
+  std::memset(data, value, bytes);
+  return cudaSuccess;
 }
 
 inline float __fadd_rn(float a, float b) { return a + b; }

@@ -62,6 +62,8 @@ Loaded find_kernel(int, const KernelKey& key, const void* params) {
   return {best, 80, 80};
 }
 
+bool is_built_in(const KernelKey&) { return false; }
+
 Loaded require_kernel(int index, const KernelKey& key, const void* params) {
   const Loaded found = find_kernel(index, key, params);
   if (found.variant == nullptr) fail("no kernel ", role_name(key.role));

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from flash_dist import flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_dist import flash_attn_varlen_func, flash_attn_with_kvcache, last_variant
 from tests.gpu.running import no_wait_for_the_gpu, poison_memory, workspace
 from tests.kvcache import SMALL, Problem, Tensors
 from tests.reference import DEVICE
@@ -199,6 +199,53 @@ def test_a_short_cache_has_the_bits_of_a_long_one(
     assert _same(short, _call(tensors, longer, problem))
     for page in (16, 256):
         assert _same(short, _call(tensors, _in_pages(tensors, page), problem)), page
+
+
+@pytest.mark.parametrize("page", [0, 16, 48, 64, 256])
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+def test_many_queries_have_the_bits_of_few(head_dim: int, page: int, any_half: torch.dtype) -> None:
+    """Keys behind a sequence are NaN, and the table has garbage for their pages."""
+    problem = Problem(
+        seqlens=(1301, 500, 90, 0),
+        capacity=1536,
+        heads=32,
+        heads_kv=8,
+        head_dim=head_dim,
+        seqlen_q=400,
+        causal=True,
+    )
+    tensors = problem.make(any_half, DEVICE)
+    for b, end in enumerate(problem.seqlens):
+        for cache in (tensors.k_cache, tensors.v_cache):
+            cache[b, end:] = math.nan
+    changes = _in_pages(tensors, page) if page else {}
+    for b, end in enumerate(problem.seqlens if page else ()):
+        changes["block_table"][b, -(-end // page) :] = 2**31 - 1
+    poison_memory(tensors.q.device)
+    out, lse = _call(tensors, changes, problem)
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert last_variant()["fwd_kvcache"]["family"] == "fwd_kvcache_sm90"
+    assert _same((out, lse), _call(tensors, changes, problem)), "again"
+    for begin in (0, 120, 384):
+        lengths = tensors.seqlens - (400 - 16 - begin)
+        some = lengths >= 0
+        chunk = {"q": tensors.q[:, begin : begin + 16], "cache_seqlens": lengths.clamp(min=0)}
+        few = _call(tensors, {**changes, **chunk}, problem)
+        rows = slice(begin, begin + 16)
+        assert _same((out[some, rows], lse[some, :, rows]), tuple(x[some] for x in few)), begin
+
+
+def test_many_queries_may_be_in_a_graph(any_half: torch.dtype) -> None:
+    problem = Problem((900, 513), 1024, 700, 32, 8, 128, causal=True, window=(600, -1), page=64)
+    tensors = problem.make(any_half, DEVICE)
+    problem.call(tensors)  # loads the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = problem.call(tensors)
+    for _ in range(3):
+        graph.replay()
+        assert _same(results, problem.call(tensors))
+        tensors.seqlens.add_(17)
 
 
 def test_lengths_may_grow_under_a_graph_and_nothing_waits(any_half: torch.dtype) -> None:

@@ -2,19 +2,22 @@
 #pragma once
 
 #include "core/config.h"
-#include "core/decode.h"
 #include "core/fwd_kvcache.h"
 #include "core/panels.cuh"
 #include "decode_plans.h"
 #include "sm90/fwd/config.h"
-#include "sm90/fwd/work.cuh"
+#include "sm90/fwd_kvcache/work.cuh"
 #include "sm90/stages.cuh"
 #include "sm90/steps.cuh"
 
 namespace flash_dist {
 
 struct FwdKvcacheSm90Params : FwdSm90Params {
+  CacheParams cache;
   float4* parked;  // FwdKvcacheCall::parked
+  int box_keys;    // of a box of k or v, which lie together: a power of two
+  // Whether keys behind a sequence that is as long as the cache are zeros: there are none in memory.
+  bool ends_in_zeros;
 };
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
@@ -22,7 +25,7 @@ struct FwdKvcacheSm90Config
     : Config<FwdKvcacheSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = FwdKvcacheSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   using Params = FwdKvcacheSm90Params;
-  using Work = FwdSm90Work;
+  using Work = FwdKvcacheWork;
   static constexpr bool HAS_SCORE_MOD = false;
   static constexpr bool TAKES_TICKETS = true;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads

@@ -310,10 +310,10 @@ struct FwdKvcacheTile {
     group.clear();
   }
 
-  // Whether all keys of key block j exist. Rows beyond the end of the tensor are zeros already.
+  // Whether all keys of key block j exist, or are zeros. Boxes of other keys may not be loaded.
   __device__ __forceinline__ bool is_clean(int j) const {
     const RowSpan& exist = work.keys;
-    const bool to_end = params.p.packing.cu_seqlens_q == nullptr && exist.end == params.p.seqlen_k;
+    const bool to_end = params.ends_in_zeros && exist.end == work.sequence.seqlen_k;
     return exist.first <= j * KEY_BLOCK && (to_end || (j + 1) * KEY_BLOCK <= exist.end);
   }
   // Zeroes the values of keys that do not exist. All consumers call this, with the same key block.

@@ -22,7 +22,7 @@ __device__ __forceinline__ void fwd_kvcache_sm90_block(const typename Config::Pa
 
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();
-    if (threadIdx.x == 0) FwdKvcacheLoader<Config>{params, smem}.run();
+    if (threadIdx.x < 32) FwdKvcacheLoader<Config>{params, smem}.run();
   } else {
     take_registers<Config::CONSUMER_REGISTERS>();
     FwdKvcacheConsumer<Config>{params, smem}.run();

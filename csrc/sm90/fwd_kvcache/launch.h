@@ -8,11 +8,28 @@
 
 namespace flash_dist {
 
+// Keys of a box: those of a key block, or as many of them as lie together in a page.
+inline int box_keys(const CacheParams& cache) {
+  const int apart = cache.block_table == nullptr ? KEY_BLOCK : cache.page | KEY_BLOCK;
+  return apart & -apart;
+}
+
+inline CallAxes kvcache_axes(const FwdKvcacheCall& call) {
+  CallAxes axes(call.params);
+  axes.rows_k = call.cache.page;
+  axes.k = {1, call.params.num_heads_kv, call.cache.entries};
+  return axes;
+}
+
 template <class Config>
 const char* refuse_fwd_kvcache_sm90(const void* params) {
-  const FwdParams& p = *static_cast<const FwdParams*>(params);
+  const auto& call = *static_cast<const FwdKvcacheCall*>(params);
+  const FwdParams& p = call.params;
   if (p.mask.kind != MaskKind::BAND) return "a cache has no masks but bands";
-  return find_problem<Config>(p, p.out);
+  if (call.cache.block_table != nullptr && call.cache.cache_leftpad != nullptr) {
+    return "with left padding key blocks begin anywhere in a page";
+  }
+  return find_problem<Config>(p, p.out, kvcache_axes(call));
 }
 
 template <class Config>
@@ -20,12 +37,17 @@ cudaError_t launch_fwd_kvcache_sm90(const void* kernel, const void* params, cuda
   const auto& call = *static_cast<const FwdKvcacheCall*>(params);
   typename Config::Params all;
   FwdParams& p = all.p = call.params;
-  const CallAxes axes(p);
+  const CacheParams& cache = all.cache = call.cache;
+  all.cache.by_page = make_divisor(cache.page);
+  all.box_keys = box_keys(cache);
+  all.ends_in_zeros = cache.block_table == nullptr && cache.cache_seqlens == nullptr &&
+                      cache.cu_seqlens_k == nullptr;
+  const CallAxes axes = kvcache_axes(call);
   AxisSteps out_axes;
   const MapRequest maps[] = {
       {&all.q, &all.q_axes, &p.q, axes.rows_q, p.head_dim, &axes.q, Config::BLOCK_M},
-      {&all.k, &all.k_axes, &p.k, axes.rows_k, p.head_dim, &axes.k, Config::BLOCK_N},
-      {&all.v, &all.v_axes, &p.v, axes.rows_k, p.head_dim_v, &axes.k, Config::BLOCK_N},
+      {&all.k, &all.k_axes, &p.k, axes.rows_k, p.head_dim, &axes.k, all.box_keys},
+      {&all.v, &all.v_axes, &p.v, axes.rows_k, p.head_dim_v, &axes.k, all.box_keys},
       {&all.out, &out_axes, &p.out, axes.rows_q, p.head_dim_v, &axes.q, 64},
   };
   const cudaError_t status = make_maps<Config>(maps);

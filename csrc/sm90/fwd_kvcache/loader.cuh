@@ -1,5 +1,6 @@
-// The loading thread of a block of the forward kernel for Hopper with the bits of a cache: it chooses work
-// tiles, finds the keys of each, passes it to the consumers, and starts the copies of Q, K and V.
+// The loading warp of a block of the forward kernel for Hopper with the bits of a cache: its first lane
+// chooses work tiles, finds the keys of each, passes it to the consumers, and starts the copy of Q. Each lane
+// finds one box of each key block, and starts the copies of its keys and values.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -14,30 +15,51 @@ template <class Config>
 struct FwdKvcacheLoader {
   using Work = typename Config::Work;
   using Works = typename Config::Works;
+  using Keys = typename Config::Keys;
+  using KTile = typename Config::KTile;
 
   const typename Config::Params& params;
   typename Config::Smem& smem;
 
   __device__ __forceinline__ void run() const {
+    if (is_first()) smem.progress = {static_cast<unsigned>(fresh_block()), 0, 0, 0};
+#pragma unroll 1
+    while (true) {
+      if (is_first()) choose_work();
+      __syncwarp();
+      const Work& work = smem.work[Works{smem.progress.works - 1}.stage()];
+      if (work.is_closed()) return;
+      if (work.has_scores()) load(work);
+      __syncwarp();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static int lane() { return fresh_thread() % 32; }
+  __device__ __forceinline__ static bool is_first() { return lane() == 0; }
+
+  // Passes on the next work tile that has queries or rows to fill, or the end.
+  __device__ __forceinline__ void choose_work() const {
     FwdSm90Progress& own = smem.progress;
-    own = {static_cast<unsigned>(fresh_block()), 0, 0, 0};
 #pragma unroll 1
     while (own.number < static_cast<unsigned>(params.tiles)) {
       Work& work = next_work();
-      work.place_block(params.p, Config::BLOCK_M, static_cast<int>(own.number));
+      work.place_block(params.p, params.cache, Config::BLOCK_M, static_cast<int>(own.number));
       own.number = next_tile(own.number);
       if (!work.has_queries() && !work.sequence.uncovered_q) continue;
       work.find_keys(params.p, Config::BLOCK_M, Config::BLOCK_N);
       work.queries = own.queries;
       work.tiles = own.tiles;
+      if (work.has_scores()) {
+        ++own.queries;
+        own.tiles += work.key_blocks();
+      }
       publish_work();
-      if (work.has_queries() && work.has_keys()) load(work);
+      return;
     }
     next_work().close();
     publish_work();
   }
-
- private:
   __device__ __forceinline__ Work& next_work() const {
     // With a counter it takes only one tile ahead: other blocks cannot take what it holds.
     const unsigned works = smem.progress.works;
@@ -50,51 +72,80 @@ struct FwdKvcacheLoader {
     ++smem.progress.works;
   }
   __device__ __forceinline__ unsigned next_tile(unsigned number) const {
-    return gridDim.x + (params.tickets == nullptr ? number : fetch_next(params.tickets));
+    if (params.tickets != nullptr) number = fetch_next(params.tickets);
+    return number + gridDim.x;
   }
 
   // Loads Q, K and V of a work tile that has visible keys, from the first key to the last.
   __device__ __forceinline__ void load(const Work& work) const {
+    if (is_first()) load_queries(work);
+    Keys keys{work.tiles};
+    CachePlace place = find_box(work, work.bounds.begin);
+#pragma unroll 1
+    for (int j = work.bounds.begin; j < work.bounds.end; ++j) {
+      load_own_box<Config::Q_PANELS>(work, j, place, params.k, params.k_axes,
+                                     shared_address(smem.k[keys.stage()]), smem.k_barriers, keys);
+      // Read here, as values have a place in the ring later than keys.
+      const CachePlace next = find_box(work, j + 1);
+      load_own_box<Config::V_PANELS>(work, j, place, params.v, params.v_axes,
+                                     shared_address(smem.v[keys.stage()]), smem.v_barriers, keys);
+      place = next;
+      keys.advance();
+    }
+  }
+
+  // Where this lane's box of key block j lies; where it has none, that of the last key.
+  __device__ __forceinline__ CachePlace find_box(const Work& work, int j) const {
+    const int key = min(j * KEY_BLOCK + lane() * params.box_keys, work.keys.end - 1);
+    return CachePlace(params.cache, work.block.batch, work.sequence.k0 + key);
+  }
+
+  __device__ __forceinline__ void load_queries(const Work& work) const {
+    using QTile = typename Config::QTile;
     const FwdBlock& block = work.block;
     const typename Config::Queries queries{work.queries};
     smem.q_barriers.wait_for_place(queries);
-    load_tile<typename Config::QTile, Config::Q_PANELS>(
-        smem.q[0], params.q, smem.q_barriers.data(queries),
+    const uint32_t barrier = smem.q_barriers.data(queries);
+    mbarrier_expect(barrier, Config::Q_PANELS * QTile::BYTES);
+    load_panels<QTile, Config::Q_PANELS>(
+        shared_address(smem.q[0]), params.q, barrier,
         {0, work.sequence.q0 + block.row0, block.head_in_group * params.q_axes.member,
          block.head_kv * params.q_axes.head_kv, block.batch * params.q_axes.batch});
-    ++smem.progress.queries;
-    typename Config::Keys keys{work.tiles};
+  }
+
+  // Loads this lane's box of key block j if a key in it exists: others have no place in memory.
+  template <int PANELS>
+  __device__ __forceinline__ void load_own_box(const Work& work, int j, const CachePlace& place,
+                                               const CUtensorMap& map, const AxisSteps& axes,
+                                               uint32_t tile,
+                                               const StageBarriers<Config::Plan::STAGES>& barriers,
+                                               const Keys& keys) const {
+    const int box = params.box_keys;
+    const int first = max(work.keys.first - j * KEY_BLOCK, 0) & -box;
+    const int end = min((work.keys.end - j * KEY_BLOCK + box - 1) & -box, KEY_BLOCK);
+    barriers.wait_for_place(keys);
+    if (is_first()) mbarrier_expect(barriers.data(keys), (end - first) * KTile::ROW_BYTES * PANELS);
+    const int own = lane() * box;
+    const BoxPlace at{0, place.row, 0, work.block.head_kv * axes.head_kv, place.entry * axes.batch};
+    // Lane by lane, box by box, which is faster; all lanes at once, panel by panel, for small boxes.
+    const int step = box < 64 ? KEY_BLOCK : box;
 #pragma unroll 1
-    for (int j = work.bounds.begin; j < work.bounds.end; ++j) {
-      smem.k_barriers.wait_for_place(keys);
-      load_tile<typename Config::KTile, Config::Q_PANELS>(smem.k[keys.stage()], params.k,
-                                                          smem.k_barriers.data(keys),
-                                                          place_of(work, j, params.k_axes));
-      smem.v_barriers.wait_for_place(keys);
-      load_tile<typename Config::KTile, Config::V_PANELS>(smem.v[keys.stage()], params.v,
-                                                          smem.v_barriers.data(keys),
-                                                          place_of(work, j, params.v_axes));
-      keys.advance();
+    for (int row = first; row < end; row += step) {
+      if (row <= own && own < min(row + step, end)) {
+        load_panels<KTile, PANELS>(tile + own * KTile::ROW_BYTES, map, barriers.data(keys), at);
+      }
     }
-    smem.progress.tiles = keys.passed;
+    __syncwarp();
   }
 
-  // The first row of key block j in k or v.
-  __device__ __forceinline__ static BoxPlace place_of(const Work& work, int j,
-                                                      const AxisSteps& axes) {
-    return {0, work.sequence.k0 + j * KEY_BLOCK, 0, work.block.head_kv * axes.head_kv,
-            work.block.batch * axes.batch};
-  }
-
-  // Loads a box for each panel.
+  // Loads a box to each panel.
   template <class Tile, int PANELS>
-  __device__ __forceinline__ static void load_tile(uint8_t* tile, const CUtensorMap& map,
-                                                   uint32_t barrier, BoxPlace at) {
-    mbarrier_expect(barrier, PANELS * Tile::BYTES);
+  __device__ __forceinline__ static void load_panels(uint32_t tile, const CUtensorMap& map,
+                                                     uint32_t barrier, BoxPlace at) {
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
       at.column = panel * Tile::COLUMNS;
-      load_box(shared_address(tile) + panel * Tile::BYTES, map, at, barrier);
+      load_box(tile + panel * Tile::BYTES, map, at, barrier);
     }
   }
 };

@@ -73,7 +73,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     A sequence has the same bits alone and in any batch, at any place, in pages or not, in a CUDA
     graph or not, and on any number of multiprocessors: keys are cut into blocks of 128, counted
     from the first, and combined in groups of 8 in their order. So a prefill in chunks gives the
-    same bits as a prefill at once. Queries of all heads of a group share one pass over k and v.
+    same bits as a prefill at once. Few queries of all heads of a group share one pass over k and v.
 
     The host never waits for the GPU, and cache_seqlens may change under a CUDA graph. The values of
     cache_seqlens, cache_batch_idx, cache_leftpad and block_table are checked on the CPU, before

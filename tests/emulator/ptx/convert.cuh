@@ -38,5 +38,12 @@ float2 unpack(uint32_t x) {
 inline float exp2_approx(float x) { return exp2f(x); }
 inline float log2_approx(float x) { return log2f(x); }
 inline float reciprocal_approx(float x) { return 1.0f / x; }
+inline uint32_t shift_left(uint32_t x, int bits) { return bits < 32 ? x << bits : 0; }
+inline float fma_saturated(float x, float y, float z) {
+  return fminf(fmaxf(fmaf(x, y, z), 0.0f), 1.0f);
+}
+inline float min_nan(float x, float y) {
+  return std::isnan(x) || std::isnan(y) ? NAN : fminf(x, y);
+}
 
 }  // namespace flash_dist

@@ -37,6 +37,11 @@ inline uint4 load_shared_16(uint32_t smem) {
   std::memcpy(&r, emulator::read_shared(smem, 16), 16);
   return r;
 }
+inline float2 load_shared_8(uint32_t smem) {
+  float2 r;
+  std::memcpy(&r, emulator::read_shared(smem, 8), 8);
+  return r;
+}
 inline void store_shared_16(uint32_t smem, uint4 r) {
   std::memcpy(emulator::write_shared(smem, 16), &r, 16);
 }

@@ -37,6 +37,24 @@ void load_matrices(uint32_t (&r)[4], uint32_t smem) {
   std::memcpy(r, loaded.r, sizeof r);
 }
 
+struct StoredMatrices {
+  uint32_t smem, r[4];
+};
+
+inline void stmatrix_x4(uint32_t smem, const uint32_t (&r)[4]) {
+  StoredMatrices in{smem, {r[0], r[1], r[2], r[3]}};
+  emulator::together<int>(emulator::STMATRIX, in,
+                          [](const StoredMatrices(&all)[32], int (&done)[32]) {
+                            for (int i = 0; i < 4; ++i)
+                              for (int row = 0; row < 8; ++row) {
+                                uint8_t* to = emulator::write_shared(all[8 * i + row].smem, 16);
+                                for (int t = 0; t < 4; ++t)
+                                  std::memcpy(to + 4 * t, &all[row * 4 + t].r[i], 4);
+                              }
+                            for (int& one : done) one = 0;
+                          });
+}
+
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) { load_matrices<false>(r, smem); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) { load_matrices<true>(r, smem); }
 

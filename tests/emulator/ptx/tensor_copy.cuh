@@ -1,5 +1,5 @@
 // The part of csrc/ptx/tensor_copy.cuh that kernels of a cache use, in the emulator: a box arrives
-// some time after its request, row by row.
+// some time after its request, row by row. A stored box is written at once.
 #pragma once
 
 #include <cuda.h>
@@ -14,21 +14,40 @@ struct BoxPlace {
   int column, row, member, head_kv, batch;
 };
 
-inline void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at, uint32_t barrier) {
-  const bool exists = 0 <= at.batch && at.batch < map.batches && at.member == 0 &&
-                      0 <= at.head_kv && at.head_kv < map.heads_kv;
-  const uint16_t* head = map.data + at.batch * map.batch + at.head_kv * map.head_kv;
+// Calls f(address, element) for each 16 bytes of a box; element null: outside of the tensor.
+template <class F>
+void for_chunks(uint32_t smem, const CUtensorMap& map, const BoxPlace& at, F f) {
+  const auto within = [](int place, int size) { return 0 <= place && place < size; };
+  const bool exists = within(at.batch, map.batches) && within(at.head_kv, map.heads_kv) &&
+                      within(at.member, map.members);
+  const uint16_t* head =
+      map.data + at.batch * map.batch + at.head_kv * map.head_kv + at.member * map.member;
   for (int i = 0; i < map.box_rows; ++i) {
     for (int chunk = 0; chunk < 8; ++chunk) {
       const int row = at.row + i, column = at.column + chunk * 8;
-      const bool inside = exists && 0 <= row && row < map.rows && column < map.columns;
+      const bool inside = exists && within(row, map.rows) && column < map.columns;
       const uint32_t to = smem + i * 128 + chunk * 16;
-      emulator::start_box_copy(to ^ (to >> 7 & 7) << 4,
-                               inside ? head + row * map.row + column : nullptr, barrier);
+      f(to ^ (to >> 7 & 7) << 4, inside ? head + row * map.row + column : nullptr);
     }
   }
+}
+
+inline void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at, uint32_t barrier) {
+  for_chunks(smem, map, at, [&](uint32_t to, const uint16_t* from) {
+    emulator::start_box_copy(to, from, barrier);
+  });
   emulator::close_box();
 }
+
+inline void store_box(const CUtensorMap& map, const BoxPlace& at, uint32_t smem) {
+  for_chunks(smem, map, at, [](uint32_t from, const uint16_t* to) {
+    const uint8_t* data = emulator::read_shared(from, 16, true);
+    if (to != nullptr) std::memcpy(emulator::write_global(const_cast<uint16_t*>(to), 16), data, 16);
+  });
+}
+inline void commit_stores() {}
+template <int PENDING>
+void wait_until_read() {}
 
 inline void fence_proxy_async() { emulator::fence(); }
 

@@ -79,6 +79,16 @@ PROBLEMS: Final = {
     "soft cap": Problem((400,), softcap=5.0),
     "ALiBi and sinks": Problem((400,), 20, 6, 2, 128, alibi=True, sinks=True),
 }
+PREFILLS: Final = {
+    "one tile": Problem((300,), 128, head_dim=128),
+    "tiles of several heads": Problem((640, 333), 180, 4, 2),
+    "no keys": Problem((0, 5, 200), 192, causal=False),
+    "more queries than keys": Problem((70, 300), 250, head_dim=128),
+    "two groups": Problem((1280,), 192),
+    "a window": Problem((1500,), 200, head_dim=128, left=300),
+    "sinks": Problem((400, 1), 120, 2, 1, 128, sinks=True),
+    "few columns": Problem((500,), 190, head_dim=40),
+}
 CHANGES: Final[dict[str, dict[str, int]]] = {
     "one multiprocessor": {"sm_count": 1, "seed": 1},
     "eleven": {"sm_count": 11, "seed": 2},
@@ -106,18 +116,37 @@ def test_both_kernels_have_the_same_bits(name: str) -> None:
         assert_same_bits(expected, run(replace(HOPPER, **changes), **arguments))
 
 
+def in_pages(arguments: dict[str, Any], page: int) -> dict[str, Any]:
+    """Return a call with its keys in shuffled pages; those behind a sequence have no number."""
+    batch, capacity, *rest = arguments["k"].shape
+    order = torch.randperm(batch * capacity // page, generator=torch.Generator().manual_seed(page))
+    table = order.reshape(batch, -1).to(torch.int32)
+    changes: dict[str, Any] = {"table": table}
+    for name in ("k", "v"):
+        moved = torch.empty_like(arguments[name]).reshape(-1, page, *rest)
+        moved[order] = arguments[name].reshape(moved.shape)
+        changes[name] = moved
+    for b, length in enumerate(arguments["lengths"].tolist()):
+        table[b, -(-length // page) :] = 2**31 - 1
+    return arguments | changes
+
+
 @pytest.mark.parametrize("page", [16, 64])
 def test_bits_are_the_same_in_pages(page: int) -> None:
     arguments = Problem((300, 1200), seqlen_q=70, head_dim=128).make()
     expected = run(GENERAL, **arguments)
-    batch, capacity, *rest = arguments["k"].shape
-    order = torch.randperm(batch * capacity // page, generator=torch.Generator().manual_seed(page))
-    for name in ("k", "v"):
-        moved = torch.empty_like(arguments[name]).reshape(-1, page, *rest)
-        moved[order] = arguments[name].reshape(moved.shape)
-        arguments[name] = moved
-    table = order.reshape(batch, -1).to(torch.int32)
-    assert_same_bits(expected, run(HOPPER, **arguments, table=table))
+    assert_same_bits(expected, run(HOPPER, **in_pages(arguments, page)))
+
+
+@pytest.mark.parametrize("name", PREFILLS)
+def test_the_forward_kernel_has_the_same_bits(name: str) -> None:
+    """On one multiprocessor it computes what fills its tiles of 128 or 192 queries."""
+    arguments = PREFILLS[name].make()
+    expected = run(GENERAL, **arguments)
+    one = replace(HOPPER, sm_count=1)
+    assert_same_bits(expected, run(one, **arguments))
+    for seed, page in enumerate((16, 64)):
+        assert_same_bits(expected, run(replace(one, seed=seed), **in_pages(arguments, page)))
 
 
 @pytest.mark.parametrize("sm_count", [1, 3])

@@ -27,6 +27,7 @@ SIZES: Final = {  # head_dims of each role
     "decode": {64, 128},
     "decode_wide": {64, 128},
     "decode_fold": {256},
+    "fwd_kvcache": {64, 128},
     "mla": {576},
     "mla_fold": {576},
 }
@@ -97,7 +98,8 @@ def _library() -> ctypes.CDLL:
     )
     generate(replace(table, families=tuple(families)), archs, (), folder)
     sources = [*(folder / "targets").rglob("*.cu"), *EMULATOR.glob("*.cpp")]
-    sources += [SOURCES / "host" / name for name in ("decode.cpp", "recording.cpp")]
+    names = ("decode.cpp", "launch.cpp", "plan.cpp", "recording.cpp")
+    sources += [SOURCES / "host" / name for name in names]
     sources.append(NATIVE / "recording.cpp")
     library = folder / "emulated.so"
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
