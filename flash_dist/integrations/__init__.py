@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["diffusers", "torch_sdpa", "transformers", "vllm"]
+__all__ = ["diffusers", "sglang", "torch_sdpa", "transformers", "vllm"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -111,7 +111,7 @@ def test_the_help_the_readme_and_the_summary_say_what_this_is() -> None:
 
 def test_the_console_script_is_the_one_that_wheels_are_held_against() -> None:
     (script,) = read_pyproject()["project"]["scripts"].items()
-    assert ENTRY_POINTS.startswith(f"[console_scripts]\n{' = '.join(script)}\n\n[vllm.")
+    assert ENTRY_POINTS.startswith(f"[console_scripts]\n{' = '.join(script)}\n\n[sglang.")
     assert EntryPoint(script[0], script[1], "console_scripts").load() is run
 
 
