@@ -199,6 +199,10 @@ def require_same_dtype(name: str, x: Layout, q: Layout, name_q: str = "q") -> No
     if x.dtype != q.dtype:
         both = f"{dtype_name(q.dtype)} and {dtype_name(x.dtype)}"
         message = f"{name_q} and {name} must have the same dtype, got {both}"
+        if x.dtype.itemsize == 1:
+            message += (
+                f"\n\nhint: no kernel reads 8-bit numbers: keep {name} in {dtype_name(q.dtype)}"
+            )
         raise TypeError(message)
 
 

@@ -128,7 +128,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
         window_size: (left, right), -1 for no bound; None for none.
         return_softmax_lse: Return (out, lse).
         out: Is filled and returned: [total_q, num_heads_q, head_dim_v], dtype and device of q. It
-            must not overlap q, k and v.
+            must not overlap q, k, v, s_aux and alibi_slopes.
         s_aux: [num_heads_q]: a sink for each head.
 
     Returns:
@@ -156,7 +156,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
         message = f"block_table and seqused_k belong together, got no {missing}"
         raise ValueError(message)
     if out is not None:
-        _check_out(out, q, k, v, s_aux)
+        _check_out(out, q=q, k=k, v=v, s_aux=s_aux, alibi_slopes=alibi_slopes)
     found, lse = _attend(
         q,
         k,
@@ -190,7 +190,7 @@ def _refuse(arguments: dict[str, object]) -> None:
             raise ValueError(message)
 
 
-def _check_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> None:
+def _check_out(out: Tensor, q: Tensor, v: Tensor, **others: Tensor | None) -> None:
     """Raise for an out that cannot be filled, or whose filling would change an input."""
     if not isinstance(out, Tensor):
         message = f"out must be a tensor, got {type(out).__name__}"
@@ -202,14 +202,14 @@ def _check_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | Non
             f"got {_describe(out.shape, out.dtype, out.device)}"
         )
         raise ValueError(message)
-    sinks = {} if s_aux is None else {"s_aux": s_aux}
-    wants = find_differentiated(q=q, k=k, v=v, out=out, **sinks)
+    inputs = {name: x for name, x in {"q": q, "v": v, **others}.items() if isinstance(x, Tensor)}
+    wants = find_differentiated(**inputs, out=out)
     if wants is not None:
         message = (
             f"out must be None where gradients are wanted, got a tensor, and {wants} wants one"
         )
         raise RuntimeError(message)
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    for name, x in inputs.items():
         if not torch.compiler.is_compiling() and _overlap(out, x):  # a graph has no addresses
             message = f"out must not overlap {name}, got tensors that share memory"
             raise ValueError(message)

@@ -182,15 +182,16 @@ def test_what_does_not_fit_is_refused(
         call(**make_call(**changes))
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "s_aux", "alibi_slopes"])
 def test_an_out_over_an_input_is_refused(name: str) -> None:
     arguments = make_call()
-    arguments[name] = arguments[name].contiguous()
-    kept = arguments[name].clone()
-    out = arguments[name].as_strided((BEGINS[-1], HEADS, HEAD_DIM), (HEADS * HEAD_DIM, HEAD_DIM, 1))
+    shape = arguments[name].shape if name in arguments else torch.Size([HEADS])
+    memory = torch.zeros(arguments["k"].numel())
+    arguments[name] = memory[: shape.numel()].view(shape)
+    out = memory[: arguments["q"].numel()].view(arguments["q"].shape)
     with pytest.raises(ValueError, match=f"out must not overlap {name}"):
         call(**arguments, out=out)
-    assert torch.equal(arguments[name], kept)
+    assert not memory.any()
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out", "s_aux"])
@@ -204,12 +205,21 @@ def test_an_out_under_gradients_is_refused(name: str) -> None:
         assert call(**arguments) is arguments["out"]
 
 
-def test_pages_of_8_bit_floats_are_refused() -> None:
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8], ids=str)
+def test_pages_of_8_bit_numbers_are_refused(dtype: torch.dtype) -> None:
     arguments = make_call(torch.bfloat16)
-    for name in ("k", "v"):
-        arguments[name] = arguments[name].to(torch.float8_e4m3fn)
-    with pytest.raises(TypeError, match=r"float8_e4m3fn"):
-        call(**arguments)
+    pages = arguments["k"].to(dtype)
+    text = (
+        r"same dtype, got bfloat16 and \w+8\w*\n\nhint: no kernel reads 8-bit .* k\w* in bfloat16"
+    )
+    with pytest.raises(TypeError, match=text):
+        call(**{**arguments, "k": pages, "v": pages}, k_descale=torch.ones(3, HEADS_KV))
+    with pytest.raises(TypeError, match=text):
+        flash_attn_varlen_func(**{**arguments, "k": pages, "v": pages}, cu_seqlens_k=None)
+    with pytest.raises(TypeError, match=text):
+        flash_attn_with_kvcache(
+            arguments["q"][:3, None], pages, pages, block_table=arguments["block_table"]
+        )
 
 
 def test_names_that_are_not_there_are_told() -> None:
