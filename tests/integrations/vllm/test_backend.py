@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("vllm", reason="`nox -s integrations -- vllm` installs it")
 from transformers import LlamaConfig, LlamaForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.platforms.interface import DeviceCapability
+from vllm.plugins import DEFAULT_PLUGINS_GROUP
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from flash_dist import flash_attn_func
@@ -45,6 +47,8 @@ CONFIG = {
 
 
 def test_vllm_finds_the_backend_by_its_name() -> None:
+    (plugin,) = entry_points(group=DEFAULT_PLUGINS_GROUP, name="flash_dist")
+    assert plugin.load() is register
     register()
     register()
     assert AttentionBackendEnum[NAME].get_class() is backend.FlashDistBackend
