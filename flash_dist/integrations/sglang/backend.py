@@ -124,7 +124,7 @@ class FlashDistBackend(AttentionBackend):
             layer: Which layer of the model this is.
             forward_batch: The batch, described already.
             save_kv_cache: False if new keys are in the cache already.
-            sinks: [num_heads_q], as gpt-oss has them.
+            sinks: [num_heads_q], of models that have some.
             others: Arguments of other backends, which must be None.
 
         Returns:
@@ -158,10 +158,6 @@ class FlashDistBackend(AttentionBackend):
         return cast("Tensor", out).flatten(1)
 
     forward_decode = forward_extend
-
-    def support_triton(self) -> bool:
-        """Return whether SGLang's own kernels run beside this backend: on a GPU."""
-        return self._slots.is_cuda
 
 
 def _count(batch: int, device: torch.device) -> Tensor:
