@@ -24,6 +24,7 @@ IDS = torch.arange(100) // 30
 SEEN = (IDS[:, None] == IDS) & (torch.arange(100) % 7 > 0)  # no intervals
 JOINED, PADDING = BlockMask.documents(IDS), BlockMask.padding([50, 60])
 LATER, TILES = IDS + 9, SEEN[:4, :4].clone()
+PREFIX = BlockMask.prefix([7])
 FLEX = create_block_mask(lambda _b, _h, q, k: q >= k, 1, 1, 100, 100, device="cpu")
 
 MADE: dict[str, Callable[[], BlockMask]] = {
@@ -37,7 +38,7 @@ MADE: dict[str, Callable[[], BlockMask]] = {
     "from_intervals": lambda: BlockMask.from_intervals(IDS, LATER),
     "from_dense": lambda: BlockMask.from_dense(SEEN),
     "from_tiles": lambda: BlockMask.from_tiles(TILES, 25),
-    "packed": lambda: BlockMask.packed(BlockMask.from_dense(SEEN[:50, :50]), [0, 50, 100]),
+    "packed": lambda: BlockMask.packed(PREFIX, [0, 50, 100]),
     "from_flex": lambda: BlockMask.from_flex(FLEX),
 }
 OTHERS: dict[str, Callable[[], Any]] = {
