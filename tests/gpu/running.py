@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from flash_dist import flash_attn_func
+from flash_dist.toolkit.loading.library import variants
 from tests import scores
 from tests.reference import Problem, find_faults
 
@@ -71,6 +72,12 @@ def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 
 def has_whole_shared_memory() -> bool:
     """Whether kernels may use all shared memory: a run with less skips some."""
     return "FLASH_DIST_SMEM_LIMIT" not in os.environ
+
+
+def runs_on_hopper(family: str) -> bool:
+    """Whether a family for Hopper is built in, not only PTX, and runs here."""
+    on_hopper = torch.cuda.get_device_capability() == (9, 0) and has_whole_shared_memory()
+    return on_hopper and any(one["family"] == family for one in variants())
 
 
 def poison_memory(device: torch.device) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from flash_dist import flash_attn_varlen_func, flash_attn_with_kvcache, last_variant
-from tests.gpu.running import no_wait_for_the_gpu, poison_memory, workspace
+from tests.gpu.running import no_wait_for_the_gpu, poison_memory, runs_on_hopper, workspace
 from tests.kvcache import SMALL, Problem, Tensors
 from tests.reference import DEVICE
 
@@ -223,8 +223,10 @@ def test_many_queries_have_the_bits_of_few(head_dim: int, page: int, any_half: t
         changes["block_table"][b, -(-end // page) :] = 2**31 - 1
     poison_memory(tensors.q.device)
     out, lse = _call(tensors, changes, problem)
-    if torch.cuda.get_device_capability() == (9, 0):
-        assert last_variant()["fwd_kvcache"]["family"] == "fwd_kvcache_sm90"
+    if runs_on_hopper("fwd_kvcache_sm90"):
+        dtype = "fp16" if any_half == torch.float16 else "bf16"
+        kernel = f"fwd_kvcache_sm90_{dtype}_d{max(head_dim, 64)}_"
+        assert kernel in last_variant()["fwd_kvcache"]["symbol"]
     assert _same((out, lse), _call(tensors, changes, problem)), "again"
     for begin in (0, 120, 384):
         lengths = tensors.seqlens - (400 - 16 - begin)

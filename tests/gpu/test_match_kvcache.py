@@ -18,7 +18,7 @@ from flash_dist import (
     match_kvcache,
 )
 from flash_dist.integrations import torch_sdpa
-from tests.gpu.running import poison_memory, workspace
+from tests.gpu.running import poison_memory, runs_on_hopper, workspace
 from tests.reference import DEVICE
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_a_call_that_fills_the_gpu_has_the_same_bits(head_dim: int, half: torch.
             poison_memory(torch.device(DEVICE))
             got: Any = flash_attn_func(q, k, v, return_lse=True, match_kvcache=True, **options)
             assert_same(got, expected, f"{batch} x {seqlen}, {options}")
-    if torch.cuda.get_device_capability() == (9, 0):
+    if runs_on_hopper("fwd_kvcache_sm90"):
         assert last_variant()["fwd_kvcache"]["family"] == "fwd_kvcache_sm90"
 
 
