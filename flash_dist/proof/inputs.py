@@ -80,8 +80,8 @@ class Inputs:
             leaves.append(scores.sinks.detach().requires_grad_())
             scores = scores._replace(sinks=leaves[-1])
         options: dict[str, Any] = {"mask": self.mask, "lengths": case.lengths, "scores": scores}
-        precision = "ieee" if case.dtype == IEEE32 else "tf32x3"
-        with float32_precision(precision), match_kvcache(case.matched):
+        precision = float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3")
+        with precision, match_kvcache(case.matched):
             out, lse = attention(inputs, causal=case.causal, **options)
         gradients = torch.autograd.grad(out, leaves, self.dout)
         return name_results(out.detach(), lse.detach(), *gradients)
