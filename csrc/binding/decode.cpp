@@ -132,6 +132,7 @@ DecodeParams read_params(const Arguments& a, Sizes& s) {
   s.batch = to_int(s.packed ? a.cu_seqlens_q->numel() - 1 : q.size(0), "batch");
   DecodeParams p{};
   p.cache = read_cache(a.cache, q, s.batch);
+  if (a.head_dim_v != 0) p.cache.v = {};
   check_size(k, "k_cache", 3, q.size(head + 1));
   set_heads(s, q.size(head), k.size(2), "k_cache");
   s.seqlen_q = to_int(q.size(head - 1), "seqlen_q");

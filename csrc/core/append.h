@@ -1,7 +1,7 @@
 // Appends new keys and values to a cache, and applies rotary embeddings to keys and queries.
 //
-// Grid      x = rows of k, of v and of q, a warp for each.
-// Block     a lane has 8 columns of a row.
+// Grid      x = rows of k, of v and of q.
+// Block     LANES threads have a row, 8 columns each.
 #pragma once
 
 #include "core/config.h"
@@ -19,10 +19,10 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct AppendConfig
     : Config<AppendPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Base = Config<AppendPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V>;
-  static constexpr int WARPS = Base::THREADS / 32;
-  static constexpr int BLOCK_ROWS = WARPS;
+  static constexpr int LANES = HEAD_DIM / 8;
+  static constexpr int BLOCK_ROWS = Base::THREADS / LANES;
   static constexpr int SMEM_BYTES = 0;
-  static_assert(HEAD_DIM <= 32 * 8);
+  static_assert(Base::THREADS % LANES == 0);
 };
 
 // Item `item` of [batch, rows, heads].
@@ -89,9 +89,9 @@ template <class Config>
 __device__ __forceinline__ void append_block(const AppendParams& p) {
   using Target = typename Config::Target;
   using T = typename Config::T;
-  const int column = threadIdx.x % 32 * 8;
+  const int column = threadIdx.x % Config::LANES * 8;
   const int64_t keys = int64_t{p.batch} * p.cache.seqlen_new * p.num_heads_kv;
-  int64_t item = int64_t{blockIdx.x} * Config::WARPS + threadIdx.x / 32;
+  int64_t item = int64_t{blockIdx.x} * Config::BLOCK_ROWS + threadIdx.x / Config::LANES;
 
   if (item < 2 * keys) {  // K, then V
     const bool is_v = item >= keys;
@@ -124,7 +124,7 @@ cudaError_t launch_append(const void* kernel, const void* params, cudaStream_t s
   const int64_t keys = int64_t{p.batch} * p.cache.seqlen_new * p.num_heads_kv;
   const int64_t queries =
       p.rotated.data == nullptr ? 0 : int64_t{p.batch} * p.seqlen_q * p.num_heads_q;
-  const int64_t blocks = (2 * keys + queries + Config::WARPS - 1) / Config::WARPS;
+  const int64_t blocks = (2 * keys + queries + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
   return launch_1d<Config>(kernel, &p, blocks, stream);
 }
 

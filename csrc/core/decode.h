@@ -26,7 +26,7 @@ constexpr int PAGE_STEP = 16;             // keys that lie together in every cac
 // or without block_table all that a batch entry may hold. NOTE: the contents of the arrays are not
 // checked. Only core/decode_work.cuh reads them, and clamps them to the tensors.
 struct CacheParams {
-  View k, v;                    // [entries, page, num_heads_kv, 1, columns]; v may lie in k
+  View k, v;                    // [entries, page, num_heads_kv, 1, columns]; v.data null: v is in k
   const int* cache_seqlens;     // [batch] keys of each sequence before new ones; null: capacity
   const int* cache_batch_idx;   // [batch] entry of each; null: its own number
   const int* cache_leftpad;     // [batch] keys to leave out before the first; null: none

@@ -23,19 +23,19 @@ __device__ __forceinline__ void wait_for_copies() {
   __syncthreads();
 }
 
-// Soft cap and ALiBi of a warp's scores S = Q @ K(j).T, then the mask. row0: the warp's first query
-// in the tile.
+// Soft cap and ALiBi of a warp's scores S = Q @ K(j).T, then the mask. row0, key: the warp's first query
+// and first key in the tile.
 template <Tanh TANH, class Work, int MT, int NT>
 __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,
-                                                const Work& work, int row0, int j) {
+                                                const Work& work, int row0, int j, int key = 0) {
   int code = work.blocks.code(j, row0 / MASK_TILE);
   if (p.scores.has_score_mod) {
     const int first = work.row0 + row0 + work.place.seqlen_k - work.place.seqlen_q;
-    apply_score_mod<TANH>(s, p.scores, {work.slope, first, work.blocks.key0(j)});
+    apply_score_mod<TANH>(s, p.scores, {work.slope, first, work.blocks.key0(j) + key});
     if (work.blocks.is_full(j)) code = TILE_FULL;
   }
   if (code != TILE_FULL) {
-    apply_mask(s, Mask(p.mask, work.place), work.row0 + row0, work.blocks.key0(j), code);
+    apply_mask(s, Mask(p.mask, work.place), work.row0 + row0, work.blocks.key0(j) + key, code);
   }
 }
 

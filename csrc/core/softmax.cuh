@@ -44,20 +44,27 @@ __device__ __forceinline__ float change_of(float row_max, float scale_log2, floa
   return __fsub_rn(__fmul_rn(row_max, scale_log2), offset);
 }
 
+// The greatest of `top` and the scores of row h of row tile m.
+template <int MT, int NT>
+__device__ __forceinline__ float find_top(const Accumulator<MT, NT>& s, float top, int m, int h) {
+#pragma unroll
+  for (int n = 0; n < NT; ++n) top = fmaxf(top, fmaxf(s.x[m][n][2 * h], s.x[m][n][2 * h + 1]));
+  return quad_max(top);
+}
+
 // S -> P = exp2(S * scale_log2 - row_max). Rescales the sums. Returns whether a maximum has grown: the
-// caller then rescales O. The factor of a row whose maximum stays is exactly 1.
-template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT>
+// caller then rescales O. The factor of a row whose maximum stays is exactly 1. top_of(m, h): the new
+// maximum of a row.
+template <Offsets OFFSETS, int MT, int NT, class TopOf>
 __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, SoftmaxState<MT>& state,
-                                                 float (&rescale)[MT][2], float scale_log2) {
+                                                 float (&rescale)[MT][2], float scale_log2,
+                                                 TopOf top_of) {
   bool grown = false;
 #pragma unroll
   for (int m = 0; m < MT; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float top = state.row_max[m][h];
-#pragma unroll
-      for (int n = 0; n < NT; ++n) top = fmaxf(top, fmaxf(s.x[m][n][2 * h], s.x[m][n][2 * h + 1]));
-      top = quad_max(top);
+      const float top = top_of(m, h);
       // NOTE: a row without a visible key so far keeps -inf; 0 instead avoids inf - inf.
       const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
       // NOTE: not left to the fma, which would not give 1: the offset is rounded, its product is not.
@@ -91,14 +98,23 @@ __device__ __forceinline__ void rescale_rows(Accumulator<MT, OT>& o,
       for (int i = 0; i < 4; ++i) o.x[m][n][i] *= rescale[m][i / 2];
 }
 
-// Makes P and rescales O.
+// Makes P and rescales O. top_of: as of to_probabilities().
+template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT, class TopOf>
+__device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
+                                               SoftmaxState<MT>& state, float scale_log2,
+                                               TopOf top_of) {
+  float rescale[MT][2];
+  const bool grown = to_probabilities<OFFSETS>(s, state, rescale, scale_log2, top_of);
+  // Multiplying by 1 changes nothing, so the skip does not change a bit.
+  if (__any_sync(0xffffffffu, grown)) rescale_rows(o, rescale);
+}
+
+// The same for a warp with all scores of its rows.
 template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT>
 __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
                                                SoftmaxState<MT>& state, float scale_log2) {
-  float rescale[MT][2];
-  const bool grown = to_probabilities<OFFSETS>(s, state, rescale, scale_log2);
-  // Multiplying by 1 changes nothing, so the skip does not change a bit.
-  if (__any_sync(0xffffffffu, grown)) rescale_rows(o, rescale);
+  online_softmax<OFFSETS>(s, o, state, scale_log2,
+                          [&](int m, int h) { return find_top(s, state.row_max[m][h], m, h); });
 }
 
 // O / sum, and lse = max * scale + ln(sum), of the warp's rows, of which the first `rows` exist. sink: the

@@ -166,8 +166,8 @@ void check(const Options& o) {
   if (o.num_heads_q % o.num_heads_kv != 0)
     throw UsageError(join("--num-heads-kv must divide --num-heads-q (", o.num_heads_q, "), got ",
                           o.num_heads_kv));
-  if (o.head_dim % 8 != 0 || o.head_dim > 256)
-    throw UsageError(join("--head-dim must be a multiple of 8 from 8 to 256, got ", o.head_dim));
+  if (o.head_dim % 8 != 0 || o.head_dim > 512)
+    throw UsageError(join("--head-dim must be a multiple of 8 from 8 to 512, got ", o.head_dim));
   if (o.head_dim_v % 8 != 0 || o.head_dim_v > o.head_dim)
     throw UsageError(join("--head-dim-v must be a multiple of 8 from 8 to --head-dim (", o.head_dim,
                           "), got ", o.head_dim_v));

@@ -18,7 +18,8 @@ namespace {
 
 constexpr int64_t MAX_KEY_BLOCKS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
 constexpr int FEW_ROWS = 16;                   // of a work tile: those of one mma
-constexpr int MAX_HEAD_DIM = 256;              // with values of their own
+constexpr int MAX_HEAD_DIM = 512;              // with values of their own
+constexpr int SPLIT_HEAD_DIM = 256;            // with values in the keys, read as two tensors
 constexpr int COMBINE_BLOCKS_PER_SM = 5;       // of the combine kernel
 // With fewer work tiles for each split some splits get several of the longest, or tiles are cut and
 // combined.
@@ -31,21 +32,26 @@ Number divide_up(Number a, Number b) {
   return (a + b - 1) / b;
 }
 
-// Keys of more columns hold the values.
-bool is_latent(const DecodeParams& p) { return p.head_dim > MAX_HEAD_DIM; }
+// Values are the first columns of the keys. Of few columns the kernels for two tensors read one twice.
+bool is_latent(const DecodeParams& p) {
+  return p.cache.v.data == nullptr && p.head_dim > SPLIT_HEAD_DIM;
+}
+
+DecodeParams with_values(DecodeParams p) {
+  if (p.cache.v.data == nullptr) p.cache.v = p.cache.k;
+  return p;
+}
 
 void check_latent(const DecodeParams& p) {
-  const View &k = p.cache.k, &v = p.cache.v;
-  const bool same = k.data == v.data && k.batch == v.batch && k.row == v.row &&
-                    k.head_kv == v.head_kv && p.head_dim_v <= p.head_dim;
-  if (!same) {
+  if (p.head_dim > MAX_HEAD_DIM && !is_latent(p)) {
     fail("values must be the first columns of the keys for head_dim above ", MAX_HEAD_DIM,
          ", got another tensor and head_dim ", p.head_dim);
   }
-  if (p.scores.softcap != 0.0f || p.scores.alibi != nullptr) {
-    fail("softcap must be 0 and alibi_slopes None for head_dim above ", MAX_HEAD_DIM,
-         ", got softcap ", p.scores.softcap, p.scores.alibi != nullptr ? " with" : " without",
-         " alibi_slopes and head_dim ", p.head_dim);
+  if (is_latent(p) && (p.scores.softcap != 0.0f || p.scores.alibi != nullptr)) {
+    fail("softcap must be 0 and alibi_slopes None for values in keys of head_dim above ",
+         SPLIT_HEAD_DIM, ", got softcap ", p.scores.softcap,
+         p.scores.alibi != nullptr ? " with" : " without", " alibi_slopes and head_dim ",
+         p.head_dim);
   }
 }
 
@@ -70,7 +76,7 @@ void check_sizes(const DecodeParams& p) {
   const int64_t rows = int64_t{p.group} * p.seqlen_q;
   if (rows > MAX_SEQLEN)
     fail("heads_per_kv * seqlen_q must be at most ", MAX_SEQLEN, ", got ", rows);
-  if (is_latent(p)) check_latent(p);
+  check_latent(p);
 }
 
 // One call. The GPU and the budget decide which block computes what, and no bit of the result.
@@ -79,11 +85,11 @@ class Decode {
   // budget: bytes that workspace_bytes() may be.
   Decode(const Call& call, const DecodeParams& params, int64_t budget)
       : call_(call),
-        p_(params),
+        latent_(is_latent(params)),
+        p_(with_values(params)),
         kernel_(choose_kernel()),
-        softmax_blocks_(is_latent(p_) && kernel_.variant->entry->block_rows > FEW_ROWS
-                            ? LATENT_SOFTMAX_BLOCKS
-                            : 1) {
+        softmax_blocks_(
+            latent_ && kernel_.variant->entry->block_rows > FEW_ROWS ? LATENT_SOFTMAX_BLOCKS : 1) {
     const int rows = most_rows(p_);
     p_.block_rows = kernel_.variant->entry->block_rows;
     p_.row_tiles = divide_up(rows, p_.block_rows);
@@ -123,7 +129,7 @@ class Decode {
     record_decode(p_, softmax_blocks_);
     launch(call_.device, kernel_, &p_, stream);
     if (p_.max_key_blocks == 0) return;
-    const Role combine = is_latent(p_) ? Role::MLA_FOLD : Role::DECODE_FOLD;
+    const Role combine = latent_ ? Role::MLA_FOLD : Role::DECODE_FOLD;
     launch(call_.device, require_kernel(call_.device, key_of(combine), &p_), &p_, stream);
   }
 
@@ -144,7 +150,7 @@ class Decode {
 
   // The multi-row kernel if there are more rows than one mma has, and if it is built in and loads.
   Loaded choose_kernel() const {
-    if (is_latent(p_)) return require_kernel(call_.device, key_of(Role::MLA), &p_);
+    if (latent_) return require_kernel(call_.device, key_of(Role::MLA), &p_);
     if (most_rows(p_) > FEW_ROWS) {
       const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
       if (wide.variant != nullptr) return wide;
@@ -197,6 +203,7 @@ class Decode {
   }
 
   const Call& call_;
+  const bool latent_;
   DecodeParams p_;
   const Loaded kernel_;
   const int softmax_blocks_;  // key blocks of one softmax

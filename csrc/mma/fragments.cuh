@@ -3,6 +3,7 @@
 
 #include "core/accumulator.cuh"
 #include "core/tile.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/mma.cuh"
 
@@ -107,6 +108,12 @@ __device__ __forceinline__ void get_fragment(uint32_t (&r)[4], uint32_t at) {
   r[0] = x.x, r[1] = x.y, r[2] = x.z, r[3] = x.w;
 }
 
+// Waits for all warps of a team, SPLIT neighbours.
+template <class Config>
+__device__ __forceinline__ void meet(int team) {
+  barrier_sync(1 + team, 32 * Config::SPLIT);
+}
+
 // Rounds this warp's accumulator into its rows of a swizzled tile; with SPLIT > 1 into those of its
 // share of the columns.
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
@@ -127,19 +134,20 @@ __device__ __forceinline__ void stage_rows(const Accumulator<MT, NT>& c, uint32_
     }
 }
 
-// Copies ROWS staged rows to global memory with 128-bit accesses, by LANES lanes of which this one
-// is `lane`. dst points at row 0; the rows from row_limit on and the columns from `columns` on do
-// not exist.
+// Copies ROWS staged rows, from row `first` on, to global memory with 128-bit accesses, by LANES lanes of
+// which this one is `lane`. dst points at row 0 of the tile; the rows from row_limit on and the columns
+// from `columns` on do not exist.
 template <int HEAD_DIM, int ROWS, int LANES>
 __device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* dst,
-                                             int64_t row_stride, int row_limit, int columns) {
+                                             int64_t row_stride, int row_limit, int columns,
+                                             int first = 0) {
   using Layout = SwizzledRows<HEAD_DIM>;
   constexpr int PER_ROW = lanes_per_row(Layout::CHUNKS, 8 * LANES);
   constexpr int ROWS_PER_PASS = LANES / PER_ROW;
   static_assert(ROWS % ROWS_PER_PASS == 0);
 #pragma unroll
   for (int i = 0; i < ROWS / ROWS_PER_PASS; ++i) {
-    const int row = i * ROWS_PER_PASS + lane / PER_ROW;
+    const int row = first + i * ROWS_PER_PASS + lane / PER_ROW;
 #pragma unroll
     for (int c = 0; c < Layout::CHUNKS / PER_ROW; ++c) {
       const int chunk = c * PER_ROW + lane % PER_ROW;
@@ -163,12 +171,12 @@ __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& 
                                       columns);
 }
 
-// Writes a warp's rows of a gradient, rounded, through its rows of a tile that no other warp uses. With
+// Writes a warp's rows of a sum, rounded, through its rows of a tile that no other warp uses. With
 // Config::SPLIT > 1, `part` is the warp's share, and all warps of the block must call this.
 template <class Config, int COLUMNS, int NT>
-__device__ __forceinline__ void store_gradient(const Accumulator<Config::ROW_TILES, NT>& c,
-                                               uint32_t warp_tile, int part, uint16_t* dst,
-                                               int64_t row_stride, int row_limit, int columns) {
+__device__ __forceinline__ void store_sum(const Accumulator<Config::ROW_TILES, NT>& c,
+                                          uint32_t warp_tile, int part, uint16_t* dst,
+                                          int64_t row_stride, int row_limit, int columns) {
   using Target = typename Config::Target;
   using T = typename Config::T;
   if constexpr (Config::SPLIT == 1) {
@@ -178,9 +186,12 @@ __device__ __forceinline__ void store_gradient(const Accumulator<Config::ROW_TIL
     constexpr int MINE = Config::ROWS / Config::SPLIT;
     stage_rows<Target, T, COLUMNS, Config::SPLIT>(c, warp_tile, part);
     __syncthreads();  // the team has staged its columns
-    const int row = part * MINE;
+    // Whole periods of the swizzle are left out, rows within one are counted.
+    const int first = MINE % 8 == 0 ? 0 : part * MINE % 8;
+    const int row = part * MINE - first;
     store_staged<COLUMNS, MINE, 32>(warp_tile + row * COLUMNS * 2, threadIdx.x % 32,
-                                    dst + row * row_stride, row_stride, row_limit - row, columns);
+                                    dst + row * row_stride, row_stride, row_limit - row, columns,
+                                    first);
   }
 }
 

@@ -70,12 +70,12 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
             [batch, seqlen_q, num_heads_kv, heads_per_kv, head_dim]; float16, bfloat16 (not on
-            compute capability 7.5) or float32, on the CPU also float64. head_dim is at most 256 and
-            contiguous; on a GPU all other strides and the address are multiples of 16 bytes. A
-            head_dim that is no multiple of 8 may have any strides: q, k and v are copied, with
-            columns of zeros. Under torch.autocast, q, k and v are cast to its dtype. With the
-            groups first, [batch, seqlen_q, groups, num_heads_kv, head_dim], pass
-            `q.transpose(2, 3)`.
+            compute capability 7.5) or float32, on the CPU also float64. head_dim is at most 512, in
+            float32 on a GPU and on compute capability 7.5 at most 256. It is contiguous; on a GPU
+            all other strides and the address are multiples of 16 bytes. A head_dim that is no
+            multiple of 8 may have any strides: q, k and v are copied, with columns of zeros. Under
+            torch.autocast, q, k and v are cast to its dtype. With the groups first, [batch,
+            seqlen_q, groups, num_heads_kv, head_dim], pass `q.transpose(2, 3)`.
         k: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides
             num_heads_q; query head h reads kv head h // (num_heads_q // num_heads_kv). May have a
             heads_per_kv axis before head_dim, expanded (stride 0). Its gradient then passes through

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 DEVICE_TYPES: Final = ("cuda", "cpu")
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 CPU_DTYPES: Final = (*CUDA_DTYPES, torch.float64)
-MAX_HEAD_DIM: Final = 256
+MAX_HEAD_DIM: Final = 512
+GENERAL_HEAD_DIM: Final = 256  # the most in float32 on a GPU, and on compute capability 7.5
 HEAD_DIM_STEP: Final = 8
 MAX_BLOCKS: Final = 2**31 - 1
 SMALLEST_TILE: Final = 64  # rows of the smallest tile of any kernel, for the limit on blocks
@@ -155,9 +156,11 @@ def _check_tensor(name: str, x: Layout, what: str, tokens: int, names: Names) ->
             f"got shape {names.order(x.shape)}"
         )
         raise ValueError(message)
-    if x.shape[-1] > MAX_HEAD_DIM:
+    is_general = x.device.type == "cuda" and x.dtype == torch.float32
+    largest = GENERAL_HEAD_DIM if is_general else MAX_HEAD_DIM
+    if x.shape[-1] > largest:
         message = (
-            f"{what} must be at most {MAX_HEAD_DIM}, "
+            f"{what} must be at most {largest}{' for float32 on cuda' if is_general else ''}, "
             f"got {x.shape[-1]} ({name} has shape {names.order(x.shape)})"
         )
         raise ValueError(message)

@@ -16,7 +16,7 @@ from ..toolkit.machine.installed import unsupported_error
 from ..toolkit.targets.advice import describe_device
 from ..toolkit.targets.devices import Device
 from ..toolkit.targets.verdict import FLOOR, FLOORS
-from .layouts import dtype_name
+from .layouts import GENERAL_HEAD_DIM, dtype_name
 
 if TYPE_CHECKING:
     from ..errors import FlashDistError
@@ -25,6 +25,7 @@ _log: Final = logging.getLogger(__name__)
 _warned: Final[set[int]] = set()  # GPUs
 
 ROLE: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it
+LARGE_FLOOR: Final = Device(8, 0)  # for head_dim above GENERAL_HEAD_DIM
 DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -52,6 +53,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
 
     Raises:
         TypeError: The GPU has no matrix instruction for the dtype.
+        ValueError: It has too little shared memory for the head_dim.
         FlashDistError: This build has no code for the GPU, in the words of `doctor`.
         torch.OutOfMemoryError: There is no memory to load it.
     """
@@ -65,6 +67,12 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
         allowed = " or ".join(able)
         message = f"{name} must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
         raise TypeError(message)
+    if FLOOR <= gpu < LARGE_FLOOR and head_dim > GENERAL_HEAD_DIM:
+        message = (
+            f"head_dim must be at most {GENERAL_HEAD_DIM} on compute capability {gpu}, "
+            f"got {head_dim}"
+        )
+        raise ValueError(message)
     try:
         selected = select(device, role=role, dtype=kind, head_dim=head_dim, head_dim_v=head_dim_v)
     except ExtensionError as error:  # not remembered: the next call asks again

@@ -173,7 +173,7 @@ _SCORED = (
 _SCORED_LARGE = _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores=_ALL_SCORES)
 
 # Queries to a cache: only the forward. The last has key blocks that are cut among thread blocks.
-_CACHED_SIZES = (64, 128, 256)
+_CACHED_SIZES = (64, 128, 256, 384, 512)
 _CACHED = (
     _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),
     _Shape("cached", 2, 5, 240, 4, 1, causal=True, page=16, appended=5),

@@ -118,7 +118,7 @@ extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   p.out = view(c.out, c.seqlen_q, c.num_heads_q, c.head_dim_v, group);
   p.lse = static_cast<float*>(c.lse);
   p.cache.k = view(c.k, c.page, c.num_heads_kv, c.head_dim, 1);
-  p.cache.v = c.v == c.k ? p.cache.k : view(c.v, c.page, c.num_heads_kv, c.head_dim_v, 1);
+  p.cache.v = c.v == c.k ? View{} : view(c.v, c.page, c.num_heads_kv, c.head_dim_v, 1);
   p.cache.cache_seqlens = static_cast<const int*>(c.seqlens);
   p.cache.block_table = static_cast<const int*>(c.table);
   p.cache.table_row = c.pages;

@@ -33,7 +33,7 @@ TILES_FOR_MANY: Final = 226  # the plan beside 227, which has the tiles for few 
 
 # head_dim, head_dim_v: every compiled size
 COMPILED: Final = {
-    **{f"d{dim}": (dim, dim) for dim in (32, 64, 96, 128, 160, 192, 224, 256)},
+    **{f"d{dim}": (dim, dim) for dim in (32, 64, 96, 128, 160, 192, 224, 256, 384, 512)},
     "d192-128": (192, 128),
 }
 
@@ -71,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def built() -> dict[torch.dtype, int]:
     """Return the largest head_dim of this build's kernels, by dtype."""
     if DEVICE == "cpu":
-        return dict.fromkeys(DTYPE_NAMES.values(), 256)
+        return dict.fromkeys(DTYPE_NAMES.values(), 512)
     from flash_dist.toolkit.loading.library import variants  # noqa: PLC0415
 
     largest: dict[torch.dtype, int] = {}
@@ -85,9 +85,10 @@ def built() -> dict[torch.dtype, int]:
 def built_kernels(request: pytest.FixtureRequest) -> None:
     """Skip a dtype and a head_dim without kernels in this build."""
     names = set(request.fixturenames)
-    if not names & {"dtype", "half"}:
+    of_dtype = next((name for name in ("dtype", "half", "single") if name in names), None)
+    if of_dtype is None:
         return
-    largest = built().get(request.getfixturevalue("dtype" if "dtype" in names else "half"))
+    largest = built().get(request.getfixturevalue(of_dtype))
     if largest is None:
         pytest.skip("this build has no kernels for the dtype")
     if "head_dims" in names and request.getfixturevalue("head_dims")[0] > largest:

@@ -42,7 +42,12 @@ CASES: dict[str, tuple[Callable[[], Triple], type[Exception], str]] = {
         TypeError,
         "q must be float16, bfloat16 or float32 on cuda, got float64",
     ),
-    "head_dim": (lambda: same(1, 8, 2, 257), ValueError, "at most 256, got 257"),
+    "head_dim": (lambda: same(1, 8, 2, 513), ValueError, "at most 512, got 513"),
+    "head_dim-float32": (
+        lambda: same(1, 8, 2, 264, dtype=torch.float32),
+        ValueError,
+        "at most 256 for float32 on cuda, got 264",
+    ),
     "head_dim_v": (
         lambda: (*same(1, 8, 2, 64)[:2], cuda(1, 8, 2, 72)),
         ValueError,

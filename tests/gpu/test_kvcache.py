@@ -58,6 +58,21 @@ PROBLEMS = {
     "large heads": Problem(
         seqlens=(1500, 2000), capacity=2048, heads=4, seqlen_q=2, head_dim=256, causal=True, page=64
     ),
+    "larger heads": Problem(
+        seqlens=(1500, 2000), capacity=2048, heads=8, heads_kv=1, head_dim=512, causal=True, page=64
+    ),
+    "heads of 264 with scores": Problem(
+        seqlens=(300, 1200),
+        capacity=1204,
+        heads=4,
+        heads_kv=2,
+        seqlen_q=7,
+        head_dim=264,
+        causal=True,
+        softcap=5.0,
+        alibi=True,
+        sinks=True,
+    ),
     "odd heads": Problem(
         seqlens=(300, 200), capacity=304, heads=4, seqlen_q=2, head_dim=72, causal=True
     ),

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
-HEAD_DIMS = (8, 40, 64, 64, 80, 96, 128, 128, 160, 192, 256, 256)
+HEAD_DIMS = (8, 40, 64, 64, 80, 96, 128, 128, 160, 192, 256, 256, 264, 512)
 LENGTHS = ((1, 140), (100, 1300), (900, 3100))
 PROBLEMS = 60  # of each test
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 TILE = 64
-COMPILED = (32, 64, 96, 128, 160, 192, 224, 256)
+COMPILED = (32, 64, 96, 128, 160, 192, 224, 256, 384, 512)
 COMPILED_SM90 = (64, 96, 128, 192, 256)
 
 

@@ -49,8 +49,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 SHAPES: dict[str, tuple[Shapes, str]] = {
     "head_dim": (
-        ((1, 8, 2, 257),) * 3,
-        r"head_dim must be at most 256, got 257 \(q has shape \[1, 8, 2, 257\]\)",
+        ((1, 8, 2, 513),) * 3,
+        r"head_dim must be at most 512, got 513 \(q has shape \[1, 8, 2, 513\]\)",
     ),
     "wide-v": (
         ((1, 8, 2, 64), (1, 8, 2, 64), (1, 8, 2, 128)),
@@ -558,12 +558,12 @@ NAMED: dict[str, Case] = {
         (TypeError, "^query and value must have the same dtype, got float64 and float16"),
     ),
     "sdpa-head_dim": (
-        lambda: scaled_dot_product_attention(*same(1, 2, 8, 264)),
-        (ValueError, r"^head_dim must .* got 264 \(query has shape \[1, 2, 8, 264\]\)"),
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 520)),
+        (ValueError, r"^head_dim must .* got 520 \(query has shape \[1, 2, 8, 520\]\)"),
     ),
     "sdpa-head_dim_v": (
-        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64)[:2], draw(1, 2, 8, 264)),
-        (ValueError, r"^head_dim_v must .* got 264 \(value has shape \[1, 2, 8, 264\]\)"),
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64)[:2], draw(1, 2, 8, 520)),
+        (ValueError, r"^head_dim_v must .* got 520 \(value has shape \[1, 2, 8, 520\]\)"),
     ),
     "sdpa-batch": (
         lambda: scaled_dot_product_attention(draw(2, 2, 8, 64), *same(3, 2, 8, 64)[:2]),
@@ -586,8 +586,8 @@ NAMED: dict[str, Case] = {
         (TypeError, "^q of qkv must be float16, bfloat16, float32 or float64 on cpu, got int32"),
     ),
     "qkv-head_dim": (
-        lambda: flash_attn_qkvpacked_func(draw(1, 8, 3, 2, 264)),
-        (ValueError, r"^head_dim must .* got 264 \(q of qkv has shape \[1, 8, 2, 264\]\)"),
+        lambda: flash_attn_qkvpacked_func(draw(1, 8, 3, 2, 520)),
+        (ValueError, r"^head_dim must .* got 520 \(q of qkv has shape \[1, 8, 2, 520\]\)"),
     ),
     "kv-dtype": (
         lambda: flash_attn_kvpacked_func(draw(1, 8, 2, 64), draw(1, 8, 2, 2, 64).half()),

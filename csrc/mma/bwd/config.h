@@ -1,6 +1,8 @@
 // Tiles, threads and shared memory of the mma.sync backward kernels.
 #pragma once
 
+#include <type_traits>
+
 #include "core/config.h"
 #include "core/dkdv_items.cuh"
 #include "core/ds_layout.h"
@@ -101,11 +103,16 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DqRecomputeConfig
     : Config<DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
-  static constexpr int BLOCK_M = Plan::WARPS * Plan::ROWS;
+  // Warps that share their queries: each computes dS for a part of the keys, and owns every SPLIT-th 16
+  // columns of dQ.
+  using Plan::SPLIT;
+  static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
-  // Keys per pass: bounds the registers of S and dP.
-  static constexpr int SUB_N = Plan::BLOCK_N < 32 ? Plan::BLOCK_N : 32;
+  // Keys of a warp per pass: bounds the registers of S and dP.
+  static constexpr int SUB_N = SPLIT > 1            ? Plan::BLOCK_N / SPLIT
+                               : Plan::BLOCK_N < 32 ? Plan::BLOCK_N
+                                                    : 32;
   static constexpr int UNROLL =
       LOADS_LATE<Target, HEAD_DIM> ? 1 : (ROW_TILES == 2 ? 2 : STEPS_AHEAD<Target>);
   static_assert(Plan::BLOCK_N % SUB_N == 0);
@@ -114,10 +121,15 @@ struct DqRecomputeConfig
     alignas(128) uint16_t k[Plan::BLOCK_N * HEAD_DIM];
     alignas(128) uint16_t v[Plan::BLOCK_N * HEAD_DIM_V];
   };
+  struct NoExchange {};
+  struct DsExchange {
+    alignas(16) uint16_t ds[BLOCK_M * Plan::BLOCK_N];  // as A fragments
+  };
   struct Smem {
     alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];  // later the stage of dQ
     alignas(128) uint16_t dout[BLOCK_M * HEAD_DIM_V];
     Stage stage[Plan::STAGES];
+    std::conditional_t<SPLIT == 1, NoExchange, DsExchange> exchange;
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));

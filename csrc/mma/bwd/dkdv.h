@@ -109,11 +109,11 @@ __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config
     store_partial<Config::SPLIT>(dv, p.dv_partial + row * HEAD_DIM_V, limit, warp.part);
   } else {
     dk.scale(gradient_scale<typename Config::T>(p.softmax_scale));
-    store_gradient<Config, HEAD_DIM>(
+    store_sum<Config, HEAD_DIM>(
         dk, tiles.k + warp.row0 * HEAD_DIM * 2, warp.part,
         head_begin(p.dk, block.batch, block.head_kv, 0) + (sequence.k0 + row0) * p.dk.row, p.dk.row,
         limit, p.head_dim);
-    store_gradient<Config, HEAD_DIM_V>(
+    store_sum<Config, HEAD_DIM_V>(
         dv, tiles.v + warp.row0 * HEAD_DIM_V * 2, warp.part,
         head_begin(p.dv, block.batch, block.head_kv, 0) + (sequence.k0 + row0) * p.dv.row, p.dv.row,
         limit, p.head_dim_v);

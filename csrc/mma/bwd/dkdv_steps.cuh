@@ -9,7 +9,6 @@
 #include "core/tile.cuh"
 #include "mma/bwd/config.h"
 #include "mma/fragments.cuh"
-#include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/copy.cuh"
 
@@ -32,12 +31,6 @@ struct DkdvWarp {
 
   __device__ __forceinline__ int team() const { return number / Config::SPLIT; }
 };
-
-// Waits for all warps of a team.
-template <class Config>
-__device__ __forceinline__ void meet(int team) {
-  barrier_sync(1 + team, 32 * Config::SPLIT);
-}
 
 // The warp's sums: its keys' dK and dV; with SPLIT > 1 its share of their columns.
 template <class Config>

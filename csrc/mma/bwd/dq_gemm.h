@@ -193,11 +193,10 @@ struct DqGemm {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
     __syncthreads();  // every warp is done with the stages
     const int row0 = block.row0 + warp_row0;
-    store_gradient<Config, HEAD_DIM>(
-        dq, tiles.stages + warp_row0 * HEAD_DIM * 2, part,
-        head_begin(p.dq, block.batch, block.head_kv, block.head_in_group) +
-            static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
-        p.dq.row, sequence.seqlen_q - row0, p.head_dim);
+    store_sum<Config, HEAD_DIM>(dq, tiles.stages + warp_row0 * HEAD_DIM * 2, part,
+                                head_begin(p.dq, block.batch, block.head_kv, block.head_in_group) +
+                                    static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
+                                p.dq.row, sequence.seqlen_q - row0, p.head_dim);
   }
 
  private:

@@ -3,8 +3,10 @@
 //   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dQ += dS @ K
 //
 // Grid      x = query tile, query head of the units.
-// Block     WARPS warps, each owning ROWS queries over the whole head_dim; dS stays in registers as
-//           the A operand.
+// Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim; dS stays in its registers as
+//           the A operand. SPLIT > 1: SPLIT warps own ROWS queries; each computes dS for its part of
+//           the stage's keys, exchanges it through shared memory, and accumulates its part of the
+//           columns.
 // Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
 #pragma once
 
@@ -28,13 +30,15 @@ struct DqRecompute {
   static constexpr int BLOCK_M = Config::BLOCK_M;
   static constexpr int BLOCK_N = Config::BLOCK_N;
   static constexpr int MT = Config::ROW_TILES;
+  static constexpr int SPLIT = Config::SPLIT;
   static constexpr int SUB_N = Config::SUB_N;  // keys at a time
   static constexpr int NT = SUB_N / 8;
   using Scores = Accumulator<MT, NT>;
-  using Sum = Accumulator<MT, HEAD_DIM / 8>;
+  using Sum = Accumulator<MT, HEAD_DIM / 8 / SPLIT>;
   using Statistics = float[MT][2];  // of the lane's rows
 
   const BwdParams& p;
+  typename Config::Smem& smem;
   const DqTiles<Config>& tiles;
   const DqBlock& block;
   const Sequence& sequence;
@@ -66,16 +70,16 @@ struct DqRecompute {
     const auto a_q = Operand<HEAD_DIM>::a(tiles.q + row0 * HEAD_DIM * 2);
     const auto a_dout = Operand<HEAD_DIM_V>::a(tiles.dout + row0 * HEAD_DIM_V * 2);
 #pragma unroll 1
-    for (int sub = 0; sub < BLOCK_N; sub += SUB_N) {
+    for (int sub = part() * SUB_N; sub < BLOCK_N; sub += SPLIT * SUB_N) {
       // S = Q @ K.T                                      [ROWS, SUB_N] per warp
       Scores ds;
       ds.clear();
-      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(ds, a_q, Operand<HEAD_DIM>::b(tiles.k(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(ds, a_q, by_key<HEAD_DIM>(tiles.k(s)), sub);
       // dP = dO @ V.T                                    [ROWS, SUB_N]
       Scores dp;
       dp.clear();
-      gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL>(dp, a_dout,
-                                                      Operand<HEAD_DIM_V>::b(tiles.v(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL>(dp, a_dout, by_key<HEAD_DIM_V>(tiles.v(s)),
+                                                      sub);
       modify_scores(ds, dp, delta, key0, sub, code);
       // dS = exp2(S * scale - lse) * (dP - delta)
 #pragma unroll
@@ -88,14 +92,37 @@ struct DqRecompute {
             x = exp2_approx(fmaf(x, scale_log2, -lse[m][e / 2])) *
                 ((dp.x[m][n][e] - delta[m][e / 2]) * DS_SCALE<T>);
           }
-      // dQ += dS @ K                                     [ROWS, HEAD_DIM]
+      // dQ += dS @ K                                     [ROWS, HEAD_DIM / SPLIT]
+      if constexpr (SPLIT > 1) {
+        multiply_in_team(dq, ds, s);
+      } else {
 #pragma unroll
-      for (int k = 0; k < SUB_N / 16; ++k) {
-        uint32_t rDs[MT][4];
-        to_a_operand<Target, T>(rDs, ds, k);
-        gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, Operand<HEAD_DIM>::b_trans(tiles.k(s)),
-                                          sub + k * 16);
+        for (int k = 0; k < SUB_N / 16; ++k) {
+          uint32_t rDs[MT][4];
+          to_a_operand<Target, T>(rDs, ds, k);
+          gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, Operand<HEAD_DIM>::b_trans(tiles.k(s)),
+                                            sub + k * 16);
+        }
       }
+    }
+  }
+
+  // The warp stores dS of its part of the keys in shared memory; each warp of the team reads all parts,
+  // for its own columns.
+  __device__ __forceinline__ void multiply_in_team(Sum& dq, const Scores& ds, int s) const {
+    constexpr int BLOCKS = BLOCK_N / 16;
+    const int team = threadIdx.x / 32 / SPLIT;
+    const uint32_t sDs = shared_address(smem.exchange.ds) + team * MT * BLOCKS * FRAGMENT_BYTES +
+                         threadIdx.x % 32 * 16;
+    put_fragments<Target, T, BLOCKS>(sDs, ds, part());
+    meet<Config>(team);  // all parts are there; the stage's barrier frees their place
+    const auto b_k = share(Operand<HEAD_DIM>::b_trans(tiles.k(s)), part());
+#pragma unroll
+    for (int k = 0; k < BLOCKS; ++k) {
+      uint32_t rDs[MT][4];
+#pragma unroll
+      for (int m = 0; m < MT; ++m) get_fragment(rDs[m], sDs + (m * BLOCKS + k) * FRAGMENT_BYTES);
+      gemm_ab_step<Target, T, HEAD_DIM, SPLIT>(dq, rDs, b_k, k * 16);
     }
   }
 
@@ -117,11 +144,19 @@ struct DqRecompute {
     const DqBlock again(p, BLOCK_M);
     const Sequence rows(p, again.batch);
     const int row0 = again.row0 + warp_row0;
-    store_rows<Target, T, HEAD_DIM, MT>(
-        dq, tiles.q + warp_row0 * HEAD_DIM * 2,
-        head_begin(p.dq, again.batch, again.head_kv, again.head_in_group) +
-            static_cast<int64_t>(rows.q0 + row0) * p.dq.row,
-        p.dq.row, rows.seqlen_q - row0, p.head_dim);
+    store_sum<Config, HEAD_DIM>(dq, tiles.q + warp_row0 * HEAD_DIM * 2, part(),
+                                head_begin(p.dq, again.batch, again.head_kv, again.head_in_group) +
+                                    static_cast<int64_t>(rows.q0 + row0) * p.dq.row,
+                                p.dq.row, rows.seqlen_q - row0, p.head_dim);
+  }
+
+ private:
+  // Which of the SPLIT warps of these queries.
+  __device__ __forceinline__ static int part() { return SPLIT == 1 ? 0 : threadIdx.x / 32 % SPLIT; }
+  // The rows of K or V as operand B.
+  template <int COLUMNS>
+  __device__ __forceinline__ static Operand<COLUMNS> by_key(uint32_t tile) {
+    return NT == 1 ? Operand<COLUMNS>::b_8(tile) : Operand<COLUMNS>::b(tile);
   }
 };
 
@@ -135,11 +170,11 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   const Sequence sequence(p, block.batch);
   if (block.row0 >= sequence.seqlen_q) return;
   const DqTiles<Config> tiles(smem);
-  const int warp_row0 = threadIdx.x / 32 * Config::ROWS;
+  const int warp_row0 = threadIdx.x / 32 / Config::SPLIT * Config::ROWS;
   const int head = block.head_kv * p.group + block.head_in_group;
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
   const KeyBlockIterator<Config::BLOCK_M, Config::BLOCK_N> key_blocks(mask, block.row0);
-  const Kernel kernel{p, tiles, block, sequence, warp_row0, head, mask, key_blocks};
+  const Kernel kernel{p, smem, tiles, block, sequence, warp_row0, head, mask, key_blocks};
   KeyCopies<Config> copies(p, block, sequence, mask.keys_that_exist(block.batch));
   typename Kernel::Statistics lse, delta;
   kernel.load_statistics(lse, delta);

@@ -19,13 +19,18 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_ROWS = Plan::ROWS;            // of a work tile
   static constexpr int WARPS_N = WARPS * 16 / BLOCK_ROWS;  // warps on the same 16 rows
   static constexpr int TILES = KEY_BLOCK / BLOCK_N;        // tiles of K, and of V, in a key block
-  static constexpr int KEY_TILES = BLOCK_N / WARPS_N / 8;  // tiles of 8 columns of S, of a warp
+  // So many of these warps share the keys of a tile; KEY_GROUPS groups of them take the tiles in turn.
+  static constexpr int KEY_WARPS = WARPS_N < BLOCK_N / 8 ? WARPS_N : BLOCK_N / 8;
+  static constexpr int KEY_GROUPS = WARPS_N / KEY_WARPS;
+  static constexpr int OWN_TILES = TILES / KEY_GROUPS;   // of which a warp has keys
+  static constexpr int WARP_KEYS = BLOCK_N / KEY_WARPS;  // of a tile
+  static constexpr int KEY_TILES = WARP_KEYS / 8;        // tiles of 8 columns of S, of a warp
   static constexpr bool V_IN_K = false;
   static constexpr bool IN_PAIRS = false;  // of blocks: mma/decode/pair.cuh
   using Layout = SwizzledRows<HEAD_DIM>;   // of Q, K and V in shared memory
   using Splits = DecodeSplits<THREADS>;
-  static constexpr int PARTS =
-      4;  // parts in which the keys of a tile are summed, for the same bits
+  // Parts in which the keys of a tile are summed, for the same bits.
+  static constexpr int PARTS = WARPS_N < 4 ? 4 : WARPS_N;
   // A warp that owns its rows keeps P in registers, which leaves none for O of the work tile and
   // for cursors. mma/decode/rows.cuh
   static constexpr bool OWNS_ROWS = WARPS_N == 1;
@@ -33,9 +38,19 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // With few registers Q of the next work tile is not loaded ahead. Before sm_80 they hold tiles of
   // K and V. PTX may be assembled for any target (for sm_100 it would spill 16 bytes).
   static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
-  static constexpr bool LOADS_LATE = BLOCK_ROWS > 16 || (FEW_REGISTERS && HEAD_DIM > 128);
+  static constexpr bool LOADS_LATE =
+      BLOCK_ROWS > 16 || HEAD_DIM > 256 || (FEW_REGISTERS && HEAD_DIM > 128);
   static constexpr int UNROLL = OWNS_ROWS ? 2 : STEPS_AHEAD<Target>;
-  static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (WARPS_N * 8) == 0 && PARTS % WARPS_N == 0);
+  static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (KEY_WARPS * 8) == 0 && PARTS % WARPS_N == 0);
+  static_assert(WARPS_N % KEY_WARPS == 0 && TILES % KEY_GROUPS == 0);
+
+  // The first key, counted in its tile, of warp warp_n; and which tile is the warp's tile i.
+  __device__ __forceinline__ static int first_of_tile(int warp_n) {
+    return (KEY_GROUPS == 1 ? warp_n : warp_n % KEY_WARPS) * WARP_KEYS;
+  }
+  __device__ __forceinline__ static int tile_number(int i, int warp_n) {
+    return KEY_GROUPS == 1 ? i : i * KEY_GROUPS + warp_n / KEY_WARPS;
+  }
 
   // Exchanged by warps that share rows, for a key block.
   struct Exchange {

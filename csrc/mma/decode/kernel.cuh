@@ -42,7 +42,6 @@ struct DecodeBlock {
   using Sums = typename Rows::Sums;
   static constexpr int HEAD_DIM = Config::HEAD_DIM;
   static constexpr int WARPS_N = Config::WARPS_N;
-  static constexpr int WARP_KEYS = Config::BLOCK_N / WARPS_N;  // of a tile
   static constexpr int WARP_PARTS = Config::PARTS / WARPS_N;
   static constexpr int KEY_STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
   static constexpr int OT = Rows::OT;
@@ -92,11 +91,11 @@ struct DecodeBlock {
         rows.park(tile);
       }
       if (at.key_block + 1 == at.extent.end && key_blocks > 1) load_next_queries(queries);
-      // S = Q @ K.T, soft cap, ALiBi and mask            [16, WARP_KEYS] of each tile per warp
+      // S = Q @ K.T, soft cap, ALiBi and mask            [16, WARP_KEYS] of each own tile per warp
       Scores s;
       multiply_keys(s);
       modify_scores(s, common);
-      // P = exp2(S * scale - top), row sums              [16, WARP_KEYS] of each tile per warp
+      // P = exp2(S * scale - top), row sums              [16, WARP_KEYS] of each own tile per warp
       Weights weights;
       Sums sums = {};
       to_weights(s, key_block, weights, sums);
@@ -133,31 +132,36 @@ struct DecodeBlock {
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
       const uint32_t sK = ring.next(p);
-      s[i].clear();
+      const int own_tile = i / Config::KEY_GROUPS;
+      if (i != Config::tile_number(own_tile, own.warp_n)) continue;
+      auto& tile = s[own_tile];
+      tile.clear();
+      const int first = Config::first_of_tile(own.warp_n);
       if constexpr (Config::KEY_TILES == 1) {
-        gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, 1>(s[i], a_q, Operand<HEAD_DIM>::b_8(sK),
-                                                            own.warp_n * WARP_KEYS);
+        gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, 1>(tile, a_q, Operand<HEAD_DIM>::b_8(sK),
+                                                            first);
       } else {
         gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, Config::KEY_TILES>(
-            s[i], a_q, Operand<HEAD_DIM>::b(sK), own.warp_n * WARP_KEYS);
+            tile, a_q, Operand<HEAD_DIM>::b(sK), first);
       }
     }
   }
 
-  // The first key of this warp in tile i of the key block.
+  // The first key of this warp in its tile i of the key block.
   __device__ __forceinline__ int first_key(int i) const {
-    return at.key_block * KEY_BLOCK + i * Config::BLOCK_N + own.warp_n * WARP_KEYS;
+    return at.key_block * KEY_BLOCK + Config::tile_number(i, own.warp_n) * Config::BLOCK_N +
+           Config::first_of_tile(own.warp_n);
   }
   __device__ __forceinline__ void modify_scores(Scores& s, int2 common) const {
     if (p.scores.has_score_mod) {
       const TileScores scores(p, at, own);
 #pragma unroll
-      for (int i = 0; i < Config::TILES; ++i) scores.apply_score_mod(s[i], p, first_key(i));
+      for (int i = 0; i < Config::OWN_TILES; ++i) scores.apply_score_mod(s[i], p, first_key(i));
     }
     if (!TileRows::all_visible(common, at.key_block * KEY_BLOCK)) {
       const TileRows rows(p, at, own);
 #pragma unroll
-      for (int i = 0; i < Config::TILES; ++i) rows.mask(s[i], first_key(i));
+      for (int i = 0; i < Config::OWN_TILES; ++i) rows.mask(s[i], first_key(i));
     }
   }
 
@@ -165,7 +169,7 @@ struct DecodeBlock {
                                              Sums& sums) const {
     find_top(s, key_block);
 #pragma unroll
-    for (int i = 0; i < Config::TILES; ++i)
+    for (int i = 0; i < Config::OWN_TILES; ++i)
 #pragma unroll
       for (int n = 0; n < Config::KEY_TILES; ++n)
 #pragma unroll
@@ -183,7 +187,7 @@ struct DecodeBlock {
   __device__ __forceinline__ void find_top(const Scores& s, Partial<OT>& key_block) const {
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int i = 0; i < Config::TILES; ++i)
+    for (int i = 0; i < Config::OWN_TILES; ++i)
 #pragma unroll
       for (int n = 0; n < Config::KEY_TILES; ++n)
 #pragma unroll

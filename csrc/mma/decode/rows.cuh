@@ -84,7 +84,7 @@ struct SharedRows {
   static constexpr int WARPS_N = Config::WARPS_N;
   static constexpr int OT = Config::HEAD_DIM / 8 / WARPS_N;
   static constexpr int WARP_PARTS = Config::PARTS / WARPS_N;
-  using Scores = Accumulator<1, Config::KEY_TILES>[Config::TILES];
+  using Scores = Accumulator<1, Config::KEY_TILES>[Config::OWN_TILES];
   using Sums = float[WARP_PARTS][2];
   using Weights = uint32_t[1][4];  // A operand of one step of P @ V
 
@@ -129,12 +129,13 @@ struct SharedRows {
   __device__ __forceinline__ void store_weights(const Scores& s, Weights&) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < Config::TILES; ++i)
+    for (int i = 0; i < Config::OWN_TILES; ++i)
 #pragma unroll
       for (int n = 0; n < Config::KEY_TILES; ++n)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int key = i * Config::BLOCK_N + own.warp_n * (Config::BLOCK_N / WARPS_N) + n * 8;
+          const int key = Config::tile_number(i, own.warp_n) * Config::BLOCK_N +
+                          Config::first_of_tile(own.warp_n) + n * 8;
           const float (&x)[4] = s[i].x[0][n];
           store_shared_4(
               sP + SwizzledRows<KEY_BLOCK>::offset(lane / 4 + 8 * h, key / 8) + lane % 4 * 4,

@@ -1,6 +1,8 @@
 // Work, tiles, threads and shared memory of the mma.sync forward kernel.
 #pragma once
 
+#include <type_traits>
+
 #include "core/block_iterators.cuh"
 #include "core/blocks.cuh"
 #include "core/config.h"
@@ -34,15 +36,25 @@ struct FwdWork {
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FwdConfig : Config<FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
-  static constexpr int BLOCK_M = Plan::WARPS * Plan::ROWS;
+  using Plan::
+      SPLIT;  // warps that share ROWS queries: each has some keys of S, then some columns of O
+  static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
+  static constexpr int KEYS = Plan::BLOCK_N / SPLIT;  // of a warp's S
+
+  struct NoExchange {};
+  struct Exchange {
+    alignas(16) uint16_t p[BLOCK_M * Plan::BLOCK_N];  // as A fragments
+    float rows[SPLIT][BLOCK_M];  // row maxima over the keys of a warp, at last row sums
+  };
 
   struct Smem {
     alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];  // also the stage of the output
     alignas(128) uint16_t k[Plan::BLOCK_N * HEAD_DIM];
     alignas(128) uint16_t v[Plan::BLOCK_N * HEAD_DIM_V];
     FwdWork<BLOCK_M, Plan::BLOCK_N> work;
+    std::conditional_t<SPLIT == 1, NoExchange, Exchange> exchange;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   // Whether FwdWork is read from shared memory, as the accumulators need its registers. At head_dim 64

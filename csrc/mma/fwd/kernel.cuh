@@ -1,8 +1,11 @@
 // Forward attention on mma.sync: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
 // Grid      x = query tile, batch and query head (of a head the longest causal tiles first).
-// Block     WARPS warps, each owning ROWS query rows over the whole head_dim.
-// Shared    Q tile (later the output tile), one K tile, one V tile.
+// Block     SPLIT = 1: a warp owns ROWS query rows over the whole head_dim; P stays in its registers as
+//           the A operand. SPLIT > 1 (O of a whole row would take all registers): SPLIT warps own
+//           ROWS queries; each computes S for its part of the keys, exchanges row maxima and P through
+//           shared memory, and accumulates its part of the columns.
+// Shared    Q tile (later the output tile), one K tile, one V tile; with SPLIT > 1 P.
 // Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)
 //           run. Key blocks are taken from the last to the first, so that those that need a causal
 //           mask come first and the long loop has none.
@@ -26,23 +29,97 @@ __device__ __forceinline__ const T& pick(const T& first, const T& second) {
   }
 }
 
-// O / sum to out, lse = max * scale + ln(sum).
+// O of a warp's queries; with SPLIT > 1 its part of their columns.
 template <class Config>
-__device__ __forceinline__ void store_output(
-    const FwdParams& p, const FwdBlock& block, const Sequence& sequence,
-    Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8>& o,
-    const SoftmaxState<Config::ROW_TILES>& softmax, int warp_row0, int lane, uint32_t sQ) {
+using FwdSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
+
+// The exchange of SPLIT warps that share their queries.
+template <class Config>
+struct FwdTeam {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  using State = SoftmaxState<Config::ROW_TILES>;
+  static constexpr int MT = Config::ROW_TILES;
+  static constexpr int BLOCKS = Config::BLOCK_N / 16;  // of 16 keys
+  typename Config::Smem& smem;
+  int lane, part, number, row0;
+
+  __device__ __forceinline__ explicit FwdTeam(typename Config::Smem& shared)
+      : smem(shared),
+        lane(threadIdx.x % 32),
+        part(threadIdx.x / 32 % Config::SPLIT),
+        number(threadIdx.x / 32 / Config::SPLIT),
+        row0(number * Config::ROWS) {}
+
+  // Row maxima of the warp's keys. The others may read them behind a barrier.
+  template <int NT>
+  __device__ __forceinline__ void store_tops(const Accumulator<MT, NT>& s) const {
+    each_row([&](int m, int h) { store(m, h, find_top(s, -INFINITY, m, h)); });
+  }
+  __device__ __forceinline__ float find_top_of_all(float top, int m, int h) const {
+#pragma unroll
+    for (int i = 0; i < Config::SPLIT; ++i) top = fmaxf(top, smem.exchange.rows[i][row(m, h)]);
+    return top;
+  }
+
+  // P of the warp's keys, for all warps of the team.
+  template <int NT>
+  __device__ __forceinline__ void exchange_weights(const Accumulator<MT, NT>& s) const {
+    put_fragments<Target, T, BLOCKS>(weights(), s, part);
+    meet<Config>(number);
+  }
+  __device__ __forceinline__ void load_weights(uint32_t (&rP)[MT][4], int k) const {
+#pragma unroll
+    for (int m = 0; m < MT; ++m) get_fragment(rP[m], weights() + (m * BLOCKS + k) * FRAGMENT_BYTES);
+  }
+
+  // Adds up the row sums of all warps.
+  __device__ __forceinline__ void add_sums(State& state) const {
+    each_row([&](int m, int h) { store(m, h, quad_sum(state.row_sum[m][h])); });
+    meet<Config>(number);
+    each_row([&](int m, int h) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < Config::SPLIT; ++i) sum += smem.exchange.rows[i][row(m, h)];
+      state.row_sum[m][h] = lane % 4 == 0 ? sum : 0.0f;  // the other lanes of the row add nothing
+    });
+  }
+
+ private:
+  __device__ __forceinline__ int row(int m, int h) const {
+    return row0 + m * 16 + h * 8 + lane / 4;
+  }
+  __device__ __forceinline__ void store(int m, int h, float x) const {
+    if (lane % 4 == 0) smem.exchange.rows[part][row(m, h)] = x;
+  }
+  __device__ __forceinline__ uint32_t weights() const {
+    return shared_address(smem.exchange.p) + number * MT * BLOCKS * FRAGMENT_BYTES + lane * 16;
+  }
+  template <class F>
+  __device__ __forceinline__ static void each_row(F f) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) f(m, h);
+  }
+};
+
+// O / sum to out, lse = max * scale + ln(sum). part: of the columns.
+template <class Config>
+__device__ __forceinline__ void store_output(const FwdParams& p, const FwdBlock& block,
+                                             const Sequence& sequence, FwdSum<Config>& o,
+                                             const SoftmaxState<Config::ROW_TILES>& softmax,
+                                             int warp_row0, int part, int lane, uint32_t sQ) {
   constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
   const int first_row = block.row0 + warp_row0;
   const int rows_left = sequence.seqlen_q - first_row;
   float* gLse = p.lse + lse_begin(p, block.batch, block.head, sequence.q0) + first_row;
   const float* sink = p.sinks == nullptr ? nullptr : p.sinks + block.head;
-  normalize_rows(o, softmax, gLse, lane, rows_left, p.scores.scale, sink);
-  store_rows<typename Config::Target, typename Config::T, HEAD_DIM_V, Config::ROW_TILES>(
-      o, sQ + warp_row0 * HEAD_DIM_V * 2,
-      head_begin(p.out, block.batch, block.head_kv, block.head_in_group) +
-          (sequence.q0 + first_row) * p.out.row,
-      p.out.row, rows_left, p.head_dim_v);
+  normalize_rows(o, softmax, gLse, lane, part == 0 ? rows_left : 0, p.scores.scale, sink);
+  store_sum<Config, HEAD_DIM_V>(o, sQ + warp_row0 * HEAD_DIM_V * 2, part,
+                                head_begin(p.out, block.batch, block.head_kv, block.head_in_group) +
+                                    (sequence.q0 + first_row) * p.out.row,
+                                p.out.row, rows_left, p.head_dim_v);
 }
 
 // Copies the block's queries to shared memory.
@@ -63,7 +140,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
                                          int warp_row0,
                                          const FwdWork<Config::BLOCK_M, Config::BLOCK_N>& mine,
                                          const FwdWork<Config::BLOCK_M, Config::BLOCK_N>& work,
-                                         Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8>& o,
+                                         FwdSum<Config>& o,
                                          SoftmaxState<Config::ROW_TILES>& state) {
   using Target = typename Config::Target;
   using T = typename Config::T;
@@ -71,12 +148,16 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
   constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
   constexpr int BLOCK_N = Config::BLOCK_N;
   constexpr int MT = Config::ROW_TILES;
+  constexpr int NT = Config::KEYS / 8;
+  constexpr int SPLIT = Config::SPLIT;
+  const FwdTeam<Config> team(smem);
+  const int part = SPLIT == 1 ? 0 : team.part;
   const uint32_t sQ = shared_address(smem.q);
   const uint32_t sK = shared_address(smem.k);
   const uint32_t sV = shared_address(smem.v);
   const auto a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
-  const auto b_k = Operand<HEAD_DIM>::b(sK);
-  const auto b_v = Operand<HEAD_DIM_V>::b_trans(sV);
+  const auto b_k = NT == 1 ? Operand<HEAD_DIM>::b_8(sK) : Operand<HEAD_DIM>::b(sK);
+  const auto b_v = share(Operand<HEAD_DIM_V>::b_trans(sV), part);
   const float scale_log2 = p.scores.scale * LOG2_E;
 
   TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
@@ -109,25 +190,44 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     // Blocks without a mask are part of a range.
     const auto key0 = [&](int i) { return MASKED ? work.blocks.key0(i) : i * BLOCK_N; };
 
-    // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
-    Accumulator<MT, BLOCK_N / 8> s;
+    // S = Q @ K.T                                        [ROWS, KEYS] per warp
+    Accumulator<MT, NT> s;
     s.clear();
-    gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(s, a_q, b_k, 0);
+    gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(s, a_q, b_k, part * Config::KEYS);
+    const auto mask = [&] {
+      if constexpr (MASKED) {
+        modify_and_mask<Tanh::FAST>(s, p, work, warp_row0, j, part * Config::KEYS);
+      }
+    };
+    if constexpr (SPLIT > 1) {
+      mask();
+      team.store_tops(s);
+    }
 
     copy_v.land(sV);
     wait_for_copies<Target>();  // V(j) is in; all warps have read K(j)
     if (j > work.blocks.begin) fetch_k(work, key0(j - 1));
     commit_copies<Target>();
 
-    if constexpr (MASKED) modify_and_mask<Tanh::FAST>(s, p, work, warp_row0, j);
-    online_softmax(s, o, state, scale_log2);
+    if constexpr (SPLIT > 1) {
+      online_softmax(s, o, state, scale_log2,
+                     [&](int m, int h) { return team.find_top_of_all(state.row_max[m][h], m, h); });
+      team.exchange_weights(s);
+    } else {
+      mask();
+      online_softmax(s, o, state, scale_log2);
+    }
 
-    // O += P @ V                                         [ROWS, HEAD_DIM_V] per warp
+    // O += P @ V                                         [ROWS, HEAD_DIM_V / SPLIT] per warp
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {
       uint32_t rP[MT][4];
-      to_a_operand<Target, T>(rP, s, k);
-      gemm_ab_step<Target, T, HEAD_DIM_V>(o, rP, b_v, k * 16);
+      if constexpr (SPLIT > 1) {
+        team.load_weights(rP, k);
+      } else {
+        to_a_operand<Target, T>(rP, s, k);
+      }
+      gemm_ab_step<Target, T, HEAD_DIM_V, SPLIT>(o, rP, b_v, k * 16);
     }
     if (j > work.blocks.begin) {
       copy_k.land(sK);
@@ -137,6 +237,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     }
   };
   for_key_blocks(p, work.blocks, j, step);
+  if constexpr (SPLIT > 1) team.add_sums(state);
 }
 
 template <class Config>
@@ -145,7 +246,8 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   const uint32_t sQ = shared_address(smem.q);
-  const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
+  const int warp_row0 = (threadIdx.x / 32 / Config::SPLIT) * Config::ROWS;
+  const int part = threadIdx.x / 32 % Config::SPLIT;
   const int lane = threadIdx.x % 32;
 
   const FwdBlock block(p, BLOCK_M);
@@ -158,14 +260,14 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   // If the accumulators need the registers, the work is read from shared memory in each step.
   const auto& work = pick<Config::SHARES_WORK>(smem.work, mine);
 
-  Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8> o;
+  FwdSum<Config> o;
   o.clear();
   SoftmaxState<Config::ROW_TILES> state;
   state.clear();
   mainloop<Config>(p, smem, warp_row0, mine, work, o, state);
   const FwdBlock again(p, BLOCK_M);
   const Sequence rows(p, again.batch);
-  store_output<Config>(p, again, rows, o, state, warp_row0, lane, sQ);
+  store_output<Config>(p, again, rows, o, state, warp_row0, part, lane, sQ);
 }
 
 }  // namespace flash_dist

@@ -85,7 +85,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim]; float16 or bfloat16 (not on compute capability
-            7.5), on the CPU also float32 and float64. head_dim is a multiple of 8 up to 256.
+            7.5), on the CPU also float32 and float64. head_dim is a multiple of 8 up to 512
+            (on compute capability 7.5 up to 256).
         k_cache: [batch_cache, seqlen_cache, num_heads_kv, head_dim]; with block_table
             [num_pages, page_size, num_heads_kv, head_dim], page_size a multiple of 16. Same dtype
             and device; on a GPU head_dim is contiguous and other strides and the address are

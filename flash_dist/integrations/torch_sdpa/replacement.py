@@ -56,11 +56,12 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and masks
     that add 0 and at most -65504, -inf included; BlockMasks and IntervalMasks; `is_causal`, `scale`
     and `enable_gqa`. The rest goes to torch's own function: dropout, masks that add other numbers
-    or need a gradient, a head_dim over 256, bfloat16 on compute
-    capability 7.5, tensors of other types, calls under transforms of torch.func. So do masks of
-    tensors under torch.compile, which cannot read them, and torch.jit.trace, which would keep them.
-    The logger `flash_dist` logs at level INFO, once for each reason, that a call went to torch. A
-    mask that adds too little to hide a key, such as -10000, is warned of once.
+    or need a gradient, a head_dim over 512 (in float32 and on compute capability 7.5 over 256),
+    bfloat16 on compute capability 7.5, tensors of other types, calls under transforms of
+    torch.func. So do masks of tensors under torch.compile, which cannot read them, and
+    torch.jit.trace, which would keep them. The logger `flash_dist` logs at level INFO, once for
+    each reason, that a call went to torch. A mask that adds too little to hide a key, such as
+    -10000, is warned of once.
 
     A mask is read in its first call, which waits for the GPU; a mask made anew for every call is
     read in every call. A query that sees no key gives zero.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 _PAGE: Final = 16  # keys: pages are multiples
-_LONGEST_HEAD: Final = 256
+_LONGEST_HEAD: Final = 512
 _ENCODERS: Final = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 

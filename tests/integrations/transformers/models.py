@@ -188,6 +188,19 @@ OWN: Final = {  # with attention of their own, and masks of transformers
         },
     ),
 }
+GEMMA4: Final = Family(
+    "Gemma4ForCausalLM",
+    "Gemma4TextConfig",
+    {
+        **_DECODER,
+        "head_dim": 16,
+        "global_head_dim": 512,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 8,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+)
 DEEPSEEK_V4: Final = Family(
     "DeepseekV4ForCausalLM",
     "DeepseekV4Config",

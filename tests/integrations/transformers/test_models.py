@@ -23,6 +23,7 @@ from tests.integrations.transformers.models import (
     DEVICE,
     ENCODERS,
     ESMC,
+    GEMMA4,
     SEED,
     SIGLIP,
     VOCABULARY,
@@ -38,6 +39,7 @@ Tensor = torch.Tensor
 NAME = register()
 VERSION = Version(transformers.__version__)
 TOLERANCE = 1e-5  # of the largest number
+LARGE_TOLERANCE = 1e-4  # with scores of up to 512
 HALF_TOLERANCE = 1e-3  # likewise, beside twice the error of eager attention
 SPLIT = 7  # start of the second document
 
@@ -234,6 +236,39 @@ def test_beams_are_those_of_eager() -> None:
     options: dict[str, Any] = {"num_beams": 3, "cache_implementation": "static"}
     want, got = (generate(DECODERS["gemma3"], name, LEFT, **options) for name in ("eager", NAME))
     assert torch.equal(got[0], want[0])
+
+
+since_gemma4 = pytest.mark.skipif(not hasattr(transformers, GEMMA4.model), reason="a newer model")
+
+
+@since_gemma4
+@pytest.mark.parametrize("padding", [None, LEFT], ids=["plain", "left"])
+def test_a_head_dim_of_512_equals_eager(padding: Tensor | None) -> None:
+    """In float16 on a GPU, whose float32 ends at 256."""
+    inputs = inputs_of(GEMMA4, padding)
+    exact = run(GEMMA4.make("eager", torch.float32), padding, **inputs)
+    if DEVICE.type == "cpu":
+        require_equal(run(GEMMA4.make(NAME), padding, **inputs), exact, LARGE_TOLERANCE)
+        return
+    eager, got = (
+        run(GEMMA4.make(name, torch.float16), padding, **inputs) for name in ("eager", NAME)
+    )
+    require_no_worse(got, eager, exact)
+
+
+@since_gemma4
+@pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+def test_logits_of_generated_tokens_with_a_head_dim_of_512(cache: str | None) -> None:
+    """In float32 on the CPU; on a GPU the first tokens in float16, as later ones may differ."""
+    on_cpu = DEVICE.type == "cpu"
+    dtype, steps, tolerance = (
+        (torch.float32, slice(None), LARGE_TOLERANCE) if on_cpu else (torch.float16, slice(1), 2e-2)
+    )
+    want, got = (
+        generate(GEMMA4, name, LEFT, dtype, cache_implementation=cache) for name in ("eager", NAME)
+    )
+    assert not on_cpu or torch.equal(got[0], want[0])
+    assert error(got[1][steps], want[1][steps]) <= tolerance
 
 
 def test_siglip_equals_eager() -> None:

@@ -47,24 +47,24 @@ def test_dtypes_with_the_same_kernels_share_a_row() -> None:
 
 def test_a_gpu_that_has_more_sizes_gets_a_column_that_says_them() -> None:
     """A compiled size that only fits on data-centre GPUs."""
-    large = Row((512, 512), 227, (("warps", 8),))
+    large = Row((640, 640), 227, (("warps", 8),))
     forward = TABLE.families[0]
     families = (replace(forward, rows=(*forward.rows, large)), *TABLE.families[1:])
     head, _, *rows = lines(replace(TABLE, families=families))
     assert head[-4:] == ["7.5", "8.0", "9.0", "12.0"]
     (halves,) = [row for row in rows if row[:2] == ["forward", "bfloat16"]]
-    assert "512" not in halves[2]
-    assert halves[-4:] == ["no", "yes", "yes, also 48, 80, 512", "yes"]
+    assert "640" not in halves[2]
+    assert halves[-4:] == ["no", "yes", "yes, also 48, 80, 640", "yes"]
 
 
 def test_a_family_for_one_target_gives_its_gpu_a_column() -> None:
-    large = Row((512, 512), 227, (("warps", 8),))
+    large = Row((640, 640), 227, (("warps", 8),))
     narrow = replace(
         TABLE.families[0], name="fwd_sm90", targets=frozenset({Arch(9, 0, "a")}), rows=(large,)
     )
     head, _, *rows = lines(replace(TABLE, families=(*TABLE.families, narrow)))
     assert head[-4:] == ["7.5", "8.0", "9.0", "12.0"]
-    assert [row[-2].endswith(" 512") for row in rows if row[0] == "forward"].count(True) == len(
+    assert [row[-2].endswith(" 640") for row in rows if row[0] == "forward"].count(True) == len(
         narrow.words
     )
 

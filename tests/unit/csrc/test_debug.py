@@ -97,7 +97,7 @@ def test_the_backward_may_use_as_much_memory_as_in_python(run: Run) -> None:
         ("--mask block-causal:0", "from 1 to 2147483647, got `0`"),
         ("--seqlen 12k", "--seqlen must be a whole number from 1 to 2147483647, got `12k`"),
         ("--batch 99999999999", "--batch must be a whole number"),
-        ("--head-dim 100", "--head-dim must be a multiple of 8 from 8 to 256, got 100"),
+        ("--head-dim 100", "--head-dim must be a multiple of 8 from 8 to 512, got 100"),
         ("--head-dim 64 --head-dim-v 72", "from 8 to --head-dim (64), got 72"),
         ("--num-heads-q 6 --num-heads-kv 4", "must divide --num-heads-q (6), got 4"),
         ("--softmax-scale nan", "--softmax-scale must be a positive number, got `nan`"),

@@ -87,6 +87,9 @@ PROBLEMS: Final = {
     "many heads of few columns": Problem((150,), heads=48, head_dim=288, head_dim_v=256),
     # the emulator on a kernel that is proven on GPUs
     "values of their own": Problem((300, 70), 8, 3, 2, 64, 64, values_in_keys=False),
+    # warps that take tiles of keys in turn
+    "large values of their own": Problem((300, 70), 8, 3, 2, 512, 512, values_in_keys=False),
+    "some large columns": Problem((0, 1100), 4, 2, 1, 264, 264, values_in_keys=False),
 }
 
 

@@ -24,9 +24,9 @@ Tensor = torch.Tensor
 
 EMULATOR: Final = Path(__file__).parents[2] / "emulator"
 SIZES: Final = {  # head_dims of each role
-    "decode": {64, 128},
+    "decode": {64, 128, 384, 512},
     "decode_wide": {64, 128},
-    "decode_fold": {256},
+    "decode_fold": {256, 512},
     "fwd_kvcache": {64, 128},
     "mla": {576},
     "mla_fold": {576},

@@ -90,7 +90,7 @@ FLASH_ATTENTION_HEAD_DIM: Final = Entry(
     "A100 and H100, which have more shared memory than GeForce cards.",
     'Use torch\'s own attention (`attn_implementation="sdpa"`), which supports every head_dim, or '
     "for the backward above 192 flash-attn 2.5.5 or newer without dropout. This package supports "
-    "head_dim up to 256 too, with a backward on every GPU from 7.5 on.",
+    "head_dim up to 512 from 8.0 on and up to 256 on 7.5, with a backward.",
     messages=(
         "head dimension at most 256",
         "head dimension at most {most}",
