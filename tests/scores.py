@@ -1,4 +1,4 @@
-"""Calls with softcap, ALiBi and sinks, and their reference: the formula in float64.
+"""Calls with softcap, ALiBi, sinks and bias, and their reference: the formula in float64.
 
 The formula is written for torch's autograd, so that it contains no derivative of ours.
 """
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Tensor = torch.Tensor
-NAMES: Final = ("out", "lse", "dq", "dk", "dv", "dsinks")
+NAMES: Final = ("out", "lse", "dq", "dk", "dv")
 Documents = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each
+MASKED: Final = -65504.0  # a bias of this or less hides a key
 SOFTCAP: Final = 3.0  # small, so that scores reach it
 
 
@@ -31,14 +32,21 @@ class Scored:
     sinks: Tensor | None = None  # [num_heads_q]
     name: str = ""
     documents: Documents | None = None  # concatenated, in a batch of 1
+    bias: Tensor | None = None  # [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k]
 
     def __str__(self) -> str:
         return f"{self.name} of {self.problem}"
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of the product, except sinks."""
+        """Arguments of the product, except those with a gradient."""
         return {"softcap": self.softcap, "alibi_slopes": self.alibi_slopes}
+
+    @property
+    def learned(self) -> dict[str, Tensor]:
+        """Arguments with a gradient; its name is `d` and the field."""
+        given = {"sinks": self.sinks, "bias": self.bias}
+        return {name: x for name, x in given.items() if x is not None}
 
 
 def score(
@@ -75,18 +83,24 @@ def compute(scored: Scored, dtype: torch.dtype) -> dict[str, Tensor]:
     """Compute all results by the formula in a dtype, differentiated by torch."""
     problem = scored.problem
     leaves = [x.detach().to(dtype).requires_grad_() for x in (problem.q, problem.k, problem.v)]
-    if scored.sinks is not None:
-        leaves.append(scored.sinks.detach().to(dtype).requires_grad_())
-    out, lse = _formula(scored, *leaves)
+    learned = {x: y.detach().to(dtype).requires_grad_() for x, y in scored.learned.items()}
+    out, lse = _formula(scored, *leaves, **learned)
     lse_or_zero = torch.where(lse.isfinite(), lse, 0.0)
     assert problem.dlse is not None
     loss = [(out * problem.dout.to(dtype)).sum(), (lse_or_zero * problem.dlse.to(dtype)).sum()]
-    grads = torch.autograd.grad(loss, leaves)
-    return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=False))
+    grads = torch.autograd.grad(loss, [*leaves, *learned.values()])
+    names = *NAMES, *(f"d{name}" for name in learned)
+    return dict(zip(names, (out.detach(), lse.detach(), *grads), strict=True))
 
 
-def _formula(
-    scored: Scored, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+def _formula(  # noqa: PLR0913 - what is differentiated
+    scored: Scored,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     problem, dtype = scored.problem, q.dtype
     q = q.flatten(2, -2)
@@ -101,6 +115,8 @@ def _formula(
         s = (scored.softcap * torch.tanh(wide / scored.softcap)).to(dtype)
     if scored.alibi_slopes is not None:
         s = s - _slopes_by_row(scored, heads).to(dtype) * _distances(scored).to(dtype)
+    if bias is not None:
+        s = torch.where(bias <= MASKED, -torch.inf, s + bias)
     if problem.visible is not None:
         s = s.masked_fill(~problem.visible, -torch.inf)
     if sinks is not None:
@@ -149,8 +165,9 @@ def of_rounded_out(name: str, out: Tensor, scored: Scored) -> float:
         (problem.dout.double() * out).norm(dim=-1).max()
     )
     rows = problem.q.shape[0] * problem.q.shape[1]
-    if name == "dsinks":
-        return float(rounding * rows**0.5)
+    if name in {"dsinks", "dbias"}:
+        heads = problem.q[0, 0, ..., 0].numel() if name == "dbias" else 1
+        return float(rounding * (rows * heads) ** 0.5)
     fewest = min(scored.documents[1]) if scored.documents else problem.k.shape[1]
     if name not in {"dq", "dk"} or fewest > 1:
         return 0.0
@@ -179,9 +196,9 @@ def find_faults(actual: Mapping[str, Tensor], scored: Scored) -> list[str]:
         error = float(torch.where(finite, got.double() - want, zero).abs().max())
         base = float(torch.where(finite, half[name].double() - want, zero).abs().max())
         unit = FP32_ERROR * (8 + largest) if single else torch.finfo(got.dtype).eps / 2
-        unit = 1e-4 if name in {"lse", "dsinks"} and not single else unit
+        unit = 1e-4 if name in {"lse", "dsinks", "dbias"} and not single else unit
         terms = 8.0 if single else 1.0
-        if name == "dsinks":  # a sum over rows
+        if name in {"dsinks", "dbias"}:  # a sum over rows
             terms *= (exact["lse"].numel() / want.numel()) ** 0.5
         allowed = MARGIN * base + unit * size * terms
         if not single:

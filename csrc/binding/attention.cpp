@@ -126,6 +126,7 @@ Params make_params(const Arguments& a, const Inputs& in) {
   p.mask = read_mask(a.mask, a.mask_data, in.q, s);
   p.softmax_scale = static_cast<float>(a.softmax_scale);
   p.scores = read_scores(a.scores, in.q, s);
+  p.bias = read_bias(a.scores, in.q, s);
   return p;
 }
 
@@ -194,14 +195,54 @@ Gradients run_bwd(const Arguments& a, const Outputs& saved, BwdOptions options,
   return {dq, dk, dv};
 }
 
+Tensor run_bias_gradient(const Arguments& a, const Outputs& saved, int64_t splits) {
+  const Inputs in = read_inputs(a);
+  const Sizes& s = in.sizes;
+  const Outputs o = read_outputs(saved, in.q, s);
+  const Tensor& bias = *a.scores.bias;
+  BiasGradientParams all{};
+  BwdParams& p = all.p = make_params<BwdParams>(a, in);
+  const DeltaParams delta = make_delta_params(o, a, in, nullptr);
+  p.dout = delta.dout;
+  all.batches = to_int(bias.size(0), "batch");
+  all.heads = to_int(bias.size(1), "num_heads_q");
+  all.splits = to_int(splits, "splits");
+  all.sums_queries = bias.size(2) == 1 && s.seqlen_q > 1;
+  all.sums_keys = bias.size(3) == 1 && s.seqlen_k > 1;
+  const auto lines = [](bool sums, int64_t length) {
+    return sums ? (length + BIAS_TILE - 1) / BIAS_TILE : length;
+  };
+  const DeviceGuard guard(in.q.get_device_index());
+  const Call call = make_call(in.q, a.ieee);
+  const Tensor parts =
+      allocate({splits, bias.size(0), bias.size(1), lines(all.sums_queries, s.seqlen_q),
+                lines(all.sums_keys, s.seqlen_k)},
+               aoti_torch_dtype_float32(), call.device);
+  if (s.empty()) {
+    fill(parts, 0.0);
+    return parts;
+  }
+  all.parts = pointer<float>(parts);
+  Workspace workspace;
+  check_status(flash_dist_bias_gradient(&call, &delta, &all, &Workspace::allocate, &workspace));
+  return parts;
+}
+
+// Refuses what the kernels would compute without the bias.
+void check_bias(const Scores& scores, bool match_kvcache) {
+  STD_TORCH_CHECK(!scores.bias || (scores.softcap == 0.0 && !match_kvcache),
+                  "bias must be None with softcap or match_kvcache, got a tensor");
+}
+
 // --- Operators ----------------------------------------------------------------------------------
 
 OutLse attention(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask_data,
                  const std::vector<int64_t>& mask, const MaybeTensor& cu_seqlens_q,
                  const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
                  double softmax_scale, bool ieee, double softcap, const MaybeTensor& alibi_slopes,
-                 const MaybeTensor& sinks, bool match_kvcache) {
-  const Scores scores{softcap, alibi_slopes, sinks};
+                 const MaybeTensor& sinks, bool match_kvcache, const MaybeTensor& bias) {
+  const Scores scores{softcap, alibi_slopes, sinks, bias};
+  check_bias(scores, match_kvcache);
   return run_fwd({q, k, v, mask, mask_data, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                   softmax_scale, ieee, scores, match_kvcache});
 }
@@ -212,16 +253,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const MaybeTensor& mask_slots, const std::vector<int64_t>& mask,
     const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
     int64_t max_seqlen_k, double softmax_scale, int64_t budget, bool batch_invariant, bool ieee,
-    double softcap, const MaybeTensor& alibi_slopes, const MaybeTensor& sinks) {
+    double softcap, const MaybeTensor& alibi_slopes, const MaybeTensor& sinks,
+    const MaybeTensor& bias) {
   const std::vector<int64_t> none{0};
   const Tensor dsinks =
       allocate(sinks ? lse.sizes().vec() : none, aoti_torch_dtype_float32(), q.get_device_index());
-  const Scores scores{softcap, alibi_slopes, sinks};
+  const Scores scores{softcap, alibi_slopes, sinks, bias};
+  check_bias(scores, false);
   const auto [dq, dk, dv] = run_bwd({q, k, v, mask, mask_data, cu_seqlens_q, cu_seqlens_k,
                                      max_seqlen_q, max_seqlen_k, softmax_scale, ieee, scores},
                                     {dout, out, lse, dlse}, {budget, batch_invariant, nullptr},
                                     mask_slots, sinks ? &dsinks : nullptr);
   return {dq, dk, dv, dsinks};
+}
+
+Tensor attention_bias_parts(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Tensor& out, const Tensor& lse, const MaybeTensor& dlse,
+                            const MaybeTensor& mask_data, const std::vector<int64_t>& mask,
+                            double softmax_scale, bool ieee, const MaybeTensor& alibi_slopes,
+                            const Tensor& bias, int64_t splits) {
+  const MaybeTensor none;
+  const Scores scores{0.0, alibi_slopes, none, bias};
+  return run_bias_gradient(
+      {q, k, v, mask, mask_data, none, none, 0, 0, softmax_scale, ieee, scores},
+      {dout, out, lse, dlse}, splits);
 }
 
 OutLse attention_no_grad(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
@@ -252,14 +307,21 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "attention(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? "
       "cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
       "softmax_scale, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "
-      "sinks=None, bool match_kvcache=False) -> (Tensor out, Tensor lse)");
+      "sinks=None, bool match_kvcache=False, Tensor? bias=None) -> (Tensor out, Tensor lse)");
   // dsinks has no elements without sinks.
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, "
       "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int "
       "budget, bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? "
-      "alibi_slopes=None, Tensor? sinks=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
+      "alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None) -> (Tensor dq, Tensor dk, Tensor "
+      "dv, Tensor dsinks)");
+  // [splits, batch, heads, queries, keys] as bias, for whose gradient it must be summed: over splits,
+  // and over queries and keys, which are tiles where the bias has one.
+  m.def(
+      "attention_bias_parts(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+      "Tensor? dlse, Tensor? mask_data, int[] mask, float softmax_scale, bool ieee, Tensor? "
+      "alibi_slopes, Tensor bias, int splits) -> Tensor");
   // For eager calls that nobody differentiates and that leave scores as they are: no autograd
   // formula is registered in front of these, and the integers of a mask are a CPU tensor, which
   // passes torch as one argument.
@@ -278,6 +340,7 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
   m.impl("attention", TORCH_BOX(&attention));
   m.impl("attention_backward", TORCH_BOX(&attention_backward));
+  m.impl("attention_bias_parts", TORCH_BOX(&attention_bias_parts));
   m.impl("attention_no_grad", TORCH_BOX(&attention_no_grad));
   m.impl("attention_backward_no_grad", TORCH_BOX(&attention_backward_no_grad));
 }

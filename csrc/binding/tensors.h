@@ -193,6 +193,7 @@ struct Scores {
   double softcap = 0.0;
   MaybeTensor alibi_slopes;  // [num_heads_q] or [batch, num_heads_q]
   MaybeTensor sinks;         // [num_heads_q]
+  MaybeTensor bias;          // [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k]
 };
 
 inline const float* read_floats(const Tensor& t, const char* name, const Tensor& q) {
@@ -214,6 +215,33 @@ inline ScoreParams read_scores(const Scores& scores, const Tensor& q, const Size
                   "], got ", show_shape(slopes));
   p.alibi = read_floats(slopes, "alibi_slopes", q);
   p.alibi_batch = shared ? 0 : static_cast<int>(heads);
+  return p;
+}
+
+// {} without a bias.
+inline BiasParams read_bias(const Scores& scores, const Tensor& q, const Sizes& s) {
+  BiasParams p{};
+  if (!scores.bias) return p;
+  const Tensor& bias = *scores.bias;
+  const int64_t wanted[] = {s.batch, s.num_heads_q(), s.seqlen_q, s.seqlen_k};
+  bool fits = !s.packed && bias.dim() == 4;
+  for (int i = 0; i < 4 && fits; ++i) fits = bias.size(i) == 1 || bias.size(i) == wanted[i];
+  STD_TORCH_CHECK(fits, "bias must broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], ",
+                  show_numbers(Ints(wanted, 4)), ", got ", show_shape(bias));
+  p.is_fp32 = bias.scalar_type() == ScalarType::Float;
+  STD_TORCH_CHECK((p.is_fp32 || torch_dtype(bias) == torch_dtype(q)) && is_on_gpu_of(bias, q),
+                  "bias must be float32 or ", dtype_name(q.scalar_type()), " on ", show_device(q),
+                  ", as q, got ", show(bias));
+  int64_t strides[4];
+  for (int i = 0; i < 4; ++i) strides[i] = bias.size(i) == 1 ? 0 : bias.stride(i);
+  const auto address = reinterpret_cast<uintptr_t>(bias.data_ptr());
+  const bool is_even = (strides[0] | strides[1] | strides[2] | s.seqlen_k) % 2 == 0;
+  p.in_pairs = is_even && strides[3] == 1 && address % (p.is_fp32 ? 8 : 4) == 0;
+  p.data = bias.data_ptr();
+  p.batch = strides[0];
+  p.head = strides[1];
+  p.row = strides[2];
+  p.key = strides[3];
   return p;
 }
 

@@ -3,7 +3,9 @@
 
 #include <type_traits>
 
+#include "core/bias.cuh"
 #include "core/block_iterators.cuh"
+#include "core/blocks.cuh"
 #include "core/mask.cuh"
 #include "core/scores.cuh"
 #include "ptx/copy.cuh"
@@ -23,15 +25,28 @@ __device__ __forceinline__ void wait_for_copies() {
   __syncthreads();
 }
 
-// Soft cap and ALiBi of a warp's scores S = Q @ K(j).T, then the mask. row0, key: the warp's first query
-// and first key in the tile.
-template <Tanh TANH, class Work, int MT, int NT>
+// The bias of a warp's scores. row0: the warp's first query in the tile.
+template <class T, class Put = AddBias, int MT, int NT>
+__device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams& p, int block_m,
+                                         int row0, int key0) {
+  if (p.bias.data == nullptr) return;
+  const FwdBlock again(p, block_m);
+  const BiasPlace place{again.batch, again.head, again.row0 + row0, key0};
+  add_bias<T, false, Put>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
+}
+
+// Soft cap, ALiBi and, in fp32, the bias of a warp's scores S = Q @ K(j).T, then the mask. row0, key: the
+// warp's first query and first key in the tile.
+template <Tanh TANH, class T, template <int, int> class Work, int BLOCK_M, int BLOCK_N, int MT,
+          int NT>
 __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,
-                                                const Work& work, int row0, int j, int key = 0) {
+                                                const Work<BLOCK_M, BLOCK_N>& work, int row0, int j,
+                                                int key = 0) {
   int code = work.blocks.code(j, row0 / MASK_TILE);
   if (p.scores.has_score_mod) {
     const int first = work.row0 + row0 + work.place.seqlen_k - work.place.seqlen_q;
     apply_score_mod<TANH>(s, p.scores, {work.slope, first, work.blocks.key0(j) + key});
+    if (TANH == Tanh::EXACT) add_bias<T>(s, p, BLOCK_M, row0, work.blocks.key0(j) + key);
     if (work.blocks.is_full(j)) code = TILE_FULL;
   }
   if (code != TILE_FULL) {

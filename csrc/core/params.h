@@ -95,6 +95,16 @@ struct ScoreParams {
   float per_cap;       // 1 / softcap, 0 without one
 };
 
+// Numbers that are added to the scores, see core/bias.cuh: [1 or batch, 1 or num_heads_q, seqlen_q,
+// seqlen_k] by strides, in elements, 0 along an axis that is broadcast. Not of packed tensors.
+struct BiasParams {
+  const void* data;  // null: none
+  int64_t batch, head, row, key;
+  int is_fp32;   // else of the dtype of q
+  int in_pairs;  // whether keys 2 * i and 2 * i + 1 are neighbours, at a multiple of their size
+  float factor;  // 1 / softmax_scale; filled in at the call
+};
+
 // Where the rows of a batch entry lie: null pointers for tensors with a batch axis, whose entries
 // all have the full length. NOTE: what the arrays hold nobody has checked; core/sequence.cuh alone
 // reads them.
@@ -133,6 +143,7 @@ struct FwdParams {
   ScoreParams scores;
   const float* sinks;  // [num_heads_q]: a logit of each row that has no value; null: none
   int sm_count;        // multiprocessors of the device
+  BiasParams bias;     // given
 };
 
 // What a launch of the forward is given.
@@ -199,6 +210,7 @@ struct BwdParams {
   bool first_keys_first;      // the order in which blocks add to dQ; not under lists of tiles
   int query_split;            // blocks that share the queries of each split of a group
   int64_t stripe_rows;        // of sums of dK and dV, from those of one such block to the next
+  BiasParams bias;            // given
 };
 
 // A backward that makes delta, too.
@@ -207,6 +219,19 @@ struct WholeParams {
   View out;  // of DeltaParams, as the others
   const float* lse;
   const float* dlse;  // or null
+};
+
+// Queries and keys of a block of the kernel that makes the gradient of a bias.
+constexpr int BIAS_TILE = 64;
+
+struct BiasGradientParams {
+  BwdParams p;
+  float* parts;                  // [splits, batches, heads, queries or tiles, keys or tiles]
+  int batches, heads;            // of the bias, 1 where it is broadcast
+  int visits;                    // batch entries and query heads that share an element
+  int splits;                    // blocks that share the visits of a tile
+  int query_tiles, key_tiles;    // filled in at the launch
+  bool sums_queries, sums_keys;  // along which the bias is broadcast
 };
 
 struct ReduceParams {

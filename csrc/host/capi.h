@@ -42,6 +42,13 @@ KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::De
                               const flash_dist::BwdOptions* options, flash_dist::Allocate allocate,
                               void* context);
 
+// What blocks find of the gradient of a bias. In delta as above. In gradient: `parts`, batches, heads,
+// splits, sums_queries and sums_keys, and of p what `grads` has above but dq, dk and dv, and the bias.
+KERNEL_API int flash_dist_bias_gradient(const flash_dist::Call* call,
+                                        const flash_dist::DeltaParams* delta,
+                                        const flash_dist::BiasGradientParams* gradient,
+                                        flash_dist::Allocate allocate, void* context);
+
 // out and lse of queries to a cache, of which there is one at least. budget: bytes of workspace, -1:
 // what FLASH_DIST_WORKSPACE_MB says now. The fields from block_rows on are filled in here.
 KERNEL_API int flash_dist_decode(const flash_dist::Call* call,

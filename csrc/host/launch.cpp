@@ -159,6 +159,27 @@ int64_t workspace_bytes(const BwdPlan& plan) {
 // With so many rounds of blocks the first one, in which they wait for each other, shows.
 constexpr int64_t FEW_ROUNDS = 4;
 
+// Kernels without products of matrices are the same for both ways to multiply fp32.
+KernelKey key_of(const Call& call, Role role, const KernelSize& size) {
+  const Dtype dtype = dtype_of(call);
+  const bool multiplies = role != Role::BWD_DELTA && role != Role::BWD_REDUCE;
+  return make_key(role, dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype, size);
+}
+
+// The sizes of a call that the kernel of its statistics reads.
+void set_sizes(DeltaParams& delta, const BwdParams& p) {
+  delta.batch = p.batch;
+  delta.seqlen_q = p.seqlen_q;
+  delta.seqlen_k = p.seqlen_k;
+  delta.num_heads_kv = p.num_heads_kv;
+  delta.group = p.group;
+  delta.total_q = p.total_q;
+  delta.total_k = p.total_k;
+  delta.head_dim = p.head_dim;
+  delta.head_dim_v = p.head_dim_v;
+  delta.packing = p.packing;
+}
+
 class Backward {
  public:
   Backward(const Call& call, const DeltaParams& delta, const BwdParams& grads,
@@ -190,11 +211,8 @@ class Backward {
 
   KernelSize columns() const { return {p_.head_dim, p_.head_dim_v}; }
 
-  // Kernels without products of matrices are the same for both ways to multiply fp32.
   KernelKey key_of(Role role, const KernelSize& size) const {
-    const Dtype dtype = dtype_of(call_);
-    const bool multiplies = role != Role::BWD_DELTA && role != Role::BWD_REDUCE;
-    return make_key(role, dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype, size);
+    return flash_dist::key_of(call_, role, size);
   }
 
   // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
@@ -263,7 +281,7 @@ class Backward {
     shape.head_dim = size.head_dim;
     shape.head_dim_v = size.head_dim_v;
     shape.columns_v = p_.head_dim_v;
-    shape.aligned = p_.scores.alibi != nullptr;
+    shape.aligned = p_.scores.alibi != nullptr || p_.bias.data != nullptr;
     shape.normalizes = normalizes_;
     shape.mask = band_of(p_.mask);
     shape.key_slots = key_slots;
@@ -321,16 +339,7 @@ class Backward {
     delta_.dq = p_.dq;
     delta_.dk = p_.dk;
     delta_.dv = p_.dv;
-    delta_.batch = p_.batch;
-    delta_.seqlen_q = p_.seqlen_q;
-    delta_.seqlen_k = p_.seqlen_k;
-    delta_.num_heads_kv = p_.num_heads_kv;
-    delta_.group = p_.group;
-    delta_.total_q = p_.total_q;
-    delta_.total_k = p_.total_k;
-    delta_.head_dim = p_.head_dim;
-    delta_.head_dim_v = p_.head_dim_v;
-    delta_.packing = p_.packing;
+    set_sizes(delta_, p_);
     delta_.dq_turns = p_.dq_turns;
     delta_.turns = plan_.dq_turns / int64_t{sizeof(int)};
     launch_kernel(require(step.role, step.size, &delta_), &delta_);
@@ -456,6 +465,31 @@ class Backward {
   BwdParams all_;  // p_ as it is for all queries
 };
 
+// The statistics, then the kernel that reads them. Nothing is stored between the two but these.
+void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientParams all,
+                       Allocate allocate, void* context) {
+  check_sizes(all.p);
+  const DeviceScope scope(call.device);
+  BwdParams& p = all.p = with_scores(all.p);
+  const int num_heads_q = p.num_heads_kv * p.group;
+  const int rows = static_cast<int>(padded(p.seqlen_q));
+  const int64_t numbers = int64_t{p.batch} * num_heads_q * rows;
+  auto* memory = static_cast<float*>(
+      require_workspace(call, 2 * numbers * int64_t{sizeof(float)}, allocate, context));
+  p.lse_log2 = delta.lse_log2 = memory;
+  p.delta = delta.delta = memory + numbers;
+  p.rows_padded = delta.rows_padded = rows;
+  set_sizes(delta, p);
+  const KernelSize columns_v{p.head_dim_v, p.head_dim_v};
+  const KernelKey first = key_of(call, Role::BWD_DELTA, columns_v);
+  launch(call.device, require_kernel(call.device, first, &delta), &delta, stream_of(call));
+  all.query_tiles = static_cast<int>(ceil_div(p.seqlen_q, BIAS_TILE));
+  all.key_tiles = static_cast<int>(ceil_div(p.seqlen_k, BIAS_TILE));
+  all.visits = (all.batches == 1 ? p.batch : 1) * (all.heads == 1 ? num_heads_q : 1);
+  const KernelKey second = key_of(call, Role::BWD_BIAS, {p.head_dim, p.head_dim_v});
+  launch(call.device, require_kernel(call.device, second, &all), &all, stream_of(call));
+}
+
 }  // namespace
 
 bool run_fwd_kvcache(const Call& call, FwdParams p, const CacheParams& cache, int64_t budget,
@@ -499,6 +533,14 @@ int flash_dist_fwd_as_cache(const Call* call, const FwdParams* params, Allocate 
                             void* context) {
   return guarded([&] {
     run_kvcache_forward(*call, *params, allocate, context);
+    return 0;
+  });
+}
+
+int flash_dist_bias_gradient(const Call* call, const DeltaParams* delta,
+                             const BiasGradientParams* gradient, Allocate allocate, void* context) {
+  return guarded([&] {
+    run_bias_gradient(*call, *delta, *gradient, allocate, context);
     return 0;
   });
 }

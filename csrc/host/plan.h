@@ -77,7 +77,7 @@ struct BwdShape {
   int total_q;                                         // packed: tokens, else -1
   int head_dim, head_dim_v;                            // columns of the compiled dK/dV kernel
   int columns_v;                                       // of v, those that exist
-  bool aligned;     // scores depend on where the last query is (ALiBi): queries are not cut
+  bool aligned;     // scores depend on where a query is (ALiBi, bias): queries are not cut
   bool normalizes;  // dQ, computed again, comes first and finds what dK/dV multiply P by (fp32)
   MaskBand mask;
   const int* key_slots;  // MaskParams::key_slots in host memory; null: not known

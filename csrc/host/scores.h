@@ -5,14 +5,27 @@
 
 namespace flash_dist {
 
+template <class Params>
+bool has_bias(const Params&) {
+  return false;
+}
+inline bool has_bias(const FwdParams& p) { return p.bias.data != nullptr; }
+inline bool has_bias(const BwdParams& p) { return p.bias.data != nullptr; }
+
+template <class Params>
+void set_bias_factor(Params&) {}
+inline void set_bias_factor(FwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
+inline void set_bias_factor(BwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
+
 // The parameters of a call with the fields of ScoreParams that are filled in.
 template <class Params>
 Params with_scores(Params p) {
   ScoreParams& scores = p.scores;
-  scores.has_score_mod = scores.softcap != 0.0f || scores.alibi != nullptr;
+  scores.has_score_mod = scores.softcap != 0.0f || scores.alibi != nullptr || has_bias(p);
   scores.scale = scores.has_score_mod ? 1.0f : p.softmax_scale;
   scores.per_cap = scores.softcap == 0.0f ? 0.0f : 1.0f / scores.softcap;
   scores.scale_inside = p.softmax_scale / (scores.softcap == 0.0f ? 1.0f : scores.softcap);
+  set_bias_factor(p);
   return p;
 }
 

@@ -32,6 +32,7 @@ const char* find_problem(const Params& p, const View& like_out, const CallAxes& 
     return "it neither caps scores nor has ALiBi";
   if (!p.scores.has_score_mod && Config::HAS_SCORE_MOD)
     return "it is for calls with a soft cap or ALiBi";
+  if (p.bias.data != nullptr) return "it adds no bias";
   if (p.scores.softcap > FAST_CAP) return "its tanh is too coarse for a soft cap above 100";
   const char* const problems[] = {
       find_map_problem(p.q, axes.rows_q, p.head_dim, axes.q),

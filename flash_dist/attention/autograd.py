@@ -52,14 +52,14 @@ def attend(
         return out, lse
     if type(mask) is IntervalMask:
         mask.require(q, k)
-    sinks = None if scores is None else scores.sinks
-    if not concerns_autograd(q, k, v, sinks):
+    sinks, bias = (None, None) if scores is None else (scores.sinks, scores.bias)
+    if not concerns_autograd(q, k, v, sinks, bias):
         return operators.attend_no_grad(q, k, v, problem)
     if is_traced():  # which writes down operators, and calls of Python by address
         return operators.attend(q, k, v, problem)
     q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)  # left behind by a transform
     call = problem, wants_lse
-    results = _apply(q, k, v, call) if sinks is None else _apply(q, k, v, call, sinks)
+    results = _apply(q, k, v, call) if scores is None else _apply(q, k, v, call, sinks, bias)
     return results if wants_lse else (results, None)
 
 
@@ -76,7 +76,7 @@ def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
     return out.narrow(-1, 0, head_dim_v).clone(memory_format=torch.contiguous_format)
 
 
-def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> bool:
+def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
     """Return whether a call wants gradients, or is in forward mode, which is refused.
 
     An autograd.Function finds out itself, which takes longer than all else of a small call.
@@ -85,7 +85,7 @@ def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = No
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or (sinks is not None and sinks.requires_grad)
+        or any(x is not None and x.requires_grad for x in others)
     ):
         return True
     return forward_ad._current_level >= 0  # noqa: SLF001 - nothing public says it
@@ -95,7 +95,8 @@ def _require_transformable(problem: Problem) -> None:
     """Raise for what transforms of torch.func do not support."""
     if problem.scores is not None:
         message = (
-            "softcap, alibi_slopes and sinks must be used outside of torch.func, got one within it"
+            "softcap, alibi_slopes, sinks and bias must be used outside of torch.func, got one "
+            "within it"
         )
         raise FlashDistError(
             message, hint="`torch.autograd.grad` has their gradients, and a batch needs no vmap"
@@ -144,9 +145,10 @@ class _TracedAttention(torch.autograd.Function):
         cu_seqlens_k: Tensor | None,
         alibi_slopes: Tensor | None,
         sinks: Tensor | None,
+        bias: Tensor | None,
         *others: Any,  # noqa: ANN401
     ) -> Pair:
-        tensors = cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks
+        tensors = cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias
         out, lse = operators.attend(q, k, v, Problem.unflatten(tensors, others))
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.others = others
@@ -156,11 +158,15 @@ class _TracedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         if dout is None and dlse is None:
-            return (None,) * 16
+            return (None,) * 17
         q, k, v, out, lse, *tensors = ctx.saved_tensors
+        saved = q, k, v, out, lse
         problem = Problem.unflatten(tensors, ctx.others)
-        dq, dk, dv, dsinks = operators.differentiate(dout, (q, k, v, out, lse), dlse, problem)
-        return dq, dk, dv, None, None, None, dsinks, *(None,) * 9
+        dq, dk, dv, dsinks = operators.differentiate(dout, saved, dlse, problem)
+        dbias = None
+        if ctx.needs_input_grad[7]:
+            dbias = operators.differentiate_bias(dout, saved, dlse, problem)
+        return dq, dk, dv, None, None, None, dsinks, dbias, *(None,) * 9
 
 
 class _EagerAttention(torch.autograd.Function):
@@ -176,7 +182,7 @@ class _EagerAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         call: tuple[Problem, bool],  # and wants_lse
-        _sinks: Tensor | None = None,  # of the problem, for autograd
+        *_of_problem: Tensor | None,  # sinks and bias, for autograd
     ) -> Tensor | Pair:
         problem, wants_lse = call
         out, lse = operators.attend_no_grad(q, k, v, problem)
@@ -213,8 +219,12 @@ class _EagerAttention(torch.autograd.Function):
         if problem.scores is None and dout is not None and keys != 1:  # as `differentiate` does
             dq, dk, dv, _ = operators.backward(dout, saved, dlse, problem)
             return dq, dk, dv, None
+        needs = ctx.needs_input_grad
         *gradients, dsinks = operators.differentiate(dout, saved, dlse, problem)
-        return *gradients, *(None, dsinks)[: len(ctx.needs_input_grad) - 3]
+        if len(needs) == 4:  # noqa: PLR2004 - q, k, v and the call
+            return *gradients, None
+        dbias = operators.differentiate_bias(dout, saved, dlse, problem) if needs[5] else None
+        return *gradients, None, dsinks, dbias
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:

@@ -45,6 +45,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     match_kvcache: bool | None = None,
+    bias: Tensor | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """Attention without storing the score matrix: softmax(q @ k.T * softmax_scale) @ v.
@@ -62,7 +63,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     CPU tensors are computed in plain torch, which stores all scores.
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
-    return_lse, batch_invariant, float32_precision and match_kvcache are ours, by name only.
+    return_lse, batch_invariant, float32_precision, match_kvcache and bias are ours, by name only.
     Unsupported arguments may have values that change nothing: dropout_p 0 and, by name, those of
     flash-attention 3 and 4 (num_splits 0 or 1, pack_gqa and so on). Sinks are supported. Every call
     is deterministic, whatever `deterministic` is.
@@ -106,6 +107,11 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             `flash_dist.float32_precision`.
         match_kvcache: Whether out and lse have the bits of `flash_attn_with_kvcache`; None: the
             choice of `flash_dist.match_kvcache`.
+        bias: Numbers that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], are added to the
+            scores after ALiBi and before the mask; of the dtype of q or float32, others are cast.
+            -65504 and less, -inf included, hide the key; NaN and inf make NaN of a row.
+            Differentiable: one sum in float32 over the axes along which it has one entry, in an
+            order that follows from the shapes and the device. Not with softcap or match_kvcache.
         learnable_sink: By name, [num_heads_q], any floating point dtype: one more score of each
             row, after the mask, that has no value. Differentiable; its gradient is one sum in
             float32 over batch and queries, in an order that follows from their number and the
@@ -122,9 +128,9 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     Raises:
         TypeError: An argument is no tensor, mask is no BlockMask, a dtype is not supported, or
             there is no argument of a name.
-        ValueError: Shapes, devices, alignment, window_size, softmax_scale, softcap, slopes or sinks
-            do not fit, mask is for another shape, both a mask and causal or window_size are given,
-            or an unsupported argument asks for something.
+        ValueError: Shapes, devices, alignment, window_size, softmax_scale, softcap, slopes, sinks
+            or bias do not fit, mask is for another shape, both a mask and causal or window_size are
+            given, or an unsupported argument asks for something.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
@@ -134,14 +140,14 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             return_attn_probs=return_attn_probs,
             batch_invariant=batch_invariant,
         )
-    plain = not others and are_defaults(dropout_p, softcap, alibi_slopes)
+    plain = not others and bias is None and are_defaults(dropout_p, softcap, alibi_slopes)
     if not plain:
         refuse_unsupported(dropout_p=dropout_p)
         check_others(flash_attn_func, others)
     q, k, v = prepare_inputs(q, k, v)
     scores = None
     if not plain:
-        scores = choose_scores(q, softcap, alibi_slopes, others)
+        scores = choose_scores(q, softcap, alibi_slopes, others, bias=bias, seqlen_k=k.shape[1])
     mask_or_band = choose_mask(mask, window_size, causal=causal)
     softmax_scale = choose_scale(softmax_scale, q.shape[-1])
     problem = Problem.of(

@@ -1,4 +1,4 @@
-"""Score modifications of a call, checked: softcap, ALiBi slopes and sinks."""
+"""Score modifications of a call, checked: softcap, ALiBi slopes, sinks and bias."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ SINKS: Final = ("learnable_sink", "s_aux")  # flash-attention 4's name, and vLLM
 _LEAST, _MOST = 2.0**-10, 2.0**40
 
 
-def choose_scores(
+def choose_scores(  # noqa: PLR0913 - the options of a public function
     q: Tensor,
     softcap: float | None,
     alibi_slopes: Tensor | None,
     others: Mapping[str, Any],
     cu_seqlens_q: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    seqlen_k: int = 0,
 ) -> Scores | None:
     """Return the score modifications of a call, None without.
 
@@ -39,6 +42,8 @@ def choose_scores(
         alibi_slopes: Likewise.
         others: Has the sinks, by one of their names.
         cu_seqlens_q: [batch + 1], if the queries are packed.
+        bias: As in `flash_attn_func`.
+        seqlen_k: Keys that a bias is for.
 
     Raises:
         TypeError: An argument is of another type, or the slopes of another dtype.
@@ -51,9 +56,47 @@ def choose_scores(
     cap = _read_softcap(softcap)
     slopes = None if alibi_slopes is None else _read_slopes(alibi_slopes, q, batch, heads)
     sinks = _read_sinks(q, heads, others)
-    if cap == 0 and slopes is None and sinks is None:
+    if bias is not None:
+        if cap != 0:
+            message = f"bias must be None with a softcap, got a tensor and softcap {show(softcap)}"
+            raise ValueError(message)
+        bias = read_bias("bias", bias, q, (batch, heads, q.shape[1], seqlen_k))
+    if cap == 0 and slopes is None and sinks is None and bias is None:
         return None
-    return Scores(cap, slopes, sinks)
+    return Scores(cap, slopes, sinks, bias)
+
+
+def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """Return a bias as operators take it: of four dimensions, of the dtype of q or float32.
+
+    Args:
+        name: That of the argument.
+        bias: Numbers that broadcast to a shape.
+        q: Checked queries.
+        shape: [batch, num_heads_q, seqlen_q, seqlen_k].
+
+    Raises:
+        TypeError: It is no tensor, or not of floating point.
+        ValueError: Its shape or device does not fit.
+    """
+    require_tensor(name, bias)
+    if not bias.is_floating_point():
+        message = f"{name} must be of floating point, got {dtype_name(bias.dtype)}"
+        if bias.dtype == torch.bool:
+            message += f"\n\nhint: `mask=BlockMask.from_dense({name})` hides keys"
+        raise TypeError(message)
+    _require_device(name, bias, q)
+    sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
+    fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbols
+    if bias.dim() > len(shape) or not fits:
+        message = (
+            f"{name} must broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], {list(shape)}, "
+            f"got shape {list(bias.shape)}"
+        )
+        raise ValueError(message)
+    if bias.dtype not in {q.dtype, torch.float32}:
+        bias = bias.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return bias.reshape((1,) * (len(shape) - bias.dim()) + bias.shape)
 
 
 def _read_softcap(softcap: float | None) -> float:

@@ -112,12 +112,12 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Pair:  # noqa: ANN401
         """Return out and lse."""
-        return operators.attend(q, k, v, Problem.unflatten(call[:4], call[4:]))
+        return operators.attend(q, k, v, Problem.unflatten(call[:5], call[5:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN401
         """Save what the backward needs."""
-        tensors, ctx.others = inputs[:7], inputs[7:]
+        tensors, ctx.others = inputs[:8], inputs[8:]
         ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
         ctx.set_materialize_grads(False)
 
@@ -125,9 +125,9 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Return the gradients of q, k and v."""
         if dout is None and dlse is None:
-            return (None,) * 16
+            return (None,) * 17
         dq, dk, dv = Backward.apply(dout, dlse, *ctx.saved_tensors, *ctx.others)  # type: ignore[no-untyped-call]
-        return dq, dk, dv, *(None,) * 13
+        return dq, dk, dv, *(None,) * 14
 
     @staticmethod
     def vmap(
@@ -157,7 +157,7 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def forward(dout: Tensor | None, dlse: Tensor | None, *inputs: Any) -> Gradients:  # noqa: ANN401
         """Return dq, dk, dv."""
-        problem = Problem.unflatten(inputs[5:9], inputs[9:])
+        problem = Problem.unflatten(inputs[5:10], inputs[10:])
         return operators.differentiate(dout, inputs[:5], dlse, problem)[:3]
 
     @staticmethod
@@ -214,6 +214,7 @@ def _require_same_for_all(
     _cu_seqlens_k: Tensor | None,
     _alibi_slopes: None,
     _sinks: None,
+    _bias: None,
     mask: Band | BlockMask,
     *_: object,
 ) -> None:

@@ -19,7 +19,13 @@ from ..masks.intervals import IntervalMask
 from ..masks.layout import BAND
 from .boundaries import check_boundaries
 from .problem import NOT_PACKED
-from .reference import Options, reference_backward, reference_forward, sink_gradients
+from .reference import (
+    Options,
+    bias_gradient,
+    reference_backward,
+    reference_forward,
+    sink_gradients,
+)
 from .scores import Scores
 
 if TYPE_CHECKING:
@@ -64,12 +70,16 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     match_kvcache: bool = False,  # noqa: FBT001, FBT002
+    bias: Tensor | None = None,
 ) -> Pair:
     """Return out and lse for a band; cu_seqlens is checked, which costs nothing here."""
+    if bias is not None and (cu_seqlens_q is not None or match_kvcache):
+        message = "bias must be None for packed sequences and with match_kvcache, got a tensor"
+        raise ValueError(message)
     check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     band = parse_band(mask)
-    scores = Scores(softcap, alibi_slopes, sinks)
+    scores = Scores(softcap, alibi_slopes, sinks, bias)
     packed = cu_seqlens_q, cu_seqlens_k
     options = Options(softmax_scale, None, band, *packed, scores, ordered=match_kvcache)
     return reference_forward(q, k, v, options)
@@ -81,6 +91,23 @@ def attention_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator'
     packed = cu_seqlens_q, cu_seqlens_k
     options = Options(softmax_scale, None, parse_band(mask), *packed, Scores(*how[1:]))
     return _differentiate(call[:7], options)
+
+
+def attention_bias_backward(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
+    """Return the gradient of the bias for a band."""
+    _, mask, softmax_scale, _, alibi_slopes, bias = call[7:]
+    scores = Scores(0.0, alibi_slopes, None, bias)
+    return _differentiate_bias(
+        call[:7], Options(softmax_scale, None, parse_band(mask), scores=scores)
+    )
+
+
+@without_autocast
+def _differentiate_bias(tensors: Sequence[Any], options: Options) -> Tensor:
+    dout, *saved, dlse = tensors
+    bias = options.scores.bias
+    assert bias is not None  # noqa: S101 - the operator's schema
+    return bias_gradient(dout.contiguous(), tuple(saved), dlse, options, bias)
 
 
 @without_autocast
@@ -148,6 +175,14 @@ def attention_masked_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the op
     softmax_scale, _, _, *how = call[12:]
     mask = visible(*call[1:3], *call[7:12])
     return _differentiate(call[:7], Options(softmax_scale, mask, scores=Scores(*how[1:])))
+
+
+def attention_masked_bias_backward(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
+    """Return the gradient of the bias for a BlockMask or an IntervalMask."""
+    softmax_scale, _, alibi_slopes, bias = call[12:]
+    mask = visible(*call[1:3], *call[7:12])
+    scores = Scores(0.0, alibi_slopes, None, bias)
+    return _differentiate_bias(call[:7], Options(softmax_scale, mask, scores=scores))
 
 
 def shape_of(q: Tensor, k: Tensor) -> Shape:

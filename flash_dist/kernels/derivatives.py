@@ -68,6 +68,21 @@ def differentiate(  # noqa: PLR0913 - what autograd has
     return dq, dk, dv, None
 
 
+def differentiate_bias(
+    backward: Callable[[Tensor, Tensor | None], Tensor],
+    saved: Saved,
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    *,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return the gradient of the bias of one call; the arguments are those of `differentiate`."""
+    _, k, _, out, _ = saved
+    if dout is None or (sinks is None and _is_one(k.shape[1])):  # as above
+        dout = torch.zeros_like(out)
+    return backward(dout, dlse)
+
+
 def _is_one(*numbers: int) -> bool:
     """Whether the least of these is known to be 1; a graph may know it when it runs only."""
     if not torch.compiler.is_compiling():
@@ -114,6 +129,8 @@ def register(library: torch.library.Library) -> None:
         ("attention_backward", refuse_second, None),
         ("attention_masked", _differentiate_masked, _save_masked),
         ("attention_masked_backward", refuse_second, None),
+        ("attention_bias_backward", refuse_second, None),
+        ("attention_masked_bias_backward", refuse_second, None),
     ):
         operator = f"flash_dist::{name}"
         torch.library.register_autograd(operator, formula, setup_context=save, lib=in_front)
@@ -149,37 +166,45 @@ class _Shortcut:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
     q, k, v, mask_data, ctx.mask, cu_seqlens_q, cu_seqlens_k, *numbers = inputs
-    *ctx.numbers, ctx.softcap, alibi_slopes, sinks, _ = numbers  # match_kvcache is of the forward
-    kept = mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks
+    *ctx.numbers, ctx.softcap, alibi_slopes, sinks, _, bias = numbers  # _: match_kvcache
+    kept = mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias
     ctx.save_for_backward(q, k, v, *output, *kept)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     if dout is None and dlse is None:
-        return (None,) * 15
-    *saved, mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks = ctx.saved_tensors
+        return (None,) * 16
+    *saved, mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias = ctx.saved_tensors
     max_seqlen_q, max_seqlen_k, softmax_scale, ieee = ctx.numbers
     mask = mask_data, None, ctx.mask  # without mask_slots dS is not stored
     packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    how = softmax_scale, BUDGET_NOW, False, ieee, ctx.softcap, alibi_slopes, sinks
+    how = softmax_scale, BUDGET_NOW, False, ieee, ctx.softcap, alibi_slopes, sinks, bias
 
     def backward(one_dout: Tensor, one_dlse: Tensor | None) -> Gradients:
         operator = torch.ops.flash_dist.attention_backward
         return operator(one_dout, *saved, one_dlse, *mask, *packed, *how)  # type: ignore[no-any-return]
 
+    def backward_bias(one_dout: Tensor, one_dlse: Tensor | None) -> Tensor:
+        operator = torch.ops.flash_dist.attention_bias_backward
+        last = mask_data, ctx.mask, softmax_scale, ieee, alibi_slopes, bias
+        return operator(one_dout, *saved, one_dlse, *last)  # type: ignore[no-any-return]
+
     longest = None if cu_seqlens_q is None else max_seqlen_k
     dq, dk, dv, dsinks = differentiate(
         backward, tuple(saved), dout, dlse, sinks=sinks, max_seqlen_k=longest
     )
-    return dq, dk, dv, *(None,) * 10, dsinks, None
+    dbias = None
+    if bias is not None and bias.requires_grad:
+        dbias = differentiate_bias(backward_bias, tuple(saved), dout, dlse, sinks=sinks)
+    return dq, dk, dv, *(None,) * 10, dsinks, None, dbias
 
 
 def _save_masked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-    q, k, v, plan, *numbers, alibi_slopes, sinks = inputs
+    q, k, v, plan, *numbers, alibi_slopes, sinks, bias = inputs
     *ctx.mask, ctx.softmax_scale, _, invariant, ieee, softcap = numbers
     ctx.numbers = invariant, ieee, softcap
-    ctx.save_for_backward(q, k, v, *output, plan, alibi_slopes, sinks)
+    ctx.save_for_backward(q, k, v, *output, plan, alibi_slopes, sinks, bias)
     if plan is None and isinstance(ctx.mask[0], int):
         ctx.alive = registry.find(ctx.mask[0])  # the mask lives until the backward
     ctx.set_materialize_grads(False)
@@ -191,14 +216,22 @@ def _differentiate_masked(
     dlse: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     if dout is None and dlse is None:
-        return (None,) * 15
-    *saved, plan, alibi_slopes, sinks = ctx.saved_tensors
+        return (None,) * 16
+    *saved, plan, alibi_slopes, sinks, bias = ctx.saved_tensors
     mask = plan, *ctx.mask, ctx.softmax_scale, BUDGET_NOW
-    how = *ctx.numbers, alibi_slopes, sinks
+    how = *ctx.numbers, alibi_slopes, sinks, bias
 
     def backward(one_dout: Tensor, one_dlse: Tensor | None) -> Gradients:
         operator = torch.ops.flash_dist.attention_masked_backward
         return operator(one_dout, *saved, one_dlse, *mask, *how)  # type: ignore[no-any-return]
 
+    def backward_bias(one_dout: Tensor, one_dlse: Tensor | None) -> Tensor:
+        operator = torch.ops.flash_dist.attention_masked_bias_backward
+        last = plan, *ctx.mask, ctx.softmax_scale, ctx.numbers[1], alibi_slopes, bias
+        return operator(one_dout, *saved, one_dlse, *last)  # type: ignore[no-any-return]
+
     dq, dk, dv, dsinks = differentiate(backward, tuple(saved), dout, dlse, sinks=sinks)
-    return dq, dk, dv, *(None,) * 11, dsinks
+    dbias = None
+    if bias is not None and bias.requires_grad:
+        dbias = differentiate_bias(backward_bias, tuple(saved), dout, dlse, sinks=sinks)
+    return dq, dk, dv, *(None,) * 11, dsinks, dbias

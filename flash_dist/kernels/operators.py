@@ -29,6 +29,7 @@ from ..toolkit.builds.package import PACKAGE
 from ..toolkit.errors import ExtensionError
 from ..toolkit.product import BINDING
 from . import cpu, derivatives, earlier
+from .bias import count_splits, sum_parts
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
 from .memory import raise_out_of_memory
@@ -63,19 +64,29 @@ _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _MASK: Final = "Tensor? plan, SymInt handle, SymInt batches, SymInt heads, bool causal"
 _LAST: Final = (
     "bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, "
-    "Tensor? sinks=None"
+    "Tensor? sinks=None, Tensor? bias=None"
 )
+_SAVED: Final = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
+_WITH_BIAS: Final = 5  # arguments from `ieee` to `bias`
+_BIAS: Final = "float softmax_scale, bool ieee, Tensor? alibi_slopes, Tensor bias"
+
 _library.define(
     f"attention_masked(Tensor q, Tensor k, Tensor v, {_MASK}, float softmax_scale, bool keep, "
     f"{_LAST}) -> (Tensor out, Tensor lse)"
 )
 _library.define(
-    "attention_masked_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"Tensor? dlse, {_MASK}, float softmax_scale, int budget, {_LAST}) -> "
+    f"attention_masked_backward({_SAVED}, {_MASK}, float softmax_scale, int budget, {_LAST}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)"
 )
+_library.define(
+    f"attention_bias_backward({_SAVED}, Tensor? mask_data, int[] mask, {_BIAS}) -> Tensor"
+)
+_library.define(f"attention_masked_bias_backward({_SAVED}, {_MASK}, {_BIAS}) -> Tensor")
 _attention_masked: Final = _operators.attention_masked.default
 _attention_masked_backward: Final = _operators.attention_masked_backward.default
+_attention_bias_parts: Final = _operators.attention_bias_parts.default
+_attention_bias_backward: Final = _operators.attention_bias_backward.default
+_attention_masked_bias_backward: Final = _operators.attention_masked_bias_backward.default
 
 for _name in (
     "attention",
@@ -84,6 +95,8 @@ for _name in (
     "attention_backward_no_grad",
     "attention_masked",
     "attention_masked_backward",
+    "attention_bias_backward",
+    "attention_masked_bias_backward",
 ):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cpu, _name))
 derivatives.register(_library)
@@ -138,14 +151,16 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
 def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     """Call the operator that a graph may hold and a mode of torch.dispatch knows."""
     mask, softmax_scale, packing, scores, _, batch_invariant, ieee, match_kvcache = problem
-    how = ieee, *(scores or ())
-    if match_kvcache:
-        how = ieee, *(scores or PLAIN), match_kvcache
     known = band_or_handle(mask)
     if isinstance(known, Band):
+        how: tuple[Any, ...] = (ieee,)
+        if match_kvcache or scores is not None:
+            *of_heads, bias = scores or PLAIN
+            how = ieee, *of_heads, match_kvcache, bias
         packed = packing or NOT_PACKED
         out, lse = _attention(q, k, v, None, known.ints, *packed, softmax_scale, *how)
     else:
+        how = ieee, *(scores or ())
         keep = torch.compiler.is_compiling()
         out, lse = _attention_masked(q, k, v, *known, softmax_scale, keep, batch_invariant, *how)
     return out, lse
@@ -261,6 +276,30 @@ def differentiate(
     return derivatives.differentiate(call, saved, dout, dlse, sinks=sinks, max_seqlen_k=longest)
 
 
+def differentiate_bias(
+    dout: Tensor | None, saved: Saved, dlse: Tensor | None, problem: Problem
+) -> Tensor:
+    """Return the gradient of the bias, like it; the arguments are those of `differentiate`."""
+    mask, softmax_scale, _, scores, *_ = problem
+    _, alibi_slopes, sinks, bias = scores or PLAIN
+    known = band_or_handle(mask)
+    how = softmax_scale, problem.ieee, alibi_slopes, bias
+
+    def call(one_dout: Tensor, one_dlse: Tensor | None) -> Tensor:
+        if isinstance(known, Band):
+            arrays = None, known.ints
+            found: Tensor = _attention_bias_backward(one_dout, *saved, one_dlse, *arrays, *how)
+        else:
+            found = _attention_masked_bias_backward(one_dout, *saved, one_dlse, *known, *how)
+        return found
+
+    try:
+        return derivatives.differentiate_bias(call, saved, dout, dlse, sinks=sinks)
+    except RuntimeError as error:
+        raise_out_of_memory(error)
+        raise
+
+
 def is_exporting() -> bool:
     """Whether torch.export traces this; before 2.13 `is_exporting` says so of torch.compile, too.
 
@@ -349,7 +388,8 @@ def _masked_on_gpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     if keep and plan is None:
         registry.cache(handle)
     data, _, integers = _find_arrays(q, k, plan, handle, batches, heads, causal)
-    out, lse = _attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, *how)
+    *before, bias = (*how, None) if len(how) < _WITH_BIAS else how
+    out, lse = _attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, *before, bias=bias)
     return out, lse
 
 
@@ -359,6 +399,21 @@ def _masked_backward_on_gpu(*call: Any) -> Gradients:  # noqa: ANN401 - the oper
     return gradients
 
 
+def _bias_backward_on_gpu(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
+    bias = call[-1]
+    splits = count_splits(bias, *call[1:3])
+    return sum_parts(_attention_bias_parts(*call, splits), bias)
+
+
+def _masked_bias_backward_on_gpu(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
+    data, _, integers = _find_arrays(*call[1:3], *call[7:12])
+    return _bias_backward_on_gpu(*call[:7], data, integers, *call[12:])
+
+
+torch.library.impl("flash_dist::attention_bias_backward", "CUDA", _bias_backward_on_gpu)
+torch.library.impl(
+    "flash_dist::attention_masked_bias_backward", "CUDA", _masked_bias_backward_on_gpu
+)
 torch.library.impl("flash_dist::attention_masked", "CUDA", _masked_on_gpu)
 torch.library.impl("flash_dist::attention_masked_backward", "CUDA", _masked_backward_on_gpu)
 
@@ -424,6 +479,11 @@ def _attention_masked_backward_fake(*call: Any) -> Gradients:  # noqa: ANN401 - 
     return *_gradients_fake(*call), _dsinks_like(call[5], *call[16:])
 
 
+def _bias_backward_fake(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
+    bias: Tensor = call[-1]
+    return bias.new_empty(bias.shape)
+
+
 def _dsinks_like(lse: Tensor, *scores: Any) -> Tensor:  # noqa: ANN401
     return lse.new_empty(0 if Scores(*scores).sinks is None else lse.shape)
 
@@ -435,6 +495,8 @@ for _name, _fake in (
     ("attention_backward", _attention_backward_fake),
     ("attention_backward_no_grad", _gradients_fake),
     ("attention_masked_backward", _attention_masked_backward_fake),
+    ("attention_bias_backward", _bias_backward_fake),
+    ("attention_masked_bias_backward", _bias_backward_fake),
 ):
     torch.library.register_fake(f"flash_dist::{_name}", _fake)
 earlier.register(_library)

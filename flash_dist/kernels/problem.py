@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     mask: Which keys each query sees; a band if packed.
     softmax_scale: Factor on the scores.
     packing: None for tensors with a batch axis.
-    scores: Soft cap, ALiBi slopes and sinks; None: nothing of these.
+    scores: Soft cap, ALiBi slopes, sinks and bias; None: nothing of these.
     budget: Bytes of workspace for the backward, or BUDGET_NOW.
     batch_invariant: Whether the gradients of a sequence must not depend on the rest of the batch.
     ieee: Whether products of float32 are FFMA, see choices.py.
@@ -76,6 +76,9 @@ class Problem(NamedTuple):
         matches = False
         if match_kvcache is not None or process.has_matched:
             matches = is_matching(match_kvcache, q, mask)
+            if matches and scores is not None and scores.bias is not None:
+                message = "match_kvcache must be False with a bias, got True: caches have none"
+                raise ValueError(message)
         if torch.compiler.is_compiling():
             how = batch_invariant, ieee, matches
             return cls(mask, softmax_scale, packing, scores, BUDGET_NOW, *how)
@@ -94,11 +97,11 @@ class Problem(NamedTuple):
     @classmethod
     def unflatten(cls, tensors: Sequence[Tensor | None], others: Sequence[Any]) -> Problem:
         """Return the problem that `flatten` took apart."""
-        cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks = tensors
+        cu_seqlens_q, cu_seqlens_k, *of_heads = tensors
         mask, softmax_scale, max_seqlen_q, max_seqlen_k, softcap, *how = others
         packing = scores = None
         if cu_seqlens_q is not None and cu_seqlens_k is not None:
             packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        if alibi_slopes is not None or sinks is not None or softcap != 0:
-            scores = Scores(softcap, alibi_slopes, sinks)
+        if softcap != 0 or any(x is not None for x in of_heads):
+            scores = Scores(softcap, *of_heads)
         return cls(mask, softmax_scale, packing, scores, *how)

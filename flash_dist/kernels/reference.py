@@ -18,6 +18,7 @@ import torch
 
 from ..masks.band import Band
 from . import ordered
+from .bias import MASKED, add_bias, sum_like
 from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:
@@ -95,24 +96,45 @@ def reference_backward(
     dV = P^T dO, dS = P (dO V^T - rowsum(dO out) + dlse), dQ = dS K, dK = dS^T Q, as in
     FlashAttention (Dao et al., arXiv 2205.14135, appendix B).
     """
-    q, k, v, out, lse = saved
+    q, k, v, _, _ = saved
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
     for document in _documents(options):
         problem = _problem(document, q, k, v, options)
-        doh, oh = (_heads_first(document.queries_of(x)) for x in (dout, out))
-        row_lse = document.rows_of(lse).to(doh.dtype).unsqueeze(-1)
-        logits, derivative = problem.scores(options)
-        weights = _weights(logits, row_lse)
-        delta = (doh * oh).sum(-1, keepdim=True)
-        if dlse is not None:
-            delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
-        delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be infinite there
-        dp = doh @ problem.v.transpose(-1, -2)
-        ds = weights * (dp - delta) * derivative * options.softmax_scale
+        doh = _heads_first(document.queries_of(dout))
+        weights, ds, derivative = _differentiate_scores(problem, doh, saved, dlse, options)
+        ds = ds * derivative * options.softmax_scale
         _store(document.queries_of(dq), ds @ problem.k)
         _store(document.keys_of(dk), ds.transpose(-1, -2) @ problem.q)
         _store(document.keys_of(dv), weights.transpose(-1, -2) @ doh)
     return dq, dk, dv
+
+
+def bias_gradient(
+    dout: Tensor, saved: Saved, dlse: Tensor | None, options: Options, bias: Tensor
+) -> Tensor:
+    """Return the gradient of the bias in options.scores: dS, summed where it is broadcast."""
+    problem = _problem(_Document(), *saved[:3], options)
+    doh = _heads_first(dout)
+    _, ds, _ = _differentiate_scores(problem, doh, saved, dlse, options)
+    return sum_like(ds.masked_fill(bias <= MASKED, 0.0), bias)
+
+
+def _differentiate_scores(
+    problem: _Problem, doh: Tensor, saved: Saved, dlse: Tensor | None, options: Options
+) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Return the weights, dS behind the modifications, and the derivative of these."""
+    document = problem.document
+    _, _, _, out, lse = saved
+    oh = _heads_first(document.queries_of(out))
+    row_lse = document.rows_of(lse).to(doh.dtype).unsqueeze(-1)
+    logits, derivative = problem.scores(options)
+    weights = _weights(logits, row_lse)
+    delta = (doh * oh).sum(-1, keepdim=True)
+    if dlse is not None:
+        delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
+    delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be infinite there
+    dp = doh @ problem.v.transpose(-1, -2)
+    return weights, weights * (dp - delta), derivative
 
 
 def sink_gradients(
@@ -193,6 +215,8 @@ class _Problem(NamedTuple):
             logits, derivative = scores.softcap * capped, 1.0 - capped * capped
         if scores.alibi_slopes is not None:
             logits = logits - self._distances() * self.document.slopes_of(scores.alibi_slopes)
+        if scores.bias is not None:
+            logits = add_bias(logits, scores.bias)
         if self.visible is not None:
             logits = logits.masked_fill(~self.visible, -torch.inf)
         return logits, derivative

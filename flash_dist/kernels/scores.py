@@ -14,6 +14,8 @@ class Scores(NamedTuple):
     softcap: s becomes softcap * tanh(s / softcap); 0: it stays.
     alibi_slopes: [num_heads_q] or [batch, num_heads_q]; from the score of query i and key j
         slope * abs(i + seqlen_k - seqlen_q - j) is taken away.
+    bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], is added; -65504 and less
+        mask. Not with a softcap.
     sinks: [num_heads_q]; one more score of each row, behind the mask, that has no value. lse holds
         it.
     """
@@ -21,6 +23,7 @@ class Scores(NamedTuple):
     softcap: float = 0.0
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
+    bias: Tensor | None = None
 
     def of_entry(self, i: int) -> Scores:
         """Return the modifications of batch entry i."""

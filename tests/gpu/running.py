@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
     """Return out, lse, dq, dk, dv; free memory is full of NaN before."""
-    return _attend(problem, None, {**problem.options, **options}, poison=poison)
+    return _attend(problem, {}, {**problem.options, **options}, poison=poison)
 
 
 def attend_scored(
@@ -33,20 +33,21 @@ def attend_scored(
     poison: bool = True,
     **options: Any,  # noqa: ANN401 - of flash_attn_func
 ) -> dict[str, torch.Tensor]:
-    """Return the same with softcap, ALiBi and sinks, and dsinks if there are any."""
+    """Return the same with score modifications, and the gradients of sinks and of a bias."""
     problem = scored.problem
     assert problem.dlse is not None
     given = {**problem.options, **scored.options, **options}
-    return _attend(problem, scored.sinks, given, poison=poison)
+    return _attend(problem, scored.learned, given, poison=poison)
 
 
 def _attend(
-    problem: Problem, sinks: torch.Tensor | None, options: dict[str, Any], *, poison: bool
+    problem: Problem, learned: dict[str, torch.Tensor], options: dict[str, Any], *, poison: bool
 ) -> dict[str, torch.Tensor]:
     q, k, v = leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
-    if sinks is not None:
-        leaves.append(sinks.detach().requires_grad_())
-        options = {**options, "learnable_sink": leaves[-1]}
+    names = {"sinks": "learnable_sink", "bias": "bias"}
+    for name, x in learned.items():
+        leaves.append(x.detach().requires_grad_())
+        options = {**options, names[name]: leaves[-1]}
     if poison:
         poison_memory(problem.q.device)
     scale = problem.softmax_scale
@@ -56,8 +57,8 @@ def _attend(
     outputs = (out,) if problem.dlse is None else (out, lse)
     given = (problem.dout,) if problem.dlse is None else (problem.dout, problem.dlse)
     grads = torch.autograd.grad(outputs, leaves, given)
-    names = scores.NAMES[: 2 + len(leaves)]
-    return dict(zip(names, (out.detach(), lse.detach(), *grads), strict=True))
+    found = *scores.NAMES, *(f"d{name}" for name in learned)
+    return dict(zip(found, (out.detach(), lse.detach(), *grads), strict=True))
 
 
 def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 - of flash_attn_func

@@ -13,6 +13,7 @@
 //           of summation.
 #pragma once
 
+#include "core/bias.cuh"
 #include "core/bwd_load.cuh"
 #include "core/mask.cuh"
 #include "core/pipeline.cuh"
@@ -183,10 +184,16 @@ struct F32Dkdv {
         st, Rows::at(tiles.k, warp.row0(), warp.column0()), q_slice);
   }
 
-  // P^T in the place of S^T, after soft cap, ALiBi and mask.
+  // P^T in the place of S^T, after soft cap, ALiBi, bias and mask.
   __device__ __forceinline__ void exponentiate(Scores& pt, const F32DkdvItem& item,
                                                const Warp& warp, int s, int code) const {
-    if (p.scores.has_score_mod) apply_score_mod<Tanh::EXACT, true>(pt, p.scores, place(item, warp));
+    if (p.scores.has_score_mod) {
+      apply_score_mod<Tanh::EXACT, true>(pt, p.scores, place(item, warp));
+      add_bias<typename Config::T, true>(
+          pt, p.bias,
+          {work.batch, work.head + item.head_in_group, item.row0, work.key0 + warp.row0()},
+          p.seqlen_q, p.seqlen_k);
+    }
     if (code != TILE_FULL) {
       apply_mask_transposed(pt, work.mask(p, item.head_in_group), item.row0,
                             work.key0 + warp.row0(), code);

@@ -10,6 +10,7 @@
 //           of S or dP.
 #pragma once
 
+#include "core/bias.cuh"
 #include "core/block_iterators.cuh"
 #include "core/bwd_load.cuh"
 #include "core/mask.cuh"
@@ -126,7 +127,7 @@ struct F32DqRecompute {
   }
 
  private:
-  // Soft cap, ALiBi and the mask.
+  // Soft cap, ALiBi, bias and the mask.
   __device__ __forceinline__ void modify_scores(Scores& scores, Scores& dp, const Statistics& delta,
                                                 const Warp& warp, int j, int code) const {
     if (p.scores.has_score_mod) {
@@ -134,6 +135,9 @@ struct F32DqRecompute {
       apply_score_mod_to_both<Tanh::EXACT>(
           scores, dp, {{delta[0], delta[1]}}, p.scores,
           {alibi_slope(p.scores, block.batch, head), row0, key_blocks.key0(j)});
+      add_bias<typename Config::T>(
+          scores, p.bias, {block.batch, head, block.row0 + warp.row0(), key_blocks.key0(j)},
+          p.seqlen_q, p.seqlen_k);
     }
     if (code != TILE_FULL)
       apply_mask(scores, mask, block.row0 + warp.row0(), key_blocks.key0(j), code);

@@ -127,7 +127,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     commit_copies<Target>();
 
     if constexpr (decltype(masked)::value) {
-      modify_and_mask<Tanh::EXACT>(s, p, work, warp.row0(), j);
+      modify_and_mask<Tanh::EXACT, typename Config::T>(s, p, work, warp.row0(), j);
     }
     online_softmax<Offsets::ROUNDED>(s, o, state, scale_log2);
 

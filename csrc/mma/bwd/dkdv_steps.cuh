@@ -1,6 +1,7 @@
 // The steps of a warp of the dK/dV kernel for a stage of queries.
 #pragma once
 
+#include "core/bias.cuh"
 #include "core/bwd_load.cuh"
 #include "core/dkdv_items.cuh"
 #include "core/ds_scale.h"
@@ -82,6 +83,7 @@ struct DkdvStep {
   __device__ __forceinline__ void probabilities(Scores& pt, int sub, float scale_log2) const {
     constexpr int UNROLL = SCORE_MOD == ScoreMod::YES ? 2 : Config::UNROLL_S;
     pt.clear();
+    if (SCORE_MOD != ScoreMod::NO && p.bias.data != nullptr) begin_with_bias(pt, sub);
     gemm_abt<Target, T, Config::HEAD_DIM, UNROLL, MT, NT>(
         pt, a_k, by_query<Config::HEAD_DIM>(tiles.q(s)), sub);
     const bool has_score_mod =
@@ -146,6 +148,13 @@ struct DkdvStep {
   }
 
  private:
+  __device__ __forceinline__ void begin_with_bias(Scores& pt, int sub) const {
+    const DkdvWork& work = smem.work;
+    const int head = work.head + smem.stage[s].item.head_in_group;
+    add_bias<T, true, BeginWithBias>(
+        pt, p.bias, {work.batch, head, row0 + sub, work.key0 + warp.row0}, p.seqlen_q, p.seqlen_k);
+  }
+
   __device__ __forceinline__ ScorePlace place(int sub) const {
     const DkdvWork& work = smem.work;
     const int head = work.head + smem.stage[s].item.head_in_group;

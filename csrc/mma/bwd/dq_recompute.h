@@ -10,6 +10,7 @@
 // Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
 #pragma once
 
+#include "core/bias.cuh"
 #include "core/block_iterators.cuh"
 #include "core/bwd_load.cuh"
 #include "core/ds_scale.h"
@@ -74,6 +75,10 @@ struct DqRecompute {
       // S = Q @ K.T                                      [ROWS, SUB_N] per warp
       Scores ds;
       ds.clear();
+      if (p.bias.data != nullptr) {
+        add_bias<T, false, BeginWithBias>(
+            ds, p.bias, {block.batch, head, block.row0 + row0, key0 + sub}, p.seqlen_q, p.seqlen_k);
+      }
       gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(ds, a_q, by_key<HEAD_DIM>(tiles.k(s)), sub);
       // dP = dO @ V.T                                    [ROWS, SUB_N]
       Scores dp;

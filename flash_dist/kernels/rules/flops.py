@@ -41,6 +41,11 @@ def _count_masked_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
     return _count_backward(*call[:4])
 
 
+def _count_bias_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
+    """S again and dP = dO @ V.T."""
+    return _count_forward(*call[1:4])
+
+
 def _count_decode(q: Tensor, k: Tensor, v: Tensor | None, *call: Any, **_: object) -> int:  # noqa: ANN401
     """Those of `decode`: of the keys that the cache has, as far as the host may know."""
     seqlens, _, _, table, cu_seqlens_q, longest, seqlen_new = call[:7]
@@ -97,6 +102,8 @@ def _register() -> None:
         "attention_backward": _count_backward,
         "attention_masked": _count_masked,
         "attention_masked_backward": _count_masked_backward,
+        "attention_bias_backward": _count_bias_backward,
+        "attention_masked_bias_backward": _count_bias_backward,
         "decode": _count_decode,
     }
     for name, formula in formulas.items():

@@ -222,6 +222,16 @@ def _refuse_tokens(name: str, x: DTensor, placement: object) -> NoReturn:
     )
 
 
+def _require_no_bias(given: dict[str, Any]) -> None:
+    """Raise for a bias, whose broadcast axes no placement says."""
+    if given.get("bias") is not None:
+        raise complain(
+            TypeError,
+            "bias must be None for DTensors, got a tensor",
+            "`torch.distributed.tensor.experimental.local_map` runs a function of this rank's part",
+        )
+
+
 def _localize_mask(given: dict[str, Any], sharding: Sharding) -> None:
     """Replace a BlockMask by its part for this rank; raise for what has no parts."""
     if given.get("mask_data") is not None:
@@ -261,6 +271,7 @@ def _run(
     named = zip((one.name for one in schema.arguments), args, strict=False)
     given = dict(named) | (kwargs or {})
     with torch.no_grad():  # what DTensor does here has formulas of its own
+        _require_no_bias(given)
         sharding = Sharding.of(given)
         _localize_mask(given, sharding)
         q = given["q"]

@@ -40,9 +40,10 @@ Q, K, CACHE, BAND = half(2, 3, 4, 16), half(2, 6, 2, 16), half(4, 32, 2, 16), [0
 def fwd(q=Q, k=K, v=K, mask=BAND, packed=(None, None, 0, 0), data=None):
     return ops.attention(q, k, v, data, mask, *packed, 0.25, False)
 
-def scored(slopes=None, sinks=None):
+def scored(slopes=None, sinks=None, bias=None, softcap=0.0, match=False):
     packed = None, None, 0, 0
-    return ops.attention(Q, K, K, None, BAND, *packed, 0.25, False, 0.0, slopes, sinks)
+    last = softcap, slopes, sinks, match, bias
+    return ops.attention(Q, K, K, None, BAND, *packed, 0.25, False, *last)
 
 def decode(q=Q, k=CACHE, lengths=int32(3, 4), table=None, left=None, new=0, slopes=None):
     how = 0.25, -1, 0, 0, 0.0, slopes
@@ -84,6 +85,22 @@ REFUSED: Final = {
         "got int32 [1] on cuda:-1"
     ),
     "scored(slopes=torch.ones(3))": "alibi_slopes must have shape [4] or [2, 4], got [3]",
+    "scored(bias=half(2, 4, 3, 5))": (
+        "bias must broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], [2, 4, 3, 6], "
+        "got [2, 4, 3, 5]"
+    ),
+    "scored(bias=half(3, 6))": (
+        "bias must broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], [2, 4, 3, 6], got [3, 6]"
+    ),
+    "scored(bias=half(1, 1, 3, 6).double())": (
+        "bias must be float32 or float16 on cuda:-1, as q, got float64 [1, 1, 3, 6] on cuda:-1"
+    ),
+    "scored(bias=half(1, 1, 1, 1), softcap=1.5)": (
+        "bias must be None with softcap or match_kvcache, got a tensor"
+    ),
+    "scored(bias=half(1, 1, 1, 1), match=True)": (
+        "bias must be None with softcap or match_kvcache, got a tensor"
+    ),
     "scored(sinks=torch.ones(8)[::2])": (
         "sinks must be contiguous float32 on cuda:-1, got float32 [4] on cuda:-1, not contiguous"
     ),

@@ -1,0 +1,156 @@
+// The bias of a call: a number for each score, added behind soft cap and ALiBi. A number of MASKED or
+// less masks the score instead.
+#pragma once
+
+#include "core/accumulator.cuh"
+#include "core/params.h"
+#include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
+
+namespace flash_dist {
+
+// The lowest number of fp16: what masks made for 16 bits hold in place of -inf.
+constexpr float MASKED = -65504.0f;
+
+// For fp32: the bias behind the modifications. For 16 bits it comes before the product, whose sum then
+// begins with bias / softmax_scale: behind it the registers would not hold the addresses, too.
+struct AddBias {
+  __device__ __forceinline__ static void put(float& s, float bias, float) {
+    s = bias <= MASKED ? -INFINITY : s + bias;
+  }
+};
+struct BeginWithBias {
+  __device__ __forceinline__ static void put(float& s, float bias, float factor) {
+    s = bias <= MASKED ? -INFINITY : bias * factor;
+  }
+};
+
+// Which scores a warp has: of a batch entry and query head, queries from row0 and keys from key0 on.
+struct BiasPlace {
+  int batch, head, row0, key0;
+};
+
+// Elements of a bias, T or fp32.
+template <class T, bool IS_FP32>
+struct BiasElements {
+  static constexpr int BYTES = IS_FP32 ? 4 : 2;
+
+  __device__ __forceinline__ static float one(const uint8_t* at) {
+    if constexpr (IS_FP32) {
+      float x;
+      asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(at));
+      return x;
+    } else {
+      uint16_t x;
+      asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(at));
+      return unpack<T>(x).x;
+    }
+  }
+  __device__ __forceinline__ static float2 two(const uint8_t* at) {
+    if constexpr (IS_FP32) {
+      float2 r;
+      asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at));
+      return r;
+    } else {
+      uint32_t x;
+      asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(at));
+      return unpack<T>(x);
+    }
+  }
+};
+
+// x, which the compiler cannot compute ahead of a loop around this: the loop needs the registers.
+__device__ __forceinline__ int64_t fresh(int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
+// Adds the bias to the scores of queries from place.row0 on, keys along the columns. What lies beyond
+// the last query gets that of the last one, what lies beyond the last key nothing.
+template <class Elements, bool PAIRS, class Put, int MT, int NT>
+__device__ __forceinline__ void add_bias_rows(Accumulator<MT, NT>& s, const BiasParams& p,
+                                              const BiasPlace& place, int seqlen_q, int seqlen_k) {
+  const int lane = fresh_thread() % 32;
+  const int64_t row_stride = fresh(p.row), key_stride = PAIRS ? 1 : fresh(p.key);
+  const int key = place.key0 + lane % 4 * 2;
+  const uint8_t* head =
+      static_cast<const uint8_t*>(p.data) +
+      Elements::BYTES * (place.batch * p.batch + place.head * p.head + key * key_stride);
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = min(place.row0 + m * 16 + h * 8 + lane / 4, seqlen_q - 1);
+      const uint8_t* at = head + Elements::BYTES * (row * row_stride);
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        float2 bias{0.0f, 0.0f};
+        if constexpr (PAIRS) {
+          if (key + n * 8 < seqlen_k) bias = Elements::two(at + Elements::BYTES * n * 8);
+        } else {
+          const uint8_t* here = at + Elements::BYTES * (n * 8 * key_stride);
+          if (key + n * 8 < seqlen_k) bias.x = Elements::one(here);
+          if (key + n * 8 + 1 < seqlen_k) {
+            bias.y = Elements::one(here + Elements::BYTES * key_stride);
+          }
+        }
+        Put::put(s.x[m][n][2 * h], bias.x, p.factor);
+        Put::put(s.x[m][n][2 * h + 1], bias.y, p.factor);
+      }
+    }
+}
+
+// The same of S^T: keys along the rows.
+template <class Elements, class Put, int MT, int NT>
+__device__ __forceinline__ void add_bias_columns(Accumulator<MT, NT>& st, const BiasParams& p,
+                                                 const BiasPlace& place, int seqlen_q,
+                                                 int seqlen_k) {
+  const int lane = fresh_thread() % 32;
+  const int64_t row_stride = fresh(p.row), key_stride = fresh(p.key);
+  const int key = place.key0 + lane / 4;
+  const uint8_t* head =
+      static_cast<const uint8_t*>(p.data) +
+      Elements::BYTES * (place.batch * p.batch + place.head * p.head + key * key_stride);
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int row = min(place.row0 + n * 8 + lane % 4 * 2 + e, seqlen_q - 1);
+      const uint8_t* at = head + Elements::BYTES * (row * row_stride);
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int down = m * 16 + h * 8;
+          float bias = 0.0f;
+          if (key + down < seqlen_k)
+            bias = Elements::one(at + Elements::BYTES * (down * key_stride));
+          Put::put(st.x[m][n][2 * h + e], bias, p.factor);
+        }
+    }
+}
+
+// Adds the bias of a call, if it has one.
+template <class T, bool TRANSPOSED = false, class Put = AddBias, int MT, int NT>
+__device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const BiasParams& p,
+                                         const BiasPlace& place, int seqlen_q, int seqlen_k) {
+  constexpr bool HAS_16_BITS = std::is_same_v<T, Fp16> || std::is_same_v<T, Bf16>;
+  const auto add = [&](auto elements) {
+    using Elements = decltype(elements);
+    if constexpr (TRANSPOSED) {
+      add_bias_columns<Elements, Put>(s, p, place, seqlen_q, seqlen_k);
+    } else if (p.in_pairs) {
+      add_bias_rows<Elements, true, Put>(s, p, place, seqlen_q, seqlen_k);
+    } else {
+      add_bias_rows<Elements, false, Put>(s, p, place, seqlen_q, seqlen_k);
+    }
+  };
+  if (p.data == nullptr) return;
+  if (!HAS_16_BITS || p.is_fp32) {
+    add(BiasElements<T, true>{});
+  } else if constexpr (HAS_16_BITS) {
+    add(BiasElements<T, false>{});
+  }
+}
+
+}  // namespace flash_dist

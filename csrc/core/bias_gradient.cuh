@@ -1,0 +1,341 @@
+// The gradient of a bias, dS summed over the axes along which the bias is broadcast.
+//
+//   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dBias += dS
+//
+// Grid      x = key tile, query tile, head and batch entry of the bias, split.
+// Block     4 warps, each owning 16 queries of a tile of 64 x 64 scores. A block goes through all
+//           batch entries and query heads that share its elements, in ascending order, or through
+//           one split of them: dBias stays in registers, and is written once.
+// Shared    2 stages of 64 columns of Q and K, or of dO and V.
+#pragma once
+
+#include "core/bias.cuh"
+#include "core/config.h"
+#include "core/ds_scale.h"
+#include "core/mask.cuh"
+#include "core/pipeline.cuh"
+#include "core/scores.cuh"
+#include "core/sequence.cuh"
+#include "core/tile.cuh"
+#include "native/entry.h"
+
+namespace flash_dist {
+
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  static constexpr int BLOCK_M = BIAS_TILE, BLOCK_N = BIAS_TILE;
+  static constexpr int COLUMNS = 64;  // of the head_dim at a time
+  static constexpr int STAGES = 2;
+  static_assert(Plan::WARPS * 16 == BLOCK_M && BIAS_TILE == MASK_TILE);
+
+  struct Stage {
+    alignas(128) Element<T> a[BLOCK_M * COLUMNS];  // of Q or dO
+    alignas(128) Element<T> b[BLOCK_N * COLUMNS];  // of K or V
+  };
+  struct Smem {
+    Stage stage[STAGES];  // later the warps' sums over their queries
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
+};
+
+// The elements of a block, and who shares them.
+struct BiasBlock {
+  int key_tile, query_tile, head, batch;  // of the bias
+  int64_t part;                           // number of the split, head and batch entry
+  int first, end;                         // visits
+
+  __device__ __forceinline__ explicit BiasBlock(const BiasGradientParams& p) {
+    int rest = fresh_block();
+    key_tile = rest % p.key_tiles;
+    rest /= p.key_tiles;
+    query_tile = rest % p.query_tiles;
+    part = rest /= p.query_tiles;
+    head = rest % p.heads;
+    rest /= p.heads;
+    batch = rest % p.batches;
+    const int split = rest / p.batches;
+    const int64_t visits = p.visits;
+    first = static_cast<int>(visits * split / p.splits);
+    end = static_cast<int>(visits * (split + 1) / p.splits);
+  }
+};
+
+// A visit: a batch entry and query head that share the elements.
+struct BiasVisit {
+  int batch, head;
+
+  __device__ __forceinline__ BiasVisit(const BiasGradientParams& p, const BiasBlock& block,
+                                       int number) {
+    const int num_heads_q = p.p.num_heads_kv * p.p.group;
+    const int heads = p.heads == 1 ? num_heads_q : 1;  // that share them
+    batch = p.batches == 1 ? number / heads : block.batch;
+    head = p.heads == 1 ? number % heads : block.head;
+  }
+};
+
+// The mask's code of the tile of scores from row0 and key0 on.
+__device__ __forceinline__ int code_of_tile(const Mask& mask, int row0, int key0) {
+  if (!mask.is_list()) {
+    const KeyRange range = mask.range(row0, MASK_TILE);
+    if (!range.touches(key0, MASK_TILE)) return TILE_EMPTY;
+    return range.covers(key0, MASK_TILE) ? TILE_FULL : TILE_ROWS;
+  }
+  const TileList& list = mask.p.by_query[0];
+  const int* ends = list.begin + mask.plane * mask.p.query_tiles + row0 / MASK_TILE;
+  int low = ends[0], high = ends[1];
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    const int4 entry = list.entries[middle];
+    if (entry.x == key0 / MASK_TILE) return entry.y;
+    if (entry.x < key0 / MASK_TILE) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return TILE_EMPTY;
+}
+
+// Products: the family's. multiply(c, a, b) adds A @ B^T over COLUMNS columns: rows of the warp at
+// address a, those of the block at b.
+template <class Config, class Products>
+struct BiasGradient {
+  using T = typename Config::T;
+  using E = Element<T>;
+  static constexpr int COLUMNS = Config::COLUMNS;
+  static constexpr int NT = Config::BLOCK_N / 8;
+  using Scores = Accumulator<1, NT>;
+  using Stage = typename Config::Stage;
+
+  const BiasGradientParams& params;
+  const BwdParams& p;
+  const uint32_t stages;
+  const BiasBlock block;
+  const int row0, key0;  // of the tile
+  const int warp_row0;
+  const int steps_qk, steps;  // of a visit
+
+  __device__ __forceinline__ BiasGradient(const BiasGradientParams& all,
+                                          typename Config::Smem& smem)
+      : params(all),
+        p(all.p),
+        stages(shared_address(&smem)),
+        block(all),
+        row0(block.query_tile * BIAS_TILE),
+        key0(block.key_tile * BIAS_TILE),
+        warp_row0(threadIdx.x / 32 * 16),
+        steps_qk((p.head_dim + COLUMNS - 1) / COLUMNS),
+        steps(steps_qk + (p.head_dim_v + COLUMNS - 1) / COLUMNS) {}
+
+  __device__ __forceinline__ Mask mask_of(const BiasVisit& visit) const {
+    const Sequence sequence(0, 0, p.seqlen_q, p.seqlen_k);
+    return Mask(p.mask, MaskPlace(p.mask, sequence, visit.batch, visit.head));
+  }
+
+  __device__ __forceinline__ uint32_t a(int s) const {
+    return stages + s * static_cast<int>(sizeof(Stage));
+  }
+  __device__ __forceinline__ uint32_t b(int s) const {
+    return a(s) + static_cast<int>(offsetof(Stage, b));
+  }
+
+  // The copies of one step.
+  struct Copies {
+    OperandCopy<Config, Config::BLOCK_M, COLUMNS> a;
+    OperandCopy<Config, Config::BLOCK_N, COLUMNS> b;
+  };
+
+  // Starts the copies of a step of a visit.
+  __device__ __forceinline__ void fetch(Copies& copies, int number, int step, int s) const {
+    const BiasVisit visit(params, block, number);
+    const int head_kv = visit.head / p.group;
+    const int head_in_group = visit.head - head_kv * p.group;
+    const RowSpan exist = mask_of(visit).keys_that_exist(visit.batch);
+    const RowSpan queries{0, p.seqlen_q - row0}, keys{exist.first - key0, exist.end - key0};
+    const bool first = step < steps_qk;
+    const View& rows = first ? p.q : p.dout;
+    const View& columns = first ? p.k : p.v;
+    const int column = (first ? step : step - steps_qk) * COLUMNS;
+    const int left = (first ? p.head_dim : p.head_dim_v) - column;
+    copies.a.fetch(
+        a(s), head_begin<E>(rows, visit.batch, head_kv, head_in_group) + row0 * rows.row + column,
+        rows.row, queries, left);
+    copies.b.fetch(b(s),
+                   head_begin<E>(columns, visit.batch, head_kv, 0) + key0 * columns.row + column,
+                   columns.row, keys, left);
+  }
+
+  // dBias += P * (dP - delta), from S and dP.
+  __device__ __forceinline__ void add(Scores& sum, Scores& s, const Scores& dp, int number) const {
+    const BiasVisit visit(params, block, number);
+    const Mask mask = mask_of(visit);
+    const int code = code_of_tile(mask, row0, key0);
+    if (code == TILE_EMPTY) return;
+    const int first = row0 + warp_row0;
+    apply_score_mod<Tanh::FAST>(
+        s, p.scores,
+        {alibi_slope(p.scores, visit.batch, visit.head), first + p.seqlen_k - p.seqlen_q, key0});
+    if constexpr (sizeof(E) > 2) begin_or_add<AddBias>(s, visit);
+    if (code != TILE_FULL) apply_mask(s, mask, first, key0, code);
+    const float scale_log2 = p.scores.scale * LOG2_E;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int64_t row =
+          statistics_begin(p, visit.batch, visit.head, 0) + first + h * 8 + threadIdx.x % 32 / 4;
+      const float lse = p.lse_log2[row];  // +inf of rows that do not exist
+      const float delta = p.delta[row] * (1.0f / DS_SCALE<T>);
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          const float weight = exp2_approx(fmaf(s.x[0][n][e], scale_log2, -lse));
+          // Of a masked score V may be anything.
+          if (weight != 0.0f) sum.x[0][n][e] += weight * (dp.x[0][n][e] - delta);
+        }
+    }
+  }
+
+  // Writes dBias, [splits, batches, heads, queries, keys], where the last two axes are tiles if the
+  // bias is broadcast along them.
+  __device__ __forceinline__ void store(Scores& sum, float* shared) const {
+    const int lane = threadIdx.x % 32;
+    const int keys = params.sums_keys ? params.key_tiles : p.seqlen_k;
+    const int queries = params.sums_queries ? params.query_tiles : p.seqlen_q;
+    float* out = params.parts + block.part * queries * keys;
+    if (params.sums_keys) sum_keys(sum);
+    if (params.sums_queries) {
+      sum_queries(sum, shared);
+      const int key = threadIdx.x;
+      if (key >= BIAS_TILE) return;
+      float x = 0.0f;
+#pragma unroll
+      for (int warp = 0; warp < Config::WARPS; ++warp) x += shared[warp * BIAS_TILE + key];
+      out += static_cast<int64_t>(block.query_tile) * keys;
+      if (!params.sums_keys && key0 + key < keys) out[key0 + key] = x;
+      if (params.sums_keys && key == 0) out[block.key_tile] = x;
+      return;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row0 + warp_row0 + h * 8 + lane / 4;
+      if (row >= queries) continue;
+      float* at = out + static_cast<int64_t>(row) * keys;
+      if (params.sums_keys) {
+        if (lane % 4 == 0) at[block.key_tile] = sum.x[0][0][2 * h];
+        continue;
+      }
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int key = key0 + n * 8 + lane % 4 * 2 + e;
+          if (key < keys) at[key] = sum.x[0][n][2 * h + e];
+        }
+    }
+  }
+
+  // The bias of the warp's scores, before the product of 16 bits.
+  __device__ __forceinline__ void begin(Scores& s, int number) const {
+    s.clear();
+    if constexpr (sizeof(E) == 2) begin_or_add<BeginWithBias>(s, {params, block, number});
+  }
+
+ private:
+  template <class Put>
+  __device__ __forceinline__ void begin_or_add(Scores& s, const BiasVisit& visit) const {
+    const BiasPlace place{visit.batch, visit.head, row0 + warp_row0, key0};
+    add_bias<T, false, Put>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
+  }
+
+  // The sum of a row's scores to the place of each lane's first one; 0 to the others.
+  __device__ __forceinline__ static void sum_keys(Scores& sum) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float x = 0.0f;
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        x += sum.x[0][n][2 * h] + sum.x[0][n][2 * h + 1];
+        sum.x[0][n][2 * h] = sum.x[0][n][2 * h + 1] = 0.0f;
+      }
+      x += __shfl_xor_sync(0xffffffffu, x, 1);
+      x += __shfl_xor_sync(0xffffffffu, x, 2);
+      sum.x[0][0][2 * h] = x;
+    }
+  }
+
+  // The sums of a warp's queries for each key to shared memory, [warp, key].
+  __device__ __forceinline__ static void sum_queries(const Scores& sum, float* shared) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float x = sum.x[0][n][e] + sum.x[0][n][2 + e];
+#pragma unroll
+        for (int i = 4; i < 32; i *= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
+        if (lane < 4) shared[threadIdx.x / 32 * BIAS_TILE + n * 8 + lane * 2 + e] = x;
+      }
+    __syncthreads();
+  }
+};
+
+template <class Config, class Products>
+__device__ __forceinline__ void bias_gradient_block(const BiasGradientParams& params) {
+  using Target = typename Config::Target;
+  using Kernel = BiasGradient<Config, Products>;
+  using Scores = typename Kernel::Scores;
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const Kernel kernel(params, smem);
+  const BiasBlock& block = kernel.block;
+  int visits = block.end - block.first;
+  const MaskParams& mask = params.p.mask;
+  if (mask.batch_planes == 0 && mask.head_planes == 0) {  // all see the same
+    const Mask all = kernel.mask_of(BiasVisit(params, block, block.first));
+    if (code_of_tile(all, kernel.row0, kernel.key0) == TILE_EMPTY) visits = 0;
+  }
+  Scores sum, s, dp;
+  sum.clear();
+  typename Kernel::Copies copies;
+  int next = block.first, next_step = 0;  // to fetch
+  int number = block.first, step = 0;     // to compute
+  run_pipeline<Target, Config::STAGES>(
+      visits * kernel.steps,
+      [&](int, int stage) {
+        kernel.fetch(copies, next, next_step, stage);
+        if (++next_step == kernel.steps) next_step = 0, ++next;
+      },
+      [&](int stage) {
+        copies.a.land(kernel.a(stage));
+        copies.b.land(kernel.b(stage));
+      },
+      [&](int, int stage) {
+        if (step == 0) {
+          kernel.begin(s, number);
+          dp.clear();
+        }
+        const uint32_t a = kernel.a(stage), b = kernel.b(stage);
+        if (step < kernel.steps_qk) {
+          Products::multiply(s, a, kernel.warp_row0, b);
+        } else {
+          Products::multiply(dp, a, kernel.warp_row0, b);
+        }
+        if (++step < kernel.steps) return;
+        kernel.add(sum, s, dp, number);
+        step = 0;
+        ++number;
+      });
+  if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
+  __syncthreads();  // the stages are read
+  kernel.store(sum, reinterpret_cast<float*>(smem_bytes));
+}
+
+template <class Config>
+cudaError_t launch_bias_gradient(const void* kernel, const void* params, cudaStream_t stream) {
+  const auto& p = *static_cast<const BiasGradientParams*>(params);
+  const int64_t tiles = int64_t{p.query_tiles} * p.key_tiles;
+  return launch_1d<Config>(kernel, params, tiles * p.batches * p.heads * p.splits, stream);
+}
+
+}  // namespace flash_dist

@@ -1,0 +1,242 @@
+"""The bias of scores on the CPU: gradients, what it hides, graphs, and refusals."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, Final
+
+import pytest
+import torch
+
+import flash_dist
+from flash_dist.errors import FlashDistError
+from flash_dist.masks import BlockMask, IntervalMask
+
+Tensor = torch.Tensor
+flash_attn_func: Any = flash_dist.flash_attn_func
+BATCH, HEADS, QUERIES, KEYS = FULL = 2, 2, 3, 4
+SHAPES: Final = [
+    tuple(n if takes else 1 for n, takes in zip(FULL, taken, strict=True))
+    for taken in product((False, True), repeat=4)
+]
+INF: Final = torch.inf
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=dtype)
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """q of two heads, k and v of one: leaves."""
+    made = [draw(BATCH, QUERIES, HEADS, 8), *(draw(BATCH, KEYS, 1, 8, seed=i) for i in (1, 2))]
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "slopes": {"alibi_slopes": torch.tensor([0.5, 0.25])},
+    "sinks": {"learnable_sink": torch.tensor([0.3, -1.0])},
+    "mask": {"mask": BlockMask.from_dense(torch.ones(QUERIES, KEYS).tril(1).bool())},
+    "intervals": {
+        "mask": IntervalMask.of(torch.tensor([0, 1, 1]), torch.tensor([3, 4, 3]), seqlen_k=KEYS)
+    },
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_are_those_of_the_formula(
+    shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = flash_attn_func(q, k, v, bias=bias, return_lse=True, **options)
+        return out, lse
+
+    bias = draw(*shape, seed=3).requires_grad_()
+    for which in (slice(None), slice(1), slice(1, None)):  # both, out, lse
+        assert torch.autograd.gradcheck(
+            lambda *x, which=which: attend(*x)[which], (*inputs(), bias), fast_mode=True
+        )
+
+
+def test_fewer_dimensions_are_those_of_the_end() -> None:
+    bias = draw(QUERIES, KEYS, seed=3).requires_grad_()
+    q, k, v = inputs()
+    out = flash_attn_func(q, k, v, bias=bias)
+    assert torch.equal(out, flash_attn_func(q, k, v, bias=bias[None, None]))
+    (gradient,) = torch.autograd.grad(out.sum(), bias)
+    assert gradient.shape == bias.shape
+
+
+@pytest.mark.parametrize("expanded", [0, 1, 2, 3])
+def test_a_leaf_that_is_expanded_gets_the_sum(expanded: int) -> None:
+    shape = [n if i != expanded else 1 for i, n in enumerate(FULL)]
+    leaf, copies = draw(*shape, seed=3).requires_grad_(), draw(*shape, seed=3).expand(FULL).clone()
+    q, k, v = inputs()
+    dout = draw(*q.shape, seed=5)
+    (got,) = torch.autograd.grad(flash_attn_func(q, k, v, bias=leaf.expand(FULL)), leaf, dout)
+    copies.requires_grad_()
+    (each,) = torch.autograd.grad(flash_attn_func(q, k, v, bias=copies), copies, dout)
+    torch.testing.assert_close(got, each.sum(expanded, keepdim=True))
+    shared = draw(*shape, seed=3).expand(FULL).requires_grad_()  # a leaf of one memory
+    (alike,) = torch.autograd.grad(flash_attn_func(q, k, v, bias=shared), shared, dout)
+    torch.testing.assert_close(alike, each)
+
+
+@pytest.mark.parametrize("low", [-INF, -65504.0, -2.3819763e38])
+def test_low_numbers_hide_keys(low: float) -> None:
+    hidden = torch.zeros(QUERIES, KEYS, dtype=torch.bool)
+    hidden[0, 1] = hidden[2, :3] = hidden[1] = True  # the second query sees none
+    bias = (
+        draw(QUERIES, KEYS, seed=3, dtype=torch.float32).masked_fill(hidden, low).requires_grad_()
+    )
+    kept = bias.detach().masked_fill(hidden, 0.0)
+    q, k, v = inputs(torch.float32)
+    mask = BlockMask.from_dense(~hidden)
+    out, lse = flash_attn_func(q, k, v, bias=bias, return_lse=True)
+    want, want_lse = flash_attn_func(q, k, v, bias=kept, mask=mask, return_lse=True)
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+    assert not out[:, 1].any()
+    assert bool((lse[:, :, 1] == -INF).all())
+    dout = draw(*out.shape, seed=4, dtype=torch.float32)
+    *got, dbias = torch.autograd.grad(out, (q, k, v, bias), dout)
+    assert not dbias[hidden].any()
+    for one, other in zip(got, torch.autograd.grad(want, (q, k, v), dout), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_higher_number_is_added() -> None:
+    q, k, v = (x.detach() for x in inputs(torch.float32))
+    bias = torch.full((QUERIES, KEYS), -10000.0)
+    got, want = flash_attn_func(q, k, v, bias=bias), flash_attn_func(q, k, v)
+    torch.testing.assert_close(got, want, atol=4e-3, rtol=0.0)  # 10000 is exact to 2^-10
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, INF])
+def test_nan_and_inf_make_nan_of_their_row_alone(wrong: float) -> None:
+    bias = torch.zeros(QUERIES, KEYS)
+    bias[1, 2] = wrong
+    q, k, v = (x.detach() for x in inputs(torch.float32))
+    out = flash_attn_func(q, k, v, bias=bias)
+    assert bool(out[:, 1].isnan().all())
+    assert torch.equal(out[:, ::2], flash_attn_func(q, k, v)[:, ::2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("of_q", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_bias_of_any_dtype_has_a_gradient_of_its_own(
+    of_q: torch.dtype, dtype: torch.dtype
+) -> None:
+    bias = draw(1, HEADS, QUERIES, KEYS, seed=3).to(dtype).requires_grad_()
+    out = flash_attn_func(*inputs(of_q), bias=bias)
+    (gradient,) = torch.autograd.grad(out.float().square().sum(), bias)
+    assert gradient.dtype == dtype
+    exact = bias.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(flash_attn_func(*inputs(), bias=exact).square().sum(), exact)
+    torch.testing.assert_close(gradient.double(), want, atol=0.05, rtol=0.05)
+
+
+def test_one_key_has_no_gradient_but_that_of_lse() -> None:
+    q, k, v = (x[:, :1] for x in inputs())
+    bias = draw(1, HEADS, 1, 1).requires_grad_()
+    out, lse = flash_attn_func(q, k, v, bias=bias, return_lse=True)
+    assert not torch.autograd.grad(out.sum(), bias, retain_graph=True)[0].any()
+    torch.testing.assert_close(torch.autograd.grad(lse.sum(), bias)[0], torch.full_like(bias, 2.0))
+
+
+@pytest.mark.parametrize("mask", ["full", "mask"])
+def test_graphs_have_the_same_gradients(mask: str) -> None:
+    options = OPTIONS[mask]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:  # noqa: ANN401
+        return flash_attn_func(q, k, v, bias=bias, return_lse=True, **options)
+
+    bias = draw(1, HEADS, QUERIES, KEYS, seed=3).requires_grad_()
+    tensors = *inputs(), bias
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    results = []
+    for call in (attend, compiled):
+        out, lse = call(*tensors)
+        results.append((out, lse, *torch.autograd.grad(out.sum() + lse.sum(), tensors)))
+    for eager, traced in zip(*results, strict=True):
+        torch.testing.assert_close(traced, eager)
+
+
+def test_an_exported_program_takes_a_bias() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+            out: Tensor = flash_attn_func(q, k, v, bias=bias)
+            return out
+
+    tensors = *(x.detach() for x in inputs()), draw(1, 1, QUERIES, KEYS, seed=3)
+    program = torch.export.export(Model(), tensors).module()
+    bias = tensors[3].requires_grad_()
+    out, want = program(*tensors), flash_attn_func(*tensors[:3], bias=bias)
+    assert torch.equal(out, want)
+    for x, y in zip(
+        torch.autograd.grad(out.sum(), bias), torch.autograd.grad(want.sum(), bias), strict=True
+    ):
+        assert torch.equal(x, y)
+
+
+# --- Refusals ------------------------------------------------------------------------------------
+
+ANY: Final = torch.zeros(QUERIES, KEYS, dtype=torch.float64)
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "list": ({"bias": [0.0]}, TypeError, r"bias must be a torch\.Tensor, got list"),
+    "bool": (
+        {"bias": ANY.bool()},
+        TypeError,
+        r"bias must be of floating point, got bool(?s:.)*mask=",
+    ),
+    "whole": ({"bias": ANY.int()}, TypeError, r"bias must be of floating point, got int32"),
+    "keys": (
+        {"bias": ANY[:, :3]},
+        ValueError,
+        r"bias must broadcast to .*, \[2, 2, 3, 4\], got shape \[3, 3\]",
+    ),
+    "dimensions": ({"bias": ANY[None, None, None]}, ValueError, r"got shape \[1, 1, 1, 3, 4\]"),
+    "device": ({"bias": ANY.to("meta")}, ValueError, "bias must be on cpu, .* got meta"),
+    "softcap": ({"bias": ANY, "softcap": 1.5}, ValueError, "bias must be None with a softcap"),
+    "match": ({"bias": ANY, "match_kvcache": True}, ValueError, "must be False with a bias"),
+}
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals_name_the_value(
+    options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        flash_attn_func(*inputs(), **options)
+
+
+def test_packed_sequences_and_caches_have_no_bias() -> None:
+    ends = torch.tensor([0, QUERIES], dtype=torch.int32)
+    q, k, v = (x[0, :QUERIES] for x in inputs())
+    with pytest.raises(TypeError, match="bias"):
+        flash_dist.flash_attn_varlen_func(q, k, v, ends, ends, 3, 3, bias=ANY)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="bias"):
+        flash_dist.flash_attn_with_kvcache(*inputs(), bias=ANY)  # type: ignore[call-overload]
+
+
+def test_transforms_are_refused() -> None:
+    q, k, v = (x.detach() for x in inputs())
+
+    def total(bias: Tensor) -> Tensor:
+        out: Tensor = flash_attn_func(q, k, v, bias=bias)
+        return out.sum()
+
+    with pytest.raises(FlashDistError, match=r"bias must be used outside of torch\.func"):
+        torch.func.grad(total)(ANY)
+
+
+def test_there_is_no_second_derivative() -> None:
+    bias = draw(QUERIES, KEYS).requires_grad_()
+    (gradient,) = torch.autograd.grad(
+        flash_attn_func(*inputs(), bias=bias).sum(), bias, create_graph=True
+    )
+    with pytest.raises((FlashDistError, RuntimeError)):
+        torch.autograd.grad(gradient.sum(), bias)
