@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..kernels.problem import Problem
+from ..kernels.scores import Scores
 from ..masks.inputs import require_bool
 from .arguments import choose_scale, prepare_inputs, require_tensor
 from .autograd import attend
 from .layouts import DENSE, TORCH
+from .scores import read_bias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +24,7 @@ def attend_heads_first(
     scale: float | None,
     *,
     enable_gqa: bool,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of 4-D tensors in torch's layout. Nothing is copied: axes are swapped.
 
@@ -31,6 +34,7 @@ def attend_heads_first(
         mask: Which keys each query sees.
         scale: Factor on the scores, None for head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.
+        bias: Numbers that are added to the scores.
     """
     query, key, value = tensors
     require_bool("enable_gqa", enable_gqa)
@@ -46,7 +50,11 @@ def attend_heads_first(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     q, k, v = prepare_inputs(q, k, v, DENSE, TORCH)
     softmax_scale = choose_scale(scale, q.shape[-1], "scale")
-    out, lse = attend(q, k, v, Problem.of(q, mask, softmax_scale))
+    scores = None
+    if bias is not None:
+        shape = batch, query.shape[1], query.shape[2], key.shape[2]
+        scores = Scores(bias=read_bias("attn_mask", bias, q, shape))
+    out, lse = attend(q, k, v, Problem.of(q, mask, softmax_scale, scores=scores))
     return out.transpose(1, 2), lse
 
 

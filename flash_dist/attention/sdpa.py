@@ -31,8 +31,8 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
 ) -> Tensor:
     """Attention as torch's function of this name computes it, but deterministic.
 
-    A row that sees no key is zero. `flash_attn_func` describes dtypes, strides, the workspace of
-    the backward and what may change bits.
+    A row that sees no key is zero, also one of which floats hide all. `flash_attn_func` describes
+    dtypes, strides, the workspace of the backward and what may change bits.
 
     A boolean attn_mask is converted to a BlockMask in its first call. That waits for the GPU and
     works on the host; later calls with the same, unchanged tensor object find the result. A tensor
@@ -45,7 +45,8 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
         attn_mask: Which keys each query sees: a BlockMask, an IntervalMask, or booleans that
-            broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True where the key is seen.
+            broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True where the key is seen. Or
+            floats that do, the `bias` of `flash_attn_func`; they are not read on the host.
         dropout_p: Must be 0.
         is_causal: Query i sees key j if j <= i: the mask is aligned to the top left, as in torch.
         scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
@@ -74,8 +75,12 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     unbatched = query.dim() == 3  # noqa: PLR2004
     if unbatched:
         query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+    bias = None
+    if isinstance(attn_mask, torch.Tensor) and attn_mask.is_floating_point():
+        attn_mask, bias = None, attn_mask
     mask = _TOP_LEFT if is_causal else _read_mask(attn_mask, query, key)
-    out, _ = attend_heads_first((query, key, value), mask, scale, enable_gqa=enable_gqa)
+    tensors = query, key, value
+    out, _ = attend_heads_first(tensors, mask, scale, enable_gqa=enable_gqa, bias=bias)
     return out.squeeze(0) if unbatched else out
 
 
@@ -98,11 +103,9 @@ def _read_mask(
         message = f"attn_mask must be a flash_dist.BlockMask or a torch.Tensor, got {kind}"
         raise TypeError(message)
     if mask.dtype != torch.bool:
-        shown = "attn_mask == 0" if mask.dtype.is_floating_point else "attn_mask.bool()"
         message = (
-            "attn_mask must be a flash_dist.BlockMask or bool, "
-            f"got {dtype_name(mask.dtype)}: there are no kernels that add a bias"
-            f"\n\nhint: pass `{shown}` if it only hides keys"
+            "attn_mask must be a flash_dist.BlockMask, or of bool or floating point, got "
+            f"{dtype_name(mask.dtype)}\n\nhint: pass `attn_mask.bool()` if it hides keys"
         )
         raise TypeError(message)
     return convert_dense(mask, (*query.shape[:3], key.shape[2]))

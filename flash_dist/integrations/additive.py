@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-import torch
+from ..kernels.bias import MASKED
 
-Tensor = torch.Tensor
-
-# Added to scores, this and less masks a key in a softmax in float32 over more than one key.
-MASKED: Final = torch.finfo(torch.float16).min
-
-_LOW: Final = -1000.0  # from here on a number is meant to mask a key, even if it is too small to
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def read_added(mask: Tensor) -> Tensor | None:
@@ -22,13 +18,3 @@ def read_added(mask: Tensor) -> Tensor | None:
     """
     masked = mask <= MASKED
     return ~masked if bool((masked | (mask == 0)).all()) else None
-
-
-def find_low(mask: Tensor) -> float | None:
-    """Return a number that is too small to mask a key, such as -10000, None for a real bias.
-
-    Args:
-        mask: Numbers of which `read_added` made nothing.
-    """
-    highest = float(mask[mask != 0].max())
-    return highest if highest <= _LOW else None

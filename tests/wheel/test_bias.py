@@ -7,13 +7,20 @@ from typing import Any, Final
 
 import pytest
 import torch
+from torch.nn import functional
 
 import flash_dist
+from flash_dist.attention import sdpa
 from flash_dist.errors import FlashDistError
-from flash_dist.masks import BlockMask, IntervalMask
+from flash_dist.integrations.diffusers import attention as diffusers
+from flash_dist.integrations.transformers.attention import attention_forward
+from flash_dist.integrations.transformers.host import Padding, see
+from flash_dist.masks import Band, BlockMask, IntervalMask
 
 Tensor = torch.Tensor
 flash_attn_func: Any = flash_dist.flash_attn_func
+scaled_dot_product_attention: Any = sdpa.scaled_dot_product_attention
+torchs: Any = functional
 BATCH, HEADS, QUERIES, KEYS = FULL = 2, 2, 3, 4
 SHAPES: Final = [
     tuple(n if takes else 1 for n, takes in zip(FULL, taken, strict=True))
@@ -30,6 +37,11 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """q of two heads, k and v of one: leaves."""
     made = [draw(BATCH, QUERIES, HEADS, 8), *(draw(BATCH, KEYS, 1, 8, seed=i) for i in (1, 2))]
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+def heads_first(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    made = [draw(BATCH, HEADS, n, 8, seed=n + i) for i, n in enumerate((QUERIES, KEYS, KEYS))]
     return [x.to(dtype).requires_grad_() for x in made]
 
 
@@ -182,6 +194,43 @@ def test_an_exported_program_takes_a_bias() -> None:
         assert torch.equal(x, y)
 
 
+# --- torch's function ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(QUERIES, KEYS), *SHAPES], ids=str)
+def test_float_masks_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    mask = draw(*shape, seed=3).requires_grad_()
+    tensors = *heads_first(), mask
+    dout = draw(BATCH, HEADS, QUERIES, 8, seed=9)
+    results = []
+    for attend in (torchs.scaled_dot_product_attention, scaled_dot_product_attention):
+        out = attend(*tensors)
+        results.append((out, *torch.autograd.grad(out, tensors, dout)))
+    with flash_dist.sdpa():
+        out = torchs.scaled_dot_product_attention(*tensors)
+    results.append((out, *torch.autograd.grad(out, tensors, dout)))
+    for want, *others in zip(*results, strict=True):
+        for got in others:
+            torch.testing.assert_close(got, want)
+    assert torch.equal(results[1][0], results[2][0])
+
+
+def test_sdpa_serves_float_masks_in_a_graph() -> None:
+    query, key, value = (x.detach() for x in heads_first())
+    mask = draw(QUERIES, KEYS, seed=3)
+    mask[1] = -INF
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def attend(*tensors: Tensor) -> Tensor:
+        out: Tensor = torchs.scaled_dot_product_attention(*tensors)
+        return out
+
+    with flash_dist.sdpa():
+        out = attend(query, key, value, mask)
+    assert torch.equal(out, scaled_dot_product_attention(query, key, value, mask))
+    assert not out[:, :, 1].any()
+
+
 # --- Refusals ------------------------------------------------------------------------------------
 
 ANY: Final = torch.zeros(QUERIES, KEYS, dtype=torch.float64)
@@ -213,6 +262,11 @@ def test_refusals_name_the_value(
         flash_attn_func(*inputs(), **options)
 
 
+def test_whole_numbers_are_no_mask() -> None:
+    with pytest.raises(TypeError, match="or of bool or floating point, got int32"):
+        scaled_dot_product_attention(*heads_first(), ANY.int())
+
+
 def test_packed_sequences_and_caches_have_no_bias() -> None:
     ends = torch.tensor([0, QUERIES], dtype=torch.int32)
     q, k, v = (x[0, :QUERIES] for x in inputs())
@@ -240,3 +294,83 @@ def test_there_is_no_second_derivative() -> None:
     )
     with pytest.raises((FlashDistError, RuntimeError)):
         torch.autograd.grad(gradient.sum(), bias)
+
+
+# --- transformers and diffusers ------------------------------------------------------------------
+
+
+def attend_in_layer(mask: Any, bias: Tensor, seqlen_q: int = KEYS, **options: Any) -> Any:  # noqa: ANN401
+    """Call a layer of transformers, causal."""
+    query, key, value = (draw(BATCH, HEADS, n, 8, seed=n) for n in (seqlen_q, KEYS, KEYS))
+    layer = torch.nn.Module()
+    layer.is_causal = True  # type: ignore[assignment]
+    out, _ = attention_forward(layer, query, key, value, mask, position_bias=bias, **options)
+    return query, key, value, out
+
+
+def attend_densely(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    scores = query @ key.transpose(2, 3) * 8**-0.5 + bias
+    weights = scores.masked_fill(~seen, -INF).softmax(-1)
+    return (weights.nan_to_num() @ value).transpose(1, 2)
+
+
+PADDED: Final = torch.tensor([[False, False, True, True], [True, True, True, True]])
+
+
+def test_a_layer_adds_a_position_bias() -> None:
+    bias = draw(1, HEADS, KEYS, KEYS, seed=3).requires_grad_()
+    causal = torch.ones(KEYS, KEYS).tril().bool()
+    padded = causal & PADDED[:, None, None]
+    masks = [
+        (None, causal.expand(BATCH, 1, -1, -1)),
+        (see(Band(-1, 0), Padding.of(PADDED), 0, KEYS, KEYS), padded),
+        (padded, padded),
+    ]
+    for mask, seen in masks:
+        query, key, value, out = attend_in_layer(mask, bias)
+        want = attend_densely(query, key, value, bias, seen)
+        rows = seen.any(-1)[:, 0]
+        torch.testing.assert_close(out[rows], want[rows])
+        dout = draw(*out.shape, seed=7) * rows[..., None, None]
+        (got,) = torch.autograd.grad(out, bias, dout)
+        torch.testing.assert_close(got, torch.autograd.grad(want, bias, dout)[0])
+
+
+def test_a_layer_of_one_query_adds_a_bias() -> None:
+    bias = draw(1, HEADS, 1, KEYS + 2, seed=3)  # of a static cache
+    interval = torch.tensor([[0, 3], [1, 4]], dtype=torch.int32).view(BATCH, 1, 1, 2)
+    query, key, value, out = attend_in_layer(interval, bias, 1)
+    keys = torch.arange(KEYS)
+    seen = (keys >= interval[..., :1]) & (keys < interval[..., 1:])
+    torch.testing.assert_close(out, attend_densely(query, key, value, bias[..., :KEYS], seen))
+
+
+def test_a_layer_adds_a_mask_of_numbers_which_hides_a_row() -> None:
+    mask = torch.full((BATCH, 1, KEYS, KEYS), -0.5, dtype=torch.float64)
+    mask[:, :, 1] = torch.finfo(torch.float64).min
+    bias = draw(1, HEADS, KEYS, KEYS, seed=3)
+    query, key, value, out = attend_in_layer(mask, bias)
+    seen = torch.ones(KEYS, KEYS, dtype=torch.bool)
+    seen[1] = False
+    torch.testing.assert_close(out, attend_densely(query, key, value, bias - 0.5, seen))
+    assert not out[:, 1].any()
+
+
+def test_packed_documents_of_a_layer_have_no_bias() -> None:
+    ends = torch.tensor([0, 1, 2 * KEYS])
+    options: dict[str, Any] = {f"cu_seq_lens_{x}": ends for x in "qk"} | {
+        f"max_length_{x}": 8 for x in "qk"
+    }
+    with pytest.raises(ValueError, match="must be None with cu_seq_lens_q"):
+        attend_in_layer(None, ANY, **options)
+
+
+@pytest.mark.parametrize("low", [-10000.0, -INF])
+def test_diffusers_adds_its_mask_of_keys(low: float) -> None:
+    query, key, value = (draw(BATCH, n, HEADS, 8, seed=n) for n in (QUERIES, KEYS, KEYS))
+    mask = torch.zeros(BATCH, KEYS, dtype=torch.float64).masked_fill(~PADDED, low)
+    mask[0] = low if low == -INF else 0.5
+    out = diffusers.attend(query, key, value, mask)
+    want = flash_attn_func(query, key, value, bias=mask[:, None, None])
+    torch.testing.assert_close(out, want)
+    assert bool(out[0].any()) == (low != -INF)  # nothing is seen: zeros

@@ -29,7 +29,8 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
         key: [batch, seqlen_k, num_heads_kv, head_dim].
         value: [batch, seqlen_k, num_heads_kv, head_dim_v].
         attn_mask: [batch, seqlen_k], which keys there are, or what torch's function takes; booleans
-            or numbers that are added to scores, of which -65504 and less hide. Or a mask of ours.
+            or numbers that are added to scores, of which -65504 and less hide; -10000, which some
+            models write, is added. Or a mask of ours.
         dropout_p: Other than 0 goes to torch.
         is_causal: Query i sees key j if j <= i.
         scale: Factor on the scores. Defaults to head_dim ** -0.5.

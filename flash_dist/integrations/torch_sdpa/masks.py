@@ -13,8 +13,7 @@ import torch
 from ...attention.conversions import Conversions
 from ...masks import Band, BlockMask
 from ...masks.registry import is_traced, outside_graphs
-from ..additive import find_low, read_added
-from .reasons import warn_of_low
+from ..additive import read_added
 
 Tensor = torch.Tensor
 Shape = tuple[int, int, int, int]  # batch, num_heads_q, seqlen_q, seqlen_k
@@ -51,7 +50,6 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
             return None  # torch refuses it
         visible = read_added(mask)
         if visible is None:
-            warn_of_low(find_low(mask))
             return None
         mask = visible
     if mask.numel() == 0 or 0 in shape:  # there is no query or no key

@@ -17,11 +17,12 @@ from torch.nn import functional
 from ...attention.arguments import SCALES, choose_scale, is_transformed, prepare_inputs
 from ...attention.autograd import attend
 from ...attention.layouts import DENSE, TORCH
+from ...attention.scores import read_bias
 from ...attention.support import require_kernels
 from ...kernels.choices import is_ieee
 from ...kernels.problem import Problem
+from ...kernels.scores import Scores
 from ...masks import Band, BlockMask, IntervalMask
-from ..additive import MASKED
 from .masks import is_unread, read_mask
 from .reasons import tell
 
@@ -53,18 +54,18 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     of their own (`from torch.nn.functional import ...`) do not see the change. What torch.compile
     made before is compiled again; the context itself must be entered outside of what is compiled.
 
-    Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and masks
-    that add 0 and at most -65504, -inf included; BlockMasks and IntervalMasks; `is_causal`, `scale`
-    and `enable_gqa`. The rest goes to torch's own function: dropout, masks that add other numbers
-    or need a gradient, a head_dim over 512 (in float32 and on compute capability 7.5 over 256),
-    bfloat16 on compute capability 7.5, tensors of other types, calls under transforms of
-    torch.func. So do masks of tensors under torch.compile, which cannot read them, and
+    Supported are float16, bfloat16 and float32, on the CPU also float64; masks of booleans and of
+    floats, which are added to the scores and may need a gradient (-65504 and less, -inf included,
+    hide a key); BlockMasks and IntervalMasks; `is_causal`, `scale` and `enable_gqa`. The rest goes
+    to torch's own function: dropout, a head_dim over 512 (in float32 and on compute capability 7.5
+    over 256), bfloat16 on compute capability 7.5, tensors of other types, calls under transforms of
+    torch.func. So do boolean masks under torch.compile, which cannot read them, and
     torch.jit.trace, which would keep them. The logger `flash_dist` logs at level INFO, once for
-    each reason, that a call went to torch. A mask that adds too little to hide a key, such as
-    -10000, is warned of once.
+    each reason, that a call went to torch.
 
-    A mask is read in its first call, which waits for the GPU; a mask made anew for every call is
-    read in every call. A query that sees no key gives zero.
+    A mask is read in its first call, which waits for the GPU: one that only hides is faster than
+    one that adds. A mask made anew for every call is read in every call. A query that sees no key
+    gives zero.
 
     Raises:
         ValueError: In a call: it is not supported, and its mask is one that torch does not know.
@@ -146,15 +147,26 @@ def _find_call(
             )
     except (TypeError, ValueError) as error:
         return f"this call: {str(error).partition(', got')[0]}"  # once, whatever the sizes
-    found: Band | Own | None = _TOP_LEFT if is_causal else Band()
-    if isinstance(mask, _OWN):
-        found = mask
-    elif mask is not None:
-        shape = *query.shape[:3], key.shape[2]
-        found = read_mask(mask, shape) if _broadcasts(mask, shape) else None
-    if found is None:
-        return f"masks of other shapes, or that add other numbers than 0 and at most {MASKED:g}"
-    return q, k, v, Problem.of(q, found, choose_scale(scale, q.shape[-1], "scale"))
+    found: Band | Own = mask if isinstance(mask, _OWN) else Band()
+    if is_causal:
+        found = _TOP_LEFT
+    scores = None
+    if mask is not None and not isinstance(mask, _OWN):
+        shape = query.shape[0], query.shape[1], query.shape[2], key.shape[2]
+        if not _broadcasts(mask, shape) or not (mask.dtype == torch.bool or _is_added(mask, query)):
+            return "masks of other shapes or dtypes"
+        hides = None if is_unread(mask) else read_mask(mask, shape)
+        if hides is None:
+            scores = Scores(bias=read_bias("attn_mask", mask, q, shape))
+        else:
+            found = hides
+    softmax_scale = choose_scale(scale, q.shape[-1], "scale")
+    return q, k, v, Problem.of(q, found, softmax_scale, scores=scores)
+
+
+def _is_added(mask: Tensor, query: Tensor) -> bool:
+    """Return whether torch adds a mask to the scores of a query."""
+    return mask.device == query.device and mask.dtype in {query.dtype, torch.float32}
 
 
 def _refuse(mask: Own, reason: str) -> NoReturn:
@@ -195,8 +207,8 @@ def _find_reason(
         "dropout": dropout_p != 0.0,
         "a scale that is not positive": scale is not None and not SCALES[0] < scale < SCALES[1],
         "transforms of torch.func": is_transformed(),
-        "masks that are tensors of a graph, or need a gradient": (
-            isinstance(mask, torch.Tensor) and is_unread(mask)
+        "boolean masks of a graph": (
+            isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and is_unread(mask)
         ),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")

@@ -13,8 +13,8 @@ from ...attention.decoding.kvcache import flash_attn_with_kvcache
 from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band, BlockMask
 from .layer_mask import LayerMask
-from .once import choose_longest, find_packed, read_dense
-from .refusals import refuse_constant, refuse_sizes, require_supported
+from .once import choose_longest, find_packed, is_added, read_dense
+from .refusals import refuse_constant, refuse_packed_bias, refuse_sizes, require_supported
 from .single import Scores, attend_once, is_interval, lay_out, reads_cache
 from .traced import plan_traced
 
@@ -51,14 +51,15 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
         attention_mask: Made by `make_mask`, or a mask of the caller's own, [batch or 1,
-            num_heads_q or 1, seqlen_q, seqlen_k]: booleans, or 0 and numbers of at most -65504.
+            num_heads_q or 1, seqlen_q, seqlen_k]: booleans, or numbers that are added, of which
+            -65504 and less hide. A query that sees no key gives zero.
         dropout: Must be 0.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
         sliding_window: Keys that a query sees, its own included, if no mask says it.
         softcap: A score s becomes softcap * tanh(s / softcap); None or 0: it stays.
         is_causal: Whether a query sees no later keys, if no mask says it.
         s_aux: [num_heads_q], sinks: a score of each row without a value. Differentiable.
-        position_bias: Must be None.
+        position_bias: Numbers that are added to the scores, as of T5. Differentiable.
         cache: Must be None.
         others: Of which cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and position_ids
             are read; the documents of position_ids only where no mask says more than a band.
@@ -66,15 +67,16 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
     Raises:
         ValueError: The module asks for what has no kernel.
     """
-    unsupported = {"position_bias": position_bias, "cache": cache}
-    require_supported(module, dropout, others | unsupported)
+    require_supported(module, dropout, others | {"cache": cache})
     if query.shape[0] == 1 < key.shape[0]:  # queries that are learned; `len` would fix a symbol
         query = query.expand(key.shape[0], -1, -1, -1)
     tensors = query, key, value
-    scores = Scores(scaling, softcap, s_aux)
+    scores = Scores(scaling, softcap, s_aux, position_bias)
     if isinstance(attention_mask, torch.Tensor) and is_interval(attention_mask):
         return attend_once(*tensors, attention_mask, scores), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if isinstance(attention_mask, torch.Tensor) and is_added(attention_mask):
+        scores, attention_mask = scores.add(attention_mask), LayerMask()
     layer_mask = _choose(module, tensors, attention_mask, sliding_window, causal=causal)
     _require_sizes(module, layer_mask, query.shape[2], key.shape[2])
     return _attend(tensors, layer_mask, scores, others), None
@@ -117,6 +119,7 @@ def _attend(
     q, k, v = (lay_out(x) for x in tensors)
     if layer_mask.keys is not None:
         k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]
+    scores = scores.cut(k.shape[1])
     is_open = layer_mask.packed or layer_mask.is_band  # position_ids and cu_seq_lens may say more
     packing = _read_packing(others) if is_open else None
     documents = None
@@ -129,6 +132,8 @@ def _attend(
         layer_mask = replace(layer_mask, segments=find_packed(documents, len(q)))
         if layer_mask.segments is not None:
             refuse_constant("position_ids")
+    if scores.bias is not None:
+        mask = _see_unpacked(layer_mask, packing) if mask is None else mask
     out: Tensor
     if mask is not None:
         out = flash_attn_func(q, k, v, mask=mask, **scores.find_options())
@@ -137,7 +142,7 @@ def _attend(
     if packing is None and layer_mask.segments is not None:
         packing = _pack(q, k, layer_mask.segments)
     if packing is None:
-        alone = reads_cache(q, k, v, scores.sinks)
+        alone = scores.bias is None and reads_cache(q, k, v, scores.sinks)
         attend: Any = flash_attn_with_kvcache if alone else flash_attn_func
         out = attend(q, k, v, window_size=window, **scores.find_options())
         return out
@@ -150,6 +155,14 @@ def _attend(
         **scores.find_options(),
     ).unflatten(0, q.shape[:2])
     return out
+
+
+def _see_unpacked(layer_mask: LayerMask, packing: Packing | None) -> BlockMask | None:
+    """Return the mask of a call whose bias needs the batch axis, None for a band."""
+    if packing is not None:
+        refuse_packed_bias()
+    segments = layer_mask.segments
+    return None if segments is None else segments.see(layer_mask.band)
 
 
 def _read_packing(others: dict[str, Any]) -> Packing | None:

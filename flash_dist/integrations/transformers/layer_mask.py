@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 import torch
 from torch.nn.functional import pad
 
+from ...masks import BlockMask
 from .patterns import EVERYTHING
 
 if TYPE_CHECKING:
-    from ...masks import BlockMask, IntervalMask
+    from ...masks import IntervalMask
     from ...masks.band import Band
 
 Tensor = torch.Tensor
@@ -29,12 +30,22 @@ class Segments:
         self.longest: Final = int(bounds.diff().max())
         self._bounds: Final = bounds.to(torch.int32)
         self._copies: Final[dict[torch.device, Tensor]] = {}
+        self._masks: Final[dict[Band, BlockMask]] = {}
 
     def on(self, device: torch.device) -> Tensor:
         """Return cu_seqlens there, copied on first use without a wait."""
         found = self._copies.get(device)
         if found is None:
             found = self._copies[device] = send(self._bounds, device)
+        return found
+
+    def see(self, band: Band) -> BlockMask:
+        """Return the mask of a band within each, for tensors that are not packed."""
+        found = self._masks.get(band)
+        if found is None:
+            inside = BlockMask.documents(self.starts.cumsum(1))
+            within = BlockMask.sliding_window(band.left, band.right)
+            found = self._masks[band] = inside & within
         return found
 
 

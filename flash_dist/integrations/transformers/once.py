@@ -12,17 +12,12 @@ import torch
 
 from ...attention.arguments import is_symbolic
 from ...attention.conversions import Conversions
+from ...kernels.bias import MASKED
 from ...masks import BlockMask
-from ..additive import find_low, read_added
+from ...masks.registry import is_traced
+from ..additive import read_added
 from .layer_mask import Segments, find_documents
-from .refusals import (
-    refuse_bias,
-    refuse_constant,
-    refuse_dtype,
-    refuse_learned,
-    refuse_shape,
-    refuse_tracing,
-)
+from .refusals import refuse_constant, refuse_dtype, refuse_shape, refuse_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +48,15 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
     return find_once(cu_seqlens, "longest", lambda: int(cu_seqlens.to("cpu").diff().max()))
 
 
+def is_added(mask: Tensor) -> bool:
+    """Return whether a mask of numbers does more than to hide keys, or must not be read."""
+    if not mask.is_floating_point():
+        return False
+    if (mask.requires_grad and torch.is_grad_enabled()) or is_symbolic(mask) or is_traced():
+        return True
+    return find_once(mask, "added", lambda: read_added(mask.detach()) is None)
+
+
 def read_dense(
     module: torch.nn.Module, mask: Tensor, shape: tuple[int, int, int, int]
 ) -> BlockMask:
@@ -61,11 +65,9 @@ def read_dense(
     Hidden keys beyond those that there are, of a static cache, are left out.
 
     Raises:
-        ValueError: It adds a bias, wants a gradient, or is for other queries or keys: the cache of
-            a layer with a window has the last keys alone.
+        ValueError: It is for other queries or keys: the cache of a layer with a window has the last
+            keys alone.
     """
-    if mask.requires_grad and torch.is_grad_enabled():
-        refuse_learned(module)
     if is_symbolic(mask):
         refuse_tracing()
     refuse_constant("attention_mask")
@@ -73,10 +75,7 @@ def read_dense(
     def read() -> BlockMask:
         visible = mask.detach()
         if visible.is_floating_point():
-            visible_keys = read_added(visible)
-            if visible_keys is None:
-                refuse_bias(module, visible.dtype, find_low(visible))
-            visible = visible_keys
+            visible = visible > MASKED
         elif visible.dtype != torch.bool:
             refuse_dtype(module, visible.dtype)
         visible_keys, cut = visible[..., : shape[-1]], visible[..., shape[-1] :]

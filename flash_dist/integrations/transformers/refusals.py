@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from ...kernels.choices import find_match_kvcache
 from ...masks.registry import is_traced
 from ...toolkit.errors import hint_to_build
-from ..additive import MASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +41,6 @@ _DROPOUTS: Final = (
 # Some models pass indices to any attention but eager and sdpa, for which the mask has them.
 _PICKED: Final = "no kernels for selected keys"
 _UNSUPPORTED: Final = {  # by name: what a module asks for, what there is not, a hint
-    "position_bias": ("position_bias", "no kernels that add a bias", _EAGER),
     "indices": ("indices", _PICKED, _EAGER),
     "block_indices": ("block_indices", _PICKED, _EAGER),
     "sinks": ("sinks", "no sinks of single queries", _EAGER),
@@ -80,23 +78,6 @@ def require_numbers(device: torch.device | str) -> None:
         raise ValueError(message)
 
 
-def refuse_bias(module: torch.nn.Module, dtype: torch.dtype, low: float | None) -> NoReturn:
-    """Raise ValueError for a mask of numbers that adds a bias.
-
-    Args:
-        module: The layer.
-        dtype: That of the mask.
-        low: A number that was meant to mask and is too high for that; None: a bias.
-    """
-    name = str(dtype).removeprefix("torch.")
-    what, hint = f"other numbers than 0 and at most {MASKED:g}", _EAGER
-    if low is not None:
-        what = f"{low:g}, where {MASKED:g} and less hide a key"
-        hint = f"hint: pass `attention_mask == 0` if it is to hide keys; {_SERVES}"
-    what = f"an attention_mask of {name} that adds {what}"
-    _refuse(module, what, "no kernels that add a bias", hint)
-
-
 def refuse_dtype(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
     """Raise TypeError for a mask of whole numbers, to which each library gives another meaning."""
     message = (
@@ -120,11 +101,13 @@ def refuse_shape(
     raise ValueError(message)
 
 
-def refuse_learned(module: torch.nn.Module) -> NoReturn:
-    """Raise ValueError for a mask whose gradient is wanted."""
-    what = "a gradient of its attention_mask"
-    hint = f"hint: pass `attention_mask.detach()` if it only hides keys; {_SERVES}"
-    _refuse(module, what, "no kernels that have one", hint)
+def refuse_packed_bias() -> NoReturn:
+    """Raise ValueError for a bias of sequences that lie one after the other."""
+    message = (
+        "position_bias and an attention_mask that is added must be None with cu_seq_lens_q, got a "
+        f"tensor: packed sequences have no bias\n\n{_EAGER}"
+    )
+    raise ValueError(message)
 
 
 def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int, int]) -> NoReturn:

@@ -17,10 +17,12 @@ from torch.nn.functional import pad
 
 from ...attention.arguments import is_symbolic, is_transformed
 from ...attention.autograd import concerns_autograd
+from ...attention.batched import flash_attn_func
 from ...attention.decoding.kvcache import flash_attn_with_kvcache
 from ...attention.decoding.layouts import CUDA_DTYPES
 from ...attention.layouts import HEAD_DIM_STEP
 from ...attention.packed import flash_attn_varlen_func
+from ...masks import IntervalMask
 from ...masks.registry import is_traced
 from .once import find_once
 from .refusals import refuse_match
@@ -39,6 +41,17 @@ class Scores(NamedTuple):
     scale: float | None  # None: head_dim ** -0.5
     softcap: float | None = None  # None or 0: none
     sinks: Tensor | None = None  # [num_heads_q]
+    bias: Tensor | None = None  # added; may say more than there are keys
+
+    def add(self, mask: Tensor) -> Scores:
+        """Return them with a mask of numbers added."""
+        return self._replace(bias=mask if self.bias is None else self.bias + mask)
+
+    def cut(self, keys: int) -> Scores:
+        """Return them for the first keys: a static cache has more, which are empty."""
+        if self.bias is None or self.bias.shape[-1] <= keys:
+            return self
+        return self._replace(bias=self.bias[..., :keys])
 
     def find_options(self) -> dict[str, Any]:
         """Return the same as arguments of the attention functions."""
@@ -47,6 +60,8 @@ class Scores(NamedTuple):
             chosen["softcap"] = self.softcap
         if self.sinks is not None:
             chosen["learnable_sink"] = self.sinks
+        if self.bias is not None:
+            chosen["bias"] = self.bias
         return chosen
 
 
@@ -91,6 +106,11 @@ def attend_once(
         scores: Score modifications.
     """
     q, k, v = (lay_out(x) for x in (query, key, value))
+    if scores.bias is not None:
+        lo, hi = interval.unbind(-1)
+        mask = IntervalMask.of(lo[:, 0], hi[:, 0], seqlen_k=k.shape[1])
+        added: Tensor = flash_attn_func(q, k, v, mask=mask, **scores.cut(k.shape[1]).find_options())
+        return added
     if not reads_cache(q, k, v, scores.sinks):
         return _attend_packed(query, key, value, interval, scores)
     first, end = _find(interval, "ends", lambda: _split(interval))

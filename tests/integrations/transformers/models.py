@@ -225,19 +225,19 @@ REFUSED: Final = {
             "index_head_dim": 16,
         },
     ),
-    "t5": Family(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": 64,
-            "d_kv": 16,
-            "d_ff": 96,
-            "num_layers": 2,
-            "num_heads": 4,
-            "dropout_rate": 0.0,
-            "pad_token_id": 0,
-            "decoder_start_token_id": 0,
-        },
-    ),
 }
+T5: Final = Family(
+    "T5ForConditionalGeneration",
+    "T5Config",
+    {
+        "vocab_size": VOCABULARY,
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 96,
+        "num_layers": 2,
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
+    },
+)

@@ -33,13 +33,6 @@ since_5 = pytest.mark.skipif(
     ("make", "inputs", "words"),
     [
         pytest.param(
-            lambda: REFUSED["t5"].make(NAME),
-            {"decoder_input_ids": IDS},
-            "T5Attention asks for position_bias",
-            id="t5",
-            marks=pytest.mark.skipif(Version("5.4") > VERSION, reason="T5 has its own attention"),
-        ),
-        pytest.param(
             lambda: REFUSED["deepseek_v32"].make(NAME),
             {
                 "attention_mask": torch.ones(12, 12, device=DEVICE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flash_dist.integrations.additive import find_low, read_added
+from flash_dist.integrations.additive import read_added
 
 LOWEST = {str(x)[6:]: torch.finfo(x).min for x in (torch.float16, torch.bfloat16, torch.float32)}
 HIDING = {
@@ -42,10 +42,9 @@ def test_several_low_numbers_hide_together() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("low", [-10000.0, -65000.0, -1000.0])
-def test_a_low_number_above_it_is_a_bias_and_is_named(low: float, dtype: torch.dtype) -> None:
+def test_a_low_number_above_it_is_a_bias(low: float, dtype: torch.dtype) -> None:
     mask = add(low, dtype)
     assert read_added(mask) is None
-    assert find_low(mask) == float(mask.min())
 
 
 @pytest.mark.parametrize("number", [0.5, -1.0, -999.0, torch.nan, torch.inf])
@@ -53,7 +52,6 @@ def test_a_real_bias_is_no_mask_that_misses(number: float) -> None:
     mask = add(-torch.inf, torch.float32)
     mask[0, 0] = number
     assert read_added(mask) is None
-    assert find_low(mask) is None
 
 
 def test_a_mask_of_no_pairs_hides_nothing() -> None:

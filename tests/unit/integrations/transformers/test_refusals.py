@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from flash_dist.integrations.transformers.refusals import (
-    refuse_bias,
+    refuse_packed_bias,
     refuse_sizes,
     refuse_tracing,
     require_supported,
 )
 
-NO_WISH: dict[str, Any] = {"position_bias": None, "cache": None}
+NO_WISH: dict[str, Any] = {"cache": None}
 
 
 class Attention(torch.nn.Module):
@@ -32,7 +32,6 @@ def test_none_and_false_are_supported_and_other_arguments_are_not_looked_at() ->
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ({"position_bias": torch.zeros(1)}, r"Attention asks for position_bias, .*add a bias"),
         ({"head_mask": torch.zeros(1)}, r"Attention asks for head_mask, .*weigh heads"),
         ({"indices": torch.zeros(1)}, r"asks for indices, .*selected keys\n\nhint: .*eager"),
         ({"block_indices": torch.zeros(1)}, r"asks for block_indices, .*selected keys"),
@@ -66,9 +65,9 @@ def test_dropout_is_refused_with_what_its_configuration_calls_it(
         require_supported(Attention(**config), 0.1, NO_WISH)
 
 
-def test_a_mask_of_numbers_and_one_that_no_graph_holds_are_refused() -> None:
-    with pytest.raises(ValueError, match="attention_mask of float16 that adds"):
-        refuse_bias(Attention(), torch.float16, None)
+def test_a_bias_of_packed_sequences_and_a_mask_that_no_graph_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be None with cu_seq_lens_q"):
+        refuse_packed_bias()
     with pytest.raises(ValueError, match=r"torch\.compile"):
         refuse_tracing()
 
