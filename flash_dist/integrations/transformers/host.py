@@ -88,7 +88,8 @@ def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: in
     used = keys if exist is None else exist
     if padding is not None and bool(padding.exists[:, :used].all()):
         padding = None
-    if padding is not None and used == queries and offset == 0:
+    # NOTE: under a full mask the queries may be other tokens than the keys: those of a decoder.
+    if padding is not None and used == queries and offset == 0 and not band.is_full:
         segments = Segments(find_changes(padding.exists[:, :used]))
         return LayerMask(band, segments, keys=exist, sizes=(queries, keys))
     aligned = used - queries == offset

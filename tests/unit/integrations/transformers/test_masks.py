@@ -126,6 +126,18 @@ def test_every_query_that_is_a_token_sees_what_the_function_shows(
     assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("padding", PADDINGS.values(), ids=list(PADDINGS))
+def test_queries_of_a_decoder_see_the_tokens_of_as_many_encoder_states(
+    padding: Tensor | None,
+) -> None:
+    geometry = queries, keys, _, first = GEOMETRIES["prefill"]
+    got = show(make(FUNCTIONS["full"], geometry, padding), queries, keys)
+    want = torch.ones(BATCH, queries, keys, dtype=torch.bool)
+    if padding is not None:
+        want &= padding[:, None, first : first + keys]
+    assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("function", [made.causal_mask_function, WINDOW], ids=["causal", "window"])
 def test_documents_are_segments_and_positions_begin_anew_in_each(
     function: Any,  # noqa: ANN401
