@@ -62,7 +62,12 @@ class Ring:
         return cls(group, rank, size)
 
     def pass_on(self, *tensors: Tensor) -> Arriving:
-        """Send contiguous tensors to the next rank, and receive like ones from the one before."""
+        """Send contiguous tensors to the next rank, and receive like ones from the one before.
+
+        NOTE: NCCL sends by a kernel, and one of attention holds every multiprocessor until it ends.
+        Whichever starts first delays the other, so send before small work, not right before
+        attention.
+        """
         if self.size == 1 or not any(x.numel() for x in tensors):
             return Arriving(tensors, tensors, ())
         received = tuple(torch.empty_like(x) for x in tensors)
@@ -73,6 +78,10 @@ class Ring:
             for which, x, peer in ((dist.isend, out, following), (dist.irecv, into, before))
         ]
         return Arriving(received, tensors, dist.batch_isend_irecv(operations))
+
+    def find_source(self, step: int) -> int:
+        """Return whose tensors this rank has after it has passed on those of all steps before."""
+        return (self.rank - step) % self.size
 
     def require_same(self, *words: str) -> None:
         """Raise GroupError on every rank if one passes other words than the first."""

@@ -39,6 +39,27 @@ def merge_attention(
         ValueError: Shapes or devices do not fit.
     """
     _check(out_a, lse_a, out_b, lse_b)
+    weight_a, weight_b, lse = _find_weights(lse_a, lse_b)
+    out = _weigh(out_a, weight_a) + _weigh(out_b, weight_b)
+    return out.to(torch.promote_types(out_a.dtype, out_b.dtype)), lse
+
+
+def add_attention(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Merge attention over other keys into out and lse, in place and without temporary tensors.
+
+    Args:
+        out: Like out_a of `merge_attention`, in the dtype of lse.
+        lse: Like lse_a.
+        other: Like out; its dtype may be narrower. Finite, also where no key was seen.
+        other_lse: Like lse.
+    """
+    weight, other_weight, merged = _find_weights(lse, other_lse)
+    out.mul_(_spread(weight, out)).addcmul_(other, _spread(other_weight, out))
+    lse.copy_(merged)
+
+
+def _find_weights(lse_a: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights of a and b, and lse over the keys of both."""
     largest = torch.maximum(lse_a, lse_b).detach()
     largest = largest.masked_fill(largest == -torch.inf, 0.0)
     share_a, share_b = _share(lse_a, largest), _share(lse_b, largest)
@@ -46,8 +67,7 @@ def merge_attention(
     masked = total == 0
     total = total.masked_fill(masked, 1.0)
     lse = (largest + total.log()).masked_fill(masked, -torch.inf)
-    out = _weigh(out_a, share_a / total) + _weigh(out_b, share_b / total)
-    return out.to(torch.promote_types(out_a.dtype, out_b.dtype)), lse
+    return share_a / total, share_b / total, lse
 
 
 def _share(lse: Tensor, largest: Tensor) -> Tensor:
@@ -57,11 +77,16 @@ def _share(lse: Tensor, largest: Tensor) -> Tensor:
 
 def _weigh(out: Tensor, weight: Tensor) -> Tensor:
     """Multiply rows by weights [..., num_heads_q, seqlen_q]; 0 removes even NaN."""
-    weight = weight.transpose(-1, -2)  # [..., seqlen_q, num_heads_q]
+    weight = _spread(weight, out)
+    return out.masked_fill(weight.detach() == 0, 0.0) * weight
+
+
+def _spread(weight: Tensor, out: Tensor) -> Tensor:
+    """Return weights [..., num_heads_q, seqlen_q] with the axes of out, of length 1 for columns."""
+    weight = weight.transpose(-1, -2).contiguous()  # [..., seqlen_q, num_heads_q]
     if out.dim() == weight.dim() + 2:
         weight = weight.unflatten(-1, out.shape[-3:-1])
-    weight = weight.unsqueeze(-1)
-    return out.masked_fill(weight.detach() == 0, 0.0) * weight
+    return weight.unsqueeze(-1)
 
 
 def _check(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:

@@ -27,12 +27,12 @@ from ..kernels.choices import IEEE, TF32X3, find_match_kvcache, is_ieee
 from ..kernels.problem import Problem
 from ..masks.band import Band
 from ..masks.inputs import require_bools
-from .exchange import Arriving, Ring
-from .merge import merge_attention
+from .exchange import Ring
+from .merge import add_attention
 from .shards import require_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from torch.distributed import ProcessGroup
 
@@ -172,18 +172,6 @@ def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
     return Part(slice(half, None), ALL, Band())  # our second chunk is behind both of theirs
 
 
-def _walk(
-    ring: Ring, k: Tensor, v: Tensor, *, causal: bool
-) -> Iterator[tuple[Part, Tensor, Tensor]]:
-    """Yield the work of this rank with the k and v of each rank: its own, then as they arrive."""
-    held: Tensors = k.contiguous(), v.contiguous()
-    for step in range(ring.size):
-        arriving = ring.pass_on(*held) if step + 1 < ring.size else None
-        part = choose_part(ring.rank, (ring.rank - step) % ring.size, k.shape[1], causal=causal)
-        yield part, held[0][:, part.keys], held[1][:, part.keys]  # no name of ours holds them
-        held = arriving.wait() if arriving else held
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
 def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
     out, lse = _RingAttention.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -200,16 +188,22 @@ class _RingAttention(torch.autograd.Function):
         call: tuple[Ring, Problem, bool],
     ) -> tuple[Tensor, Tensor]:
         ring, problem, causal = call
-        parts = _walk(ring, k, v, causal=causal)
-        part, one_k, one_v = next(parts)  # of this rank itself: all its rows see some
-        out, lse = operators.attend(q, one_k, one_v, problem._replace(mask=part.band))
-        out = out.to(lse.dtype)
-        for part, one_k, one_v in parts:
-            rows = part.rows
+        held: Tensors = k.contiguous(), v.contiguous()
+        coming = ring.pass_on(*held)
+        for step in range(ring.size):
+            part = choose_part(ring.rank, ring.find_source(step), k.shape[1], causal=causal)
+            rows, (one_k, one_v) = part.rows, (x[:, part.keys] for x in held)
             one = operators.attend(q[:, rows], one_k, one_v, problem._replace(mask=part.band))
             del one_k, one_v  # before others take their place
-            merged = merge_attention(out[:, rows], lse[..., rows], *one)
-            out[:, rows], lse[..., rows] = merged
+            if step + 1 < ring.size:
+                held = coming.wait()
+            if step + 2 < ring.size:  # before the merge: see `Ring.pass_on`
+                coming = ring.pass_on(*held)
+            if step == 0:  # of this rank itself: all its rows see some
+                out, lse = one[0].to(one[1].dtype), one[1]
+            else:
+                add_attention(out[:, rows], lse[..., rows], *one)
+            del one
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.ring, ctx.causal, ctx.problem = ring, causal, problem
@@ -224,10 +218,12 @@ class _RingAttention(torch.autograd.Function):
             raise FlashDistError(message, hint="call `torch.autograd.grad` once for each loss")
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
-        dq = _zeros_like(q, lse.dtype)
-        coming = Arriving(tuple(_zeros_like(x, lse.dtype) for x in (k, v)), (), ())
-        for part, one_k, one_v in _walk(ctx.ring, k, v, causal=ctx.causal):
-            rows = part.rows
+        ring: Ring = ctx.ring
+        held: Tensors = k.contiguous(), v.contiguous()
+        coming = ring.pass_on(*held)
+        for step in range(ring.size):
+            part = choose_part(ring.rank, ring.find_source(step), k.shape[1], causal=ctx.causal)
+            rows, (one_k, one_v) = part.rows, (x[:, part.keys] for x in held)
             # Not `differentiate`: what it knows of a single key is not so of one among others.
             results = out[:, rows].contiguous(), lse[..., rows].contiguous()
             one, *others, _ = operators.backward(
@@ -237,11 +233,19 @@ class _RingAttention(torch.autograd.Function):
                 ctx.problem._replace(mask=part.band),
             )
             del one_k, one_v  # before others take their place
-            dq[:, rows] += one
-            sums = coming.wait()  # of these keys, from the ranks that had them before
-            for total, x in zip(sums, others, strict=True):
-                total[:, part.keys] += x
-            coming = ctx.ring.pass_on(*sums)
+            received = coming.wait()  # k and v of another rank; dk and dv of the one used here
+            held, sums = received[:2], received[-2:]
+            if step == 0:
+                dq, *own = (x.to(lse.dtype).contiguous() for x in (one, *others))
+                sums = tuple(own)
+                del own
+            else:
+                _add(sums, others, part.keys)
+            passed = held if step + 2 < ring.size else ()
+            coming = ring.pass_on(*passed, *sums)  # before dq is summed: see there
+            if step > 0:
+                _add([dq], [one], rows)
+            del one, others, passed, received
         dk, dv = coming.wait()  # of the keys of this rank, by way of all others
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
@@ -251,5 +255,6 @@ def _is_batched(x: Tensor) -> bool:
     return "Batched" in torch._C._dispatch_key_set(x)  # noqa: SLF001 - nothing public says it
 
 
-def _zeros_like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+def _add(sums: Iterable[Tensor], others: Iterable[Tensor], tokens: slice) -> None:
+    for total, x in zip(sums, others, strict=True):
+        total[:, tokens] += x

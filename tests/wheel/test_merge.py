@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flash_dist import flash_attn_func, flash_attn_varlen_func, merge_attention
+from flash_dist.context_parallel.merge import add_attention
 
 Tensor = torch.Tensor
 INF = float("inf")
@@ -54,6 +55,23 @@ def test_packed_halves_make_the_whole() -> None:
             q, k[keys], v[keys], cu_q, torch.tensor([0, 3, 6]).int(), 5, 3, return_lse=True
         )
     torch.testing.assert_close(merge_attention(*halves), want)
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["4-D", "5-D"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])
+def test_adding_in_place_is_merging(dtype: torch.dtype, *, grouped: bool) -> None:
+    out_a, lse_a, out_b, lse_b = parts(dtype)
+    if grouped:
+        out_a, out_b = out_a.unflatten(2, (3, 1)), out_b.unflatten(2, (3, 1))
+    wide = out_a.to(lse_a.dtype)
+    want = merge_attention(wide, lse_a, out_b, lse_b)
+    rows = slice(1, None)  # as ring attention does
+    got = wide.clone(), lse_a.clone()
+    add_attention(got[0][:, rows], got[1][..., rows], out_b[:, rows], lse_b[..., rows])
+    torch.testing.assert_close(got[0][:, rows], want[0][:, rows])
+    torch.testing.assert_close(got[1][..., rows], want[1][..., rows])
+    assert torch.equal(got[0][:, :1], wide[:, :1])
+    assert torch.equal(got[1][..., :1], lse_a[..., :1])
 
 
 def test_a_row_that_one_side_did_not_see_keeps_its_values() -> None:
