@@ -14,7 +14,7 @@ import torch
 from torch._C._functorch import unwrap_if_dead
 from torch.autograd.function import once_differentiable
 
-from ..attention.arguments import choose_scale, is_transformed, prepare_inputs
+from ..attention.arguments import choose_scale, is_transformed, prepare_inputs, require_tensor
 from ..attention.autograd import cut_head_dim, pad_head_dims
 from ..attention.layouts import dtype_name
 from ..attention.results import choose_result
@@ -27,6 +27,7 @@ from ..kernels.choices import IEEE, TF32X3, find_match_kvcache, is_ieee
 from ..kernels.problem import Problem
 from ..masks.band import Band
 from ..masks.inputs import require_bools
+from ..masks.intervals import IntervalMask
 from .exchange import Ring
 from .merge import add_attention
 from .shards import require_chunks
@@ -51,6 +52,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     *,
     group: ProcessGroup | None = None,
     causal: bool = False,
+    first_key: Tensor | None = None,
     softmax_scale: float | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
@@ -75,6 +77,9 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         group: The ranks, in their order; by default all. NCCL for tensors on GPUs, gloo on the CPU.
         causal: A token sees itself and those before it in the whole sequence; seqlen_q is seqlen_k
             and even.
+        first_key: The first token of the whole sequence that each query sees, such as that of its
+            document, with causal: [seqlen_q] or [batch or 1, seqlen_q], int32 or int64, on the
+            device of q. `ring_shard` makes it of that of all tokens. By default 0.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         return_lse: Return (out, lse).
         batch_invariant: As in `flash_attn_func`.
@@ -109,20 +114,23 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         ring.require_same(
             _describe(q, k, v),
-            f"causal {causal}",
+            f"causal {causal} {'with' if first_key is not None else 'without'} first_key",
             f"softmax_scale {scale}",
             f"float32_precision {IEEE if ieee else TF32X3}",
             f"{'with' if with_gradients else 'without'} gradients",
         )
     if causal:
         _require_pairs(q, k)
+    if first_key is not None:
+        _require_first_key(first_key, q, causal=causal)
     if q.device.type == "cuda":
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
     head_dim_v = v.shape[-1]
     q, k, v = pad_head_dims(q, k, v)
     how: dict[str, Any] = {"batch_invariant": bool(batch_invariant), "ieee": ieee}
     problem = Problem(Band(), scale, budget=workspace_budget(), **how)
-    out, lse = _attend(q, k, v, (ring, problem, bool(causal)))
+    parts = choose_parts(ring, k.shape[1], causal=causal, first_key=first_key)
+    out, lse = _attend(q, k, v, (ring, problem, parts))
     return choose_result(cut_head_dim(out, head_dim_v), lse, return_lse=return_lse)
 
 
@@ -144,13 +152,79 @@ def _require_pairs(q: Tensor, k: Tensor) -> None:
     require_chunks(q.shape[1], 2)
 
 
+def _require_first_key(first_key: Tensor, q: Tensor, *, causal: bool) -> None:
+    require_tensor("first_key", first_key)
+    if not causal:
+        message = "first_key must be None without causal, got a tensor"
+        raise ValueError(message)
+    if first_key.dtype not in {torch.int32, torch.int64}:
+        message = f"first_key must be int32 or int64, got {dtype_name(first_key.dtype)}"
+        raise TypeError(message)
+    batch, seqlen = q.shape[:2]
+    shape = list(first_key.shape)
+    if shape not in ([seqlen], [1, seqlen], [batch, seqlen]):
+        message = f"first_key must have shape [{seqlen}] or [{batch} or 1, {seqlen}], got {shape}"
+        raise ValueError(message)
+    if first_key.device != q.device:
+        message = (
+            f"q and first_key must be on the same device, got {q.device} and {first_key.device}"
+        )
+        raise ValueError(message)
+
+
 @dataclass(frozen=True)
 class Part:
     """Work of a rank with the keys of another: rows of its queries, and the keys they see."""
 
     rows: slice
     keys: slice
-    band: Band
+    mask: Band | IntervalMask
+
+
+def choose_parts(ring: Ring, seqlen: int, *, causal: bool, first_key: Tensor | None) -> list[Part]:
+    """Return the work of each step.
+
+    Args:
+        ring: The ranks.
+        seqlen: Keys of a rank.
+        causal: Whether a token sees only those before it.
+        first_key: As in `ring_attention`.
+    """
+    sources = [ring.find_source(step) for step in range(ring.size)]
+    if first_key is None:
+        return [choose_part(ring.rank, source, seqlen, causal=causal) for source in sources]
+    return [
+        Part(ALL, ALL, find_intervals(ring.rank, source, ring.size, first_key))
+        for source in sources
+    ]
+
+
+def find_intervals(rank: int, source: int, world_size: int, first_key: Tensor) -> IntervalMask:
+    """Return which keys of another rank are visible: those from the first on, up to the token.
+
+    Two chunks in zigzag order are in order, so tokens in a row are keys in a row.
+
+    Args:
+        rank: Whose queries.
+        source: Whose keys.
+        world_size: The number of ranks.
+        first_key: As in `ring_attention`.
+    """
+    seqlen = first_key.shape[-1]
+    half = seqlen // 2
+
+    def begins(of: int) -> tuple[int, int]:
+        return of * half, (2 * world_size - 1 - of) * half
+
+    def count_before(position: Tensor) -> Tensor:
+        """Return how many keys stand before a position in the whole sequence."""
+        counts = ((position - begin).clamp(0, half) for begin in begins(source))
+        return sum(counts, torch.zeros_like(position))
+
+    numbers = torch.arange(half, device=first_key.device)
+    positions = torch.cat([begin + numbers for begin in begins(rank)])
+    bounds = count_before(first_key.long()), count_before(positions + 1)
+    return IntervalMask.of(*bounds, seqlen_k=seqlen, causal=source == rank)
 
 
 def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
@@ -185,28 +259,27 @@ class _RingAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        call: tuple[Ring, Problem, bool],
+        call: tuple[Ring, Problem, list[Part]],
     ) -> tuple[Tensor, Tensor]:
-        ring, problem, causal = call
+        ring, problem, parts = call
         held: Tensors = k.contiguous(), v.contiguous()
         coming = ring.pass_on(*held)
-        for step in range(ring.size):
-            part = choose_part(ring.rank, ring.find_source(step), k.shape[1], causal=causal)
+        for step, part in enumerate(parts):
             rows, (one_k, one_v) = part.rows, (x[:, part.keys] for x in held)
-            one = operators.attend(q[:, rows], one_k, one_v, problem._replace(mask=part.band))
+            one = operators.attend(q[:, rows], one_k, one_v, problem._replace(mask=part.mask))
             del one_k, one_v  # before others take their place
             if step + 1 < ring.size:
                 held = coming.wait()
             if step + 2 < ring.size:  # before the merge: see `Ring.pass_on`
                 coming = ring.pass_on(*held)
-            if step == 0:  # of this rank itself: all its rows see some
+            if step == 0:
                 out, lse = one[0].to(one[1].dtype), one[1]
             else:
                 add_attention(out[:, rows], lse[..., rows], *one)
             del one
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.ring, ctx.causal, ctx.problem = ring, causal, problem
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -218,11 +291,10 @@ class _RingAttention(torch.autograd.Function):
             raise FlashDistError(message, hint="call `torch.autograd.grad` once for each loss")
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
-        ring: Ring = ctx.ring
+        ring, problem, parts = ctx.call
         held: Tensors = k.contiguous(), v.contiguous()
         coming = ring.pass_on(*held)
-        for step in range(ring.size):
-            part = choose_part(ring.rank, ring.find_source(step), k.shape[1], causal=ctx.causal)
+        for step, part in enumerate(parts):
             rows, (one_k, one_v) = part.rows, (x[:, part.keys] for x in held)
             # Not `differentiate`: what it knows of a single key is not so of one among others.
             results = out[:, rows].contiguous(), lse[..., rows].contiguous()
@@ -230,7 +302,7 @@ class _RingAttention(torch.autograd.Function):
                 dout[:, rows],
                 (q[:, rows], one_k, one_v, *results),
                 None if dlse is None else dlse[..., rows],
-                ctx.problem._replace(mask=part.band),
+                problem._replace(mask=part.mask),
             )
             del one_k, one_v  # before others take their place
             received = coming.wait()  # k and v of another rank; dk and dv of the one used here

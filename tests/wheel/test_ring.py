@@ -24,14 +24,19 @@ from flash_dist import (
     ring_unshard,
 )
 from flash_dist.context_parallel.exchange import Arriving, Ring
-from flash_dist.context_parallel.ring import _RingAttention, choose_part
+from flash_dist.context_parallel.ring import (
+    _RingAttention,
+    choose_part,
+    choose_parts,
+    find_intervals,
+)
 from flash_dist.context_parallel.shards import positions
 from flash_dist.errors import FlashDistError
 from flash_dist.kernels import operators
 from flash_dist.kernels.budget import workspace_budget
 from flash_dist.kernels.problem import Problem
 from flash_dist.kernels.reference import visible
-from flash_dist.masks import Band
+from flash_dist.masks import Band, IntervalMask
 from flash_dist.toolkit.errors import GroupError
 
 Tensor = torch.Tensor
@@ -104,6 +109,31 @@ def test_ring_attention_is_attention_in_one_process(
     run: Run, case: dict[str, Any], world_size: int
 ) -> None:
     run(partial(compare, case), world_size)
+
+
+def compare_documents(*, batched: bool) -> None:
+    """Hold documents over several ranks against a mask of one process, with gradients of lse."""
+    q, k, v, dout, dlse = draw()
+    first = torch.tensor([[0] * 7 + [7] + [8] * 11 + [19] * 5, [0] * 2 + [2] * 22])
+    first = first if batched else first[0]
+    mask = IntervalMask.of(first, torch.arange(1, SEQLEN + 1).expand_as(first), seqlen_k=SEQLEN)
+    whole = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = flash_attn_func(whole[0], whole[1], whole[2], mask=mask, return_lse=True)
+    want = [out, lse, *torch.autograd.grad((out, lse), whole, (dout, dlse))]
+    parts = [ring_shard(x.detach()).requires_grad_() for x in (q, k, v)]
+    options: dict[str, Any] = {"causal": True, "first_key": ring_shard(first, dim=-1)}
+    found, found_lse = ring_attention(*parts, return_lse=True, **options)
+    upstream = ring_shard(dout), ring_shard(dlse, dim=2)
+    grads = torch.autograd.grad((found, found_lse), parts, upstream)
+    for index, (got, expected) in enumerate(zip((found, found_lse, *grads), want, strict=True)):
+        there = ring_shard(expected.detach(), dim=2 if index == 1 else 1)
+        torch.testing.assert_close(got, there, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("batched", [False, True])
+def test_documents_do_not_see_each_other(run: Run, world_size: int, *, batched: bool) -> None:
+    run(partial(compare_documents, batched=batched), world_size)
 
 
 def attend_in_ieee() -> None:
@@ -250,7 +280,8 @@ class Counting(Ring):
 def test_tensors_of_two_ranks_are_held_at_most(*, causal: bool) -> None:
     q, k, v = (torch.ones(1, 4, 1, 16, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
     ring = Counting(None, 2, 6, (k, v))
-    call = ring, Problem(Band(), 1.0, budget=workspace_budget()), causal
+    parts = choose_parts(ring, 4, causal=causal, first_key=None)
+    call = ring, Problem(Band(), 1.0, budget=workspace_budget()), parts
     out, _ = _RingAttention.apply(q, k, v, call)  # type: ignore[no-untyped-call]
     assert ring.most == {torch.bfloat16: 4}
     out.sum().backward()
@@ -292,6 +323,13 @@ def call_wrongly() -> None:
         ring_attention(q, q[:, :2], q[:, :2], causal=True)
     with pytest.raises(ValueError, match="multiple of 2, got 3"):
         ring_attention(q, q, q, causal=True)
+    q = torch.zeros(2, 4, 1, 16)
+    with pytest.raises(ValueError, match="first_key must be None without causal"):
+        ring_attention(q, q, q, first_key=torch.zeros(4).int())
+    with pytest.raises(TypeError, match="first_key must be int32 or int64, got float32"):
+        ring_attention(q, q, q, causal=True, first_key=torch.zeros(4))
+    with pytest.raises(ValueError, match=r"shape \[4\] or \[2 or 1, 4\], got \[3, 4\]"):
+        ring_attention(q, q, q, causal=True, first_key=torch.zeros(3, 4).int())
     with pytest.raises(TypeError, match="causal must be True or False"):
         ring_attention(q, q, q, causal="yes")  # type: ignore[arg-type]
     with pytest.raises(FlashDistError, match=r"ring_attention .*torch\.func"):
@@ -321,5 +359,21 @@ def test_the_parts_of_all_ranks_are_the_causal_mask(world_size: int) -> None:
             mine, theirs = (positions(seqlen, one, world_size) for one in (rank, source))
             part = choose_part(rank, source, len(mine), causal=True)
             rows, keys = mine[part.rows], theirs[part.keys]
-            seen[rows[:, None], keys] += visible(len(rows), len(keys), part.band).long()
+            assert isinstance(part.mask, Band)
+            seen[rows[:, None], keys] += visible(len(rows), len(keys), part.mask).long()
     assert torch.equal(seen, torch.ones_like(seen).tril())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_the_intervals_of_all_ranks_are_those_of_the_sequence(world_size: int) -> None:
+    seqlen = 2 * world_size * 3
+    numbers = torch.arange(seqlen)
+    first = numbers // 4 * 4
+    seen = torch.zeros(seqlen, seqlen, dtype=torch.int64)
+    for rank in range(world_size):
+        for source in range(world_size):
+            rows, keys = (positions(seqlen, one, world_size) for one in (rank, source))
+            mask = find_intervals(rank, source, world_size, first[rows])
+            seen[rows[:, None], keys] += mask.visible()[0, 0].long()
+    want = (first[:, None] <= numbers) & (numbers <= numbers[:, None])
+    assert torch.equal(seen, want.long())
