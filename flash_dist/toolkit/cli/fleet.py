@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -15,13 +17,16 @@ from ..machine.installed import read_installed
 from ..product import NAME
 from ..selftest.fleet import Member, compare_members
 from ..selftest.run import CHILD, DEFAULT_RUNS, DEFAULT_TIMEOUT
+from ..selftest.side_by_side import write_seconds
 from .options import add_json, add_runs, add_strict, add_subcommand, parse_number
+from .terminal.progress import testing
 from .terminal.results import is_shown, make_console, print_result
 from .terminal.signals import ending_at_once
+from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .options import Subparsers
 
@@ -34,6 +39,7 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 """
 
 BACKENDS: Final = ("gloo", "nccl")
+SELDOM: Final = 10.0  # seconds between two lines of a log
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -54,7 +60,8 @@ def add_parser(subparsers: Subparsers) -> None:
         type=partial(parse_number, what="rounds", least=1, hint=hint),
         metavar="N",
         default=1,
-        help="how often, for a burn-in (default: %(default)s)",
+        help="how often, for a burn-in; the first one shows how long all take (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--backend",
@@ -80,20 +87,48 @@ def run(args: argparse.Namespace, child: Sequence[str] = CHILD) -> int:
         dist = join_ranks(rank, args.backend)
     environment = gather_gpus(read_installed())
     proof = Proof(environment, runs=runs, timeout=DEFAULT_TIMEOUT, child=child)
+
+    def run_round(number: int, say: Callable[[str], None]) -> list[Any]:
+        proof.working = lambda _: nullcontext(say)
+        mine = prove_rank(rank, environment, proof, runs=runs, child=child)
+        say(f"waiting for all {rank.world} ranks")
+        everyone: list[Any] = [None] * rank.world
+        with ending_at_once():
+            dist.all_gather_object(everyone, replace(mine, round=number))
+        return everyone
+
     members: list[Member] = []
+    silent = bool(rank.rank) or args.json
+    began = time.monotonic()
     try:
         for number in range(args.rounds):
-            mine = prove_rank(rank, environment, proof, runs=runs, child=child)
-            everyone: list[Any] = [None] * rank.world
-            with ending_at_once():
-                dist.all_gather_object(everyone, replace(mine, round=number))
-            members += everyone
-            if rank.rank == 0 and args.rounds > 1 and not args.json:
-                said = compare_members(members)[-1].summary
-                print(f"round {number + 1} of {args.rounds}: {said}", flush=True)
+            name = f"round {number + 1} of {args.rounds}"
+            with testing(silent=silent, every=SELDOM)(name) as say:
+                members += run_round(number, partial(_say, say, name))
+            if args.rounds > 1 and not silent:
+                said = describe_rounds(members, args.rounds, time.monotonic() - began)
+                complain(printable(f"{name}: {said}"))
     finally:
         dist.destroy_process_group()
     return 0 if rank.rank else _report(rank, members, args)  # rank 0 reports for all
+
+
+def _say(say: Callable[[str], None], name: str, text: str) -> None:
+    say(f"{name}: {text}")
+
+
+def describe_rounds(members: Sequence[Member], rounds: int, seconds: float) -> str:
+    """Describe the rounds so far, and estimate the time for the rest.
+
+    Args:
+        members: The results of all ranks in these rounds.
+        rounds: Number of all rounds.
+        seconds: Time that these took.
+    """
+    said = f"{compare_members(members)[-1].summary}; {write_seconds(seconds)}"
+    done = members[-1].round + 1
+    left = seconds * (rounds - done) / done
+    return f"{said}, about {write_seconds(left)} left" if left else said
 
 
 def _report(rank: Rank, members: list[Member], args: argparse.Namespace) -> int:

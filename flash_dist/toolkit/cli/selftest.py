@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..checks.driver import explain_broken
 from ..checks.environment import gather_gpus
 from ..checks.install import require_torch
-from ..doctor.proof import Proof
+from ..doctor.proof import Proof, run_on_cpu
 from ..errors import KernelsError, UsageError
 from ..findings.driver import NO_GPU
 from ..findings.result import CheckResult, exit_code, worst_status
@@ -20,14 +19,7 @@ from ..machine.installed import read_installed
 from ..product import NO_CASES, PRODUCT, PROGRAM
 from ..selftest.fingerprints import merge_references, read_references, write_references
 from ..selftest.report import RanVariant
-from ..selftest.run import (
-    DEFAULT_RUNS,
-    DEFAULT_TIMEOUT,
-    check_selftest,
-    make_command,
-    run_selftest,
-)
-from ..selftest.side_by_side import SideBySide
+from ..selftest.run import DEFAULT_RUNS, DEFAULT_TIMEOUT, check_selftest
 from ..targets.wording import read_whole
 from .options import add_json, add_runs, add_subcommand, parse_path
 from .terminal.progress import testing
@@ -41,7 +33,6 @@ if TYPE_CHECKING:
     from ..checks.environment import Environment
     from ..machine.libcuda import Cuda
     from ..selftest.fingerprints import Reference
-    from ..selftest.report import SelftestReport
     from .options import Subparsers
 
 EPILOG = f"""\
@@ -162,18 +153,11 @@ def prove_device(
     """Run the selftest of a GPU, or of the reference path."""
     name = f"selftest {device}"
     if device == "cpu":
-        return replace(check_selftest(_run_on_cpu(args)), name=name)
+        runs = args.runs or DEFAULT_RUNS
+        report = run_on_cpu(runs, timeout=args.timeout, working=proof.working)
+        return replace(check_selftest(report), name=name)
     gpu = next(gpu for gpu in environment.cuda.gpus if str(gpu.index) == device)
     return replace(proof.run(gpu), name=name, gpu=gpu.index)
-
-
-def _run_on_cpu(args: argparse.Namespace) -> SelftestReport:
-    """Run it and show progress: continuously on a terminal, elsewhere a line a minute."""
-    what, runs = "selftest of the cpu", args.runs or DEFAULT_RUNS
-    alone = SideBySide({"cpu": make_command("cpu", runs)}, timeout=args.timeout)
-    with closing(alone), testing(silent=args.json)(what) as say:
-        alone.show = lambda progress: say(f"{what}: {progress}")
-        return run_selftest("cpu", runs=runs, timeout=args.timeout, together=alone)
 
 
 def record(path: Path, proof: Proof, known: tuple[Reference, ...], code: int) -> None:

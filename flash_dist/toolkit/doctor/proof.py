@@ -171,6 +171,24 @@ class Proof:
         return CheckResult("fail", summary, details, fix, GPUS_DIFFER)
 
 
+def run_on_cpu(
+    runs: int, *, timeout: float, working: Working, child: Sequence[str] = CHILD
+) -> SelftestReport:
+    """Run the selftest of the reference path, with progress.
+
+    Args:
+        runs: Number of runs of each case.
+        timeout: Seconds.
+        working: Shows progress, as that of a Proof.
+        child: The selftest's child process, see `run_selftest`.
+    """
+    what = "selftest of the cpu"
+    alone = SideBySide({"cpu": make_command("cpu", runs, child)}, timeout=timeout)
+    with closing(alone), working(what) as say:
+        alone.show = lambda progress: say(f"{what}: {progress}")
+        return run_selftest("cpu", runs=runs, timeout=timeout, child=child, together=alone)
+
+
 def read_kernels(library: str) -> Mapping[str, str]:
     """Hash the kernels of a package; unreadable ones match no recorded hash.
 

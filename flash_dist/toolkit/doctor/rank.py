@@ -17,13 +17,15 @@ from ..machine.torch_install import read_torch
 from ..product import NAME
 from ..selftest.fingerprints import Setting, make_fingerprints
 from ..selftest.fleet import Member
-from ..selftest.run import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
+from ..selftest.run import CHILD, DEFAULT_TIMEOUT, check_selftest
 from ..targets.wording import read_whole
+from .proof import run_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..checks.environment import Environment
+    from ..selftest.report import SelftestReport
     from .proof import Proof
 
 LAUNCHER: Final = f"torchrun --nproc-per-node=gpu -m {NAME} fleet"
@@ -102,7 +104,8 @@ def prove_rank(
     host = socket.gethostname()
     gpus = environment.cuda.gpus
     if not gpus:
-        return _prove_cpu(rank, host, environment, runs, child)
+        report = run_on_cpu(runs, timeout=DEFAULT_TIMEOUT, working=proof.working, child=child)
+        return _describe_cpu(rank, host, environment, report)
     nobody = Setting("none", 0, 0)
     if rank.local >= len(gpus):
         summary = f"there are {len(gpus)} GPUs and this is local rank {rank.local}"
@@ -114,16 +117,16 @@ def prove_rank(
     if not verdict.is_usable:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
     before = len(proof.proven)  # a failed round keeps nothing
-    (result,) = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
+    with proof.side_by_side((gpu,)):  # which knows its progress
+        (result,) = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
     _, setting, own = proof.proven[-1] if proof.proven[before:] else (gpu, nobody, ())
     return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))
 
 
-def _prove_cpu(
-    rank: Rank, host: str, environment: Environment, runs: int, child: Sequence[str]
+def _describe_cpu(
+    rank: Rank, host: str, environment: Environment, report: SelftestReport
 ) -> Member:
-    """Run the reference path if there is no GPU; its bits depend on host and torch."""
-    report = run_selftest("cpu", runs=runs, child=child)
+    """Describe the reference path of a rank without a GPU; its bits depend on host and torch."""
     where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
     own = make_fingerprints(report, {}, "")
     result = replace(check_selftest(report), data={}, name="selftest cpu")

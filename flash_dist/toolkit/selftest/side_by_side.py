@@ -42,9 +42,13 @@ class Progress:
         counted = f"{self.done} of {self.total} cases"
         if self.seconds_left is None:
             return counted
-        whole = round(self.seconds_left)
-        left = f"{whole} s" if whole < 100 else f"{round(whole / 60)} min"  # noqa: PLR2004 - seconds
-        return f"{counted}, about {left} left"
+        return f"{counted}, about {write_seconds(self.seconds_left)} left"
+
+
+def write_seconds(seconds: float) -> str:
+    """Write `42 s` or `3 min`."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 100 else f"{round(whole / 60)} min"  # noqa: PLR2004 - seconds
 
 
 def count_places(devices: int, cores: int, free_bytes: int | None) -> int:

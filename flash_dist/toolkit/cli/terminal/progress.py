@@ -28,14 +28,15 @@ def is_terminal(stream: IO[str] | None) -> bool:
 
 
 class Seldom:
-    """Reports progress without a terminal: at most one line a minute."""
+    """Reports progress without a terminal: at most one line a minute, or in `every` seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: float | None = None) -> None:
+        self._every = SELDOM if every is None else every
         self._said = time.monotonic()
 
     def say(self, text: str) -> None:
         """Print a line on stderr if the last one is long ago."""
-        if time.monotonic() - self._said >= SELDOM:
+        if time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
             complain(printable(text))
 
@@ -77,11 +78,15 @@ def working(
         status.stop()
 
 
-def testing(*, silent: bool) -> Callable[[str], AbstractContextManager[Callable[[str], None]]]:
-    """Return `working` for selftests: elsewhere a line a minute, or nothing if silent."""
+def testing(
+    *,
+    silent: bool,
+    every: float | None = None,  # noqa: PT028 - no test
+) -> Callable[[str], AbstractContextManager[Callable[[str], None]]]:
+    """Return `working` for selftests: elsewhere a line as of `Seldom`, or nothing if silent."""
     if silent:
         return lambda _: nullcontext(_ignore)
-    return partial(working, elsewhere=Seldom().say)
+    return partial(working, elsewhere=Seldom(every).say)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ __all__ = ["interruptible"]
 PROGRAM = """
 import sys
 from dataclasses import replace
-from flash_dist.toolkit.cli import doctor, main, selftest
+from flash_dist.toolkit.cli import doctor, fleet, main, selftest
 from flash_dist.toolkit.cli.terminal import progress
 from flash_dist.toolkit.doctor import proof
 from flash_dist.toolkit.selftest import side_by_side
@@ -40,15 +41,14 @@ wanted = {devices}
 gpus = tuple(gpu for gpu in machine.cuda.gpus if gpu.index in wanted)
 machine = replace(machine, cuda=replace(machine.cuda, gpus=gpus))
 doctor.gather_environment = lambda _: machine
-selftest.gather_gpus = lambda _: machine
+selftest.gather_gpus = fleet.gather_gpus = lambda _: machine
 side_by_side.count_cores = lambda: 4
 side_by_side.read_free_memory = lambda: None
 proof.make_command = lambda device, runs, child: [
     sys.executable, {child!r}, "--device", device, "--runs", str(runs)
 ]
-selftest.make_command = lambda device, runs: proof.make_command(device, runs, ())
 progress.PATIENCE = 0.0
-progress.SELDOM = {seldom}
+progress.SELDOM = fleet.SELDOM = {seldom}
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -143,6 +143,48 @@ def test_a_log_has_a_line_now_and_then(
         assert len(said) >= lines if lines else not said
         for line in said:
             assert re.fullmatch(rf"selftest of {which}: (starting|\d of \d cases.*)", line)
+
+
+def run_fleet(environ: dict[str, str], *words: str) -> list[tuple[int, str, str]]:
+    """Run a fleet of two ranks; return exit status, stdout and stderr of each."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    numbers = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            command("fleet", *words, seldom=0.2),
+            cwd=ROOT,
+            env=environ | numbers | {"RANK": rank, "LOCAL_RANK": rank, "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    said = [one.communicate(timeout=100) for one in ranks]
+    return [(one.returncode, *texts) for one, texts in zip(ranks, said, strict=True)]
+
+
+@pytest.mark.slow
+def test_a_fleet_shows_its_round_its_cases_and_the_time_left(environ: dict[str, str]) -> None:
+    pytest.importorskip("torch")
+    first, second = run_fleet(environ, "--rounds", "2")
+    assert (first[0], second) == (0, (0, "", "")), (first, second)
+    lines = first[2].splitlines()
+    for name in ("round 1 of 2", "round 2 of 2"):
+        assert any(re.match(rf"{name}: selftest of gpu 0: \d of 4 cases, about", x) for x in lines)
+    ends = [line for line in lines if "2 ranks on 1 host" in line]
+    assert re.search(r"^round 1 of 2: 2 ranks on 1 host .*; \d s, about \d s left$", ends[0])
+    assert re.search(r"^round 2 of 2: 2 ranks on 1 host .*; \d s$", ends[1])
+    assert "round" not in first[1].replace("2 rounds", "")  # stdout has the report alone
+
+
+@pytest.mark.slow
+def test_a_fleet_shows_nothing_beside_json(environ: dict[str, str]) -> None:
+    pytest.importorskip("torch")
+    first, second = run_fleet(environ, "--rounds", "2", "--json")
+    assert (first[0], first[2], second) == (0, "", (0, "", "")), (first, second)
+    assert json.loads(first[1])["exit_code"] == 0
 
 
 @pytest.mark.slow
