@@ -1,30 +1,32 @@
-"""Compares ring attention over all GPUs of this machine with one of them, as a program.
+"""Compares ring attention over GPUs of this machine with float64, as a program.
 
-    python tests/gpu/ring.py [SEQLEN]
+    python tests/gpu/ring.py GPUS [SEQLEN]
 
 Prints one line of JSON: by dtype and mask the largest error of each tensor over its largest value,
-how many of five runs have other bits than the first, and milliseconds of forward and backward on
-one GPU and on the ring, medians. Exit status 1 if a rank failed.
+of the ring and of one GPU, and how many of five runs on any rank have other bits than the first.
+benchmarks/ring.py has times. Exit status 1 if a rank failed.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from flash_dist import flash_attn_func, ring_attention, ring_shard, ring_unshard
+from flash_dist.masks import IntervalMask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 Tensor = torch.Tensor
 NAMES: Final = ("out", "dq", "dk", "dv")
@@ -39,21 +41,25 @@ def differentiate(attend: Callable[..., Tensor], dout: Tensor, *tensors: Tensor)
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 
-def measure(call: Callable[[], object]) -> float:
-    """Return the median time in milliseconds over synchronised ranks."""
-    times = []
-    for _ in range(RUNS + 2):
-        torch.cuda.synchronize()
-        dist.barrier()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[2:])
+def attend_exactly(q: Tensor, k: Tensor, v: Tensor, *, visible: Tensor) -> Tensor:
+    """Attention by torch's formula."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    with sdpa_kernel(SDPBackend.MATH):
+        out = scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
-def try_one(dtype: torch.dtype, seqlen: int, *, causal: bool) -> dict[str, Any]:
-    """Compare the ring with one GPU, with equal random numbers everywhere."""
+def try_one(dtype: torch.dtype, seqlen: int, mask: str) -> dict[str, Any]:
+    """Compare the ring and one GPU with float64, with equal random numbers everywhere."""
+    numbers = torch.arange(seqlen, device="cuda")
+    first_key, end = torch.zeros_like(numbers), torch.full_like(numbers, seqlen)
+    options: dict[str, Any] = {"causal": mask != "full"}
+    if mask != "full":
+        end = numbers + 1
+    if mask == "documents":
+        begins = (numbers % 700 == 0) | (numbers % 450 == 0)
+        first_key = torch.where(begins, numbers, 0).cummax(0).values
+        options["first_key"] = ring_shard(first_key, dim=0)
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(heads: int) -> Tensor:
@@ -63,22 +69,27 @@ def try_one(dtype: torch.dtype, seqlen: int, *, causal: bool) -> dict[str, Any]:
     whole = draw(NUM_HEADS), draw(NUM_HEADS), draw(NUM_HEADS_KV), draw(NUM_HEADS_KV)
     parts = [ring_shard(x) for x in whole]
 
-    def alone() -> list[Tensor]:
-        return differentiate(lambda q, k, v: flash_attn_func(q, k, v, causal=causal), *whole)
-
     def together() -> list[Tensor]:
-        return differentiate(lambda q, k, v: ring_attention(q, k, v, causal=causal), *parts)
+        return differentiate(partial(ring_attention, **options), *parts)
 
-    want, first = alone(), together()
+    first = together()
     differing = 0
     for _ in range(RUNS - 1):
         differing += not all(torch.equal(a, b) for a, b in zip(first, together(), strict=True))
-    errors = {
-        name: float((ring_unshard(x).float() - y.float()).abs().max() / y.float().abs().max())
-        for name, x, y in zip(NAMES, first, want, strict=True)
+    visible = (first_key[:, None] <= numbers) & (numbers < end[:, None])
+    want = differentiate(partial(attend_exactly, visible=visible), *(x.double() for x in whole))
+    intervals = IntervalMask.of(first_key, end, seqlen_k=seqlen)
+    one = differentiate(partial(flash_attn_func, mask=intervals), *whole)
+    errors = {"ring": find_errors(map(ring_unshard, first), want), "one": find_errors(one, want)}
+    return {"errors": errors, "differing": differing}
+
+
+def find_errors(found: Iterable[Tensor], want: Iterable[Tensor]) -> dict[str, float]:
+    """Return the largest error of each tensor over its largest value."""
+    return {
+        name: float((x.double() - y).abs().max() / y.abs().max())
+        for name, x, y in zip(NAMES, found, want, strict=True)
     }
-    times = {"one": measure(alone), "ring": measure(together)}
-    return {"errors": errors, "differing": differing, "milliseconds": times}
 
 
 def run_rank(rank: int, world_size: int, folder: str, seqlen: int) -> None:
@@ -88,9 +99,9 @@ def run_rank(rank: int, world_size: int, folder: str, seqlen: int) -> None:
         "nccl", f"file://{folder}/store", world_size=world_size, rank=rank, device_id=rank
     )
     found = {
-        f"{dtype} {'causal' if causal else 'full'}": try_one(dtype, seqlen, causal=causal)
+        f"{dtype} {mask}": try_one(dtype, seqlen, mask)
         for dtype in (torch.bfloat16, torch.float16, torch.float32)
-        for causal in (False, True)
+        for mask in ("full", "causal", "documents")
     }
     others: list[Any] = [None] * world_size
     dist.all_gather_object(others, {name: one["differing"] for name, one in found.items()})
@@ -103,8 +114,8 @@ def run_rank(rank: int, world_size: int, folder: str, seqlen: int) -> None:
 
 def main() -> int:
     """Command line."""
-    seqlen = int(sys.argv[1]) if len(sys.argv) > 1 else 4096
-    count = torch.cuda.device_count()
+    count = int(sys.argv[1])
+    seqlen = int(sys.argv[2]) if len(sys.argv) > 2 else 4096
     with tempfile.TemporaryDirectory() as folder:
         spawn(run_rank, (count, str(Path(folder)), seqlen), count)
     return 0

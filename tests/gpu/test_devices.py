@@ -27,6 +27,7 @@ pytestmark = [
 PIPELINE = Path(__file__).parent / "pipeline.py"
 RING = Path(__file__).parent / "ring.py"
 CONTEXT_PARALLEL = Path(__file__).parent / "context_parallel.py"
+DATA_PARALLEL = Path(__file__).parent / "data_parallel.py"
 
 
 def move(problem: Problem, device: str) -> Problem:
@@ -87,6 +88,11 @@ def test_tensors_on_two_gpus_are_refused() -> None:
         flash_attn_func(q, q.to("cuda:1"), q)
 
 
+def require_gpus(count: int) -> None:
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs, there are {torch.cuda.device_count()}")
+
+
 def run_program(program: Path, *words: str, seconds: int = 200) -> dict[str, Any]:
     """Run a program in its own process: it may break its CUDA context."""
     package = str(Path(flash_dist.__file__).parents[1])
@@ -123,16 +129,18 @@ def test_a_pipeline_over_two_gpus_shares_one_flex_mask(
         assert error < 0.02, (name, error)
 
 
-def test_a_ring_of_all_gpus_is_attention_on_one(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_program(RING)
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_a_ring_of_gpus_is_float64_attention(gpus: int, capsys: pytest.CaptureFixture[str]) -> None:
+    require_gpus(gpus)
+    found = run_program(RING, str(gpus))
     with capsys.disabled():
-        print(f"\nring attention: {found}")  # noqa: T201 - the record
+        print(f"\nring attention on {gpus} GPUs: {found}")  # noqa: T201 - the record
     assert "error" not in found, found
     limits = {"bfloat16": 0.02, "float16": 0.003, "float32": 1e-5}
     for name, one in found.items():
         assert one["differing"] == 0, name
         limit = next(limit for dtype, limit in limits.items() if dtype in name)
-        assert max(one["errors"].values()) < limit, (name, one["errors"])
+        assert max(one["errors"]["ring"].values()) < limit, (name, one["errors"])
 
 
 def test_torchs_context_parallelism_runs_on_our_kernels(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,3 +152,17 @@ def test_torchs_context_parallelism_runs_on_our_kernels(capsys: pytest.CaptureFi
         assert not one["same as torch's kernels"]  # other rounding
         assert one["differing"] == 0
         assert max(one["errors"].values()) < 0.02, one["errors"]
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_data_parallel_training_has_the_same_losses_and_weights(
+    gpus: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_gpus(gpus)
+    pytest.importorskip("transformers")
+    first, second = (run_program(DATA_PARALLEL, str(gpus)) for _ in range(2))
+    with capsys.disabled():
+        print(f"\nFSDP2 on {gpus} GPUs: {first}")  # noqa: T201 - the record
+    assert "error" not in first, first
+    assert first["losses"][-1] < first["losses"][0]
+    assert first == second

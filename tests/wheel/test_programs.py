@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ("batch_invariance", "decoding", "determinism", "overhead")
+BENCHMARKS = ("batch_invariance", "decoding", "determinism", "overhead", "ring")
 
 
 def run(program: Path) -> subprocess.CompletedProcess[str]:
