@@ -11,7 +11,7 @@ from ..masks.inputs import require_bools
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
 from .results import choose_result, returns_lse
-from .scores import choose_scores
+from .scores import choose_scores, join_bias
 from .unsupported import are_defaults, check_others, refuse_unsupported
 
 if TYPE_CHECKING:
@@ -147,7 +147,9 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     q, k, v = prepare_inputs(q, k, v)
     scores = None
     if not plain:
-        scores = choose_scores(q, softcap, alibi_slopes, others, bias=bias, seqlen_k=k.shape[1])
+        scores = choose_scores(q, softcap, alibi_slopes, others)
+        if bias is not None:
+            scores = join_bias(scores, bias, q, k.shape[1])
     mask_or_band = choose_mask(mask, window_size, causal=causal)
     softmax_scale = choose_scale(softmax_scale, q.shape[-1])
     problem = Problem.of(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ..kernels.scores import Scores
+from ..kernels.scores import PLAIN, Scores
 from ..toolkit.errors import show
 from .arguments import require_tensor, to_float
 from .layouts import DENSE, PACKED, dtype_name
@@ -24,15 +24,12 @@ SINKS: Final = ("learnable_sink", "s_aux")  # flash-attention 4's name, and vLLM
 _LEAST, _MOST = 2.0**-10, 2.0**40
 
 
-def choose_scores(  # noqa: PLR0913 - the options of a public function
+def choose_scores(
     q: Tensor,
     softcap: float | None,
     alibi_slopes: Tensor | None,
     others: Mapping[str, Any],
     cu_seqlens_q: Tensor | None = None,
-    *,
-    bias: Tensor | None = None,
-    seqlen_k: int = 0,
 ) -> Scores | None:
     """Return the score modifications of a call, None without.
 
@@ -42,8 +39,6 @@ def choose_scores(  # noqa: PLR0913 - the options of a public function
         alibi_slopes: Likewise.
         others: Has the sinks, by one of their names.
         cu_seqlens_q: [batch + 1], if the queries are packed.
-        bias: As in `flash_attn_func`.
-        seqlen_k: Keys that a bias is for.
 
     Raises:
         TypeError: An argument is of another type, or the slopes of another dtype.
@@ -56,14 +51,25 @@ def choose_scores(  # noqa: PLR0913 - the options of a public function
     cap = _read_softcap(softcap)
     slopes = None if alibi_slopes is None else _read_slopes(alibi_slopes, q, batch, heads)
     sinks = _read_sinks(q, heads, others)
-    if bias is not None:
-        if cap != 0:
-            message = f"bias must be None with a softcap, got a tensor and softcap {show(softcap)}"
-            raise ValueError(message)
-        bias = read_bias("bias", bias, q, (batch, heads, q.shape[1], seqlen_k))
-    if cap == 0 and slopes is None and sinks is None and bias is None:
+    if cap == 0 and slopes is None and sinks is None:
         return None
-    return Scores(cap, slopes, sinks, bias)
+    return Scores(cap, slopes, sinks)
+
+
+def join_bias(scores: Scores | None, bias: Tensor, q: Tensor, seqlen_k: int) -> Scores:
+    """Return score modifications with a bias for so many keys, as `flash_attn_func` has them.
+
+    Raises:
+        TypeError: The bias is no tensor, or of another dtype.
+        ValueError: Its shape or device does not fit, or there is a soft cap.
+    """
+    scores = scores or PLAIN
+    if scores.softcap != 0:
+        softcap = show(scores.softcap)
+        message = f"bias must be None with a softcap, got a tensor and softcap {softcap}"
+        raise ValueError(message)
+    shape = q.shape[0], math.prod(q.shape[DENSE:-1]), q.shape[1], seqlen_k
+    return scores._replace(bias=read_bias("bias", bias, q, shape))
 
 
 def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

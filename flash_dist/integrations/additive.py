@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..kernels.bias import MASKED
+from ..kernels.scores import MASKED
 
 if TYPE_CHECKING:
     from torch import Tensor

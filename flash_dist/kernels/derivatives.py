@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Gradients = tuple[Tensor, Tensor, Tensor, "Tensor | None"]  # dq, dk, dv, dsinks
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, out, lse
+OfResults = tuple["Tensor | None", "Tensor | None"]  # dout and dlse, as autograd has them
 
 
-def differentiate(  # noqa: PLR0913 - what autograd has
+def differentiate(
     backward: Callable[[Tensor, Tensor | None], Gradients],
     saved: Saved,
-    dout: Tensor | None,
-    dlse: Tensor | None,
+    of_results: OfResults,
     *,
     sinks: Tensor | None,
     max_seqlen_k: int | None = None,
@@ -39,8 +39,8 @@ def differentiate(  # noqa: PLR0913 - what autograd has
     Args:
         backward: Its backward of dout and dlse, with dsinks of each query.
         saved: Its inputs and what it returned for them.
-        dout: What autograd has for out, in whatever layout; None: nothing depends on out.
-        dlse: Likewise for lse.
+        of_results: What autograd has for out and lse, in whatever layout; None: nothing depends on
+            it.
         sinks: Those of the call.
         max_seqlen_k: Keys of the longest sequence or more, if packed.
 
@@ -50,6 +50,7 @@ def differentiate(  # noqa: PLR0913 - what autograd has
             shape and the device.
     """
     q, k, _, out, _ = saved
+    dout, dlse = of_results
     dout = torch.zeros_like(out) if dout is None else dout
     if sinks is not None:
         dq, dk, dv, dsinks = backward(dout, dlse)
@@ -71,13 +72,13 @@ def differentiate(  # noqa: PLR0913 - what autograd has
 def differentiate_bias(
     backward: Callable[[Tensor, Tensor | None], Tensor],
     saved: Saved,
-    dout: Tensor | None,
-    dlse: Tensor | None,
+    of_results: OfResults,
     *,
     sinks: Tensor | None,
 ) -> Tensor:
     """Return the gradient of the bias of one call; the arguments are those of `differentiate`."""
     _, k, _, out, _ = saved
+    dout, dlse = of_results
     if dout is None or (sinks is None and _is_one(k.shape[1])):  # as above
         dout = torch.zeros_like(out)
     return backward(dout, dlse)
@@ -192,11 +193,11 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
 
     longest = None if cu_seqlens_q is None else max_seqlen_k
     dq, dk, dv, dsinks = differentiate(
-        backward, tuple(saved), dout, dlse, sinks=sinks, max_seqlen_k=longest
+        backward, tuple(saved), (dout, dlse), sinks=sinks, max_seqlen_k=longest
     )
     dbias = None
     if bias is not None and bias.requires_grad:
-        dbias = differentiate_bias(backward_bias, tuple(saved), dout, dlse, sinks=sinks)
+        dbias = differentiate_bias(backward_bias, tuple(saved), (dout, dlse), sinks=sinks)
     return dq, dk, dv, *(None,) * 10, dsinks, None, dbias
 
 
@@ -230,8 +231,8 @@ def _differentiate_masked(
         last = plan, *ctx.mask, ctx.softmax_scale, ctx.numbers[1], alibi_slopes, bias
         return operator(one_dout, *saved, one_dlse, *last)  # type: ignore[no-any-return]
 
-    dq, dk, dv, dsinks = differentiate(backward, tuple(saved), dout, dlse, sinks=sinks)
+    dq, dk, dv, dsinks = differentiate(backward, tuple(saved), (dout, dlse), sinks=sinks)
     dbias = None
     if bias is not None and bias.requires_grad:
-        dbias = differentiate_bias(backward_bias, tuple(saved), dout, dlse, sinks=sinks)
+        dbias = differentiate_bias(backward_bias, tuple(saved), (dout, dlse), sinks=sinks)
     return dq, dk, dv, *(None,) * 11, dsinks, dbias

@@ -29,13 +29,12 @@ from ..toolkit.builds.package import PACKAGE
 from ..toolkit.errors import ExtensionError
 from ..toolkit.product import BINDING
 from . import cpu, derivatives, earlier
-from .bias import count_splits, sum_parts
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
 from .memory import raise_out_of_memory
 from .problem import NOT_PACKED, Problem
 from .rules import flops, sharding
-from .scores import PLAIN, Scores
+from .scores import PLAIN, Scores, count_splits, sum_parts
 
 if TYPE_CHECKING:
     from .derivatives import Gradients, Saved
@@ -273,7 +272,7 @@ def differentiate(
 
     sinks = None if problem.scores is None else problem.scores.sinks
     longest = None if problem.packing is None else problem.packing.max_seqlen_k
-    return derivatives.differentiate(call, saved, dout, dlse, sinks=sinks, max_seqlen_k=longest)
+    return derivatives.differentiate(call, saved, (dout, dlse), sinks=sinks, max_seqlen_k=longest)
 
 
 def differentiate_bias(
@@ -294,7 +293,7 @@ def differentiate_bias(
         return found
 
     try:
-        return derivatives.differentiate_bias(call, saved, dout, dlse, sinks=sinks)
+        return derivatives.differentiate_bias(call, saved, (dout, dlse), sinks=sinks)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise

@@ -18,8 +18,7 @@ import torch
 
 from ..masks.band import Band
 from . import ordered
-from .bias import MASKED, add_bias, sum_like
-from .scores import PLAIN, Scores
+from .scores import MASKED, PLAIN, Scores, add_bias, sum_like
 
 if TYPE_CHECKING:
     from .derivatives import Saved

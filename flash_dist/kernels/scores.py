@@ -1,11 +1,17 @@
-"""Score modifications between scale and mask, and sinks."""
+"""Score modifications between scale and mask, and sinks; a bias: what masks, and its gradient."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+import math
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+
+Tensor = torch.Tensor
+
+MASKED: Final = torch.finfo(torch.float16).min  # a bias of this or less masks its score
+TILE: Final = 64  # queries and keys of a block, csrc/core/params.h
+_BLOCKS: Final = 1024  # a gradient of fewer tiles is made in parts: they fill a GPU
 
 
 class Scores(NamedTuple):
@@ -34,3 +40,35 @@ class Scores(NamedTuple):
 
 
 PLAIN: Final = Scores()  # nothing happens to them
+
+
+def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
+    """Return logits + bias, -inf where the bias masks."""
+    return (logits + bias.to(logits.dtype)).masked_fill(bias <= MASKED, -torch.inf)
+
+
+def count_splits(bias: Tensor, q: Tensor, k: Tensor) -> int:
+    """Return how many blocks share the batch entries and heads of a tile; shapes alone decide."""
+    batches, heads = bias.shape[:2]
+    visits = (q.shape[0] if batches == 1 else 1) * (math.prod(q.shape[2:-1]) if heads == 1 else 1)
+    tiles = batches * heads * -(-q.shape[1] // TILE) * -(-k.shape[1] // TILE)
+    return max(1, min(visits, _BLOCKS // max(tiles, 1)))
+
+
+def sum_parts(parts: Tensor, bias: Tensor) -> Tensor:
+    """Return the gradient of a bias, like it, of what the blocks found.
+
+    Args:
+        parts: [splits, batch, heads, queries, keys], the last two tiles where the bias has one.
+        bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k].
+    """
+    axes = [i for i in (0, 3, 4) if parts.shape[i] > 1 and (i == 0 or bias.shape[i - 1] == 1)]
+    summed = parts.sum(axes) if axes else parts
+    return summed.reshape(bias.shape).to(bias.dtype)
+
+
+def sum_like(gradient: Tensor, bias: Tensor) -> Tensor:
+    """Sum the gradient of all scores over the axes along which a bias is broadcast."""
+    axes = [axis for axis in range(4) if bias.shape[axis] == 1 != gradient.shape[axis]]
+    summed = gradient.sum(axes, keepdim=True) if axes else gradient
+    return summed.to(bias.dtype).contiguous()

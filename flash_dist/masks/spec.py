@@ -13,7 +13,6 @@ from ..toolkit.errors import show
 from .band import Alignment, Band, parse_alignment
 from .bits import pack_strips, parse_words
 from .flex import read_flex
-from .ids import BlockCausalTerm, DocumentTerm
 from .inputs import (
     PAIRS,
     TILES,
@@ -36,7 +35,17 @@ from .inputs import (
 from .packed import PackedTerm, parse_ends
 from .planner import make_plan
 from .registry import lookup_or_make, outside_graphs, register
-from .terms import BandTerm, DenseTerm, IntervalTerm, PaddingTerm, PrefixTerm, Term, TilesTerm
+from .terms import (
+    BandTerm,
+    BlockCausalTerm,
+    DenseTerm,
+    DocumentTerm,
+    IntervalTerm,
+    PaddingTerm,
+    PrefixTerm,
+    Term,
+    TilesTerm,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

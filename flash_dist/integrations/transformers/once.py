@@ -12,7 +12,7 @@ import torch
 
 from ...attention.arguments import is_symbolic
 from ...attention.conversions import Conversions
-from ...kernels.bias import MASKED
+from ...kernels.scores import MASKED
 from ...masks import BlockMask
 from ...masks.registry import is_traced
 from ..additive import read_added

@@ -115,20 +115,18 @@ def _spread(starts: Tensor) -> Pair:
     return first, end
 
 
-def _find_band(  # noqa: PLR0913 - what transformers says of a mask
+def _find_band(
     is_square: bool,  # noqa: FBT001
     *,
     local_size: int | None = None,
     use_vmap: bool = False,
-    allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool | None = None,
     config: object = None,
-    **_: object,
+    **others: object,
 ) -> Band:
     """Return the band that a kind of mask is named for."""
-    is_chunked = _is_chunked(local_size, config)
-    is_whole = allow_is_bidirectional_skip is not None
-    if use_vmap or not (is_square or is_whole or (allow_is_causal_skip and not is_chunked)):
+    is_whole = others.get("allow_is_bidirectional_skip") is not None
+    is_causal = others.get("allow_is_causal_skip", True) and not _is_chunked(local_size, config)
+    if use_vmap or not (is_square or is_whole or is_causal):
         refuse_tracing()
     if is_whole:
         return Band() if local_size is None else Band(local_size, local_size)
