@@ -76,7 +76,9 @@ def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
     return out.narrow(-1, 0, head_dim_v).clone(memory_format=torch.contiguous_format)
 
 
-def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
+def concerns_autograd(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None
+) -> bool:
     """Return whether a call wants gradients, or is in forward mode, which is refused.
 
     An autograd.Function finds out itself, which takes longer than all else of a small call.
@@ -85,7 +87,8 @@ def concerns_autograd(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or any(x is not None and x.requires_grad for x in others)
+        or (sinks is not None and sinks.requires_grad)
+        or (bias is not None and bias.requires_grad)
     ):
         return True
     return forward_ad._current_level >= 0  # noqa: SLF001 - nothing public says it

@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "batch_invariant must be False with a mask of packed sequences, got True",
     ),
     "alibi_slopes": (
-        {"mask": PREFIX, "alibi_slopes": torch.ones(2, device=DEVICE)},
+        {"mask": PREFIX, "alibi_slopes": torch.ones(2)},
         "alibi_slopes must be None with a mask of packed sequences, got slopes",
     ),
     "match_kvcache": (
@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "match_kvcache must be False with this mask, got True and <BlockMask packed",
     ),
     "seqused_k": (
-        {"mask": PREFIX, "seqused_k": torch.ones(2, dtype=torch.int32, device=DEVICE)},
+        {"mask": PREFIX, "seqused_k": torch.ones(2, dtype=torch.int32)},
         "mask must be None with block_table and seqused_k, got <BlockMask packed",
     ),
 }
@@ -231,8 +231,9 @@ def test_what_no_kernel_does_is_refused(
 ) -> None:
     packed = pack((40, 60), dtype=any_half)
     plain = replace(packed, problem=replace(packed.problem, options={}))
+    given = {key: x.to(DEVICE) if isinstance(x, Tensor) else x for key, x in options.items()}
     with pytest.raises(ValueError, match=words):
-        attend_packed(plain, **options)
+        attend_packed(plain, **given)
 
 
 @pytest.mark.parametrize("made", ["BlockMask", "IntervalMask"])

@@ -248,13 +248,9 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), dropout_p=0.1),
         (ValueError, r"dropout_p must be 0, got 0\.1: there are no kernels with dropout"),
     ),
-    "float-mask": (
-        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask=draw(8, 8)),
-        (TypeError, "(?s)BlockMask or bool, got float64: there are no .*hint: .*`attn_mask == 0`"),
-    ),
     "mask-of-numbers": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask=draw(8, 8).int()),
-        (TypeError, r"(?s)BlockMask or bool, got int32: there .*hint: .*`attn_mask\.bool\(\)`"),
+        (TypeError, r"(?s)or of bool or floating point, got int32.*hint: .*`attn_mask\.bool\(\)`"),
     ),
     "attn_mask-type": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask="causal"),  # type: ignore[arg-type]

@@ -55,6 +55,11 @@ def is_of_floats(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.is_contiguous()
 
 
+def is_bias(x: Tensor) -> bool:
+    """Of q's dtype or float32, by read_bias; any strides."""
+    return x.dim() == 4 and x.dtype in {torch.float16, torch.float32}
+
+
 def is_of_angles(x: Tensor) -> bool:
     return x.dim() == 2 and x.is_contiguous() and is_of_rows(x)
 
@@ -71,6 +76,7 @@ CHECKS: Final[dict[str, Callable[[Tensor], bool]]] = {
     **dict.fromkeys(("cache_seqlens", "cache_batch_idx", "cache_leftpad"), is_of_numbers),
     "block_table": is_table,
     **dict.fromkeys(("alibi_slopes", "sinks"), is_of_floats),
+    "bias": is_bias,
     **dict.fromkeys(("rotary_cos", "rotary_sin"), is_of_angles),
     **dict.fromkeys(("mask", "mask_data", "mask_slots"), is_ours),
     **dict.fromkeys(("dout", "dlse", "out", "lse"), is_ours),
@@ -184,6 +190,7 @@ Call = tuple[Any, dict[str, Tensor], dict[str, Any]]
 CALLS: Final[dict[str, Call]] = {
     "dense": (flash_dist.flash_attn_func, ROWS, {}),
     "scored": (flash_dist.flash_attn_func, ROWS | SCORES, {}),
+    "biased": (flash_dist.flash_attn_func, ROWS | {"bias": half(2, 4, 3, 6)}, {}),
     "packed": (flash_dist.flash_attn_varlen_func, PACKED, LONGEST),
     "packed scored": (flash_dist.flash_attn_varlen_func, PACKED | SCORES, LONGEST),
     "used": (flash_dist.flash_attn_varlen_func, PACKED | {"seqused_k": int32(2, 3)}, LONGEST),
@@ -218,6 +225,8 @@ OTHERS: Final = {
     "attention_no_grad",
     "attention_backward",
     "attention_backward_no_grad",
+    "attention_bias_backward",
+    "attention_bias_parts",
     "decode_no_lse",
 }
 TWINS: Final = {
