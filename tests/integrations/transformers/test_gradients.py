@@ -61,12 +61,16 @@ def test_a_mask_that_wants_a_gradient_gets_one() -> None:
 @pytest.mark.skipif(
     Version("5.4") > Version(transformers.__version__), reason="T5 has its own attention"
 )
+@pytest.mark.parametrize("queries", [5, IDS.shape[1]])  # of the decoder
 @pytest.mark.parametrize("padding", PADDINGS.values(), ids=PADDINGS)
-def test_t5_and_its_position_bias_have_the_gradients_of_eager(padding: Tensor) -> None:
+def test_t5_and_its_position_bias_have_the_gradients_of_eager(
+    padding: Tensor, queries: int
+) -> None:
     found = []
     for implementation in (register(), "eager"):
         model = T5.make(implementation)
-        out = model(input_ids=IDS, attention_mask=padding, decoder_input_ids=IDS[:, :5]).logits
+        ids = {"input_ids": IDS, "decoder_input_ids": IDS[:, :queries]}
+        out = model(**ids, attention_mask=padding).logits
         out.square().sum().backward()
         gradients = {key: x.grad for key, x in model.named_parameters() if x.grad is not None}
         found.append((out, gradients))
