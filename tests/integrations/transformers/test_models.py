@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -349,8 +350,7 @@ def test_a_mask_of_the_callers_own_is_served() -> None:
     want = run(family.make("eager"), input_ids=IDS, attention_mask=added)
     for mask in (added, tree[None, None]):
         require_equal(run(family.make(NAME), input_ids=IDS, attention_mask=mask), want)
-    with pytest.raises(ValueError, match="LlamaAttention asks for an attention_mask of float32"):
-        family.make(NAME)(input_ids=IDS, attention_mask=added + 0.5)
+    require_equal(run(family.make(NAME), input_ids=IDS, attention_mask=added + 0.5), want)
 
 
 def test_layers_that_are_computed_again_give_the_same_gradients() -> None:
@@ -377,8 +377,9 @@ def test_inference_mode_and_autocast_are_served() -> None:
         assert error(got, want) <= 5e-2
 
 
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate's hooks copy inputs")
 def test_a_model_whose_weights_come_from_the_disk_equals_eager(tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate", reason="its hooks copy what layers are given")
+    accelerate = import_module("accelerate")
     inputs = inputs_of(DECODERS["gpt_oss"], LEFT)
     want = DECODERS["gpt_oss"].make("eager")(**inputs)[0].detach()
     model = DECODERS["gpt_oss"].make(NAME)
