@@ -231,7 +231,9 @@ def test_what_no_kernel_does_is_refused(
 ) -> None:
     packed = pack((40, 60), dtype=any_half)
     plain = replace(packed, problem=replace(packed.problem, options={}))
-    given = {key: x.to(DEVICE) if isinstance(x, Tensor) else x for key, x in options.items()}
+    given: dict[str, Any] = dict(options)
+    for key, x in options.items():
+        given[key] = x.to(DEVICE) if isinstance(x, Tensor) else x
     with pytest.raises(ValueError, match=words):
         attend_packed(plain, **given)
 
