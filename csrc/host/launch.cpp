@@ -116,6 +116,7 @@ bool fills_tiles(const FwdParams& p, int block_rows, int columns) {
   const int64_t tiles = packed ? ceil_div(queries, block_rows) + p.batch - 1
                                : ceil_div(p.seqlen_q, block_rows) * p.batch;
   const int64_t heads = int64_t{p.num_heads_kv} * p.group;
+  if (tiles * heads > INT32_MAX) return false;  // the kernel counts them in 32 bits
   const int64_t rows = ceil_div(tiles * heads, p.sm_count) * p.sm_count * block_rows;
   return 100 * queries * heads >= rows * (columns > 128 ? BUSY_ROWS_OF_MORE_COLUMNS : BUSY_ROWS);
 }

@@ -172,12 +172,12 @@ __global__ void tile_store(bool by_two, int rows, int columns, const float* c, u
     Accumulator<1, HEAD_DIM / 16> x;
     each<2>(x, half,
             [=](float& y, int row, int column) { y = c[(row0 + row) * HEAD_DIM + column]; });
-    store_gradient<StoredByTwo, HEAD_DIM>(x, tile + row0 * HEAD_DIM * 2, half,
-                                          dst + row0 * HEAD_DIM, HEAD_DIM, rows - row0, columns);
+    store_sum<StoredByTwo, HEAD_DIM>(x, tile + row0 * HEAD_DIM * 2, half, dst + row0 * HEAD_DIM,
+                                     HEAD_DIM, rows - row0, columns);
   } else if (threadIdx.x < 32) {
     Accumulator<2, HEAD_DIM / 8> x;
     each<1>(x, 0, [=](float& y, int row, int column) { y = c[row * HEAD_DIM + column]; });
-    store_gradient<Stored, HEAD_DIM>(x, tile, 0, dst, HEAD_DIM, rows, columns);
+    store_sum<Stored, HEAD_DIM>(x, tile, 0, dst, HEAD_DIM, rows, columns);
   }
 }
 
