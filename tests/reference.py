@@ -86,6 +86,26 @@ def random_problem(  # noqa: PLR0913 - a shape
     )
 
 
+def shaped_problem(
+    shape: tuple[int, int, int, int, int],
+    head_dims: tuple[int, int],
+    **others: Any,  # noqa: ANN401
+) -> Problem:
+    """Return `random_problem` of a shape: batch, seqlen_q, seqlen_k, num_heads, num_heads_kv."""
+    batch, seqlen_q, seqlen_k, num_heads, num_heads_kv = shape
+    head_dim, head_dim_v = head_dims
+    return random_problem(
+        batch=batch,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads=num_heads,
+        num_heads_kv=num_heads_kv,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        **others,
+    )
+
+
 def bottom_right(seqlen_q: int, seqlen_k: int) -> Tensor:
     """Return the causal mask whose last query sees every key."""
     ones = torch.ones(1, 1, seqlen_q, seqlen_k, dtype=torch.bool, device="cpu")

@@ -12,7 +12,7 @@ import torch
 from flash_dist import flash_attn_func
 from tests.gpu.running import attend_scored, workspace
 from tests.masks import MASKS, masked_problem
-from tests.reference import DEVICE, Problem, assert_same_bits, random_problem
+from tests.reference import DEVICE, Problem, assert_same_bits, shaped_problem
 from tests.scores import Scored, find_faults, score
 
 if TYPE_CHECKING:
@@ -61,18 +61,7 @@ def check(cases: Iterable[Scored], *, batch_invariant: bool = False) -> None:
 
 
 def make(shape: str, dtype: torch.dtype, head_dims: tuple[int, int] = (64, 64)) -> Problem:
-    batch, seqlen_q, seqlen_k, num_heads, num_heads_kv = SHAPES[shape]
-    return random_problem(
-        batch=batch,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        num_heads=num_heads,
-        num_heads_kv=num_heads_kv,
-        head_dim=head_dims[0],
-        head_dim_v=head_dims[1],
-        dtype=dtype,
-        name=shape,
-    )
+    return shaped_problem(SHAPES[shape], head_dims, dtype=dtype, name=shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

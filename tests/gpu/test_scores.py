@@ -13,7 +13,7 @@ from flash_dist import flash_attn_varlen_func, flash_attn_with_kvcache, last_var
 from flash_dist.masks import IntervalMask
 from tests.gpu.running import attend_scored, has_whole_shared_memory, workspace
 from tests.masks import MASKS, masked_problem
-from tests.reference import assert_same_bits, random_problem
+from tests.reference import assert_same_bits, random_problem, shaped_problem
 from tests.scores import Scored, find_faults, score
 
 if TYPE_CHECKING:
@@ -58,14 +58,9 @@ def test_scores_match_float64_at_every_kind_of_shape(
         with workspace(megabytes):
             check(
                 score(
-                    random_problem(
-                        batch=batch,
-                        seqlen_q=seqlen_q,
-                        seqlen_k=seqlen_k,
-                        num_heads=num_heads,
-                        num_heads_kv=num_heads_kv,
-                        head_dim=head_dims[0],
-                        head_dim_v=head_dims[1],
+                    shaped_problem(
+                        shape,
+                        head_dims,
                         dtype=dtype,
                         causal=causal,
                         name=f"{name} {'causal' if causal else 'full'}",
@@ -73,7 +68,6 @@ def test_scores_match_float64_at_every_kind_of_shape(
                     features,
                 )
                 for (name, shape), causal in product(SHAPES.items(), (False, True))
-                for batch, seqlen_q, seqlen_k, num_heads, num_heads_kv in (shape,)
             )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.gpu.running import attend, check, workspace
 from tests.masks import MASKS, masked_problem
-from tests.reference import compute_exact, random_problem
+from tests.reference import compute_exact, random_problem, shaped_problem
 
 # batch, seqlen_q, seqlen_k, num_heads, num_heads_kv
 SHAPES = {
@@ -36,20 +36,14 @@ def test_values_match_float64_at_every_kind_of_shape(
     head_dims: tuple[int, int], dtype: torch.dtype
 ) -> None:
     check(
-        random_problem(
-            batch=batch,
-            seqlen_q=seqlen_q,
-            seqlen_k=seqlen_k,
-            num_heads=num_heads,
-            num_heads_kv=num_heads_kv,
-            head_dim=head_dims[0],
-            head_dim_v=head_dims[1],
+        shaped_problem(
+            shape,
+            head_dims,
             dtype=dtype,
             causal=causal,
             name=f"{name} {'causal' if causal else 'full'}",
         )
         for (name, shape), causal in product(SHAPES.items(), (False, True))
-        for batch, seqlen_q, seqlen_k, num_heads, num_heads_kv in (shape,)
     )
 
 

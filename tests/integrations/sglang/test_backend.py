@@ -20,11 +20,12 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from flash_dist import flash_attn_func
 from flash_dist.integrations.sglang import NAME, register
 from flash_dist.integrations.sglang.backend import FlashDistBackend
+from tests.integrations.random_llama import LONGEST, save_llama
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 HEADS, HEADS_KV, HEAD_DIM, PAGE, CONTEXT = 8, 2, 64, 16, 64
 PREFIXES, NEW = [49, 21, 0], [1, 9, 4]  # keys in the cache, and queries of each sequence
-TOKENS, LONGEST = 24, 512
+TOKENS = 24
 
 
 @pytest.fixture(autouse=True)
@@ -311,23 +312,7 @@ def test_batches_of_speculative_decoding_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of two layers, with weights large enough for attention to matter."""
-    config = LlamaConfig(
-        initializer_range=0.2,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        vocab_size=512,
-        max_position_embeddings=LONGEST,
-        dtype="float32",
-    )
-    torch.manual_seed(0)
-    path: Path = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return save_llama(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("vllm", reason="`nox -s integrations -- vllm` installs it")
 
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.platforms.interface import DeviceCapability
 from vllm.plugins import DEFAULT_PLUGINS_GROUP
@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 from flash_dist import flash_attn_func
 from flash_dist.integrations.vllm import NAME, backend, register
+from tests.integrations.random_llama import LONGEST, save_llama
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 HEADS, HEADS_KV, HEAD_DIM, PAGE, PAGES = 8, 2, 64, 16, 12
 LENGTHS, USED = [1, 9, 4], [50, 30, 4]  # queries and keys of each sequence
-TOKENS, LONGEST = 24, 512
+TOKENS = 24
 CONFIG = {
     "head_size": HEAD_DIM,
     "dtype": torch.bfloat16,
@@ -72,7 +73,7 @@ def test_an_older_vllm_is_told(
         ({}, []),
         ({"dtype": torch.float32, "head_size": 256}, []),
         ({"attn_type": "encoder_only"}, []),
-        ({"head_size": 264}, ["head_size not supported"]),
+        ({"head_size": 520}, ["head_size not supported"]),
         ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype not supported"]),
         ({"block_size": 8}, ["block_size not supported"]),
         ({"use_mla": True}, ["MLA not supported"]),
@@ -236,23 +237,7 @@ def test_a_layer_that_is_not_supported_is_refused(options: dict[str, str], text:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of two layers, with weights large enough for attention to matter."""
-    config = LlamaConfig(
-        initializer_range=0.2,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        vocab_size=512,
-        max_position_embeddings=LONGEST,
-        dtype="float32",
-    )
-    torch.manual_seed(0)
-    path: Path = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return save_llama(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module")
