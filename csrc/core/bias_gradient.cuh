@@ -190,7 +190,7 @@ struct BiasGradient {
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; ++e) {
           const float weight = exp2_approx(fmaf(s.x[0][n][e], scale_log2, -lse));
-          // Of a masked score V may be anything.
+          // NOTE: V of a masked key may be anything.
           if (weight != 0.0f) sum.x[0][n][e] += weight * (dp.x[0][n][e] - delta);
         }
     }

@@ -1,4 +1,4 @@
-// What a launch of a forward with the bits of attention to a cache is given: plain tensors and packs are a
+// Arguments of a forward with the bits of attention to a cache. Plain tensors and packs are a
 // cache, too.
 #pragma once
 

@@ -42,7 +42,7 @@ KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::De
                               const flash_dist::BwdOptions* options, flash_dist::Allocate allocate,
                               void* context);
 
-// What blocks find of the gradient of a bias. In delta as above. In gradient: `parts`, batches, heads,
+// Parts of the gradient of a bias, a block each. In delta as above. In gradient: `parts`, batches, heads,
 // splits, sums_queries and sums_keys, and of p what `grads` has above but dq, dk and dv, and the bias.
 KERNEL_API int flash_dist_bias_gradient(const flash_dist::Call* call,
                                         const flash_dist::DeltaParams* delta,

@@ -108,7 +108,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
 // have no wgmma.
 constexpr int BUSY_ROWS = 60, BUSY_ROWS_OF_MORE_COLUMNS = 20;
 
-// Whether the queries of a call fill tiles of `block_rows` queries, and these the multiprocessors.
+// Tells if the queries of a call fill tiles of `block_rows` queries, and these the multiprocessors.
 // NOTE: speed alone depends on it: the kernels of a cache give the same bits.
 bool fills_tiles(const FwdParams& p, int block_rows, int columns) {
   const bool packed = p.packing.cu_seqlens_q != nullptr;

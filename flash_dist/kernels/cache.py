@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 
 from . import cache_cpu, operators  # noqa: F401 - the second loads the extension
 from .memory import raise_out_of_memory, warn_of_copies
-from .scores import PLAIN
+from .scores import OF_CACHES, PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,10 +87,10 @@ def decode(  # noqa: PLR0913 - one attention problem
         few = q, cache.k, cache.v, cache.seqlens, cache.block_table, *numbers
         return _call_eagerly(_decode_no_lse, few), None
     all_numbers = seqlen_new, softmax_scale, band.left, band.right, budget
-    last: tuple[Any, ...] = (scores or ())[:3]  # without a bias
+    last: tuple[Any, ...] = (scores or ())[:OF_CACHES]
     values = cache.v if head_dim_v == 0 else None
     if values is None:
-        last = *(scores or PLAIN)[:3], head_dim_v
+        last = *(scores or PLAIN)[:OF_CACHES], head_dim_v
     arguments = q, cache.k, values, *cache[2:], *(packed or (None, 0)), *all_numbers, *last
     out, lse = _call(_decode, arguments)
     return out, lse

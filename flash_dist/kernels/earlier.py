@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from .budget import BUDGET_NOW
-from .scores import PLAIN
+from .scores import OF_CACHES, PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ def _decode_mla(q: Tensor, k_cache: Tensor, head_dim_v: int, *call: Any) -> Any:
     cache_seqlens, block_table, softmax_scale, causal, budget = call
     where = cache_seqlens, None, None, block_table, None, 0, 0
     band = -1, 0 if causal else -1
-    numbers = softmax_scale, *band, budget, *PLAIN[:3], head_dim_v
+    numbers = softmax_scale, *band, budget, *PLAIN[:OF_CACHES], head_dim_v
     return _now("decode")(q, k_cache, None, *where, *numbers)
 
 

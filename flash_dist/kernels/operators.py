@@ -66,7 +66,7 @@ _LAST: Final = (
     "Tensor? sinks=None, Tensor? bias=None"
 )
 _SAVED: Final = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
-_WITH_BIAS: Final = 5  # arguments from `ieee` to `bias`
+_HOW: Final = ("ieee", "softcap", "alibi_slopes", "sinks", "bias")  # the last of _LAST
 _BIAS: Final = "float softmax_scale, bool ieee, Tensor? alibi_slopes, Tensor bias"
 
 _library.define(
@@ -387,8 +387,8 @@ def _masked_on_gpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     if keep and plan is None:
         registry.cache(handle)
     data, _, integers = _find_arrays(q, k, plan, handle, batches, heads, causal)
-    *before, bias = (*how, None) if len(how) < _WITH_BIAS else how
-    out, lse = _attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, *before, bias=bias)
+    named = dict(zip(_HOW, how, strict=False))  # torch leaves out defaults
+    out, lse = _attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, **named)
     return out, lse
 
 

@@ -7,10 +7,12 @@ from typing import Final, NamedTuple
 
 import torch
 
+from ..masks.layout import TILE
+
 Tensor = torch.Tensor
 
+OF_CACHES: Final = 3  # fields of Scores that attention to a cache has: all but the bias
 MASKED: Final = torch.finfo(torch.float16).min  # a bias of this or less masks its score
-TILE: Final = 64  # queries and keys of a block, csrc/core/params.h
 _BLOCKS: Final = 1024  # a gradient of fewer tiles is made in parts: they fill a GPU
 
 

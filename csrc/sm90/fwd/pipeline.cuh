@@ -272,7 +272,7 @@ struct FwdSm90Pipeline {
     return try_probabilities<Target, T>(next, f.s, softmax, scale_log2);
   }
 
-  // Whether a maximum of all rows is subtracted from the scores already.
+  // True if a maximum of all rows is subtracted from the scores already.
   __device__ __forceinline__ bool is_bounded() const { return params.score_mod.top != 0.0f; }
 
   // S -> P. Returns whether a maximum has grown.

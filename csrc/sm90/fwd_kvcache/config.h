@@ -16,7 +16,7 @@ struct FwdKvcacheSm90Params : FwdSm90Params {
   CacheParams cache;
   float4* parked;  // FwdKvcacheCall::parked
   int box_keys;    // of a box of k or v, which lie together: a power of two
-  // Whether keys behind a sequence that is as long as the cache are zeros: there are none in memory.
+  // True if keys behind a sequence that is as long as the cache are zeros: there are none in memory.
   bool ends_in_zeros;
 };
 

@@ -310,7 +310,7 @@ struct FwdKvcacheTile {
     group.clear();
   }
 
-  // Whether all keys of key block j exist, or are zeros. Boxes of other keys may not be loaded.
+  // True if all keys of key block j exist, or are zeros. Boxes of other keys may not be loaded.
   __device__ __forceinline__ bool is_clean(int j) const {
     const RowSpan& exist = work.keys;
     const bool to_end = params.ends_in_zeros && exist.end == work.sequence.seqlen_k;

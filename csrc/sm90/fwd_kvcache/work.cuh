@@ -22,7 +22,7 @@ struct FwdKvcacheWork : FwdSm90Work {
     written();
   }
 
-  // Of a mask that is known to be a band, which saves the loader registers.
+  // Finds the keys of a band: the loader needs fewer registers where the kind of mask is known.
   __device__ __forceinline__ void find_keys(const FwdParams& p, int block_m, int block_n) {
     FwdParams band = p;
     band.mask.kind = MaskKind::BAND;
