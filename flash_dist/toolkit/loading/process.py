@@ -36,7 +36,7 @@ Ending = Literal["done", "exit", "signal", "timeout", "not-started"]
 
 POLL: Final = 0.02  # seconds between two looks at a child
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_PDEATHSIG = 1  # prctl(2)
 _OUTPUT_LINES = 12
 _OUTPUT_BYTES = 64 * 1024
 _REPORT_BYTES = 64 * 1024  # free bytes that a temporary folder needs
@@ -169,7 +169,7 @@ def end_with(parent: int | None) -> None:
     if parent is None:
         return
     with contextlib.suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the process that started this one has ended")
 

@@ -7,19 +7,23 @@ new targets.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import fnmatch
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...builds.linkage import RUNTIME_PATH, has_shared_runtime
 from ...errors import KernelsError
+from ...loading.process import PR_SET_PDEATHSIG
 from ...product import FOLDER, NAME, PRODUCT, VARIABLES
 from ...targets.archs import Arch
 from ...targets.axes import AXES
@@ -105,6 +109,7 @@ class NativeOptions:
 def build_native(options: NativeOptions) -> NativeBuild:
     """Configure, compile, link and judge."""
     folder = options.folder
+    hold(folder.with_name(f"{folder.name}.lock"))
     _configure(options, folder)
     before = _object_times(folder)
     try:
@@ -133,6 +138,18 @@ def build_native(options: NativeOptions) -> NativeBuild:
         reused=len(objects) - compiled,
         plain=tuple((files[one.source], one.path) for one in objects if one.source in files),
     )
+
+
+@cache
+def hold(lock: Path) -> None:
+    """Wait until no other build works in a folder; keep others out until this process ends."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"another build works in `{lock.with_suffix('')}`; waiting for its end", flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _configure(options: NativeOptions, folder: Path) -> None:
@@ -170,12 +187,13 @@ def _configure(options: NativeOptions, folder: Path) -> None:
 
 
 def _compile(options: NativeOptions, folder: Path) -> None:
-    command = ["cmake", "--build", str(folder)]
+    # Not `cmake --build`: Ninja is to be killed with this process, as it ends its compilers.
+    command = ["ninja", "-C", str(folder)]
     if shares_jobs(options, ninja_version()):
         with serve_jobs(options.jobs) as environ:
             _run(command, environ)
     else:
-        _run([*command, "--parallel", str(options.jobs)])
+        _run([*command, "-j", str(options.jobs)])
 
 
 def explain_link(options: NativeOptions, folder: Path) -> None:
@@ -222,7 +240,9 @@ def forget_moved(folder: Path, nvcc: str, sources: Path = NATIVE) -> None:
 def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> None:
     status = progress_line(ninja_version())
     environ = {**environ, "PATH": _search_path(), "NINJA_STATUS": status}
-    done = subprocess.run(command, check=False, env=environ)
+    prctl = ctypes.CDLL(None).prctl
+    end_with_us = partial(prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
+    done = subprocess.run(command, check=False, env=environ, preexec_fn=end_with_us)
     if done.returncode:
         message = f"`{' '.join(command[:3])}` failed with exit code {done.returncode}, see above"
         raise NativeBuildError(message)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +30,8 @@ from flash_dist.toolkit.make.project import ROOT
 from flash_dist.toolkit.targets.archs import Arch, ArchSet
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flash_dist.toolkit.make.toolchain.nvcc import Toolchain
     from flash_dist.toolkit.make.toolchain.torch_headers import TorchHeaders
 
@@ -188,3 +194,52 @@ def test_a_failed_link_names_the_files_that_define_the_same(
         subprocess.run(["g++", "-x", "c++", "-c", str(one), "-o", made], check=True)
     with pytest.raises(SymbolError, match=r"2 files define `run\(\)`: `csrc/a.cu` and `csrc/b.cu`"):
         explain_link(options, tmp_path)
+
+
+BUILD = """\
+rule wait
+  command = echo $$$$ > $out && exec sleep 60
+build compiler.pid: wait
+"""
+KILLED = """\
+import sys
+from pathlib import Path
+from flash_dist.toolkit.make.compile.native import _run, hold
+folder = Path(sys.argv[1])
+hold(folder.with_name(f"{folder.name}.lock"))
+_run(["ninja", "-C", str(folder)])
+"""
+
+
+@pytest.mark.skipif(shutil.which("ninja") is None, reason="ninja is not installed")
+def test_a_killed_build_takes_its_compilers_along_and_lets_others_in(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "native-1"
+    folder.mkdir()
+    (folder / "build.ninja").write_text(BUILD)
+    pid = folder / "compiler.pid"
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], cwd=ROOT) as build:
+        wait_for(lambda: pid.is_file() and pid.read_text())
+        compiler = Path("/proc", pid.read_text().strip())
+        assert compiler.is_dir()
+        other = subprocess.Popen(
+            [sys.executable, "-c", KILLED.replace("_run([", "print(["), str(folder)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert other.stdout is not None
+        told = other.stdout.readline()
+        assert told == f"another build works in `{folder}`; waiting for its end\n"
+        assert other.poll() is None
+        os.kill(build.pid, signal.SIGKILL)
+    assert "ninja" in other.communicate(timeout=30)[0]
+    wait_for(lambda: not compiler.is_dir())
+
+
+def wait_for(happened: Callable[[], object], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.01)
