@@ -29,7 +29,7 @@ class _Shape:
     lengths: tuple[int, ...] = ()  # of documents packed one after the other
     page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
     appended: int = 0  # how many of them are no part of the cache before the call
-    scores: str = ""  # modifications: some of softcap, alibi and sinks
+    scores: str = ""  # modifications: some of softcap, alibi, bias and sinks
     matched: bool = False  # whether the bits are those of attention to a cache
 
 
@@ -169,8 +169,14 @@ _SCORED = (
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores=_ALL_SCORES),
     _Shape("scored", 1, 129, 193, 4, 2, causal=True, budget=0, scores=_ALL_SCORES),
     replace(_PACKED[1], label="scored", scores=_ALL_SCORES),
+    _Shape("scored", 2, 150, 190, 4, 2, causal=False, scores="bias"),
+    _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores="alibi bias sinks"),
 )
-_SCORED_LARGE = _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores=_ALL_SCORES)
+_BIASED_ROWS = _Shape("scored", 1, 67, 41, 3, 1, causal=True, scores="bias")
+_SCORED_LARGE = (
+    _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores=_ALL_SCORES),
+    _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores="bias"),
+)
 
 # Queries to a cache: only the forward. The last has key blocks that are cut among thread blocks.
 _CACHED_SIZES = (64, 128, 256, 384, 512)
@@ -209,8 +215,9 @@ _FEW = (
     _SMALL[3],
     *(shape for shape in _MASKED if shape.mask in {"both", "dense"}),
     _SCORED_ROWS,
+    _BIASED_ROWS,
 )
-_FEW_ON_GPU = (_LARGE[2], _FIXED[-1], _SCORED_LARGE)
+_FEW_ON_GPU = (_LARGE[2], _FIXED[-1], *_SCORED_LARGE)
 _TAIL = 8  # columns fewer than the compiled head_dim
 
 
@@ -233,7 +240,7 @@ def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
         cases += [_case(shape, one) for shape in small]
         cases.append(_tail_case(one))
         if sm_count:
-            large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1], _SCORED_LARGE)
+            large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1], *_SCORED_LARGE)
             shapes = large if one.is_usual else _FEW_ON_GPU
             cases += [_gpu_case(shape, one, sm_count) for shape in shapes]
         if one.reads_caches:

@@ -11,7 +11,7 @@ from ..kernels.choices import IEEE32, float32_precision, match_kvcache
 from ..kernels.scores import PLAIN
 from ..toolkit.selftest.comparison import Tensors, make_values
 from .cases import WHOLE
-from .masks import cu_seqlens, find_visible, make_mask, make_scores
+from .masks import DTYPES, cu_seqlens, find_visible, make_mask, make_scores
 from .reference import attend, name_results
 
 if TYPE_CHECKING:
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     Attention = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # see load_attention
 
 Tensor = torch.Tensor
-
-DTYPES = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    IEEE32: torch.float32,
-}
 
 _Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
 
@@ -74,17 +67,17 @@ class Inputs:
             return self._attend_to_cache(case)
         if case.budget is not None:
             return self._attend_within(case.budget, case)
-        leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
-        inputs, scores = tuple(leaves), self.scores
-        if scores.sinks is not None:
-            leaves.append(scores.sinks.detach().requires_grad_())
-            scores = scores._replace(sinks=leaves[-1])
+        scores = self.scores
+        inputs = {"q": self.q, "k": self.k, "v": self.v, "sinks": scores.sinks, "bias": scores.bias}
+        leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if x is not None}
+        scores = scores._replace(sinks=leaves.get("sinks"), bias=leaves.get("bias"))
         options: dict[str, Any] = {"mask": self.mask, "lengths": case.lengths, "scores": scores}
         precision = float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3")
         with precision, match_kvcache(case.matched):
-            out, lse = attention(inputs, causal=case.causal, **options)
-        gradients = torch.autograd.grad(out, leaves, self.dout)
-        return name_results(out.detach(), lse.detach(), *gradients)
+            out, lse = attention(list(leaves.values())[:3], causal=case.causal, **options)
+        gradients = torch.autograd.grad(out, list(leaves.values()), self.dout)
+        named = {f"d{name}": x for name, x in zip(leaves, gradients, strict=True)}
+        return {"out": out.detach(), "lse": lse.detach(), **named}
 
     def _attend_within(self, budget: int, case: Case) -> Tensors:
         """Call the operators themselves, which take the workspace budget."""
@@ -137,7 +130,7 @@ class Inputs:
 
 
 def _name_arguments(scores: Scores) -> dict[str, Any]:
-    """Return score modifications as arguments of the attention functions."""
+    """Return score modifications as arguments that every attention function has."""
     return {
         "softcap": scores.softcap,
         "alibi_slopes": scores.alibi_slopes,
@@ -161,7 +154,7 @@ def load_attention() -> Attention:
         q, k, v = inputs
         options = {"causal": causal, "return_lse": True, **_name_arguments(scores)}
         if not lengths:
-            out, lse = flash_attn_func(q, k, v, mask=mask, **options)
+            out, lse = flash_attn_func(q, k, v, mask=mask, bias=scores.bias, **options)
             return out, lse
         ends = torch.tensor(cu_seqlens(lengths), dtype=torch.int32, device=q.device)
         longest = max(lengths)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ..kernels.choices import IEEE32
 from ..kernels.scores import Scores
 from ..masks import BlockMask
 from ..toolkit.selftest.comparison import hash_bits, make_values
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
+DTYPES: Final = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    IEEE32: torch.float32,
+}
+
 _SEED: Final = 5
 _BLOCKS: Final = 16  # of tokens that see each other, as robotics policies have them
 _TILE: Final = 64
@@ -25,6 +33,8 @@ SOFTCAP: Final = 3.0  # small, so that scores reach it
 _SINKS_SEED: Final = 6
 _SINKS: Final = 2.0  # the largest
 _SLOPES: Final = 8  # powers of two, which every machine has exactly
+_BIAS_SEED: Final = 7
+_BIAS: Final = 2.0  # the largest
 
 
 def make_mask(case: Case) -> BlockMask | None:
@@ -122,9 +132,11 @@ MASKS: Final[dict[str, Callable[[Case], BlockMask]]] = {
 
 
 def make_scores(case: Case, device: torch.device) -> Scores:
-    """Return the score modifications that `case.scores` names: softcap, alibi and sinks.
+    """Return the score modifications that `case.scores` names: softcap, alibi, sinks and bias.
 
     Slopes are [batch, num_heads_q], of packed documents [num_heads_q]: both forms there are.
+    A bias is [1, num_heads_q, seqlen_q, seqlen_k] in the dtype of q; beside sinks it is in float32,
+    [batch, 1, seqlen_q, seqlen_k], and hides some keys.
     """
     words, heads = case.scores.split(), (case.num_heads_q,)
     return Scores(
@@ -133,7 +145,16 @@ def make_scores(case: Case, device: torch.device) -> Scores:
         make_values(_SINKS_SEED, heads, torch.float32, device=device, scale=_SINKS)
         if "sinks" in words
         else None,
+        _bias(case, device, is_mask="sinks" in words) if "bias" in words else None,
     )
+
+
+def _bias(case: Case, device: torch.device, *, is_mask: bool) -> Tensor:
+    of_entries = (case.batch, 1) if is_mask else (1, case.num_heads_q)
+    shape = *of_entries, case.seqlen_q, case.seqlen_k
+    dtype = torch.float32 if is_mask else DTYPES[case.dtype]
+    bias = make_values(_BIAS_SEED, shape, dtype, device=device, scale=_BIAS)
+    return bias.masked_fill(bias < -_BIAS / 2, -torch.inf) if is_mask else bias
 
 
 def _slopes(case: Case, device: torch.device) -> Tensor:

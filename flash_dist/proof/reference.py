@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
 OF_SINKS = "dsinks"
+OF_BIAS = "dbias"
 
 _LSE_TOLERANCE = 1e-4  # float32 sums of up to a few thousand exponentials
 _SINGLE = 1e-4  # of the largest value: what float32 inputs may err
@@ -22,8 +23,8 @@ _MARGIN = 2.0  # times the error that plain half precision makes
 
 
 def name_results(*values: torch.Tensor | None) -> Tensors:
-    """Return out, lse, dq, dk, dv and, if there are sinks, dsinks by their names."""
-    names = (*NAMES, OF_SINKS)[: len(values)]
+    """Return out, lse, dq, dk, dv and, where they are not None, dsinks and dbias by their names."""
+    names = (*NAMES, OF_SINKS, OF_BIAS)[: len(values)]
     pairs = zip(names, values, strict=True)
     return {name: value for name, value in pairs if value is not None}
 
@@ -94,6 +95,7 @@ def attend(
     out = p @ v
     dp = dout @ v.transpose(-1, -2)
     delta = (dout * out).sum(dim=-1, keepdim=True)
+    dbias = None if scores.bias is None else (p * (dp - delta)).sum_to_size(scores.bias.shape)
     ds = p * (dp - delta) * slope
     dk = ds.transpose(-1, -2) @ q * scale
     return name_results(
@@ -103,11 +105,12 @@ def attend(
         _sum_group(dk, group),
         _sum_group(p.transpose(-1, -2) @ dout, group),
         _differentiate_sinks(lse, delta, scores.sinks),
+        dbias,
     )
 
 
 def _modify(s: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Return scores [batch, heads, seqlen_q, seqlen_k] with cap and ALiBi, and the cap's slope."""
+    """Return scores [batch, heads, seqlen_q, seqlen_k] as softmax has them, and the cap's slope."""
     slope: torch.Tensor | float = 1.0
     if scores.softcap:
         t = torch.tanh(s / scores.softcap)
@@ -115,6 +118,8 @@ def _modify(s: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor
     if scores.alibi_slopes is not None:
         slopes = scores.alibi_slopes.to("cpu", s.dtype)[..., None, None]
         s = s - slopes * _distances(s.shape[-2], s.shape[-1]).abs().to(s.dtype)
+    if scores.bias is not None:
+        s = s + scores.bias.to("cpu", s.dtype)
     return s, slope
 
 

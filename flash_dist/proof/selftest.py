@@ -13,7 +13,8 @@ from ..toolkit.selftest.case import Case as ToolkitCase
 from ..toolkit.selftest.case import Exact
 from ..toolkit.targets.axes import smallest_size
 from .cases import Case, Kernels, make_cases
-from .inputs import DTYPES, Inputs, load_attention
+from .inputs import Inputs, load_attention
+from .masks import DTYPES
 from .reference import OF_SINKS, allowed_error, error_of_rounded_out
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ class Fingerprint:
     plan: str  # hash of the library's decisions on the case
     code: str  # hash of the code of its kernels
     driver: str  # release, if the driver compiled the code; else empty
-    digests: Mapping[str, str]  # hashes of out, lse, dq, dk, dv; of dsinks if there are sinks
+    digests: Mapping[str, str]  # hashes of out, lse, dq, dk, dv; of dsinks and dbias, if any
 
     @property
     def key(self) -> tuple[str, str, str, str]:

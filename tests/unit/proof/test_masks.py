@@ -43,3 +43,14 @@ def test_sinks_come_from_the_hash() -> None:
     assert sinks.dtype == torch.float32
     assert len(set(sinks.tolist())) == CASE.num_heads_q
     assert sinks.abs().max() <= 2.0
+
+
+def test_a_bias_is_of_heads_or_hides_keys_of_batch_entries() -> None:
+    of_heads = make_scores(replace(CASE, scores="bias"), CPU).bias
+    assert of_heads is not None
+    assert (tuple(of_heads.shape), of_heads.dtype) == ((1, 4, 5, 7), torch.bfloat16)
+    assert of_heads.isfinite().all()
+    of_entries = make_scores(replace(CASE, scores="alibi bias sinks"), CPU).bias
+    assert of_entries is not None
+    assert (tuple(of_entries.shape), of_entries.dtype) == ((2, 1, 5, 7), torch.float32)
+    assert 0 < of_entries.isneginf().sum() < of_entries.numel() / 2

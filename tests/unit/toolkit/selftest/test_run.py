@@ -16,6 +16,7 @@ import torch
 
 import tests.reference
 import tests.scores
+from flash_dist.kernels.scores import Scores
 from flash_dist.proof.cases import WHOLE, Case, Kernels, make_cases
 from flash_dist.proof.inputs import Inputs
 from flash_dist.proof.masks import MASKS, find_visible
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
-    from flash_dist.kernels.scores import Scores
     from flash_dist.masks import BlockMask
     from flash_dist.toolkit.findings.result import CheckResult
     from flash_dist.toolkit.selftest.report import SelftestReport
 
 NO_RUNS = 30
+KINDS = ("softcap", "alibi", "bias", "sinks")
 CASES = make_cases([Kernels("fp16", 32, 32), Kernels("fp32", 64, 64)], 0)
 
 
@@ -68,6 +69,8 @@ def textbook(
         i, j = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
         distance = (i + s.shape[-1] - s.shape[-2] - j).abs()
         s = s - scores.alibi_slopes[..., None, None] * distance
+    if scores.bias is not None:
+        s = s + scores.bias
     visible = torch.ones(s.shape[-2:], dtype=torch.bool)
     if causal:
         visible = visible.tril(k.shape[1] - q.shape[1])
@@ -170,7 +173,7 @@ def test_the_reference_agrees_with_autograd(*, causal: bool) -> None:
         assert not exact["out"][:, :3].any()
 
 
-@pytest.mark.parametrize("words", ["softcap", "alibi", "sinks", "softcap alibi sinks"])
+@pytest.mark.parametrize("words", [*KINDS, "softcap alibi sinks", "alibi bias sinks"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_reference_bends_scores_as_the_formula_does(words: str, *, causal: bool) -> None:
     case = Case("", 2, 9, 6, 4, 2, causal=causal, scores=words, dtype="fp32", head_dim=16)
@@ -185,7 +188,9 @@ def test_the_reference_bends_scores_as_the_formula_does(words: str, *, causal: b
         torch.ones(9, 6, dtype=torch.bool).tril(-3)[None, None] if causal else None,
         dlse=dlse,
     )
-    wanted = tests.scores.compute(tests.scores.Scored(problem, *inputs.scores[:3]), torch.float64)
+    wanted = tests.scores.compute(
+        tests.scores.Scored(problem, **inputs.scores._asdict()), torch.float64
+    )
     assert exact.keys() == wanted.keys()
     for name, values in wanted.items():
         torch.testing.assert_close(exact[name], values)
@@ -274,7 +279,7 @@ def test_every_kind_of_mask_and_packed_documents_are_covered() -> None:
 def test_all_that_becomes_of_scores_is_covered(head_dim: int) -> None:
     kernels = Kernels("bf16", head_dim, head_dim)
     cases = [case for case in make_cases([kernels], 132) if case.scores]
-    assert {word for case in cases for word in case.scores.split()} == {"softcap", "alibi", "sinks"}
+    assert {word for case in cases for word in case.scores.split()} == set(KINDS)
     assert {case.fills_gpu for case in cases} == {True, False}
     assert any(case.causal and case.seqlen_q > case.seqlen_k for case in cases)
     assert {bool(case.mask) for case in cases} == {False, kernels.is_usual}
@@ -356,13 +361,13 @@ def test_one_flipped_bit_in_one_run_is_found() -> None:
     assert "1 of 2 repeated runs" in report.findings[0].details[0]
 
 
-@pytest.mark.parametrize("ignored", ["softcap", "alibi_slopes", "sinks"])
+@pytest.mark.parametrize("ignored", Scores._fields)
 def test_who_leaves_scores_as_they_are_is_found(ignored: str) -> None:
     def deaf(*tensors: Any, scores: Scores, **options: Any) -> Any:  # noqa: ANN401
         nothing: dict[str, Any] = {ignored: 0.0 if ignored == "softcap" else None}
         out, lse = textbook(*tensors, scores=scores._replace(**nothing), **options)
-        zero = 0.0 if scores.sinks is None else 0.0 * scores.sinks.sum()  # they have a gradient
-        return out + zero, lse
+        trained = [x for x in (scores.sinks, scores.bias) if x is not None]
+        return out + sum(0.0 * x.sum() for x in trained), lse  # they have a gradient
 
     found = findings(run_on_cpu(deaf, runs=1))
     named = {finding["case"] for finding in found}
