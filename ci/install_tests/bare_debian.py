@@ -45,7 +45,7 @@ VENV: Final = "/opt/venv"
 PREFIX: Final = "/opt/conda"
 CHECKS: Final = "system,install,build"
 WITH_TORCH: Final = f"{CHECKS},torch,extension"
-NOTHING_CHECKED: Final = 3  # doctor's exit status without a GPU
+JUDGED: Final = (0, 1, 3)  # doctor's exit statuses, 1: something fails, 3: there is no GPU
 INSTALL: Final = {
     "pip": (f"{VENV}/bin/pip", "install", "--no-cache-dir"),
     "uv": (f"{VENV}/bin/uv", "pip", "install", "--no-cache", "--python", VENV),
@@ -161,11 +161,10 @@ def try_conda(one: Artefact, root: Root, work: Path, checks: str) -> None:
 
 def require_healthy(one: Artefact, root: Root, checks: str, *program: str) -> None:
     """Ask doctor about the installation, and about a GPU that the wheel is for."""
-    told = root.run(*program, "doctor", "--only", checks, "--json", fine=(0, NOTHING_CHECKED))
-    _require_ok(told)
+    _require_ok(root.run(*program, "doctor", "--only", checks, "--json", fine=JUDGED))
     arch = next(arch for arch in one.embedded if not arch.ptx)
     words = ("doctor", "--gpu", str(arch.device), "--driver", "580", "--json")
-    _require_ok(root.run(*program, *words))
+    _require_ok(root.run(*program, *words, fine=JUDGED))
 
 
 def _require_ok(report: str) -> None:

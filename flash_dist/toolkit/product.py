@@ -151,13 +151,15 @@ def _axes(dispatch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _is_axis(one: object) -> bool:
     if not isinstance(one, dict) or not one.keys() >= {"name", "rule"}:
         return False
-    words = one.get("words", {})
-    tables = [one, *words.values()] if isinstance(words, dict) else [None]
-    return all(
-        isinstance(table, dict)
-        and (table is one or "floor" in table)
-        and all(isinstance(value, str) for key, value in table.items() if key != "words")
-        for table in tables
+    tables = {"words": one.get("words", {}), "floors": one.get("floors", {})}
+    told = {key: value for key, value in one.items() if key not in tables}
+    if not all(isinstance(table, dict) for table in tables.values()):
+        return False
+    words = tables["words"].values()
+    return all(isinstance(word, dict) and "floor" in word for word in words) and all(
+        isinstance(value, str)
+        for table in (told, tables["floors"], *words)
+        for value in table.values()
     )
 
 

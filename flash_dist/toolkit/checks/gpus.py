@@ -225,13 +225,11 @@ def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
 
 
 def describe_lacking(verdict: DeviceVerdict) -> tuple[str, ...]:
-    """Say which dtypes the hardware cannot compute with."""
-    lacking = {
-        kernel.key.words: kernel.reason
-        for kernel in verdict.kernels
-        if kernel.how == "not-on-this-hardware"
-    }
-    return tuple(f"not on this hardware: {reason}" for reason in lacking.values())
+    """Say which dtypes and sizes the hardware cannot compute with."""
+    lacking = dict.fromkeys(
+        kernel.reason for kernel in verdict.kernels if kernel.how == "not-on-this-hardware"
+    )
+    return tuple(f"not on this hardware: {reason}" for reason in lacking)
 
 
 def _by_role_and_words(

@@ -24,7 +24,7 @@ HOWS: Final[Mapping[str, tuple[str, str, str]]] = {
     "unverified": ("warn", "unverified", "NVIDIA does not guarantee that it runs"),
     "none": ("fail", "none", "no code that this GPU can load"),
     "no": ("fail", "none", "no code that this GPU can load"),
-    "not-on-this-hardware": ("skip", "not on this GPU", "the GPU lacks the instructions"),
+    "not-on-this-hardware": ("skip", "not on this GPU", "the GPU lacks instructions or memory"),
 }
 
 Cells = tuple[Markup, ...]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from ..errors import KernelsError
 from ..product import PRODUCT
-from .devices import Device
+from .devices import ANY_GPU, Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -91,6 +91,8 @@ class Axis:
     symbol: str = "{}"
     default: str = ""
     words: tuple[Word, ...] = ()
+    # From a number on, the first compute capability with room for its kernels; ascending.
+    floors: tuple[tuple[int, Device], ...] = ()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Axis:
@@ -101,7 +103,7 @@ class Axis:
         """
         words = tuple(Word.from_json(name, one) for name, one in data.get("words", {}).items())
         told = {name: str(data[name]) for name in ("name", "symbol", "default") if name in data}
-        axis = cls(**told, rule=data["rule"], words=words)
+        axis = cls(**told, rule=data["rule"], words=words, floors=_read_floors(data))
         if not _NAME.fullmatch(axis.name):
             message = f"the name of an axis looks like `head_dim`, got `{axis.name:.60}`"
             raise AxesError(message)
@@ -118,9 +120,27 @@ class Axis:
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         words = {word.name: word.to_json() for word in self.words}
-        told = {"symbol": self.symbol, "default": self.default, "words": words}
+        floors = {str(number): str(floor) for number, floor in self.floors}
+        told = {"symbol": self.symbol, "default": self.default, "words": words, "floors": floors}
         given = {name: value for name, value in told.items() if value not in ("", "{}", {})}
         return {"name": self.name, "rule": self.rule, **given}
+
+    def floor_of(self, number: int) -> Device:
+        """Return the first compute capability that a number of this axis may need, 0.0 for any."""
+        return next((floor for least, floor in reversed(self.floors) if number >= least), ANY_GPU)
+
+
+def _read_floors(data: Mapping[str, Any]) -> tuple[tuple[int, Device], ...]:
+    floors = data.get("floors", {})
+    wrong = next((one for one in floors if not one.isdecimal()), "")
+    if wrong or (floors and data["rule"] != "holds"):
+        got = f"`{wrong:.60}`" if wrong else f"rule `{data['rule']!s:.60}`"
+        message = (
+            f"`floors` of axis `{data['name']!s:.60}` need numbers and rule `holds`, got {got}"
+        )
+        raise AxesError(message, hint='as in `floors = { 384 = "8.0" }`')
+    given = {int(number): Device.parse(str(floor)) for number, floor in floors.items()}
+    return tuple(sorted(given.items()))
 
 
 @dataclass(frozen=True)

@@ -333,12 +333,23 @@ def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVe
     if not judged:
         return KernelVerdict(key, "none", "not built")
     best, verdict = judged[0]
+    if verdict.how == "no" and (reason := _lacks_room(key, build.axes, situation.device)):
+        return KernelVerdict(key, "not-on-this-hardware", reason)
     if verdict.how == "no":
         # Say why the driver refused a variant that the GPU itself could run, if there is one.
         device = situation.device
         able = (no.reason for one, no in judged if judge(one.arch, device, None, one.origin))
         return KernelVerdict(key, "none", next(able, verdict.reason), refused=refused)
     return KernelVerdict(key, verdict.how, verdict.reason, best, refused)
+
+
+def _lacks_room(key: KernelKey, axes: Axes, device: Device) -> str:
+    """Say which size a GPU has no room for; empty if there is none."""
+    for axis, size in zip(axes.of("holds"), key.sizes, strict=False):
+        floor = axis.floor_of(size)
+        if device < floor:
+            return f"{axis.name} {size} needs compute capability {floor} or newer, not {device}"
+    return ""
 
 
 def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:

@@ -15,7 +15,8 @@ from flash_dist.toolkit.make.project import load_project
 from flash_dist.toolkit.targets.archs import TOOLKIT_ARCHS, ArchSet, own_targets
 from flash_dist.toolkit.targets.compatibility import judge
 from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, Device, parse_version
-from flash_dist.toolkit.targets.verdict import FLOORS
+from flash_dist.toolkit.targets.verdict import FLOORS, Situation, judge_device
+from tests.unit.made.builds import make_table_build
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -193,3 +194,23 @@ def test_what_is_published_is_among_the_targets_that_the_toolkit_compiles() -> N
 def test_the_targets_with_families_of_their_own_are_published_ones() -> None:
     own = {target for family in TABLE.families for target in family.targets if not target.ptx}
     assert own == set(own_targets(published_sets())) == set(load_project().own_targets)
+
+
+@pytest.mark.parametrize("archset", ARCHSETS.values(), ids=list(ARCHSETS))
+def test_every_gpu_of_a_set_has_each_kernel_that_it_has_room_for(archset: ArchSet) -> None:
+    build = make_table_build(read_table(), str(archset))
+    served = [one for one in KNOWN_DEVICES if any(judge(arch, one) for arch in archset.archs)]
+    assert served
+    for device in served:
+        verdict = judge_device(build, Situation(device))
+        assert verdict, f"{device}: {verdict.reason}"
+
+
+def test_turing_is_told_which_head_dims_it_has_no_room_for() -> None:
+    verdict = judge_device(
+        make_table_build(read_table(), "7.5;8.0"), Situation(Device.parse("7.5"))
+    )
+    lacking = {one.key.sizes[0]: one.reason for one in verdict.kernels if not one.variant}
+    assert lacking[512] == "head_dim 512 needs compute capability 8.0 or newer, not 7.5"
+    larger = {size for size, reason in lacking.items() if "head_dim" in reason}
+    assert larger == {384, 512}

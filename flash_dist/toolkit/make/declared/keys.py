@@ -209,6 +209,7 @@ KEYS: Final[dict[str, dict[str, Kind]]] = {
         "symbol": _text("a spelling such as `d{}`", '"d{}"', re.compile(r"[a-z_]{0,15}\{\}")),
         "default": _text("the name of an axis before it", '"head_dim"'),
         "words": _table("a table of words", '{ bf16 = { floor = "8.0" } }'),
+        "floors": _table("a table of compute capabilities by number", '{ 384 = "8.0" }'),
     },
     "word": {
         "floor": _text("a compute capability such as `8.0`", '"8.0"', CAPABILITY),

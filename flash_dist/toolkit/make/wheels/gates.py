@@ -24,12 +24,16 @@ from ...audit.own import audit_wheel, describe_failure
 from ...audit.verify import verify_wheel
 from ...binaries.wheel import open_wheel
 from ...builds.contents import LIBRARIES, MANIFEST
+from ...builds.manifest import declare_build
 from ...builds.published import load_archsets
 from ...cli.audit import print_audit
 from ...cli.terminal.results import make_console, print_result
 from ...errors import KernelsError
 from ...product import NAME
 from ...targets.archs import ArchSet
+from ...targets.compatibility import judge
+from ...targets.devices import KNOWN_DEVICES
+from ...targets.verdict import Situation, judge_device
 from ...targets.wording import list_few
 from ..command import command
 from ..compile.build_info import hash_sources
@@ -55,6 +59,7 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
     if not result:
         raise WheelBuildError(describe_failure(result))
     require_archs(result, asked)
+    require_served(result.contents.manifest)
     require_fresh(wheel, result.contents.manifest)
     require_same_tags(wheel)
     verify(wheel)
@@ -83,6 +88,22 @@ def require_archs(result: AuditResult, asked: ArchSet) -> None:
     if built.archs != asked.archs:
         message = f"{result.contents.path} is built for `{built}`, requested was `{asked}`"
         raise WheelBuildError(message, hint="the arch set did not reach the compiler")
+
+
+def require_served(manifest: Manifest) -> None:
+    """Check that each GPU with machine code in the wheel has all kernels that it has room for."""
+    build = declare_build(manifest)
+    compiled = [arch for arch in manifest.arch_set.archs if not arch.ptx]
+    for device in KNOWN_DEVICES:
+        if not any(judge(arch, device) for arch in compiled):
+            continue
+        verdict = judge_device(build, Situation(device))
+        if not verdict:
+            lacking = next(kernel.key for kernel in verdict.kernels if not kernel)
+            named = " ".join(map(str, (lacking.role, *lacking.words, *lacking.sizes)))
+            message = f"compute capability {device} has no kernel `{named}`: {verdict.reason}"
+            hint = "add a tile with less shared memory, or `floors` of the axis of its size"
+            raise WheelBuildError(message, hint=hint)
 
 
 def require_fresh(wheel: Path, manifest: Manifest) -> None:

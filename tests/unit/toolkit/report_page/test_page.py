@@ -133,7 +133,7 @@ def test_a_what_if_does_not_tell_of_the_machine_it_was_asked_on() -> None:
     assert "what if" in verdict
     assert "compute capability 7.5 · compute capability 11.0" in verdict
     assert "Python" not in verdict
-    assert "not on this GPU the GPU lacks the instructions" in page.text
+    assert "not on this GPU the GPU lacks instructions or memory" in page.text
 
 
 def test_a_what_if_tells_no_fact_that_nobody_looked_at() -> None:

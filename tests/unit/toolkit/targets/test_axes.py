@@ -113,6 +113,9 @@ def test_values_that_do_not_fit_are_refused(
             "like `bf16`, got `B`",
         ),
         ([{"name": "a", "rule": "equal", "words": {"b1": {"floor": "x"}}}], "like `8.6`, got `x`"),
+        ([{"name": "a", "rule": "holds", "floors": {"8": "x"}}], "like `8.6`, got `x`"),
+        ([{"name": "a", "rule": "holds", "floors": {"-8": "8.0"}}], "need numbers .*got `-8`"),
+        ([{"name": "a", "rule": "fits", "floors": {"8": "8.0"}}], "rule `holds`, got rule `fits`"),
     ],
 )
 def test_axes_that_make_no_sense_are_refused(data: list[dict[str, Any]], said: str) -> None:
@@ -159,3 +162,11 @@ def test_the_smallest_sizes_that_hold_a_call_serve_it() -> None:
         "8",
         "",
     ]
+
+
+def test_a_floor_holds_from_its_number_on() -> None:
+    floors = {"1000": "9.0", "384": "8.0"}
+    (axis,) = Axes.from_json([{"name": "a", "rule": "holds", "floors": floors}]).every
+    found = [str(axis.floor_of(number)) for number in (383, 384, 999, 1000)]
+    assert found == ["0.0", "8.0", "8.0", "9.0"]
+    assert axis.to_json()["floors"] == {"384": "8.0", "1000": "9.0"}

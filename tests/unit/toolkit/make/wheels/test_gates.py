@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from flash_dist.toolkit.make.wheels.gates import (
     WheelBuildError,
     require_archs,
     require_package,
+    require_served,
     run,
 )
 from flash_dist.toolkit.make.wheels.platform_tags import (
@@ -19,7 +21,7 @@ from flash_dist.toolkit.make.wheels.platform_tags import (
     platform_of,
     require_platform,
 )
-from flash_dist.toolkit.targets.archs import ArchSet
+from flash_dist.toolkit.targets.archs import Arch, ArchSet
 from tests.unit.toolkit.audit.test_own import make_contents
 
 WHEEL = "flash_dist-0.1.0+cu130.hopper-py3-none-{}.whl"
@@ -38,6 +40,15 @@ def test_a_sound_wheel_for_other_targets_is_refused(asked: str) -> None:
     sentence = r"is built for `8.0\+PTX;9.0a`, requested was[\s\S]*did not reach the compiler"
     with pytest.raises(WheelBuildError, match=sentence):
         require_archs(result, ArchSet.parse(asked))
+
+
+def test_a_wheel_whose_gpus_lack_a_kernel_is_refused() -> None:
+    manifest = audit_contents(make_contents()).contents.manifest
+    require_served(manifest)
+    ampere = Arch.parse("8.0")
+    kept = tuple(k for k in manifest.kernels if k.family != "fwd" or k.target == ampere)
+    with pytest.raises(WheelBuildError, match=r"compute capability 9\.0 has no kernel `fwd "):
+        require_served(replace(manifest, kernels=kept))
 
 
 def test_the_one_platform_tag_passes() -> None:
