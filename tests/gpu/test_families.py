@@ -14,6 +14,7 @@ import torch
 
 from flash_dist import flash_attn_func
 from flash_dist.toolkit.loading.library import select
+from tests.gpu.running import require_smaller_plans
 
 HOPPER: Final = (9, 0)
 LIMIT: Final = "FLASH_DIST_SMEM_LIMIT"
@@ -79,6 +80,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("Hopper's families are for compute capability 9.0")
+    require_smaller_plans()
     kind: Kind = request.param
     results: dict[str, Any] = {"kind": kind}
     columns = kind.head_dim, kind.head_dim_v or kind.head_dim

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ..toolchain.torch_headers import TorchHeaders
 
 STATIC_STDCXX: Final = f"{VARIABLES}STATIC_STDCXX"
+EVERY_PLAN: Final = f"{VARIABLES}EVERY_PLAN"
 
 
 class NativeBuildError(KernelsError):
@@ -175,6 +176,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         "SHARED_CUDART": "ON" if shared else "OFF",
         "CUDART_PATH": ":".join(RUNTIME_PATH) if shared else "",
         "STATIC_STDCXX": os.environ.get(STATIC_STDCXX) or "OFF",
+        "EVERY_PLAN": os.environ.get(EVERY_PLAN) or "OFF",
         "JOBSERVER": "ON" if shares_jobs(options, ninja_version()) else "OFF",
     }
     if options.target:
@@ -337,7 +339,7 @@ def _without_kernel(unused: Iterable[str], options: NativeOptions) -> list[str]:
         return []
     left = list(unused)
     if left and project.table:
-        table = Table.load(project.table)
+        table = replace(Table.load(project.table), every_plan=True)
         every = {arch for one in options.published for arch in one.archs}
         symbols = [variant.symbol for arch in every for variant in table.variants(arch)]
         left = [pattern for pattern in left if not fnmatch.filter(symbols, pattern)]

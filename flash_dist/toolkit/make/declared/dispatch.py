@@ -99,7 +99,6 @@ def read_table(path: Path, axes: Axes, root: Path, include: Iterable[Path]) -> t
     where = f"`{name}`"
     data = require_keys(read_toml_file(path, name), "kernel_table", where, ("smem_plans", "family"))
     plans = _read_plans(data["smem_plans"], f"`smem_plans` of {where}")
-    read_targets(data.get("every_plan", ()), f"`every_plan` of {where}")
     if "own_headers" in data:
         own = (path.parent / data["own_headers"]).relative_to(root).as_posix()
         find_path(own, root, f"`own_headers` of {where}", (".py",))

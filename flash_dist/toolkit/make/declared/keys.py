@@ -219,7 +219,6 @@ KEYS: Final[dict[str, dict[str, Kind]]] = {
         "exception": _tables("a list of tables", "[]", may_be_empty=True),
     },
     "kernel_table": {
-        "every_plan": _texts("a list of targets such as `9.0a`", '["9.0a"]', may_be_empty=True),
         "own_headers": _text("a path", '"headers.py"'),
         "defaults": _table("a table", '{ dtype = ["fp16"] }'),
         "smem_plans": _table("a table of bytes by KB", "{ 0 = 49152 }"),

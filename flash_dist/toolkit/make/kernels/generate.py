@@ -27,6 +27,7 @@ import argparse
 import json
 import runpy
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -272,6 +273,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder to write to")
     parser.add_argument("--table", type=Path, help="the table of kernels; without it there is none")
     parser.add_argument(
+        "--every-plan", action="store_true", help="compile the plans of smaller GPUs, too"
+    )
+    parser.add_argument(
         "--only", nargs="*", default=[], metavar="VALUE", help="words and first sizes to keep"
     )
     args = parser.parse_args()
@@ -288,6 +292,7 @@ def main() -> None:
         parser.error(f"--only must be among {' '.join(allowed)}, got {' '.join(sorted(unknown))}")
     kept = [int(value) for value in args.only if value in sizes]
     table = table.only(kept, [value for value in args.only if value in AXES.words])
+    table = replace(table, every_plan=args.every_plan)
     generate(table, linked, others, args.out)
 
 

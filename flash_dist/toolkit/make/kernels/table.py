@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _A100: Final = 80
 _SM: Final = re.compile("Sm[0-9]+")  # in the names of types
 PLANS: Final = "plans.h"
+KEPT: Final = "kept_for"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Row:
     sizes: tuple[int, ...]
     plan: int
     constants: tuple[tuple[str, int], ...]
+    kept_for: int = 0  # the number of a target that has it, too, if a larger plan takes its calls
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -50,10 +52,10 @@ class Row:
     @classmethod
     def from_toml(cls, data: Mapping[str, int]) -> Row:
         """Separate the axes; everything else becomes a constant of the plan struct."""
-        own = {axis.name for axis in AXES.every}
+        own = {KEPT, *(axis.name for axis in AXES.every)}
         constants = tuple((name, value) for name, value in data.items() if name not in own)
         place = AXES.place({**data, **{axis.name: "" for axis in AXES.of("equal")}})
-        return cls(place.sizes, place.plan, constants)
+        return cls(place.sizes, place.plan, constants, data.get(KEPT, 0))
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,8 @@ class Table:
     smem_plans: dict[int, int]
     families: tuple[Family, ...]
     fallbacks: Fallbacks
-    every_plan: frozenset[Arch] = frozenset()  # targets that have smaller plans, too
     own_headers: Path | None = None  # a module with `headers()`: texts by name
+    every_plan: bool = False  # targets have the plans of smaller GPUs, too
 
     @classmethod
     def none(cls) -> Table:
@@ -174,7 +176,6 @@ class Table:
         """Read the table."""
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         plans = {int(name): size for name, size in data["smem_plans"].items()}
-        every_plan = frozenset(map(Arch.parse, data.get("every_plan", ())))
         defaults = data.get("defaults", {})
         families = tuple(
             Family.from_toml(one, defaults) for f in data["family"] for one in split_last(f)
@@ -182,7 +183,7 @@ class Table:
         stand_ins = {role: tuple(roles) for role, roles in data.get("stand_ins", {}).items()}
         leaving = frozenset(one.name for one in families if one.leaves_half_filled)
         own = path.parent / data["own_headers"] if "own_headers" in data else None
-        table = cls(plans, families, Fallbacks(stand_ins, leaving), every_plan, own)
+        table = cls(plans, families, Fallbacks(stand_ins, leaving), own)
         table.require_fallbacks()
         return table
 
@@ -245,12 +246,16 @@ class Table:
             if all(target.number >= floor_of(word).number for word in words)
             for row in family.rows
             if self.smem_plans[row.plan] <= most
-            and (target in self.every_plan or not self._outdone(family, row, everywhere))
+            and (
+                self.every_plan
+                or row.kept_for == target.number
+                or not self._outdone(family, row, everywhere)
+            )
         ]
 
     def _outdone(self, family: Family, row: Row, room: int) -> bool:
-        """Tell if a larger plan of the same kernel fits, too."""
-        return any(
+        """Tell if a larger plan of the same kernel fits, too, and takes all of its calls."""
+        return not family.refuses and any(
             row.sizes == other.sizes
             and self.smem_plans[row.plan] < self.smem_plans[other.plan] <= room
             for other in family.rows

@@ -138,7 +138,6 @@ SECOND = TABLE.partition("[[family]]")[2].replace("rows = [", "targets = ['9.0a'
         (change("warps = 8", "warps = 4294967296"), "must be a whole number from"),
         (change("warps = 8", '"a b" = 8'), 'has a constant `"a b"`, which is no name of C++'),
         (change("rows = [", "rows = [3, "), "must be a list of tables, got `3` in it"),
-        (f"every_plan = ['x']\n{TABLE}", "`every_plan` of `csrc/kernels.toml` must be targets"),
         (f"own_headers = 'no.py'\n{TABLE}", "`own_headers` of `csrc/kernels.toml` names"),
         (f"own_headers = '../../no.py'\n{TABLE}", "`own_headers` of `csrc/kernels.toml` must name"),
         (f"stand_ins = {{ rms = ['no'] }}\n{TABLE}", "must be lists of roles by role, got"),
@@ -162,7 +161,7 @@ def test_every_value_of_a_table_is_judged(tmp_path: Path) -> None:
     path = write(tmp_path / "csrc/kernels.toml")
     write(tmp_path / "csrc/rms.cuh")
     axes = read_axes(AXES)
-    for place in [*list_places(data), "stand_ins", "every_plan", "own_headers"]:
+    for place in [*list_places(data), "stand_ins", "own_headers"]:
         for value in odd:
             changed = copy.deepcopy(data)
             set_value(changed, place, value)

@@ -231,6 +231,20 @@ def test_its_target_gets_it_beside_the_general_family(table: Table, specific: Ta
     }
 
 
+def test_a_plan_that_no_gpu_of_a_target_takes_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "plans.toml"
+    general, own = "{ head_dim = 128, plan = 163,", "{ head_dim = 64, plan = 99,"
+    more = TABLE.replace(general, f"{general.replace('163', '99')} warps = 4 }},\n  {general}")
+    refusing = SPECIFIC.replace(own, f"{own.replace('99', '64')} warps = 8 }},\n  {own}")
+    path.write_text(more + refusing)
+    table = Table.load(path)
+    small = {f"flash_dist_fwd_{dtype}_d128_smem99_sm90a" for dtype in ("fp16", "bf16")}
+    kept = symbols_of(table, "sm_90a")
+    assert "flash_dist_fwd_bf16_d128_smem163_sm90a" in kept
+    assert {f"flash_dist_fwd_sm90_bf16_d64_smem{plan}_sm90a" for plan in (64, 99)} <= kept
+    assert symbols_of(replace(table, every_plan=True), "sm_90a") - kept == small
+
+
 def test_roles_and_families_are_told_apart(specific: Table, tmp_path: Path) -> None:
     generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
     names = (tmp_path / "roles.h").read_text()
