@@ -10,8 +10,7 @@ whatever arch lists it is configured with.
     OUT/plans.h                  shared-memory plans, and tile constants of every row
     OUT/<own>.h                  those of families that name a separate header
     OUT/roles.h                  roles, families and axes, and their fallbacks
-    OUT/targets/<target>/*.cu    kernels: one file per family and size, or per family where one
-                                 kernel is a few lines; PTX: one per kernel
+    OUT/targets/<target>/*.cu    kernels: one file per family; PTX: one per kernel
     OUT/variants.inc             KERNEL_VARIANT(...) lines of the arch list, for the dispatcher
     OUT/variants.json            the same as data, for the audit
     OUT/fallbacks.json           fallbacks of roles and families, for the manifest

@@ -298,14 +298,13 @@ class Variant:
     def source(self) -> str:
         """Its source file, relative to the output folder.
 
-        Words that are part of another word have a separate file: beside it, nvcc makes other code
-        of the same templates.
+        A file becomes one image, which is compressed as a whole: kernels of a family are alike.
+        Words that are part of another word have separate files: beside it, nvcc makes other code of
+        the same templates.
         """
-        name = self.family.name
-        apart = (word for word in self.words if AXES.words[word].part_of)
-        # without tiles in shared memory, compiling a kernel takes no time
-        sizes = [AXES.spell_sizes(self.row.sizes)] if self.row.plan else []
-        stem = "_".join([name, *apart, *sizes])
+        apart = [word for word in self.words if AXES.words[word].part_of]
+        sizes = [AXES.spell_sizes(self.row.sizes)] if apart else []
+        stem = "_".join([self.family.name, *apart, *sizes])
         if self.target.ptx:  # the driver compiles a whole module on first use
             stem = self.symbol.removeprefix(SYMBOLS)
         return f"targets/{self.target}/{stem}.cu"
