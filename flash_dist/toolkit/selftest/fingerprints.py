@@ -239,8 +239,8 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
         raise KernelsError(message, hint=hint) from error
 
 
-def write_references(path: Path, references: Iterable[Reference]) -> None:
-    """Write recorded fingerprints, one line per case, equal for equal content."""
+def render_references(references: Iterable[Reference]) -> str:
+    """Return the text of recorded fingerprints, one line per case, equal for equal content."""
     blocks = []
     for reference in references:
         data = asdict(reference)
@@ -253,7 +253,12 @@ def write_references(path: Path, references: Iterable[Reference]) -> None:
             f'  "fingerprints": [\n   {prints}\n  ]}}'
         )
     text = ",\n ".join(blocks)
-    path.write_text(f'{{"version": {VERSION}, "references": [\n {text}\n]}}\n', encoding="utf-8")
+    return f'{{"version": {VERSION}, "references": [\n {text}\n]}}\n'
+
+
+def write_references(path: Path, references: Iterable[Reference]) -> None:
+    """Write recorded fingerprints."""
+    path.write_text(render_references(references), encoding="utf-8")
 
 
 def merge_references(

@@ -51,6 +51,7 @@ from ..toolchain.nvcc import find_toolchain
 from ..toolchain.preflight import read_host
 from ..toolchain.torch_headers import FOLDER as HEADERS
 from ..toolchain.torch_headers import find_headers
+from ..wheels.fingerprints import recordings_of
 from ..wheels.run_time import run_time_files
 from .plan import plan_this_build
 from .sdist import ADDED, tracked_files
@@ -112,6 +113,8 @@ class BuildNative(build_ext):
         version = str(self.distribution.get_version())
         manifest = make_manifest(build, options, package, version)  # with build_py's modules
         (package / MANIFEST).write_text(manifest.to_text(), encoding="utf-8")
+        for name, data in recordings_of(manifest).items():
+            (package / name).write_bytes(data)
         report = report_path(plan.archset.label)
         report.parent.mkdir(parents=True, exist_ok=True)
         targets = count(len(manifest.targets), "target")

@@ -1,4 +1,4 @@
-"""Check that recorded fingerprints are of the built kernels.
+"""Check that recorded fingerprints are of the built kernels, and choose those of a wheel.
 
 python -m PACKAGE.toolkit.make.wheels.fingerprints [--partial] WHEEL ...
 """
@@ -16,7 +16,7 @@ from ...builds.contents import LIBRARIES, read_manifest
 from ...gpucode.fatbin import open_fatbin
 from ...gpucode.kernel_code import hash_kernels
 from ...product import NAME
-from ...selftest.fingerprints import FILE_NAME, read_references
+from ...selftest.fingerprints import FILE_NAME, read_references, render_references
 from ..command import command
 from ..project import PACKAGE
 
@@ -24,10 +24,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
+    from ...builds.manifest import Manifest
     from ...selftest.fingerprints import Reference
 
 RECORDED = PACKAGE / FILE_NAME
 REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records them again"
+
+
+def recordings_of(manifest: Manifest, recorded: Path = RECORDED) -> dict[str, bytes]:
+    """Return the wheel's file with the recordings of its kernels, if the package has such a file.
+
+    Args:
+        manifest: That of the wheel.
+        recorded: The file with all recordings.
+    """
+    if not recorded.is_file():
+        return {}
+    built = {kernel.symbol for kernel in manifest.kernels}
+    kept = (
+        one
+        for one in read_references(recorded)
+        if one.toolkit == manifest.toolkit.cuda
+        and built.issuperset(name.partition(" ")[0] for name in one.kernels)
+    )
+    return {recorded.name: render_references(kept).encode()}
 
 
 def find_stale(

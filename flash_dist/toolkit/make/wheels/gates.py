@@ -38,6 +38,7 @@ from ...targets.wording import list_few
 from ..command import command
 from ..compile.build_info import hash_sources
 from ..project import ARCHSETS, MAKE, PACKAGE, ROOT, TEMPORARY, find_installed, load_project
+from .fingerprints import recordings_of
 from .platform_tags import require_glibc, require_platform, require_same_tags
 from .run_time import run_time_files
 
@@ -63,7 +64,7 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
     require_fresh(wheel, result.contents.manifest)
     require_same_tags(wheel)
     verify(wheel)
-    require_package(wheel)
+    require_package(wheel, recordings_of(result.contents.manifest))
     return result
 
 
@@ -127,14 +128,20 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
         raise WheelBuildError(message, hint="build it again from this source")
 
 
-def require_package(wheel: Path, root: Path = ROOT) -> None:
-    """Check that the package's Python files and data equal the sources."""
+def require_package(wheel: Path, others: Mapping[str, bytes], root: Path = ROOT) -> None:
+    """Check that the package's Python files and data equal the sources.
+
+    Args:
+        wheel: The wheel.
+        others: Files of the package that this wheel has with other content.
+        root: The folder of the project.
+    """
     package = root / PACKAGE.relative_to(ROOT)
     files = find_installed(package)
     sources = {
         f"{NAME}/{path.relative_to(package).as_posix()}": path.read_bytes() for path in files
     }
-    sources |= {f"{NAME}/{name}": data for name, data in run_time_files().items()}
+    sources |= {f"{NAME}/{name}": data for name, data in {**run_time_files(), **others}.items()}
     with open_wheel(wheel) as opened:
         packed = set(opened.names)
         missing = [name for name in sorted(sources) if name not in packed]

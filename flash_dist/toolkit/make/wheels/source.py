@@ -24,6 +24,7 @@ from ...product import FILE_NAME as PRODUCT
 from ...product import NAME
 from ..compile.build_info import hash_sources
 from ..project import EMBEDDED, NOT_INSTALLED, PACKAGE, ROOT
+from .fingerprints import recordings_of
 from .run_time import name_toolkit, run_time_files
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class Source:
         if one.manifest.sources != self.sources:
             yield _COMPILED
         packed = dict(_read_sources(one.path))
+        for name, data in recordings_of(one.manifest).items():
+            inside = f"{_FOLDER}/{name}"
+            if packed.get(inside) == _hash_blob(data):
+                packed[inside] = _hash_blob((PACKAGE / name).read_bytes())
         for name in sorted(packed.keys() | self.blobs.keys()):
             if packed.get(name) != self.blobs.get(name):
                 yield name

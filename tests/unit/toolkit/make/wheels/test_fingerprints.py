@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flash_dist.toolkit.builds.published import published_sets
-from flash_dist.toolkit.make.wheels.fingerprints import RECORDED, find_stale, keep_built
+from flash_dist.toolkit.make.wheels.fingerprints import (
+    RECORDED,
+    find_stale,
+    keep_built,
+    recordings_of,
+)
 from flash_dist.toolkit.selftest.fingerprints import read_references
+from tests.unit.made.whole_wheel import make_declared
+from tests.unit.toolkit.builds.test_manifest import make_kernel
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
@@ -50,3 +60,18 @@ def test_recordings_of_a_cuda_that_was_not_built_are_named_and_skipped(
     assert all("not checked" in line and "CUDA 12.4" in line for line in lines)
     assert keep_built(references, {one.toolkit for one in references}) == references
     assert capsys.readouterr().out == ""
+
+
+def test_a_wheel_has_the_recordings_of_its_kernels_alone(tmp_path: Path) -> None:
+    references = read_references(RECORDED)
+    path = tmp_path / "fingerprints.json"
+    declared = make_declared()
+    for number, one in enumerate(references):
+        kernels = tuple(replace(make_kernel("sm_90a"), symbol=name) for name in one.kernels)
+        toolkit = replace(declared.toolkit, cuda=one.toolkit)
+        wheel = replace(declared, kernels=kernels, toolkit=toolkit)
+        path.write_bytes(recordings_of(wheel)[RECORDED.name])
+        assert read_references(path) == (references[number],)
+    path.write_bytes(recordings_of(declared)[RECORDED.name])
+    assert read_references(path) == ()
+    assert recordings_of(declared, tmp_path / "none.json") == {}

@@ -122,7 +122,7 @@ def pack(folder: Path, files: dict[str, str]) -> Path:
 
 def test_a_wheel_with_all_files_of_the_package_passes(tmp_path: Path) -> None:
     files = make_package(tmp_path)
-    require_package(pack(tmp_path, {**files, "flash_dist/_build.json": "{}"}), tmp_path)
+    require_package(pack(tmp_path, {**files, "flash_dist/_build.json": "{}"}), {}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_a_wheel_without_a_file_of_the_package_is_refused(
     changed = {**make_package(tmp_path), **change}
     wheel = pack(tmp_path, {name: text for name, text in changed.items() if text is not None})
     with pytest.raises(WheelBuildError, match=sentence):
-        require_package(wheel, tmp_path)
+        require_package(wheel, {}, tmp_path)
 
 
 def test_a_wheel_is_compared_with_sources_or_refused(tmp_path: Path) -> None:
     with pytest.raises(WheelBuildError, match="does not hold the package"):
-        require_package(pack(tmp_path, {"flash_dist/__init__.py": ""}), tmp_path)
+        require_package(pack(tmp_path, {"flash_dist/__init__.py": ""}), {}, tmp_path)

@@ -15,6 +15,7 @@ from flash_dist.toolkit.builds.manifest import TargetInfo
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.compile.build_info import hash_sources
 from flash_dist.toolkit.make.project import ROOT, find_installed, load_project
+from flash_dist.toolkit.make.wheels.fingerprints import recordings_of
 from flash_dist.toolkit.make.wheels import gates
 from flash_dist.toolkit.targets.archs import ArchSet
 from tests.unit.made.names import KERNELS
@@ -50,9 +51,14 @@ PACKAGE = {
 }
 
 
+RECORDINGS = {
+    f"flash_dist/{name}": data for name, data in recordings_of(make_declared()).items()
+}
+
+
 def make_files(*args: Any, **options: Any) -> Files:  # noqa: ANN401
     """Return the files of a wheel with the package's files from the sources."""
-    return {**make_small_files(*args, **options), **PACKAGE}
+    return {**make_small_files(*args, **options), **PACKAGE, **RECORDINGS}
 
 
 def declare(archs: str = "9.0a", **changes: Any) -> Manifest:  # noqa: ANN401
@@ -200,6 +206,11 @@ def test_a_file_that_is_not_in_the_sources_is_refused_though_the_build_lists_it(
     status, said = judge(write_whole_wheel(tmp_path, files))
     assert status == 1
     assert "does not hold the package: flash_dist/evil.py is not in the sources" in said
+
+
+def test_a_wheel_with_recordings_of_other_sets_is_refused(judge: Judge, tmp_path: Path) -> None:
+    wheel = write_whole_wheel(tmp_path, {**make_files(declare()), **PACKAGE})
+    assert "flash_dist/fingerprints.json differs" in judge(wheel)[1]
 
 
 def test_a_wheel_over_budget_is_refused(judge: Judge, tmp_path: Path) -> None:
