@@ -66,12 +66,12 @@ def test_a_wheel_has_the_recordings_of_its_kernels_alone(tmp_path: Path) -> None
     references = read_references(RECORDED)
     path = tmp_path / "fingerprints.json"
     declared = make_declared()
-    for number, one in enumerate(references):
+    for one in references:
         kernels = tuple(replace(make_kernel("sm_90a"), symbol=name) for name in one.kernels)
         toolkit = replace(declared.toolkit, cuda=one.toolkit)
         wheel = replace(declared, kernels=kernels, toolkit=toolkit)
         path.write_bytes(recordings_of(wheel)[RECORDED.name])
-        assert read_references(path) == (references[number],)
+        assert read_references(path) == (one,)
     path.write_bytes(recordings_of(declared)[RECORDED.name])
     assert read_references(path) == ()
     assert recordings_of(declared, tmp_path / "none.json") == {}

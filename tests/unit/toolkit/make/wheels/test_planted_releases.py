@@ -15,8 +15,8 @@ from flash_dist.toolkit.builds.manifest import TargetInfo
 from flash_dist.toolkit.builds.published import published_sets
 from flash_dist.toolkit.make.compile.build_info import hash_sources
 from flash_dist.toolkit.make.project import ROOT, find_installed, load_project
-from flash_dist.toolkit.make.wheels.fingerprints import recordings_of
 from flash_dist.toolkit.make.wheels import gates
+from flash_dist.toolkit.make.wheels.fingerprints import recordings_of
 from flash_dist.toolkit.targets.archs import ArchSet
 from tests.unit.made.names import KERNELS
 from tests.unit.made.whole_wheel import (
@@ -51,9 +51,7 @@ PACKAGE = {
 }
 
 
-RECORDINGS = {
-    f"flash_dist/{name}": data for name, data in recordings_of(make_declared()).items()
-}
+RECORDINGS = {f"flash_dist/{name}": data for name, data in recordings_of(make_declared()).items()}
 
 
 def make_files(*args: Any, **options: Any) -> Files:  # noqa: ANN401
