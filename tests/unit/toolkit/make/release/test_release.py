@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from flash_dist.toolkit.make.release.release import (
     require_tree,
 )
 from flash_dist.toolkit.make.wheels.artefacts import find_artefacts
+from flash_dist.toolkit.make.wheels.fingerprints import RECORDED, recordings_of
 from flash_dist.toolkit.make.wheels.platform_tags import platform_of
 from flash_dist.toolkit.make.wheels.source import Source, SourceError
 from flash_dist.toolkit.targets.archs import ArchSet
@@ -84,6 +86,21 @@ def test_a_wheel_of_another_source_is_refused(
     write_whole_wheel(tmp_path / "hopper", tagged(), name=TAGGED)
     (said,) = problems(tmp_path, **changes)  # type: ignore[arg-type]
     assert sentence in said
+
+
+def test_recordings_in_a_wheel_are_those_of_the_commit_for_its_kernels(tmp_path: Path) -> None:
+    name, recorded = f"flash_dist/{RECORDED.name}", RECORDED.read_bytes()
+    head = f"blob {len(recorded)}\0".encode()
+    blob = hashlib.sha1(head + recorded, usedforsecurity=False).hexdigest()
+    source = replace(SOURCE, blobs={**BLOBS, name: blob})
+    declared = declare(files=(*FILES, RECORDED.name))
+    (own,) = recordings_of(declared).values()
+    for content, sentence in ((own, ""), (b"{}", name), (recorded, "")):
+        made = {**make_files(declared, platform=platform_of(HOPPER.machine)), name: content}
+        write_whole_wheel(tmp_path / "hopper", made, name=TAGGED)
+        said = problems(tmp_path, replace(HOPPER, budget_bytes=1_000_000), source=source)
+        assert sentence in "".join(said)
+        assert bool(said) == bool(sentence), said
 
 
 SETS = {
