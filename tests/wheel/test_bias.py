@@ -299,7 +299,7 @@ def test_there_is_no_second_derivative() -> None:
 # --- transformers and diffusers ------------------------------------------------------------------
 
 
-def attend_in_layer(mask: Any, bias: Tensor, seqlen_q: int = KEYS, **options: Any) -> Any:  # noqa: ANN401
+def attend_in_layer(mask: Any, bias: Tensor | None, seqlen_q: int = KEYS, **options: Any) -> Any:  # noqa: ANN401
     """Call a layer of transformers, causal."""
     query, key, value = (draw(BATCH, HEADS, n, 8, seed=n) for n in (seqlen_q, KEYS, KEYS))
     layer = torch.nn.Module()
@@ -337,12 +337,12 @@ def test_a_layer_adds_a_position_bias() -> None:
 
 
 def test_a_layer_of_one_query_adds_a_bias() -> None:
-    bias = draw(1, HEADS, 1, KEYS + 2, seed=3)  # of a static cache
+    bias = draw(1, HEADS, 1, KEYS, seed=3)
     interval = torch.tensor([[0, 3], [1, 4]], dtype=torch.int32).view(BATCH, 1, 1, 2)
     query, key, value, out = attend_in_layer(interval, bias, 1)
     keys = torch.arange(KEYS)
     seen = (keys >= interval[..., :1]) & (keys < interval[..., 1:])
-    torch.testing.assert_close(out, attend_densely(query, key, value, bias[..., :KEYS], seen))
+    torch.testing.assert_close(out, attend_densely(query, key, value, bias, seen))
 
 
 def test_a_layer_adds_a_mask_of_numbers_which_hides_a_row() -> None:
@@ -354,6 +354,25 @@ def test_a_layer_adds_a_mask_of_numbers_which_hides_a_row() -> None:
     seen[1] = False
     torch.testing.assert_close(out, attend_densely(query, key, value, bias - 0.5, seen))
     assert not out[:, 1].any()
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 2])
+@pytest.mark.parametrize("is_mask", [False, True], ids=["position_bias", "attention_mask"])
+def test_numbers_of_other_keys_than_a_layer_has_are_refused_unless_they_hide(
+    is_mask: bool,  # noqa: FBT001
+    seqlen_q: int,
+) -> None:
+    """The cache of a layer with a window has the last keys: they would be cut at the wrong end."""
+    added = draw(1, 1, seqlen_q, KEYS + 2, seed=3)
+
+    def attend(numbers: Tensor) -> Any:  # noqa: ANN401
+        return attend_in_layer(*((numbers, None) if is_mask else (None, numbers)), seqlen_q)
+
+    for numbers in (added, added.clone().requires_grad_()):
+        with pytest.raises(ValueError, match=r"must broadcast to .* got shape \[1, 1, ., 6\]"):
+            attend(numbers)
+    added[..., KEYS:] = -INF
+    assert torch.equal(attend(added)[-1], attend(added[..., :KEYS])[-1])
 
 
 def test_packed_documents_of_a_layer_have_no_bias() -> None:

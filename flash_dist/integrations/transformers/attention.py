@@ -13,7 +13,7 @@ from ...attention.decoding.kvcache import flash_attn_with_kvcache
 from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band, BlockMask
 from .layer_mask import LayerMask
-from .once import choose_longest, find_packed, is_added, read_dense
+from .once import choose_longest, cut_added, find_packed, is_added, read_dense
 from .refusals import refuse_constant, refuse_packed_bias, refuse_sizes, require_supported
 from .single import Scores, attend_once, is_interval, lay_out, reads_cache
 from .traced import plan_traced
@@ -71,14 +71,19 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
     if query.shape[0] == 1 < key.shape[0]:  # queries that are learned; `len` would fix a symbol
         query = query.expand(key.shape[0], -1, -1, -1)
     tensors = query, key, value
+    (batch, heads, queries, _), keys = query.shape, key.shape[2]
+    shape = batch, heads, queries, keys
+    if position_bias is not None:
+        position_bias = cut_added(module, "position_bias", position_bias, shape)
     scores = Scores(scaling, softcap, s_aux, position_bias)
     if isinstance(attention_mask, torch.Tensor) and is_interval(attention_mask):
         return attend_once(*tensors, attention_mask, scores), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if isinstance(attention_mask, torch.Tensor) and is_added(attention_mask):
-        scores, attention_mask = scores.add(attention_mask), LayerMask()
+        added = cut_added(module, "attention_mask", attention_mask, shape)
+        scores, attention_mask = scores.add(added), LayerMask()
     layer_mask = _choose(module, tensors, attention_mask, sliding_window, causal=causal)
-    _require_sizes(module, layer_mask, query.shape[2], key.shape[2])
+    _require_sizes(module, layer_mask, queries, keys)
     return _attend(tensors, layer_mask, scores, others), None
 
 

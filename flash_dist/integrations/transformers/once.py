@@ -57,6 +57,22 @@ def is_added(mask: Tensor) -> bool:
     return find_once(mask, "added", lambda: read_added(mask.detach()) is None)
 
 
+def cut_added(
+    module: torch.nn.Module, name: str, numbers: Tensor, shape: tuple[int, int, int, int]
+) -> Tensor:
+    """Return numbers that are added, without those behind the last key, which must hide.
+
+    Raises:
+        ValueError: They do not, or must not be read.
+    """
+    behind = numbers[..., shape[-1] :]
+    if behind.shape[-1] == 0:
+        return numbers
+    if is_symbolic(numbers) or is_traced() or bool((behind.detach() > MASKED).any()):
+        refuse_shape(module, name, numbers.shape, shape)
+    return numbers[..., : shape[-1]]
+
+
 def read_dense(
     module: torch.nn.Module, mask: Tensor, shape: tuple[int, int, int, int]
 ) -> BlockMask:
@@ -80,7 +96,7 @@ def read_dense(
             refuse_dtype(module, visible.dtype)
         visible_keys, cut = visible[..., : shape[-1]], visible[..., shape[-1] :]
         if bool(cut.any()) or not _broadcasts(visible_keys.shape, shape):
-            refuse_shape(module, mask.shape, shape)
+            refuse_shape(module, "attention_mask", mask.shape, shape)
         return BlockMask.from_dense(visible_keys.expand(shape))
 
     return find_once(mask, ("mask", shape), read)

@@ -89,11 +89,11 @@ def refuse_dtype(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
 
 
 def refuse_shape(
-    module: torch.nn.Module, got: torch.Size, wanted: tuple[int, int, int, int]
+    module: torch.nn.Module, name: str, got: torch.Size, wanted: tuple[int, int, int, int]
 ) -> NoReturn:
     """Raise ValueError for a mask of other queries or keys than a layer has."""
     message = (
-        f"the attention_mask of {type(module).__name__} must broadcast to [batch, num_heads_q, "
+        f"the {name} of {type(module).__name__} must broadcast to [batch, num_heads_q, "
         f"seqlen_q, seqlen_k], {list(wanted)}, and show no key behind these, got shape {list(got)}"
         f"\n\nhint: the cache of a layer with a window has the last {wanted[3]} keys alone, "
         "for which the mask must be"

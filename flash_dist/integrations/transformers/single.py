@@ -41,7 +41,7 @@ class Scores(NamedTuple):
     scale: float | None  # None: head_dim ** -0.5
     softcap: float | None = None  # None or 0: none
     sinks: Tensor | None = None  # [num_heads_q]
-    bias: Tensor | None = None  # added; may say more than there are keys
+    bias: Tensor | None = None  # added
 
     def add(self, mask: Tensor) -> Scores:
         """Return them with a mask of numbers added."""
@@ -109,7 +109,7 @@ def attend_once(
     if scores.bias is not None:
         lo, hi = interval.unbind(-1)
         mask = IntervalMask.of(lo[:, 0], hi[:, 0], seqlen_k=k.shape[1])
-        added: Tensor = flash_attn_func(q, k, v, mask=mask, **scores.cut(k.shape[1]).find_options())
+        added: Tensor = flash_attn_func(q, k, v, mask=mask, **scores.find_options())
         return added
     if not reads_cache(q, k, v, scores.sinks):
         return _attend_packed(query, key, value, interval, scores)
