@@ -338,10 +338,10 @@ def test_a_layer_adds_a_position_bias() -> None:
 
 def test_a_layer_of_one_query_adds_a_bias() -> None:
     bias = draw(1, HEADS, 1, KEYS, seed=3)
-    interval = torch.tensor([[0, 3], [1, 4]], dtype=torch.int32).view(BATCH, 1, 1, 2)
+    interval = torch.tensor([[0, 3], [1, 4]], dtype=torch.int32).view(BATCH, 1, 2, 1)
     query, key, value, out = attend_in_layer(interval, bias, 1)
     keys = torch.arange(KEYS)
-    seen = (keys >= interval[..., :1]) & (keys < interval[..., 1:])
+    seen = (keys >= interval[:, :, :1]) & (keys < interval[:, :, 1:])
     torch.testing.assert_close(out, attend_densely(query, key, value, bias, seen))
 
 

@@ -63,7 +63,7 @@ def see_once(
     keys: int,
     device: torch.device | str,
 ) -> Tensor | None:
-    """Return the keys that one query sees [batch or 1, 1, 1, 2], None if they are all keys."""
+    """Return the keys that one query sees [batch or 1, 1, 2, 1], None if they are all keys."""
     everything = torch.tensor([[0, keys]], device="cpu")
     bounds = everything
     if padding is not None:
@@ -78,7 +78,7 @@ def see_once(
         if bool((visible == everything).all()):
             return None
         visible = send(visible, device)
-    return visible.to(torch.int32).view(-1, 1, 1, 2)
+    return visible.to(torch.int32).view(-1, 1, 2, 1)
 
 
 def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: int) -> LayerMask:

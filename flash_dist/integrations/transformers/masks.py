@@ -1,10 +1,11 @@
 """The mask function: makes the mask of a forward, which transformers passes to its layers.
 
-For one query that is None, where it sees all keys, or a tensor, int32 [batch, 1, 1, 2]: the first
+For one query that is None, where it sees all keys, or a tensor, int32 [batch, 1, 2, 1]: the first
 key that is seen and the end. `generate` compiles such forwards, and a mask is an argument of them.
-For more queries it is a `LayerMask`, never None. Some models ask for a mask and have attention of
-their own, to which None shows later keys: there a LayerMask is refused. And modules of encoders may
-say that they are causal, as they do in phi4_multimodal.
+For more queries it is a `LayerMask`, never None, as it is where no interval is seen. Some models
+ask for a mask and have attention of their own, to which None shows later keys: there a LayerMask is
+refused, and so are two rows for one query; booleans would be added. And modules of encoders may say
+that they are causal, as they do in phi4_multimodal.
 
 The padding of tokens is read here, once a forward, which waits for the GPU. So are the position in
 a static cache, for more than one query, and documents, where transformers itself has found some.
@@ -80,13 +81,13 @@ def make_mask(
     is_scattered = ids is not None and (padding is not None or has_parts(ids))
     if pattern is None or is_scattered or (padding is not None and bool(padding.has_gaps())):
         others |= {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
-        return _see_any(queries, mask_function, attention_mask, others)
+        return _see_any(mask_function, attention_mask, others)
     if ids is not None:
         segments = Segments(find_changes(ids))
         return LayerMask(pattern.band, segments, packed=True, sizes=(queries, kv_length))
     if queries == 1:
         visible = see_once(pattern.band, padding, offset, kv_length, device)
-        return None if visible is None else visible.expand(batch_size, 1, 1, 2).contiguous()
+        return None if visible is None else visible.expand(batch_size, 1, 2, 1).contiguous()
     return see(pattern.band, padding, int(offset), queries, kv_length)  # waits for a tensor
 
 
@@ -111,15 +112,14 @@ def _find_queries(
 
 
 def _see_any(
-    queries: int,
     mask_function: Callable[..., Any],
     attention_mask: Tensor | None,
     others: dict[str, Any],
-) -> LayerMask | Tensor:
+) -> LayerMask:
     """Return what transformers' own code finds, pair by pair."""
     visible = import_module("transformers.masking_utils").sdpa_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,
         **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
     )
-    return visible if queries == 1 else LayerMask(mask=BlockMask.from_dense(visible))
+    return LayerMask(mask=BlockMask.from_dense(visible))

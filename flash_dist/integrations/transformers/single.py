@@ -66,8 +66,8 @@ class Scores(NamedTuple):
 
 
 def is_interval(mask: Tensor) -> bool:
-    """Return whether a mask is the first key and the end, [batch, 1, 1, 2]."""
-    return mask.dtype == torch.int32 and mask.shape[1:] == (1, 1, 2)
+    """Return whether a mask is the first key and the end, [batch, 1, 2, 1]."""
+    return mask.dtype == torch.int32 and mask.shape[1:] == (1, 2, 1)
 
 
 def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
@@ -102,13 +102,12 @@ def attend_once(
         query: [batch, num_heads_q, 1, head_dim].
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v].
-        interval: [batch, 1, 1, 2], int32.
+        interval: [batch, 1, 2, 1], int32.
         scores: Score modifications.
     """
     q, k, v = (lay_out(x) for x in (query, key, value))
     if scores.bias is not None:
-        lo, hi = interval.unbind(-1)
-        mask = IntervalMask.of(lo[:, 0], hi[:, 0], seqlen_k=k.shape[1])
+        mask = IntervalMask.of(*interval.unbind(2), seqlen_k=k.shape[1])
         added: Tensor = flash_attn_func(q, k, v, mask=mask, **scores.find_options())
         return added
     if not reads_cache(q, k, v, scores.sinks):

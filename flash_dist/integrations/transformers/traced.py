@@ -59,7 +59,7 @@ def trace_mask(
         visible = _join(visible, (padding.first.unsqueeze(1), padding.end.unsqueeze(1)))
     if queries == 1:
         lo, hi = (x.expand(batch, 1) for x in visible)
-        return torch.stack([lo, torch.maximum(lo, hi)], -1).to(torch.int32).view(batch, 1, 1, 2)
+        return torch.stack([lo, torch.maximum(lo, hi)], -1).to(torch.int32).view(batch, 1, 2, 1)
     if queries == keys:
         starts = _find_starts(mask_function, band, (batch, queries), position, device)
         visible = _join(visible, _spread(starts))

@@ -188,6 +188,23 @@ OWN: Final = {  # with attention of their own, and masks of transformers
         },
     ),
 }
+LED: Final = Family(
+    "LEDForConditionalGeneration",
+    "LEDConfig",
+    {
+        "vocab_size": VOCABULARY,
+        "d_model": 64,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96,
+        "attention_window": 4,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 1,
+    },
+)
 GEMMA4: Final = Family(
     "Gemma4ForCausalLM",
     "Gemma4TextConfig",

@@ -15,6 +15,7 @@ from tests.integrations.transformers.models import (
     DEEPSEEK_V4,
     DEVICE,
     ENCODERS,
+    LED,
     OWN,
     REFUSED,
     VOCABULARY,
@@ -71,6 +72,20 @@ def test_a_model_with_attention_of_its_own_never_sees_later_keys(name: str) -> N
     words = r'(?s)its attention_mask is not supported.*hint: `attn_implementation="eager"`'
     with pytest.raises((AttributeError, TypeError), match=words):
         model(input_ids=IDS)
+
+
+@pytest.mark.parametrize(
+    "padding", [[[0, 1], [1, 1]], [[1, 0, 1, 1], [1, 1, 1, 1]]], ids=["side", "gap"]
+)
+def test_a_mask_of_one_query_is_never_added_to_scores(padding: list[list[int]]) -> None:
+    """As cross attention of its own does with booleans, and with two numbers for two keys."""
+    model = LED.make(NAME)
+    if not hasattr(sys.modules[type(model).__module__], "create_bidirectional_mask"):
+        pytest.skip("its masks are its own, too, in this version")
+    mask = torch.tensor(padding, device=DEVICE)
+    states = torch.randn(*mask.shape, 64, device=DEVICE)
+    with pytest.raises((AttributeError, ValueError), match=r"(?i)attention.mask"):
+        model(encoder_outputs=(states,), attention_mask=mask, decoder_input_ids=IDS[:2, :1])
 
 
 @pytest.mark.skipif(not hasattr(transformers, DEEPSEEK_V4.model), reason="a newer model")

@@ -42,7 +42,7 @@ def one_query(**options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # noqa:
     generator = torch.Generator().manual_seed(4)
     query = torch.randn(2, 4, 1, 16, generator=generator).to(DEVICE, **options)
     key, value = torch.randn(2, 2, 2, 8, 16, generator=generator).to(DEVICE, **options)
-    interval = torch.tensor([[0, 5], [2, 8]], dtype=torch.int32, device=DEVICE).view(2, 1, 1, 2)
+    interval = torch.tensor([[0, 5], [2, 8]], dtype=torch.int32, device=DEVICE).view(2, 1, 2, 1)
     return query, key, value, interval
 
 
@@ -63,7 +63,7 @@ def test_an_interval_that_changes_in_place_is_looked_into_anew(
     want = attend()
     assert torch.equal(attend(), want)
     assert len(found) == 1 + recorded
-    interval[0, 0, 0, 1] = 3
+    interval[0, 0, 1, 0] = 3
     got = attend()
     assert len(found) == 2 + recorded
     assert torch.equal(got[1], want[1])
@@ -85,7 +85,7 @@ def test_one_query_with_gradients_is_what_it_is_to_a_cache(options: dict[str, An
     query, key, value, interval = one_query(dtype=torch.bfloat16)
     options = {n: x.to(query) if isinstance(x, Tensor) else x for n, x in options.items()}
     module = torch.nn.Module()
-    seen = interval.new_tensor([[0, 8], [8, 8]]).view(2, 1, 1, 2)  # all, and none
+    seen = interval.new_tensor([[0, 8], [8, 8]]).view(2, 1, 2, 1)  # all, and none
     for mask in (interval, seen):
         want, _ = attention.attention_forward(module, query, key, value, mask, **options)
         q, k, v = (x.detach().requires_grad_() for x in (query, key, value))

@@ -82,10 +82,10 @@ def show(mask: LayerMask | Tensor | None, queries: int, keys: int) -> Tensor:
     """Return booleans [batch, queries, keys] of what layers make of a mask."""
     seen = torch.zeros(BATCH, queries, keys, dtype=torch.bool)
     if isinstance(mask, Tensor):
-        assert mask.shape == (BATCH, 1, 1, 2)
+        assert mask.shape == (BATCH, 1, 2, 1)
         assert mask.dtype == torch.int32
         numbers = torch.arange(keys)
-        return (mask[..., 0] <= numbers) & (numbers < mask[..., 1])
+        return (mask[:, :, 0] <= numbers) & (numbers < mask[:, :, 1])
     if mask is None:
         assert queries == 1
         return ~seen
