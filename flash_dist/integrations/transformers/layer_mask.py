@@ -96,13 +96,21 @@ def _describe(use: str) -> str:
 
 
 def find_documents(positions: Tensor) -> Segments | None:
-    """Return the documents of position_ids [batch, seqlen] on the host, None if rows are one each.
+    """Return the documents of position_ids [batch, seqlen] of the host, None if each row is one."""
+    starts = find_restarts(positions)
+    return Segments(starts) if bool(starts[:, 1:].any()) else None
 
-    A document ends where the next position is not the next number, as in transformers.
+
+def find_restarts(positions: Tensor) -> Tensor:
+    """Return where position_ids [batch, seqlen] start again: at the least or at a lower one.
+
+    NOTE: One that is left out or comes twice starts no document in transformers' flash attention,
+    nor in eager attention with a mask or a cache. Without both, the mask function is told of them.
     """
-    starts = torch.zeros_like(positions, dtype=torch.bool)
-    starts[:, 1:] = positions.diff() != 1
-    return Segments(starts) if bool(starts.any()) else None
+    lower = pad(positions.diff() < 0, (1, 0), value=True)
+    if positions.shape[1] == 0:
+        return lower[:, :0]
+    return lower | (positions == positions.amin(1, keepdim=True))
 
 
 def send(host: Tensor, device: torch.device | str) -> Tensor:

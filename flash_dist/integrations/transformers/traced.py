@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from ...masks import Band, IntervalMask
 from ...masks.plan import MAX_INDEX
 from .host import Padding
-from .layer_mask import LayerMask
+from .layer_mask import LayerMask, find_restarts
 from .refusals import UNTRACEABLE, refuse_tracing
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def plan_traced(
     if visible is None:
         visible = _follow(layer_mask.band, torch.arange(queries, device=device).unsqueeze(0), keys)
     if documents is not None:
-        visible = _join(visible, _spread(pad(documents.diff() != 1, (1, 0), value=True)))
+        visible = _join(visible, _spread(find_restarts(documents)))
     causal = queries == keys and layer_mask.band.right == 0  # then it ends in both corners
     mask = IntervalMask.of(*visible, seqlen_k=keys, causal=causal)
     layer_mask.planned.append((documents, mask))

@@ -197,6 +197,28 @@ def test_packed_documents_are_what_each_is_alone(family: Family, packing: dict[s
     require_equal(got, want)
 
 
+@pytest.mark.parametrize(
+    "positions",
+    [[*range(5), *range(20, SEQLEN + 15)], [0, *[1] * 6, *range(2, SEQLEN - 5)]],
+    ids=["left out", "twice"],
+)
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_positions_that_do_not_start_again_are_of_one_document(
+    positions: list[int],
+    compiles: bool,  # noqa: FBT001
+) -> None:
+    inputs: dict[str, Any] = {
+        "input_ids": IDS[:1],
+        "position_ids": torch.tensor([positions], device=IDS.device),
+        "use_cache": True,  # without one, transformers takes these for documents
+    }
+    want = DECODERS["llama"].make("eager")(**inputs).logits
+    model = DECODERS["llama"].make(NAME)
+    if compiles:
+        model = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(model(**inputs).logits, want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", [pytest.param(x, id=n) for n, x in DECODERS.items()])
 def test_packed_documents_in_half_precision_err_no_more_than_alone(family: Family) -> None:
     family = with_all_experts(family)
