@@ -154,7 +154,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     if block_table is not None or seqused_k is not None:
         _require_no_mask(mask)
         check_packed(q, k, v, paged=block_table is not None)
-        if block_table is not None or not _is_differentiated(q, k, v, others):
+        if block_table is not None or _reads_cache(q, k, v, others):
             keys = Keys(cu_seqlens_k, seqused_k, block_table)
             packed = _read_queries(q, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
             band = choose_band(window_size, causal=causal)
@@ -274,10 +274,15 @@ def _join(
     return q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
 
 
-def _is_differentiated(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, object]) -> bool:
-    """Return whether a call wants gradients; arguments that are no sinks are refused later."""
+def _reads_cache(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, object]) -> bool:
+    """Return whether a call wants no gradients and has keys, which a cache must have.
+
+    Arguments that are no sinks are refused later.
+    """
+    if not torch.compiler.is_compiling() and k.shape[0] == 0:
+        return False
     sinks = {name: x for name, x in others.items() if isinstance(x, torch.Tensor)}
-    return find_differentiated(q=q, k=k, v=v, **sinks) is not None
+    return find_differentiated(q=q, k=k, v=v, **sinks) is None
 
 
 def _read_queries(

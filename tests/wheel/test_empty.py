@@ -97,6 +97,12 @@ def test_packed_sequences_without_queries_or_keys_are_served(
     out, lse = flash_attn_varlen_func(*inputs, *ends, longest_q, longest_k, return_lse=True)
     assert lse.shape == (4, total_q)
     assert_nothing(out, lse, inputs)
+    with torch.no_grad():  # by way of a cache, if there are keys
+        used = torch.tensor(lengths_k, dtype=torch.int32)
+        call = *inputs, *ends, longest_q, longest_k
+        again, again_lse = flash_attn_varlen_func(*call, seqused_k=used, return_lse=True)
+    assert torch.equal(again, out)
+    assert torch.equal(again_lse, lse)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
