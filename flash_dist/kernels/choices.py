@@ -147,7 +147,8 @@ class match_kvcache(Choice):  # noqa: N801 - called as a function
 
     A thread's choice is its own; threads that made none take what the main thread has chosen at the
     time. torch.compile makes the choice a part of the graph, and compiles again where it meets
-    another. An argument `match_kvcache` goes before all of it.
+    another. An argument `match_kvcache` goes before all of it. A checkpointed layer that a backward
+    outside of the block computes again has other bits: run that backward inside, too.
 
     Args:
         match: False takes the faster order again.
