@@ -366,7 +366,8 @@ def test_numbers_of_other_keys_than_a_layer_has_are_refused_unless_they_hide(
     added = draw(1, 1, seqlen_q, KEYS + 2, seed=3)
 
     def attend(numbers: Tensor) -> Any:  # noqa: ANN401
-        return attend_in_layer(*((numbers, None) if is_mask else (None, numbers)), seqlen_q)
+        mask, bias = (numbers, None) if is_mask else (None, numbers)
+        return attend_in_layer(mask, bias, seqlen_q)
 
     for numbers in (added, added.clone().requires_grad_()):
         with pytest.raises(ValueError, match=r"must broadcast to .* got shape \[1, 1, ., 6\]"):
