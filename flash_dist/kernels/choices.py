@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -11,15 +13,23 @@ from ..masks import Band, BlockMask
 from ..masks.inputs import complain, require_bool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from ..masks.intervals import IntervalMask
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Precision = Literal["tf32x3", "ieee"]
 TF32X3: Final = "tf32x3"
 IEEE: Final = "ieee"
 IEEE32: Final = "ieee32"  # the dtype of kernels whose float32 products are FFMA
 PRECISIONS: Final = (TF32X3, IEEE)
+_RUN_LATER: Final = (
+    inspect.isgeneratorfunction,
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+)
 
 
 class _Thread(threading.local):
@@ -45,7 +55,7 @@ process: Final = _Process()
 
 
 class Choice:
-    """A choice from here on, or within a `with` block."""
+    """A choice from here on, within a `with` block, or in each call of a function it decorates."""
 
     _name: ClassVar[str]
 
@@ -53,6 +63,28 @@ class Choice:
         self._value = value
         self._before = getattr(process if _thread.is_main else _thread, self._name)
         self._choose(value)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return the function with each call within such a block; here, undo the choice.
+
+        Raises:
+            TypeError: It is no function, or one whose body runs after the call.
+        """
+        self._choose(self._before)
+        fits = inspect.isroutine(function) and not any(does(function) for does in _RUN_LATER)
+        if not fits:
+            message = (
+                f"{type(self).__name__} must decorate a function, got {function!r:.80}\n\n"
+                "hint: in a generator, a coroutine or a class, use a `with` block"
+            )
+            raise TypeError(message)
+
+        @functools.wraps(function)
+        def within(*args: P.args, **kwargs: P.kwargs) -> R:
+            with type(self)(self._value):
+                return function(*args, **kwargs)
+
+        return within
 
     def __enter__(self) -> None:
         """Choose it, again if this is its second block."""
@@ -136,6 +168,8 @@ def is_ieee(precision: Precision | None) -> bool:
 
 class match_kvcache(Choice):  # noqa: N801 - called as a function
     """Give out and lse the bits of `flash_attn_with_kvcache`, from here on or in a `with` block.
+
+    As a decorator, it goes for the calls of a function.
 
     Attention then sums in the order of the cache. A query has the same bits in training, in a
     prefill at once or in chunks, and in decoding, with or without pages, in any batch or packing.

@@ -41,6 +41,33 @@ def test_a_call_chooses_from_there_on_and_a_block_until_its_end() -> None:
     assert is_chosen()
 
 
+def test_a_decorated_function_chooses_in_each_call_and_nothing_before() -> None:
+    @match_kvcache()
+    def decorated(*, again: bool) -> bool:
+        """Say what is chosen."""
+        return is_chosen() and (decorated(again=False) if again else is_chosen())
+
+    assert not is_chosen()
+    assert decorated(again=True)
+    assert not is_chosen()
+    assert (decorated.__name__, decorated.__doc__) == ("decorated", "Say what is chosen.")
+    match_kvcache()
+    assert decorated(again=False)
+    assert is_chosen()
+
+
+async def later() -> None: ...
+
+
+@pytest.mark.parametrize(
+    "what", [later, lambda: (yield), object, torch.nn.Identity(), 3], ids=lambda x: str(x)[:20]
+)
+def test_what_runs_behind_its_call_is_not_decorated(what: Any) -> None:  # noqa: ANN401
+    with pytest.raises(TypeError, match=r"match_kvcache must decorate a function, got[\s\S]*hint"):
+        match_kvcache()(what)
+    assert not is_chosen()
+
+
 def test_an_argument_goes_before_what_is_chosen() -> None:
     assert is_chosen(match=True)
     with match_kvcache():
