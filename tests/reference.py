@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flash_dist.toolkit.selftest.comparison import find_bit_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 Tensor = torch.Tensor
 NAMES: Final = ("out", "lse", "dq", "dk", "dv")
@@ -92,18 +92,14 @@ def shaped_problem(
     **others: Any,  # noqa: ANN401
 ) -> Problem:
     """Return `random_problem` of a shape: batch, seqlen_q, seqlen_k, num_heads, num_heads_kv."""
-    batch, seqlen_q, seqlen_k, num_heads, num_heads_kv = shape
     head_dim, head_dim_v = head_dims
-    return random_problem(
-        batch=batch,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        num_heads=num_heads,
-        num_heads_kv=num_heads_kv,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        **others,
-    )
+    return random_problem(**name_sizes(shape), head_dim=head_dim, head_dim_v=head_dim_v, **others)
+
+
+def name_sizes(shape: Iterable[int]) -> dict[str, Any]:
+    """Return a shape, batch, seqlen_q, seqlen_k, num_heads and num_heads_kv, as arguments."""
+    names = ("batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv")
+    return dict(zip(names, shape, strict=True))
 
 
 def bottom_right(seqlen_q: int, seqlen_k: int) -> Tensor:

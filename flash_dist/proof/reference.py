@@ -95,8 +95,9 @@ def attend(
     out = p @ v
     dp = dout @ v.transpose(-1, -2)
     delta = (dout * out).sum(dim=-1, keepdim=True)
-    dbias = None if scores.bias is None else (p * (dp - delta)).sum_to_size(scores.bias.shape)
-    ds = p * (dp - delta) * slope
+    ds = p * (dp - delta)
+    dbias = None if scores.bias is None else ds.sum_to_size(scores.bias.shape)
+    ds = ds * slope
     dk = ds.transpose(-1, -2) @ q * scale
     return name_results(
         out.transpose(1, 2),

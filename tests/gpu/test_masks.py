@@ -11,7 +11,7 @@ from flash_dist import flash_attn_func
 from flash_dist.masks import BlockMask
 from tests.gpu.running import attend, check, workspace
 from tests.masks import MASKS, masked_problem
-from tests.reference import DEVICE, assert_close, assert_same_bits, find_faults
+from tests.reference import DEVICE, assert_close, assert_same_bits, find_faults, name_sizes
 
 SHAPES = {
     "square": (2, 320, 320, 4, 2),
@@ -44,20 +44,8 @@ def test_every_mask_matches_float64(head_dims: tuple[int, int], dtype: torch.dty
 def test_every_mask_matches_float64_at_other_shapes(
     head_dim: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    batch, seqlen_q, seqlen_k, num_heads, num_heads_kv = shape
-    check(
-        masked_problem(
-            name,
-            batch=batch,
-            seqlen_q=seqlen_q,
-            seqlen_k=seqlen_k,
-            num_heads=num_heads,
-            num_heads_kv=num_heads_kv,
-            head_dim=head_dim,
-            dtype=dtype,
-        )
-        for name in MASKS
-    )
+    sizes = name_sizes(shape)
+    check(masked_problem(name, **sizes, head_dim=head_dim, dtype=dtype) for name in MASKS)
 
 
 @pytest.mark.parametrize("name", EMPTY_ROWS)

@@ -56,7 +56,7 @@ def is_of_floats(x: Tensor) -> bool:
 
 
 def is_bias(x: Tensor) -> bool:
-    """Of q's dtype or float32, by read_bias; any strides."""
+    """Tell if it may be a bias: in q's dtype or float32, with any strides (read_bias)."""
     return x.dim() == 4 and x.dtype in {torch.float16, torch.float32}
 
 

@@ -124,7 +124,7 @@ def _attend(
     q, k, v = (lay_out(x) for x in tensors)
     if layer_mask.keys is not None:
         k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]
-    scores = scores.cut(k.shape[1])
+        scores = scores.cut(k.shape[1])
     is_open = layer_mask.packed or layer_mask.is_band  # position_ids and cu_seq_lens may say more
     packing = _read_packing(others) if is_open else None
     documents = None

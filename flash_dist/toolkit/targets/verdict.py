@@ -333,11 +333,11 @@ def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVe
     if not judged:
         return KernelVerdict(key, "none", "not built")
     best, verdict = judged[0]
-    if verdict.how == "no" and (reason := _lacks_room(key, build.axes, situation.device)):
-        return KernelVerdict(key, "not-on-this-hardware", reason)
     if verdict.how == "no":
-        # Say why the driver refused a variant that the GPU itself could run, if there is one.
         device = situation.device
+        if reason := _lacks_room(key, build.axes, device):
+            return KernelVerdict(key, "not-on-this-hardware", reason)
+        # Say why the driver refused a variant that the GPU itself could run, if there is one.
         able = (no.reason for one, no in judged if judge(one.arch, device, None, one.origin))
         return KernelVerdict(key, "none", next(able, verdict.reason), refused=refused)
     return KernelVerdict(key, verdict.how, verdict.reason, best, refused)

@@ -99,8 +99,8 @@ def require_served(manifest: Manifest) -> None:
         if not any(judge(arch, device) for arch in compiled):
             continue
         verdict = judge_device(build, Situation(device))
-        if not verdict:
-            lacking = next(kernel.key for kernel in verdict.kernels if not kernel)
+        lacking = next((kernel.key for kernel in verdict.kernels if not kernel), None)
+        if lacking is not None:
             named = " ".join(map(str, (lacking.role, *lacking.words, *lacking.sizes)))
             message = f"compute capability {device} has no kernel `{named}`: {verdict.reason}"
             hint = "add a tile with less shared memory, or `floors` of the axis of its size"
