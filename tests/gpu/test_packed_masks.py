@@ -140,7 +140,8 @@ def test_a_mask_of_tensors_waits_for_nothing_and_is_captured() -> None:
     def step() -> list[Tensor]:
         mask = IntervalMask.packed(lo, lo + 1000, ends, causal=True)
         out = flash_attn_varlen_func(q, k, v, ends, ends, 200, 200, mask=mask)
-        return [out, *torch.autograd.grad(out, (q, k, v), packed.problem.dout[0])]
+        grads = torch.autograd.grad(out, (q, k, v), packed.problem.dout[0])
+        return [out.detach(), *grads]  # a graph kept alive would keep its stream, too
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -162,21 +163,25 @@ def test_a_mask_of_tensors_waits_for_nothing_and_is_captured() -> None:
 def test_one_graph_of_torch_compile_serves_masks_of_all_packs(any_half: torch.dtype) -> None:
     torch._dynamo.reset()
 
-    def attention(x: Tensor, ends: Tensor, longest: int) -> Tensor:
-        lo = torch.zeros(x.shape[0], dtype=torch.int32, device=x.device)
+    def attention(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int) -> Tensor:
+        lo = torch.zeros(q.shape[0], dtype=torch.int32, device=q.device)
         mask = IntervalMask.packed(lo, lo + longest, ends, causal=True)
-        return flash_attn_varlen_func(x, x, x, ends, ends, longest, longest, mask=mask)
+        return flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, mask=mask)
 
     backend = "inductor" if DEVICE != "cpu" else "aot_eager"
     compiled = torch.compile(attention, fullgraph=True, backend=backend)
     for lengths in ((70, 50), (3, 64), (100, 1)):
         packed = pack(lengths, dtype=any_half, causal=True)
-        x = packed.problem.q[0].clone().requires_grad_()
-        ends = boundaries(packed, x.device)["cu_seqlens_q"]
-        got, want = (f(x, ends, max(lengths)) for f in (compiled, attention))
+        qkv = [
+            x[0].clone().requires_grad_()
+            for x in (packed.problem.q, packed.problem.k, packed.problem.v)
+        ]
+        ends = boundaries(packed, qkv[0].device)["cu_seqlens_q"]
+        got, want = (f(*qkv, ends, max(lengths)) for f in (compiled, attention))
         assert torch.equal(got, want)
-        grads = [torch.autograd.grad(y, x, packed.problem.dout[0])[0] for y in (got, want)]
-        assert torch.equal(*grads)
+        grads = [torch.autograd.grad(out, qkv, packed.problem.dout[0]) for out in (got, want)]
+        for ours, theirs in zip(*grads, strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_block_masks_of_packs_are_arguments_of_compiled_functions(any_half: torch.dtype) -> None:

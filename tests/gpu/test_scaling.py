@@ -187,7 +187,7 @@ def test_half_precision_overflows_only_where_torch_does(
     q, k, v = (
         x.transpose(1, 2).detach().requires_grad_() for x in (problem.q, problem.k, problem.v)
     )
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     theirs = torch.autograd.grad(out, (q, k, v), problem.dout.transpose(1, 2))
     ours = attend(problem)
