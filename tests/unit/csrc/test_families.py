@@ -21,7 +21,7 @@ INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 SHARED: Final = ("ptx", "core")
 HOST: Final = ("host", "binding", "debug")
 # Generated: they include no code of ours.
-COMMON: Final = ("plans.h", "decode_plans.h", "wgmma_shapes.h")
+COMMON: Final = ("plans.h", "decode_plans.h", "fwd_pair_plans.h", "wgmma_shapes.h")
 
 
 def families(csrc: Path) -> list[str]:

@@ -1,0 +1,64 @@
+// Forward attention on Hopper for head_dims whose output is more than the registers of a block: out =
+// softmax(q @ k.T * softmax_scale) @ v and lse.
+//
+// Grid      A cluster of two blocks for each tile of 128 queries.
+// Block     A warpgroup of which one thread loads, and two consumers of 64 queries each. Both blocks
+//           have all queries of the tile. Of each 128 keys a block computes S and P of 64. O is split by
+//           columns: each block multiplies P of all keys with its half of V.
+// Exchange  P and its maxima pass through distributed shared memory, from each warp to the warp with
+//           the same queries in the other block.
+// Shared    Q, which is later the stage of out; STAGES slices, each 64 keys x SLICE columns of K or V; P
+//           of the other block.
+// Pipeline  Slices pass through one ring in the order in which they are read (loader.cuh), and are
+//           released one by one (consumer.cuh).
+//
+// A multiprocessor reads for 128 x 128 scores, in units of 1024 bytes of shared memory at head_dim 512:
+// Q and K 256, V 128, P 16 + 16, and the copy engine writes 128. That is 1.06 of the time of the products.
+#pragma once
+
+#include "ptx/cluster.cuh"
+#include "ptx/registers.cuh"
+#include "sm90/fwd_pair/config.h"
+#include "sm90/fwd_pair/consumer.cuh"
+#include "sm90/fwd_pair/launch.h"
+#include "sm90/fwd_pair/loader.cuh"
+
+namespace flash_dist {
+
+template <class Config>
+__device__ __forceinline__ void fwd_pair_sm90_block(const FwdSm90Params& params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  if (threadIdx.x == 0) {
+    prefetch_map(params.q);
+    prefetch_map(params.k);
+    prefetch_map(params.v);
+    prefetch_map(params.out);
+    smem.make_barriers();
+    for (int warp = 0; warp < Config::CONSUMER_WARPS; ++warp) {
+      mbarrier_expect(shared_address(&smem.exchange.stats_full[warp]),
+                      Config::Exchange::STATS_BYTES);
+      mbarrier_expect(shared_address(&smem.exchange.weights_full[warp]),
+                      Config::Exchange::WEIGHTS_BYTES);
+    }
+    smem.work.place_block(params.p, Config::BLOCK_M, fresh_block() / Config::CLUSTER);
+    if (smem.work.has_queries()) {
+      smem.work.find_keys(params.p, Config::BLOCK_M, Config::BLOCK_N);
+    }
+  }
+  __syncwarp();
+  cluster_sync();  // barriers of both blocks are there, and the work tile
+  const int rank = cluster_rank();
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<Config::LOADER_REGISTERS>();
+    if (threadIdx.x == 0 && smem.work.has_queries() && smem.work.has_keys()) {
+      FwdPairLoader<Config>{params, smem, rank, {}}.run();
+    }
+  } else {
+    take_registers<Config::CONSUMER_REGISTERS>();
+    FwdPairConsumer<Config>(params, smem, rank).run();
+  }
+  // Neither block waits for the other at the end: each has received all that the other one sends.
+}
+
+}  // namespace flash_dist
