@@ -2,6 +2,7 @@
 
 #include <ucontext.h>
 
+#include <array>
 #include <cstdarg>
 #include <cstdio>
 #include <functional>
@@ -13,6 +14,7 @@
 
 #include "core/decode.h"
 #include "cuda_runtime_api.h"
+#include "sm90/fwd/config.h"
 #include "sm90/fwd_kvcache/config.h"
 #include "sm90/mla/config.h"
 
@@ -75,10 +77,11 @@ struct Range {
   bool may_write;
 };
 
-// 16 bytes of a box.
+// 16 bytes of a box, or up to 16 that another block of the cluster has sent.
 struct BoxCopy {
   Copy copy;
   uint32_t barrier;
+  int bytes = 16;
 };
 
 struct Block {
@@ -95,11 +98,22 @@ struct Block {
   std::vector<uint32_t> landed;  // words written by copies with an arrival, unfenced
   std::vector<std::vector<BoxCopy>> boxes;
   std::vector<BoxCopy> box;
+  int rank;                                      // in the cluster
+  std::vector<uint8_t> image;                    // shared memory while another block runs
+  std::deque<std::array<uint8_t, 16>> received;  // what others have sent
+};
+
+// Blocks that run at the same time, and barriers of all their threads.
+struct Cluster {
+  std::vector<std::unique_ptr<Block>> blocks;
+  int first, arrived = 0;
+  unsigned barriers = 1;
 };
 
 std::vector<Range> ranges;
 std::mt19937 random_order;
 int64_t conflicts = 0;
+Cluster* cluster = nullptr;
 Block* block = nullptr;
 int current = 0;
 ucontext_t scheduler;
@@ -176,11 +190,11 @@ void count_arrival(Barrier& barrier) {
   end_phase(barrier);
 }
 
-void write_copied(const Copy& copy) {
+void write_copied(const Copy& copy, int bytes = 16) {
   if (copy.source == nullptr) {
-    std::memset(smem_bytes + copy.target, 0, 16);
+    std::memset(smem_bytes + copy.target, 0, bytes);
   } else {
-    std::memcpy(smem_bytes + copy.target, copy.source, 16);
+    std::memcpy(smem_bytes + copy.target, copy.source, bytes);
   }
 }
 
@@ -196,26 +210,27 @@ void land(const Copy& copy, int thread) {
   write_copied(copy);
 }
 
-// A random requested box arrives. The copy engine writes as wgmma reads.
+// A random requested box arrives, or what another block has sent. The copy engine writes as wgmma reads.
 void bring_box() {
   auto& boxes = block->boxes;
   std::swap(boxes[random_order() % boxes.size()], boxes.back());
   for (const BoxCopy& one : boxes.back()) {
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < one.bytes / 4; ++i) {
       Word& word = block->words[one.copy.target / 4 + i];
       word.copier = NOBODY;
       word.fenced = true;
     }
-    write_copied(one.copy);
+    write_copied(one.copy, one.bytes);
     Barrier& barrier = barrier_at(one.barrier);
-    barrier.bytes -= 16;
+    barrier.bytes -= one.bytes;
     end_phase(barrier);
   }
   boxes.pop_back();
 }
 
-void run_block(const Kernel& kernel, int threads, size_t smem) {
-  Block own{};
+std::unique_ptr<Block> make_block(const Kernel& kernel, int threads, size_t smem, int rank) {
+  auto made = std::make_unique<Block>();
+  Block& own = *made;
   own.kernel = &kernel;
   own.threads.resize(threads);
   own.warps = std::vector<Team>(threads / LANES);
@@ -223,8 +238,8 @@ void run_block(const Kernel& kernel, int threads, size_t smem) {
   own.words.resize(smem / 4);
   own.smem = smem;
   own.alive = threads;
-  block = &own;
-  std::memset(smem_bytes, 0xff, smem);  // NaN in every number format
+  own.rank = rank;
+  own.image.assign(smem, 0xff);  // NaN in every number format
   for (Thread& thread : own.threads) {
     thread.stack = std::make_unique<char[]>(STACK_BYTES);
     getcontext(&thread.context);
@@ -233,25 +248,59 @@ void run_block(const Kernel& kernel, int threads, size_t smem) {
     thread.context.uc_link = &scheduler;
     makecontext(&thread.context, &run_thread, 0);
   }
+  return made;
+}
+
+// Makes shared memory that of another block of the cluster.
+void enter(Block& next) {
+  if (block == &next) return;
+  if (block != nullptr) std::memcpy(block->image.data(), smem_bytes, block->smem);
+  block = &next;
+  std::memcpy(smem_bytes, next.image.data(), next.smem);
+  blockIdx.x = static_cast<unsigned>(cluster->first + next.rank);
+}
+
+// Runs each warp once, in random order. Returns whether one could continue.
+bool run_warps(Block& own) {
+  enter(own);
   std::vector<int> order(own.warps.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-  while (own.alive > 0) {
-    std::shuffle(order.begin(), order.end(), random_order);
+  std::shuffle(order.begin(), order.end(), random_order);
+  bool ran = false;
+  for (int warp : order) {
+    ran |= run_warp(warp);
+    // Rarely, so that a missing wait for a box shows.
+    if (!own.boxes.empty() && random_order() % 64 == 0) bring_box(), ran = true;
+  }
+  if (!ran && !own.boxes.empty()) bring_box(), ran = true;
+  return ran;
+}
+
+void run_cluster(const Kernel& kernel, int threads, size_t smem, int first, int count) {
+  Cluster own{};
+  own.first = first;
+  cluster = &own;
+  block = nullptr;
+  for (int rank = 0; rank < count; ++rank) {
+    own.blocks.push_back(make_block(kernel, threads, smem, rank));
+  }
+  const auto runs = [](const auto& one) { return one->alive > 0; };
+  while (std::any_of(own.blocks.begin(), own.blocks.end(), runs)) {
     bool ran = false;
-    for (int warp : order) {
-      ran |= run_warp(warp);
-      // Rarely, so that a missing wait for a box shows.
-      if (!own.boxes.empty() && random_order() % 64 == 0) bring_box(), ran = true;
+    for (const auto& one : own.blocks) {
+      // Not all of them each time, so that one falls behind.
+      if (one->alive > 0 && (count == 1 || !ran || random_order() % 2 == 0)) ran |= run_warps(*one);
     }
-    if (!ran && !own.boxes.empty()) bring_box(), ran = true;
     if (!ran) throw std::runtime_error("threads wait for others that do not come");
   }
-  for (const auto& [id, barrier] : own.numbered) {
-    if (barrier.missing > 0) {
-      throw std::runtime_error("a block ends before all come to barrier " + std::to_string(id));
+  for (const auto& one : own.blocks) {
+    for (const auto& [id, barrier] : one->numbered) {
+      if (barrier.missing > 0) {
+        throw std::runtime_error("a block ends before all come to barrier " + std::to_string(id));
+      }
     }
+    if (!one->boxes.empty()) throw std::runtime_error("a block ends before a box comes");
   }
-  if (!own.boxes.empty()) throw std::runtime_error("a block ends before a box comes");
 }
 
 const Range& range_of(const void* data, int bytes) {
@@ -345,6 +394,28 @@ void come_to(int id, int threads, bool waits) {
   }
   ++barrier.phase;
   ++block->epoch;
+}
+
+void synchronize_cluster() {
+  const int all = static_cast<int>(cluster->blocks.size() * block->threads.size());
+  if (++cluster->arrived < all) return wait_for(&cluster->barriers);
+  cluster->arrived = 0;
+  ++cluster->barriers;
+  for (const auto& one : cluster->blocks) ++one->epoch;
+}
+int cluster_rank() { return block->rank; }
+
+void send(int rank, uint32_t target, const void* data, int bytes, uint32_t barrier) {
+  Block& to = *cluster->blocks[rank];
+  if (to.alive == 0) fail("thread %d sends to a block that has ended", current);
+  to.received.emplace_back();
+  std::memcpy(to.received.back().data(), data, bytes);
+  for (int i = 0; i < bytes / 4; ++i) {
+    int& copier = to.words[target / 4 + i].copier;
+    if (copier != NOBODY) fail("thread %d sends where a copy is on its way", current);
+    copier = current;
+  }
+  to.boxes.push_back({{{target, to.received.back().data()}, barrier, bytes}});
 }
 
 void make_barrier(uint32_t address, int arrivals) {
@@ -474,7 +545,7 @@ cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype
           columns,           rows,
           axes.members,      axes.heads_kv,
           axes.batches,      box_rows};
-  *steps = {1, 1, 1};
+  *steps = {axes.members > 1, axes.heads_kv > 1, axes.batches > 1};
   return cudaSuccess;
 }
 
@@ -490,6 +561,22 @@ void call_with(const void* kernel, const void* params) {
 
 }  // namespace
 
+static int cluster_blocks = 1;  // of the launch under way
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
+                                void** arguments) {
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& one = config->attrs[i];
+    if (one.id == cudaLaunchAttributeClusterDimension) {
+      cluster_blocks = static_cast<int>(one.val.clusterDim.x);
+    }
+  }
+  const cudaError_t status = cudaLaunchKernel(kernel, config->gridDim, config->blockDim, arguments,
+                                              config->dynamicSmemBytes, config->stream);
+  cluster_blocks = 1;
+  return status;
+}
+
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 threads, void** arguments,
                              size_t smem, cudaStream_t) {
   gridDim = grid;
@@ -499,14 +586,16 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 threads, void**
   const auto* maps = static_cast<const CUtensorMap*>(arguments[0]);
   const bool has_one = maps[0].mark == CUtensorMap::MARK;
   const bool has_more = has_one && maps[1].mark == CUtensorMap::MARK;
-  const auto call = has_more  ? &call_with<FwdKvcacheSm90Params>
-                    : has_one ? &call_with<MlaSm90Params>
-                              : &call_with<DecodeParams>;
+  const auto call = has_more && cluster_blocks > 1 ? &call_with<FwdSm90Params>
+                    : has_more                     ? &call_with<FwdKvcacheSm90Params>
+                    : has_one                      ? &call_with<MlaSm90Params>
+                                                   : &call_with<DecodeParams>;
   const auto run = [&] { call(kernel, arguments[0]); };
   for (unsigned y = 0; y < grid.y; ++y) {
-    for (unsigned x = 0; x < grid.x; ++x) {
+    for (unsigned x = 0; x < grid.x; x += cluster_blocks) {
       blockIdx = {x, y, 0};
-      emulator::run_block(run, static_cast<int>(threads.x), smem);
+      emulator::run_cluster(run, static_cast<int>(threads.x), smem, static_cast<int>(x),
+                            cluster_blocks);
     }
   }
   return cudaSuccess;

@@ -32,6 +32,12 @@ int64_t bank_conflicts();
 void synchronize();
 void come_to(int id, int threads, bool waits);
 
+// The blocks of a cluster: a barrier of all threads; and bytes for the shared memory of another one, which
+// arrive later and count on a barrier there.
+void synchronize_cluster();
+int cluster_rank();
+void send(int rank, uint32_t target, const void* data, int bytes, uint32_t barrier);
+
 // Barriers in shared memory that count arrivals, and expected bytes of boxes (ptx/mbarrier.cuh).
 // They include arrivals of this thread's copies since the last group or such arrival, when a thread
 // waits for them.

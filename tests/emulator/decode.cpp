@@ -1,5 +1,5 @@
-// Attention to a cache of bfloat16 by the host code and the kernels of csrc/, emulated: a library for
-// ctypes. The kernels are those of variants.inc.
+// Attention to a cache of bfloat16, and the forward, by the host code and the kernels of csrc/, emulated: a
+// library for ctypes. The kernels are those of variants.inc.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -151,4 +151,75 @@ extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   Memory memory;
   const int status = flash_dist_decode(&where, &p, c.budget, &Memory::allocate, &memory);
   return status == 0 ? emulator::bank_conflicts() : -1;
+}
+
+// Arguments of a forward, as above. Packed: cu_q and cu_k, batch documents, seqlens are the longest.
+struct EmulatedForward {
+  int64_t batch, seqlen_q, seqlen_k, total_q, total_k, num_heads_q, num_heads_kv, head_dim,
+      head_dim_v;
+  int64_t left, right, capability, sm_count, smem_limit, seed;
+  int64_t mask_kind, mask_batches, mask_heads;
+  double softmax_scale;
+  void *q, *k, *v, *out, *lse, *cu_q, *cu_k, *sinks;
+  void *key_bounds, *rows, *query_ranges, *list_begin, *list_entries, *bits;  // of a mask
+};
+
+// 0, or -1 for an error.
+extern "C" int64_t emulate_forward(const EmulatedForward* call) {
+  using namespace flash_dist;
+  const EmulatedForward& c = *call;
+  device.compute_capability = static_cast<int>(c.capability);
+  device.sm_count = static_cast<int>(c.sm_count);
+  device.smem_limit = static_cast<int>(c.smem_limit);
+  const int64_t group = c.num_heads_q / c.num_heads_kv;
+  const bool packed = c.cu_q != nullptr;
+  const auto view = [&](void* data, int64_t rows, int64_t heads, int64_t columns, int64_t members) {
+    return View{data, packed ? 0 : rows * heads * columns, heads * columns, members * columns,
+                columns};
+  };
+  FwdParams p{};
+  p.q = view(c.q, c.seqlen_q, c.num_heads_q, c.head_dim, group);
+  p.k = view(c.k, c.seqlen_k, c.num_heads_kv, c.head_dim, 1);
+  p.v = view(c.v, c.seqlen_k, c.num_heads_kv, c.head_dim_v, 1);
+  p.out = view(c.out, c.seqlen_q, c.num_heads_q, c.head_dim_v, group);
+  p.lse = static_cast<float*>(c.lse);
+  p.batch = static_cast<int>(c.batch);
+  p.seqlen_q = static_cast<int>(c.seqlen_q);
+  p.seqlen_k = static_cast<int>(c.seqlen_k);
+  p.total_q = static_cast<int>(c.total_q);
+  p.total_k = static_cast<int>(c.total_k);
+  p.num_heads_kv = static_cast<int>(c.num_heads_kv);
+  p.group = static_cast<int>(group);
+  p.head_dim = static_cast<int>(c.head_dim);
+  p.head_dim_v = static_cast<int>(c.head_dim_v);
+  p.softmax_scale = static_cast<float>(c.softmax_scale);
+  p.packing = {static_cast<const int*>(c.cu_q), static_cast<const int*>(c.cu_k)};
+  p.sinks = static_cast<const float*>(c.sinks);
+  MaskParams& mask = p.mask;
+  mask.kind = static_cast<MaskKind>(c.mask_kind);
+  mask.left = static_cast<int>(c.left);
+  mask.right = static_cast<int>(c.right);
+  mask.bottom_right = 1;
+  mask.batch_planes = static_cast<int>(c.mask_batches > 1 ? c.mask_heads : 0);
+  mask.head_planes = c.mask_heads > 1 ? 1 : 0;
+  mask.query_tiles = static_cast<int>((c.seqlen_q + 63) / 64);
+  mask.key_tiles = static_cast<int>((c.seqlen_k + 63) / 64);
+  mask.key_bounds = static_cast<const int2*>(c.key_bounds);
+  mask.rows = static_cast<const int2*>(c.rows);
+  mask.query_ranges = static_cast<const int4*>(c.query_ranges);
+  mask.by_query[1] = {static_cast<const int*>(c.list_begin),
+                      static_cast<const int4*>(c.list_entries), nullptr};
+  mask.bits = static_cast<const uint2*>(c.bits);
+
+  emulator::seed(static_cast<unsigned>(c.seed));
+  emulator::forget_declared();
+  const int64_t rows = (packed ? c.total_q : c.batch * c.seqlen_q) * c.num_heads_q;
+  const int64_t keys = (packed ? c.total_k : c.batch * c.seqlen_k) * c.num_heads_kv;
+  emulator::declare(c.q, rows * c.head_dim * 2, false);
+  emulator::declare(c.k, keys * c.head_dim * 2, false);
+  emulator::declare(c.v, keys * c.head_dim_v * 2, false);
+  emulator::declare(c.out, rows * c.head_dim_v * 2, true);
+  const Call where{0, nullptr, static_cast<int>(Dtype::BF16)};
+  Memory memory;
+  return flash_dist_fwd(&where, &p, &Memory::allocate, &memory) == 0 ? 0 : -1;
 }

@@ -79,6 +79,21 @@ def test_families_leave_half_filled_calls_by_their_key(plant: Plant) -> None:
         assert family_for(planted, "bwd_dq_gemm", head_dim) == "bwd_dq_gemm_sm90"
 
 
+@pytest.mark.parametrize("head_dim", [256, 264, 384, 392, 512])
+def test_large_head_dims_use_wgmma_in_the_forward(head_dim: int) -> None:
+    table = read_table()
+    assert family_for(table, "fwd", head_dim) == "fwd_sm90"
+    assert family_for(table, "bwd_dkdv", head_dim) == (
+        "bwd_dkdv_sm90" if head_dim <= 256 else "bwd_dkdv"
+    )
+    key = KernelKey("fwd", ("bf16",), (head_dim, head_dim))
+    variant = judge_kernel(
+        key, make_table_build(table), Situation(HOPPER, smem_limit=231424)
+    ).variant
+    assert variant is not None
+    assert (variant.family == "fwd") == (head_dim > 256)
+
+
 def test_roles_with_stand_ins_need_not_run(plant: Plant) -> None:
     others = roles_without_opt_in(read_table())
     assert "bwd_fused" not in others

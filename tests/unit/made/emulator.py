@@ -1,4 +1,4 @@
-"""The kernels for a cache, compiled for this machine's CPU and run in tests/emulator."""
+"""Kernels for a cache and of the forward, compiled for this machine's CPU: tests/emulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -20,14 +20,18 @@ from flash_dist.toolkit.targets.archs import ArchSet
 
 from .planner import require_compiler
 
+if TYPE_CHECKING:
+    from flash_dist.masks.plan import MaskPlan
+
 Tensor = torch.Tensor
 
 EMULATOR: Final = Path(__file__).parents[2] / "emulator"
-SIZES: Final = {  # head_dims of each role
+SIZES: Final = {  # head_dims of each role, or of a family
     "decode": {64, 128, 384, 512},
     "decode_wide": {64, 128},
     "decode_fold": {256, 512},
     "fwd_kvcache": {64, 128},
+    "fwd_sm90": {384, 512},
     "mla": {576},
     "mla_fold": {576},
 }
@@ -92,7 +96,11 @@ def _library() -> ctypes.CDLL:
         replace(
             family,
             words=(("bf16",),),
-            rows=tuple(row for row in family.rows if row.sizes[0] in SIZES.get(family.role, ())),
+            rows=tuple(
+                row
+                for row in family.rows
+                if row.sizes[0] in SIZES.get(family.name, SIZES.get(family.role, ()))
+            ),
         )
         for family in table.families
     )
@@ -108,7 +116,7 @@ def _library() -> ctypes.CDLL:
     command = [os.environ.get("CXX", "g++"), *flags, *include, *map(str, sources), "-o"]
     subprocess.run([*command, str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
-    loaded.emulate_decode.restype = ctypes.c_int64
+    loaded.emulate_decode.restype = loaded.emulate_forward.restype = ctypes.c_int64
     loaded.emulated_error.restype = ctypes.c_char_p
     return loaded
 
@@ -163,3 +171,85 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
     if conflicts < 0:
         raise RuntimeError(library.emulated_error().decode())
     return out, lse, conflicts
+
+
+class _Forward(ctypes.Structure):
+    """`EmulatedForward` of tests/emulator/decode.cpp."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in [
+                *("batch", "seqlen_q", "seqlen_k", "total_q", "total_k"),
+                *("num_heads_q", "num_heads_kv", "head_dim", "head_dim_v"),
+                *("left", "right", "capability", "sm_count", "smem_limit", "seed"),
+                *("mask_kind", "mask_batches", "mask_heads"),
+            ]
+        ),
+        ("softmax_scale", ctypes.c_double),
+        *(
+            (name, ctypes.c_void_p)
+            for name in [
+                *("q", "k", "v", "out", "lse", "cu_q", "cu_k", "sinks"),
+                *("key_bounds", "rows", "query_ranges", "begin", "entries", "bits"),
+            ]
+        ),
+    )
+
+
+def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    window: tuple[int, int] = (UNBOUNDED, UNBOUNDED),
+    mask: MaskPlan | None = None,
+    documents: tuple[Tensor, Tensor] | None = None,
+    longest: tuple[int, int] = (0, 0),
+    sinks: Tensor | None = None,
+    gpu: Gpu = Gpu(capability=90, plan=227),
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim], bfloat16; packed: [1, total_q, ...].
+        k, v: [batch, seqlen_k, num_heads_kv, head_dim or head_dim_v]; packed: [1, total_k, ...].
+        window: Keys to the left and to the right of the diagonal that a query sees.
+        mask: A plan instead of a window.
+        documents: cu_seqlens of q and k, int32.
+        longest: The longest document of q and of k.
+        sinks: [num_heads_q], float32.
+        gpu: The emulated GPU.
+
+    Raises:
+        RuntimeError: An error of the emulator or the host code.
+    """
+    batch, seqlen_q, heads, head_dim = q.shape
+    seqlen_k, head_dim_v = k.shape[1], v.shape[3]
+    out = q.new_full((batch, seqlen_q, heads, head_dim_v), torch.nan)
+    lse = torch.full((batch, heads, seqlen_q), torch.nan)
+    totals = (seqlen_q, seqlen_k)
+    if documents is not None:
+        batch, seqlen_q, seqlen_k = len(documents[0]) - 1, *longest
+    planes = (0, 1, 1) if mask is None else (mask.kind, mask.batches, mask.heads)
+    numbers = (
+        *(batch, seqlen_q, seqlen_k, *totals, heads, k.shape[2], head_dim, head_dim_v),
+        *(*window, gpu.capability, gpu.sm_count, ROOM[gpu.plan], gpu.seed),
+        *(*planes, head_dim**-0.5),
+    )
+    cu_q, cu_k = documents or (None, None)
+    names = (
+        "key_bounds",
+        "rows",
+        "query_ranges",
+        "by_query_128_begin",
+        "by_query_128_entries",
+        "bits",
+    )
+    arrays = {} if mask is None else mask.arrays
+    tensors = (q, k, v, out, lse, cu_q, cu_k, sinks, *(arrays.get(name) for name in names))
+    addresses = (None if x is None else x.data_ptr() for x in tensors)
+    library = _library()
+    if library.emulate_forward(ctypes.byref(_Forward(*numbers, *addresses))) < 0:
+        raise RuntimeError(library.emulated_error().decode())
+    return out, lse
