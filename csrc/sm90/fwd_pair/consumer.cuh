@@ -111,6 +111,8 @@ class FwdPairConsumer {
     take_weights(other, count - 1);
     issue_values<0, V_SLICES>(o, other, pairs.step(count - 1, rank_ ^ 1));
     wgmma_wait<0>();
+    hold(own);
+    hold(other);
     hold_all(o);
     // The last slices are not released: nothing follows them.
   }
