@@ -26,6 +26,10 @@ PEERS: Final = {
     "x FLASH, deterministic": "sdpa-flash-deterministic",
     "x cuDNN": "sdpa-cudnn",
 }
+NEWER: Final = {  # both deterministic, of the shapes in the figure
+    "FA4": "fa4-deterministic",
+    "flex": "cudnn-flex-deterministic",
+}
 CALLS: Final = (  # function for users, and its name in results
     ("`flash_attn_func`", "function"),
     ("with a BlockMask", "function, BlockMask"),
@@ -52,12 +56,12 @@ def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
 
 
 def compare_pass(pass_: str) -> str:
-    """Compare one pass of all shapes of the paper set: three lengths in one row."""
-    peers = {
-        title: peer
-        for title, peer in PEERS.items()
-        if pass_ == "backward" or not in_deterministic_mode(peer)
-    }
+    """Compare one pass of all shapes of the paper set: three lengths in one row.
+
+    The mode of FLASH that is not deterministic, and faster, has its mean in another table.
+    """
+    left_out = "sdpa-flash" if pass_ == "backward" else "sdpa-flash-deterministic"
+    peers = {title: peer for title, peer in PEERS.items() if peer != left_out}
     lines = []
     for group in group_rows([*load("paper"), *load("paper-others")]):
         shape = group.rows[0].shape
@@ -74,16 +78,30 @@ def compare_pass(pass_: str) -> str:
     return write_table(["head_dim", "heads", "mask", "TFLOP/s", *peers], lines)
 
 
-def compare_means() -> str:
-    """Write geometric means with the lowest and highest ratio: of the figure, and of all."""
-    shapes = {"head_dim 64, 128, 256": load("paper")}
-    shapes["all"] = (*shapes["head_dim 64, 128, 256"], *load("paper-others"))
+def compare_newer() -> str:
+    """Compare the shapes of the figure with the newest kernels of others."""
+    passes = ("forward", "backward")
     lines = [
-        [pass_, f"{len(rows)}: {title}", *(_mean(rows, peer, pass_) for peer in PEERS.values())]
-        for title, rows in shapes.items()
-        for pass_ in ("forward", "backward")
+        [
+            name_sizes((group.rows[0].shape.head_dim, group.rows[0].shape.head_dim_v)),
+            group.rows[0].shape.pattern,
+            *(write_ratios(group.rows, peer, x) for x in passes for peer in NEWER.values()),
+        ]
+        for group in group_rows([*load("paper")])
     ]
-    return write_table(["pass", "shapes", *PEERS], lines)
+    columns = (f"{pass_}, x {title}" for pass_ in passes for title in NEWER)
+    return write_table(["head_dim", "mask", *columns], lines)
+
+
+def compare_means() -> str:
+    """Write geometric means of the shapes in the figure, with the lowest and highest ratio."""
+    rows = load("paper")
+    peers = PEERS | {f"x {title}": peer for title, peer in NEWER.items()}
+    lines = [
+        [title, *(_mean(rows, peer, pass_) for pass_ in ("forward", "backward"))]
+        for title, peer in peers.items()
+    ]
+    return write_table(["peer", "forward", "backward"], lines)
 
 
 def _mean(rows: Sequence[Row], peer: str, pass_: str) -> str:
@@ -179,6 +197,7 @@ def _best(row: Row, pass_: str) -> str:
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "forward": lambda: compare_pass("forward"),
     "backward": lambda: compare_pass("backward"),
+    "newer": compare_newer,
     "means": compare_means,
     "blocks": compare_blocks,
     "calls": compare_calls,
