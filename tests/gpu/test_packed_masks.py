@@ -172,14 +172,14 @@ def test_one_graph_of_torch_compile_serves_masks_of_all_packs(any_half: torch.dt
     compiled = torch.compile(attention, fullgraph=True, backend=backend)
     for lengths in ((70, 50), (3, 64), (100, 1)):
         packed = pack(lengths, dtype=any_half, causal=True)
-        qkv = [
+        q, k, v = (
             x[0].clone().requires_grad_()
             for x in (packed.problem.q, packed.problem.k, packed.problem.v)
-        ]
-        ends = boundaries(packed, qkv[0].device)["cu_seqlens_q"]
-        got, want = (f(*qkv, ends, max(lengths)) for f in (compiled, attention))
+        )
+        ends = boundaries(packed, q.device)["cu_seqlens_q"]
+        got, want = (f(q, k, v, ends, max(lengths)) for f in (compiled, attention))
         assert torch.equal(got, want)
-        grads = [torch.autograd.grad(out, qkv, packed.problem.dout[0]) for out in (got, want)]
+        grads = [torch.autograd.grad(out, (q, k, v), packed.problem.dout[0]) for out in (got, want)]
         for ours, theirs in zip(*grads, strict=True):
             assert torch.equal(ours, theirs)
 
