@@ -1,6 +1,6 @@
-// The torch operators of attention, on the stable ABI: schemas, outputs and workspace from torch's
-// allocator, the current stream. Arguments are checked in Python, where the error types are; here
-// only what would corrupt memory.
+// The torch operators of attention, on the stable ABI. They declare the schemas, allocate outputs
+// and workspace with torch's allocator, and launch on the current stream. Python checks the
+// arguments, as it has the error types. Only what would corrupt memory is checked here too.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -32,19 +32,20 @@ struct Arguments {
   bool match_kvcache = false;
 };
 
-// q, k and v as kernels can read them.
+// q, k and v in layouts that the kernels can read.
 struct Inputs {
   Sizes sizes;
   Tensor q, k, v;
 };
 
-// Results of a forward, and their gradients.
+// Results of the forward and their gradients.
 struct Outputs {
   Tensor dout, out, lse;
   MaybeTensor dlse;
 };
 
-// q may have one axis more: [num_heads_kv, group] for num_heads_q.
+// q may have 5 dimensions: [..., num_heads_kv, group, head_dim] instead of [..., num_heads_q,
+// head_dim].
 void read_heads(Sizes& s, const Tensor& q, const Tensor& k, const Tensor& v) {
   const int head = s.packed ? 1 : 2;
   STD_TORCH_CHECK(q.dim() == head + 2 || q.dim() == head + 3, "q must have ", head + 2, " or ",
@@ -163,13 +164,13 @@ DeltaParams make_delta_params(const Outputs& o, const Arguments& a, const Inputs
   p.sinks = read_sinks(a.scores, in.q, s);
   if (dsinks != nullptr) {
     p.dsinks = pointer<float>(*dsinks);
-    if (s.packed) fill(*dsinks, 0.0);  // of rows that no document covers
+    if (s.packed) fill(*dsinks, 0.0);  // rows outside every document stay 0
   }
   return p;
 }
 
-// dsinks: like lse, where what each query adds to the gradient of its head's sink is written; null
-// without sinks.
+// dsinks: null without sinks. It has the shape of lse and receives each query's part of the
+// gradient of its head's sink.
 Gradients run_bwd(const Arguments& a, const Outputs& saved, BwdOptions options,
                   const MaybeTensor& mask_slots, const Tensor* dsinks = nullptr) {
   const Inputs in = read_inputs(a);
@@ -228,7 +229,7 @@ Tensor run_bias_gradient(const Arguments& a, const Outputs& saved, int64_t split
   return parts;
 }
 
-// Refuses what the kernels would compute without the bias.
+// Refuses the options with which the kernels would ignore the bias.
 void check_bias(const Scores& scores, bool match_kvcache) {
   STD_TORCH_CHECK(!scores.bias || (scores.softcap == 0.0 && !match_kvcache),
                   "bias must be None with softcap or match_kvcache, got a tensor");
@@ -308,7 +309,7 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
       "softmax_scale, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "
       "sinks=None, bool match_kvcache=False, Tensor? bias=None) -> (Tensor out, Tensor lse)");
-  // dsinks has no elements without sinks.
+  // Without sinks, dsinks is empty.
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, "
@@ -316,15 +317,14 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "budget, bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? "
       "alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None) -> (Tensor dq, Tensor dk, Tensor "
       "dv, Tensor dsinks)");
-  // [splits, batch, heads, queries, keys] as bias, for whose gradient it must be summed: over splits,
-  // and over queries and keys, which are tiles where the bias has one.
+  // Returns partial sums [splits, batch, heads, queries, keys]. The caller sums them over splits,
+  // and over the axes along which the bias is broadcast: queries and keys then count tiles.
   m.def(
       "attention_bias_parts(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, int[] mask, float softmax_scale, bool ieee, Tensor? "
       "alibi_slopes, Tensor bias, int splits) -> Tensor");
-  // For eager calls that nobody differentiates and that leave scores as they are: no autograd
-  // formula is registered in front of these, and the integers of a mask are a CPU tensor, which
-  // passes torch as one argument.
+  // For eager calls without gradient and without score modification. No autograd formula is
+  // registered for it. The mask's integers are a CPU tensor, which torch passes as one argument.
   m.def(
       "attention_no_grad(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
       "softmax_scale, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "

@@ -1,4 +1,4 @@
-// The torch operators on a cache of keys and values. As in attention.cpp only what would corrupt
+// The torch operators on a cache of keys and values. As in attention.cpp, only what would corrupt
 // memory is checked here.
 #include <algorithm>
 #include <cstdint>
@@ -15,9 +15,9 @@ using namespace flash_dist::binding;
 
 namespace {
 
-constexpr int64_t STEP = 8;  // elements of 16 bits that are loaded at once
+constexpr int64_t STEP = 8;  // 16-bit elements per load
 
-// A cache and where the keys of each sequence are in it, as the schemas have them.
+// The cache tensors, with the types of the operator schemas.
 struct Cache {
   const Tensor &k, &v;
   const MaybeTensor &seqlens, &batch_idx, &leftpad, &block_table;
@@ -42,7 +42,7 @@ Call make_half_call(const Tensor& q) {
   return make_call(q, false);
 }
 
-// [batch, seqlen, heads, columns], packed without batch.
+// Checks a tensor [batch, seqlen, heads, columns]; packed tensors have no batch axis.
 void check_tensor(const Tensor& t, const char* name, const Tensor& q, int axes = 4) {
   check_kind(t, name, q);
   STD_TORCH_CHECK(t.dim() == axes, name, " must have ", axes, " dimensions, got shape ",
@@ -57,12 +57,12 @@ void check_size(const Tensor& t, const char* name, int axis, int64_t size) {
                   ", got shape ", show_shape(t));
 }
 
-// That the first `axes` dimensions are those of another tensor.
+// Checks that the first `axes` dimensions equal those of `like`.
 void check_sizes(const Tensor& t, const char* name, const Tensor& like, int axes) {
   for (int axis = 0; axis < axes; ++axis) check_size(t, name, axis, like.size(axis));
 }
 
-// Caches are read and written in place: a copy would double the largest tensors that a model has.
+// Caches are used in place: a copy would double the largest tensors of a model.
 void check_cache(const Tensor& t, const char* name, const Tensor& q) {
   check_tensor(t, name, q);
   STD_TORCH_CHECK(is_loadable(t), name,
@@ -123,7 +123,7 @@ CacheParams read_cache(const Cache& cache, const Tensor& q, int64_t batch) {
 
 // --- decode -----------------------------------------------------------------------------------
 
-// All but lse and the views of q and out.
+// Fills in all parameters but lse and the views of q and out.
 DecodeParams read_params(const Arguments& a, Sizes& s) {
   const Tensor &q = a.q, &k = a.cache.k, &v = a.cache.v;
   s.packed = a.cu_seqlens_q.has_value();
@@ -149,7 +149,7 @@ DecodeParams read_params(const Arguments& a, Sizes& s) {
                   ", got ", columns);
   s.head_dim_v = to_int(columns, "head_dim_v");
   set_sizes(p, s);
-  const MaskBand band = make_band(a.left, a.right, true, INT32_MAX, INT32_MAX);  // of any lengths
+  const MaskBand band = make_band(a.left, a.right, true, INT32_MAX, INT32_MAX);  // of any length
   p.left = band.left;
   p.right = band.right;
   p.bottom_right = band.bottom_right;
@@ -159,7 +159,8 @@ DecodeParams read_params(const Arguments& a, Sizes& s) {
   return p;
 }
 
-// lse that nobody wants is not worth a tensor, but kernels write it in any case.
+// Allocates lse as workspace for callers that do not want it: the kernels always write it, and a
+// torch tensor would take longer.
 float* allocate_unwanted(Workspace& lse, const Sizes& s, int device) {
   const int64_t bytes = s.rows() * int64_t{sizeof(float)};
   void* memory = Workspace::allocate(&lse, bytes);
@@ -168,7 +169,7 @@ float* allocate_unwanted(Workspace& lse, const Sizes& s, int device) {
   return static_cast<float*>(memory);
 }
 
-// out, and lse where it is not null.
+// Returns out, and stores lse unless the pointer is null.
 Tensor run_decode(const Arguments& a, MaybeTensor* lse) {
   Sizes s{};
   DecodeParams p = read_params(a, s);
@@ -211,7 +212,7 @@ OutLse decode(const Tensor& q, const Tensor& k_cache, const MaybeTensor& v_cache
   return {out, *lse};
 }
 
-// Of queries with a batch axis, and without what most calls lack.
+// Fast path: q has a batch axis, and rarely used arguments are left out.
 Tensor decode_no_lse(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                      const MaybeTensor& cache_seqlens, const MaybeTensor& block_table,
                      double softmax_scale, int64_t left, int64_t right, int64_t seqlen_new,
@@ -223,7 +224,7 @@ Tensor decode_no_lse(const Tensor& q, const Tensor& k_cache, const Tensor& v_cac
 
 // --- append -----------------------------------------------------------------------------------
 
-// That q and new keys and values fit each other and the cache.
+// Checks the shapes of q and of the new keys and values against each other and the cache.
 void check_new_keys(const Tensor& q, const Tensor& k, const Tensor& v, const Cache& cache) {
   check_size(k, "k", 0, q.size(0));
   check_size(k, "k", 2, cache.k.size(2));
@@ -233,7 +234,7 @@ void check_new_keys(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
   check_size(v, "v", 3, cache.v.size(3));
 }
 
-// Cosines or sines.
+// Checks and reads rotary_cos or rotary_sin.
 Tensor read_angles(const Tensor& t, const char* name, const Tensor& q) {
   STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_on_gpu_of(t, q) && t.dim() == 2 &&
                       t.size(0) > 0 && t.size(1) % STEP == 0 && 2 * t.size(1) <= q.size(3),
@@ -299,14 +300,15 @@ Tensor append(const Tensor& given_q, const Tensor& k_cache, const Tensor& v_cach
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
-  // Without v_cache values are the first head_dim_v columns of k_cache (latent keys, MLA).
+  // Without v_cache, the first head_dim_v columns of k_cache are the values (latent keys, MLA).
   m.def(
       "decode(Tensor q, Tensor k_cache, Tensor? v_cache, Tensor? cache_seqlens, Tensor? "
       "cache_batch_idx, Tensor? cache_leftpad, Tensor? block_table, Tensor? cu_seqlens_q, SymInt "
       "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int "
       "budget, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, SymInt "
       "head_dim_v=0) -> (Tensor out, Tensor lse)");
-  // For eager calls that want no lse, and nothing that most calls lack: torch takes time for each.
+  // For eager calls without lse and without rarely used arguments: torch takes time for each
+  // argument.
   m.def(
       "decode_no_lse(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
       "block_table, float softmax_scale, int left, int right, int seqlen_new, int budget) -> "

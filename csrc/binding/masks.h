@@ -1,5 +1,5 @@
-// The mask of a call: integers in host memory, of which the first is its kind, and arrays in one
-// tensor of a GPU. flash_dist/masks/layout.py writes both.
+// Reads the mask of a call: integers in host memory, the first of which is the kind, and arrays in
+// one tensor on the GPU. flash_dist/masks/layout.py writes both.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,13 @@ inline MaskParams read_band(Ints ints, const Sizes& s) {
   return mask;
 }
 
-// The arrays in mask_data, at the offsets among a mask's integers.
+// The arrays in mask_data. The mask's integers hold their offsets.
 class MaskArrays {
  public:
   MaskArrays(Ints ints, const Tensor& data) : ints_(ints), data_(data) {}
 
-  // Array WHICH, of at least `count` elements; required: it must be there.
+  // Reads array WHICH, which must have at least `count` elements. Fails if it is required and
+  // missing.
   template <int WHICH, class T>
   void read(const T*& array, int64_t count, bool required) const {
     constexpr int WIDTH = MASK_ARRAY_WIDTHS[WHICH];
@@ -37,7 +38,7 @@ class MaskArrays {
     array = reinterpret_cast<const T*>(find(WHICH, count * WIDTH, required));
   }
 
-  // The list that begins with array FIRST; how many entries it has only the device knows.
+  // Reads the list that starts with array FIRST. Only the device knows its number of entries.
   template <int FIRST>
   void read_list(TileList& list, int64_t lines, bool required) const {
     read<FIRST>(list.begin, lines + 1, required);
@@ -65,7 +66,7 @@ class MaskArrays {
   const Tensor& data_;
 };
 
-// That integers and arrays of a mask are those of a call with these sizes.
+// Checks the mask's integers and arrays against the sizes of the call.
 inline void check_mask(Ints ints, const Tensor& data, const Tensor& q, const Sizes& s) {
   STD_TORCH_CHECK(!s.packed,
                   "mask must be of kind 0 (causal, a window or full) with cu_seqlens, got kind ",
@@ -88,7 +89,7 @@ inline void check_mask(Ints ints, const Tensor& data, const Tensor& q, const Siz
                   " queries and ", s.seqlen_k, " keys, got ", seqlen_q, " and ", seqlen_k);
 }
 
-// A mask of a kind that has arrays: ROWS or TILES.
+// Reads the arrays of a mask of kind ROWS or TILES.
 inline MaskParams read_arrays(Ints ints, const Tensor& data, const Tensor& q, const Sizes& s) {
   check_mask(ints, data, q, s);
   const int64_t batches = ints[MASK_BATCHES], heads = ints[MASK_HEADS], planes = batches * heads;
@@ -128,7 +129,7 @@ inline MaskParams read_mask(Ints ints, const MaybeTensor& data, const Tensor& q,
   return read_arrays(ints, *data, q, s);
 }
 
-// The host's copy of key_slots, with which chunks of the backward are planned; null: not known.
+// Returns the host's copy of key_slots, from which the backward plans its chunks; null if unknown.
 inline const int* read_key_slots(const MaybeTensor& slots, const MaskParams& mask) {
   if (!slots || mask.kind == MaskKind::BAND) return nullptr;
   STD_TORCH_CHECK(slots->is_cpu() && slots->scalar_type() == ScalarType::Int &&
@@ -138,7 +139,7 @@ inline const int* read_key_slots(const MaybeTensor& slots, const MaskParams& mas
   return pointer<int>(*slots);
 }
 
-// The integers of a mask in a tensor of host memory.
+// Returns the mask's integers from a tensor in host memory.
 inline Ints read_integers(const Tensor& mask) {
   STD_TORCH_CHECK(mask.is_cpu() && mask.scalar_type() == ScalarType::Long && mask.dim() == 1 &&
                       mask.is_contiguous(),

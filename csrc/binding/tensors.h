@@ -1,5 +1,5 @@
-// Readers of the tensors of a call: its device, stream and dtype, sizes, views (q, k, v, out and
-// their gradients), rows (lse and its gradient) and floats.
+// Reads the tensors of a call: device, stream and dtype; sizes; views (q, k, v, out and their
+// gradients); rows (lse and its gradient); floats.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using MaybeTensor = std::optional<Tensor>;
 using OutLse = std::tuple<Tensor, Tensor>;
 using Ints = torch::headeronly::IntHeaderOnlyArrayRef;
 
-// That t has the dtype of q and its device, which is a GPU.
+// Checks that t has the dtype and device of q, and that the device is a GPU.
 inline void check_kind(const Tensor& t, const char* name, const Tensor& q) {
   if (torch_dtype(t) == torch_dtype(q) && is_on_gpu_of(t, q)) return;
   STD_TORCH_CHECK(q.is_cuda(), "q must be on a GPU, got ", show(q));
@@ -26,7 +26,8 @@ inline void check_kind(const Tensor& t, const char* name, const Tensor& q) {
                   ", as q, got ", show(t));
 }
 
-// Numbers of batch entries: lengths, offsets or indices. words: before the count in an error.
+// Reads int32 numbers per batch entry: lengths, offsets or indices. words: text before the count in
+// the error message.
 inline const int* read_int32(const Tensor& t, const char* name, const Tensor& q, int64_t count,
                              const char* words = "") {
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && is_on_gpu_of(t, q) && t.dim() == 1 &&
@@ -45,7 +46,7 @@ inline Dtype dtype_of(const Tensor& q) {
   return Dtype::FP32;
 }
 
-// ieee: products of float32 are FFMA.
+// ieee: multiply float32 with FFMA instead of TF32.
 inline Call make_call(const Tensor& q, bool ieee) {
   Call call{};
   call.device = q.get_device_index();
@@ -57,20 +58,20 @@ inline Call make_call(const Tensor& q, bool ieee) {
 
 // --- Sizes ------------------------------------------------------------------------------------
 
-// Packed tensors have no batch axis; their seqlens are the longest.
+// Packed tensors have no batch axis: seqlen_q and seqlen_k are then the longest sequence.
 struct Sizes {
   bool packed;
   int batch, seqlen_q, seqlen_k, num_heads_kv, group, head_dim, head_dim_v;
   int total_q, total_k;  // tokens of packed tensors, else 0
 
   int64_t num_heads_q() const { return int64_t{num_heads_kv} * group; }
-  // Rows of all query heads.
+  // Number of rows of all query heads.
   int64_t rows() const { return num_heads_q() * (packed ? total_q : int64_t{batch} * seqlen_q); }
-  // Whether no query meets a key: there is nothing to launch, and outputs are constants.
+  // True if there are no queries or no keys: nothing is launched, and the outputs are constants.
   bool empty() const { return batch == 0 || seqlen_q == 0 || seqlen_k == 0; }
 };
 
-// Heads of q, and of k, which `name` is.
+// Sets the number of heads of q and of k. `name` is the name of k in errors.
 inline void set_heads(Sizes& s, int64_t num_heads_q, int64_t num_heads_kv, const char* name) {
   STD_TORCH_CHECK(num_heads_kv > 0 && num_heads_q % num_heads_kv == 0,
                   "num_heads_kv must divide num_heads_q, got ", num_heads_kv, " (", name, ") and ",
@@ -92,15 +93,15 @@ void set_sizes(Params& p, const Sizes& s) {
 
 // --- Views ------------------------------------------------------------------------------------
 
-// Contiguous, with the sizes of t but `columns` in the last dimension.
+// Allocates a contiguous tensor with the sizes of t, but `columns` in the last dimension.
 inline Tensor allocate_like(const Tensor& t, int64_t columns) {
   std::vector<int64_t> sizes = t.sizes().vec();
   sizes.back() = columns;
   return allocate(sizes, torch_dtype(t), t.get_device_index());
 }
 
-// That t has the dtype and GPU of q, and the shape of `like`, which is q or k, but for its columns
-// and the batch, which is that of q.
+// Checks that t has the dtype and GPU of q, the batch of q, `columns` columns, and otherwise the
+// shape of `like` (q or k).
 inline void check_shape(const Tensor& t, const char* name, const Tensor& q, const Tensor& like,
                         bool packed, int columns) {
   check_kind(t, name, q);
@@ -117,29 +118,29 @@ inline void check_shape(const Tensor& t, const char* name, const Tensor& q, cons
                   step, ", got ", columns);
 }
 
-// True if each row of t has memory of its own. Rows that are one memory (an expanded tensor, the
-// gradient of a sum over queries) or overlap have no tensor map: Hopper's kernels cannot read them,
-// and the general ones give other bits than those of a copy.
+// True if no two rows of t share memory. Rows share memory in expanded tensors (the gradient of a
+// sum over queries, for example). Such a tensor has no tensor map, so the Hopper kernels cannot
+// read it, and the general kernels would return other bits than for a copy.
 inline bool has_own_rows(const Tensor& t, bool packed) {
   if (dtype_of(t) == Dtype::FP32) return true;
   const auto sizes = t.sizes();
   const auto strides = t.strides();
   const size_t row = packed ? 0 : 1;
   for (size_t i = 0; i + 1 < sizes.size(); ++i) {
-    const bool repeated = strides[i] == 0 && i != row;  // a map has such an axis once
+    const bool repeated = strides[i] == 0 && i != row;  // a tensor map allows one such axis
     if (sizes[i] > 1 && strides[i] < sizes.back() && !repeated) return false;
   }
   return true;
 }
 
-// t, or a copy that every kernel reads. Gradients have the layout that autograd chose (expanded, a
-// slice), tensors of a compiled graph the address that Inductor chose.
+// Returns t, or a copy if some kernel cannot read t. Autograd chooses the layout of gradients
+// (expanded or sliced), and Inductor chooses addresses in compiled graphs.
 inline Tensor make_readable(const Tensor& t, bool packed) {
   return is_loadable(t) && has_own_rows(t, packed) ? t : copy(t);
 }
 
-// [batch, seqlen, heads, columns], packed without batch; heads may be [num_heads_kv, group]. group:
-// query heads for each kv head, 1 of keys and values.
+// View of [batch, seqlen, heads, columns], packed without batch. heads may be [num_heads_kv,
+// group]. group: query heads per kv head; 1 for k and v.
 inline View read_view(const Tensor& t, bool packed, int group = 1) {
   const auto strides = t.strides();
   const int row = packed ? 0 : 1;
@@ -155,7 +156,7 @@ inline View read_view(const Tensor& t, bool packed, int group = 1) {
 
 // --- Rows -------------------------------------------------------------------------------------
 
-// Rows are fp32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q].
+// Rows are fp32: [batch, num_heads_q, seqlen_q], or packed [num_heads_q, total_q].
 
 inline Tensor allocate_rows(const Sizes& s, int device) {
   std::vector<int64_t> sizes{s.num_heads_q(), s.total_q};
@@ -163,7 +164,7 @@ inline Tensor allocate_rows(const Sizes& s, int device) {
   return allocate(sizes, aoti_torch_dtype_float32(), device);
 }
 
-// t, or a contiguous copy.
+// Returns t or a contiguous copy.
 inline Tensor read_rows(const Tensor& t, const char* name, const Tensor& q, const Sizes& s) {
   STD_TORCH_CHECK(
       t.scalar_type() == ScalarType::Float && is_on_gpu_of(t, q) && t.numel() == s.rows(), name,
@@ -172,7 +173,7 @@ inline Tensor read_rows(const Tensor& t, const char* name, const Tensor& q, cons
   return t.is_contiguous() ? t : copy(t);
 }
 
-// lse of queries without keys: -inf, or what their heads' sinks are.
+// Fills lse of queries without keys: with their head's sink, or -inf without sinks.
 inline void fill_without_keys(const Tensor& lse, const MaybeTensor& sinks, bool packed) {
   if (!sinks || lse.numel() == 0) return fill(lse, -std::numeric_limits<double>::infinity());
   const int64_t strides[] = {0, 1, 0};
@@ -188,7 +189,7 @@ inline void fill_without_keys(const Tensor& lse, const MaybeTensor& sinks, bool 
 
 // --- Floats -----------------------------------------------------------------------------------
 
-// As the schemas have them; {}: nothing.
+// With the types of the operator schemas. {}: no score modification.
 struct Scores {
   double softcap = 0.0;
   MaybeTensor alibi_slopes;  // [num_heads_q] or [batch, num_heads_q]
@@ -218,7 +219,7 @@ inline ScoreParams read_scores(const Scores& scores, const Tensor& q, const Size
   return p;
 }
 
-// {} without a bias.
+// Returns {} without a bias.
 inline BiasParams read_bias(const Scores& scores, const Tensor& q, const Sizes& s) {
   BiasParams p{};
   if (!scores.bias) return p;
@@ -245,7 +246,7 @@ inline BiasParams read_bias(const Scores& scores, const Tensor& q, const Sizes& 
   return p;
 }
 
-// Null without sinks.
+// Returns null without sinks.
 inline const float* read_sinks(const Scores& scores, const Tensor& q, const Sizes& s) {
   if (!scores.sinks) return nullptr;
   STD_TORCH_CHECK(scores.sinks->dim() == 1 && scores.sinks->numel() == s.num_heads_q(),

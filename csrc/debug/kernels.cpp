@@ -66,7 +66,8 @@ void* Kernels::allocate(void* self, int64_t bytes) {
   return kernels.workspace_.data_ptr();
 }
 
-// [batch, seqlen, num_heads, columns] as [batch, seqlen, num_heads_kv, heads_per_kv, columns]
+// View of [batch, seqlen, num_heads, columns] as [batch, seqlen, num_heads_kv, heads_per_kv,
+// columns].
 View Kernels::view(const at::Tensor& t, int heads_per_kv) const {
   return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2) * heads_per_kv, t.stride(2)};
 }

@@ -1,4 +1,4 @@
-// Our kernels through the C interface, on torch's default stream.
+// Calls our kernels through the C interface, on torch's default stream.
 #pragma once
 
 #include <string>
@@ -9,17 +9,17 @@
 
 namespace flash_dist::debug {
 
-// A sentence of flash_dist_last_error().
+// Carries the message of flash_dist_last_error().
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 class Kernels {
  public:
-  // inputs: on the GPU of options.
+  // inputs: on the GPU that options names.
   Kernels(const Options& options, const Inputs& inputs);
 
-  // Fill every new tensor with NaN first: what a kernel does not write, or reads too early, shows.
+  // Fills new tensors with NaN, to detect what a kernel does not write or reads too early.
   void set_dirty(bool dirty) { dirty_ = dirty; }
 
   void forward(Outputs& outputs);
@@ -31,19 +31,19 @@ class Kernels {
   View view(const at::Tensor& t, int heads_per_kv) const;
   MaskParams mask_params();
   template <class Params>
-  Params params() const;  // what a forward and a backward have in common
+  Params params() const;  // parameters that forward and backward share
 
   const Options& options_;
   const Inputs& inputs_;
   Call call_{};
-  RowArrays arrays_;                // of masks that are no band
-  std::vector<at::Tensor> on_gpu_;  // the same
+  RowArrays arrays_;                // of masks other than bands
+  std::vector<at::Tensor> on_gpu_;  // the same arrays
   MaskParams mask_{};
   at::Tensor workspace_;
   bool dirty_ = false;
 };
 
-// Symbols of the kernels that ran last, to set breakpoints on.
+// Symbols of the last launched kernels, to set breakpoints on.
 std::vector<std::string> last_kernels();
 
 }  // namespace flash_dist::debug

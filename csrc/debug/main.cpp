@@ -1,4 +1,4 @@
-// attention_debug: the kernels from C++, for cuda-gdb, compute-sanitizer and a second opinion
+// attention_debug: calls the kernels from C++, for cuda-gdb, compute-sanitizer, or comparison
 // without Python. See docs/debugging.md.
 #include <iostream>
 

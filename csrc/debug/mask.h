@@ -1,5 +1,5 @@
 // The masks of the command line: which keys each query sees, and the arrays that the kernels read
-// for those that are no band. Plain C++, neither CUDA nor torch.
+// for masks other than bands. Plain C++, without CUDA or torch.
 #pragma once
 
 #include <string>
@@ -13,18 +13,19 @@ struct Mask {
   std::string text = "causal";  // as written on the command line
   Form form = Form::BAND;
   int left = -1, right = 0;  // BAND; -1: unbounded
-  bool bottom_right = true;  // BAND: where the diagonal ends, else where it begins: top left
-  int blocks = 0;            // BLOCK_CAUSAL: queries and keys are cut into so many equal blocks
+  bool bottom_right = true;  // BAND: align the band bottom right, else top left
+  int blocks = 0;            // BLOCK_CAUSAL: number of equal blocks of queries, and of keys
 };
 
-// Keys [begin, end); begin = end = 0 if there is none.
+// Keys [begin, end); begin = end = 0 if the query sees none.
 struct Keys {
   int begin, end;
 };
 
 Keys visible_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k);
 
-// The arrays of MaskParams (see params.h) for MaskKind::ROWS, one plane for all batches and heads.
+// The arrays of MaskParams (params.h) for MaskKind::ROWS. One plane serves all batch entries and
+// heads.
 struct RowArrays {
   std::vector<int> rows;          // [query_tiles * 64, 2]
   std::vector<int> query_ranges;  // [query_tiles, 4]

@@ -50,7 +50,7 @@ const std::string& one_of(const std::string& name, const std::string& text,
   throw UsageError(join(name, " must be ", words, ", got `", text, "`"));
 }
 
-// `-1` is unbounded.
+// Parses LEFT,RIGHT; -1 is unbounded.
 void parse_window(Mask& mask, const std::string& sides) {
   const size_t comma = sides.find(',');
   if (comma == std::string::npos)
@@ -86,7 +86,7 @@ Mask parse_mask(const std::string& text) {
 
 struct Option {
   const char* name;
-  const char* value;  // how the help calls it; null: a flag
+  const char* value;  // placeholder in the help; null: a flag
   const char* help;
   std::function<void(Options&, const std::string&)> set;
 };

@@ -1,4 +1,4 @@
-// The command line of attention_debug. Plain C++, neither CUDA nor torch.
+// The command line of attention_debug. Plain C++, without CUDA or torch.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ struct Options {
   int batch = 2;
   int seqlen_q = 1024, seqlen_k = 1024;
   int num_heads_q = 8, num_heads_kv = 8;
-  int head_dim = 128, head_dim_v = 0;  // head_dim_v: as head_dim unless given
+  int head_dim = 128, head_dim_v = 0;  // head_dim_v: head_dim by default
   std::string dtype = "bf16";
   Mask mask;
   uint64_t seed = 0;
-  double softmax_scale = 0;  // head_dim ** -0.5 unless given
+  double softmax_scale = 0;  // default: head_dim ** -0.5
   int repeats = 10;
   int timing_runs = 50;
   std::string reference = "gpu";
@@ -30,11 +30,11 @@ struct Options {
   bool help = false;
 
   int group() const { return num_heads_q / num_heads_kv; }
-  // One line per property, as --parse-only and every run print it.
+  // The options, one per line, as --parse-only and every run print them.
   std::string describe() const;
 };
 
-// Wrong usage: a sentence, and a step that helps or nothing.
+// Wrong usage: the message, and a hint or nothing.
 struct UsageError : std::runtime_error {
   explicit UsageError(const std::string& sentence, std::string hint = "")
       : std::runtime_error(sentence), hint(std::move(hint)) {}

@@ -1,4 +1,4 @@
-// torch's own attention, for times and for how far its bits are from float64.
+// torch's own attention, to compare times and errors against float64.
 #pragma once
 
 #include <string>
@@ -11,11 +11,11 @@ class Peer {
  public:
   Peer(const Options& options, const Inputs& inputs);
 
-  // at::scaled_dot_product_attention and the backend that torch chooses for it.
+  // at::scaled_dot_product_attention, and the backend that torch chooses.
   std::string name() const;
   void forward();
-  void backward();  // after record
-  void record();    // a forward whose graph backward runs through, again and again
+  void backward();  // call record() first
+  void record();    // runs a forward and keeps its graph; backward() can then run many times
   Outputs outputs() const;
 
  private:

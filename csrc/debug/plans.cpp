@@ -1,9 +1,9 @@
-// Prints how backward calls are cut into launches, one JSON object for each line of numbers:
+// Prints how backward calls are split into launches: one JSON object per line of input numbers.
 //
 //   g++ -std=c++17 -I csrc -I flash_dist/toolkit -I GENERATED csrc/debug/plans.cpp csrc/host/plan.cpp
 //
-// with the headers that the generator writes into GENERATED. It needs no CUDA, so that what decides bits on the host
-// can be looked at, and compared, anywhere.
+// The generator writes its headers into GENERATED. This needs no CUDA, so the host's decisions that
+// affect bits can be inspected and compared anywhere.
 #include <cstdint>
 #include <iostream>
 #include <sstream>
@@ -24,7 +24,7 @@ struct Request {
   BwdKernels kernels{};
   int64_t budget = 0;
   bool batch_invariant = false;
-  std::vector<Values> compiled;  // sizes of the dK/dV kernel
+  std::vector<Values> compiled;  // compiled sizes of the dK/dV kernel
   std::vector<int> key_slots;
 };
 
@@ -35,7 +35,7 @@ T next(std::istream& line) {
   return value;
 }
 
-// The kind and sides of a mask: a band as the operators are given it, -1: unbounded.
+// Reads the kind and sides of a mask. Sides are as in the operators: -1 is unbounded.
 MaskBand read_mask(std::istream& line, int seqlen_q, int seqlen_k) {
   const auto kind = static_cast<MaskKind>(next<int>(line));
   const int left = next<int>(line);
@@ -45,10 +45,14 @@ MaskBand read_mask(std::istream& line, int seqlen_q, int seqlen_k) {
   return {kind, UNBOUNDED, UNBOUNDED, 0};
 }
 
-// batch seqlen_q seqlen_k num_heads_kv group total_q head_dim head_dim_v, mask: kind left right
-// bottom_right, sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm cluster fused, budget
-// batch_invariant normalizes aligned per_head, count of key_slots and these (-1: not known), count
-// of compiled sizes and these.
+// Reads one line of numbers:
+//
+//   batch seqlen_q seqlen_k num_heads_kv group total_q head_dim head_dim_v
+//   mask: kind left right bottom_right
+//   sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm cluster fused
+//   budget batch_invariant normalizes aligned per_head
+//   number of key_slots (-1: unknown), then the key_slots
+//   number of compiled sizes, then the sizes
 Request read_request(std::istream& line) {
   Request r;
   BwdShape& s = r.shape;

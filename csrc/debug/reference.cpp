@@ -10,18 +10,18 @@ namespace {
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
-// One query head: everything as matrices of float64.
+// The tensors of one query head, as float64 matrices.
 struct Head {
   at::Tensor q, k, v, dout;       // [seqlen, columns]
-  at::Tensor out, lse;            // written
-  at::Tensor dq, dk_sum, dv_sum;  // written, added to, added to
+  at::Tensor out, lse;            // output
+  at::Tensor dq, dk_sum, dv_sum;  // output, accumulated, accumulated
 };
 
 void attend(const Head& h, const at::Tensor& hidden, double softmax_scale, bool forward_only) {
   const at::Tensor scores = h.q.mm(h.k.t()).mul_(softmax_scale).masked_fill_(hidden, -INFINITE);
   const at::Tensor lse = at::logsumexp(scores, {-1});
   h.lse.copy_(lse);
-  const at::Tensor finite = lse.masked_fill(lse.eq(-INFINITE), 0);  // rows without a key
+  const at::Tensor finite = lse.masked_fill(lse.eq(-INFINITE), 0);  // no inf - inf without keys
   const at::Tensor p = scores.sub(finite.unsqueeze(-1)).exp_();
   h.out.copy_(p.mm(h.v));
   if (forward_only) return;
@@ -32,7 +32,7 @@ void attend(const Head& h, const at::Tensor& hidden, double softmax_scale, bool 
   h.dv_sum.add_(p.t().mm(h.dout));
 }
 
-// flags: not all false.
+// Describes the first element whose flag is set. At least one must be.
 std::string describe_first(const std::string& name, const at::Tensor& flags,
                            const at::Tensor& value, const at::Tensor& expected) {
   const int64_t flat = flags.flatten().nonzero()[0].item<int64_t>();
@@ -90,7 +90,8 @@ Difference compare(const std::string& name, const at::Tensor& value, const at::T
                    double tolerance) {
   const at::Tensor exact = expected.to(value.device());
   const at::Tensor got = value.to(at::kDouble);
-  // Equal infinities are no error; a NaN, or an infinity on one side, is an infinite one.
+  // Equal infinities count as error 0. A NaN, or an infinity on one side, counts as an infinite
+  // error.
   const at::Tensor error =
       got.sub(exact).abs().masked_fill(got.eq(exact), 0).nan_to_num(INFINITE, INFINITE);
   const at::Tensor finite = exact.masked_fill(exact.isfinite().logical_not(), 0);

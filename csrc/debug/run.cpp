@@ -20,7 +20,7 @@ namespace flash_dist::debug {
 
 namespace {
 
-// Of the greatest magnitude: what rounding to the dtype, and P and dS in it, may cost.
+// Tolerance, relative to the greatest magnitude, for rounding the result, P and dS to the dtype.
 double tolerance(const std::string& dtype, const std::string& tensor) {
   if (dtype == "fp32" || dtype == "ieee32" || tensor == "lse") return 1e-4;
   return dtype == "fp16" ? 4e-3 : 3e-2;
@@ -39,7 +39,7 @@ void print_inputs(const Inputs& inputs) {
 constexpr int WARM_UP = 3;
 
 c10::Event record(c10::Stream stream) {
-  c10::Event event(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);  // it takes times
+  c10::Event event(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);  // a timing event
   event.record(stream);
   return event;
 }
@@ -48,7 +48,7 @@ void synchronize(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// Median in milliseconds between two CUDA events over runs runs, after a few that are not counted.
+// Median time in ms between two CUDA events, over `runs` runs after WARM_UP warm-up runs.
 double median_ms(const std::function<void()>& work, int runs, c10::Device device) {
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   for (int i = 0; i < WARM_UP; ++i) work();
@@ -94,7 +94,7 @@ bool print_parity(const Options& options, const Outputs& ours, const Outputs& th
   return fine;
 }
 
-// The first difference of further runs, or nothing.
+// Repeats the run. Describes the first difference from the first run, or returns an empty string.
 std::string repeat(const Options& options, Kernels& kernels, const Outputs& first) {
   for (int i = 0; i < options.repeats; ++i) {
     const Outputs again = run_once(options, kernels);

@@ -4,7 +4,7 @@
 
 namespace flash_dist::debug {
 
-// Runs, compares and times; prints what it finds and returns the exit status.
+// Runs, compares and times the kernels. Prints the results and returns the exit status.
 int run(const Options& options);
 
 }  // namespace flash_dist::debug

@@ -1,4 +1,4 @@
-// The tensors of one attention, in the order in which everything is printed.
+// The tensors of one attention, in the order in which they are printed.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,7 +14,7 @@ struct Inputs {
   at::Tensor dout;  // [batch, seqlen_q, num_heads_q, head_dim_v]
 };
 
-// Undefined where nothing was computed.
+// Tensors that were not computed are undefined.
 struct Outputs {
   at::Tensor out;  // [batch, seqlen_q, num_heads_q, head_dim_v]
   at::Tensor lse;  // [batch, num_heads_q, seqlen_q]
@@ -31,12 +31,12 @@ inline constexpr Named OUTPUTS[] = {{"out", &Outputs::out},
                                     {"dk", &Outputs::dk},
                                     {"dv", &Outputs::dv}};
 
-// The numbers that Python gives for
+// Returns the same numbers as Python on the CPU:
 //
 //   torch.manual_seed(seed)
 //   q, k, v, dout = (torch.randn(shape).to(dtype) for shape in (q_shape, k_shape, ...))
 //
-// on the CPU: one mt19937 generator, float32 draws, in this order.
+// One mt19937 generator makes float32 numbers, in this order.
 Inputs make_inputs(const Options& options);
 
 // [seqlen_q, seqlen_k], true where a query sees a key.

@@ -1,5 +1,4 @@
-// Finds the kernels of one call, by a role for a dtype and columns, and its device memory, which the
-// caller allocates.
+// Finds the kernels of a call by role, dtype and columns. Gets device memory from the caller.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +21,17 @@ inline KernelKey make_key(Role role, Dtype dtype, const KernelSize& columns) {
   return {role, {static_cast<int>(dtype), columns.head_dim, columns.head_dim_v}};
 }
 
-// Columns of q and k, of v and out (twice those of the one tensor of others).
+// The variant's columns: of q and k, and of v and out. Kernels with only one tensor have both
+// equal.
 inline KernelSize size_of(const Variant& v) {
   return {v.values[HEAD_DIM_AXIS], v.values[HEAD_DIM_V_AXIS]};
 }
 
 constexpr int64_t BUDGET_NOW = -1;
-constexpr int64_t DEFAULT_BUDGET_MB = 1536;  // flash_dist/kernels/budget.py has the same
+constexpr int64_t DEFAULT_BUDGET_MB = 1536;  // same value in flash_dist/kernels/budget.py
 
-// The bytes of a budget. A compiled graph keeps its numbers for good and gives BUDGET_NOW: then the
-// variable is read here, as flash_dist/kernels/budget.py reads it for all others.
+// Returns the budget in bytes. A compiled graph stores its arguments, so it passes BUDGET_NOW, and
+// the variable is read here. For other callers flash_dist/kernels/budget.py reads it.
 inline int64_t read_budget(int64_t budget) {
   if (budget >= 0) return budget;
   if (budget != BUDGET_NOW) {
@@ -54,11 +54,11 @@ inline int64_t read_budget(int64_t budget) {
   return megabytes << 20;
 }
 
-constexpr int64_t ALIGNMENT = 256;  // bytes, of memory that is given and of its parts
+constexpr int64_t ALIGNMENT = 256;  // bytes; of workspace and of its parts
 
 inline int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-// So many bytes, null for none; an error if there are not as many.
+// Allocates `bytes` bytes. Returns null for 0 bytes. Fails if memory is exhausted.
 inline void* require_workspace(const Call& call, int64_t bytes, Allocate allocate, void* context) {
   if (bytes == 0) return nullptr;
   void* workspace = allocate(context, bytes);

@@ -1,9 +1,10 @@
-// How long sequences are cut into query x key chunks, and what that costs.
+// Splits long sequences into query x key chunks, and estimates their cost.
 //
-// A grid of chunks covers what some units have: of keys as many as fill one wave of blocks of dK/dV
-// or a few, of queries as many as the budget then leaves room for. Chunks without a visible score are
-// left out. Either all query chunks of a key chunk follow each other, so that its dK and dV rest for
-// no longer than that and the units' whole dQ until the end, or all key chunks of a query chunk.
+// A grid of chunks covers some units. A key chunk has as many keys as fill one to MOST_WAVES waves
+// of dK/dV blocks. A query chunk has as many queries as the rest of the budget allows. Fully masked
+// chunks are left out. There are two orders. With keys_first, all query chunks of a key chunk run
+// in a row: memory holds dK and dV of one key chunk, but dQ of all queries. Otherwise all key
+// chunks of a query chunk run in a row.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +16,14 @@
 
 namespace flash_dist {
 
-// A grid of chunks has at most so many waves: more even out nothing that these do not.
+// Most waves per key chunk: more waves balance no better.
 constexpr int64_t MOST_WAVES = 4;
-// Chunks of fewer query tiles would spend more on bringing dK and dV to and from memory than storing
-// dS saves.
+// Chunks with fewer query tiles would spend more time to load and store dK and dV than they save by
+// storing dS.
 constexpr int64_t LEAST_QUERY_TILES = 32;
-// What a block costs beside its tiles, in tiles: its own operands; its sums to and from memory, of
-// so many columns a tile, those of dQ in a kernel that waits for memory anyway.
+// The cost of a block besides its tiles, in tiles. BLOCK_OVERHEAD is for its own operands. Loading
+// and storing its sums costs one tile per DKDV_COLUMNS columns. For dQ, whose kernel is bound by
+// memory, it is one tile per DQ_COLUMNS columns.
 constexpr int64_t BLOCK_OVERHEAD = 6;
 constexpr int64_t DKDV_COLUMNS = 64;
 constexpr int64_t DQ_COLUMNS = 16;
@@ -30,9 +32,9 @@ class ChunkPlanner : PlanGrid {
  public:
   explicit ChunkPlanner(const PlanGrid& grid) : PlanGrid(grid) {}
 
-  // Cuts within `left` bytes, at the least cost, of the fewest units where several cost the same. Not
-  // masks with arrays, whose slots are those of whole key tiles, nor packed documents, which begin
-  // anywhere.
+  // Finds the cheapest cut within `left` bytes. If several cost the same, takes the one with the
+  // fewest units. Masks with arrays cannot be cut, because their slots are those of whole key
+  // tiles. Nor can packed documents, which start anywhere.
   bool cut(BwdPlan& plan, int64_t left) const {
     if (shape_.mask.kind != MaskKind::BAND || shape_.total_q >= 0) return false;
     if (shape_.aligned) return false;
@@ -63,11 +65,11 @@ class ChunkPlanner : PlanGrid {
     return true;
   }
 
-  // How long the chunks of a band take, in products of one query with one key on a multiprocessor.
+  // Estimated time of a band's chunks, in products of one query and one key per multiprocessor.
   int64_t cost_of(const BwdPlan& plan) const {
     int64_t cost = 0;
     for (const BwdChunk& chunk : plan.chunks) {
-      if (chunk.unit_begin > 0 || chunk.member_begin > 0) continue;  // all are alike
+      if (chunk.unit_begin > 0 || chunk.member_begin > 0) continue;  // all units cost the same
       cost +=
           cost_of(plan, chunk) * (units_ / chunk.units) * members(plan.group_split) / chunk.members;
     }
@@ -75,16 +77,16 @@ class ChunkPlanner : PlanGrid {
   }
 
  private:
-  // A cut of some units at a time.
+  // How to cut some units.
   struct Cut {
-    int64_t units, steps;    // of keys, in a chunk
-    int64_t members, tiles;  // query heads of each split, and query tiles of each, in a chunk
-    bool keys_first;         // all query chunks of a key chunk, or the other way round
-    int64_t accum, sums_k, sums_v;  // bytes of what rests between chunks
+    int64_t units, steps;    // steps: key steps per chunk
+    int64_t members, tiles;  // per chunk: query heads of each split, query tiles of each head
+    bool keys_first;         // run all query chunks of a key chunk in a row, or vice versa
+    int64_t accum, sums_k, sums_v;  // bytes kept between chunks
   };
 
-  // Chunks of as many keys as fill so many waves, and of as many queries as there is room for:
-  // tiles are 0 where these are too few.
+  // Makes chunks whose keys fill `waves` waves, with as many queries as memory allows. Returns
+  // tiles = 0 if that is fewer than LEAST_QUERY_TILES.
   Cut make_cut(const BwdPlan& plan, int64_t left, int64_t units, int64_t waves,
                bool keys_first) const {
     const int64_t split = plan.group_split;
@@ -92,13 +94,13 @@ class ChunkPlanner : PlanGrid {
         std::min<int64_t>(waves * resident_ / (blocks(units, 1) * split), key_steps_);
     Cut cut{units, steps, 1, 0, keys_first, 0, 0, 0};
     if (steps == 0 || !fills(plan, units, steps)) return cut;
-    if (split == 1) {  // else sums rest where the partial ones are
+    if (split == 1) {  // otherwise the partial sums of the splits hold them
       const int64_t rows = units * (keys_first ? steps * step_ : int64_t{shape_.seqlen_k});
       cut.sums_k = sizeof(float) * rows * shape_.head_dim;
       cut.sums_v = sizeof(float) * rows * shape_.head_dim_v;
       left -= cut.sums_k + cut.sums_v;
     }
-    // dQ rests until the next key chunk: all of it, or as much as a query tile has.
+    // dQ is kept until the next key chunk: of all queries, or of a query chunk.
     const int64_t all = padded(shape_.seqlen_q) / DS_TILE;
     const int64_t ds = DS_TILE_BYTES * steps * (step_ / DS_TILE) * units * split;
     const int64_t dq = sizeof(float) * DS_TILE * shape_.head_dim * units * split;
@@ -112,7 +114,7 @@ class ChunkPlanner : PlanGrid {
     return cut;
   }
 
-  // How many of the query tiles [first, last) see a step of keys.
+  // How many query tiles of [first, last) see a step of keys.
   int64_t tiles_seen(int64_t step, int64_t first, int64_t last) const {
     const int64_t tiles = ceil_div(shape_.seqlen_k, DS_TILE);
     const int64_t n = step * (step_ / DS_TILE);
@@ -122,7 +124,7 @@ class ChunkPlanner : PlanGrid {
     return std::max<int64_t>(to - from, 0);
   }
 
-  // Whether some query of the tiles [first, last) may see a key of the steps [begin, end).
+  // True if a query of the tiles [first, last) may see a key of the steps [begin, end).
   bool is_seen(int64_t begin, int64_t end, int64_t first, int64_t last) const {
     for (int64_t step = begin; step < end; ++step) {
       if (tiles_seen(step, first, last) > 0) return true;
@@ -152,7 +154,7 @@ class ChunkPlanner : PlanGrid {
                longest_sum(dq, groups * chunk.members, dq_resident);
   }
 
-  // How many of a chunk's key tiles the query tiles [first, last] see.
+  // How many key tiles of the chunk the query tiles [first, last] see.
   int64_t keys_seen(int64_t first, int64_t last, const BwdChunk& chunk) const {
     const int64_t from =
         std::max<int64_t>(layout_.key_begin(static_cast<int>(first)), chunk.key_begin / DS_TILE);
@@ -161,8 +163,8 @@ class ChunkPlanner : PlanGrid {
     return std::max<int64_t>(to - from, 0);
   }
 
-  // How long blocks of these lengths, `alike` of each, take where so many run at a time: as long as
-  // the longest of those that have to follow each other, and no less than all of them together.
+  // Estimated time of `alike` blocks of each length if `resident` blocks run at a time: the longest
+  // sequence of blocks one after the other, but at least the average load.
   static int64_t longest_sum(std::vector<int64_t>& lengths, int64_t alike, int64_t resident) {
     std::sort(lengths.begin(), lengths.end(), std::greater<int64_t>());
     int64_t total = 0, longest = 0, blocks = 0;
@@ -174,7 +176,7 @@ class ChunkPlanner : PlanGrid {
     return std::max(longest, ceil_div(total, resident));
   }
 
-  // The chunks of the first units, and of the first members of each split.
+  // Lists the chunks of `units` units and of `members_of_split` query heads per split.
   void list_chunks(BwdPlan& plan, const Cut& cut, int64_t units, int64_t members_of_split) const {
     const int64_t key_chunks = ceil_div(key_steps_, cut.steps);
     const int64_t of_a_head = ceil_div(ceil_div(shape_.seqlen_q, DS_TILE), cut.tiles);
@@ -182,7 +184,7 @@ class ChunkPlanner : PlanGrid {
     const std::vector<bool> wanted = find_visible(cut, key_chunks, of_a_head);
     plan.chunks.clear();
     for (int64_t unit = 0; unit < units; unit += cut.units) {
-      // The last one so far of each key chunk and each query chunk, -1: none.
+      // Last chunk so far of each key chunk and of each query chunk; -1: none.
       std::vector<int64_t> of_keys(key_chunks, -1), of_queries(query_chunks, -1);
       for (int64_t n = 0; n < key_chunks * query_chunks; ++n) {
         const int64_t i = cut.keys_first ? n / query_chunks : n % key_chunks;
@@ -199,8 +201,8 @@ class ChunkPlanner : PlanGrid {
     }
   }
 
-  // Which have a visible score; of key chunks and query chunks that have none, the first one: its
-  // gradients are zeros.
+  // Flags the chunks to run: those with a visible score. A key or query chunk without any still
+  // runs its first chunk, which writes zero gradients.
   std::vector<bool> find_visible(const Cut& cut, int64_t key_chunks, int64_t query_chunks) const {
     std::vector<bool> wanted(key_chunks * query_chunks);
     std::vector<bool> of_keys(key_chunks), of_queries(query_chunks);
@@ -220,7 +222,7 @@ class ChunkPlanner : PlanGrid {
     return wanted;
   }
 
-  // Key chunk i of some units by query chunk j of some query heads of each split.
+  // Makes the chunk of key chunk i and query chunk j, for some units and query heads of each split.
   BwdChunk make_chunk(const BwdPlan& plan, const Cut& cut, int64_t unit, int64_t i,
                       int64_t member_chunk, int64_t j) const {
     BwdChunk chunk = whole_chunk(plan, unit, cut.units);

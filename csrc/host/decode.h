@@ -1,5 +1,5 @@
-// Attention to a cache for the forward: of few queries on many keys, or for the bits. And the forward for
-// many queries to a cache.
+// Attention to a cache, called by the forward for few queries on many keys, or for the same bits.
+// Also the forward kernel for many queries to a cache.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,23 @@
 
 namespace flash_dist {
 
-// Whether sequences of a forward may be few queries on many keys, and there are kernels for these.
+// True if the call may contain sequences of few queries on many keys, and kernels for them exist.
 bool may_have_few_queries(const Call& call, const FwdParams& p);
 
-// Computes those sequences alone. Returns its memory, of which the first `front` bytes are free.
-// Without any it is slower, to the same bits.
+// Computes only those sequences. Returns the workspace, whose first `front` bytes are unused.
+// Without workspace it is slower, with the same bits.
 void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
                       void* context);
 
-// A forward as attention to a cache; few_alone: only packed sequences of few queries on many keys.
+// Converts a forward to attention to a cache. few_alone: only packed sequences of few queries on
+// many keys.
 DecodeParams as_cache(const FwdParams& p, bool few_alone = false);
 
-// Computes all of such a forward, whose mask is a band.
+// Computes a whole forward as attention to a cache. The mask must be a band.
 void run_as_cache(const Call& call, const DecodeParams& p, Allocate allocate, void* context);
 
-// Computes a forward to the keys of a cache, if there are a kernel for it that is faster than those of
-// the cache, and a workspace of `budget` bytes is enough. Returns whether it did. The bits are the same.
+// Computes attention to a cache with the forward kernel, if it exists, is faster here, and needs at
+// most `budget` bytes of workspace. Returns true if it did. The bits are the same.
 bool run_fwd_kvcache(const Call& call, FwdParams p, const CacheParams& cache, int64_t budget,
                      Allocate allocate, void* context);
 

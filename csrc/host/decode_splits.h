@@ -1,18 +1,18 @@
-// The number of splits of the keys of caches.
+// How many splits the keys of a cache are divided into.
 #pragma once
 
 #include <algorithm>
 
 namespace flash_dist {
 
-// A third split to a multiprocessor makes nothing faster.
+// A third split per multiprocessor is not faster.
 constexpr int SPLITS_PER_SM = 2;
-// One split in so many may be left out.
+// At most one in this many splits may be left out.
 constexpr int IDLE_SPLITS = 16;
 
-// As many splits as blocks run at a time, or a few less, if then the splits of equally long
-// sequences are whole work tiles or equal parts of one: less is cut and combined, and reading takes
-// as long. blocks_per_sm: that fit a multiprocessor.
+// As many splits as blocks that run at a time. A few less if the splits of equally long sequences
+// then are whole work tiles, or equal parts of one: fewer tiles are split and combined, and reading
+// takes as long. blocks_per_sm: resident blocks per multiprocessor.
 inline int choose_splits(int sm_count, int blocks_per_sm, int tiles) {
   const int most = sm_count * std::min(blocks_per_sm, SPLITS_PER_SM);
   for (int splits = most; splits > most - most / IDLE_SPLITS; --splits) {

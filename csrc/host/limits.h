@@ -1,5 +1,5 @@
-// Sizes beyond which the 32-bit arithmetic of kernels would wrap: they are refused before anything
-// is allocated. Header only, so that the binding says the same sentences.
+// Size limits of the kernels' 32-bit arithmetic. Larger calls are refused before anything is
+// allocated. Header only, so that the binding has the same messages.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace flash_dist {
 
-constexpr int64_t ROW_MARGIN = 128;  // the largest tile: what may be added to a row
-// Of one sequence: a position, the difference of two and the side of a band are added up.
+constexpr int64_t ROW_MARGIN = 128;  // the largest tile, which may be added to a row
+// Largest sequence: kernels add a position, a difference of positions and a side of a band.
 constexpr int64_t MAX_SEQLEN = UNBOUNDED - ROW_MARGIN;
-// Of the packed axes; of queries, with the margin of each sequence (core/sequence.cuh).
+// Largest packed axis. For queries it includes the margin of each sequence (core/sequence.cuh).
 constexpr int64_t MAX_TOTAL = INT32_MAX - ROW_MARGIN - 1;
 
 struct CallSizes {
@@ -20,7 +20,7 @@ struct CallSizes {
   int64_t total_q, total_k;                        // packed, else 0
 };
 
-// What is too large, or too small to divide by, in a sentence; empty if nothing is.
+// Returns a message about a size that is too large, or too small to divide by; empty if all fit.
 inline std::string find_size_problem(const CallSizes& s) {
   const auto most = [](const char* name, int64_t limit, const std::string& got) {
     return std::string(name) + " must be at most " + std::to_string(limit) + ", got " + got;

@@ -15,9 +15,9 @@ constexpr int BOX_COLUMNS = 64;
 constexpr int64_t ELEMENT_BYTES = 2;
 constexpr int64_t STRIDE_LIMIT = int64_t{1} << 40;  // bytes
 
-// Null where the driver has none: that stays so. Any other failure is an error, since another family
-// of kernels would give other bits, and the next call asks again. The library does not link the
-// driver's.
+// Returns null if the driver lacks the function, which then is final. Any other failure throws, and
+// the next call retries: falling back to other kernels would change the bits. The library does not
+// link the driver.
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
@@ -37,8 +37,8 @@ Encode encode() {
   return found;
 }
 
-// An axis of a tensor as a map has it. One that is the same memory throughout has size 1, and one of
-// size 1 a stride that counts for nothing.
+// An axis of a tensor map. If all indices share the same memory, its size is 1. With size 1, the
+// stride does not matter.
 struct Axis {
   int64_t size, stride;  // in elements
 
@@ -51,7 +51,7 @@ struct Axis {
   }
 };
 
-// All but columns, innermost first.
+// All axes but the columns, innermost first.
 std::array<Axis, 4> outer_axes(const View& view, int rows, const Axes& axes) {
   return {{{rows, view.row},
            {axes.members, view.head_group},

@@ -12,7 +12,7 @@ namespace flash_dist {
 
 namespace {
 
-// More chunks than this many times the fewest leave each too small for its grids to fill rounds.
+// More than this many times the fewest chunks would make chunks too small to fill their waves.
 constexpr int64_t MOST_CHUNKS = 4;
 
 class Planner : PlanGrid {
@@ -24,7 +24,8 @@ class Planner : PlanGrid {
     BwdPlan plan;
     set_statistics(plan);
     if (!batch_invariant) {
-      // More splits where chunks would leave the device idle, fewer where dS needs the memory.
+      // Tries more splits if chunks would leave the device idle. Then tries fewer, if dS needs the
+      // memory.
       const int wanted = splits_.choose_group_split(true);
       for (int split = wanted; split > 0 && !plan.spill; split = splits_.next_group_split(split)) {
         try_spill(plan, split);
@@ -49,7 +50,7 @@ class Planner : PlanGrid {
   BwdPlan make_fused(bool batch_invariant) const {
     BwdPlan plan;
     set_statistics(plan);
-    // No block would write dQ, or there is none.
+    // Without keys no block would write dQ. Without queries there is no dQ.
     if (blocks(units_, key_steps_) == 0 || shape_.seqlen_q == 0) return plan;
     if (!batch_invariant) {
       plan.first_keys_first = splits_.first_keys_come_first();
@@ -58,8 +59,8 @@ class Planner : PlanGrid {
       plan.waits = splits_.waits(plan);
     }
     int64_t at_a_time = fitting_units(budget_ - plan.dk_partial - plan.dv_partial);
-    // Batch-invariant, it is always taken: whether the budget holds a unit is not the same for all
-    // batches, nor, of packed documents, how long the longest is.
+    // Batch-invariant calls always use the fused kernel, even beyond the budget: whether a unit
+    // fits depends on the batch and on the longest packed document.
     if (batch_invariant) at_a_time = std::max(at_a_time, ceil_div(wave_, key_steps_));
     if (at_a_time == 0) return plan;
     const int64_t count = ceil_div(units_, std::min(units_, at_a_time));
@@ -73,7 +74,7 @@ class Planner : PlanGrid {
     return plan;
   }
 
-  // Each block sums up the gradients of a unit by itself.
+  // One kernel, in which each block computes all gradients of a unit.
   BwdPlan make_whole() const {
     BwdPlan plan;
     plan.whole = true;
@@ -92,8 +93,8 @@ class Planner : PlanGrid {
     plan.statistics = arrays * sizeof(float) * heads * rows * (packed() ? 1 : shape_.batch);
   }
 
-  // delta, then dK/dV and dQ chunk by chunk (the other way round if dQ normalizes), then the sums of
-  // the splits.
+  // Lists the launches: delta, then dK/dV and dQ chunk by chunk (dQ first if it normalizes), then
+  // the sums of the splits.
   void list_steps(BwdPlan& plan) const {
     const KernelSize size{shape_.head_dim, shape_.head_dim_v};
     plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0});
@@ -118,20 +119,20 @@ class Planner : PlanGrid {
   void set_splits(BwdPlan& plan, int group_split, int query_split = 1) const {
     plan.group_split = group_split;
     plan.query_split = query_split;
-    const int64_t sums = plan.splits() > 1 ? plan.splits() : 0;  // one is none that is partial
+    const int64_t sums = plan.splits() > 1 ? plan.splits() : 0;  // 1 split: no partial sums
     plan.dk_partial = partial_bytes(sums, shape_.head_dim);
     plan.dv_partial = partial_bytes(sums, shape_.head_dim_v);
     plan.stripe_rows = query_split > 1 ? units_ * shape_.seqlen_k : 0;
   }
 
-  // Finds chunks for this number of splits, if there are any.
+  // Looks for chunks with this number of splits.
   void try_spill(BwdPlan& plan, int split) const {
     set_splits(plan, split);
     const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
     plan.spill = may_spill() && (cut_by_units(plan, left) || cut_sequences(plan, left));
   }
 
-  // Key chunks, or query x key chunks, whichever cost less.
+  // Cuts keys, or queries and keys, whichever is cheaper.
   bool cut_sequences(BwdPlan& plan, int64_t left) const {
     BwdPlan both = plan;
     const ChunkPlanner planner(*this);
@@ -141,8 +142,8 @@ class Planner : PlanGrid {
     return cuts_both || cuts_keys;
   }
 
-  // What `count` chunks of all units cost, in products of one query with one key: rounds of blocks
-  // of equal length, those of dK/dV and those of dQ.
+  // Estimated cost of `count` chunks of all units, in products of one query and one key: waves of
+  // equally long blocks, of dK/dV and of dQ.
   int64_t cost(int64_t count, int group_split) const {
     const auto cost_of = [&](int64_t units) {
       const int64_t dq_blocks = units * shape_.group * ceil_div(shape_.seqlen_q, kernels_.dq_rows);
@@ -152,14 +153,14 @@ class Planner : PlanGrid {
              int64_t{kernels_.dq_rows} * shape_.seqlen_k * ceil_div(dq_blocks, dq_resident);
     };
     const int64_t small = units_ / count;
-    const int64_t larger = units_ % count;  // chunks of one unit more
+    const int64_t larger = units_ % count;  // chunks with one more unit
     return larger * cost_of(small + 1) + (count - larger) * cost_of(small);
   }
 
-  // The number of chunks, at least `fewest`, whose last rounds leave the least idle.
+  // The number of chunks, at least `fewest`, whose last waves are fullest.
   int64_t choose_chunks(int64_t fewest, int group_split) const {
     int64_t best = fewest;
-    if (!even()) return best;  // the more blocks in a chunk, the better they even out
+    if (!even()) return best;  // uneven blocks balance best in large chunks
     for (int64_t count = fewest; count <= std::min<int64_t>(MOST_CHUNKS * fewest, units_);
          ++count) {
       if (cost(count, group_split) < cost(best, group_split)) best = count;
@@ -167,11 +168,12 @@ class Planner : PlanGrid {
     return best;
   }
 
-  // Whole units in chunks of nearly equal size, as many as fit or as fill whole rounds.
+  // Cuts into chunks of whole units, of nearly equal size. As many chunks as memory needs, or more
+  // to fill whole waves.
   bool cut_by_units(BwdPlan& plan, int64_t left) const {
     const int64_t tiles = slots(0, key_steps_);
     const int64_t tile_bytes = int64_t{DS_TILE_BYTES} * shape_.group;
-    if (tiles > left / tile_bytes) return false;  // their product may be past 2^63
+    if (tiles > left / tile_bytes) return false;  // tiles * tile_bytes may overflow
     const int64_t fewest = ceil_div(units_, std::min(units_, left / (tile_bytes * tiles)));
     const int64_t count = choose_chunks(fewest, plan.group_split);
     if (count > 1 && !fills(plan, units_ / count, key_steps_)) return false;
@@ -189,20 +191,20 @@ class Planner : PlanGrid {
     }
   }
 
-  // Of query heads: the counters of the fused kernel.
+  // Bytes of the fused kernel's counters for `heads` query heads.
   int64_t turn_bytes(int64_t heads) const {
     return sizeof(int) * (1 + heads * padded(shape_.seqlen_q) / DS_TILE);
   }
 
-  // The most units whose dQ fits.
+  // The most units whose dQ fits into `left` bytes.
   int64_t fitting_units(int64_t left) const {
     const int64_t counters = turn_bytes(0);
     const int64_t unit = dq_bytes(shape_.group) + turn_bytes(shape_.group) - counters;
     return left < counters + unit ? 0 : (left - counters) / unit;
   }
 
-  // Some units at a time, their keys in chunks of nearly equal dS; dQ is summed in fp32 over these.
-  // The fewest units whose key chunks fill the device.
+  // Cuts the keys of some units into chunks with nearly equal dS. fp32 sums of dQ are kept between
+  // chunks. Takes the fewest units whose key chunks fill the device.
   bool cut_by_keys(BwdPlan& plan, int64_t left) const {
     for (int64_t units = 1; units <= units_; ++units) {
       const int64_t heads = units * shape_.group;
@@ -236,7 +238,8 @@ class Planner : PlanGrid {
     return false;
   }
 
-  // Ends of the fewest key chunks of at most limit slots per query head; empty if one step has more.
+  // Ends of the fewest key chunks with at most `limit` slots per query head. Empty if one step has
+  // more.
   std::vector<int> key_chunk_ends(int64_t limit) const {
     const int64_t total = slots(0, key_steps_);
     if (limit <= 0) return {};

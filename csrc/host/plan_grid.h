@@ -1,4 +1,4 @@
-// A backward call in the sizes that it can be cut at: what every way to cut it asks.
+// The sizes at which a backward call can be cut. All planners use it.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 namespace flash_dist {
 
 constexpr int ROW_PADDING = 128;  // the largest query tile
-// A grid that leaves a twentieth of the device idle counts as a full wave: to ask for the last few
-// blocks would split groups and merge chunks, which costs more than these could do.
+// A grid that fills 95 % of the device counts as a full wave. Filling the rest would take more
+// splits or fewer chunks, which cost more than they gain.
 constexpr int WAVE_PERCENT = 95;
-// A block of dK/dV computes S, dP, dV and dK for each query and key, one of dQ only dQ.
+// Products per query and key of a dK/dV block: S, dP, dV and dK. A dQ block has one.
 constexpr int64_t DKDV_PRODUCTS = 4;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -33,7 +33,7 @@ class PlanGrid {
         wave_(std::max<int64_t>(resident_ * WAVE_PERCENT / 100, 1)) {}
 
  protected:
-  // Blocks of the dK/dV kernel for some steps of keys.
+  // Number of dK/dV blocks for `steps` steps of keys.
   int64_t blocks(int64_t units, int64_t steps) const {
     return units * steps * (step_ / kernels_.key_tile);
   }
@@ -45,12 +45,12 @@ class PlanGrid {
   bool packed() const { return shape_.total_q >= 0; }
   bool even() const { return is_even(shape_.mask, packed()); }
 
-  // Whether the host can tell how many tiles of dS a key tile has.
+  // True if the host knows how many dS tiles each key tile has.
   bool knows_slots() const {
     return shape_.mask.kind == MaskKind::BAND || shape_.key_slots != nullptr;
   }
 
-  // Tiles of dS per query head for the steps [begin, end).
+  // dS tiles per query head for the steps [begin, end).
   int64_t slots(int begin, int end) const {
     const int last = static_cast<int>(ceil_div(shape_.seqlen_k, DS_TILE));
     const int first_tile = std::min(begin * (step_ / DS_TILE), last);
@@ -59,12 +59,12 @@ class PlanGrid {
     return shape_.key_slots[end_tile] - shape_.key_slots[first_tile];
   }
 
-  // Partial sums of dK or dV.
+  // Bytes of the partial sums of dK or dV.
   int64_t partial_bytes(int64_t split, int columns) const {
     return sizeof(float) * split * units_ * shape_.seqlen_k * columns;
   }
 
-  // Where the keys of a step begin.
+  // First key of a step.
   int key_at(int64_t step) const {
     return static_cast<int>(std::min(step * step_, int64_t{shape_.seqlen_k}));
   }
@@ -72,14 +72,14 @@ class PlanGrid {
     return static_cast<int>(std::min(tile * DS_TILE, int64_t{shape_.seqlen_q}));
   }
 
-  // Of query heads: dQ in fp32.
+  // Bytes of fp32 dQ for `heads` query heads.
   int64_t dq_bytes(int64_t heads) const {
     return sizeof(float) * heads * padded(shape_.seqlen_q) * shape_.head_dim;
   }
 
   int members(int split) const { return shape_.group / split; }
 
-  // All keys and queries of some units.
+  // A chunk with all keys and queries of some units.
   BwdChunk whole_chunk(const BwdPlan& plan, int64_t unit, int64_t units) const {
     BwdChunk chunk{};
     chunk.unit_begin = unit;
@@ -93,7 +93,7 @@ class PlanGrid {
     return chunk;
   }
 
-  // The rows of partial sums, which all chunks share: by group split, then by query split.
+  // Rows of the partial sums, ordered by group split, then query split. All chunks share them.
   SumRows partial_rows(const BwdPlan& plan, int64_t unit) const {
     const int64_t rows = units_ * shape_.seqlen_k;
     return {unit * shape_.seqlen_k, plan.query_split * rows, shape_.seqlen_k};
@@ -102,10 +102,10 @@ class PlanGrid {
   const BwdShape& shape_;
   const BwdKernels& kernels_;
   const DsLayout layout_;
-  const int step_;  // keys at which a chunk may end: whole tiles of dS, whole blocks
+  const int step_;  // keys per step: chunks end at whole dS tiles and whole blocks
   const int key_steps_;
-  const int64_t units_;     // (batch, kv head)
-  const int64_t resident_;  // key tiles that are computed at a time
+  const int64_t units_;     // (batch, kv head) pairs
+  const int64_t resident_;  // key tiles computed at a time
   const int64_t wave_;
 };
 

@@ -1,4 +1,4 @@
-// The plan of a backward as JSON: all of it, so that two texts are equal where two plans are.
+// The plan of a backward as JSON. It contains the whole plan: equal texts mean equal plans.
 #pragma once
 
 #include <sstream>

@@ -1,6 +1,5 @@
-// The entries of a record of plans: each call before its launches (native/recording.h). What decides
-// the speed of a call alone is left out: the order of blocks, tickets, how many blocks combine partial
-// results.
+// Entries in the record of plans, made before the launches of each call (native/recording.h). What
+// only affects speed is left out: block order, tickets, number of combining blocks.
 #pragma once
 
 #include "core/decode.h"
@@ -11,6 +10,6 @@ namespace flash_dist {
 
 void record_forward(const FwdParams& p);
 void record_backward(const BwdParams& p, const BwdPlan& plan);
-// softmax_blocks: key blocks of one softmax.
+// softmax_blocks: key blocks per softmax.
 void record_decode(const DecodeParams& p, int softmax_blocks);
 }  // namespace flash_dist

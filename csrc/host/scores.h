@@ -1,4 +1,4 @@
-// What follows from what a call does to its scores.
+// Derived parameters of the score modification.
 #pragma once
 
 #include "core/params.h"
@@ -17,7 +17,7 @@ void set_bias_factor(Params&) {}
 inline void set_bias_factor(FwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
 inline void set_bias_factor(BwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
 
-// The parameters of a call with the fields of ScoreParams that are filled in.
+// Returns the parameters with the "filled in" fields of ScoreParams set.
 template <class Params>
 Params with_scores(Params p) {
   ScoreParams& scores = p.scores;

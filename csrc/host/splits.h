@@ -1,6 +1,6 @@
-// How many blocks share the query heads, or the queries, of a kv head's keys, and which keys of a
-// fused backward come first: rules of shapes and device properties, with constants measured
-// on an H200 (benchmarks/README.md, Splits).
+// Chooses how many blocks share the query heads or queries of a kv head's keys, and which keys of a
+// fused backward come first. The rules depend on shapes and device properties. Their constants were
+// measured on an H200 (benchmarks/README.md, Splits).
 #pragma once
 
 #include <algorithm>
@@ -10,43 +10,43 @@
 
 namespace flash_dist {
 
-// Blocks of unknown lengths even out over so many waves.
+// With this many waves, blocks of unknown lengths balance.
 constexpr int64_t UNEVEN_WAVES = 16;
-// What part of the longest block the last ones end late: this one of each round where the longest
-// begin first, or this one where they begin last.
+// How late the last blocks end, as a part of the longest block: 1 / (LATE_OF_FIRST * waves) if the
+// longest blocks start first, else 1 / LATE_OF_LAST.
 constexpr int64_t LATE_OF_FIRST = 8;
 constexpr int64_t LATE_OF_LAST = 2;
-// More splits must save such a part.
+// More splits must save at least this part of the cost, 1 / WORTH.
 constexpr int64_t WORTH = 50;
-// What the partial sums of a block cost beside its steps of queries, in these: they are written, and
-// read by another launch. And what that launch costs.
+// Cost of a block's partial sums, in steps of queries: it writes them, and another launch reads
+// them. LAUNCH_STEPS is the cost of that launch.
 constexpr int64_t SUM_STEPS = 3;
 constexpr int64_t LAUNCH_STEPS = 1;
-// Blocks that share queries must save so many steps each: with fewer, the launch that adds their
-// sums takes as long.
+// Blocks that share queries must save this many steps each. Otherwise the extra launch, which adds
+// their sums, takes as long as they save.
 constexpr int64_t LEAST_SAVED = 4;
-// Under a causal mask one query head to a kv head has the first keys first with up to so many waves
-// of blocks, which it helps to even out, or from so many keys on, where with the last keys first
-// neighbours come to read Q, dO and dQ at different times.
+// When to sum dQ from the first keys under a causal mask, with one query head per kv head. Up to
+// FIRST_KEYS_WAVES waves of blocks: it balances them. From FIRST_KEYS keys on: with the last keys
+// first, neighbouring blocks would read Q, dO and dQ at different times.
 constexpr int64_t FIRST_KEYS_WAVES = 8;
 constexpr int FIRST_KEYS = 8192;
-// With more rounds of blocks than this, storing dS is slower than waiting for turns at dQ.
+// With more waves than this, storing dS is slower than waiting for the dQ semaphores.
 constexpr int64_t WAITING_ROUNDS = 2;
 
 class SplitPlanner : PlanGrid {
  public:
   SplitPlanner(const PlanGrid& grid, int64_t budget) : PlanGrid(grid), budget_(budget) {}
 
-  // The least number of splits of a group that fills the device where all blocks are equally long,
-  // or makes UNEVEN_WAVES where their lengths are unknown; else the least of the least cost.
-  // ascending: whether the blocks of the first keys begin first.
+  // Blocks of equal length: the least number of group splits that fills the device. Blocks of
+  // unknown length: the least number that makes UNEVEN_WAVES waves. Otherwise the cheapest, and the
+  // least of these. ascending: the blocks of the first keys start first.
   int choose_group_split(bool ascending) const {
     if (blocks(units_, key_steps_) == 0 || next_group_split(1) == 0) return 1;
     if (even()) return splits_for(wave_);
     return knows_lengths() ? cheapest_split(ascending) : splits_for(UNEVEN_WAVES * wave_);
   }
 
-  // The next larger number of splits whose partial sums half the budget holds, 0 if there is none.
+  // The next larger number of splits whose partial sums fit half the budget; 0 if none.
   int next_group_split(int split) const {
     for (++split; split <= shape_.group; ++split) {
       if (shape_.group % split == 0) return split <= most_sums() ? split : 0;
@@ -54,8 +54,8 @@ class SplitPlanner : PlanGrid {
     return 0;
   }
 
-  // As many query splits as the device has room for at a time, as far as half the budget holds
-  // their partial sums. Not of packed sequences, most of which may be short, nor of lists of tiles.
+  // As many query splits as the device can run at a time, if their partial sums fit half the
+  // budget. Returns 1 for packed sequences, most of which may be short, and for lists of tiles.
   int choose_query_split(int group_split) const {
     if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;
     const int64_t room = resident_ / (blocks(units_, key_steps_) * group_split);
@@ -65,11 +65,11 @@ class SplitPlanner : PlanGrid {
     return saved < LEAST_SAVED ? 1 : static_cast<int>(split);
   }
 
-  // Whether dQ is summed from the first keys to the last: where more queries see the first ones, the
-  // longest blocks then begin first, and those that end are followed by shorter ones. A group's
-  // heads hide that all begin at the last queries, behind each other. NOTE: not of packed sequences,
-  // whose longest is not the same in every batch, and hence not where a sequence alone must have the
-  // bits of a packed one.
+  // True if dQ is summed from the first keys to the last. If more queries see the first keys, the
+  // longest blocks then start first and shorter ones follow. The last queries become a bottleneck,
+  // as all blocks start there; several query heads per kv head hide that. NOTE: false for packed
+  // sequences: the longest length depends on the batch, and a sequence alone must get the same
+  // bits.
   bool first_keys_come_first() const {
     if (!knows_lengths() || shape_.mask.kind == MaskKind::TILES || shape_.per_head) return false;
     if (!grows(false)) return false;
@@ -77,9 +77,9 @@ class SplitPlanner : PlanGrid {
            blocks(units_, key_steps_) <= FIRST_KEYS_WAVES * resident_;
   }
 
-  // Whether blocks wait for each other's turns at dQ for longer than it takes to store dS: all blocks
-  // of a head that see the first queries begin there, each behind those before it. In more rounds
-  // only those of the first one do. At head_dim 64 storing takes half as long again.
+  // True if waiting for the dQ semaphores takes longer than storing dS. All blocks of a head that
+  // see the first queries start there, one after the other. With more waves only the first wave
+  // waits. At head_dim 64 storing dS takes 1.5 times as long, so waiting is cheaper.
   bool waits(const BwdPlan& plan) const {
     if (shape_.mask.kind != MaskKind::BAND || packed() || shape_.head_dim <= 64) return false;
     const int64_t all = blocks(units_, key_steps_) * plan.group_split;
@@ -89,12 +89,12 @@ class SplitPlanner : PlanGrid {
   }
 
  private:
-  // Steps of queries of blocks of whole groups: of all of them, and of the longest.
+  // Steps of queries, without splits: of all blocks together, and of the longest block.
   struct Lengths {
     int64_t all, longest;
   };
 
-  // The least number of splits that make so many blocks, or the most that there may be.
+  // The least number of splits that makes `wanted` blocks, or the largest possible number.
   int splits_for(int64_t wanted) const {
     int best = 1;
     for (int next = 1; next > 0 && blocks(units_, key_steps_) * best < wanted;) {
@@ -118,13 +118,13 @@ class SplitPlanner : PlanGrid {
     return best;
   }
 
-  // Partial sums of each dK and dV that half the budget holds.
+  // How many partial sums of dK and dV fit half the budget.
   int64_t most_sums() const {
     return budget_ / 2 /
            std::max<int64_t>(partial_bytes(1, shape_.head_dim + shape_.head_dim_v), 1);
   }
 
-  // Whether the host can tell how many queries see a key tile.
+  // True if the host knows how many queries see each key tile.
   bool knows_lengths() const { return !packed() && knows_slots(); }
 
   Lengths find_lengths() const {
@@ -138,16 +138,16 @@ class SplitPlanner : PlanGrid {
     return lengths;
   }
 
-  // Whether the second half of the keys is seen by a quarter more queries than the first, or, if not
-  // ascending, the first half than the second.
+  // ascending: true if the second half of the keys is seen by 1.25 times as many queries as the
+  // first. Otherwise: the first half, compared with the second.
   bool grows(bool ascending) const {
     const int half = key_steps_ / 2;
     const int64_t first = slots(0, half), second = slots(key_steps_ - half, key_steps_);
     return ascending ? 4 * second > 5 * first : 4 * first > 5 * second;
   }
 
-  // How long so many splits take, in steps: all together, and as much longer as the last blocks end
-  // late, but no less than the longest; then their partial sums.
+  // Cost of `split` splits, in steps. The blocks take their average load plus the delay of the last
+  // blocks, and at least the longest block. Partial sums come on top.
   int64_t cost(const Lengths& lengths, int64_t split, bool longest_first) const {
     const int64_t rounds = ceil_div(blocks(units_, key_steps_) * split, resident_);
     const int64_t longest = ceil_div(lengths.longest, split);
