@@ -1,4 +1,4 @@
-// What a warp holds of a product: MT tiles of 16 rows, NT tiles of 8 columns.
+// A warp's part of a product: MT tiles of 16 rows, NT tiles of 8 columns.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -38,7 +38,7 @@ struct Accumulator {
   }
 };
 
-// Columns 16 * k16 .. of an accumulator, rounded: the A operand of the next product.
+// Rounds columns 16 * k16 to 16 * k16 + 15 of an accumulator to the A operand of the next product.
 template <class Target, class T, int MT, int NT>
 __device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumulator<MT, NT>& c,
                                              int k16) {

@@ -1,7 +1,7 @@
 // Appends new keys and values to a cache, and applies rotary embeddings to keys and queries.
 //
-// Grid      x = rows of k, of v and of q.
-// Block     LANES threads have a row, 8 columns each.
+// Grid      x = rows of k, then of v, then of q.
+// Block     LANES threads share a row, 8 columns each.
 #pragma once
 
 #include "core/config.h"
@@ -25,7 +25,7 @@ struct AppendConfig
   static_assert(Base::THREADS % LANES == 0);
 };
 
-// Item `item` of [batch, rows, heads].
+// Coordinates of an item in [batch, rows, heads].
 struct RowPlace {
   int batch, row, head;
 
@@ -42,8 +42,8 @@ __device__ __forceinline__ uint16_t* row_of(const View& view, int batch, int row
   return head_begin(view, batch, head, 0) + row * view.row;
 }
 
-// 8 columns of a row. Those among the first rotary_dim are rotated by the angles of a position.
-// Columns 2j and 2j + 1 are a pair (interleaved), or j and j + rotary_dim / 2.
+// Returns 8 columns of a row. Rotates those below rotary_dim by the angles of `position`. Pairs are
+// columns 2j and 2j + 1 if interleaved, else j and j + rotary_dim / 2.
 template <class Target, class T>
 __device__ __forceinline__ uint4 rotate(const AppendParams& p, const uint16_t* row, int column,
                                         int position) {

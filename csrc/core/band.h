@@ -1,5 +1,6 @@
-// The arguments of kernels that the planner of the backward needs: the part of a mask that is known
-// without its arrays, and the rows of sums. No CUDA header: any C++ compiler can compile it.
+// The kernel arguments that the planner of the backward needs: the part of a mask that needs no
+// arrays, and the rows of partial sums. It includes no CUDA header, so any C++ compiler can compile
+// it.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace flash_dist {
 enum class MaskKind : int {
   BAND,   // query i sees the keys [i + shift - left, i + shift + right]; needs no memory
   ROWS,   // query i sees the keys [rows[i].x, rows[i].y)
-  TILES,  // a list of visible tiles, each full, bounded by rows, or given bit by bit
+  TILES,  // a list of visible tiles: each full, limited by rows, or with a bit per score
 };
 
 constexpr int UNBOUNDED = 1 << 30;  // left and right of a band
@@ -27,8 +28,8 @@ struct MaskBand {
   int bottom_right;  // BAND: shift = seqlen_k - seqlen_q, else 0
 };
 
-// A band of so many keys to the left and right of the diagonal, -1: all. A side that masks nothing
-// becomes UNBOUNDED, so that a wide window and no mask are planned alike.
+// Makes a band of `left` and `right` keys around the diagonal; -1 is unlimited. A side that masks
+// nothing becomes UNBOUNDED, so that a wide window gets the same plan as no mask.
 inline MaskBand make_band(int64_t left, int64_t right, bool bottom_right, int seqlen_q,
                           int seqlen_k) {
   const auto side = [](int64_t width, int64_t beyond) {
@@ -39,18 +40,18 @@ inline MaskBand make_band(int64_t left, int64_t right, bool bottom_right, int se
           side(right, (bottom_right ? seqlen_q : seqlen_k) - int64_t{1}), bottom_right};
 }
 
-// Whether every query sees every key, so that all blocks are equally long.
+// True if every query sees every key: all blocks then take equally long.
 template <class Mask>  // MaskBand or MaskParams
 FLASH_DIST_HOST_DEVICE bool is_even(const Mask& mask, bool packed) {
   return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
          !packed;
 }
 
-// Where the rows of the fp32 sums of dK and dV lie: partial sums of a group split, and sums kept
-// between query chunks.
+// Where the fp32 sums of dK and dV are stored: partial sums of the splits, and sums kept between
+// query chunks.
 struct SumRows {
-  int64_t first;        // of key 0 of the chunk's first unit, of split 0
-  int64_t split, unit;  // from one split, or unit, to the next
+  int64_t first;        // row of key 0 of the chunk's first unit in split 0
+  int64_t split, unit;  // distance to the next split, and to the next unit
 };
 
 }  // namespace flash_dist

@@ -1,5 +1,5 @@
-// The bias of a call: a number for each score, added behind soft cap and ALiBi. A number of MASKED or
-// less masks the score instead.
+// The bias of a call: a number per score, added after soft cap and ALiBi. A bias of MASKED or below
+// masks the score.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -9,11 +9,12 @@
 
 namespace flash_dist {
 
-// The lowest number of fp16: what masks made for 16 bits hold in place of -inf.
+// The lowest finite fp16 number, which masks for 16-bit dtypes use instead of -inf.
 constexpr float MASKED = -65504.0f;
 
-// For fp32: the bias behind the modifications. For 16 bits it comes before the product, whose sum then
-// begins with bias / softmax_scale: behind it the registers would not hold the addresses, too.
+// AddBias: for fp32, adds the bias after the score modification. BeginWithBias: for 16 bits, starts
+// the accumulator of the product with bias / softmax_scale. Adding it later would need more
+// registers for its addresses.
 struct AddBias {
   __device__ __forceinline__ static void put(float& s, float bias, float) {
     s = bias <= MASKED ? -INFINITY : s + bias;
@@ -25,12 +26,12 @@ struct BeginWithBias {
   }
 };
 
-// Which scores a warp has: of a batch entry and query head, queries from row0 and keys from key0 on.
+// The scores of a warp: batch entry, query head, first query row0 and first key key0.
 struct BiasPlace {
   int batch, head, row0, key0;
 };
 
-// Elements of a bias, T or fp32.
+// Loads elements of a bias, of type T or fp32.
 template <class T, bool IS_FP32>
 struct BiasElements {
   static constexpr int BYTES = IS_FP32 ? 4 : 2;
@@ -59,14 +60,15 @@ struct BiasElements {
   }
 };
 
-// x, which the compiler cannot compute ahead of a loop around this: the loop needs the registers.
+// Returns x. Keeps the compiler from moving its computation out of a loop, as the loop needs the
+// registers.
 __device__ __forceinline__ int64_t fresh(int64_t x) {
   asm volatile("" : "+l"(x));
   return x;
 }
 
-// Adds the bias to the scores of queries from place.row0 on, keys along the columns. What lies beyond
-// the last query gets that of the last one, what lies beyond the last key nothing.
+// Adds the bias to scores with queries along the rows, from place.row0 on. Rows past the last query
+// get the last query's bias. Columns past the last key get none.
 template <class Elements, bool PAIRS, class Put, int MT, int NT>
 __device__ __forceinline__ void add_bias_rows(Accumulator<MT, NT>& s, const BiasParams& p,
                                               const BiasPlace& place, int seqlen_q, int seqlen_k) {
@@ -100,7 +102,7 @@ __device__ __forceinline__ void add_bias_rows(Accumulator<MT, NT>& s, const Bias
     }
 }
 
-// The same of S^T: keys along the rows.
+// The same for S^T: keys along the rows.
 template <class Elements, class Put, int MT, int NT>
 __device__ __forceinline__ void add_bias_columns(Accumulator<MT, NT>& st, const BiasParams& p,
                                                  const BiasPlace& place, int seqlen_q,

@@ -1,11 +1,11 @@
-// The gradient of a bias, dS summed over the axes along which the bias is broadcast.
+// The gradient of a bias: dS summed over the axes along which the bias is broadcast.
 //
 //   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dBias += dS
 //
 // Grid      x = key tile, query tile, head and batch entry of the bias, split.
-// Block     4 warps, each owning 16 queries of a tile of 64 x 64 scores. A block goes through all
-//           batch entries and query heads that share its elements, in ascending order, or through
-//           one split of them: dBias stays in registers, and is written once.
+// Block     4 warps; each owns 16 queries of a tile of 64 x 64 scores. A block visits all batch
+//           entries and query heads that share its part of the bias, or one split of them, in
+//           ascending order. dBias stays in registers and is written once.
 // Shared    2 stages of 64 columns of Q and K, or of dO and V.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace flash_dist {
 template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_M = BIAS_TILE, BLOCK_N = BIAS_TILE;
-  static constexpr int COLUMNS = 64;  // of the head_dim at a time
+  static constexpr int COLUMNS = 64;  // columns of the head_dim per step
   static constexpr int STAGES = 2;
   static_assert(Plan::WARPS * 16 == BLOCK_M && BIAS_TILE == MASK_TILE);
 
@@ -33,17 +33,17 @@ struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(128) Element<T> b[BLOCK_N * COLUMNS];  // of K or V
   };
   struct Smem {
-    Stage stage[STAGES];  // later the warps' sums over their queries
+    Stage stage[STAGES];  // reused for the warps' sums over queries
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// The elements of a block, and who shares them.
+// A block's tile of the bias, and the range of its visits.
 struct BiasBlock {
-  int key_tile, query_tile, head, batch;  // of the bias
-  int64_t part;                           // number of the split, head and batch entry
-  int first, end;                         // visits
+  int key_tile, query_tile, head, batch;  // in the bias
+  int64_t part;                           // index of (split, batch entry, head)
+  int first, end;                         // range of visits
 
   __device__ __forceinline__ explicit BiasBlock(const BiasGradientParams& p) {
     int rest = fresh_block();
@@ -61,20 +61,20 @@ struct BiasBlock {
   }
 };
 
-// A visit: a batch entry and query head that share the elements.
+// A visit: one batch entry and query head that use this tile of the bias.
 struct BiasVisit {
   int batch, head;
 
   __device__ __forceinline__ BiasVisit(const BiasGradientParams& p, const BiasBlock& block,
                                        int number) {
     const int num_heads_q = p.p.num_heads_kv * p.p.group;
-    const int heads = p.heads == 1 ? num_heads_q : 1;  // that share them
+    const int heads = p.heads == 1 ? num_heads_q : 1;  // query heads that share the bias
     batch = p.batches == 1 ? number / heads : block.batch;
     head = p.heads == 1 ? number % heads : block.head;
   }
 };
 
-// The mask's code of the tile of scores from row0 and key0 on.
+// Returns the mask's code of the score tile at row0 and key0.
 __device__ __forceinline__ int code_of_tile(const Mask& mask, int row0, int key0) {
   if (!mask.is_list()) {
     const KeyRange range = mask.range(row0, MASK_TILE);
@@ -97,8 +97,8 @@ __device__ __forceinline__ int code_of_tile(const Mask& mask, int row0, int key0
   return TILE_EMPTY;
 }
 
-// Products: the family's. multiply(c, a, b) adds A @ B^T over COLUMNS columns: rows of the warp at
-// address a, those of the block at b.
+// Products is the kernel family's matrix product. multiply(c, a, b) adds A @ B^T over COLUMNS
+// columns: the warp's rows of A at address a, the block's rows of B at address b.
 template <class Config, class Products>
 struct BiasGradient {
   using T = typename Config::T;
@@ -112,9 +112,9 @@ struct BiasGradient {
   const BwdParams& p;
   const uint32_t stages;
   const BiasBlock block;
-  const int row0, key0;  // of the tile
+  const int row0, key0;  // first query and key of the tile
   const int warp_row0;
-  const int steps_qk, steps;  // of a visit
+  const int steps_qk, steps;  // steps per visit; the first steps_qk compute S
 
   __device__ __forceinline__ BiasGradient(const BiasGradientParams& all,
                                           typename Config::Smem& smem)
@@ -183,21 +183,21 @@ struct BiasGradient {
     for (int h = 0; h < 2; ++h) {
       const int64_t row =
           statistics_begin(p, visit.batch, visit.head, 0) + first + h * 8 + threadIdx.x % 32 / 4;
-      const float lse = p.lse_log2[row];  // +inf of rows that do not exist
+      const float lse = p.lse_log2[row];  // +inf past the last row
       const float delta = p.delta[row] * (1.0f / DS_SCALE<T>);
 #pragma unroll
       for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; ++e) {
           const float weight = exp2_approx(fmaf(s.x[0][n][e], scale_log2, -lse));
-          // NOTE: V of a masked key may be anything.
+          // NOTE: V of a masked key may be NaN.
           if (weight != 0.0f) sum.x[0][n][e] += weight * (dp.x[0][n][e] - delta);
         }
     }
   }
 
-  // Writes dBias, [splits, batches, heads, queries, keys], where the last two axes are tiles if the
-  // bias is broadcast along them.
+  // Writes partial sums of dBias, [splits, batches, heads, queries, keys]. An axis along which the
+  // bias is broadcast counts tiles.
   __device__ __forceinline__ void store(Scores& sum, float* shared) const {
     const int lane = threadIdx.x % 32;
     const int keys = params.sums_keys ? params.key_tiles : p.seqlen_k;
@@ -235,7 +235,7 @@ struct BiasGradient {
     }
   }
 
-  // The bias of the warp's scores, before the product of 16 bits.
+  // Starts the accumulator with the bias, for 16-bit dtypes.
   __device__ __forceinline__ void begin(Scores& s, int number) const {
     s.clear();
     if constexpr (sizeof(E) == 2) begin_or_add<BeginWithBias>(s, {params, block, number});
@@ -248,7 +248,7 @@ struct BiasGradient {
     add_bias<T, false, Put>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
   }
 
-  // The sum of a row's scores to the place of each lane's first one; 0 to the others.
+  // Sums each row over its keys into the lane's first element of the row; sets the others to 0.
   __device__ __forceinline__ static void sum_keys(Scores& sum) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -264,7 +264,7 @@ struct BiasGradient {
     }
   }
 
-  // The sums of a warp's queries for each key to shared memory, [warp, key].
+  // Writes each warp's sums over its queries to shared memory, [warp, key].
   __device__ __forceinline__ static void sum_queries(const Scores& sum, float* shared) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -291,15 +291,15 @@ __device__ __forceinline__ void bias_gradient_block(const BiasGradientParams& pa
   const BiasBlock& block = kernel.block;
   int visits = block.end - block.first;
   const MaskParams& mask = params.p.mask;
-  if (mask.batch_planes == 0 && mask.head_planes == 0) {  // all see the same
+  if (mask.batch_planes == 0 && mask.head_planes == 0) {  // one mask for all
     const Mask all = kernel.mask_of(BiasVisit(params, block, block.first));
     if (code_of_tile(all, kernel.row0, kernel.key0) == TILE_EMPTY) visits = 0;
   }
   Scores sum, s, dp;
   sum.clear();
   typename Kernel::Copies copies;
-  int next = block.first, next_step = 0;  // to fetch
-  int number = block.first, step = 0;     // to compute
+  int next = block.first, next_step = 0;  // next step to fetch
+  int number = block.first, step = 0;     // step to compute
   run_pipeline<Target, Config::STAGES>(
       visits * kernel.steps,
       [&](int, int stage) {
@@ -327,7 +327,7 @@ __device__ __forceinline__ void bias_gradient_block(const BiasGradientParams& pa
         ++number;
       });
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-  __syncthreads();  // the stages are read
+  __syncthreads();  // all warps have read the stages
   kernel.store(sum, reinterpret_cast<float*>(smem_bytes));
 }
 

@@ -1,5 +1,5 @@
-// The key or query blocks that a block iterates over: those with a score that the mask leaves visible.
-// Also where the dS of such a block is stored.
+// The key or query blocks that a block iterates over, leaving out the fully masked ones. Also finds
+// where the dS of such a block is stored.
 #pragma once
 
 #include "core/ds_layout.h"
@@ -37,13 +37,13 @@ struct KeyBlockIterator {
     }
   }
 
-  // Whether block j needs no mask.
+  // True if block j needs no mask.
   __device__ __forceinline__ bool is_full(int j) const { return j >= full_begin && j < full_end; }
   // First key of block j.
   __device__ __forceinline__ int key0(int j) const {
     return entries == nullptr ? j * BLOCK_N : entries[j / SUB].x * MASK_TILE + j % SUB * BLOCK_N;
   }
-  // The code of block j for a warp in the given half (0 or 1) of the queries.
+  // The mask's code of block j for the first or second half of the queries (half = 0 or 1).
   __device__ __forceinline__ int code(int j, int half) const {
     if (entries == nullptr) return TILE_ROWS;
     return half == 0 ? entries[j / SUB].y : entries[j / SUB].z;
@@ -84,7 +84,7 @@ struct QueryBlockIterator {
     }
   }
 
-  // Keeps the query tiles [tiles.x, tiles.y) of a range; a list is not split.
+  // Restricts a range to the query tiles [tiles.x, tiles.y). A list keeps all.
   __device__ __forceinline__ void clip(int2 tiles) {
     if (entries != nullptr) return;
     begin = max(begin, tiles.x);
@@ -92,14 +92,14 @@ struct QueryBlockIterator {
   }
 };
 
-// The layout of a band's dS, or the part of it that packed documents need.
+// The dS layout of a band. Packed documents have their own sequence lengths.
 __device__ __forceinline__ DsLayout ds_layout(const BwdParams& p, const Sequence& sequence) {
   return DsLayout(p.mask, sequence.seqlen_q, sequence.seqlen_k, p.packing.cu_seqlens_q != nullptr,
                   p.seqlen_q);
 }
 
-// Slot of query tile 0 under key tile n, as if it had one; add the query tile. Slots count from key tile
-// `first`. For bands and ROWS.
+// Slot of query tile 0 under key tile n, even if that tile is masked. Add m for the slot of query
+// tile m. Slots count from key tile `first`. For masks of kind BAND and ROWS.
 __device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layout, int first,
                                          int n) {
   const MaskParams& p = mask.p;
@@ -109,13 +109,13 @@ __device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layou
   return p.key_slots[n] - p.key_slots[first] - begin;
 }
 
-// Query tiles of a band to which a key tile is visible: in part [x, y), all of it [z, w).
+// Query tiles of a band that see key tile n: some of its keys [x, y), all of its keys [z, w).
 __device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& layout, int n) {
   const int key0 = n * MASK_TILE;
   if (key0 >= mask.seqlen_k) return {0, 0, 0, 0};
   int4 tiles{layout.query_begin(n), layout.query_end(n), 0, 0};
   if (key0 + MASK_TILE > mask.seqlen_k) return tiles;
-  // Queries from the first whose keys end behind the tile to the last whose keys begin before it.
+  // From the first query that sees the tile's last key to the last query that sees its first key.
   const MaskParams& p = mask.p;
   const int first = p.right < UNBOUNDED ? key0 + MASK_TILE - 1 - mask.shift() - p.right : 0;
   tiles.z = max(first + MASK_TILE - 1, 0) / MASK_TILE;
@@ -126,8 +126,8 @@ __device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& lay
   return tiles;
 }
 
-// The tiles of the spilled dS that a block of the dQ kernel multiplies with K: the key tiles of a block of
-// queries within the chunk's keys, a range or entries of a list.
+// The spilled dS tiles that a block of the dQ kernel multiplies with K: the key tiles that its
+// queries see, within the chunk. A range, or entries of a list.
 template <int BLOCK_M>
 struct DsBlockIterator {
   static constexpr bool PAIRS = BLOCK_M > MASK_TILE;
@@ -155,7 +155,7 @@ struct DsBlockIterator {
   }
 
  private:
-  // The first entry in [low, high) of a tile >= tile.
+  // The first entry in [low, high) whose tile is >= `tile`.
   __device__ __forceinline__ int lower_bound(int low, int high, int tile) const {
     while (low < high) {
       const int middle = (low + high) / 2;

@@ -7,7 +7,8 @@
 
 namespace flash_dist {
 
-// The query tile, head and batch of a block. The longest causal tiles of a head come first.
+// The query tile, head and batch of a block. A head's causal tiles are in order of length, longest
+// first.
 struct FwdBlock {
   int row0, batch, head, head_kv;
   int head_in_group;  // number of `head` among the query heads of head_kv
@@ -25,15 +26,15 @@ struct FwdBlock {
   }
 };
 
-// The blocks of block_m queries of a forward: `groups` groups of `tiles`. Fills in the divisors with
-// which a block finds its tile.
+// Grid of the forward for blocks of block_m queries: `groups` groups of `tiles` tiles. Also fills
+// in the divisors with which a block finds its tile.
 struct FwdGrid {
   int64_t tiles, groups;
 
   FwdGrid(FwdParams& p, int block_m) {
     int64_t batch = p.batch;
     if (p.packing.cu_seqlens_q != nullptr && (p.batch == 0 || p.seqlen_q == 0)) {
-      // No row belongs to a document. One block for each head writes them all.
+      // No document has a row. One block per head fills all rows.
       batch = 1;
       p.batch = 0;
       p.seqlen_q = p.heads_together = 1;
@@ -70,18 +71,19 @@ struct DkdvBlock {
   }
 };
 
-// Row of the fp32 sums of dK and dV that belongs to a block's key 0.
+// Row of the fp32 sums of dK and dV for the block's key 0.
 __device__ __forceinline__ int64_t first_sum_row(const BwdParams& p, const DkdvBlock& block) {
   return p.sum_rows.first + block.split * p.sum_rows.split + block.unit * p.sum_rows.unit +
          block.query_split * p.stripe_rows;
 }
 
-// Whether a block's dK and dV are written as fp32 sums: there are other splits, or later query chunks.
+// True if the block writes fp32 sums instead of dK and dV: there are other splits, or later query
+// chunks.
 __device__ __forceinline__ bool keeps_sums(const BwdParams& p) {
   return p.group_split > 1 || !p.sums_last;
 }
 
-// How many blocks of block_n keys a launch of dK/dV has; fills in as FwdGrid does.
+// Grid of dK/dV for blocks of block_n keys. Also fills in the divisors, as FwdGrid does.
 struct DkdvGrid {
   int64_t tiles, groups;
 
@@ -99,10 +101,11 @@ cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t str
   return launch_in_order<Config>(kernel, p, DkdvGrid(p, Config::BLOCK_N), p, stream);
 }
 
-// The query tile and head of a block of the dQ kernels; of a head the longest causal tiles first.
+// The query tile and head of a block of the dQ kernels. A head's causal tiles are in order of
+// length, longest first.
 struct DqBlock {
   int row0;
-  int head;  // of those of the chunk: unit by unit, split by split, query head by query head
+  int head;  // head of the chunk, counted in the order unit, split, query head
   int batch, head_kv, head_in_group;
 
   __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
@@ -121,7 +124,7 @@ struct DqBlock {
   }
 };
 
-// How many blocks of block_m queries a launch of dQ has; fills in as FwdGrid does.
+// Grid of dQ for blocks of block_m queries. Also fills in the divisors, as FwdGrid does.
 struct DqGrid {
   int64_t tiles, groups;
 

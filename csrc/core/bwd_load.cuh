@@ -10,7 +10,7 @@
 
 namespace flash_dist {
 
-// COUNT floats of lse and as many of delta into neighbouring arrays, 16 bytes per thread.
+// Copies COUNT floats of lse and COUNT of delta into adjacent arrays, 16 bytes per thread.
 template <class Target, int COUNT>
 struct StatCopy {
   uint4 staged;
@@ -34,7 +34,7 @@ struct StatCopy {
   }
 };
 
-// Shared memory of a block of queries: Q and dO to stay, stages of K and V.
+// Shared memory of a block of queries: resident Q and dO, stages of K and V.
 template <class Config>
 struct DqTiles {
   using Stage = typename Config::Stage;
@@ -53,7 +53,7 @@ struct DqTiles {
   }
 };
 
-// Q and dO of the block's queries, to stay there.
+// Loads Q and dO of the block's queries.
 template <class Config>
 __device__ __forceinline__ void load_queries(const BwdParams& p, const DqBlock& block,
                                              const Sequence& sequence,
@@ -74,11 +74,11 @@ __device__ __forceinline__ void load_queries(const BwdParams& p, const DqBlock& 
   copy_dout.land(tiles.dout);
 }
 
-// A stage of K and V on its way.
+// The copies of a stage of K and V.
 template <class Config>
 struct KeyCopies {
   using E = Element<typename Config::T>;
-  RowSpan keys;  // of the sequence, that exist
+  RowSpan keys;  // the sequence's keys that exist
   const E *gK, *gV;
   OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM> copy_k;
   OperandCopy<Config, Config::BLOCK_N, Config::HEAD_DIM_V> copy_v;
@@ -101,7 +101,7 @@ struct KeyCopies {
   }
 };
 
-// Shared memory of a block of keys: K and V to stay, stages of Q, dO, lse and delta.
+// Shared memory of a block of keys: resident K and V, stages of Q, dO, lse and delta.
 template <class Config>
 struct DkdvTiles {
   using Stage = typename Config::Stage;
@@ -126,7 +126,7 @@ struct DkdvTiles {
   }
 };
 
-// K and V of the block's keys, to stay there. keys: of the sequence, that exist.
+// Loads K and V of the block's keys. keys: those of the sequence that exist.
 template <class Config>
 __device__ __forceinline__ void load_keys(const BwdParams& p, const DkdvBlock& block,
                                           const Sequence& sequence, const RowSpan& keys,
@@ -147,15 +147,15 @@ __device__ __forceinline__ void load_keys(const BwdParams& p, const DkdvBlock& b
   copy_v.land(tiles.v);
 }
 
-// A stage of Q, dO, lse and delta on its way.
+// The copies of a stage of Q, dO, lse and delta.
 template <class Config>
 struct QueryCopies {
   OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM> copy_q;
   OperandCopy<Config, Config::BLOCK_M, Config::HEAD_DIM_V> copy_dout;
   StatCopy<typename Config::Target, Config::BLOCK_M> copy_stats;
 
-  // The queries from row0 on of a query head of the group, of which `rows` exist. Work: what has the
-  // first query of head 0: `q`, `dout`, and its row of `statistics`. Returns the row of row0.
+  // Starts the copies for `rows` queries from row0 on, of a query head of the group. `work` points
+  // at query 0 of head 0 (`q`, `dout` and `statistics`). Returns the statistics row of row0.
   template <class Work>
   __device__ __forceinline__ int64_t fetch(const BwdParams& p, const Work& work,
                                            const DkdvTiles<Config>& tiles, int row0,

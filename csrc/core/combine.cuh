@@ -1,25 +1,25 @@
-// Combines partial softmaxes: the one place where results of different keys are added.
+// Combines partial softmaxes. This is the only place that adds results of different keys.
 //
-// The partial result of a row over some keys is top (the greatest score, times scale, in base 2),
-// sum (of 2^(score - top)) and out (the sum of 2^(score - top) * v). Without keys: -inf, 0, 0.
+// The partial result of a row over some keys is top (the maximum of score * scale, base 2), sum (of
+// 2^(score - top)) and out (the sum of 2^(score - top) * v). Without keys: -inf, 0, 0.
 #pragma once
 
 #include "ptx/convert.cuh"
 
 namespace flash_dist {
 
-// Adds later keys to a sum or an element of out. Keys that a row does not see change no bit but the
-// sign of a zero, which finish_out() clears.
+// Adds later keys to a sum or to an element of out. Masked keys change no bit except the sign of a
+// zero, which finish_out() clears.
 __device__ __forceinline__ float add_scaled(float earlier, float later, float keep, float add) {
   return __fmaf_rn(later, add, __fmul_rn(earlier, keep));
 }
 
-// The factors of both sides.
+// The new maximum, and the factors of the earlier and the later partial result.
 struct Combine {
   float top, keep, add;
 
   __device__ __forceinline__ Combine(float earlier, float later) : top(fmaxf(earlier, later)) {
-    const float offset = top == -INFINITY ? 0.0f : top;  // no inf - inf
+    const float offset = top == -INFINITY ? 0.0f : top;  // avoids inf - inf
     keep = exp2_approx(__fsub_rn(earlier, offset));      // exactly 1 for the side with the top
     add = exp2_approx(__fsub_rn(later, offset));
   }
@@ -32,7 +32,7 @@ __device__ __forceinline__ float finish_inverse(float sum) {
   return sum == 0.0f ? 0.0f : __fdiv_rn(1.0f, sum);
 }
 __device__ __forceinline__ float finish_out(float out, float inverse) {
-  return __fmaf_rn(out, inverse, 0.0f);  // never -0
+  return __fmaf_rn(out, inverse, 0.0f);  // adding 0 turns -0 into +0
 }
 __device__ __forceinline__ float finish_lse(float top, float sum) {
   return sum == 0.0f ? -INFINITY : __fmaf_rn(top, LN_2, logf(sum));

@@ -1,15 +1,15 @@
-// What the configurations of all kernels have in common.
+// Settings that all kernel configurations share.
 #pragma once
 
 #include "ptx/elements.h"
 
 namespace flash_dist {
 
-// Steps of a product that ptxas may load ahead: fewer where registers stage the tiles.
+// How many steps of a product ptxas may load ahead. Fewer if tiles are staged in registers.
 template <class Target>
 constexpr int STEPS_AHEAD = Target::HAS_CP_ASYNC ? 4 : 2;
 
-// The compile-time choices behind one variant, for every kernel.
+// The compile-time settings of one variant of a kernel.
 template <class Plan_, class Target_, class T_, int HEAD_DIM_, int HEAD_DIM_V_>
 struct Config : Plan_ {
   using Plan = Plan_;
@@ -18,7 +18,7 @@ struct Config : Plan_ {
   static constexpr int HEAD_DIM = HEAD_DIM_;      // of q and k
   static constexpr int HEAD_DIM_V = HEAD_DIM_V_;  // of v and out
   static constexpr int THREADS = Plan::WARPS * 32;
-  // Whether blocks of the same keys may share the queries: BwdParams::query_split.
+  // Whether several blocks of the same keys may split the queries, see BwdParams::query_split.
   static constexpr bool SHARES_QUERIES = false;
 };
 

@@ -1,7 +1,7 @@
-// Row statistics of the backward: delta = rowsum(dout * out) - dlse, and lse in base 2 with +inf
-// where a row has no key (so that exp2(s - lse) is 0 there) and for the padding rows.
+// Row statistics of the backward: delta = rowsum(dout * out) - dlse, and lse in base 2. lse is +inf
+// for padding rows and rows without a key, so that exp2(s - lse) is 0 there.
 //
-// Grid      x = query head, fastest (neighbours in memory), tile of rows, padded to
+// Grid      x = query head (fastest, heads are adjacent in memory), tile of rows, padded to
 //           STATISTICS_ALIGNMENT, batch entry.
 // Block     WARPS warps; LANES_PER_ROW lanes share a row, 16 bytes at a time.
 #pragma once
@@ -23,7 +23,7 @@ template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int E
 struct AnyDeltaConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Base = Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>;
   static constexpr int ELEMENT_BYTES = ELEMENT_BYTES_;
-  static constexpr int CHUNKS = HEAD_DIM * ELEMENT_BYTES / 16;  // of a row
+  static constexpr int CHUNKS = HEAD_DIM * ELEMENT_BYTES / 16;  // per row
   static constexpr int LANES_PER_ROW = lanes_per_row(CHUNKS, Base::THREADS);
   static constexpr int BLOCK_ROWS = Base::THREADS / LANES_PER_ROW;
   static constexpr int SMEM_BYTES = 0;
@@ -45,8 +45,8 @@ __host__ __device__ constexpr int padded_rows(int rows) {
 // The work of a block: a tile of the rows of a query head of a batch entry.
 struct DeltaBlock {
   int tile, batch, head, head_kv, head_in_group;
-  int q0, seqlen_q;  // of the batch entry
-  bool uncovered;    // whether some rows, of queries or keys, belong to no sequence
+  int q0, seqlen_q;  // of this batch entry
+  bool uncovered;    // some queries or keys belong to no sequence
 
   __device__ __forceinline__ explicit DeltaBlock(const DeltaParams& p)
       : q0(0), seqlen_q(p.seqlen_q), uncovered(false) {
@@ -67,8 +67,7 @@ struct DeltaBlock {
   }
 };
 
-// Writes zeros to the rows that belong to no sequence: of dq of the block's query head, and of dk and
-// dv of its kv head.
+// Fills uncovered rows with zeros: dq of the block's query head, and dk and dv of its kv head.
 template <class Config>
 __device__ __forceinline__ void fill_uncovered(const DeltaParams& p, const DeltaBlock& at) {
   constexpr int BYTES = Config::ELEMENT_BYTES;
@@ -84,7 +83,8 @@ __device__ __forceinline__ void fill_uncovered(const DeltaParams& p, const Delta
                                       });
 }
 
-// Those of the fused kernel, which follows. Most calls have fewer of them than threads.
+// Clears the semaphores of the fused kernel, which runs next. Most calls have fewer semaphores than
+// threads.
 template <class Config>
 __device__ __forceinline__ void clear_semaphores(const DeltaParams& p) {
   const int64_t first = int64_t{fresh_block()} * Config::THREADS + threadIdx.x;
@@ -96,20 +96,20 @@ template <class Config>
 __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   using T = typename Config::T;
   constexpr int LANES = Config::LANES_PER_ROW;
-  constexpr int CHUNKS = Config::CHUNKS / LANES;  // of this thread
+  constexpr int CHUNKS = Config::CHUNKS / LANES;  // per thread
   if (p.dq_turns != nullptr) clear_semaphores<Config>(p);
   DeltaBlock at(p);
   if (at.uncovered) {
     fill_uncovered<Config>(p, at);
-    at = DeltaBlock(p);  // again, so that nothing is kept in registers meanwhile
+    at = DeltaBlock(p);  // computed again, to keep nothing in registers
   }
   const int row = at.tile * Config::BLOCK_ROWS + threadIdx.x / LANES;
   const int lane = threadIdx.x % LANES;
   if (p.packing.cu_seqlens_q != nullptr && row >= padded_rows(at.seqlen_q)) {
-    return;  // whole warps: BLOCK_ROWS divides the padding
+    return;  // whole warps exit: BLOCK_ROWS divides the padding
   }
 
-  // All loads are on their way before the first is used.
+  // Issues all loads before the first use.
   const auto load = [&](uint4(&chunks)[CHUNKS], const View& view) {
     const int64_t first = at.batch * view.batch + at.head_kv * view.head_kv +
                           at.head_in_group * view.head_group +
@@ -142,7 +142,8 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
 
   if (p.dsinks != nullptr && lane == 0 && row < at.seqlen_q) {
-    // exp(sink - lse) * (0 - delta): the sink's value is 0. One of +inf has all of the weight.
+    // dsink = exp(sink - lse) * (0 - delta): a sink has no value vector. A sink of +inf takes all
+    // weight.
     const float weight = lse == INFINITY ? 1.0f : expf(p.sinks[at.head] - lse);
     p.dsinks[lse_begin(p, at.batch, at.head, at.q0) + row] =
         lse == -INFINITY ? 0.0f : weight * (dlse - sum);
@@ -159,7 +160,7 @@ cudaError_t launch_delta(const void* kernel, const void* params, cudaStream_t st
   DeltaParams p = *static_cast<const DeltaParams*>(params);
   int64_t tiles = padded_rows(p.seqlen_q) / Config::BLOCK_ROWS;
   int64_t batch = p.batch;
-  if (p.packing.cu_seqlens_q != nullptr) {  // there may be rows of no sequence all the same
+  if (p.packing.cu_seqlens_q != nullptr) {  // there may be uncovered rows
     tiles = std::max<int64_t>(tiles, 1);
     batch = std::max<int64_t>(batch, 1);
   }

@@ -1,5 +1,5 @@
-// The order of summation of dK and dV: the stages of queries that a block of keys goes through, and
-// what is known of the mask in each.
+// The order in which a block of keys sums dK and dV: its stages of queries, and the mask's codes
+// for each.
 #pragma once
 
 #include "core/block_iterators.cuh"
@@ -9,31 +9,31 @@
 
 namespace flash_dist {
 
-// The work of a block of the dK/dV kernel, in shared memory for all its threads. Query head 0 is the
-// first of the group.
+// The work of a block of the dK/dV kernel, shared by its threads. Query head 0 is the first of the
+// group.
 struct DkdvWork {
   const uint16_t *q, *dout;  // first query of query head 0
-  int64_t statistics;        // row of that query
-  const int4* entries;  // of the block iterator; where masks differ by head, of the first one's
-  int begin, end;       // of that iterator
-  int batch, head;      // head: number of query head 0
+  int64_t statistics;        // statistics row of that query
+  const int4* entries;       // of the block iterator; if masks differ by head, of the first head's
+  int begin, end;            // range of that iterator
+  int batch, head;           // head: number of query head 0
   int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;
   int key0;
-  int2 query_tiles;  // of a block that shares the queries: [x, y)
-  int slot0[2];      // of query tile 0 of query head 0, in the chunk; of the two key tiles
-  int4 tiles[2];     // BAND: the query tiles of each
+  int2 query_tiles;  // query tiles [x, y) of a block that splits the queries
+  int slot0[2];      // slot of query tile 0 of query head 0, per key tile
+  int4 tiles[2];     // BAND: query tiles that see each key tile
 };
 
-// One pipeline item: a stage of queries of one query head.
+// A pipeline item: a stage of queries of one query head.
 struct DkdvItem {
   int4 known;  // ROWS: the queries' KeyRange; TILES: the list's entry
   int row0;
   int head_in_group;
-  int slot[2];  // of the two key tiles that a block can have, -1: not stored
+  int slot[2];  // dS slot for each key tile of the block; -1: not stored
 };
 
-// Goes through the pipeline's items: query head by query head, tile by tile.
+// Iterates over the pipeline's items: for each query head, for each query tile.
 template <class Config>
 struct DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / Config::BLOCK_M;
@@ -54,7 +54,7 @@ struct DkdvCursor {
   // Skips `items` items.
   __device__ __forceinline__ void skip(const BwdParams& p, const DkdvWork& w, int items) {
     while (head_in_group < w.group_heads_end) {
-      const int here = max(end - i, 0);  // NOTE: a head without items can begin behind its end
+      const int here = max(end - i, 0);  // NOTE: for a head without items, i can start past end
       if (items < here) break;
       items -= here;
       next_head(p, w);
@@ -82,7 +82,7 @@ struct DkdvCursor {
     if constexpr (Config::SHARES_QUERIES) query_blocks.clip(w.query_tiles);
     return query_blocks;
   }
-  // Number of stages of the block.
+  // Number of items of the block.
   __device__ __forceinline__ static int count(const BwdParams& p, const DkdvWork& w) {
     const int heads = w.group_heads_end - w.group_heads_begin;
     if (p.mask.head_planes == 0) return max(w.end - w.begin, 0) * PER_TILE * heads;
@@ -95,7 +95,7 @@ struct DkdvCursor {
     return steps * PER_TILE;
   }
 
-  // Slot of the item's dS, computed by one thread.
+  // Slot of the item's dS. Called by one thread.
   __device__ __forceinline__ int slot(const BwdParams& p, const DkdvWork& w, int half) const {
     if (p.ds == nullptr) return -1;
     const int head = head_in_group * static_cast<int>(p.ds_tiles_per_head);
@@ -113,7 +113,7 @@ struct DkdvCursor {
            slot_base(mask, layout, first, n + half) + head + i / PER_TILE;
   }
 
-  // 16 bytes of the mask's arrays that tell the tiles' codes; null for bands.
+  // Address of the 16 bytes of the mask's arrays that give the item's codes; null for bands.
   __device__ __forceinline__ const int4* known(const BwdParams& p, const DkdvWork& w) const {
     if (entries != nullptr) return entries + i / PER_TILE;
     if (p.mask.kind == MaskKind::BAND) return nullptr;
@@ -133,7 +133,7 @@ struct DkdvCursor {
   }
 };
 
-// The mask's code of an item's tile of 64 queries and one of the block's key tiles.
+// The mask's code for the item's 64 queries and one of the block's key tiles (half = 0 or 1).
 __device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w,
                                          const DkdvItem& item, int half) {
   if (p.mask.kind == MaskKind::TILES) return half == 0 ? item.known.y : item.known.z;
@@ -149,15 +149,15 @@ __device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w,
   return range.covers(key0, MASK_TILE) ? TILE_FULL : TILE_ROWS;
 }
 
-// Finds where the dS of the block's key tiles begins, and which query tiles of a band see them. The
-// chunk begins at key tile `first`.
+// Finds where the block's dS is stored, and which query tiles of a band see its key tiles. The
+// chunk starts at key tile `first`.
 template <class Config>
 __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
                                            const DkdvBlock& block, const Mask& mask,
                                            const DsLayout& layout, int first) {
   const int n = block.key0 / DS_TILE;
   const Mask mask0 = DkdvCursor<Config>::mask_of(p, work, 0);
-  const int heads_before =  // of the chunk, less those before the first of this block's split
+  const int heads_before =  // query heads of the chunk before this block's first
       (block.unit * p.group_split + block.split) * p.members - work.group_heads_begin;
   const int slot0 = heads_before * static_cast<int>(p.ds_tiles_per_head);
   for (int half = 0; half < (Config::BLOCK_N > MASK_TILE ? 2 : 1); ++half) {
@@ -167,7 +167,8 @@ __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
   }
 }
 
-// The query tiles of a block's query split. All splits have as many, counted for the longest sequence.
+// The query tiles of a block's query split. All splits have the same number, that of the longest
+// sequence.
 __device__ __forceinline__ int2 find_query_tiles(const BwdParams& p, const DkdvBlock& block) {
   const int tiles = (p.seqlen_q + MASK_TILE - 1) / MASK_TILE;
   const int each = (tiles + p.query_split - 1) / p.query_split;

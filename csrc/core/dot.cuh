@@ -1,4 +1,4 @@
-// Scalar products of rows that lie in registers as they do in memory.
+// Dot products of rows held in registers in memory order.
 #pragma once
 
 #include "ptx/convert.cuh"

@@ -1,10 +1,10 @@
-// Where the spilled dS lies. dS^T of one query head is cut into 64x64 tiles (key tile n, query tile
-// m); only tiles that the mask can make visible have a slot, key tile by key tile, query tiles
-// ascending. A tile is 4 x 4 blocks of 16 keys by 16 queries; a block is the A fragment of mma
-// m16n8k16 as a warp holds it: 16 bytes per lane.
+// Where the spilled dS is stored. dS^T of one query head is split into 64x64 tiles (key tile n,
+// query tile m). Only tiles that the mask does not fully mask have a slot. Slots are ordered by key
+// tile, then by query tile. A tile is 4 x 4 blocks of 16 keys by 16 queries. A block is stored as
+// the A fragment of mma m16n8k16: 16 bytes per lane.
 //
-// This is the layout of bands, whose slots follow from a few numbers; masks with arrays have their
-// own (MaskParams::key_slots, TileList::slots).
+// This is the layout of bands, whose slots follow from a few numbers. Masks with arrays store
+// theirs (MaskParams::key_slots, TileList::slots).
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,9 @@ constexpr int DS_BLOCK_BYTES = 16 * 16 * 2;
 
 class DsLayout {
  public:
-  // dense: every query tile of the longest sequence has a slot (packed tensors, whose lengths the
-  // host does not know). seqlen_q and seqlen_k: of this sequence; longest_q: of all.
+  // dense: every query tile of the longest sequence has a slot. Used for packed tensors, whose
+  // lengths the host does not know. seqlen_q and seqlen_k: of this sequence. longest_q: of all
+  // sequences.
   template <class Mask>  // MaskBand on the host, MaskParams in kernels
   FLASH_DIST_HOST_DEVICE DsLayout(const Mask& mask, int seqlen_q, int seqlen_k, bool dense,
                                   int longest_q)
@@ -43,30 +44,30 @@ class DsLayout {
 
   FLASH_DIST_HOST_DEVICE int query_tiles() const { return query_tiles_; }
 
-  // Query tiles that see key tile n: [query_begin(n), query_end(n)), begin >= end if none.
+  // Query tiles that see key tile n: [query_begin(n), query_end(n)), empty if begin >= end.
   FLASH_DIST_HOST_DEVICE int query_begin(int n) const { return clamp(n - later_); }
   FLASH_DIST_HOST_DEVICE int query_end(int n) const {
     return earlier_ == FAR ? query_tiles_ : clamp(n + earlier_ + 1);
   }
 
-  // Key tiles that query tile m sees, as above: [key_begin(m), key_end(m)) as far as they exist.
+  // Key tiles that query tile m sees: [key_begin(m), key_end(m)), possibly past the last key tile.
   FLASH_DIST_HOST_DEVICE int key_begin(int m) const {
     return earlier_ == FAR || m < earlier_ ? 0 : m - earlier_;
   }
   FLASH_DIST_HOST_DEVICE int key_end(int m) const { return m + later_ + 1; }
 
-  // Slots of the key tiles [first, n) of one head.
+  // Number of slots of the key tiles [first, n) of one head.
   FLASH_DIST_HOST_DEVICE int64_t slots(int first, int n) const {
     if (width_ != TRIANGLE) return static_cast<int64_t>(n - first) * width_;
     return static_cast<int64_t>(n - first) * query_tiles_ - (skipped(n) - skipped(first));
   }
 
-  // Slots of key tile n.
+  // Number of slots of key tile n.
   FLASH_DIST_HOST_DEVICE int width(int n) const {
     return width_ != TRIANGLE ? width_ : query_tiles_ - query_begin(n);
   }
 
-  // Slot of query tile m under key tile n, counted from key tile first.
+  // Slot of (query tile m, key tile n), where key tile `first` starts at 0.
   FLASH_DIST_HOST_DEVICE int64_t slot(int first, int n, int m) const {
     return slots(first, n) + m - first_with_slot(n);
   }
@@ -86,7 +87,7 @@ class DsLayout {
   }
   FLASH_DIST_HOST_DEVICE static int tiles_up(int x) { return -floor_tiles(-x); }
 
-  // sum of min(max(i - later, 0), query_tiles) over all i < n, counted from i = min(later, 0)
+  // Sum of min(max(i - later, 0), query_tiles) over min(later, 0) <= i < n.
   FLASH_DIST_HOST_DEVICE int64_t skipped(int n) const {
     const int64_t k = static_cast<int64_t>(n) - later_;
     if (k <= 0) return 0;
@@ -96,9 +97,9 @@ class DsLayout {
   }
 
   int query_tiles_;
-  int later_;    // key tile n needs the query tiles from n - later on
-  int earlier_;  // ... up to n + earlier
-  int width_;    // slots of a key tile, or TRIANGLE
+  int later_;    // key tile n needs query tiles n - later ...
+  int earlier_;  // ... to n + earlier
+  int width_;    // slots per key tile, or TRIANGLE
   bool from_begin_;
 };
 

@@ -1,8 +1,8 @@
-// The factor of dS where it is rounded to 16 bits. dP = dO @ V.T grows with head_dim, dO and V: in
-// fp16, which ends at 65504, dS would overflow long before dQ and dK, which are sums of
-// softmax_scale * dS. A power of two is exact unless the result is subnormal; 1 / 4 keeps the gradients
-// of a small dO, 1e-3 say, as accurate as torch's in fp16, 1 / 8 does not. delta has the factor, too, and
-// dQ and dK are scaled back.
+// The factor of dS before it is rounded to 16 bits. dP = dO @ V.T grows with head_dim, dO and V.
+// The largest fp16 number is 65504, so dS would overflow long before dQ and dK, which sum
+// softmax_scale * dS. A power of two is exact unless the result is subnormal. With 1 / 4 the
+// gradients of a small dO (1e-3) are as accurate as torch's in fp16; with 1 / 8 they are not. delta
+// is scaled, too. dQ and dK are scaled back.
 #pragma once
 
 #include <cmath>
@@ -18,13 +18,13 @@ constexpr float FP16_DS_SCALE = 1.0f / 4;
 template <class T>
 constexpr float DS_SCALE = std::is_same_v<T, Fp16> ? FP16_DS_SCALE : 1.0f;
 
-// The factor on sums of dS for dQ and dK.
+// The factor that turns sums of dS into dQ and dK.
 template <class T>
 FLASH_DIST_HOST_DEVICE constexpr float gradient_scale(float softmax_scale) {
   return DS_SCALE<T> == 1.0f ? softmax_scale : softmax_scale * (1.0f / DS_SCALE<T>);
 }
 
-// dP - delta, with the factor. dp: without it; delta: with it, as the delta kernel wrote it.
+// Returns DS_SCALE * (dP - delta). dp is unscaled; the delta kernel has already scaled delta.
 template <class T>
 FLASH_DIST_HOST_DEVICE float minus_delta(float dp, float delta) {
   if constexpr (DS_SCALE<T> == 1.0f) return dp - delta;

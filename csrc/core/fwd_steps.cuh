@@ -1,4 +1,4 @@
-// Steps that the forward kernels on mma.sync share, of 16-bit and of fp32 elements.
+// Steps that the mma.sync forward kernels share, for 16-bit and fp32 elements.
 #pragma once
 
 #include <type_traits>
@@ -12,20 +12,20 @@
 
 namespace flash_dist {
 
-// Ends a group of copies.
+// Commits a group of copies.
 template <class Target>
 __device__ __forceinline__ void commit_copies() {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
 }
 
-// Waits until all groups of copies but the newest PENDING are in, for all threads.
+// Waits for all threads, until at most the PENDING newest groups of copies are in flight.
 template <class Target, int PENDING = 0>
 __device__ __forceinline__ void wait_for_copies() {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<PENDING>();
   __syncthreads();
 }
 
-// The bias of a warp's scores. row0: the warp's first query in the tile.
+// Adds the bias to a warp's scores. row0: the warp's first query in the tile.
 template <class T, class Put = AddBias, int MT, int NT>
 __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams& p, int block_m,
                                          int row0, int key0) {
@@ -35,8 +35,8 @@ __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams
   add_bias<T, false, Put>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
 }
 
-// Soft cap, ALiBi and, in fp32, the bias of a warp's scores S = Q @ K(j).T, then the mask. row0, key: the
-// warp's first query and first key in the tile.
+// Applies soft cap, ALiBi, the bias (fp32 only) and the mask to a warp's scores S = Q @ K(j).T.
+// row0, key: the warp's first query and first key in the tile.
 template <Tanh TANH, class T, template <int, int> class Work, int BLOCK_M, int BLOCK_N, int MT,
           int NT>
 __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,
@@ -54,8 +54,8 @@ __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const Fw
   }
 }
 
-// Calls step(masked) for block j of keys and all before it: blocks with a mask, blocks without one, then
-// blocks with a mask. With a score modification all blocks count as masked.
+// Calls step(masked) for key blocks j down to the first: masked blocks, blocks without a mask, then
+// masked blocks. With a score modification all blocks count as masked.
 template <class Blocks, class Step>
 __device__ __forceinline__ void for_key_blocks(const FwdParams& p, const Blocks& blocks, int& j,
                                                const Step& step) {

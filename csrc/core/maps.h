@@ -1,5 +1,5 @@
-// The maps by which the copy engine finds its way in the tensors of a call. They are made at each
-// launch, which takes 0.1 us each, by a function of the driver that is looked for at the first.
+// The tensor maps through which TMA accesses the tensors of a call. Each launch makes its maps, at
+// 0.1 us each. The first launch looks up the driver function that makes them.
 #pragma once
 
 #include <cuda.h>
@@ -9,21 +9,21 @@
 
 namespace flash_dist {
 
-// The axes of a map beside columns and rows, innermost first.
+// The axes of a map besides columns and rows, innermost first.
 struct Axes {
   int members, heads_kv, batches;
 };
 
-// By what coordinates on these axes are multiplied: 0 where all of an axis is the same memory.
+// Multipliers of the coordinates on these axes: 0 if all indices of an axis share the same memory.
 struct AxisSteps {
   int member, head_kv, batch;
 };
 
-// Why there can be no map of a tensor, null if there can. The row axis of packed tensors has all
-// tokens, and one batch.
+// Why a tensor cannot have a map; null if it can. Packed tensors have all tokens on the row axis,
+// and one batch entry.
 const char* find_map_problem(const View& view, int rows, int columns, const Axes& axes);
 
-// Boxes of `box_rows` rows and 64 columns, as core/panels.cuh lays them out.
+// Makes a map of boxes with box_rows rows and 64 columns, laid out as in core/panels.cuh.
 cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype dtype, int rows,
                      int columns, const Axes& axes, int box_rows);
 

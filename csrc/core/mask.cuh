@@ -1,8 +1,8 @@
-// Which keys a query sees, and a few queries together: tiles without a visible score are left out,
-// those with no other are taken as they are; the elements of the rest are tested against words of
-// 32 keys.
+// Which keys a query, or a few queries together, see. Fully masked tiles are skipped, and fully
+// visible tiles need no test. In the other tiles each score is tested against words of 32 bits, one
+// per key.
 //
-// The kind of mask is a run-time value: it is looked at once per tile, never per element.
+// The kind of mask is a run-time value, tested once per tile, never per element.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -13,30 +13,30 @@
 
 namespace flash_dist {
 
-// Bits [begin, end) of a word, both clipped to 0..32.
+// Bits [begin, end) of a word; both are clamped to 0..32.
 __device__ __forceinline__ uint32_t bit_span(int begin, int end) {
   const auto from = [](int bit) { return shift_left(0xffffffffu, max(bit, 0)); };
   return from(begin) & ~from(end);
 }
 
-// Over some queries: where their keys begin, at least and at most, and end.
+// The key ranges of some queries: least and greatest begin, least and greatest end.
 struct KeyRange {
   int begin_min, begin_max, end_min, end_max;
 
-  // Whether any score of the keys [key0, key0 + keys) may be visible.
+  // True if any score of the keys [key0, key0 + keys) may be visible.
   __device__ __forceinline__ bool touches(int key0, int keys) const {
     return begin_min < key0 + keys && end_max > key0;
   }
-  // Whether all of them are.
+  // True if all scores of these keys are visible.
   __device__ __forceinline__ bool covers(int key0, int keys) const {
     return begin_max <= key0 && end_min >= key0 + keys;
   }
 };
 
-// Which part of a mask a query head of one batch entry meets.
+// The part of a mask for one batch entry and query head.
 struct MaskPlace {
   int seqlen_q, seqlen_k;
-  int plane;  // of the arrays
+  int plane;  // index of the plane in the mask's arrays
 
   __device__ __forceinline__ MaskPlace(const MaskParams& p, const Sequence& sequence, int batch,
                                        int head)
@@ -53,7 +53,7 @@ struct Mask : MaskPlace {
 
   __device__ __forceinline__ bool is_list() const { return p.kind == MaskKind::TILES; }
 
-  // From the first to the last key that some query of the batch entry sees: others are not read.
+  // From the first to the last key that any query of the batch entry sees. No other key is read.
   __device__ __forceinline__ RowSpan keys_that_exist(int batch) const {
     if (p.kind == MaskKind::BAND) return {band_begin(0), band_end(seqlen_q - 1)};
     if (p.key_bounds == nullptr) return {0, seqlen_k};
@@ -61,7 +61,7 @@ struct Mask : MaskPlace {
     return {bounds.x, bounds.y};
   }
 
-  // The band's ends for query i.
+  // The key range of query i in a band.
   __device__ __forceinline__ int band_begin(int i) const {
     if (p.left >= UNBOUNDED) return 0;
     return min(max(i + shift() - p.left, 0), seqlen_k);
@@ -71,13 +71,13 @@ struct Mask : MaskPlace {
     return min(max(i + shift() + p.right + 1, 0), seqlen_k);
   }
 
-  // The keys [x, y) of query i; of the last query where i lies beyond it.
+  // The keys [x, y) that query i sees; past the last query, those of the last.
   __device__ __forceinline__ int2 keys(int i) const {
     if (p.kind == MaskKind::BAND) return {band_begin(i), band_end(i)};
     return p.rows[static_cast<int64_t>(plane) * p.query_tiles * MASK_TILE + min(i, seqlen_q - 1)];
   }
 
-  // What the queries [row0, row0 + rows) see, rows beyond the end left out; bands and ROWS.
+  // The key ranges of the queries [row0, row0 + rows) that exist. For bands and ROWS.
   __device__ __forceinline__ KeyRange range(int row0, int rows) const {
     const int last = min(row0 + rows, seqlen_q) - 1;
     if (p.kind == MaskKind::BAND) {
@@ -87,7 +87,7 @@ struct Mask : MaskPlace {
     int4 all = tiles[row0 / MASK_TILE];
     for (int m = row0 / MASK_TILE + 1; m <= last / MASK_TILE; ++m) {
       const int4 one = tiles[m];
-      // An empty tile (0, 0, 0, 0) makes nothing full and adds nothing.
+      // An empty tile is (0, 0, 0, 0): it keeps tiles from being full and extends no range.
       if (one.w > 0) {
         all.x = all.w > 0 ? min(all.x, one.x) : one.x;
         all.w = max(all.w, one.w);
@@ -98,8 +98,8 @@ struct Mask : MaskPlace {
     return {all.x, all.y, all.z, all.w};
   }
 
-  // Bit j: query i sees key key0 + j. key0 is a multiple of 32; code says what is known of the tile
-  // that holds them (TILE_ROWS for masks that are not lists).
+  // Bit j: query i sees key key0 + j. key0 is a multiple of 32. code: the mask's code of the tile
+  // with these keys (TILE_ROWS if the mask is not a list).
   __device__ __forceinline__ uint32_t word(int i, int key0, int code) const {
     if (code >= 0) {
       const uint2 bits = p.bits[static_cast<int64_t>(code) * MASK_TILE + i % MASK_TILE];
@@ -113,8 +113,8 @@ struct Mask : MaskPlace {
   __device__ __forceinline__ int shift() const { return p.bottom_right ? seqlen_k - seqlen_q : 0; }
 };
 
-// Sets masked scores of a warp to -inf. S: MT * 16 queries from row0 on and NT * 8 keys from key0 on, which are whole aligned words of 32
-// keys, or a part of one.
+// Sets masked scores of a warp to -inf. S has MT * 16 queries from row0 on and NT * 8 keys from
+// key0 on. The keys are whole aligned words of 32 keys, or part of one.
 template <int MT, int NT>
 __device__ __forceinline__ void apply_mask(Accumulator<MT, NT>& s, const Mask& mask, int row0,
                                            int key0, int code) {
@@ -136,7 +136,8 @@ __device__ __forceinline__ void apply_mask(Accumulator<MT, NT>& s, const Mask& m
       }
 }
 
-// The same of S^T: MT * 16 keys from key0 on, within one aligned word of 32, and NT * 8 queries from row0 on.
+// The same for S^T: MT * 16 keys from key0 on, within one aligned word of 32, and NT * 8 queries
+// from row0 on.
 template <int MT, int NT>
 __device__ __forceinline__ void apply_mask_transposed(Accumulator<MT, NT>& st, const Mask& mask,
                                                       int row0, int key0, int code) {

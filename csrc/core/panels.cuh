@@ -1,51 +1,52 @@
-// Tiles of 16-bit elements in shared memory as the copy engine writes them and wgmma reads them:
-// panels of 64 columns, each ROWS rows of 128 bytes, whose 16-byte chunks are swizzled by the row.
-// A tile begins at a multiple of 1024 bytes, and so does every 8th row.
+// Tiles of 16-bit elements in shared memory as TMA writes them and wgmma reads them: panels of 64
+// columns. A panel has ROWS rows of 128 bytes, whose 16-byte chunks are swizzled by the row. A tile
+// starts at a multiple of 1024 bytes, and so does every 8th row.
 //
-// One tile serves as an operand in two ways (PTX ISA, "Matrix Descriptor" and "Strides"): its rows
-// are M or N and its columns k (K-major), or its rows are k and its columns M or N (MN-major).
+// A tile can be either kind of operand (PTX ISA, "Matrix Descriptor" and "Strides"): K-major, where
+// its rows are M or N and its columns k, or MN-major, where its rows are k and its columns M or N.
 #pragma once
 
 #include <cstdint>
 
 namespace flash_dist {
 
-// An address that all lanes of a warp have, known to be the same: descriptors of it are then made
-// once for the warp, in its uniform registers, from which wgmma takes them.
+// Returns the address, which all lanes of a warp share, as a warp-uniform value. The compiler then
+// builds descriptors once per warp in uniform registers, from which wgmma reads them.
 __device__ __forceinline__ uint32_t uniform(uint32_t address) {
   return __shfl_sync(0xffffffffu, address, 0);
 }
 
 template <int ROWS>
 struct Panels {
-  static constexpr int COLUMNS = 64;  // of a panel
+  static constexpr int COLUMNS = 64;  // per panel
   static constexpr int ROW_BYTES = 2 * COLUMNS;
-  static constexpr int BYTES = ROWS * ROW_BYTES;  // of a panel
+  static constexpr int BYTES = ROWS * ROW_BYTES;  // per panel
   static_assert(ROWS % 8 == 0);
 
   __host__ __device__ static constexpr int count(int columns) {
     return (columns + COLUMNS - 1) / COLUMNS;
   }
 
-  // Element 8 * chunk of a row.
+  // Byte offset of element 8 * chunk of a row.
   __device__ __forceinline__ static int offset(int row, int chunk) {
     return chunk / 8 * BYTES + row * ROW_BYTES + ((chunk % 8 ^ row % 8) << 4);
   }
 
-  // Descriptor of the first 16 columns of a tile whose rows are M or N, and what to add for column 16 k.
+  // by_rows: descriptor of the first 16 columns of a tile whose rows are M or N. rows_step: what to
+  // add to it for column 16 * k.
   __device__ __forceinline__ static uint64_t by_rows(uint32_t tile) { return descriptor(tile, 16); }
   __host__ __device__ static constexpr int rows_step(int k) {
     return (k / 4 * BYTES + k % 4 * 32) >> 4;
   }
 
-  // Of a tile whose columns are M or N.
+  // The same for a tile whose columns are M or N.
   __device__ __forceinline__ static uint64_t by_columns(uint32_t tile) {
     return descriptor(tile, BYTES);
   }
   __host__ __device__ static constexpr int columns_step(int k) { return k * 16 * ROW_BYTES >> 4; }
 
  private:
-  // stride: bytes from a panel to the next, of no account where one instruction stays within one.
+  // stride: bytes between panels; ignored if an instruction stays within one panel.
   __device__ __forceinline__ static uint64_t descriptor(uint32_t tile, uint32_t stride) {
     constexpr uint64_t SWIZZLE_128_BYTES = uint64_t{1} << 62;
     constexpr uint64_t EIGHT_ROWS = uint64_t{8 * ROW_BYTES >> 4} << 32;

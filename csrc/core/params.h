@@ -1,8 +1,8 @@
-// Kernel arguments: plain structs, filled by the host code, passed by value. Sizes in elements
-// unless a name says bytes.
+// Kernel arguments: plain structs that the host code fills and passes by value. Sizes are in
+// elements unless a name says bytes.
 #pragma once
 
-#include <cuda_runtime_api.h>  // int2, int4, for g++ too
+#include <cuda_runtime_api.h>  // int2, int4; also found by g++
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace flash_dist {
 
-// Of the elements and of the arithmetic: IEEE32 is fp32 whose products are FFMA.
+// The dtype of the elements and of the arithmetic: IEEE32 is fp32 multiplied with FFMA.
 enum class Dtype : int { FP16 = 0, BF16 = 1, FP32 = 2, IEEE32 = 3 };
 
 constexpr bool is_fp32(Dtype dtype) { return dtype == Dtype::FP32 || dtype == Dtype::IEEE32; }
@@ -26,52 +26,55 @@ struct View {
   int64_t head_group;
 };
 
-// Few queries on many keys: the forward of such sequences runs as attention to a cache (core/decode.h),
-// since kernels with a block for each query tile would leave multiprocessors idle.
+// Sequences of few queries on many keys run as attention to a cache (core/decode.h). A kernel with
+// one block per query tile would leave multiprocessors idle.
 //
-// Up to 16 queries leave most of a tile of 128 empty. 64 fill half of one: on an H200 one sequence of
-// them on 16384 keys, 16 heads, has 0.53 of the best peer's speed in units and 0.28 tile by tile; of
-// eight such sequences, which fill the GPU, units have 0.41.
+// Up to 16 queries leave most of a 128-row tile empty, and 64 queries fill half. On an H200, one
+// sequence of 64 queries and 16384 keys, 16 heads, reaches 0.53 of the best peer's speed when split
+// over the keys, and 0.28 with one block per query tile. Eight such sequences, which fill the GPU,
+// reach 0.41 when split.
 constexpr int FEW_QUERIES = 16, MANY_KEYS = 1024;
 constexpr int MORE_QUERIES = 64, MORE_KEYS = 16384;
 
-// NOTE: depends on the sequence's own lengths only. If it depended on the number of heads or of
-// sequences, or on other lengths, the bits of a sequence would depend on its batch.
+// NOTE: must depend on this sequence's lengths only. Otherwise the bits of a sequence would depend
+// on its batch.
 FLASH_DIST_HOST_DEVICE inline bool is_few_queries(int seqlen_q, int seqlen_k) {
   return seqlen_q <= (seqlen_k >= MORE_KEYS ? MORE_QUERIES : FEW_QUERIES) && seqlen_k >= MANY_KEYS;
 }
 
-// What a list entry says about one tile of 64 queries and 64 keys; >= 0: index of its bits.
+// What a list entry says about a tile of 64 queries and 64 keys; a code >= 0 is the index of its
+// bits.
 constexpr int TILE_FULL = -1;
 constexpr int TILE_EMPTY = -2;
-constexpr int TILE_ROWS = -3;  // as rows say
+constexpr int TILE_ROWS = -3;  // test each query's key range
 
-// Visible tiles in compressed rows: those of line i (64 or 128 queries, or keys) are the entries
-// [begin[i], begin[i + 1]), ascending.
+// Visible tiles as compressed sparse rows: those of line i (64 or 128 queries, or keys) are the
+// entries [begin[i], begin[i + 1]), ascending.
 struct TileList {
   const int* begin;  // [batches * heads * lines + 1]
-  // {tile on the other axis, code of the first 64, code of the second 64, 0}; of lines of 128 keys
-  // the last number is 2 * how many later lines have the entry's tile, plus 1 if no earlier one does
+  // {tile on the other axis, code of the first 64, code of the second 64, 0}. For lines of 128 keys
+  // the last number is 2 * (how many later lines have the same tile) + (1 if no earlier line has
+  // it).
   const int4* entries;
-  const int2* slots;  // where the two tiles' dS lies, -1: not stored
+  const int2* slots;  // dS slots of the two tiles; -1: not stored
 };
 
-// One mask. The arrays are those of flash_dist/masks/plan.py, with axes [batches, heads, ...] where
-// batches and heads are 1 or the call's; plane(batch, head) indexes them.
+// One mask. flash_dist/masks/plan.py makes the arrays, with axes [batches, heads, ...]: batches and
+// heads are 1 or those of the call. plane(batch, head) indexes them.
 //
-// NOTE: not derived from MaskBand, whose fields it begins with: nvcc then makes other machine code
-// of the backward.
+// NOTE: not derived from MaskBand, although it starts with the same fields: nvcc would compile the
+// backward to other machine code.
 struct MaskParams {
   MaskKind kind;
   int left, right;                // BAND
   int bottom_right;               // BAND: shift = seqlen_k - seqlen_q, else 0
   int batch_planes, head_planes;  // plane = batch * batch_planes + query head * head_planes
   int query_tiles, key_tiles;     // ROWS, TILES: ceil(seqlen / 64)
-  const int2* key_bounds;         // [batches] first and end key that may be read; null: all
-  const int2* rows;               // [plane, query_tiles * 64] first and end key of a query
-  const int4* query_ranges;  // [plane, query_tiles] least and greatest rows.x, then those of rows.y
-  const int2* key_ranges;    // [plane, key_tiles] first and end query tile that sees the key tile
-  const int* key_slots;      // [key_tiles + 1] slots of dS before each key tile, any plane
+  const int2* key_bounds;         // [batches] first key that may be read, and end; null: all
+  const int2* rows;               // [plane, query_tiles * 64] first key of a query, and end
+  const int4* query_ranges;  // [plane, query_tiles] min and max of rows.x, min and max of rows.y
+  const int2* key_ranges;    // [plane, key_tiles] first query tile that sees the key tile, and end
+  const int* key_slots;      // [key_tiles + 1] dS slots before each key tile, same for all planes
   TileList by_query[2];      // TILES: lines of 64 and of 128 queries
   TileList by_key[2];        // TILES: lines of 64 and of 128 keys
   const uint2* bits;         // [index, 64 queries] 64 keys each, low word first
@@ -79,41 +82,42 @@ struct MaskParams {
 
 inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, p.bottom_right}; }
 
-// The largest soft cap c of which c * 2^-23, the error of c * tanh(x) by 1 - 2 / (1 + e^2x), is left to
-// 16-bit operands. Larger ones are computed by tanh_near(), and by the general families alone.
+// The largest soft cap that c * tanh(x) = c * (1 - 2 / (1 + e^2x)) serves: its error, c * 2^-23, is
+// small enough for 16-bit operands. Larger caps need tanh_near(), which only the general families
+// have.
 constexpr float FAST_CAP = 100.0f;
 
-// What becomes of a score between its scale and the mask, see core/scores.cuh. All zero: nothing.
+// The score modification between scaling and masking, see core/scores.cuh. All zero: none.
 struct ScoreParams {
   float softcap;       // 0: none
   const float* alibi;  // slopes [num_heads_q] or [batch, num_heads_q]; null: none
-  int alibi_batch;     // num_heads_q, 0 where all batch entries share the slopes
+  int alibi_batch;     // num_heads_q, or 0 if all batch entries share the slopes
   // Filled in at the call:
-  int has_score_mod;  // whether there is any of it
-  float scale;  // of the scores that the softmax is given: softmax_scale, 1 if they are modified
-  float scale_inside;  // the factor of q . k in the modification
+  int has_score_mod;   // 1 if there is a score modification
+  float scale;         // scale of the softmax: softmax_scale, or 1 after a score modification
+  float scale_inside;  // factor of q . k in the score modification
   float per_cap;       // 1 / softcap, 0 without one
 };
 
-// Numbers that are added to the scores, see core/bias.cuh: [1 or batch, 1 or num_heads_q, seqlen_q,
-// seqlen_k] by strides, in elements, 0 along an axis that is broadcast. Not of packed tensors.
+// Numbers added to the scores, see core/bias.cuh: [1 or batch, 1 or num_heads_q, seqlen_q,
+// seqlen_k]. Strides are in elements, 0 along broadcast axes. Not for packed tensors.
 struct BiasParams {
   const void* data;  // null: none
   int64_t batch, head, row, key;
-  int is_fp32;   // else of the dtype of q
-  int in_pairs;  // whether keys 2 * i and 2 * i + 1 are neighbours, at a multiple of their size
+  int is_fp32;   // else the dtype of q
+  int in_pairs;  // keys 2i and 2i + 1 are adjacent and aligned to a pair
   float factor;  // 1 / softmax_scale; filled in at the call
 };
 
-// Where the rows of a batch entry lie: null pointers for tensors with a batch axis, whose entries
-// all have the full length. NOTE: what the arrays hold nobody has checked; core/sequence.cuh alone
-// reads them.
+// Where the rows of a batch entry are. Null pointers for tensors with a batch axis, whose entries
+// all have the full length. NOTE: nobody has checked the contents of the arrays. Only
+// core/sequence.cuh reads them.
 struct Packing {
   const int* cu_seqlens_q;  // [batch + 1]
   const int* cu_seqlens_k;
 };
 
-// A division by a number that the host knows, and the order of blocks: see core/schedule.cuh.
+// A division by a number known on the host, and the order of blocks: see core/schedule.cuh.
 struct Divisor {
   int divisor;
   uint32_t multiplier;
@@ -132,24 +136,24 @@ struct FwdParams {
   float* lse;  // [batch, num_heads_q, seqlen_q], packed: [num_heads_q, total_q]; natural logarithm
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: seqlens are the longest
   int total_q, total_k;                                // packed: tokens
-  int head_dim, head_dim_v;                            // columns that exist
+  int head_dim, head_dim_v;                            // without padding
   int heads_together;                                  // see core/schedule.cuh
-  int leaves_few;  // packed: whether others compute what is few queries on many keys
+  int leaves_few;  // packed: other kernels compute the sequences of few queries on many keys
   float softmax_scale;
   Packing packing;
   MaskParams mask;
-  BlockOrder order;  // filled in at the launch, like those below
+  BlockOrder order;  // this and the following: filled in at the launch
   Divisor by_num_heads_q, by_group;
   ScoreParams scores;
-  const float* sinks;  // [num_heads_q]: a logit of each row that has no value; null: none
+  const float* sinks;  // [num_heads_q]: an extra logit per row, without a value; null: none
   int sm_count;        // multiprocessors of the device
-  BiasParams bias;     // given
+  BiasParams bias;     // set by the caller
 };
 
-// What a launch of the forward is given.
+// Arguments of a forward launch.
 struct FwdCall {
   FwdParams params;
-  unsigned* tickets;  // a counter, 0, for kernels with KernelEntry::takes_tickets, else null
+  unsigned* tickets;  // a zeroed counter for kernels with KernelEntry::takes_tickets, else null
 };
 
 struct DeltaParams {
@@ -158,31 +162,32 @@ struct DeltaParams {
   const float* dlse;  // as lse, or null
   float* lse_log2;    // rows of statistics, core/sequence.cuh; +inf: no key, or padding
   float* delta;       // as lse_log2, times DS_SCALE; 0 for padding
-  View dq, dk, dv;    // packed: of which the rows that no document covers are written here
+  View dq, dk, dv;    // packed: only uncovered rows are written here
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
   int total_q, total_k;
   int head_dim, head_dim_v;
-  int rows_padded;  // rows of statistics of one head
+  int rows_padded;  // statistics rows per head
   Packing packing;
   Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
-  const float* sinks;                          // as FwdParams::sinks
-  float* dsinks;                               // as lse: of each row, by the sink of its head
-  int* dq_turns;                               // as BwdParams::dq_turns, set to 0 here; or null
-  int64_t turns;                               // how many numbers these are
+  const float* sinks;                          // see FwdParams::sinks
+  float* dsinks;                               // as lse: part of the gradient of its head's sink
+  int* dq_turns;                               // see BwdParams::dq_turns; set to 0 here; or null
+  int64_t turns;                               // length of dq_turns
 };
 
-// One chunk of the backward: units [unit_begin, unit_begin + units) of (batch, kv head), keys of
-// tiles [key_begin, key_end) of each batch entry. A unit covers all query heads of its group; in a
-// query chunk, some of each split, and seqlen_q and what has rows of queries are those of the chunk.
+// One chunk of the backward: units [unit_begin, unit_begin + units) of (batch, kv head), and the
+// key tiles [key_begin, key_end) of each batch entry. A unit has all query heads of its group. A
+// query chunk has some query heads of each split; seqlen_q and all pointers to query rows are then
+// those of the chunk.
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;
   const float* lse_log2;  // rows of statistics, [num_heads_q or batch * num_heads_q, rows_padded]
   const float* delta;
   void* ds;           // spilled dS tiles of this chunk, see core/ds_layout.h; null: not stored
-  float* dq_accum;    // [units, group, seqlen_q padded to 128, head_dim] while striping, else null
-  float* dk_partial;  // [rows as sum_rows says, head_dim] or null
-  float* dv_partial;  // the same with head_dim_v
+  float* dq_accum;    // [units, group, seqlen_q padded to 128, head_dim] between key chunks
+  float* dk_partial;  // [rows as in sum_rows, head_dim] or null
+  float* dv_partial;  // the same, with head_dim_v
   int64_t ds_tiles_per_head;
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
   int total_q, total_k;
@@ -191,54 +196,54 @@ struct BwdParams {
   int unit_begin, units;
   int key_begin, key_end;  // keys, multiples of the key tile (key_end may be seqlen_k)
   int group_split;
-  int dq_first, dq_last;  // first key chunk starts dq_accum, last one writes dq
+  int dq_first, dq_last;  // first key chunk: starts dq_accum; last: writes dq
   int heads_together;     // see core/schedule.cuh
   float softmax_scale;
   Packing packing;
   MaskParams mask;
-  BlockOrder order;  // filled in at the launch, like those below
+  BlockOrder order;  // this and the following: filled in at the launch
   Divisor by_num_heads_kv, by_members, by_group_split;
-  float* normalizers;  // fp32, of each row of statistics: what P is multiplied by; dQ writes them
-  // For dQ that blocks sum one after the other in dq_accum: the tile scheduler's counter, then a
-  // semaphore for each tile of 64 queries, all 0 at the launch; else null.
+  float* normalizers;  // fp32 factor of P per statistics row; dQ writes, dK/dV reads
+  // For blocks that add to dQ one after the other, in dq_accum: the tile scheduler's counter, then
+  // a semaphore per tile of 64 queries, all 0 at the launch. Else null.
   int* dq_turns;
   ScoreParams scores;
   SumRows sum_rows;
-  int member_begin, members;  // query heads of each split, counted from its first
-  int sums_first, sums_last;  // first query chunk starts dK and dV, last one writes them
-  bool batch_invariant;       // nothing may depend on the other sequences of a batch
-  bool first_keys_first;      // the order in which blocks add to dQ; not under lists of tiles
-  int query_split;            // blocks that share the queries of each split of a group
-  int64_t stripe_rows;        // of sums of dK and dV, from those of one such block to the next
-  BiasParams bias;            // given
+  int member_begin, members;  // query heads of each split, from its first
+  int sums_first, sums_last;  // first query chunk: starts dK and dV; last: writes them
+  bool batch_invariant;       // results must not depend on the other sequences of the batch
+  bool first_keys_first;      // order in which blocks add to dQ; not with lists of tiles
+  int query_split;            // blocks that share the queries of each group split
+  int64_t stripe_rows;        // rows between the dK and dV sums of two query splits
+  BiasParams bias;            // set by the caller
 };
 
-// A backward that makes delta, too.
+// A backward that also computes delta.
 struct WholeParams {
   BwdParams p;
-  View out;  // of DeltaParams, as the others
+  View out;  // as in DeltaParams, like those below
   const float* lse;
   const float* dlse;  // or null
 };
 
-// Queries and keys of a block of the kernel that makes the gradient of a bias.
+// Queries and keys per block of the bias gradient kernel.
 constexpr int BIAS_TILE = 64;
 
 struct BiasGradientParams {
   BwdParams p;
   float* parts;                  // [splits, batches, heads, queries or tiles, keys or tiles]
-  int batches, heads;            // of the bias, 1 where it is broadcast
-  int visits;                    // batch entries and query heads that share an element
+  int batches, heads;            // of the bias: 1 if broadcast
+  int visits;                    // (batch entry, query head) pairs that share an element
   int splits;                    // blocks that share the visits of a tile
   int query_tiles, key_tiles;    // filled in at the launch
-  bool sums_queries, sums_keys;  // along which the bias is broadcast
+  bool sums_queries, sums_keys;  // axes along which the bias is broadcast
 };
 
 struct ReduceParams {
   struct Sum {
     const float* partial;  // [splits, batch * num_heads_kv, seqlen_k, padded]
     View out;              // [batch, seqlen_k, num_heads_kv, 1, columns]
-    int columns, padded;   // that exist, and those of the kernel that made the parts
+    int columns, padded;   // columns without padding; columns as compiled
     float scale;
   };
   Sum sums[2];  // dK, dV

@@ -5,9 +5,9 @@
 
 namespace flash_dist {
 
-// fetch(i, stage) starts the copies of item i, land(stage) stores what fetch() left in registers
-// (before sm_80 only), compute(i, stage) uses them. The caller has already called fetch and land
-// for whatever else item 0 needs.
+// fetch(i, stage) starts the copies of item i. land(stage) stores what fetch() left in registers
+// (before sm_80 only). compute(i, stage) uses the item. The caller has already fetched and landed
+// whatever else item 0 needs.
 template <class Target, int STAGES, class Fetch, class Land, class Compute>
 __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, Compute compute) {
   constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
@@ -22,7 +22,7 @@ __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, 
 #pragma unroll 1
     for (int i = 0; i < items; ++i) {
       cp_async_wait<AHEAD - 1>();
-      // All threads see item i; with STAGES > 1 all have also read item i - 1.
+      // Item i has landed for all threads. With STAGES > 1, all have also read item i - 1.
       __syncthreads();
       if constexpr (STAGES > 1) {
         if (i + AHEAD < items) fetch(i + AHEAD, free_stage);
@@ -45,7 +45,7 @@ __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, 
     }
 #pragma unroll 1
     for (int i = 0; i < items; ++i) {
-      // All threads see item i; with two stages all have also read item i - 1.
+      // Item i has landed for all threads. With two stages, all have also read item i - 1.
       __syncthreads();
       if (i + 1 < items) fetch(i + 1, (i + 1) % STAGES);
       compute(i, i % STAGES);

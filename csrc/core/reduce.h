@@ -1,7 +1,7 @@
-// Adds the fp32 partial sums of dK, and those of dV, in ascending order and rounds each sum once.
+// Adds the fp32 partial sums of dK, and those of dV, in ascending order, and rounds each sum once.
 //
-// Grid      x = tile of rows over every batch and kv head of dK, then of dV. A thread owns 8 columns
-//           of one row.
+// Grid      x = tile of rows over all batch entries and kv heads of dK, then of dV. A thread owns 8
+//           columns of one row.
 #pragma once
 
 #include "core/config.h"
@@ -18,8 +18,7 @@ struct ReduceConfig
     : Config<ReducePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Base = Config<ReducePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V>;
   static constexpr int LANES_PER_ROW = HEAD_DIM / 8;
-  static constexpr int BLOCK_ROWS =
-      Base::THREADS / LANES_PER_ROW;  // the threads left over do nothing
+  static constexpr int BLOCK_ROWS = Base::THREADS / LANES_PER_ROW;  // left-over threads do nothing
   static constexpr int SMEM_BYTES = 0;
 };
 
@@ -28,7 +27,7 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
   using Target = typename Config::Target;
   using T = typename Config::T;
   const int tiles = (p.seqlen_k + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
-  const int blocks = tiles * p.batch * p.num_heads_kv;  // of a sum
+  const int blocks = tiles * p.batch * p.num_heads_kv;  // blocks per sum (dK or dV)
   const int number = blockIdx.x;
   const bool of_v = number >= blocks;
   const ReduceParams::Sum& of = p.sums[of_v];

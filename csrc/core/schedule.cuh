@@ -1,11 +1,11 @@
-// The order of blocks. Blocks of a group (a head or a kv head) share data; the tiles of a causal group
-// differ in length, longest first. Blocks are numbered so that `width` groups advance together, tile by
-// tile. With one group at a time, the long tiles of the last group would start last; with all groups at
-// once, L2 would share nothing.
+// The order of blocks. Blocks of a group (a head or a kv head) share data. Causal tiles of a group
+// differ in length and are ordered longest first. Blocks are numbered so that `width` groups
+// advance together, tile by tile. With one group at a time, the long tiles of the last group would
+// start last. With all groups at once, they would share nothing in L2.
 //
-// A block finds its tile by divisions. The divisors are known at the launch, so the kernel multiplies
-// instead: n / d = floor(n * m / 2^(31 + l)) for 0 <= n < 2^31, l = ceil(log2(d)) and
-// m = ceil(2^(31 + l) / d) (Granlund and Montgomery, Division by Invariant Integers using
+// A block finds its tile by divisions. The host knows the divisors, so the kernel multiplies
+// instead: n / d = floor(n * m / 2^(31 + l)) for 0 <= n < 2^31, l = ceil(log2(d)) and m =
+// ceil(2^(31 + l) / d) (Granlund and Montgomery, Division by Invariant Integers using
 // Multiplication, 1994).
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace flash_dist {
 
-// divisor <= INT32_MAX; 0, for an empty grid, becomes 1
+// divisor <= INT32_MAX. An empty grid has 0, which becomes 1.
 inline Divisor make_divisor(int64_t divisor) {
   divisor = std::max<int64_t>(divisor, 1);
   int log2 = 0;
@@ -34,8 +34,8 @@ inline BlockOrder make_order(int64_t tiles, int64_t groups, int width) {
           static_cast<int>(groups / width)};
 }
 
-// Launches the blocks of a grid: `groups` groups of `tiles`. all: the kernel's parameters, p or a struct
-// that contains p.
+// Launches a grid of `groups` groups of `tiles` blocks. all: the kernel's parameters, either p or a
+// struct that contains p.
 template <class Config, class Params, class Grid, class All>
 cudaError_t launch_in_order(const void* kernel, Params& p, const Grid& grid, const All& all,
                             cudaStream_t stream) {

@@ -1,10 +1,10 @@
-// The score modification between q . k and the mask, and the sink that joins a row's sum:
+// The score modification between q . k and the mask, and the sink that is added to a row's sum:
 //
 //   s = c * tanh(q . k * scale / c) - slope * |i + seqlen_k - seqlen_q - j|        soft cap, ALiBi
 //   lse = ln(sum of exp(s) over the keys + exp(sink))                              sink
 //
-// A kernel tests for a modification once per tile. ScoreParams::scale is the scale of the scores that
-// the softmax takes: 1 after apply_score_mod(), which has applied softmax_scale.
+// A kernel tests for a modification once per tile. ScoreParams::scale is the softmax's scale of the
+// scores. It is 1 after apply_score_mod(), which has applied softmax_scale.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -13,12 +13,12 @@
 
 namespace flash_dist {
 
-// FAST: to 2^-23, by the special-function unit, for 16-bit operands: under a cap up to FAST_CAP their
-// rounding is larger. EXACT: for fp32 operands.
+// FAST: error 2^-23, on the special-function unit. Good enough for 16-bit operands under a cap up
+// to FAST_CAP, whose rounding error is larger. EXACT: for fp32 operands.
 enum class Tanh { FAST, EXACT };
 
-// The least soft cap c whose derivative apply_score_mod_derivative() finds to 2^-20 / c without the
-// exact logarithm. For smaller caps the fp32 kernels compute the scores again.
+// The smallest soft cap c for which apply_score_mod_derivative() is accurate to 2^-20 / c without
+// the exact logarithm. For smaller caps the fp32 kernels recompute the scores.
 constexpr float PRECISE_CAP = 1.0f;
 
 template <Tanh TANH>
@@ -27,8 +27,8 @@ __device__ __forceinline__ float tanh_of(float x) {
   return fmaf(-2.0f, reciprocal_approx(1.0f + exp2_approx(2.0f * LOG2_E * x)), 1.0f);
 }
 
-// tanh(x) with a relative error of 2^-21: x P(x^2) up to 1/2, where P is a minimax fit with a relative
-// error of 1.3e-8, and FAST beyond, where tanh is not small.
+// tanh(x) with a relative error of 2^-21. Up to |x| = 1/2: x P(x^2), where P is a minimax fit with
+// a relative error of 1.3e-8. Beyond: the FAST formula, as tanh is not small there.
 __device__ __forceinline__ float tanh_near(float x) {
   const float z = x * x;
   float factor = fmaf(1.712503569e-02f, z, -5.298106528e-02f);
@@ -44,13 +44,15 @@ __device__ __forceinline__ float alibi_slope(const ScoreParams& p, int batch, in
   return p.alibi == nullptr ? 0.0f : p.alibi[batch * p.alibi_batch + head];
 }
 
-// The first query, counted at the bottom right, and the first key of a warp's tile of scores.
+// Position of a warp's tile of scores: its first query, counted from the bottom right, and its
+// first key.
 struct ScorePlace {
   float slope;
   int row0, key0;
 
-  // |i + seqlen_k - seqlen_q - j| of the first score of a lane's fragments, and how far a score at
-  // (m, n, i) is from it; with signs. TRANSPOSED: keys along the rows of the fragments.
+  // distance(): i + seqlen_k - seqlen_q - j of the first score of a lane's fragments. step(): what
+  // to add to it for the score at (m, n, i). TRANSPOSED: the fragments have the keys along their
+  // rows.
   template <bool TRANSPOSED>
   __device__ __forceinline__ float distance() const {
     const int lane = threadIdx.x % 32;
@@ -64,7 +66,8 @@ struct ScorePlace {
   }
 };
 
-// q . k -> s. derivative(m, n, i, x) is called with ds / d(q . k * scale) of each score that is capped.
+// q . k -> s. With a soft cap, calls derivative(m, n, i, x) with x = ds / d(q . k * scale) of each
+// score.
 template <Tanh TANH, bool TRANSPOSED, int MT, int NT, class Derivative>
 __device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const ScoreParams& p,
                                                 const ScorePlace& at, Derivative derivative) {
@@ -108,8 +111,8 @@ __device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const Sc
   apply_score_mod<TANH, TRANSPOSED>(s, p, at, [](int, int, int, float) {});
 }
 
-// q . k -> s, and dP -> the value with which dS = P * (dP - delta) is the derivative by q . k * scale:
-// for the backward of dQ, which has both products of a tile of queries.
+// q . k -> s. Also changes dP so that dS = P * (dP - delta) is the derivative by q . k * scale. For
+// the dQ kernels, which have both products of a query tile.
 template <Tanh TANH, int MT, int NT>
 __device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
                                                         Accumulator<MT, NT>& dp,
@@ -122,8 +125,9 @@ __device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
   });
 }
 
-// x -> x * ds / d(q . k * scale) under a soft cap. x: dS^T, or the P^T that dS^T is made from. The scores
-// follow from P^T: s = ln P + lse. lse_log2(n): of queries n * 8 + lane % 4 * 2 and the one behind.
+// x -> x * ds / d(q . k * scale) under a soft cap. x is dS^T, or the P^T from which dS^T is made.
+// Recovers the scores from P^T: s = ln P + lse. lse_log2(n): lse of query n * 8 + lane % 4 * 2 and
+// of the next one.
 template <int MT, int NT, class Lse>
 __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& x,
                                                            const Accumulator<MT, NT>& pt,
@@ -142,7 +146,7 @@ __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& 
           const float s = (log2_of(weight) + (i % 2 == 0 ? lse.x : lse.y)) * LN_2;
           const float distance = fabsf(first + ScorePlace::step<true>(m, n, i));
           const float t = fmaf(at.slope, distance, s) * p.per_cap;
-          // NOTE: without a weight there is neither s nor a gradient.
+          // NOTE: s = ln 0 would be infinite, and the gradient is 0 anyway.
           if (weight > 0.0f) x.x[m][n][i] *= fmaf(-t, t, 1.0f);
         }
     }
@@ -158,12 +162,13 @@ __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& 
 __device__ __forceinline__ void join_sink(float sink, float& lse, float& inverse) {
   const float top = fmaxf(lse, sink);
   if (top == -INFINITY) return;
-  if (sink == INFINITY) {  // all of the weight, beside any score
+  if (sink == INFINITY) {  // a sink of +inf takes all weight
     lse = INFINITY;
     inverse = 0.0f;
     return;
   }
-  // NOTE: no sum is contracted, so that all kernels that end a row find the same.
+  // NOTE: explicit rounding keeps the compiler from contracting, so that all kernels get the same
+  // bits.
   const float keys = expf(__fsub_rn(lse, top));
   const float sum = __fadd_rn(keys, expf(__fsub_rn(sink, top)));
   lse = __fadd_rn(top, logf(sum));

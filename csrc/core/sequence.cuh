@@ -1,34 +1,33 @@
-// The rows of one batch entry, everything of its axis or a document of packed tensors, and where a
-// head's rows begin.
+// Which rows belong to a batch entry (its whole axis, or a document of packed tensors), and where
+// the rows of a head start.
 #pragma once
 
 #include "core/params.h"
 
 namespace flash_dist {
 
-constexpr int STATISTICS_ALIGNMENT = 128;  // rows; the largest query tile
+constexpr int STATISTICS_ALIGNMENT = 128;  // rows; at least the largest query tile
 
-// A document's rows on a packed axis. Nobody has looked at what cu_seqlens holds: whatever it is,
-// the rows lie on the axis, and they are no more than `longest`, what grid and workspace were made
-// for.
+// A document's rows on a packed axis. Nobody has checked cu_seqlens. Whatever it holds, the rows
+// are clamped to the axis and to `longest`, for which grid and workspace were made.
 struct DocumentRows {
   int begin, length;
-  int next;        // where the next document begins; behind the last one, where that should end
-  bool uncovered;  // rows of no document are before this one, the first, behind it, or behind all
+  int next;        // where the next document begins; for the last one, where it should end
+  bool uncovered;  // there are uncovered rows next to this document or after all
 
-  // documents: how many there are; of none, number 0 is without rows.
+  // documents: their number. If it is 0, document 0 has no rows.
   __device__ __forceinline__ DocumentRows(const int* cu_seqlens, int number, int documents,
                                           int total, int longest)
       : begin(on_axis(cu_seqlens[number], total)),
         next(on_axis(cu_seqlens[min(number + 1, documents)], total)) {
     length = min(max(next - begin, 0), longest);
     const int last = last_end(cu_seqlens, documents, total);
-    // NOTE: not ||, which would wait for one number before it reads the next.
+    // NOTE: not ||, which would wait for one load before it issues the next.
     uncovered = ((number == 0) & (begin > 0)) | (end() < next) | (last < total);
   }
   __device__ __forceinline__ int end() const { return begin + length; }
 
-  // Where the last document ends.
+  // End of the last document.
   __device__ __forceinline__ static int last_end(const int* cu_seqlens, int documents, int total) {
     return on_axis(cu_seqlens[documents], total);
   }
@@ -39,7 +38,8 @@ struct DocumentRows {
   }
 };
 
-// Whether a sequence of few queries on many keys is left to others: its queries are as none.
+// True if other kernels compute the sequences of few queries on many keys. These then have no
+// queries here.
 template <class Params>
 __device__ __forceinline__ bool leaves_few(const Params&) {
   return false;
@@ -49,7 +49,7 @@ __device__ __forceinline__ bool leaves_few(const FwdParams& p) { return p.leaves
 struct Sequence {
   int q0, k0;  // first rows in the tensors
   int seqlen_q, seqlen_k;
-  bool uncovered_q;  // DocumentRows::uncovered of the queries
+  bool uncovered_q;  // see DocumentRows
 
   __device__ __forceinline__ Sequence(int q, int k, int length_q, int length_k)
       : q0(q), k0(k), seqlen_q(length_q), seqlen_k(length_k), uncovered_q(false) {}
@@ -77,9 +77,9 @@ __device__ __forceinline__ int64_t lse_begin(const Params& p, int batch, int hea
   return (static_cast<int64_t>(batch) * p.num_heads_kv * p.group + head) * p.seqlen_q;
 }
 
-// Row 0 of a query head in the statistics of the backward, a multiple of STATISTICS_ALIGNMENT. A
-// head has rows_padded rows: seqlen_q rounded up, or, packed, total_q + 128 * batch rounded up,
-// where a document begins at its first token plus 128 times its number, rounded down.
+// Statistics row of query 0 of a query head, a multiple of STATISTICS_ALIGNMENT. A head has
+// rows_padded rows: seqlen_q rounded up. Packed: total_q + 128 * batch rounded up; a document
+// starts at its first token plus 128 times its index, rounded down.
 template <class Params>
 __device__ __forceinline__ int64_t statistics_begin(const Params& p, int batch, int head, int q0) {
   constexpr int A = STATISTICS_ALIGNMENT;
@@ -89,7 +89,8 @@ __device__ __forceinline__ int64_t statistics_begin(const Params& p, int batch, 
   return (static_cast<int64_t>(batch) * p.num_heads_kv * p.group + head) * p.rows_padded;
 }
 
-// Element 0 of row 0 of query head head_kv * group + head_in_group; k and v have head_in_group 0 only.
+// Pointer to element 0 of row 0 of query head head_kv * group + head_in_group. For k and v
+// head_in_group is 0.
 template <class Element = uint16_t>
 __device__ __forceinline__ Element* head_begin(const View& view, int batch, int head_kv,
                                                int head_in_group) {

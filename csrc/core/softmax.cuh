@@ -1,4 +1,4 @@
-// Online softmax: the scores come block by block.
+// Online softmax: scores arrive key block by key block.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -12,7 +12,7 @@ namespace flash_dist {
 template <int MT>
 struct SoftmaxState {
   float row_max[MT][2];
-  float row_sum[MT][2];  // over this lane's columns; quad_sum() adds those of the other lanes
+  float row_sum[MT][2];  // sum over this lane's columns; quad_sum() adds the other lanes
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -32,10 +32,11 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// The factor of O and the sums when a maximum grows. The offset, maximum * scale_log2, is rounded: with
-// scores in the hundreds the error is 2^-16 of P, in the same direction for a whole row until the next
-// maximum. ROUNDED takes the factor between the rounded offsets that P had; EXACT takes it between the
-// maxima themselves, which is enough for a P with fewer digits.
+// How to compute the factor of O and of the sums when a maximum grows. The offset, maximum *
+// scale_log2, is rounded. With scores in the hundreds this changes P by 2^-16, in the same
+// direction for the whole row until the maximum grows again. ROUNDED computes the factor from the
+// rounded offsets, which P was computed with. EXACT computes it from the maxima, which is enough
+// for a 16-bit P.
 enum class Offsets { EXACT, ROUNDED };
 
 template <Offsets OFFSETS>
@@ -44,7 +45,7 @@ __device__ __forceinline__ float change_of(float row_max, float scale_log2, floa
   return __fsub_rn(__fmul_rn(row_max, scale_log2), offset);
 }
 
-// The greatest of `top` and the scores of row h of row tile m.
+// Maximum of `top` and the scores of row h of row tile m.
 template <int MT, int NT>
 __device__ __forceinline__ float find_top(const Accumulator<MT, NT>& s, float top, int m, int h) {
 #pragma unroll
@@ -52,9 +53,9 @@ __device__ __forceinline__ float find_top(const Accumulator<MT, NT>& s, float to
   return quad_max(top);
 }
 
-// S -> P = exp2(S * scale_log2 - row_max). Rescales the sums. Returns whether a maximum has grown: the
-// caller then rescales O. The factor of a row whose maximum stays is exactly 1. top_of(m, h): the new
-// maximum of a row.
+// S -> P = exp2(S * scale_log2 - row_max). Rescales the sums. Returns true if a maximum has grown:
+// the caller then rescales O. Rows whose maximum stays get a factor of exactly 1. top_of(m, h)
+// returns the new maximum of a row.
 template <Offsets OFFSETS, int MT, int NT, class TopOf>
 __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, SoftmaxState<MT>& state,
                                                  float (&rescale)[MT][2], float scale_log2,
@@ -65,9 +66,10 @@ __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, Softmax
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float top = top_of(m, h);
-      // NOTE: a row without a visible key so far keeps -inf; 0 instead avoids inf - inf.
+      // NOTE: without a visible key the maximum is still -inf; 0 avoids inf - inf.
       const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
-      // NOTE: not left to the fma, which would not give 1: the offset is rounded, its product is not.
+      // NOTE: the fma would not give exactly 1: it uses the unrounded product, but the offset is
+      // rounded.
       const bool grew = top != state.row_max[m][h];
       rescale[m][h] =
           grew ? exp2_approx(change_of<OFFSETS>(state.row_max[m][h], scale_log2, offset)) : 1.0f;
@@ -98,18 +100,18 @@ __device__ __forceinline__ void rescale_rows(Accumulator<MT, OT>& o,
       for (int i = 0; i < 4; ++i) o.x[m][n][i] *= rescale[m][i / 2];
 }
 
-// Makes P and rescales O. top_of: as of to_probabilities().
+// S -> P, and rescales O. top_of: see to_probabilities().
 template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT, class TopOf>
 __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
                                                SoftmaxState<MT>& state, float scale_log2,
                                                TopOf top_of) {
   float rescale[MT][2];
   const bool grown = to_probabilities<OFFSETS>(s, state, rescale, scale_log2, top_of);
-  // Multiplying by 1 changes nothing, so the skip does not change a bit.
+  // Skipped if all factors are 1, which would not change a bit.
   if (__any_sync(0xffffffffu, grown)) rescale_rows(o, rescale);
 }
 
-// The same for a warp with all scores of its rows.
+// The same for a warp that has all scores of its rows.
 template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT>
 __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
                                                SoftmaxState<MT>& state, float scale_log2) {
@@ -117,8 +119,8 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
                           [&](int m, int h) { return find_top(s, state.row_max[m][h], m, h); });
 }
 
-// O / sum, and lse = max * scale + ln(sum), of the warp's rows, of which the first `rows` exist. sink: the
-// head's, or null. A row without a visible key gets 0, and lse of -inf or the sink.
+// O -> O / sum and lse = max * scale + ln(sum), for the first `rows` of the warp's rows. sink: of
+// the head, or null. A row without a visible key gets O = 0, and lse = -inf or the sink.
 template <int MT, int OT>
 __device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
                                                const SoftmaxState<MT>& state, float* lse, int lane,
@@ -142,9 +144,9 @@ __device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
     }
 }
 
-// Turns scores of latent keys into weights, S -> P = exp2(S * scale - top); each tile is multiplied with
-// V, its first columns, before the next is read. top and sum: of the two rows of a lane over the keys so
-// far, sum of the columns of the lane alone. keep: the factor that rescales O, and sum here.
+// Scores of latent keys: S -> P = exp2(S * scale - top). Each tile of keys is then multiplied with
+// V (its first columns) before the next one is read. top and sum: running values of the lane's two
+// rows; sum covers the lane's columns only. Rescales sum by `keep`; the caller rescales O.
 template <int NT>
 __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2], float (&sum)[2],
                                            float (&keep)[2], float scale_log2) {
@@ -174,7 +176,7 @@ __device__ __forceinline__ void to_weights(Accumulator<1, NT>& s, float (&top)[2
 
 template <int OT>
 __device__ __forceinline__ void rescale(Accumulator<1, OT>& out, const float (&keep)[2]) {
-  // Multiplying by 1 changes nothing, so the skip does not change a bit.
+  // Skipped if all factors are 1, which would not change a bit.
   if (!__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
 #pragma unroll
   for (int n = 0; n < OT; ++n)

@@ -1,11 +1,11 @@
-// Tiles of 16-bit elements in shared memory: swizzled rows, how they are filled from strided views,
-// and where ldmatrix reads an operand.
+// Tiles of 16-bit elements in shared memory: swizzled rows, copies from strided views, and the
+// addresses from which ldmatrix reads operands.
 //
-// A row of HEAD_DIM elements is HEAD_DIM / 8 chunks of 16 bytes. Chunk c of row r lies at chunk
-// c ^ phase(r): eight rows of one chunk column then fall into eight different 16-byte bank groups,
-// for the writes of cp.async and for the reads of ldmatrix alike. Where a row is a whole number of
-// 128-byte lines the phase is r % 8; where it is half a line more, odd rows are already four groups
-// away and (r / 2) % 4 does the rest.
+// A row of HEAD_DIM elements has HEAD_DIM / 8 chunks of 16 bytes. Chunk c of row r is stored at
+// chunk c ^ phase(r). The same chunk of eight rows then falls into eight different 16-byte bank
+// groups, for both cp.async writes and ldmatrix reads. If a row is a multiple of 128 bytes, the
+// phase is r % 8. If it is 64 bytes more, odd rows are already four bank groups away, and (r / 2) %
+// 4 is enough.
 #pragma once
 
 #include <type_traits>
@@ -23,7 +23,7 @@ struct SwizzledRows {
   static constexpr int CHUNKS = HEAD_DIM / 8;
   static constexpr int ROW_BYTES = HEAD_DIM * 2;
 
-  // Period 8 in row.
+  // Repeats every 8 rows.
   __device__ __forceinline__ static int phase(int row) {
     return CHUNKS % 8 == 0 ? row & 7 : (row >> 1) & 3;
   }
@@ -32,29 +32,28 @@ struct SwizzledRows {
   }
 };
 
-// How many neighbouring threads share a row: as many as divide it and leave each pass a multiple of
-// 8 rows, so that every pass keeps the swizzle phase.
+// How many adjacent threads share a row: a divisor of its chunks that leaves a multiple of 8 rows
+// per pass, so that the swizzle phase is the same in every pass.
 __host__ __device__ constexpr int lanes_per_row(int chunks, int threads) {
   int lanes = 1;
   while (chunks % (2 * lanes) == 0 && threads / (2 * lanes) >= 8) lanes *= 2;
   return lanes;
 }
 
-// Which rows of a tile exist: outside, zeros are stored and nothing is read.
+// The rows of a tile that exist. The others are filled with zeros and not read.
 struct RowSpan {
-  int first, end;  // end may lie before first: none
+  int first, end;  // empty if end <= first
 };
 
-// Whether tiles on their way wait in registers (before sm_80), or are loaded only when their place
-// is free: where the accumulators leave no registers.
+// True if tiles before sm_80 are loaded only once their stage is free. Otherwise they wait in
+// registers, which large accumulators do not leave.
 template <class Target, int HEAD_DIM>
 constexpr bool LOADS_LATE = !Target::HAS_CP_ASYNC && HEAD_DIM > 64 && HEAD_DIM != 128;
 
-// Moves [ROWS, HEAD_DIM] from global to swizzled shared memory with all THREADS of the block. Rows
-// outside the span and columns from `columns` on are zero-filled and never read. fetch() starts the
-// copy and land() makes it visible to the thread itself: on sm_80 and newer fetch() is cp.async and
-// the caller waits for the group; before, fetch() loads registers and land() stores them, or land()
-// does both (LOADS_LATE).
+// Copies [ROWS, HEAD_DIM] from global to swizzled shared memory with all THREADS threads. Rows
+// outside the span and columns from `columns` on become zeros and are not read. On sm_80 and newer,
+// fetch() issues cp.async and the caller waits for the group. Before sm_80, fetch() loads to
+// registers and land() stores them, or land() does both (LOADS_LATE).
 template <class Target, int ROWS, int HEAD_DIM, int THREADS>
 struct TileCopy {
   using Layout = SwizzledRows<HEAD_DIM>;
@@ -62,7 +61,7 @@ struct TileCopy {
   static constexpr int ROWS_PER_PASS = THREADS / LANES;
   static constexpr int PASSES = (ROWS + ROWS_PER_PASS - 1) / ROWS_PER_PASS;
   static constexpr int CHUNKS_PER_THREAD = Layout::CHUNKS / LANES;
-  static constexpr bool WHOLE = ROWS % ROWS_PER_PASS == 0;  // else threads of the last rows rest
+  static constexpr bool WHOLE = ROWS % ROWS_PER_PASS == 0;  // else some threads skip the last pass
   static constexpr bool LATE = LOADS_LATE<Target, HEAD_DIM>;
   static constexpr bool STAGED = !Target::HAS_CP_ASYNC && !LATE;
   static_assert(ROWS_PER_PASS % 8 == 0, "every pass must keep the swizzle phase");
@@ -76,7 +75,7 @@ struct TileCopy {
     int columns;
   } late;
 
-  // base points at element 0 of row 0.
+  // base: element 0 of row 0.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint16_t* base, int64_t row_stride,
                                         RowSpan rows, int columns) {
     if constexpr (LATE) {
@@ -106,7 +105,7 @@ struct TileCopy {
   }
 
  private:
-  // f(offset in the tile, source, whether it exists, number) for each chunk of this thread.
+  // Calls f(offset in the tile, source, whether it exists, number) for each chunk of this thread.
   template <bool ROLLED, class F>
   __device__ __forceinline__ static void each(const Source& source, F f) {
     const int thread = fresh_thread();
@@ -116,8 +115,8 @@ struct TileCopy {
     const uint16_t* src = source.base + row * source.row_stride + lane * 8;
     const int from_first = row - source.rows.first;
     const int rows = max(source.rows.end - source.rows.first, 0);
-    // NOTE: one pointer that walks, not PASSES of them: the loop around this must not keep
-    // 2 * PASSES registers alive.
+    // NOTE: one pointer that advances instead of PASSES pointers, which would occupy 2 * PASSES
+    // registers in the enclosing loop.
 #pragma unroll(ROLLED ? 1 : PASSES)
     for (int i = 0; i < PASSES; ++i) {
 #pragma unroll
@@ -133,13 +132,13 @@ struct TileCopy {
   }
 };
 
-// An element as it lies in memory.
+// The storage type of an element.
 template <class T>
 using Element =
     std::conditional_t<std::is_same_v<T, Fp16> || std::is_same_v<T, Bf16>, uint16_t, float>;
 
-// TileCopy for the elements of a Config. A row of floats is laid out as one of twice as many 16-bit
-// elements. row_stride and columns in elements.
+// TileCopy for the elements of a Config. A row of floats is laid out as a row of twice as many
+// 16-bit elements. row_stride and columns are in elements.
 template <class Config, int ROWS, int COLUMNS>
 struct OperandCopy {
   using Source = const Element<typename Config::T>*;
@@ -154,39 +153,39 @@ struct OperandCopy {
   __device__ __forceinline__ void land(uint32_t smem) { words.land(smem); }
 };
 
-// Where this lane points ldmatrix at a tile, for the three operand roles. Rows are counted from the
-// address's own row 0, which must be a multiple of 8; k and n are multiples of 16.
+// The address from which this lane's ldmatrix reads a tile, for the three operand roles. Rows count
+// from row 0 of the given address, which must be a multiple of 8. k and n are multiples of 16.
 template <int HEAD_DIM>
 struct Operand {
   using Layout = SwizzledRows<HEAD_DIM>;
   uint32_t row;    // address of this lane's row
   uint32_t phase;  // this lane's chunk offset, already swizzled, in bytes
 
-  // A[16 rows, 16 k] of a row-major tile: a[0..3] of mma_m16n8k16.
+  // A[16 rows, 16 k] of a row-major tile: r[0..3] are a[0..3] of mma_m16n8k16.
   __device__ __forceinline__ static Operand a(uint32_t tile) {
     const int lane = threadIdx.x % 32;
     return {tile + (lane % 16) * Layout::ROW_BYTES,
             static_cast<uint32_t>(((lane / 16) ^ Layout::phase(lane)) << 4)};
   }
-  // B[16 k, 16 n] where the tile holds rows n: r[0], r[1] are b of the columns n..n+7, r[2], r[3]
-  // those of n+8..n+15.
+  // B[16 k, 16 n], where the rows of the tile are n: r[0], r[1] are b of columns n..n+7, and r[2],
+  // r[3] those of n+8..n+15.
   __device__ __forceinline__ static Operand b(uint32_t tile) {
     const int lane = threadIdx.x % 32;
     const int r = lane % 8 + (lane / 16) * 8;
     return {tile + r * Layout::ROW_BYTES,
             static_cast<uint32_t>((((lane / 8) % 2) ^ Layout::phase(lane)) << 4)};
   }
-  // B[32 k, 8 n] where the tile holds rows n: r[0], r[1] are b of the first 16 k, r[2], r[3] of the
-  // second; use it with at_32().
+  // B[32 k, 8 n], where the rows of the tile are n: r[0], r[1] are b of the first 16 k, and r[2],
+  // r[3] of the second 16. Use it with at_32().
   __device__ __forceinline__ static Operand b_8(uint32_t tile) {
     const int lane = threadIdx.x % 32;
     return {tile + (lane % 8) * Layout::ROW_BYTES,
             static_cast<uint32_t>(((lane / 8) ^ Layout::phase(lane)) << 4)};
   }
-  // B[16 k, 16 n] where the tile holds rows k (read transposed); same registers as b.
+  // B[16 k, 16 n], where the rows of the tile are k (read transposed). Same registers as b.
   __device__ __forceinline__ static Operand b_trans(uint32_t tile) { return a(tile); }
 
-  // A copy whose derived addresses the compiler cannot keep in registers across the enclosing loop.
+  // A copy that keeps the compiler from holding derived addresses in registers across the loop.
   __device__ __forceinline__ Operand local() const {
     Operand copy = *this;
     asm volatile("" : "+r"(copy.phase));

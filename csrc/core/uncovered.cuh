@@ -1,11 +1,11 @@
-// The rows of packed tensors that belong to no document: before the first document, behind the last,
-// and those of a document beyond max_seqlen. No block computes them, and the results are allocated
-// uninitialised: out and the gradients become zeros there, lse becomes -inf.
+// Uncovered rows: rows of packed tensors outside every document. They are before the first
+// document, after the last, or in a document beyond max_seqlen. No block computes them, and outputs
+// are allocated uninitialised. So out and the gradients are set to 0 there, and lse to -inf.
 //
-// Blocks that run anyway write them, before their own work: blocks of the forward write out and lse,
-// blocks of the delta kernel write dq, dk and dv. The delta kernel is launched once and first, and has
-// registers to spare. If every row is covered, this costs one more number of cu_seqlens, read with the
-// others, and a comparison.
+// Existing blocks do this before their own work: the forward's write out and lse, those of the
+// delta kernel write dq, dk and dv. The delta kernel is launched once and first, and has registers
+// to spare. If every row is covered, the cost is one more load from cu_seqlens, beside the others,
+// and a comparison.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -14,12 +14,12 @@
 
 namespace flash_dist {
 
-constexpr int ROW_LANES = 8;  // threads that write a row, 16 bytes each: a line of memory
+constexpr int ROW_LANES = 8;  // threads per row, 16 bytes each: a 128-byte line
 
-// Calls f(row), by ROW_LANES neighbouring threads, for this block's part of the uncovered rows. THREADS
-// threads of the block call this, from number FIRST on. The `blocks` blocks of document `number` take
-// the rows next to it. Behind the last document many rows may remain: the blocks of all documents share
-// them.
+// Calls f(row), by ROW_LANES adjacent threads, for this block's part of the uncovered rows. THREADS
+// threads of the block take part, from thread FIRST on. The `blocks` blocks of document `number`
+// fill the rows next to it. Many rows may follow the last document: the blocks of all documents
+// share them.
 template <int THREADS, int FIRST = 0, class F>
 __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int number, int documents,
                                                    int total, int longest, int block, int blocks,
@@ -33,7 +33,7 @@ __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int nu
     const int begin = part == 0 ? 0 : part == 1 ? own.end() : last;
     const int end = part == 0 ? before : part == 1 ? own.next : total;
     constexpr int ROWS = THREADS / ROW_LANES;
-    const auto rows_of = [&](int64_t shares) {  // below 2^31, so that no sum of two overflows
+    const auto rows_of = [&](int64_t shares) {  // below 2^31, so a sum of two does not overflow
       return static_cast<unsigned>(min(shares * ROWS, int64_t{INT32_MAX}));
     };
     const unsigned step = rows_of(behind_all ? int64_t{max(documents, 1)} * blocks : blocks);
@@ -50,8 +50,7 @@ __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int nu
 template <int ELEMENT_BYTES>
 __device__ __forceinline__ void zero_row(const View& view, int head_kv, int head_in_group, int row,
                                          int columns) {
-  asm volatile(""
-               : "+r"(head_kv), "+r"(head_in_group));  // no product of strides is kept in registers
+  asm volatile("" : "+r"(head_kv), "+r"(head_in_group));  // keep no product of strides in registers
   uint8_t* first =
       static_cast<uint8_t*>(view.data) +
       ELEMENT_BYTES * (head_kv * view.head_kv + head_in_group * view.head_group + row * view.row);
@@ -61,7 +60,7 @@ __device__ __forceinline__ void zero_row(const View& view, int head_kv, int head
   }
 }
 
-// Fills out and lse of a query head in uncovered rows, by the threads of a block from number FIRST on.
+// Fills out and lse of a query head in uncovered rows. Threads from FIRST on take part.
 template <class Config, int ELEMENT_BYTES, int FIRST = 0>
 __device__ __forceinline__ void fill_uncovered(const FwdParams& p, const FwdBlock& at) {
   constexpr int BLOCK_M = Config::BLOCK_M;
