@@ -1,4 +1,4 @@
-// Steps of the fp32 kernels on the results of product.cuh: the sum over slices, the store.
+// Helpers of the fp32 kernels for the results of product.cuh: sums over slices, and stores.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -8,13 +8,13 @@
 
 namespace flash_dist {
 
-// The part of a block's tile that a warp computes: SPLIT warps share ROWS rows. Each takes a slice of
-// the columns, both for the sums over columns and for the results.
+// A warp's part of a block's tile: SPLIT warps share ROWS rows. Each has a slice of the columns,
+// both for sums over columns and for the results.
 template <class Config>
 struct WarpPlace {
   int group, slice, lane;
 
-  // Computed again at each call, to leave the registers to the accumulators.
+  // Recomputed at each call, to leave the registers to the accumulators.
   __device__ __forceinline__ WarpPlace() : WarpPlace(fresh_thread()) {}
   __device__ __forceinline__ explicit WarpPlace(int thread)
       : group(thread / 32 / Config::SPLIT), slice(thread / 32 % Config::SPLIT), lane(thread % 32) {}
@@ -22,9 +22,9 @@ struct WarpPlace {
   __device__ __forceinline__ int column0() const { return slice * Config::SLICE; }
 };
 
-// Adds up the SPLIT slices' parts of an abt result: neighbours first, then their sums, the same
-// order for all slices and for all tiles (see product.cuh). `exchange` is the shared memory of all
-// groups. Between two calls without a barrier of the block, call slices_done().
+// Adds the partial abt results of the SPLIT slices: first pairs of slices, then their sums. This
+// order is the same for all slices and tiles (see product.cuh). `exchange` is shared memory of all
+// groups. Call slices_done() between two calls if no block barrier separates them.
 template <class Config, int MT, int NT>
 __device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPlace<Config>& warp,
                                            uint32_t exchange) {
@@ -58,14 +58,14 @@ __device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPla
   }
 }
 
-// Waits until all warps of the group have read the sum.
+// Waits until all warps of the group have read the slices.
 template <class Config>
 __device__ __forceinline__ void slices_done(const WarpPlace<Config>& warp) {
   if constexpr (Config::SPLIT > 1) barrier_sync(1 + warp.group, 32 * Config::SPLIT);
 }
 
-// Writes an ab result times factor: dst points at the warp's first row and column, of which rows
-// from row_limit on and columns from `columns` on do not exist.
+// Writes an ab result times factor. dst points at the warp's first row and column. Rows from
+// row_limit on and columns from `columns` on are not written.
 template <int MT, int OT>
 __device__ __forceinline__ void store_floats(const Accumulator<MT, OT>& c, float factor, float* dst,
                                              int64_t row_stride, int row_limit, int columns) {

@@ -1,17 +1,17 @@
-// The two products of the fp32 kernels on a warp's fragments: as three products of tf32 halves on
-// the matrix units where the target has them, else, and for Ieee32, with plain FFMA.
+// The two products of the fp32 kernels, on a warp's fragments. Tensor cores compute them as three
+// products of tf32 parts, if the target has TF32. Otherwise, and for Ieee32, FFMA does.
 //
-//   abt   C += A @ B^T   both row by row in shared memory. C[m][n] is the d fragment of m16n8k8:
+//   abt   C += A @ B^T   both row-major in shared memory. C[m][n] is the d fragment of m16n8k8:
 //                        rows g and g + 8 of row tile m, columns 2t and 2t + 1 of column tile n.
-//   ab    C += P @ B     P such an abt result in registers, B row by row in shared memory.
+//   ab    C += P @ B     P an abt result in registers, B row-major in shared memory.
 //
-// NOTE: forward, dQ and dK/dV all compute S. With large scores P depends on the last bits of S, and lse,
-// out and delta of one kernel must fit the P of another. So all of them sum a score in the same order,
-// whatever their tiles: over blocks of SUM_COLUMNS columns one by one, then block to
-// block in pairs (scores() of two, sum_slices in fragments.cuh of more), the products of the low
-// half of a query before those of the low half of a key (QUERIES says which operand has the queries).
+// NOTE: forward, dQ and dK/dV all compute S. With large scores P depends on the last bits of S, and
+// lse, out and delta of one kernel must match the P of another. So all of them sum a score in the
+// same order, whatever their tiles: blocks of SUM_COLUMNS columns first, then the blocks in pairs
+// (scores() adds two, sum_slices() of fragments.cuh more). Products with the low part of a query
+// come before those with the low part of a key; QUERIES says which operand has the queries.
 //
-// The result of ab has its columns permuted, so that a lane reads and holds whole 16-byte chunks:
+// The result of ab has permuted columns, so that a lane reads and holds whole 16-byte chunks:
 // element [m][4 * i + j][2 * h + e] is row m * 16 + h * 8 + g, column 32 * i + 8 * t + 4 * e + j.
 #pragma once
 
@@ -23,15 +23,16 @@
 
 namespace flash_dist {
 
-// A tile of fp32 elements in shared memory. A row of HEAD_DIM floats is laid out, copied and read by
-// ldmatrix as the row of 2 * HEAD_DIM 16-bit elements that core/tile.cuh knows: chunk c, 16 bytes or 4
-// floats, of row r lies at chunk c ^ (r % 8).
+// A tile of fp32 elements in shared memory. A row of HEAD_DIM floats is laid out, copied and read
+// by ldmatrix like a row of 2 * HEAD_DIM 16-bit elements (core/tile.cuh). Chunk c (16 bytes, 4
+// floats) of row r is stored at chunk c ^ (r % 8).
 template <int HEAD_DIM>
 struct FloatRows : SwizzledRows<2 * HEAD_DIM> {
   using Base = SwizzledRows<2 * HEAD_DIM>;
   static_assert(Base::CHUNKS % 8 == 0, "the products rely on a phase of row % 8");
 
-  // Address of a row, a multiple of 8, and a column, one of 32: neither changes the phase.
+  // Address of a row and a column. row must be a multiple of 8 and column of 32, which keeps the
+  // phase.
   __device__ __forceinline__ static uint32_t at(uint32_t tile, int row, int column) {
     return tile + row * Base::ROW_BYTES + column * 4;
   }
@@ -41,15 +42,15 @@ constexpr int SUM_COLUMNS = 64;
 
 enum class Queries { A, B };
 
-// NOTE: the matrix units truncate where they should round, and the error adds up over hundreds of
-// columns and thousands of keys. So they compute short sums only: over 16 columns of a score, or over
-// one tile of keys or queries of the results.
+// NOTE: tensor cores truncate sums instead of rounding, and the error grows over hundreds of
+// columns and thousands of keys. So they compute only short sums: over 16 columns of a score, or
+// over one tile of keys or queries of a result.
 struct TensorProduct {
   // c += A @ B^T over SUM_COLUMNS columns.
   template <int HEAD_DIM, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
-    // As Operand::a, b and b_8, where a step of 16 halves is one of 8 floats; computed again to leave
-    // the registers to the accumulators.
+    // Addresses as in Operand::a, b and b_8: a step of 16 halves there is one of 8 floats here.
+    // Recomputed to leave the registers to the accumulators.
     constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
     using Floats = Operand<2 * HEAD_DIM>;
     const int lane = fresh_thread() % 32;
@@ -88,8 +89,8 @@ struct TensorProduct {
     }
   }
 
-  // P's columns 2t and 2t + 1 of a column tile serve as columns t and t + 4 of A, and the rows of B
-  // likewise: the order of the sum is free.
+  // P's columns 2t and 2t + 1 of a column tile serve as columns t and t + 4 of A. The rows of B are
+  // permuted likewise, as the order of the sum does not matter.
   template <int HEAD_DIM, int MT, int NT, int OT>
   __device__ __forceinline__ static void ab(Accumulator<MT, OT>& c, const Accumulator<MT, NT>& p,
                                             uint32_t b) {
@@ -132,7 +133,7 @@ struct TensorProduct {
     split_tf32(high[0], low[0], x);
     split_tf32(high[1], low[1], y);
   }
-  // Columns t and t + 4 of A are columns 2t and 2t + 1 of P.
+  // Splits P. Its columns 2t and 2t + 1 become columns t and t + 4 of A.
   __device__ __forceinline__ static void split_p(uint32_t (&high)[4], uint32_t (&low)[4],
                                                  const float (&d)[4]) {
     split_tf32(high[0], low[0], __float_as_uint(d[0]));
@@ -141,8 +142,8 @@ struct TensorProduct {
     split_tf32(high[3], low[3], __float_as_uint(d[3]));
   }
 
-  // c += A @ B, c = A @ B for the first of a sum. low * low is left out: at most 2^-22 of the
-  // product, of either sign.
+  // c = A @ B for the first product of a sum, else c += A @ B. Leaves out low * low, which is at
+  // most 2^-22 of the product, with either sign.
   template <Queries QUERIES, int NT, int CT>
   __device__ __forceinline__ static void multiply(float (&c)[CT][4], const uint32_t (&a_high)[4],
                                                   const uint32_t (&a_low)[4],
@@ -165,13 +166,13 @@ struct TensorProduct {
   }
 };
 
-// The same fragments, computed by each lane for itself.
+// The same products with FFMA; each lane computes its own elements.
 struct ScalarProduct {
   template <int HEAD_DIM, int UNROLL, Queries, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
     constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
     const int lane = fresh_thread() % 32;
-    // Rows g and g + 8 * i of A and 2t + e + 8 * n of B: the phase is g and 2t + e.
+    // The lane's rows are g + 8 * i of A and 2t + e + 8 * n of B: their phases are g and 2t + e.
     const uint32_t a_row = a + lane / 4 * ROW_BYTES;
     const uint32_t b_row = b + lane % 4 * 2 * ROW_BYTES;
     const int a_phase = lane / 4 << 4;
@@ -213,7 +214,7 @@ struct ScalarProduct {
     for (int k = 0; k < NT; ++k)
 #pragma unroll
       for (int r = 0; r < 8; ++r) {
-        // Column r of the tile is in the lane whose t is r / 2.
+        // Column r of the tile is in the lane with t = r / 2.
         float factor[MT][2];
 #pragma unroll
         for (int m = 0; m < MT; ++m)
@@ -253,8 +254,8 @@ struct Product {
   using Unit = std::conditional_t<Target::HAS_CP_ASYNC && std::is_same_v<T, Fp32>, TensorProduct,
                                   ScalarProduct>;
 
-  // a: address of the warp's first row of A, b: of the first row of B, both at the first of COLUMNS
-  // columns of rows of HEAD_DIM.
+  // a: address of the warp's first row of A. b: of the first row of B. Both point at the first of
+  // COLUMNS columns of rows of HEAD_DIM.
   template <int HEAD_DIM, int COLUMNS, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
     static_assert(COLUMNS % SUM_COLUMNS == 0);
@@ -264,7 +265,7 @@ struct Product {
     }
   }
 
-  // The same for S, in the order of summation that all kernels keep to. c has been cleared.
+  // The same for S, in the order of summation that all kernels use. c must be cleared.
   template <int HEAD_DIM, int COLUMNS, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void scores(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
     static_assert(COLUMNS == SUM_COLUMNS || COLUMNS == 2 * SUM_COLUMNS);

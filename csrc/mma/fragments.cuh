@@ -1,4 +1,4 @@
-// Steps shared by the mma.sync kernels, on the fragments of one warp: products, operands, stores.
+// Helpers of the mma.sync kernels for a warp's fragments: products, operands, stores.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -11,9 +11,9 @@ namespace flash_dist {
 
 constexpr int FRAGMENT_BYTES = 32 * 16;  // an A operand of 16 rows and 16 columns
 
-// C[16 * MT, 8 * NT] += A @ B^T with A rows a_row0.. and B rows b_row0.. of two [*, HEAD_DIM] tiles
-// in shared memory; b is Operand::b, for NT = 1 Operand::b_8. UNROLL bounds how far ahead ptxas
-// loads: 4 steps are 1 to 11 % faster than 2, where the registers suffice.
+// C[16 * MT, 8 * NT] += A @ B^T. A: rows from a_row0 on, B: rows from b_row0 on, of [*, HEAD_DIM]
+// tiles in shared memory. b is Operand::b, or Operand::b_8 if NT = 1. UNROLL limits how far ahead
+// ptxas loads: 4 steps are 1 to 11 % faster than 2, if the registers suffice.
 template <class Target, class T, int HEAD_DIM, int UNROLL, int MT, int NT>
 __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DIM> a,
                                          Operand<HEAD_DIM> b, int b_row0) {
@@ -53,8 +53,8 @@ __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DI
   }
 }
 
-// C += A @ B with A[16 * MT, 16] in registers and B the 16 rows b_row0.. of a tile. SPLIT warps share
-// the columns of a row: this warp has every SPLIT-th block of 16 columns, NT / 2 of them, and b_trans
+// C += A @ B. A[16 * MT, 16] is in registers, B is 16 rows of a tile from b_row0 on. SPLIT warps
+// share the columns: this warp has every SPLIT-th block of 16 columns, NT / 2 in all, and b_trans
 // is share(b_trans, number).
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
 __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint32_t (&a)[MT][4],
@@ -79,9 +79,9 @@ __device__ __forceinline__ Operand<HEAD_DIM> share(Operand<HEAD_DIM> b_trans, in
   return {b_trans.row, b_trans.phase ^ (number << 5)};
 }
 
-// This warp's share of the columns of MT 16-row tiles, rounded, as A fragments of 16 columns:
-// FRAGMENT_BYTES each, BLOCKS to a tile. at: this lane's place in the first; share: the number of
-// the warp's.
+// Stores this warp's columns of MT 16-row tiles, rounded, as A fragments of 16 columns. A fragment
+// has FRAGMENT_BYTES bytes, a tile has BLOCKS fragments. at: this lane's address in fragment 0.
+// share: index of the warp's columns.
 template <class Target, class T, int BLOCKS, int MT, int NT>
 __device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<MT, NT>& c,
                                               int share) {
@@ -108,14 +108,14 @@ __device__ __forceinline__ void get_fragment(uint32_t (&r)[4], uint32_t at) {
   r[0] = x.x, r[1] = x.y, r[2] = x.z, r[3] = x.w;
 }
 
-// Waits for all warps of a team, SPLIT neighbours.
+// Barrier for the SPLIT adjacent warps of a team.
 template <class Config>
 __device__ __forceinline__ void meet(int team) {
   barrier_sync(1 + team, 32 * Config::SPLIT);
 }
 
-// Rounds this warp's accumulator into its rows of a swizzled tile; with SPLIT > 1 into those of its
-// share of the columns.
+// Rounds this warp's accumulator into its rows of a swizzled tile. With SPLIT > 1, into its part of
+// the columns.
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
 __device__ __forceinline__ void stage_rows(const Accumulator<MT, NT>& c, uint32_t warp_tile,
                                            int share = 0) {
@@ -134,9 +134,9 @@ __device__ __forceinline__ void stage_rows(const Accumulator<MT, NT>& c, uint32_
     }
 }
 
-// Copies ROWS staged rows, from row `first` on, to global memory with 128-bit accesses, by LANES lanes of
-// which this one is `lane`. dst points at row 0 of the tile; the rows from row_limit on and the columns
-// from `columns` on do not exist.
+// Copies ROWS staged rows, from row `first` on, to global memory with 128-bit accesses. LANES lanes
+// take part; this one is `lane`. dst: row 0 of the tile. Rows from row_limit on and columns from
+// `columns` on are not written.
 template <int HEAD_DIM, int ROWS, int LANES>
 __device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* dst,
                                              int64_t row_stride, int row_limit, int columns,
@@ -159,7 +159,7 @@ __device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* 
   }
 }
 
-// Does both for a warp that owns whole rows, through rows of a tile that no other warp uses.
+// Stages and stores whole rows of a warp, through rows of a tile that no other warp uses.
 template <class Target, class T, int HEAD_DIM, int MT>
 __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& c,
                                            uint32_t warp_tile, uint16_t* dst, int64_t row_stride,
@@ -172,7 +172,7 @@ __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& 
 }
 
 // Writes a warp's rows of a sum, rounded, through its rows of a tile that no other warp uses. With
-// Config::SPLIT > 1, `part` is the warp's share, and all warps of the block must call this.
+// Config::SPLIT > 1, `part` selects the warp's columns, and all warps of the block must call this.
 template <class Config, int COLUMNS, int NT>
 __device__ __forceinline__ void store_sum(const Accumulator<Config::ROW_TILES, NT>& c,
                                           uint32_t warp_tile, int part, uint16_t* dst,
@@ -185,8 +185,8 @@ __device__ __forceinline__ void store_sum(const Accumulator<Config::ROW_TILES, N
   } else {
     constexpr int MINE = Config::ROWS / Config::SPLIT;
     stage_rows<Target, T, COLUMNS, Config::SPLIT>(c, warp_tile, part);
-    __syncthreads();  // the team has staged its columns
-    // Whole periods of the swizzle are left out, rows within one are counted.
+    __syncthreads();  // the team has staged all columns
+    // Start at a whole period of the swizzle; skip the remaining rows.
     const int first = MINE % 8 == 0 ? 0 : part * MINE % 8;
     const int row = part * MINE - first;
     store_staged<COLUMNS, MINE, 32>(warp_tile + row * COLUMNS * 2, threadIdx.x % 32,
@@ -195,8 +195,8 @@ __device__ __forceinline__ void store_sum(const Accumulator<Config::ROW_TILES, N
   }
 }
 
-// f(x, y, place) for each two columns of a lane's part of fp32 rows that exist, and where they lie:
-// partial sums of the group split, and sums kept between query chunks.
+// Calls f(x, y, address) for each pair of columns of a lane's part of fp32 sums, in rows that
+// exist: partial sums of the group split, and sums kept between query chunks.
 template <int SPLIT, int MT, int NT, class Sums, class F>
 __device__ __forceinline__ void each_partial(Sums& c, float* sums, int row_limit, int part, F f) {
   const int lane = threadIdx.x % 32;

@@ -1,4 +1,4 @@
-// The gradient of a bias, in fp32: core/bias_gradient.cuh.
+// The gradient of a bias in fp32, see core/bias_gradient.cuh.
 #pragma once
 
 #include "core/bias_gradient.cuh"
@@ -19,8 +19,8 @@ template <class Config>
 struct F32BiasProducts {
   static constexpr int COLUMNS = Config::COLUMNS;
 
-  // c += A @ B^T: the warp's rows of A, from row0 on, and all of B. One sum for each block of columns,
-  // as all kernels sum scores.
+  // c += A @ B^T for the warp's rows of A, from row0 on, and all of B. Sums each block of columns
+  // separately, as all kernels sum scores.
   template <int NT>
   __device__ __forceinline__ static void multiply(Accumulator<1, NT>& c, uint32_t a, int row0,
                                                   uint32_t b) {

@@ -1,5 +1,5 @@
-// Tiles, threads and shared memory of the fp32 backward kernels, and the work of a block of dK/dV: the
-// stages of queries that it goes through, in the order of summation.
+// Tiles, threads and shared memory of the fp32 backward kernels. Also the order in which a block of
+// dK/dV sums its stages of queries.
 #pragma once
 
 #include "core/block_iterators.cuh"
@@ -9,10 +9,10 @@
 
 namespace flash_dist {
 
-// The work of a block, in shared memory for all its threads. Query head 0 is the first of the group.
+// The work of a block, shared by its threads. Query head 0 is the first of the group.
 struct F32DkdvWork {
   const float *q, *dout;  // first query of query head 0
-  int64_t statistics;     // row of that query
+  int64_t statistics;     // statistics row of that query
   int batch, head;        // head: number of query head 0
   int group_heads_begin, group_heads_end;
   int seqlen_q, seqlen_k;
@@ -24,14 +24,14 @@ struct F32DkdvWork {
   }
 };
 
-// One pipeline item: a stage of queries of one query head, and the mask's codes of the one or two key
-// tiles of the block.
+// A pipeline item: a stage of queries of one query head, and the mask's code for each key tile of
+// the block.
 struct F32DkdvItem {
   int row0, head_in_group;
   int code[2];
 };
 
-// Goes through the items: query head by query head, tile by tile. One thread calls it.
+// Iterates over the items: for each query head, for each query tile. Used by one thread.
 template <int BLOCK_M, int BLOCK_N>
 struct F32DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / BLOCK_M;
@@ -94,7 +94,7 @@ struct F32DkdvCursor {
     const Sequence sequence{0, 0, work.seqlen_q, work.seqlen_k};
     return {work.mask(p, head_in_group), ds_layout(p, sequence), work.key0};
   }
-  // Goes to the first item of this query head, or of a later one.
+  // Moves to the first item of this query head, or of the next one that has any.
   __device__ __forceinline__ void open(const BwdParams& p, const F32DkdvWork& work) {
     for (; head_in_group < work.group_heads_end; ++head_in_group) {
       const QueryBlockIterator<BLOCK_N> query_blocks = iterator_of(p, work, head_in_group);
@@ -109,7 +109,7 @@ struct F32DkdvCursor {
 template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan::SPLIT, Plan::WARPS, Plan::BLOCK_M;
-  static constexpr int ROWS = 16;  // keys of a warp
+  static constexpr int ROWS = 16;  // keys per warp
   static constexpr int BLOCK_N = WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int SLICE = HEAD_DIM / SPLIT;
@@ -122,10 +122,10 @@ struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(128) float q[BLOCK_M * HEAD_DIM];
     alignas(128) float dout[BLOCK_M * HEAD_DIM];
     alignas(16) float lse_log2[BLOCK_M];
-    float delta[BLOCK_M];        // right behind lse_log2
-    float normalizers[BLOCK_M];  // right behind delta
+    float delta[BLOCK_M];        // must follow lse_log2
+    float normalizers[BLOCK_M];  // must follow delta
   };
-  // Item i is at i % ITEMS from one fetch before its own on, until two fetches later.
+  // Item i is stored at i % ITEMS, from one fetch before its own until two fetches after.
   static constexpr int ITEMS = 4;
   struct Smem {
     alignas(128) float k[BLOCK_N * HEAD_DIM];
@@ -133,7 +133,7 @@ struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     Stage stage[Plan::STAGES];
     alignas(16) float exchange[SPLIT == 1 ? 4 : WARPS * ROWS * BLOCK_M];
     F32DkdvWork work;
-    F32DkdvCursor<BLOCK_M, BLOCK_N> cursor;  // thread 0's, here to leave registers to dK and dV
+    F32DkdvCursor<BLOCK_M, BLOCK_N> cursor;  // of thread 0, here to leave registers to dK and dV
     F32DkdvItem items[ITEMS];
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
@@ -151,7 +151,7 @@ using Ieee32DkdvConfig =
 template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct F32DqRecomputeTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan::SPLIT, Plan::WARPS, Plan::BLOCK_N;
-  static constexpr int ROWS = 16;  // queries of a warp
+  static constexpr int ROWS = 16;  // queries per warp
   static constexpr int BLOCK_M = WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int SLICE = HEAD_DIM / SPLIT;

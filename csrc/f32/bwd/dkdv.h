@@ -1,16 +1,16 @@
-// dK and dV in fp32; dS is never stored. No atomics: a block owns its keys.
+// dK and dV in fp32. dS is never stored. No atomics: a block owns its keys.
 //
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse) * normalizer
 //                                                           dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
 // Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
-// Block     WARPS warps; SPLIT of them share 16 keys, each sums S^T and dP^T over a slice of the
+// Block     WARPS warps. SPLIT warps share 16 keys; each sums S^T and dP^T over a slice of the
 //           columns and owns that slice of dK and dV. P^T and dS^T stay in registers.
-// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse, delta and the
-//           normalizers (of dq_recompute.h), the slices' parts of S^T or dP^T.
-// Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
-//           of summation.
+// Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse, delta and the
+//           normalizers (of dq_recompute.h), the slices' partial sums of S^T or dP^T.
+// Pipeline  the query tiles of every query head of the split, in ascending order, which is the
+//           order of summation.
 #pragma once
 
 #include "core/bias.cuh"
@@ -48,8 +48,7 @@ struct F32Dkdv {
   __device__ __forceinline__ F32Dkdv(const BwdParams& params, typename Config::Smem& shared)
       : p(params), smem(shared), tiles(shared), work(shared.work) {}
 
-  // Finds the block's work and its first item, by one thread for all, and starts the copies of K and
-  // V.
+  // Finds the block's work and first item in one thread, and starts the copies of K and V.
   __device__ __forceinline__ void start(const DkdvBlock& block, const Sequence& sequence) const {
     const int heads_per_split = p.group / p.group_split;
     const int head = block.head_kv * p.group;
@@ -70,16 +69,16 @@ struct F32Dkdv {
       if (!smem.cursor.at_end(mine)) smem.items[0] = smem.cursor.item(p, mine);
     }
     load_keys<Config>(p, block, sequence, mine.mask(p, 0).keys_that_exist(block.batch), tiles);
-    __syncthreads();  // work and item 0 are there
+    __syncthreads();  // work and item 0 are stored
   }
 
-  // Starts the copies of item i to stage s, and describes the item behind it.
+  // Starts the copies of item i into stage s, and prepares item i + 1.
   __device__ __forceinline__ void fetch(QueryCopies<Config>& queries,
                                         NormalizerCopy<Target, BLOCK_M>& normalizers, int i,
                                         int s) const {
     const int row0 = item(i).row0;
     const int head_in_group = item(i).head_in_group;
-    const RowSpan rows{0, max(work.seqlen_q - row0, 0)};  // the last stages may lie beyond the end
+    const RowSpan rows{0, max(work.seqlen_q - row0, 0)};  // the last stages may start past the end
     const int64_t row = queries.fetch(p, work, tiles, row0, head_in_group, rows, s);
     normalizers.fetch(normalizers_of(s), p.normalizers + row, rows.end);
     if (threadIdx.x == 0) {
@@ -89,12 +88,12 @@ struct F32Dkdv {
     __syncwarp();
   }
 
-  // Adds item i, which lies in stage s.
+  // Adds item i, which is in stage s.
   __device__ __forceinline__ void add(Sum& dk, Sum& dv, int i, int s) const {
     const F32DkdvItem& item = this->item(i);
     const Warp warp;
     const int code = item.code[warp.row0() / MASK_TILE];
-    if (code == TILE_EMPTY) return;  // for all warps that share these keys
+    if (code == TILE_EMPTY) return;  // same for all warps that share these keys
     const uint32_t q_slice = Rows::at(tiles.q(s), 0, warp.column0());
     const uint32_t dout_slice = Rows::at(tiles.dout(s), 0, warp.column0());
 
@@ -154,7 +153,7 @@ struct F32Dkdv {
     }
   }
 
-  // The place of the normalizers in stage s.
+  // Address of the normalizers in stage s.
   __device__ __forceinline__ uint32_t normalizers_of(int s) const {
     return tiles.q(s) + static_cast<int>(offsetof(typename Config::Stage, normalizers));
   }
@@ -166,7 +165,7 @@ struct F32Dkdv {
     return smem.items[i % Config::ITEMS];
   }
 
-  // The values of `array` for query n * 8 + lane % 4 * 2 and the next one.
+  // Elements n * 8 + lane % 4 * 2 and the next one of `array`.
   __device__ __forceinline__ static float2 statistic(uint32_t array, const Warp& warp, int n) {
     return load_shared_8(array + (n * 8 + (warp.lane % 4) * 2) * 4);
   }
@@ -184,7 +183,7 @@ struct F32Dkdv {
         st, Rows::at(tiles.k, warp.row0(), warp.column0()), q_slice);
   }
 
-  // P^T in the place of S^T, after soft cap, ALiBi, bias and mask.
+  // P^T in place of S^T, after soft cap, ALiBi, bias and mask.
   __device__ __forceinline__ void exponentiate(Scores& pt, const F32DkdvItem& item,
                                                const Warp& warp, int s, int code) const {
     if (p.scores.has_score_mod) {
@@ -216,7 +215,8 @@ struct F32Dkdv {
   __device__ __forceinline__ void take_cap(Scores& dst, Scores& pt, const F32DkdvItem& item,
                                            const Warp& warp, uint32_t q_slice, int s) const {
     if (p.scores.softcap != 0.0f && p.scores.softcap < PRECISE_CAP) {
-      // S^T again, in the place of P^T: lse and P^T tell too little of a small cap's tanh
+      // Recompute S^T in place of P^T: for a small cap, lse and P^T do not determine tanh well
+      // enough
       multiply_qk(pt, warp, q_slice);
       slices_done(warp);
       sum_slices(pt, warp, sExchange());
@@ -226,7 +226,7 @@ struct F32Dkdv {
         for (int i = 0; i < 4; ++i) {
           const float t = tanhf(pt.x[0][n][i] * p.scores.scale_inside);
           float& x = dst.x[0][n][i];
-          if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // else masked, S may be anything
+          if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // masked: S may be anything
         }
     } else if (p.scores.softcap != 0.0f) {
       apply_score_mod_derivative(dst, pt, p.scores, place(item, warp),

@@ -1,12 +1,12 @@
-// dQ in fp32, with S and dP computed again, and the normalizers of P (normalizer.cuh) for dK/dV.
+// dQ in fp32 with recomputed S and dP, and the normalizers of P (normalizer.cuh) for dK/dV.
 //
 //   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dQ += dS @ K
 //   at the end: dQ *= normalizer
 //
 // Grid      x = query tile, query head of the units.
-// Block     WARPS warps; SPLIT of them share 16 queries, each sums S and dP over a slice of the
+// Block     WARPS warps. SPLIT warps share 16 queries; each sums S and dP over a slice of the
 //           columns and owns that slice of dQ. dS stays in registers.
-// Shared    Q and dO (for the whole life of the block), STAGES stages of K and V, the slices' parts
+// Shared    Q and dO (for the block's lifetime), STAGES stages of K and V, the slices' partial sums
 //           of S or dP.
 #pragma once
 
@@ -36,11 +36,11 @@ struct F32DqRecompute {
   using Warp = WarpPlace<Config>;
   using Scores = Accumulator<1, BLOCK_N / 8>;
   using Sum = Accumulator<1, SLICE / 8>;
-  using Statistics = float[2];  // of the lane's rows
+  using Statistics = float[2];  // per row of the lane
 
   const BwdParams& p;
   const DqTiles<Config>& tiles;
-  const uint32_t& exchange;  // address of what sum_slices() needs
+  const uint32_t& exchange;  // address of sum_slices()'s exchange
   const DqBlock& block;
   const Sequence& sequence;
   const int& head;  // query head
@@ -58,14 +58,14 @@ struct F32DqRecompute {
     }
   }
 
-  // Adds key tile j, which lies in stage s, to dQ, and its P to the lane's part of the row sums.
+  // Adds key tile j, which is in stage s, to dQ, and its P to the lane's row sums.
   __device__ __forceinline__ void add(Sum& dq, Statistics& row_sum, const Statistics& lse,
                                       const Statistics& delta, float scale_log2, int j,
                                       int s) const {
     const Warp warp;
     const int code =
         key_blocks.is_full(j) ? TILE_FULL : key_blocks.code(j, warp.row0() / MASK_TILE);
-    if (code == TILE_EMPTY) return;  // for all warps that share these queries
+    if (code == TILE_EMPTY) return;  // same for all warps that share these queries
     const uint32_t k_slice = Rows::at(tiles.k(s), 0, warp.column0());
 
     // S = Q @ K.T                                        [16, BLOCK_N] per warp
@@ -127,7 +127,7 @@ struct F32DqRecompute {
   }
 
  private:
-  // Soft cap, ALiBi, bias and the mask.
+  // Applies soft cap, ALiBi, bias and mask.
   __device__ __forceinline__ void modify_scores(Scores& scores, Scores& dp, const Statistics& delta,
                                                 const Warp& warp, int j, int code) const {
     if (p.scores.has_score_mod) {

@@ -1,9 +1,9 @@
-// Normalizers, which correct P for the rounding of lse: P = exp2(S * scale - lse) * normalizer.
+// Normalizers correct P for the rounding of lse: P = exp2(S * scale - lse) * normalizer.
 //
-// For scores in the hundreds, lse, an fp32 number, is exact to 2^-16 only, and so would P be. But a
-// row of P sums to 1, and a block of dQ goes through whole rows: it sums P, and the difference from 1
-// is the rounding of lse. The kernel of dK and dV, whose blocks see a few keys of each row, runs after
-// it and reads the normalizers.
+// For scores in the hundreds, lse in fp32 is only exact to 2^-16, and so would P be. But a row of P
+// sums to 1, and a block of dQ sees whole rows. It sums P; the difference from 1 is the rounding
+// error of lse. The dK/dV kernel, whose blocks see only some keys of each row, runs later and reads
+// the normalizers.
 #pragma once
 
 #include "core/tile.cuh"
@@ -12,17 +12,17 @@
 
 namespace flash_dist {
 
-// The normalizer of a row of P that sums to `sum`. A difference from 1 that rounding does not explain
-// means that lse covers other keys, too (those of a whole ring, say): then the normalizer is 1. The
-// errors of lse, of its product with log2(e) and of the scores' with the scale are each 2^-24 of it at
-// most; 16 is for the errors of the sum.
+// Normalizer of a row of P that sums to `sum`. If rounding does not explain the difference from 1,
+// lse covers more keys (of a whole ring, for example), and the normalizer is 1. Three errors count,
+// each at most 2^-24 relative: of lse, of lse * log2(e), and of score * scale. The 16 allows for
+// errors of the sum.
 __device__ __forceinline__ float normalizer(float sum, float lse_log2) {
   const float rounding = fminf(0x1p-22f * (fabsf(lse_log2) + 16.0f), 0.5f);
   return fabsf(sum - 1.0f) <= rounding ? 1.0f / sum : 1.0f;
 }
 
 // Copies the normalizers of a stage's queries to shared memory, 16 bytes per thread. `rows` of them
-// exist; the others, which no block of dQ has written, become 0. P is 0 there anyway.
+// exist. The others, which no dQ block has written, become 0: P is 0 there.
 template <class Target, int COUNT>
 struct NormalizerCopy {
   uint4 staged;

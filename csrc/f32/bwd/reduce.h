@@ -1,7 +1,7 @@
 // Adds the partial sums of dK, and those of dV, in ascending order.
 //
-// Grid      x = tile of rows over every batch and kv head of dK, then of dV. A thread owns 4 columns
-//           of one row.
+// Grid      x = tile of rows over all batch entries and kv heads of dK, then of dV. A thread owns 4
+//           columns of one row.
 #pragma once
 
 #include "core/reduce.h"
@@ -21,7 +21,7 @@ struct F32ReduceConfig
 template <class Config>
 __device__ __forceinline__ void f32_reduce_block(const ReduceParams& p) {
   const int tiles = (p.seqlen_k + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
-  const int blocks = tiles * p.batch * p.num_heads_kv;  // of a sum
+  const int blocks = tiles * p.batch * p.num_heads_kv;  // blocks per sum (dK or dV)
   const int number = blockIdx.x;
   const bool of_v = number >= blocks;
   const ReduceParams::Sum& of = p.sums[of_v];

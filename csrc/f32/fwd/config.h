@@ -11,15 +11,15 @@
 
 namespace flash_dist {
 
-// The work tile of a block, the same for all its threads.
+// The work tile of a block, shared by its threads.
 template <int BLOCK_M, int BLOCK_N>
 struct F32FwdWork {
   const float *q, *k, *v;  // the block's first query, the sequence's first key
   int row0;                // first query
-  int rows;                // queries left from there
+  int rows;                // rows from row0 to the end
   MaskPlace place;
-  RowSpan keys;  // that exist
-  float slope;   // of ALiBi
+  RowSpan keys;  // keys of the sequence that exist
+  float slope;   // ALiBi slope
   KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 
   __device__ __forceinline__ F32FwdWork(const FwdParams& p, const FwdBlock& block,
@@ -51,7 +51,7 @@ struct F32FwdTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
     alignas(128) float v[BLOCK_N * HEAD_DIM];
     alignas(16) float exchange[SPLIT == 1 ? 4 : WARPS * ROWS * BLOCK_N];
     F32FwdWork<BLOCK_M, BLOCK_N> work;
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));

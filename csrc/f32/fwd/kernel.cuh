@@ -1,12 +1,12 @@
 // Forward attention in fp32: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
-// Grid      x = query tile, batch and query head (of a head the longest causal tiles first).
-// Block     WARPS warps; SPLIT of them share ROWS query rows, each sums S over a slice of the
-//           columns and owns that slice of the output.
-// Shared    Q tile, one K tile, one V tile, the slices' parts of S.
-// Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)
-//           run. Key blocks are taken from the last to the first, so that those that need a causal
-//           mask come first and the long loop has none.
+// Grid      x = query tile, batch and query head. A head's causal tiles come longest first.
+// Block     WARPS warps. SPLIT warps share ROWS query rows; each sums S over a slice of the columns
+//           and owns that slice of the output.
+// Shared    Q tile, one K tile, one V tile, the slices' partial sums of S.
+// Pipeline  V(j) is copied during S = Q @ K(j).T, K(j - 1) during the softmax and P @ V(j). Key
+//           blocks run from last to first: those with a causal mask come first, and the long loop
+//           has no mask.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -19,7 +19,7 @@
 
 namespace flash_dist {
 
-// O / sum to out, lse = max * scale + ln(sum).
+// Writes out = O / sum and lse = max * scale + ln(sum).
 template <class Config>
 __device__ __forceinline__ void store_f32_output(
     const FwdParams& p, const FwdBlock& block, const Sequence& sequence,
@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_f32_output(
       const float sum = quad_sum(state.row_sum[m][h]);
       const bool empty = sum == 0.0f;  // no visible key
       float inverse = empty ? 0.0f : 1.0f / sum;
-      // P = exp2(S * scale_log2 - offset): `rest` is the rounding error of the offset.
+      // The offset in P = exp2(S * scale_log2 - offset) was rounded: `rest` is its rounding error.
       const float top = state.row_max[m][h];
       const float rest = fmaf(top, scale_log2, -__fmul_rn(top, scale_log2)) * LN_2;
       float row_lse = empty ? -INFINITY : fmaf(top, p.scores.scale, logf(sum) - rest);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
   const float scale_log2 = p.scores.scale * LOG2_E;
 
   const auto step = [&](auto masked) {
-    wait_for_copies<Target>();  // K(j) is in; all warps have read V(j + 1)
+    wait_for_copies<Target>();  // K(j) has landed; all warps have read V(j + 1)
     fetch_v(work.blocks.key0(j));
     commit_copies<Target>();
 
@@ -122,7 +122,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     sum_slices(s, warp, shared_address(smem.exchange));
 
     copy_v.land(sV);
-    wait_for_copies<Target>();  // V(j) is in; all warps have read K(j)
+    wait_for_copies<Target>();  // V(j) has landed; all warps have read K(j)
     if (j > work.blocks.begin) fetch_k(work.blocks.key0(j - 1));
     commit_copies<Target>();
 

@@ -1,4 +1,4 @@
-// The gradient of a bias, of 16-bit elements: core/bias_gradient.cuh.
+// The gradient of a bias for 16-bit dtypes, see core/bias_gradient.cuh.
 #pragma once
 
 #include "core/bias_gradient.cuh"
@@ -15,7 +15,7 @@ template <class Config>
 struct BiasProducts {
   static constexpr int COLUMNS = Config::COLUMNS;
 
-  // c += A @ B^T: the warp's rows of A, from row0 on, and all of B.
+  // c += A @ B^T for the warp's rows of A, from row0 on, and all of B.
   template <int NT>
   __device__ __forceinline__ static void multiply(Accumulator<1, NT>& c, uint32_t a, int row0,
                                                   uint32_t b) {

@@ -11,8 +11,8 @@
 
 namespace flash_dist {
 
-// Whether blocks of the dK/dV kernel may have fewer keys than a tile of dS. Then only a part of the
-// last tile of keys is stored.
+// True if dK/dV blocks may have fewer keys than a dS tile. Then the last tile of keys is only
+// partly stored.
 template <int HEAD_DIM>
 constexpr bool PARTLY_STORED = HEAD_DIM > 128;
 
@@ -20,14 +20,14 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   using Plan::BLOCK_M, Plan::SPLIT, Plan::SUB_M, Plan::ROWS;
-  // SPLIT warps share their keys: each owns every SPLIT-th 16 columns of dK and dV, and computes a
-  // part of the queries of S^T and dP^T, which they exchange.
+  // SPLIT warps share their keys. Each owns every SPLIT-th 16 columns of dK and dV. Each computes
+  // S^T and dP^T for part of the queries, and they exchange the results.
   static constexpr int BLOCK_N = Plan::WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int ROW_TILES = ROWS / 16;
-  static constexpr int QUERIES = SUB_M / SPLIT;  // of a warp's S^T
-  // Whole products in one piece where the registers suffice: 5 % on an H200. At head_dim 64 they would
-  // spill 8 to 20 bytes.
+  static constexpr int QUERIES = SUB_M / SPLIT;  // columns of a warp's S^T
+  // Unrolls products fully if the registers suffice: 5 % faster on an H200. At head_dim 64 that
+  // would spill 8 to 20 bytes.
   static constexpr bool WHOLE = Target::HAS_CP_ASYNC && HEAD_DIM == 128;
   static constexpr int UNROLL_S = WHOLE ? 8 : STEPS_AHEAD<Target>;
   static constexpr int UNROLL_DP = WHOLE ? 8 : 2;
@@ -39,12 +39,12 @@ struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD
     alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];
     alignas(128) uint16_t dout[BLOCK_M * HEAD_DIM_V];
     alignas(16) float lse_log2[BLOCK_M];
-    float delta[BLOCK_M];  // right behind lse_log2
+    float delta[BLOCK_M];  // must follow lse_log2
     DkdvItem item;
   };
   struct Smem {
-    alignas(128) uint16_t k[BLOCK_N * HEAD_DIM];    // later the stage of dK
-    alignas(128) uint16_t v[BLOCK_N * HEAD_DIM_V];  // later the stage of dV
+    alignas(128) uint16_t k[BLOCK_N * HEAD_DIM];    // reused to stage dK
+    alignas(128) uint16_t v[BLOCK_N * HEAD_DIM_V];  // reused to stage dV
     Stage stage[Plan::STAGES];
     alignas(16) uint16_t p[SPLIT == 1 ? 8 : BLOCK_N * BLOCK_M];   // exchanged as A fragments
     alignas(16) uint16_t ds[SPLIT == 1 ? 8 : BLOCK_N * BLOCK_M];  // the same
@@ -54,24 +54,24 @@ struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// All gradients of a short sequence, which fits one tile.
+// All gradients of a short sequence, which fits into one tile.
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct WholeConfig
     : Config<WholePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = WholePlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
-  static constexpr int TILE = Plan::WARPS * 16;  // queries and keys
+  static constexpr int TILE = Plan::WARPS * 16;  // largest number of queries and of keys
   static constexpr int BLOCK_ROWS = TILE;
   static constexpr int UNROLL = STEPS_AHEAD<Target>;
   static_assert(TILE == MASK_TILE && TILE % Plan::SUB_M == 0);
 
   struct Smem {
-    alignas(128) uint16_t k[TILE * HEAD_DIM];    // later the stage of dK
-    alignas(128) uint16_t v[TILE * HEAD_DIM_V];  // later the stage of dV
-    alignas(128) uint16_t q[TILE * HEAD_DIM];    // later the stage of dQ
+    alignas(128) uint16_t k[TILE * HEAD_DIM];    // reused to stage dK
+    alignas(128) uint16_t v[TILE * HEAD_DIM_V];  // reused to stage dV
+    alignas(128) uint16_t q[TILE * HEAD_DIM];    // reused to stage dQ
     alignas(128) uint16_t dout[TILE * HEAD_DIM_V];
-    alignas(128) uint16_t ds[TILE * TILE];  // dS^T: a row is a key
+    alignas(128) uint16_t ds[TILE * TILE];  // dS^T: one row per key
     alignas(16) float lse_log2[TILE];
-    float delta[TILE];  // right behind lse_log2
+    float delta[TILE];  // must follow lse_log2
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
@@ -81,7 +81,7 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DqGemmConfig
     : Config<DqGemmPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DqGemmPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
-  using Plan::SPLIT;  // warps that share their queries; each owns every SPLIT-th 16 columns
+  using Plan::SPLIT;  // warps that share queries; each owns every SPLIT-th 16 columns
   static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
@@ -93,7 +93,7 @@ struct DqGemmConfig
     alignas(128) uint16_t ds[BLOCK_M * DS_TILE];
   };
   struct Smem {
-    Stage stage[Plan::STAGES];  // later the stage of dQ
+    Stage stage[Plan::STAGES];  // reused to stage dQ
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN) && SMEM_BYTES >= BLOCK_M * HEAD_DIM * 2);
@@ -103,13 +103,13 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DqRecomputeConfig
     : Config<DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
-  // Warps that share their queries: each computes dS for a part of the keys, and owns every SPLIT-th 16
-  // columns of dQ.
+  // SPLIT warps share their queries. Each computes dS for part of the keys, and owns every SPLIT-th
+  // 16 columns of dQ.
   using Plan::SPLIT;
   static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
-  // Keys of a warp per pass: bounds the registers of S and dP.
+  // Keys of a warp per pass: limits the registers of S and dP.
   static constexpr int SUB_N = SPLIT > 1            ? Plan::BLOCK_N / SPLIT
                                : Plan::BLOCK_N < 32 ? Plan::BLOCK_N
                                                     : 32;
@@ -126,7 +126,7 @@ struct DqRecomputeConfig
     alignas(16) uint16_t ds[BLOCK_M * Plan::BLOCK_N];  // as A fragments
   };
   struct Smem {
-    alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];  // later the stage of dQ
+    alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];  // reused to stage dQ
     alignas(128) uint16_t dout[BLOCK_M * HEAD_DIM_V];
     Stage stage[Plan::STAGES];
     std::conditional_t<SPLIT == 1, NoExchange, DsExchange> exchange;

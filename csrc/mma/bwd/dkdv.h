@@ -1,18 +1,17 @@
-// dK and dV, and dS for the dQ product: the key side of the backward. No atomics: a block owns its
-// keys.
+// dK, dV and the dS that the dQ kernel multiplies with K. No atomics: a block owns its keys.
 //
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
 // Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
-// Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim; P^T and dS^T stay in its
-//           registers as A operands. SPLIT > 1 (dK and dV of a whole row would take all registers):
-//           SPLIT warps own ROWS keys; each computes S^T and dP^T for its part of the stage's
-//           queries, exchanges P^T and dS^T through shared memory, and accumulates its part of the
-//           columns.
-// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
-// Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
-//           of summation. Between query chunks the sums are kept in memory.
+// Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim. P^T and dS^T stay in its
+//           registers as A operands. SPLIT > 1, as dK and dV of whole rows would take all
+//           registers: SPLIT warps own ROWS keys. Each computes S^T and dP^T for part of the
+//           stage's queries, exchanges P^T and dS^T through shared memory, and accumulates part of
+//           the columns.
+// Shared    K and V (for the block's lifetime), STAGES stages of Q, dO, lse and delta.
+// Pipeline  the query tiles of every query head of the split, in ascending order, which is the
+//           order of summation. Between query chunks the sums are kept in memory.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -27,7 +26,7 @@
 
 namespace flash_dist {
 
-// Finds the block's work, in one thread for all, and starts the copies of K and V.
+// Finds the block's work in one thread, and starts the copies of K and V.
 template <class Config>
 __device__ __forceinline__ void start_dkdv(const BwdParams& p, const DkdvBlock& block,
                                            const Sequence& sequence, DkdvWork& work,
@@ -41,17 +40,17 @@ __device__ __forceinline__ void start_dkdv(const BwdParams& p, const DkdvBlock& 
     find_work<Config>(work, p, block, sequence, heads_per_split, head, mask);
   }
   load_keys<Config>(p, block, sequence, keys, tiles);
-  __syncthreads();  // work is there
+  __syncthreads();  // the work is stored
 }
 
-// A stage of Q, dO, lse and delta on its way.
+// The copies of a stage of Q, dO, lse and delta.
 template <class Config>
 struct DkdvCopies {
   using Target = typename Config::Target;
   QueryCopies<Config> queries;
-  DkdvItem staged_item;  // thread 0's, where copies are staged in registers
+  DkdvItem staged_item;  // in thread 0, if copies are staged in registers
 
-  // Starts the copies of the item that the cursor is at.
+  // Starts the copies of the item at the cursor.
   __device__ __forceinline__ void fetch(const BwdParams& p, typename Config::Smem& smem,
                                         const DkdvTiles<Config>& tiles,
                                         const DkdvCursor<Config>& cursor, int s) {
@@ -92,7 +91,7 @@ struct DkdvCopies {
   }
 };
 
-// Writes the warp's part of dK and dV: rounded, through its rows of K and V, or as partial sums.
+// Writes the warp's part of dK and dV: rounded, staged in its rows of K and V, or as partial sums.
 template <class Config>
 __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config>& dv,
                                            const BwdParams& p, const DkdvTiles<Config>& tiles,
@@ -120,7 +119,7 @@ __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config
   }
 }
 
-// Loads the warp's part of dK and dV as the query chunk before stored it.
+// Loads the warp's part of dK and dV, which the previous query chunk stored.
 template <class Config>
 __device__ __forceinline__ void load_sums(DkSum<Config>& dk, DvSum<Config>& dv, const BwdParams& p,
                                           const DkdvBlock& block, int seqlen_k,
@@ -163,7 +162,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   run_pipeline<Target, Config::STAGES>(DkdvCursor<Config>::count(p, smem.work), fetch, land,
                                        compute);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-  __syncthreads();  // every warp is done with K and V; without a stage they may still be arriving
+  __syncthreads();  // every warp has read K and V; without items their copies may be in flight
   store_sums<Config>(dk, dv, p, tiles, warp);
 }
 

@@ -1,4 +1,4 @@
-// The steps of a warp of the dK/dV kernel for a stage of queries.
+// What a warp of the dK/dV kernel computes for a stage of queries.
 #pragma once
 
 #include "core/bias.cuh"
@@ -15,13 +15,13 @@
 
 namespace flash_dist {
 
-// The warp's keys in the block: ROWS from row0 on, shared by a team of SPLIT warps.
+// The warp's keys: ROWS keys from row0 of the block on, shared by a team of SPLIT warps.
 template <class Config>
 struct DkdvWarp {
   int lane, number;
-  int part;  // of the team
-  int row0;  // counted in the block
-  int half;  // which of the block's key tiles of the mask they lie in
+  int part;  // index in the team
+  int row0;  // first key in the block
+  int half;  // which key tile of the block (0 or 1) its keys are in
 
   __device__ __forceinline__ DkdvWarp()
       : lane(threadIdx.x % 32),
@@ -33,17 +33,17 @@ struct DkdvWarp {
   __device__ __forceinline__ int team() const { return number / Config::SPLIT; }
 };
 
-// The warp's sums: its keys' dK and dV; with SPLIT > 1 its share of their columns.
+// The warp's sums dK and dV of its keys. With SPLIT > 1, only of its part of the columns.
 template <class Config>
 using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLIT>;
 template <class Config>
 using DvSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
 
-// Whether a call has a soft cap or ALiBi (core/scores.cuh): known at compile time, or read at run time.
-// A step that is compiled for YES has its products in small pieces, as it needs more registers.
+// Whether a call has a soft cap or ALiBi (core/scores.cuh), known at compile time or at run time
+// (MAYBE). A step compiled for YES needs more registers, so it unrolls its products less.
 enum class ScoreMod { NO, YES, MAYBE };
 
-// A stage of queries against the warp's keys.
+// A stage of queries, multiplied with the warp's keys.
 template <class Config>
 struct DkdvStep {
   using Target = typename Config::Target;
@@ -56,9 +56,9 @@ struct DkdvStep {
   typename Config::Smem& smem;
   const DkdvTiles<Config>& tiles;
   DkdvWarp<Config> warp;
-  int s;                            // number of the stage
+  int s;                            // stage
   int code;                         // the mask's code of the tile
-  int slot;                         // of dS, -1: not stored
+  int slot;                         // dS slot; -1: not stored
   int row0;                         // first query
   Operand<Config::HEAD_DIM> a_k;    // the warp's rows of K
   Operand<Config::HEAD_DIM_V> a_v;  // and of V
@@ -88,7 +88,7 @@ struct DkdvStep {
         pt, a_k, by_query<Config::HEAD_DIM>(tiles.q(s)), sub);
     const bool has_score_mod =
         SCORE_MOD == ScoreMod::YES || (SCORE_MOD == ScoreMod::MAYBE && p.scores.has_score_mod);
-    // NOTE: one branch around both: with two, registers are spilled at head_dim 64.
+    // NOTE: a single branch for both: two branches spill registers at head_dim 64.
     if (code != TILE_FULL || has_score_mod) {
       if (has_score_mod) apply_score_mod<Tanh::FAST, true>(pt, p.scores, place(sub));
       const int head_in_group = smem.stage[s].item.head_in_group;
@@ -130,7 +130,7 @@ struct DkdvStep {
     }
   }
 
-  // Multiplies dS^T, or P^T once dV has it, by the derivative of a soft cap.
+  // Multiplies x by the derivative of the soft cap. x is dS^T, or P^T after its use for dV.
   __device__ __forceinline__ void take_cap(Scores& x, const Scores& pt, int sub) const {
     if (p.scores.softcap == 0.0f) return;
     apply_score_mod_derivative(x, pt, p.scores, place(sub), [&](int n) {
@@ -138,8 +138,9 @@ struct DkdvStep {
     });
   }
 
-  // This lane's part of dS in the workspace, of the A fragment (0, 0) of the warp's keys and the
-  // stage's queries. Fragment (m, k) is m * 4 + k blocks further: a tile is 4 x 4 of them.
+  // Address of this lane's part of dS in the workspace, for A fragment (0, 0) of the warp's keys
+  // and the stage's queries. Fragment (m, k) is m * 4 + k blocks further, as a tile has 4 x 4
+  // blocks.
   __device__ __forceinline__ uint8_t* gDs() const {
     return static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(slot) * DS_TILE_BYTES +
            ((smem.work.key0 + warp.row0) % DS_TILE / 16 * 4 + row0 % DS_TILE / 16) *
@@ -169,7 +170,7 @@ struct DkdvStep {
   }
 };
 
-// Adds a stage to the sums, for warps that own their keys or for teams.
+// Adds a stage to the sums.
 template <class Config>
 struct DkdvCompute {
   using Step = DkdvStep<Config>;
@@ -191,7 +192,7 @@ struct DkdvCompute {
     }
   }
 
-  // P^T and dS^T stay in registers, as A operands.
+  // SPLIT = 1: P^T and dS^T stay in registers, as A operands.
   __device__ __forceinline__ void without_exchange(int s) const {
     using Target = typename Config::Target;
     using T = typename Config::T;
@@ -203,7 +204,7 @@ struct DkdvCompute {
     for (int sub = 0; sub < Config::BLOCK_M; sub += Config::SUB_M) {
       typename Step::Scores pt, dst;
       step.template probabilities<ScoreMod::MAYBE>(pt, sub, scale_log2);
-      // dV += P^T @ dO                                   [ROWS, HEAD_DIM_V]
+      // dV += P^T @ dO [ROWS, HEAD_DIM_V]
 #pragma unroll
       for (int k = 0; k < Config::SUB_M / 16; ++k) {
         uint32_t rP[MT][4];
@@ -232,8 +233,8 @@ struct DkdvCompute {
     }
   }
 
-  // The warp stores P^T and dS^T of its part of the queries in shared memory; each warp of the team
-  // reads all parts, for its own columns.
+  // SPLIT > 1: the warp stores P^T and dS^T of its queries in shared memory. Then each warp of the
+  // team reads those of all queries, for its own columns.
   __device__ __forceinline__ void in_team(int s) const {
     using Target = typename Config::Target;
     using T = typename Config::T;
@@ -241,15 +242,16 @@ struct DkdvCompute {
     constexpr int MT = Config::ROW_TILES;
     constexpr int BLOCKS = Config::BLOCK_M / 16;
     const int code = tile_code(p, smem.work, smem.stage[s].item, warp.half);
-    if (code == TILE_EMPTY) {  // for the whole team
-      // No result needs this: the stage's barrier separates the teams. But if only some of them
-      // arrive at theirs, compute-sanitizer's racecheck reports hazards between stages.
+    if (code == TILE_EMPTY) {  // same for the whole team
+      // Not needed for the results: the stage's barrier already separates the stages. But
+      // compute-sanitizer's racecheck reports hazards between stages if only some teams arrive at
+      // their barrier.
       if constexpr (Config::BLOCK_N > MASK_TILE) meet<Config>(warp.team());
       return;
     }
     const Step step(p, smem, tiles, warp, s, code);
-    // NOTE: a loop of one round, as SUB_M is the whole stage. It keeps the address arithmetic below
-    // out of the products' way.
+    // NOTE: the loop runs once, since SUB_M is the whole stage. It keeps the address computations
+    // below from being moved into the products.
 #pragma unroll 1
     for (int sub = warp.part * Config::QUERIES; sub < Config::BLOCK_M; sub += Config::SUB_M) {
       typename Step::Scores pt, dst;
@@ -268,7 +270,7 @@ struct DkdvCompute {
       const uint32_t sDs = shared_address(smem.ds) + offset;
       put_fragments<Target, T, BLOCKS>(sP, pt, warp.part);
       put_fragments<Target, T, BLOCKS>(sDs, dst, warp.part);
-      meet<Config>(team);  // all parts are there; the stage's barrier frees their place
+      meet<Config>(team);  // all parts are stored; the stage's barrier protects them until read
       // dV += P^T @ dO                                   [ROWS, HEAD_DIM_V / SPLIT]
       const auto b_dv = share(OperandV::b_trans(tiles.dout(s)), warp.part);
       const auto b_dk = share(OperandK::b_trans(tiles.q(s)), warp.part);

@@ -1,13 +1,12 @@
-// dQ = dS @ K from the spilled dS: a product over the key tiles that the chunk holds and this
-// block's queries can see.
+// dQ = dS @ K from the spilled dS, over the key tiles of the chunk that this block's queries see.
 //
 // Grid      x = query tile, query head of the chunk's units.
-// Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim; SPLIT = 2: two warps own
-//           them, every other 16 columns each.
+// Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim. SPLIT = 2: two warps own
+//           ROWS queries, each every other 16 columns.
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
 //
-// The stored fragments are those of dS^T; transposing their four 8x8 tiles in registers gives the A
-// operand of dS. Key chunks are summed in one accumulator, which is kept in dq_accum between them:
+// The stored fragments are those of dS^T. Transposing their four 8x8 tiles in registers gives the A
+// operand of dS. Key chunks are summed in one accumulator, kept in dq_accum between launches, so
 // the order of summation is the same as without chunks.
 #pragma once
 
@@ -21,7 +20,7 @@
 
 namespace flash_dist {
 
-// Copies the dS tiles of DS_TILES neighbouring query tiles; zeros for those without a slot.
+// Copies the dS tiles of DS_TILES adjacent query tiles. Tiles without a slot become zeros.
 template <class Config>
 struct DsCopy {
   using Target = typename Config::Target;
@@ -33,8 +32,8 @@ struct DsCopy {
   int2 late_slot;
   int late_bytes;
 
-  // keys: of the tile, that exist. The 16-key blocks behind them, which need not have been stored,
-  // become zeros.
+  // keys: how many of the tile's keys exist. Later 16-key blocks, which may not be stored, become
+  // zeros.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* slots, int2 slot, int keys) {
     const int bytes = !PARTLY_STORED<Config::HEAD_DIM>
                           ? DS_TILE_BYTES
@@ -67,7 +66,8 @@ struct DsCopy {
   }
 
  private:
-  // f(offset in the stage, source, whether it exists, number) for each 16 bytes of this thread.
+  // Calls f(offset in the stage, source, whether it exists, number) for each 16 bytes of this
+  // thread.
   template <class F>
   __device__ __forceinline__ static void each(const uint8_t* slots, int2 slot, int bytes, F f) {
     const int thread = fresh_thread();
@@ -84,7 +84,7 @@ struct DsCopy {
   }
 };
 
-// Shared memory: stages of K and dS; s: number of the stage.
+// Addresses of the stages of K and dS in shared memory; s is a stage.
 template <class Config>
 struct DqGemmTiles {
   using Stage = typename Config::Stage;
@@ -101,16 +101,16 @@ struct DqGemmTiles {
   }
 };
 
-// Finds key tile n of each pipeline item, and the slots of the block's query tiles under it, -1: none.
-// Call it for the items in order.
+// Finds key tile n of an item, and the dS slots of the block's query tiles for it; -1: none. Must
+// be called for the items in order.
 template <class Config>
 struct DsSlots {
   const BwdParams& p;
   const Mask& mask;
   const DsLayout& layout;
   const DsBlockIterator<Config::BLOCK_M>& key_blocks;
-  const int& m;    // the first of the block's query tiles
-  int& band_slot;  // of a band: where the slots of the next key tile begin
+  const int& m;    // the block's first query tile
+  int& band_slot;  // bands: first slot of the next key tile
 
   __device__ __forceinline__ int2 find(int i, int& n) const {
     n = key_blocks.begin + i;
@@ -150,11 +150,11 @@ struct DqGemm {
   const DqGemmTiles<Config>& tiles;
   const DqBlock& block;
   const Sequence& sequence;
-  const int &lane, &part;  // part: which of the SPLIT warps of these queries
-  const int& warp_row0;    // the warp's first query, counted in the block
+  const int &lane, &part;  // part: index among the SPLIT warps of these queries
+  const int& warp_row0;    // the warp's first query in the block
 
-  // f(x, y, place) for each two columns of this lane's part of dQ, and where they lie in dq_accum
-  // between key chunks.
+  // Calls f(x, y, address) for each pair of columns of this lane's part of dQ, with its address in
+  // dq_accum.
   template <class F>
   __device__ __forceinline__ void each_accumulated(Sum& dq, F f) const {
 #pragma unroll
@@ -187,11 +187,11 @@ struct DqGemm {
     }
   }
 
-  // Writes dQ, rounded, through the stages.
+  // Writes dQ, rounded and staged in the memory of the stages.
   __device__ __forceinline__ void store(Sum& dq) const {
     dq.scale(gradient_scale<T>(p.softmax_scale));
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-    __syncthreads();  // every warp is done with the stages
+    __syncthreads();  // every warp has read the stages
     const int row0 = block.row0 + warp_row0;
     store_sum<Config, HEAD_DIM>(dq, tiles.stages + warp_row0 * HEAD_DIM * 2, part,
                                 head_begin(p.dq, block.batch, block.head_kv, block.head_in_group) +

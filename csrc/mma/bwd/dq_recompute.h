@@ -1,13 +1,13 @@
-// dQ with S and dP computed again: the backward that needs no workspace.
+// dQ with recomputed S and dP: the backward that needs no workspace.
 //
 //   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dQ += dS @ K
 //
 // Grid      x = query tile, query head of the units.
-// Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim; dS stays in its registers as
-//           the A operand. SPLIT > 1: SPLIT warps own ROWS queries; each computes dS for its part of
-//           the stage's keys, exchanges it through shared memory, and accumulates its part of the
+// Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim. dS stays in its registers
+//           as the A operand. SPLIT > 1: SPLIT warps own ROWS queries. Each computes dS for part of
+//           the stage's keys, exchanges it through shared memory, and accumulates part of the
 //           columns.
-// Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
+// Shared    Q and dO (for the block's lifetime), STAGES stages of K and V.
 #pragma once
 
 #include "core/bias.cuh"
@@ -32,18 +32,18 @@ struct DqRecompute {
   static constexpr int BLOCK_N = Config::BLOCK_N;
   static constexpr int MT = Config::ROW_TILES;
   static constexpr int SPLIT = Config::SPLIT;
-  static constexpr int SUB_N = Config::SUB_N;  // keys at a time
+  static constexpr int SUB_N = Config::SUB_N;  // keys per pass
   static constexpr int NT = SUB_N / 8;
   using Scores = Accumulator<MT, NT>;
   using Sum = Accumulator<MT, HEAD_DIM / 8 / SPLIT>;
-  using Statistics = float[MT][2];  // of the lane's rows
+  using Statistics = float[MT][2];  // per row of the lane
 
   const BwdParams& p;
   typename Config::Smem& smem;
   const DqTiles<Config>& tiles;
   const DqBlock& block;
   const Sequence& sequence;
-  const int& warp_row0;  // the warp's first query, counted in the block
+  const int& warp_row0;  // the warp's first query in the block
   const int& head;       // query head
   const Mask& mask;
   const KeyBlockIterator<BLOCK_M, BLOCK_N>& key_blocks;
@@ -61,13 +61,13 @@ struct DqRecompute {
       }
   }
 
-  // Adds key tile j, which lies in stage s.
+  // Adds key tile j, which is in stage s.
   __device__ __forceinline__ void add(Sum& dq, const Statistics& lse, const Statistics& delta,
                                       float scale_log2, int j, int s) const {
     const int key0 = key_blocks.key0(j);
     const int code = key_blocks.is_full(j) ? TILE_FULL : key_blocks.code(j, warp_row0 / MASK_TILE);
     if (code == TILE_EMPTY) return;
-    const int row0 = warp_row0;  // NOTE: read once, which keeps the addresses out of the loop
+    const int row0 = warp_row0;  // NOTE: a local copy keeps address computations out of the loop
     const auto a_q = Operand<HEAD_DIM>::a(tiles.q + row0 * HEAD_DIM * 2);
     const auto a_dout = Operand<HEAD_DIM_V>::a(tiles.dout + row0 * HEAD_DIM_V * 2);
 #pragma unroll 1
@@ -112,15 +112,15 @@ struct DqRecompute {
     }
   }
 
-  // The warp stores dS of its part of the keys in shared memory; each warp of the team reads all parts,
-  // for its own columns.
+  // The warp stores dS of its keys in shared memory. Then each warp of the team reads dS of all
+  // keys, for its own columns.
   __device__ __forceinline__ void multiply_in_team(Sum& dq, const Scores& ds, int s) const {
     constexpr int BLOCKS = BLOCK_N / 16;
     const int team = threadIdx.x / 32 / SPLIT;
     const uint32_t sDs = shared_address(smem.exchange.ds) + team * MT * BLOCKS * FRAGMENT_BYTES +
                          threadIdx.x % 32 * 16;
     put_fragments<Target, T, BLOCKS>(sDs, ds, part());
-    meet<Config>(team);  // all parts are there; the stage's barrier frees their place
+    meet<Config>(team);  // all parts are stored; the stage's barrier protects them until read
     const auto b_k = share(Operand<HEAD_DIM>::b_trans(tiles.k(s)), part());
 #pragma unroll
     for (int k = 0; k < BLOCKS; ++k) {
@@ -131,7 +131,7 @@ struct DqRecompute {
     }
   }
 
-  // Soft cap, ALiBi and the mask of the keys from key0 on.
+  // Applies soft cap, ALiBi and mask to the scores of the keys from key0 on.
   __device__ __forceinline__ void modify_scores(Scores& scores, Scores& dp, const Statistics& delta,
                                                 int key0, int sub, int code) const {
     if (p.scores.has_score_mod) {
@@ -143,7 +143,7 @@ struct DqRecompute {
     if (code != TILE_FULL) apply_mask(scores, mask, block.row0 + warp_row0, key0 + sub, code);
   }
 
-  // Writes dQ, rounded, through the warp's rows of Q.
+  // Writes dQ, rounded and staged in the warp's rows of Q.
   __device__ __forceinline__ void store(Sum& dq) const {
     dq.scale(gradient_scale<T>(p.softmax_scale));
     const DqBlock again(p, BLOCK_M);
@@ -156,7 +156,7 @@ struct DqRecompute {
   }
 
  private:
-  // Which of the SPLIT warps of these queries.
+  // Index of this warp among the SPLIT warps of its queries.
   __device__ __forceinline__ static int part() { return SPLIT == 1 ? 0 : threadIdx.x / 32 % SPLIT; }
   // The rows of K or V as operand B.
   template <int COLUMNS>
@@ -193,7 +193,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       [&](int s) { copies.land(tiles, s); },
       [&](int i, int s) { kernel.add(dq, lse, delta, scale_log2, key_blocks.begin + i, s); });
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-  __syncthreads();  // without any key tile Q may still be arriving
+  __syncthreads();  // without key tiles the copy of Q may still be in flight
   kernel.store(dq);
 }
 

@@ -1,15 +1,15 @@
-// dQ, dK and dV of short sequences, of at most 64 queries and 64 keys, in one kernel: delta and dS
-// never leave the multiprocessor, and nothing is summed in global memory.
+// dQ, dK and dV of sequences of at most 64 queries and 64 keys, in one kernel. delta and dS stay on
+// the multiprocessor, and nothing is summed in global memory.
 //
 //   delta = rowsum(dO * out) - dlse
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q        dQ = dS @ K
 //
 // Grid      x = (batch, kv head) unit.
-// Block     4 warps, each of which owns 16 keys and then 16 queries of each head of the group.
-// Shared    K and V, and of one query head Q, dO, lse, delta and dS^T.
+// Block     4 warps. For each query head of the group, a warp owns 16 keys and then 16 queries.
+// Shared    K and V; Q, dO, lse, delta and dS^T of one query head.
 //
-// Several blocks share a multiprocessor: the copies of one are under way while another computes.
+// Several blocks share a multiprocessor: one copies while another computes.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -31,7 +31,7 @@ struct ShortSequence {
   static constexpr int HEAD_DIM = Config::HEAD_DIM;
   static constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
   static constexpr int TILE = Config::TILE;
-  static constexpr int SUB = Config::SUB_M;  // queries at a time
+  static constexpr int SUB = Config::SUB_M;  // queries per pass
   using OperandK = Operand<HEAD_DIM>;
   using OperandV = Operand<HEAD_DIM_V>;
   using OperandS = Operand<TILE>;
@@ -65,13 +65,13 @@ struct ShortSequence {
       OutRow out;
       load_out(out, head_in_group);
       if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-      __syncthreads();  // the copies have arrived
+      __syncthreads();  // the copies have landed
       store_statistics(out, head_in_group);
-      __syncthreads();  // so have lse and delta
+      __syncthreads();  // lse and delta are stored
       if (row0() < seqlen_k) add(dk, dv, head_in_group);
-      __syncthreads();  // dS^T is complete, and every warp is done with Q
+      __syncthreads();  // dS^T is complete, and every warp has read Q
       if (row0() < seqlen_q) store_queries(head_in_group);
-      __syncthreads();  // before the next head's Q; in the end, every warp is done with K and V
+      __syncthreads();  // before the next head's Q is copied; in the end, K and V are read
     }
     dk.scale(gradient_scale<T>(p.softmax_scale));
     store(dk, k(), p.dk, 0, p.head_dim, place().sequence.k0, seqlen_k);
@@ -79,7 +79,7 @@ struct ShortSequence {
   }
 
  private:
-  // The work of the block. Computed again on each use: the sums need the registers.
+  // The work of the block. Recomputed on each use, as the sums need the registers.
   struct Place {
     DkdvBlock block;
     Sequence sequence;
@@ -109,7 +109,7 @@ struct ShortSequence {
     return Mask(p.mask, MaskPlace(p.mask, at.sequence, at.block.batch, at.head(p, head_in_group)));
   }
 
-  // The code of the one tile of a mask.
+  // The mask's code of the only tile.
   __device__ __forceinline__ int code_of(const Mask& mask) const {
     if (mask.is_list()) {
       const TileList& list = p.mask.by_query[0];
@@ -120,7 +120,7 @@ struct ShortSequence {
     return all ? TILE_FULL : TILE_ROWS;
   }
 
-  // Loads the rows of a view that exist into a tile.
+  // Copies the existing rows of a view into a tile.
   template <int COLUMNS>
   __device__ __forceinline__ void load(uint32_t tile, const View& view, int head_in_group,
                                        int first_row, const RowSpan& rows, int columns) const {
@@ -147,7 +147,7 @@ struct ShortSequence {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
   }
 
-  // A thread's part of a row of out, which LANES threads share.
+  // A thread's part of a row of out. LANES threads share a row.
   static constexpr int LANES = Config::THREADS / TILE;
   static constexpr int OUT_CHUNKS = HEAD_DIM_V / 8 / LANES;
   using OutRow = uint4[OUT_CHUNKS];
@@ -167,7 +167,7 @@ struct ShortSequence {
     }
   }
 
-  // Stores lse in base 2, +inf where a row has no key or does not exist, and delta.
+  // Stores delta, and lse in base 2. lse is +inf for rows past the end and rows without a key.
   __device__ __forceinline__ void store_statistics(const OutRow& out, int head_in_group) const {
     const Place at(p);
     const int row = out_row();
@@ -195,7 +195,7 @@ struct ShortSequence {
     store_shared_4(at, __float_as_uint(x));
   }
 
-  // Writes zeros to the rows of dq, dk and dv that belong to no sequence.
+  // Fills uncovered rows of dq, dk and dv with zeros.
   __device__ __forceinline__ void fill_uncovered() const {
     constexpr int THREADS = Config::THREADS;
     const DkdvBlock block(p, TILE);
@@ -216,7 +216,7 @@ struct ShortSequence {
                                 });
   }
 
-  // Adds a query head to the sums of the warp's keys, and stores their dS^T.
+  // Adds a query head to the sums of the warp's keys, and stores its dS^T.
   __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int head_in_group) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
     const Mask mask = mask_of(head_in_group);
@@ -259,7 +259,7 @@ struct ShortSequence {
     }
   }
 
-  // f(element, its number, the value of `statistic` for its query).
+  // Calls f(element, index, value of `statistic` for its query) for each element.
   template <class F>
   __device__ __forceinline__ static void each(Scores& scores, uint32_t statistic, F f) {
     const int column = fresh_thread() % 4 * 2;
@@ -271,7 +271,7 @@ struct ShortSequence {
     }
   }
 
-  // Stores the warp's keys and 16 queries of dS^T, from 16-byte chunk `chunk` of its rows on.
+  // Stores dS^T of the warp's keys and 16 queries, from 16-byte chunk `chunk` of its rows on.
   __device__ __forceinline__ void store_ds(const uint32_t (&r)[4], int chunk) const {
     using Layout = SwizzledRows<TILE>;
     const int lane = fresh_thread() % 32;
@@ -286,7 +286,7 @@ struct ShortSequence {
   __device__ __forceinline__ void store_queries(int head_in_group) const {
     Accumulator<1, HEAD_DIM / 8> dq;
     dq.clear();
-    const auto a_ds = OperandS::b(ds());  // read transposed, it is A of the other product
+    const auto a_ds = OperandS::b(ds());  // b() reads dS^T transposed, which gives the A operand dS
 #pragma unroll 1
     for (int key0 = 0; key0 < seqlen_k; key0 += 16) {
       uint32_t rDs[1][4];
@@ -297,7 +297,7 @@ struct ShortSequence {
     store(dq, q(), p.dq, head_in_group, p.head_dim, place().sequence.q0, seqlen_q);
   }
 
-  // Writes the warp's rows of a gradient, through its rows of a tile that no other warp uses.
+  // Writes the warp's rows of a gradient, staged in rows of a tile that no other warp uses.
   template <int NT>
   __device__ __forceinline__ void store(const Accumulator<1, NT>& c, uint32_t tile,
                                         const View& view, int head_in_group, int columns,

@@ -15,28 +15,29 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
   static constexpr int LOADERS = THREADS;
-  static constexpr int BLOCK_N = Plan::BLOCK_N;            // keys of a tile of K or V
-  static constexpr int BLOCK_ROWS = Plan::ROWS;            // of a work tile
-  static constexpr int WARPS_N = WARPS * 16 / BLOCK_ROWS;  // warps on the same 16 rows
-  static constexpr int TILES = KEY_BLOCK / BLOCK_N;        // tiles of K, and of V, in a key block
-  // So many of these warps share the keys of a tile; KEY_GROUPS groups of them take the tiles in turn.
+  static constexpr int BLOCK_N = Plan::BLOCK_N;            // keys per tile of K or V
+  static constexpr int BLOCK_ROWS = Plan::ROWS;            // rows per work tile
+  static constexpr int WARPS_N = WARPS * 16 / BLOCK_ROWS;  // warps that share 16 rows
+  static constexpr int TILES = KEY_BLOCK / BLOCK_N;        // tiles of K, and of V, per key block
+  // KEY_WARPS of these warps share the keys of a tile. KEY_GROUPS such groups take the tiles in
+  // turn.
   static constexpr int KEY_WARPS = WARPS_N < BLOCK_N / 8 ? WARPS_N : BLOCK_N / 8;
   static constexpr int KEY_GROUPS = WARPS_N / KEY_WARPS;
-  static constexpr int OWN_TILES = TILES / KEY_GROUPS;   // of which a warp has keys
-  static constexpr int WARP_KEYS = BLOCK_N / KEY_WARPS;  // of a tile
-  static constexpr int KEY_TILES = WARP_KEYS / 8;        // tiles of 8 columns of S, of a warp
+  static constexpr int OWN_TILES = TILES / KEY_GROUPS;   // tiles of which a warp has keys
+  static constexpr int WARP_KEYS = BLOCK_N / KEY_WARPS;  // keys of a tile per warp
+  static constexpr int KEY_TILES = WARP_KEYS / 8;        // 8-column tiles of a warp's S
   static constexpr bool V_IN_K = false;
-  static constexpr bool IN_PAIRS = false;  // of blocks: mma/decode/pair.cuh
+  static constexpr bool IN_PAIRS = false;  // two blocks per work tile: mma/decode/pair.cuh
   using Layout = SwizzledRows<HEAD_DIM>;   // of Q, K and V in shared memory
   using Splits = DecodeSplits<THREADS>;
-  // Parts in which the keys of a tile are summed, for the same bits.
+  // Number of partial sums over the keys of a tile. The same for all WARPS_N, to get the same bits.
   static constexpr int PARTS = WARPS_N < 4 ? 4 : WARPS_N;
-  // A warp that owns its rows keeps P in registers, which leaves none for O of the work tile and
-  // for cursors. mma/decode/rows.cuh
+  // A warp that owns its rows keeps P in registers. O of the work tile and the cursors then must be
+  // in shared memory (mma/decode/rows.cuh).
   static constexpr bool OWNS_ROWS = WARPS_N == 1;
   static constexpr bool KEEPS_CURSORS = OWNS_ROWS;
-  // With few registers Q of the next work tile is not loaded ahead. Before sm_80 they hold tiles of
-  // K and V. PTX may be assembled for any target (for sm_100 it would spill 16 bytes).
+  // Few registers: Q of the next work tile is not loaded ahead. Before sm_80, the registers hold
+  // tiles of K and V. PTX may be assembled for any target, of which sm_100 would spill 16 bytes.
   static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
   static constexpr bool LOADS_LATE =
       BLOCK_ROWS > 16 || HEAD_DIM > 256 || (FEW_REGISTERS && HEAD_DIM > 128);
@@ -44,7 +45,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (KEY_WARPS * 8) == 0 && PARTS % WARPS_N == 0);
   static_assert(WARPS_N % KEY_WARPS == 0 && TILES % KEY_GROUPS == 0);
 
-  // The first key, counted in its tile, of warp warp_n; and which tile is the warp's tile i.
+  // first_of_tile: first key of warp warp_n in a tile. tile_number: the warp's i-th tile.
   __device__ __forceinline__ static int first_of_tile(int warp_n) {
     return (KEY_GROUPS == 1 ? warp_n : warp_n % KEY_WARPS) * WARP_KEYS;
   }
@@ -52,16 +53,16 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     return KEY_GROUPS == 1 ? i : i * KEY_GROUPS + warp_n / KEY_WARPS;
   }
 
-  // Exchanged by warps that share rows, for a key block.
+  // Exchanged between warps that share rows, for one key block.
   struct Exchange {
     alignas(128) uint16_t p[BLOCK_ROWS * KEY_BLOCK];
-    float tops[WARPS_N][BLOCK_ROWS];  // row maxima over the keys of a warp
+    float tops[WARPS_N][BLOCK_ROWS];  // row maxima over a warp's keys
     float sums[PARTS][BLOCK_ROWS];
   };
-  // O of the work tile of warps that own rows, each thread its own.
+  // O of the work tile, for warps that own rows; a slot per thread.
   struct Parked {
     float4 out[OWNS_ROWS ? HEAD_DIM / 8 : 1][THREADS];
-    float4 stats[THREADS];  // top and sum of its two rows
+    float4 stats[THREADS];  // top and sum of the thread's two rows
   };
 
   struct Smem {
@@ -76,7 +77,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     struct {
       DecodeCursor computed, loaded;
     } cursors[KEEPS_CURSORS ? Plan::WARPS : 1];
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));

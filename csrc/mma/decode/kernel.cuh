@@ -1,17 +1,17 @@
 // Attention of few queries to the keys and values of a cache, on mma.sync.
 //
-// Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences
+// Grid      As many blocks as the GPU can hold, one per split of the key blocks of all sequences
 //           (core/decode_work.cuh).
-// Block     WARPS warps on BLOCK_ROWS rows, the queries of all heads of a group, which so share one
-//           pass over K and V. WARPS_N warps share 16 rows: each has some keys of S, then some columns
-//           of O. With more queries a block has more rows, to the same bits.
-// Shared    A ring of tiles of K and V, Q, P.
-// Pipeline  The copies to all stages of the ring but one are under way: tiles of K of a key block, then
-//           those of V, then the next key block's, also of the next work tile.
+// Block     WARPS warps on BLOCK_ROWS rows. The rows are the queries of all heads of a group, which
+//           share one pass over K and V. WARPS_N warps share 16 rows: each has some keys of S, then
+//           some columns of O. With more queries a block has more rows; the bits are the same.
+// Shared    A ring of tiles of K and V; Q; P.
+// Pipeline  Copies to all stages of the ring but one are in flight: tiles of K of a key block, then
+//           its tiles of V, then the next key block, also across work tiles.
 //
-// Each key block has a softmax of its own. It is combined into its group, and the group into the work
-// tile. Of a work tile that other splits have, too, partials are stored. core/decode_combine.h combines
-// these in the same order.
+// Each key block has its own softmax. Key blocks are combined to groups, and groups to the work
+// tile. If a work tile is shared with other splits, partials are stored, which
+// core/decode_combine.h combines in the same order.
 #pragma once
 
 #include <type_traits>
@@ -26,8 +26,8 @@
 
 namespace flash_dist {
 
-// A thread block and its split. The steps of run() are below it, in their order; mma/decode/rows.cuh has
-// those that depend on who has the keys of a row.
+// A thread block and its split. The steps of run() follow it in order. mma/decode/rows.cuh has the
+// steps that depend on whether warps share rows.
 template <class Config>
 struct DecodeBlock {
   using Target = typename Config::Target;
@@ -43,22 +43,22 @@ struct DecodeBlock {
   static constexpr int HEAD_DIM = Config::HEAD_DIM;
   static constexpr int WARPS_N = Config::WARPS_N;
   static constexpr int WARP_PARTS = Config::PARTS / WARPS_N;
-  static constexpr int KEY_STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
+  static constexpr int KEY_STEPS = Config::BLOCK_N / 16;  // steps of P @ V per tile
   static constexpr int OT = Rows::OT;
 
   const DecodeParams& p;
   Smem& smem;
   const WarpPlace<Config> own;
   const Splits splits;
-  Cursor at;  // the key block that is computed
+  Cursor at;  // the current key block
   KvRing<Config> ring;
   const float scale_log2;
   const Operand<HEAD_DIM> a_q;
   const Rows rows;
 
-  // at_, loaded: the first key block of the split, two places in shared memory with KEEPS_CURSORS.
-  // key_blocks: of the split.
-  // NOTE: rows has own_, not own: the compiler keeps an object that is copied from itself in memory.
+  // at_, loaded: the first key block of the split; with KEEPS_CURSORS two variables in shared
+  // memory. key_blocks: of the split. NOTE: rows gets own_, not own: the compiler keeps an object
+  // copied from itself in memory.
   __device__ __forceinline__ DecodeBlock(const DecodeParams& p_, Smem& smem_,
                                          const WarpPlace<Config>& own_, const Splits& splits_,
                                          Cursor at_, Cursor loaded, int key_blocks)
@@ -77,11 +77,11 @@ struct DecodeBlock {
     if constexpr (!Config::LOADS_LATE) queries.load(p, at);
     ring.fill(p);
     Partial<OT> tile, group, key_block;
-    int2 common{};  // keys that both rows of the lane see
+    int2 common{};  // keys visible to both rows of the lane
     bool is_first = true;
 #pragma unroll 1
     for (; key_blocks > 0; --key_blocks, advance_cursor<Config::KEEPS_CURSORS>(p, at)) {
-      // Q, once for each work tile                       [BLOCK_ROWS, HEAD_DIM]
+      // Q, once per work tile [BLOCK_ROWS, HEAD_DIM]
       if (at.key_block == at.extent.first || is_first) {
         is_first = false;
         store_queries(queries);
@@ -102,7 +102,7 @@ struct DecodeBlock {
       // O = P @ V                                        [16, HEAD_DIM / WARPS_N] per warp
       multiply_values(weights, key_block);
       add_sums(sums, key_block);
-      // Combine O with that of the group, a complete group with the work tile; or store partials
+      // Combine O with its group, and a complete group with the work tile; or store partials
       if (!take_key_block(p, splits, at, smem.bounds, own, key_block, group)) continue;
       rows.unpark(tile);
       tile.combine(group);
@@ -147,7 +147,7 @@ struct DecodeBlock {
     }
   }
 
-  // The first key of this warp in its tile i of the key block.
+  // First key of this warp in its i-th tile of the key block.
   __device__ __forceinline__ int first_key(int i) const {
     return at.key_block * KEY_BLOCK + Config::tile_number(i, own.warp_n) * Config::BLOCK_N +
            Config::first_of_tile(own.warp_n);
@@ -201,7 +201,7 @@ struct DecodeBlock {
     key_block.out.clear();
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
-      const uint32_t sV = ring.next(p);  // behind its barrier P and sums of all warps are stored
+      const uint32_t sV = ring.next(p);  // after its barrier, P and sums of all warps are stored
       const auto b_v = flash_dist::share(Operand<HEAD_DIM>::b_trans(sV), own.warp_n);
 #pragma unroll
       for (int k = 0; k < KEY_STEPS; ++k) {

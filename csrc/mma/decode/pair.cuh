@@ -1,11 +1,13 @@
-// Attention of few queries to short caches, on mma.sync: two blocks share a work tile (sm_90 and newer).
+// Attention of few queries to short caches, on mma.sync: two blocks share a work tile (sm_90 and
+// newer).
 //
-// Grid      A cluster of two blocks for each work tile, all of whose key blocks are one group.
-// Block     As in mma/decode/kernel.cuh. The first block has the first half of the key blocks, the second
-//           the others.
-// Shared    The same, and the partials of the second block's key blocks, which it stores to the first
-//           block's memory. That one combines its own and then these, so in the order of the keys: the
-//           results are those of mma/decode/kernel.cuh and core/decode_combine.h, bit by bit.
+// Grid      A cluster of two blocks per work tile. All key blocks of a work tile are one group.
+// Block     As in mma/decode/kernel.cuh. The first block has the first half of the key blocks, the
+//           second block the others.
+// Shared    The same, and the partials of the second block's key blocks, which it stores to the
+//           first block's memory. The first block combines its own key blocks, then these, so in
+//           the order of the keys. The results are bit-identical to mma/decode/kernel.cuh and
+//           core/decode_combine.h.
 #pragma once
 
 #include "mma/decode/kernel.cuh"
@@ -27,15 +29,15 @@ struct DecodePairSm90Config : DecodeConfigOf<DecodePairSm90Plan<HEAD_DIM_, HEAD_
   static constexpr int OT = HEAD_DIM_V_ / 8 / Base::WARPS_N;  // SharedRows::OT
   using Splits = BlockPair<DecodePairSm90Config>;
   struct Smem : Base::Smem {
-    // Each thread of the first block reads what that of the second with its rows has stored: O, then
-    // top and sum.
+    // A thread of the first block reads what the thread with the same rows of the second block
+    // stored: O, then top and sum.
     float4 records[RECORDS][OT + 1][Base::THREADS];
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert((SMEM_BYTES + 1024) * Base::Plan::MIN_BLOCKS <= smem_plan_bytes(PLAN) + 1024);
 };
 
-// The work tile of a cluster, and the key blocks of this block.
+// The work tile of a cluster, and this block's key blocks.
 template <class Config>
 struct BlockPair {
   using Smem = typename Config::Smem;
@@ -46,7 +48,7 @@ struct BlockPair {
 
   __device__ __forceinline__ explicit BlockPair(Smem& smem_) : smem(smem_), rank(cluster_rank()) {}
 
-  // The first key block of this block, and their number. There is no tile if place >= extent.tiles.
+  // First key block of this block, and their number. There is no tile if place >= extent.tiles.
   __device__ __forceinline__ DecodeCursor first(const DecodeParams& p) const {
     const int tile = static_cast<unsigned>(blockIdx.x) / Config::CLUSTER;
     const int row_tile = tile / p.num_heads_kv;
@@ -59,10 +61,10 @@ struct BlockPair {
     return rank == 0 ? of_first(extent) : extent.key_blocks() - of_first(extent);
   }
 
-  // Stores the partial of a key block of the second block.
+  // Stores the partial of a key block of the second block to the first block.
   __device__ __forceinline__ void send(const DecodeCursor& at, const Partial<OT>& key_block) const {
     const int number = at.key_block - at.extent.first - of_first(at.extent);
-    if (number == 0) cluster_wait();  // the first block is there
+    if (number == 0) cluster_wait();  // the first block has started
     const auto place = [&](int i) {
       return address_in(0, shared_address(&smem.records[number][i][threadIdx.x]));
     };
@@ -74,7 +76,7 @@ struct BlockPair {
     store_cluster_16(place(OT),
                      {key_block.top[0], key_block.top[1], key_block.sum[0], key_block.sum[1]});
   }
-  // Combines the key blocks of both blocks, in their order, and writes the result.
+  // Combines the key blocks of both blocks in their order, and writes the result.
   __device__ __forceinline__ void finish(const DecodeParams& p, const WarpPlace<Config>& own,
                                          Partial<OT>& group) const {
     if (rank == 0) cluster_wait();
@@ -89,7 +91,7 @@ struct BlockPair {
     tile.combine(group);
     store_result(p, tile, at, own);
   }
-  // The same of the second block, if the tile has one key block.
+  // The second block's part of finish(), if the tile has only one key block.
   __device__ __forceinline__ static void finish() {
     cluster_wait();
     cluster_sync();
@@ -115,7 +117,7 @@ struct BlockPair {
   }
 };
 
-// Combines a key block with the group, or stores it for the first block, which does.
+// First block: combines a key block with the group. Second block: stores it for the first.
 template <class Config, int OT>
 __device__ __forceinline__ bool take_key_block(const DecodeParams&, const BlockPair<Config>& pair,
                                                const DecodeCursor& at, SplitBounds,

@@ -1,6 +1,5 @@
-// Two policies for the keys of a row: one warp has them all, or several warps have some each.
-//
-// Both have the functions in which the steps of mma/decode/kernel.cuh differ.
+// Two policies for the keys of a row: one warp has all of them, or several warps share them. Both
+// provide the steps in which mma/decode/kernel.cuh differs.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -11,15 +10,15 @@
 
 namespace flash_dist {
 
-// A warp owns its rows. P stays in its registers, which leaves none for O of the work tile. That is
-// parked in shared memory while a group is computed.
+// A warp owns its rows. P stays in its registers, so O of the work tile is kept in shared memory
+// while a group is computed.
 template <class Config>
 struct OwnedRows {
   using Target = typename Config::Target;
   using T = typename Config::T;
   using Smem = typename Config::Smem;
   static constexpr int OT = Config::HEAD_DIM / 8;
-  static constexpr int KEY_STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
+  static constexpr int KEY_STEPS = Config::BLOCK_N / 16;  // steps of P @ V per tile
   using Scores = Accumulator<1, Config::KEY_TILES>[Config::TILES];
   using Sums = float[Config::PARTS][2];
   using Weights = uint32_t[KEY_BLOCK / 16][1][4];  // A operands of P @ V
@@ -74,8 +73,8 @@ struct OwnedRows {
   }
 };
 
-// WARPS_N warps share the rows, each with some keys of a tile. They exchange row maxima, P and sums
-// through shared memory. Each then computes some columns of O.
+// WARPS_N warps share the rows; each has some keys of a tile. They exchange row maxima, P and sums
+// through shared memory. Then each computes some columns of O.
 template <class Config>
 struct SharedRows {
   using Target = typename Config::Target;
@@ -105,7 +104,7 @@ struct SharedRows {
       top[h] = quad_max(top[h]);
       if (threadIdx.x % 4 == 0) smem.exchange.tops[own.warp_n][own.row(h)] = top[h];
     }
-    __syncthreads();  // all warps have stored theirs
+    __syncthreads();  // all warps have stored their maxima
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
@@ -121,7 +120,7 @@ struct SharedRows {
         smem.exchange.sums[own.warp_n * WARP_PARTS + i][own.row(h)] = sums[i][h];
       }
   }
-  // After a barrier: part i of the sum, of any warp.
+  // Part i of the sum, of any warp. Call it after a barrier.
   __device__ __forceinline__ float sum_of(const Sums&, int i, int h) const {
     return smem.exchange.sums[i][own.row(h)];
   }
@@ -142,7 +141,7 @@ struct SharedRows {
               pack<Target, T>(x[2 * h], x[2 * h + 1]));
         }
   }
-  // After a barrier.
+  // Loads step k of the weights. Call it after a barrier.
   __device__ __forceinline__ uint32_t (&load_weights(Weights& weights, int k) const)[1][4] {
     ldmatrix_x4(weights[0], a_p.at(0, k));
     return weights;

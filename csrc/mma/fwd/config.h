@@ -12,14 +12,14 @@
 
 namespace flash_dist {
 
-// The work tile of a block, the same for all its threads.
+// The work tile of a block, shared by its threads.
 template <int BLOCK_M, int BLOCK_N>
 struct FwdWork {
-  const uint16_t *k, *v;  // the sequence's first key
-  int row0;               // the block's first query
+  const uint16_t *k, *v;  // first key of the sequence
+  int row0;               // first query of the block
   MaskPlace place;
-  RowSpan keys;  // that exist
-  float slope;   // of ALiBi
+  RowSpan keys;  // keys of the sequence that exist
+  float slope;   // ALiBi slope
   KeyBlockIterator<BLOCK_M, BLOCK_N> blocks;
 
   __device__ __forceinline__ FwdWork(const FwdParams& p, const FwdBlock& block,
@@ -41,24 +41,24 @@ struct FwdConfig : Config<FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
-  static constexpr int KEYS = Plan::BLOCK_N / SPLIT;  // of a warp's S
+  static constexpr int KEYS = Plan::BLOCK_N / SPLIT;  // keys of a warp's S
 
   struct NoExchange {};
   struct Exchange {
     alignas(16) uint16_t p[BLOCK_M * Plan::BLOCK_N];  // as A fragments
-    float rows[SPLIT][BLOCK_M];  // row maxima over the keys of a warp, at last row sums
+    float rows[SPLIT][BLOCK_M];  // row maxima over a warp's keys; at the end row sums
   };
 
   struct Smem {
-    alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];  // also the stage of the output
+    alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];  // reused to stage the output
     alignas(128) uint16_t k[Plan::BLOCK_N * HEAD_DIM];
     alignas(128) uint16_t v[Plan::BLOCK_N * HEAD_DIM_V];
     FwdWork<BLOCK_M, Plan::BLOCK_N> work;
     std::conditional_t<SPLIT == 1, NoExchange, Exchange> exchange;
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
   };
-  // Whether FwdWork is read from shared memory, as the accumulators need its registers. At head_dim 64
-  // registers are 5 % faster on an H200.
+  // True if FwdWork is read from shared memory, because the accumulators need the registers. At
+  // head_dim 64 registers are 5 % faster on an H200.
   static constexpr bool SHARES_WORK =
       HEAD_DIM > 64 || !Target::HAS_CP_ASYNC || Target::NUMBER >= 100;
   static constexpr int UNROLL = STEPS_AHEAD<Target>;

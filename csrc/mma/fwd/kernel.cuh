@@ -1,14 +1,14 @@
 // Forward attention on mma.sync: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
-// Grid      x = query tile, batch and query head (of a head the longest causal tiles first).
-// Block     SPLIT = 1: a warp owns ROWS query rows over the whole head_dim; P stays in its registers as
-//           the A operand. SPLIT > 1 (O of a whole row would take all registers): SPLIT warps own
-//           ROWS queries; each computes S for its part of the keys, exchanges row maxima and P through
-//           shared memory, and accumulates its part of the columns.
-// Shared    Q tile (later the output tile), one K tile, one V tile; with SPLIT > 1 P.
-// Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)
-//           run. Key blocks are taken from the last to the first, so that those that need a causal
-//           mask come first and the long loop has none.
+// Grid      x = query tile, batch and query head. A head's causal tiles come longest first.
+// Block     SPLIT = 1: a warp owns ROWS query rows over the whole head_dim. P stays in its
+//           registers as the A operand. SPLIT > 1, as O of whole rows would take all registers:
+//           SPLIT warps own ROWS queries. Each computes S for part of the keys, exchanges row
+//           maxima and P through shared memory, and accumulates part of the columns.
+// Shared    Q tile (reused for the output), one K tile, one V tile; with SPLIT > 1 P.
+// Pipeline  V(j) is copied during S = Q @ K(j).T, K(j - 1) during the softmax and P @ V(j). Key
+//           blocks run from last to first: those with a causal mask come first, and the long loop
+//           has no mask.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -29,11 +29,11 @@ __device__ __forceinline__ const T& pick(const T& first, const T& second) {
   }
 }
 
-// O of a warp's queries; with SPLIT > 1 its part of their columns.
+// O of a warp's queries. With SPLIT > 1, only its part of the columns.
 template <class Config>
 using FwdSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
 
-// The exchange of SPLIT warps that share their queries.
+// The data exchange of SPLIT warps that share queries.
 template <class Config>
 struct FwdTeam {
   using Target = typename Config::Target;
@@ -51,7 +51,7 @@ struct FwdTeam {
         number(threadIdx.x / 32 / Config::SPLIT),
         row0(number * Config::ROWS) {}
 
-  // Row maxima of the warp's keys. The others may read them behind a barrier.
+  // Stores row maxima over the warp's keys. The other warps may read them after a barrier.
   template <int NT>
   __device__ __forceinline__ void store_tops(const Accumulator<MT, NT>& s) const {
     each_row([&](int m, int h) { store(m, h, find_top(s, -INFINITY, m, h)); });
@@ -62,7 +62,7 @@ struct FwdTeam {
     return top;
   }
 
-  // P of the warp's keys, for all warps of the team.
+  // Stores P of the warp's keys, and waits for the other warps of the team.
   template <int NT>
   __device__ __forceinline__ void exchange_weights(const Accumulator<MT, NT>& s) const {
     put_fragments<Target, T, BLOCKS>(weights(), s, part);
@@ -73,7 +73,7 @@ struct FwdTeam {
     for (int m = 0; m < MT; ++m) get_fragment(rP[m], weights() + (m * BLOCKS + k) * FRAGMENT_BYTES);
   }
 
-  // Adds up the row sums of all warps.
+  // Adds the row sums of all warps of the team.
   __device__ __forceinline__ void add_sums(State& state) const {
     each_row([&](int m, int h) { store(m, h, quad_sum(state.row_sum[m][h])); });
     meet<Config>(number);
@@ -81,7 +81,7 @@ struct FwdTeam {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < Config::SPLIT; ++i) sum += smem.exchange.rows[i][row(m, h)];
-      state.row_sum[m][h] = lane % 4 == 0 ? sum : 0.0f;  // the other lanes of the row add nothing
+      state.row_sum[m][h] = lane % 4 == 0 ? sum : 0.0f;  // the row's other lanes add 0
     });
   }
 
@@ -104,7 +104,7 @@ struct FwdTeam {
   }
 };
 
-// O / sum to out, lse = max * scale + ln(sum). part: of the columns.
+// Writes out = O / sum and lse = max * scale + ln(sum). part: the warp's part of the columns.
 template <class Config>
 __device__ __forceinline__ void store_output(const FwdParams& p, const FwdBlock& block,
                                              const Sequence& sequence, FwdSum<Config>& o,
@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_queries(const FwdParams& p, const FwdBlock&
   commit_copies<typename Config::Target>();
 }
 
-// The main loop, over the blocks of keys from the last to the first. mine: the work in registers.
+// The mainloop over key blocks, from last to first. mine: the work in registers.
 template <class Config>
 __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Smem& smem,
                                          int warp_row0,
@@ -184,10 +184,10 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     wait_for_copies<Target>();  // out is staged in Q's memory
   }
 
-  // K(j) is in, V(j) on its way.
+  // Before each step, K(j) has landed and V(j) is in flight.
   const auto step = [&](auto masked) {
     constexpr bool MASKED = decltype(masked)::value;
-    // Blocks without a mask are part of a range.
+    // Unmasked blocks are always part of a range.
     const auto key0 = [&](int i) { return MASKED ? work.blocks.key0(i) : i * BLOCK_N; };
 
     // S = Q @ K.T                                        [ROWS, KEYS] per warp
@@ -207,7 +207,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     }
 
     copy_v.land(sV);
-    wait_for_copies<Target>();  // V(j) is in; all warps have read K(j)
+    wait_for_copies<Target>();  // V(j) has landed; all warps have read K(j)
     if (j > work.blocks.begin) fetch_k(work, key0(j - 1));
     commit_copies<Target>();
 
@@ -233,7 +233,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     }
     if (j > work.blocks.begin) {
       copy_k.land(sK);
-      wait_for_copies<Target>();  // K(j - 1) is in; all warps have read V(j)
+      wait_for_copies<Target>();  // K(j - 1) has landed; all warps have read V(j)
       fetch_v(work, key0(j - 1));
       commit_copies<Target>();
     }
@@ -259,7 +259,7 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   load_queries<Config>(p, block, sequence, sQ);
   const FwdWork<BLOCK_M, Config::BLOCK_N> mine(p, block, sequence);
   if (threadIdx.x == 0) smem.work = mine;
-  // If the accumulators need the registers, the work is read from shared memory in each step.
+  // With SHARES_WORK, each step reads the work from shared memory, to save registers.
   const auto& work = pick<Config::SHARES_WORK>(smem.work, mine);
 
   FwdSum<Config> o;

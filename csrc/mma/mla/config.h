@@ -15,22 +15,22 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
   static constexpr int LOADERS = THREADS;
-  static constexpr int BLOCK_ROWS = 16;              // of a work tile: one mma, for all warps
-  static constexpr int WARPS_N = WARPS;              // which share the columns of O
-  static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
-  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // of a key block
+  static constexpr int BLOCK_ROWS = 16;              // rows per work tile: one mma, by all warps
+  static constexpr int WARPS_N = WARPS;              // warps that share the columns of O
+  static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys per tile
+  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // tiles per key block
   static constexpr bool V_IN_K = true;               // V is the first columns of K
   static constexpr bool KEEPS_CURSORS = false;
-  using Layout = SwizzledRows<HEAD_DIM>;  // of Q, K and V in shared memory
-  // S of a tile: a warp has 16 keys and 16 columns out of every LINE, so that its steps are whole
-  // lines of 128 bytes apart.
+  using Layout = SwizzledRows<HEAD_DIM>;  // swizzle of Q, K and V in shared memory
+  // A warp's part of S in a tile: 16 keys, and 16 columns out of every LINE columns. Its steps then
+  // are whole 128-byte lines apart.
   static constexpr int KEY_PARTS = BLOCK_N / 16;
   static constexpr int COLUMN_PARTS = WARPS / KEY_PARTS;
   static constexpr int LINE = COLUMN_PARTS * 16;
   static constexpr int STEPS = HEAD_DIM / LINE;
   static_assert(LINE % 64 == 0 && HEAD_DIM % LINE == 0 && HEAD_DIM_V % (WARPS * 16) == 0);
 
-  // Partial sums of S, [column part][key part], as the fragments of two mma.
+  // Partial sums of S, [column part][key part], each as the fragments of two mma.
   struct Scores {
     float4 parts[COLUMN_PARTS][KEY_PARTS][2][32];
   };
@@ -40,7 +40,7 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
     Scores scores;
     typename DecodeSplits<THREADS>::Smem splits;
     SplitBounds bounds;
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));

@@ -1,19 +1,18 @@
-// Attention of few queries to a cache of latent keys (MLA), on mma.sync: the values are the first
+// Attention of few queries to a cache of latent keys (MLA), on mma.sync. The values are the first
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
-// Grid      As mma/decode/kernel.cuh: one block for each split of the key blocks of all sequences.
-// Block     WARPS warps on 16 rows, queries of all heads.
-//           S: a warp has 16 keys of a tile and a part of the columns. Q of these columns stays in its
-//           registers during a work tile.
-//           Softmax: every warp adds up the parts to all of S. They are in shared memory, as the
-//           fragments of the second product, and nothing else is exchanged.
-//           O: a warp has some of the columns, for all keys.
-// Shared    A ring of tiles of K, Q, S.
-// Pipeline  The copies to all stages of the ring but one are under way. Two barriers to a tile: its
+// Grid      As mma/decode/kernel.cuh: one block per split of the key blocks of all sequences.
+// Block     WARPS warps on 16 rows, the queries of all heads. S: a warp has 16 keys of a tile and
+//           part of the columns. It keeps Q of these columns in registers for the whole work tile.
+//           It stores its part of S in shared memory. Softmax: every warp adds the parts to all of
+//           S, as fragments of the second product. Nothing else is exchanged. O: a warp has some
+//           columns, for all keys.
+// Shared    A ring of tiles of K; Q; S.
+// Pipeline  Copies to all stages of the ring but one are in flight. Two barriers per tile: its
 //           copies have landed, and S is stored.
 //
-// Each key block of 128 keys has an online softmax over its tiles. Key blocks and groups are combined
-// as in mma/decode/kernel.cuh.
+// Each key block of 128 keys has an online softmax over its tiles. Key blocks and groups are
+// combined as in mma/decode/kernel.cuh.
 #pragma once
 
 #include "core/decode_load.cuh"
@@ -26,7 +25,7 @@
 
 namespace flash_dist {
 
-// The part of S that a warp multiplies.
+// The keys and columns for which a warp computes S.
 template <class Config>
 struct ScorePart {
   int keys, columns;
@@ -36,12 +35,12 @@ struct ScorePart {
         columns(static_cast<int>(threadIdx.x) / 32 / Config::KEY_PARTS) {}
 };
 
-// Q of a work tile as A operands of this warp's part of the columns.
+// Q of a work tile, as A operands of this warp's part of the columns.
 template <class Config>
 struct LatentQueries {
   uint32_t steps[Config::STEPS][4];
 
-  // Called by all threads, when none reads sQ any more.
+  // All threads must call this. No thread may still read sQ.
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at, uint32_t sQ,
                                        int part) {
     QueryLoader<Config> rows;
@@ -54,7 +53,7 @@ struct LatentQueries {
   }
 };
 
-// S = Q @ K.T of 16 keys over a part of the columns, stored for all warps.
+// S = Q @ K.T for 16 keys and part of the columns, stored for all warps.
 template <class Config>
 __device__ __forceinline__ void multiply_scores(typename Config::Scores& scores, uint32_t sK,
                                                 const LatentQueries<Config>& q,
@@ -78,7 +77,7 @@ __device__ __forceinline__ void multiply_scores(typename Config::Scores& scores,
   }
 }
 
-// S of a tile: the sum of the parts, in the order of their columns.
+// S of a tile: the sum of the parts, in column order.
 template <class Config>
 __device__ __forceinline__ Accumulator<1, 2 * Config::KEY_PARTS> add_scores(
     const typename Config::Scores& scores) {
@@ -97,7 +96,7 @@ __device__ __forceinline__ Accumulator<1, 2 * Config::KEY_PARTS> add_scores(
   return s;
 }
 
-// O += P @ V of a tile, this warp's columns.
+// O += P @ V of a tile, for this warp's columns.
 template <class Config, int NT, int OT>
 __device__ __forceinline__ void multiply_values(Partial<OT>& key_block, const Accumulator<1, NT>& p,
                                                 uint32_t sK, int part) {
@@ -164,7 +163,7 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
       // S = Q @ K.T                                      [16, BLOCK_N]
       const uint32_t sK = ring.next(p);
       multiply_scores(smem.scores, sK, queries, part);
-      __syncthreads();  // S of all warps is stored. All read it before the next ring.next(p)
+      __syncthreads();  // S of all warps is stored. All have read it before the next ring.next(p)
       auto s = add_scores<Config>(smem.scores);
       if (!all_visible) rows.mask(s, key0 + i * Config::BLOCK_N);
       // P = exp2(S - top), rescale O; O += P @ V         [16, HEAD_DIM_V / WARPS_N] per warp
