@@ -24,7 +24,7 @@ WGMMA_COLUMNS: Final = (
     128,
     192,
     256,
-)  # of D: one wrapper each
+)  # columns of D, one wrapper per number
 
 
 def headers() -> dict[str, str]:

@@ -1,4 +1,4 @@
-// What the blocks of a cluster do with each other's shared memory (sm_90 and newer).
+// Access of a cluster's blocks to each other's shared memory (sm_90 and newer).
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,21 @@
 
 namespace flash_dist {
 
-// Number of this block in its cluster.
+// Rank of this block in its cluster.
 __device__ __forceinline__ int cluster_rank() {
   int rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// Waits until all threads of all blocks of the cluster are here. What they have written before is
-// seen by all after.
+// Waits until all threads of the cluster have arrived. Their earlier writes are then visible to
+// all.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
 }
 
-// Says that this warp is here, without what it has written. cluster_wait() waits for all others.
+// Arrives without releasing this warp's writes. cluster_wait() waits for all warps of the cluster.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -29,23 +29,23 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Where block `rank` of the cluster has what lies at `smem` in this one.
+// The address in block `rank` of the cluster that corresponds to `smem` in this block.
 __device__ __forceinline__ uint32_t address_in(int rank, uint32_t smem) {
   uint32_t r;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(smem), "r"(rank));
   return r;
 }
 
-// Arrives at a barrier of another block, to say that something has been read.
+// Arrives at a barrier of another block, to tell it that something has been read.
 //
-// NOTE: not .release.cluster, which would wait for everything that this thread has ever stored.
+// NOTE: not .release.cluster, which would wait for all earlier stores of this thread.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
   delay();
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
   delay();
 }
 
-// 16 bytes to the shared memory of another block, which sees them after cluster_sync().
+// Stores 16 bytes to the shared memory of another block, which sees them after cluster_sync().
 __device__ __forceinline__ void store_cluster_16(uint32_t smem, float4 x) {
   delay();
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "f"(x.x), "f"(x.y),
@@ -53,7 +53,8 @@ __device__ __forceinline__ void store_cluster_16(uint32_t smem, float4 x) {
                : "memory");
 }
 
-// 16 bytes to the shared memory of another block, asynchronously; they count on a barrier there.
+// Stores 16 bytes to the shared memory of another block, asynchronously. They count on a barrier of
+// that block.
 __device__ __forceinline__ void store_remote_16(uint32_t smem, uint4 r, uint32_t barrier) {
   delay();
   asm volatile(

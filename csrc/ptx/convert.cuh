@@ -10,7 +10,7 @@ namespace flash_dist {
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
-// {low, high} rounded to nearest even into one register, low in the lower half.
+// Rounds {low, high} to nearest even and packs them into one register, low in the lower half.
 template <class Target, class T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   uint32_t r;
@@ -48,28 +48,28 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// log2(x); error 2 ** -22, relative to it where x is not between 0.5 and 2. 0 gives -inf.
+// log2(x); absolute error 2 ** -22 for x in [0.5, 2], else relative. 0 gives -inf.
 __device__ __forceinline__ float log2_approx(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// x * y + z, not below 0 nor above 1; NaN gives 0.
+// x * y + z, clamped to [0, 1]; NaN gives 0.
 __device__ __forceinline__ float fma_saturated(float x, float y, float z) {
   float r;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(x), "f"(y), "f"(z));
   return r;
 }
 
-// The smaller one; NaN if one is. Since sm_80.
+// The smaller number; NaN if one of them is NaN. Since sm_80.
 __device__ __forceinline__ float min_nan(float x, float y) {
   float r;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
   return r;
 }
 
-// x << bits; 0 for 32 bits and more.
+// x << bits; 0 if bits >= 32.
 __device__ __forceinline__ uint32_t shift_left(uint32_t x, int bits) {
   uint32_t r;
   asm("shl.b32 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(bits));

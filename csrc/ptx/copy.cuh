@@ -9,7 +9,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// 16 bytes to shared memory, asynchronously; zeros when !valid: src is not read then. Since sm_80.
+// Copies 16 bytes to shared memory, asynchronously. If !valid, writes zeros and does not read src.
+// Since sm_80.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* src, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(src), "r"(bytes)
@@ -20,7 +21,7 @@ __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most PENDING of this thread's newest groups are in flight.
+// Waits until at most the PENDING newest groups of this thread are in flight.
 template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

@@ -1,17 +1,17 @@
-// Delays at random, where threads hand something to each other: what a kernel computes must not
-// depend on who comes first.
+// Random delays wherever threads synchronize: results must not depend on which thread arrives
+// first.
 #pragma once
 
 #include <cstdint>
 
 namespace flash_dist {
 
-// Nothing, unless the kernels are compiled to be tested so (FLASH_DIST_DELAYS, see docs/debugging.md).
-// Then this warp sleeps: mostly for less than a microsecond, sometimes for a hundred times as long as
-// a product takes.
+// Does nothing, unless the kernels are compiled for this test (FLASH_DIST_DELAYS, see
+// docs/debugging.md). Then this warp sleeps: mostly for less than a microsecond, sometimes for 100
+// times the time of a product.
 //
-// NOTE: no jump, so that nothing else about the code around it changes; the same for all lanes, so
-// that they stay together.
+// NOTE: without a branch, so that the surrounding code stays the same. All lanes sleep equally
+// long, so that they stay converged.
 __device__ __forceinline__ void delay() {
 #ifdef FLASH_DIST_DELAYS
   uint32_t clock, multiprocessor, warp;
@@ -22,7 +22,7 @@ __device__ __forceinline__ void delay() {
   x = (x ^ x >> 15) * 0x2c1b3c6du;
   x = (x ^ x >> 12) * 0x297a2d39u;
   x ^= x >> 15;
-  const uint32_t nanoseconds = (x & 0x7fff) >> (x >> 28);  // mostly few
+  const uint32_t nanoseconds = (x & 0x7fff) >> (x >> 28);  // mostly short
   asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds) : "memory");
 #endif
 }

@@ -1,4 +1,4 @@
-// Element types, as tags: the kernels move raw 16-bit words and only the ptx wrappers look inside.
+// Tags for element types. The kernels move raw 16-bit words; only the ptx wrappers interpret them.
 #pragma once
 
 #include "native/target.h"
@@ -8,6 +8,6 @@ namespace flash_dist {
 struct Fp16 {};
 struct Bf16 {};
 struct Fp32 {};
-struct Ieee32 {};  // fp32 whose products are FFMA on every target
+struct Ieee32 {};  // fp32 multiplied with FFMA on every target
 
 }  // namespace flash_dist

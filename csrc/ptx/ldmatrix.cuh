@@ -1,13 +1,13 @@
-// Four 8x8 tiles of 16-bit elements between shared memory and registers, and the transposition of
-// one in registers.
+// Moves four 8x8 tiles of 16-bit elements between shared memory and registers. Transposes a tile in
+// registers.
 #pragma once
 
 #include <cstdint>
 
 namespace flash_dist {
 
-// Lane 8 * i + r gives the address of row r of tile i. Lane 4 * g + t receives row g, columns 2t
-// and 2t+1.
+// Lane 8 * i + r passes the address of row r of tile i. Lane 4 * g + t receives columns 2t and 2t+1
+// of row g.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -15,7 +15,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) {
                : "memory");
 }
 
-// The same, each tile transposed: lane 4 * g + t receives column g, rows 2t and 2t+1.
+// The same, with each tile transposed: lane 4 * g + t receives rows 2t and 2t+1 of column g.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

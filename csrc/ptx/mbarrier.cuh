@@ -1,5 +1,5 @@
-// Barriers in shared memory that count arrivals, and the bytes of asynchronous copies. A phase ends
-// when all are in; phases are told apart by their parity, the first has parity 0.
+// Barriers in shared memory that count arrivals and the bytes of asynchronous copies. A phase ends
+// when all have arrived. Phases have alternating parities; the first has parity 0.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace flash_dist {
 
-// By one thread, before barriers_made() and a __syncthreads().
+// Called by one thread. Must be followed by mbarriers_made() and __syncthreads().
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes barriers visible to the copy engine.
+// Makes initialized barriers visible to TMA.
 __device__ __forceinline__ void mbarriers_made() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -24,28 +24,28 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   delay();
 }
 
-// Arrives, and lets the phase wait for so many bytes of copies.
+// Arrives, and makes the phase also wait for `bytes` bytes of copies.
 __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes) {
   delay();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Lets the phase wait for so many bytes of copies, without arriving.
+// Makes the phase also wait for `bytes` bytes of copies, without arriving.
 __device__ __forceinline__ void mbarrier_expect_bytes(uint32_t barrier, int bytes) {
   delay();
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Arrives once the copies that this thread has begun by itself (ptx/copy.cuh) are in.
+// Arrives once the cp.async copies that this thread has issued (ptx/copy.cuh) have landed.
 __device__ __forceinline__ void mbarrier_arrive_behind_copies(uint32_t barrier) {
   delay();
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Waits until the phase of this parity has ended. Of a barrier whose first phase is still open, the
-// one "before" it, of parity 1, has.
+// Waits until the phase with this parity has ended. During the first phase, which has parity 0,
+// waiting for parity 1 returns at once.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, int parity) {
   asm volatile(
       "{\n .reg .pred done;\n"

@@ -1,4 +1,4 @@
-// Matrix instructions: D = A @ B + D on one warp, fp32 accumulators.
+// Matrix instructions of one warp: D = A @ B + D, fp32 accumulators.
 //
 // Fragment layout of m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"), lane = 4 * g + t:
 //   a[0] row g     cols 2t, 2t+1     a[2] row g     cols 2t+8, 2t+9
@@ -53,10 +53,11 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 //   b[0] row t      col g      b[1] row t + 4  col g
 //   d[0], d[1] row g  cols 2t, 2t+1  d[2], d[3] row g + 8
 //
-// x = high + low. A tf32 operand holds 11 significant bits and ignores the rest of the register:
-// high is x rounded to them, so that low, of either sign, has 12 and loses one at most. Cut off
-// instead, low would have 13 and the sign of x: what is then left out of products adds up. What
-// rounds up to infinity, from 2^128 - 2^116 on, is NaN.
+// Splits x = high + low. A tf32 operand has 11 significant bits; the hardware ignores the rest of
+// the register. high is x rounded to 11 bits. low then has 12 bits with either sign, and loses at
+// most one. If high were truncated instead, low would have 13 bits and the sign of x, and the
+// errors of products would add up. Numbers from 2^128 - 2^116 on, which round to infinity, become
+// NaN.
 __device__ __forceinline__ void split_tf32(uint32_t& high, uint32_t& low, uint32_t x) {
   high = (x + 0x1000u) & 0xffffe000u;
   low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
@@ -64,7 +65,7 @@ __device__ __forceinline__ void split_tf32(uint32_t& high, uint32_t& low, uint32
 
 // D[16, 8] += A[16, 8] @ B[8, 8]; sm_80 and newer.
 //
-// NOTE: the sum is cut off, not rounded, at every instruction.
+// NOTE: each instruction truncates the sum instead of rounding it.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                  const uint32_t (&b)[2]) {
   asm volatile(

@@ -1,11 +1,11 @@
-// Special registers, read anew, and registers that warpgroups of one block give to each other
+// Special registers, read anew, and register reallocation between the warpgroups of a block
 // (sm_90a).
 #pragma once
 
 namespace flash_dist {
 
-// threadIdx.x and blockIdx.x, read again: what is derived from them is computed anew after each
-// call instead of being kept in registers between.
+// threadIdx.x and blockIdx.x, read again: the compiler recomputes derived values after each call
+// instead of keeping them in registers.
 __device__ __forceinline__ int fresh_thread() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
@@ -18,13 +18,15 @@ __device__ __forceinline__ int fresh_block() {
   return x;
 }
 
-// All warps of a warpgroup keep REGISTERS per thread from here on, a multiple of 8.
+// Reduces the registers of this warpgroup to REGISTERS per thread, a multiple of 8. All its warps
+// must call this.
 template <int REGISTERS>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// The same, waiting for what others give.
+// Raises the registers of this warpgroup to REGISTERS per thread. Waits until others have given
+// them up.
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));

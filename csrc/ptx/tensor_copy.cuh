@@ -1,6 +1,6 @@
-// Copies between global and shared memory by the copy engine (TMA, sm_90 and newer): of boxes of
-// tensors, and of neighbouring bytes. A CUtensorMap says where the tensor lies, how large a box is and how it
-// is swizzled. Elements of a box outside the tensor read as zeros and are not written.
+// Copies between global and shared memory by TMA (sm_90 and newer): boxes of tensors, and
+// contiguous bytes. A CUtensorMap holds the tensor's address, the size of a box and its swizzle.
+// Elements of a box outside the tensor are read as zeros and not written.
 #pragma once
 
 #include <cuda.h>
@@ -11,7 +11,8 @@
 
 namespace flash_dist {
 
-// The map, a member of a __grid_constant__ parameter, is on its way into the constant cache.
+// Prefetches a map, which must be a member of a __grid_constant__ parameter, into the constant
+// cache.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -21,7 +22,7 @@ struct BoxPlace {
   int column, row, member, head_kv, batch;
 };
 
-// The box to shared memory; its bytes count on the barrier, those outside of the tensor, too.
+// Loads a box to shared memory. All its bytes count on the barrier, also those outside the tensor.
 __device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at,
                                          uint32_t barrier) {
   delay();
@@ -33,7 +34,7 @@ __device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, 
       : "memory");
 }
 
-// The box from shared memory, as part of this thread's next group of stores.
+// Stores a box from shared memory, as part of this thread's next group of stores.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, const BoxPlace& at,
                                           uint32_t smem) {
   delay();
@@ -44,7 +45,8 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, const BoxPlace
       : "memory");
 }
 
-// A multiple of 16 bytes, from and to a multiple of 16 bytes; they count on the barrier.
+// Loads contiguous bytes, which count on the barrier. Size and both addresses must be multiples of
+// 16 bytes.
 __device__ __forceinline__ void load_bytes(uint32_t smem, const void* src, int bytes,
                                            uint32_t barrier) {
   delay();
@@ -55,7 +57,7 @@ __device__ __forceinline__ void load_bytes(uint32_t smem, const void* src, int b
       : "memory");
 }
 
-// The same from shared memory, as part of this thread's next group of stores.
+// Stores contiguous bytes from shared memory, as part of this thread's next group of stores.
 __device__ __forceinline__ void store_bytes(void* dst, uint32_t smem, int bytes) {
   delay();
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem),
@@ -63,7 +65,8 @@ __device__ __forceinline__ void store_bytes(void* dst, uint32_t smem, int bytes)
                : "memory");
 }
 
-// Adds fp32 numbers to those at dst, as part of this thread's next group of stores.
+// Adds fp32 numbers in shared memory to those at dst, as part of this thread's next group of
+// stores.
 __device__ __forceinline__ void add_floats(void* dst, uint32_t smem, int bytes) {
   delay();
   asm volatile(
@@ -72,12 +75,12 @@ __device__ __forceinline__ void add_floats(void* dst, uint32_t smem, int bytes) 
       : "memory");
 }
 
-// Waits until all of this thread's groups of stores have been written.
+// Waits until all groups of stores of this thread are complete.
 __device__ __forceinline__ void wait_until_written() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Lets the next copies of this thread see the writes to global memory that it knows of.
+// Makes the writes to global memory that this thread sees visible to its next copies.
 __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
@@ -86,14 +89,13 @@ __device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until shared memory has been read by all but this thread's PENDING newest groups.
+// Waits until all but this thread's PENDING newest groups of stores have read shared memory.
 template <int PENDING>
 __device__ __forceinline__ void wait_until_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// What this thread has written to shared memory is seen by copies and matrix instructions that come
-// after the next barrier.
+// Makes this thread's writes to shared memory visible to copies and wgmma after the next barrier.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

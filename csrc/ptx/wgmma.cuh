@@ -1,19 +1,18 @@
-// Matrix instructions of a warpgroup, 4 warps of which the first has a number divisible by 4, on
-// sm_90a: D[64, N] (+)= A[64, 16] @ B[16, N], asynchronously, fp32 accumulators.
+// Matrix instructions of a warpgroup (4 warps, the first with a number divisible by 4) on sm_90a:
+// D[64, N] (+)= A[64, 16] @ B[16, N], asynchronous, fp32 accumulators.
 //
-// What a warpgroup has issued since the last commit is a group. A product in flight owns its
-// accumulator, and A where that lies in registers: neither is touched before a wait. The fence
-// comes before the first instruction of a product, and after any other use of these registers.
-// (PTX ISA, "Asynchronous wgmma Instructions".)
+// The instructions that a warpgroup has issued since the last commit form a group. While a product
+// is in flight, its accumulator, and A if it is in registers, must not be touched: wait first. A
+// fence must come before the first instruction of a product and after any other use of these
+// registers. (PTX ISA, "Asynchronous wgmma Instructions".)
 //
-// Warp w has the rows 16 w to 16 w + 15 of D, each warp its rows as the d fragments of mma m16n8
-// (ptx/mma.cuh), so that d[N / 8][4] holds them; A in registers is the a fragment of m16n8k16 of each
-// warp's rows.
+// Warp w has rows 16 w to 16 w + 15 of D, as the d fragments of mma m16n8 (ptx/mma.cuh), in d[N /
+// 8][4]. A in registers is the a fragment of m16n8k16 of the same rows.
 //
-// wgmma<T, TRANSPOSED_A, TRANSPOSED_B, FIRST>(d, a, b), for the N that headers.py lists, takes B and
-// A as descriptors of tiles in shared memory (core/panels.cuh), or A in registers:
-// wgmma<T, TRANSPOSED_B, FIRST>(d, a, b). TRANSPOSED: the rows of the tile are k. FIRST: D is
-// written and not read.
+// wgmma<T, TRANSPOSED_A, TRANSPOSED_B, FIRST>(d, a, b) takes A and B as descriptors of tiles in
+// shared memory (core/panels.cuh). wgmma<T, TRANSPOSED_B, FIRST>(d, a, b) takes A in registers.
+// headers.py lists the values of N. TRANSPOSED: the rows of the tile are k. FIRST: writes D without
+// reading it.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +30,14 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits until at most PENDING of this warp's newest groups are in flight.
+// Waits until at most the PENDING newest groups of this warp are in flight.
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Keeps the compiler from moving uses of an accumulator across this line: before the fence, and
-// after the wait that ends its product.
+// Keeps the compiler from moving uses of an accumulator across this line. Needed before the fence,
+// and after the wait that ends the product.
 template <int NT>
 __device__ __forceinline__ void hold(float (&d)[NT][4]) {
 #pragma unroll
@@ -47,7 +46,7 @@ __device__ __forceinline__ void hold(float (&d)[NT][4]) {
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[n][i])::"memory");
 }
 
-// The same for A operands.
+// The same for A operands in registers.
 template <int KT>
 __device__ __forceinline__ void hold(uint32_t (&a)[KT][1][4]) {
 #pragma unroll

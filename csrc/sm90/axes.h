@@ -1,4 +1,4 @@
-// The maps of a call's tensors.
+// Makes the tensor maps of a call.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace flash_dist {
 
-// The row axis of q and what is like it, of k and v, and their other axes.
+// The axes of tensors like q, and of tensors like k and v.
 struct CallAxes {
   int rows_q, rows_k;
   Axes q, k;
@@ -24,8 +24,7 @@ struct CallAxes {
   }
 };
 
-// Why a kernel with these tensors, `like_out` being out or dout, and scores is not for Hopper's
-// families, null if it is.
+// Why the Hopper kernels cannot serve a call; null if they can. like_out: out or dout.
 template <class Config, class Params>  // FwdParams or BwdParams
 const char* find_problem(const Params& p, const View& like_out, const CallAxes& axes) {
   if (p.scores.has_score_mod && !Config::HAS_SCORE_MOD)
@@ -51,7 +50,7 @@ const char* find_problem(const Params& p, const View& like_out) {
   return find_problem<Config>(p, like_out, CallAxes(p));
 }
 
-// A map to make: of a view, in boxes of box_rows rows.
+// A tensor map to make: of a view, with boxes of box_rows rows.
 struct MapRequest {
   CUtensorMap* map;
   AxisSteps* steps;

@@ -8,16 +8,17 @@ namespace flash_dist {
 constexpr int WARPGROUP = 128;
 constexpr int WARPS_OF_GROUP = WARPGROUP / 32;
 
-// Whether the registers of a block at its launch, a multiple of 8 for each thread, suffice for its
-// roles: a loading warpgroup and `consumers` more. A warp that asks for too many waits for ever.
+// True if the block's registers at launch suffice for its roles: a loading warpgroup and
+// `consumers` more. Registers per thread are a multiple of 8. A warp that requests too many waits
+// forever.
 constexpr bool has_registers(int consumers, int of_loader, int of_consumer) {
   const int warpgroups = 1 + consumers;
   return of_loader + consumers * of_consumer <=
          warpgroups * registers_at_launch(warpgroups * WARPGROUP);
 }
 
-// Registers of each consumer if the loader keeps `of_loader` and `blocks` blocks share a multiprocessor.
-// An instruction cannot name more than 255.
+// Registers of each consumer, if the loader keeps `of_loader` and `blocks` blocks share a
+// multiprocessor. At most 255, the largest number that an instruction can name.
 constexpr int registers_left(int consumers, int blocks, int of_loader) {
   const int warpgroups = 1 + consumers;
   const int all = warpgroups * registers_at_launch(blocks * warpgroups * WARPGROUP);
@@ -25,8 +26,8 @@ constexpr int registers_left(int consumers, int blocks, int of_loader) {
   return each < MOST_REGISTERS ? each : MOST_REGISTERS;
 }
 
-// The next stage of a ring, and the parity of the phase in which it is filled: one number, as it stays
-// in a register throughout a kernel.
+// The next stage of a ring, and the parity of the phase that fills it. A single number, as it stays
+// in a register throughout the kernel.
 template <int STAGES>
 struct Ring {
   static_assert((STAGES & (STAGES - 1)) == 0, "a power of two");

@@ -1,4 +1,4 @@
-// Clears and stores of rows of a tile in shared memory, by a warpgroup.
+// A warpgroup's operations on the rows of a tile in shared memory: clear, stage, store.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -11,12 +11,12 @@
 
 namespace flash_dist {
 
-// Zeroes those of the first ROWS rows that lie outside of `keep`, all PANELS * 64 columns: their weight
-// in a product is 0, but a copied NaN would spread. Called by THREADS threads, of which this is number
-// `thread`; the caller then calls fence_proxy_async() and a barrier.
+// Zeroes the rows of the first ROWS rows that are outside `keep`, with all PANELS * 64 columns.
+// Their weight in a product is 0, but a NaN would spread. THREADS threads call this; this one is
+// `thread`. The caller then calls fence_proxy_async() and a barrier.
 template <class Tile, int ROWS, int PANELS, int THREADS>
 __device__ __forceinline__ void clear_rows(uint32_t tile, const RowSpan& keep, int thread) {
-  constexpr int CHUNKS = PANELS * 8;  // of 16 bytes to a row
+  constexpr int CHUNKS = PANELS * 8;  // 16-byte chunks per row
 #pragma unroll 1
   for (int i = thread; i < ROWS * CHUNKS; i += THREADS) {
     const int row = i / CHUNKS;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void clear_rows(uint32_t tile, const RowSpan& keep, i
   }
 }
 
-// Stores a warpgroup's 64 rows of an accumulator, rounded, to 64 rows of a tile.
+// Rounds a warpgroup's 64 rows of an accumulator to 64 rows of a tile.
 template <class Tile, class Target, class T, int NT>
 __device__ __forceinline__ void stage_rows(const Accumulator<1, NT>& c, uint32_t tile) {
   const int lane = fresh_thread() % 32;
@@ -39,7 +39,8 @@ __device__ __forceinline__ void stage_rows(const Accumulator<1, NT>& c, uint32_t
   }
 }
 
-// Exchanges registers among the four lanes of a quad: lane i gets the i-th of each, in the order of lanes.
+// Transposes registers among the four lanes of a quad: lane i gets register i of each lane, in lane
+// order.
 __device__ __forceinline__ void transpose_quad(uint32_t (&r)[4]) {
   const int lane = fresh_thread() % 4;
 #pragma unroll
@@ -56,8 +57,8 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&r)[4]) {
   }
 }
 
-// Stores a warpgroup's 64 rows of an accumulator, rounded, to global memory: the first `rows` rows and
-// `columns` columns exist.
+// Stores a warpgroup's 64 rows of an accumulator, rounded, to global memory: only the first `rows`
+// rows and `columns` columns.
 template <class Target, class T, int NT>
 __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint16_t* dst,
                                            int64_t row_stride, int rows, int columns) {
@@ -82,12 +83,12 @@ __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint16_t
   }
 }
 
-// Copies 64 rows of a tile with NT * 8 columns to global memory: the first `rows` rows and `columns`
-// columns exist.
+// Copies 64 rows of a tile with NT * 8 columns to global memory: only the first `rows` rows and
+// `columns` columns.
 template <class Tile, int NT>
 __device__ __forceinline__ void copy_rows(uint32_t tile, uint16_t* dst, int64_t row_stride,
                                           int rows, int columns) {
-  constexpr int CHUNKS = NT;  // of 16 bytes to a row
+  constexpr int CHUNKS = NT;  // 16-byte chunks per row
 #pragma unroll 4
   for (int i = fresh_thread() % WARPGROUP; i < 64 * CHUNKS; i += WARPGROUP) {
     const int row = i / CHUNKS, chunk = i % CHUNKS;
@@ -98,7 +99,7 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, uint16_t* dst, int64_t 
   }
 }
 
-// Does both, through rows of a tile that no other warpgroup uses.
+// Stages and copies rows, through rows of a tile that no other warpgroup uses.
 template <class Tile, class Target, class T, int NT>
 __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint32_t tile,
                                            uint16_t* dst, int64_t row_stride, int rows,

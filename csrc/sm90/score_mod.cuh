@@ -1,12 +1,12 @@
-// The score modification of core/scores.cuh in Hopper's kernels: in base 2, with factors that the host
-// has multiplied out. With a soft cap c and c' = c log2 e
+// The score modification of core/scores.cuh in the Hopper kernels: in base 2, with factors
+// precomputed on the host. With a soft cap c, and c' = c log2 e:
 //
 //   r = 1 / (1 + e^2x), x = q . k * scale / c        tanh(x) = 1 - 2 r
 //   s log2 e = c' - 2 c' r - slope' * |distance|     ds / dx = c (1 - tanh(x)^2)
 //
-// and without one s log2 e = q . k * scale' - slope' * |distance|. A kernel tests for
-// the cap once per tile. In the backward the slope is 0 under a cap without ALiBi: such a step waits for
-// the special-function unit, so that the term of ALiBi costs nothing.
+// Without a cap: s log2 e = q . k * scale' - slope' * |distance|. A kernel tests for the cap once
+// per tile. In the backward, the slope is 0 under a cap without ALiBi. Such a step waits for the
+// special-function unit, so the unused ALiBi term costs nothing.
 #pragma once
 
 #include <cmath>
@@ -20,61 +20,62 @@
 namespace flash_dist {
 
 struct ScoreModParams {
-  float inside;       // by which q . k is multiplied: scale', or 2 log2(e) scale / c under a cap
-  float cap;          // c', 0: none
+  float inside;       // factor of q . k: scale', or 2 log2(e) scale / c under a cap
+  float cap;          // c'; 0: none
   float minus_2_cap;  // -2 c'
 };
 
-template <class Params>  // FwdParams or BwdParams, their scores filled in
+template <class Params>  // FwdParams or BwdParams, scores filled in
 ScoreModParams make_score_mod(const Params& p) {
   const float cap = p.scores.softcap * LOG2_E;
   const float inside = p.scores.scale_inside * LOG2_E;
   return {cap == 0.0f ? inside : 2.0f * inside, cap, -2.0f * cap};
 }
 
-// r of q . k.
+// q . k -> r.
 __device__ __forceinline__ float capping(float x, const ScoreModParams& p) {
   return reciprocal_approx(1.0f + exp2_approx(x * p.inside));
 }
 
-// 1 - tanh(x)^2 of r; 0 where r is infinite.
+// 1 - tanh(x)^2 from r; 0 if r is infinite.
 __device__ __forceinline__ float softcap_derivative(float r) {
   const float t = fmaf(-2.0f, r, 1.0f);
   return fma_saturated(-t, t, 1.0f);
 }
 
-// ALiBi's bias, times log2 e, of a lane's fragment of 16 rows. TRANSPOSED: keys are the rows.
+// ALiBi's bias times log2 e, for a lane's fragment of 16 rows. TRANSPOSED: the rows are keys.
 template <bool TRANSPOSED>
 struct AlibiBias {
   float minus_slope;
-  float first;  // i + seqlen_k - seqlen_q - j, of the fragment's first score of this lane
+  float first;  // i + seqlen_k - seqlen_q - j of this lane's first score
 
-  // Of the warp's first query, counted at the bottom right, and its first key.
+  // row0: the warp's first query, counted from the bottom right. key0: its first key.
   __device__ __forceinline__ AlibiBias(float minus_slope_, int row0, int key0)
       : minus_slope(minus_slope_) {
     const int lane = fresh_thread() % 32;
     const int down = lane / 4, right = lane % 4 * 2;
     first = static_cast<float>(row0 - key0 + (TRANSPOSED ? right - down : down - right));
   }
-  // Of score (n, i) of the fragment.
+  // The bias of score (n, i) of the fragment.
   __device__ __forceinline__ float operator()(int n, int i) const {
     return minus_slope * fabsf(first + ScorePlace::step<TRANSPOSED>(0, n, i));
   }
 };
 
-// The factor of the distances of a query head.
+// The factor of |distance| for a query head.
 __device__ __forceinline__ float minus_alibi_slope(const ScoreParams& p, int batch, int head) {
   return -LOG2_E * alibi_slope(p, batch, head);
 }
 
 // The score modification of the forward.
 struct FwdScoreModParams : ScoreModParams {
-  float top;  // subtracted from scores, in place of their row's maximum; 0: rows have their own
+  float top;  // subtracted from scores instead of the row maximum; 0: use the row maximum
 };
 
-// Under a cap c every score is in [-c', c']. bf16 has the exponents of fp32, so a row needs no maximum of its
-// own where 2^(2 c') does not exceed them: with top subtracted, P is at least 2^-100, and at most 1 or,
-// for a cap above 34, 2^(2 c' - 100), so that values up to 2^60 do not overflow.
+// Under a cap c every score is in [-c', c']. bf16 has the exponent range of fp32. So rows need no
+// maximum of their own if 2^(2 c') stays in that range. With `top` subtracted, P is at least
+// 2^-100, and at most 1 or, for a cap above 34, 2^(2 c' - 100). Values up to 2^60 then do not
+// overflow.
 constexpr float BOUNDED_CAP = 50.0f;
 
 template <class T, class Params>
@@ -85,8 +86,8 @@ FwdScoreModParams make_fwd_score_mod(const Params& p) {
   return {base, bounded ? std::fmin(base.cap, 100.0f - base.cap) : 0.0f};
 }
 
-// r of four scores of a row, by one reciprocal of the product of their denominators. These are at most 2^30,
-// which leaves r below 2^-30 of no account.
+// r of four scores of a row, from one reciprocal of the product of their denominators. Denominators
+// are clamped to 2^30: an r below 2^-30 does not matter.
 __device__ __forceinline__ void capping4(float (&x)[4], const ScoreModParams& p) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = 1.0f + exp2_approx(min_nan(x[i] * p.inside, 30.0f));
@@ -100,7 +101,7 @@ __device__ __forceinline__ void capping4(float (&x)[4], const ScoreModParams& p)
   x[2] = third;
 }
 
-// q . k -> s log2 e - top under a cap.
+// q . k -> s log2 e - top, under a cap.
 template <int NT>
 __device__ __forceinline__ void apply_softcap(Accumulator<1, NT>& s, const FwdScoreModParams& p) {
   const float offset = p.cap - p.top;
@@ -117,8 +118,8 @@ __device__ __forceinline__ void apply_softcap(Accumulator<1, NT>& s, const FwdSc
     }
 }
 
-// Adds ALiBi to s log2 e of 16 queries from row0 on, counted at the bottom right. key(n): the first key of
-// columns 8 * n on, of 64 at a time, which lie together. scale: by which s is multiplied before.
+// Adds ALiBi to s log2 e of 16 queries from row0 on, counted from the bottom right. key(n): first
+// key of columns 8 * n on; 64 columns have contiguous keys. Multiplies s by `scale` first.
 template <int NT, class Key>
 __device__ __forceinline__ void apply_alibi(Accumulator<1, NT>& s, float scale, float minus_slope,
                                             int row0, Key key) {
@@ -144,7 +145,7 @@ __device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const Fwd
   if (has_alibi) apply_alibi(s, p.minus_2_cap == 0.0f ? p.inside : 1.0f, minus_slope, row0, key);
 }
 
-// For weigh(): a capped call's q . k -> r. A masked score is then masked_score().
+// Under a cap, q . k -> r, for weigh(). Masked scores must then be masked_score().
 template <int NT>
 __device__ __forceinline__ void begin_softcap(Accumulator<1, NT>& x, const ScoreModParams& p) {
   if (p.cap == 0.0f) return;
@@ -153,14 +154,15 @@ __device__ __forceinline__ void begin_softcap(Accumulator<1, NT>& x, const Score
 #pragma unroll
     for (int i = 0; i < 4; ++i) x.x[0][n][i] = capping(x.x[0][n][i], p);
 }
-// A score without weight: q . k of -inf, r of +inf.
+// The score of a masked key: q . k = -inf, or r = +inf under a cap.
 __device__ __forceinline__ float masked_score(const ScoreModParams& p) {
   return p.cap == 0.0f ? -INFINITY : INFINITY;
 }
 
-// From scores with the keys along their rows, after begin_softcap(): P^T, and P^T * (1 - tanh^2), from
-// which dS^T is made; both are 2^SHIFT times as large. keep(k, weight, product) is called with 16 queries of
-// each, when their scores are no longer wanted. lse: address of the first query's, in base 2.
+// Computes P^T and P^T * (1 - tanh^2), from which dS^T is made, both times 2^SHIFT. x: scores with
+// keys along the rows, after begin_softcap(). keep(k, weight, product) receives both for 16
+// queries, once their scores are no longer needed. lse: address of the first query's lse, in base
+// 2.
 template <int SHIFT, int NT, class Keep>
 __device__ __forceinline__ void weigh(const Accumulator<1, NT>& x, uint32_t lse,
                                       const ScoreModParams& p, const AlibiBias<true>& alibi,

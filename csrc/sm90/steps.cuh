@@ -1,4 +1,4 @@
-// The steps of a block of queries through its keys, BLOCK_N keys each.
+// The steps of a block of queries over its keys. Each step has BLOCK_N keys.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -14,8 +14,8 @@ struct StepBounds {
 };
 
 struct KeyBounds : StepBounds {
-  const int4* entries;  // of a list of tiles; null: a range
-  int count;            // of entries
+  const int4* entries;  // entries of a list of tiles; null: a range
+  int count;            // number of entries
 
   __device__ __forceinline__ KeyBounds(const Mask& mask, int row0, int block_m, int block_n) {
     if (mask.is_list()) {
@@ -39,7 +39,7 @@ struct KeyBounds : StepBounds {
   }
 };
 
-// Where the keys of a step come from: BLOCK_N neighbouring keys of a range, or PARTS tiles of a list.
+// The keys of a step: BLOCK_N adjacent keys (RANGES), or PARTS tiles of a list (LISTS).
 enum class KeySource { RANGES, LISTS, BOTH };
 
 template <int BLOCK_N, KeySource SOURCE>
@@ -50,11 +50,11 @@ struct KeySteps {
   __device__ __forceinline__ bool is_list() const {
     return SOURCE == KeySource::LISTS || (SOURCE == KeySource::BOTH && bounds.entries != nullptr);
   }
-  // Whether this part is missing: the last step of an odd number of tiles has one part.
+  // True if this part is missing: with an odd number of tiles, the last step has one part.
   __device__ __forceinline__ bool lacks(int j, int part) const {
     return j * PARTS + part >= bounds.count;
   }
-  // The entry of part `part` of step j. The last tile stands in for a missing one, so that no other keys
+  // The entry of part `part` of step j. A missing part repeats the last tile, so that no other keys
   // are read.
   __device__ __forceinline__ const int4& entry(int j, int part) const {
     return bounds.entries[min(j * PARTS + part, bounds.count - 1)];
@@ -70,19 +70,19 @@ struct KeySteps {
     const int part = row / MASK_TILE;
     return lacks(j, part) ? -1 : key0(j, part) + row % MASK_TILE;
   }
-  // The code of a part for the given half (0 or 1) of the block's queries.
+  // The mask's code of a part for the first or second half of the block's queries (half = 0 or 1).
   __device__ __forceinline__ int code(int j, int part, int half) const {
     if (lacks(j, part)) return TILE_EMPTY;
     return half == 0 ? entry(j, part).y : entry(j, part).z;
   }
 };
 
-// Sets masked scores of 16 queries to -inf, in the columns [8 * FIRST, 8 * END) of s. key0: the key of
-// the first column, a multiple of 16. word(half, key): a bit for each of 32 keys that is visible to this
-// lane's row of each half.
+// Sets masked scores of 16 queries to -inf, in columns [8 * FIRST, 8 * END) of s. key0: the key of
+// the first column, a multiple of 16. word(half, key): one bit per key, 32 keys, set if visible to
+// this lane's row of that half.
 template <int FIRST, int END, int NT, class Word>
 __device__ __forceinline__ void mask_columns(Accumulator<1, NT>& s, int key0, const Word& word) {
-  constexpr int TILES = (END - FIRST) % 4 == 0 ? 4 : 2;  // of 8 keys under one word
+  constexpr int TILES = (END - FIRST) % 4 == 0 ? 4 : 2;  // 8-key tiles per word
   const int column = fresh_thread() % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h)
@@ -97,7 +97,7 @@ __device__ __forceinline__ void mask_columns(Accumulator<1, NT>& s, int key0, co
     }
 }
 
-// The same where the visible keys of each query are a range.
+// The same, if each query sees a range of keys.
 template <int NT>
 __device__ __forceinline__ void mask_ranges(Accumulator<1, NT>& s, const int2 (&ranges)[2],
                                             int key0) {
@@ -105,8 +105,8 @@ __device__ __forceinline__ void mask_ranges(Accumulator<1, NT>& s, const int2 (&
       s, key0, [&](int h, int key) { return bit_span(ranges[h].x - key, ranges[h].y - key); });
 }
 
-// Bit j of x and bit j - 32 of y: key key0 + j of a tile of a list is visible to query i. The code is not
-// TILE_FULL.
+// Visible keys of query i in a tile of a list: bit j of x is key key0 + j, bit j of y is key key0 +
+// 32 + j. The code must not be TILE_FULL.
 __device__ __forceinline__ uint2 tile_bits(const Mask& mask, int i, int key0, int code) {
   if (code >= 0) return mask.p.bits[static_cast<int64_t>(code) * MASK_TILE + i % MASK_TILE];
   if (code == TILE_EMPTY) return {0, 0};
@@ -115,13 +115,13 @@ __device__ __forceinline__ uint2 tile_bits(const Mask& mask, int i, int key0, in
           bit_span(range.x - key0 - 32, range.y - key0 - 32)};
 }
 
-// The keys of a step that are visible to the two queries of a lane, of the 16 of its warp.
+// The keys of a step that the two queries of this lane see.
 template <int BLOCK_N, KeySource SOURCE>
 struct VisibleKeys {
   using Steps = KeySteps<BLOCK_N, SOURCE>;
   static constexpr int PARTS = Steps::PARTS;
   static constexpr int TILES = MASK_TILE / 8;
-  // Of one tile of a list.
+  // One tile of a list.
   struct Part {
     bool full;
     uint2 bits[2];
@@ -129,7 +129,7 @@ struct VisibleKeys {
   int2 ranges[2];
   Part parts[PARTS == 0 ? 1 : PARTS];
 
-  // half: the half of the block's queries that the warp is in; row0: the warp's first query.
+  // half: which half of the block's queries the warp has. row0: the warp's first query.
   __device__ __forceinline__ void find(const Mask& mask, const Steps& steps, int j, int half,
                                        int row0) {
     if (!steps.is_list()) {
@@ -140,7 +140,7 @@ struct VisibleKeys {
     }
   }
 
-  // Sets the scores of the other keys to -inf.
+  // Sets masked scores to -inf.
   template <int NT>
   __device__ __forceinline__ void apply(Accumulator<1, NT>& s, const Steps& steps, int j) const {
     if (!steps.is_list()) {
@@ -151,7 +151,7 @@ struct VisibleKeys {
     }
   }
 
-  // Does both, part by part, with fewer registers.
+  // find() and apply() part by part, which needs fewer registers.
   template <int NT>
   __device__ __forceinline__ static void find_and_apply(Accumulator<1, NT>& s, const Mask& mask,
                                                         const Steps& steps, int j, int half,

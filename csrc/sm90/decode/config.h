@@ -21,26 +21,27 @@ struct DecodeWideSm90Config
   static constexpr int CONSUMER_ROWS = 64;
   static constexpr int BLOCK_ROWS = CONSUMERS * CONSUMER_ROWS;
   static constexpr int LARGER = Plan::LARGER;
-  static constexpr int BLOCK_N = KEY_BLOCK;  // keys of a tile of K or V
-  static constexpr int TILES = 1;            // tiles of K, and of V, in a key block
-  static constexpr int PIECE = 64;           // columns of O of one product
+  static constexpr int BLOCK_N = KEY_BLOCK;  // keys per tile of K or V
+  static constexpr int TILES = 1;            // tiles of K, and of V, per key block
+  static constexpr int PIECE = 64;           // columns of O per product
   static constexpr int PIECES = HEAD_DIM_V / PIECE;
   static constexpr bool V_IN_K = false;
   static constexpr bool KEEPS_CURSORS = false;
-  // SUMMED_KEYS keys are summed in PARTS parts, as mma/decode/kernel.cuh does with a tile.
+  // The keys are summed in the same parts as in mma/decode/kernel.cuh: PARTS parts per SUMMED_KEYS
+  // keys.
   static constexpr int PARTS = 4;
   static constexpr int SUMMED_KEYS = DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, 99>::BLOCK_N;
-  // The loader has cursors and addresses of 64 bits.
+  // The loader needs registers for cursors and 64-bit addresses.
   static constexpr int LOADER_REGISTERS = 64;
   static constexpr int CONSUMER_REGISTERS =
       registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
   using Splits = DecodeSplits<THREADS>;
-  using KTile = Panels<BLOCK_N>;        // and of V
-  using QTile = Panels<CONSUMER_ROWS>;  // one for each consumer
+  using KTile = Panels<BLOCK_N>;        // also for V
+  using QTile = Panels<CONSUMER_ROWS>;  // one per consumer
   static_assert(HEAD_DIM == HEAD_DIM_V && HEAD_DIM % QTile::COLUMNS == 0);
   static_assert(BLOCK_ROWS == CONSUMER_ROWS || LARGER == 0);
 
-  // Offset of a copy of 16 bytes of K or V.
+  // Where each 16-byte chunk of K or V is stored.
   struct Layout {
     static constexpr int CHUNKS = HEAD_DIM / 8;
     static constexpr int ROW_BYTES = KTile::ROW_BYTES;
@@ -50,17 +51,17 @@ struct DecodeWideSm90Config
   };
 
   struct Smem {
-    alignas(1024) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // tiles of K and V in turn
+    alignas(1024) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // tiles of K and V, alternating
     alignas(1024) uint16_t q[CONSUMERS][CONSUMER_ROWS * HEAD_DIM];
-    // The work tile while a group is computed: O by threads, top and sum by rows.
+    // O of the work tile while a group is computed: per thread. Its top and sum: per row.
     float4 parked[HEAD_DIM_V / 8][CONSUMER_THREADS];
     float2 parked_stats[BLOCK_ROWS];
     StageBarriers<Plan::STAGES> barriers;
     typename Splits::Smem splits;
-    Splits all;                                   // for consumers
-    DecodeCursor cursors[CONSUMER_THREADS / 32];  // of each warp
+    Splits all;                                   // for the consumers
+    DecodeCursor cursors[CONSUMER_THREADS / 32];  // one per warp
     SplitBounds bounds;
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert((SMEM_BYTES + 1024) * Plan::MIN_BLOCKS <= smem_plan_bytes(PLAN) + 1024);

@@ -1,21 +1,22 @@
-// Attention of many rows to the keys and values of a cache, on wgmma: the results of
-// mma/decode/kernel.cuh, bit by bit.
+// Attention of many rows to the keys and values of a cache, on wgmma. Results are bit-identical to
+// mma/decode/kernel.cuh.
 //
-// Grid      As many blocks as the GPU holds, one for each split of the key blocks of all sequences
+// Grid      As many blocks as the GPU can hold, one per split of the key blocks of all sequences
 //           (core/decode_work.cuh).
-// Block     One or two warpgroups of 64 rows of a work tile each, on the same keys, and one that loads.
-// Shared    A ring of tiles of K and V, Q, O of the work tile.
-// Pipeline  Keys of a key block, then its values, then the next key block's, also of the next work
-//           tile. One barrier says that the copies of a tile have landed, another that it was read.
+// Block     One or two consumer warpgroups with 64 rows of a work tile each, on the same keys, and
+//           a loading warpgroup.
+// Shared    A ring of tiles of K and V; Q; O of the work tile.
+// Pipeline  K of a key block, then its V, then the next key block, also across work tiles. One
+//           barrier per stage says that its copies have landed, another that it was read.
 //
 //   issue S = Q @ K(0).T
 //   for each key block n of a work tile:
 //     wait for S; soft cap, ALiBi, mask; P = exp2(S - top), sums
 //     issue O = P @ V(n), in pieces of 64 columns
-//     combine each piece with the group while the next one, or S = Q @ K(n + 1).T, is under way
+//     combine each piece with the group while the next one, or S = Q @ K(n + 1).T, is in flight
 //
-// Both matrix instructions add up in the same order, over the same k, to the same bits. Everything else
-// is computed as there: each key block has a softmax of its own, whose sums have the same parts.
+// wgmma and mma.sync add in the same order over the same k, so their bits agree. Everything else is
+// computed as in mma/decode: each key block has its own softmax, with sums over the same parts.
 #pragma once
 
 #include <type_traits>
@@ -31,7 +32,7 @@
 
 namespace flash_dist {
 
-// The rows and columns of a work tile that a thread of a consumer has.
+// The rows and columns of a work tile that a consumer thread has.
 template <class Config_>
 struct ConsumerPlace {
   using Config = Config_;
@@ -43,11 +44,11 @@ struct ConsumerPlace {
   __device__ __forceinline__ static int row(int h) {
     return static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
   }
-  // The first of two neighbouring columns of O in x[0][n].
+  // The first of the two adjacent columns of O in x[0][n].
   __device__ __forceinline__ static int column(int n) {
     return n * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
   }
-  // Whether this lane writes top and sum of its rows.
+  // True if this lane writes top and sum of its rows.
   __device__ __forceinline__ static bool writes_stats() { return threadIdx.x % 4 == 0; }
 };
 
@@ -59,24 +60,24 @@ struct DecodeSm90Consumer {
   using KTile = typename Config::KTile;
   using QTile = typename Config::QTile;
   static constexpr int STAGES = Config::STAGES;
-  static constexpr int KEY_STEPS = KEY_BLOCK / 16;  // of P @ V
-  static constexpr int KEY_TILES = KEY_BLOCK / 8;   // columns of S, by 8
+  static constexpr int KEY_STEPS = KEY_BLOCK / 16;  // steps of P @ V
+  static constexpr int KEY_TILES = KEY_BLOCK / 8;   // 8-column tiles of S
   static constexpr int PIECE_TILES = Config::PIECE / 8;
   static constexpr int OT = Config::HEAD_DIM_V / 8;
   using Scores = Accumulator<1, KEY_TILES>;
   using Weights = uint32_t[KEY_STEPS][1][4];  // A operands of P @ V
-  using Piece = Accumulator<1, PIECE_TILES>;  // of O of a key block
+  using Piece = Accumulator<1, PIECE_TILES>;  // part of O of a key block
 
   const DecodeParams& p;
   typename Config::Smem& smem;
   const ConsumerPlace<Config> own{};
-  Ring<STAGES> tiles;  // read by products that were issued
+  Ring<STAGES> tiles;  // tiles whose products have been issued
 
   __device__ __forceinline__ DecodeSm90Consumer(const DecodeParams& p_,
                                                 typename Config::Smem& smem_)
       : p(p_), smem(smem_) {}
 
-  // Computes all key blocks of the split. The cursors are at the first.
+  // Computes all key blocks of the split, from the cursors on.
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     while (cursor().position < smem.bounds.end) {
@@ -100,10 +101,10 @@ struct DecodeSm90Consumer {
  private:
   static_assert(Config::PIECES <= 2, "all pieces but the last end with one product behind them");
 
-  // A key block of the work tile of this warp. In shared memory, as it is read only where a work
-  // tile or a group ends.
+  // The warp's cursor, at a key block of the work tile. In shared memory, because it is only read
+  // at the end of a work tile or group.
   __device__ __forceinline__ DecodeCursor& cursor() const { return smem.cursors[threadIdx.x / 32]; }
-  // The end of the key blocks of the work tile that are in the split.
+  // End of the work tile's key blocks in this split.
   __device__ __forceinline__ int end() const {
     const DecodeCursor& at = cursor();
     return min(at.key_block + (smem.bounds.end - at.position), at.extent.end);
@@ -114,21 +115,21 @@ struct DecodeSm90Consumer {
     at.key_block = key_block;
     return at;
   }
-  // Moves the cursor behind key_block, the last of its work tile.
+  // Moves the cursor past key_block, the last one of its work tile.
   __device__ __forceinline__ void advance(int key_block) const {
     DecodeCursor at = cursor_at(key_block);
     at.advance(p);
     set_cursor(cursor(), at);
   }
 
-  // The keys that all rows of this warp see.
+  // The keys visible to all rows of this warp.
   __device__ __forceinline__ int2 common_keys() const {
     const int2 own_keys = TileRows(p, cursor(), own).common_keys();
     return {__reduce_max_sync(0xffffffffu, own_keys.x), __reduce_min_sync(0xffffffffu, own_keys.y)};
   }
 
-  // Adds a key block, whose scores are under way, to the group. stop: behind the last key block of
-  // the group.
+  // Adds a key block to the group; its scores have been issued. stop: end of the group's key
+  // blocks.
   template <class IsLast>
   __device__ __forceinline__ void add_key_block(Scores& s, Partial<OT>& group, int key_block,
                                                 int2 common, int& stop, IsLast) {
@@ -159,14 +160,15 @@ struct DecodeSm90Consumer {
     if constexpr (!IsLast::value) stop = stop_of(cursor_at(key_block + 1));
   }
 
-  // Loads the queries of a work tile, each warpgroup its rows. Rows that do not exist are zeros.
+  // Loads the queries of a work tile; each warpgroup loads its rows. Rows that do not exist become
+  // zeros.
   __device__ __forceinline__ void load_queries() const {
     const DecodeCursor at = cursor();
     constexpr int CHUNKS = Config::Layout::CHUNKS;
     const uint32_t sQ = shared_address(smem.q[own.number()]);
     const int head = at.head;
     const int row0 = at.row0(p) + own.number() * Config::CONSUMER_ROWS;
-    wait_for_warps();  // the products with the queries before are complete
+    wait_for_warps();  // products with the previous queries are complete
 #pragma unroll 4
     for (int i = threadIdx.x % WARPGROUP; i < Config::CONSUMER_ROWS * CHUNKS; i += WARPGROUP) {
       const int row = row0 + i / CHUNKS, chunk = i % CHUNKS;
@@ -179,7 +181,7 @@ struct DecodeSm90Consumer {
     }
     cp_async_commit();
     cp_async_wait<0>();
-    fence_proxy_async();  // wgmma reads what was copied
+    fence_proxy_async();  // wgmma reads the copied rows
     wait_for_warps();
   }
   // Barrier of this warpgroup.
@@ -190,12 +192,12 @@ struct DecodeSm90Consumer {
   // Waits for the next tile.
   __device__ __forceinline__ uint32_t await_tile() {
     smem.barriers.wait_for_data(tiles);
-    fence_proxy_async();  // wgmma reads what was copied
+    fence_proxy_async();  // wgmma reads the copied tile
     const uint32_t tile = uniform(shared_address(smem.ring[tiles.stage()]));
     tiles.advance();
     return tile;
   }
-  // Releases the tile of the last product, which is complete.
+  // Releases the tile of the last product, which must be complete.
   __device__ __forceinline__ void release_tile() const {
     smem.barriers.release((tiles.passed - 1) % STAGES);
   }
@@ -218,8 +220,9 @@ struct DecodeSm90Consumer {
     release_tile();
   }
 
-  // Soft cap and ALiBi; masked scores are -inf. P = exp2(S * scale - top), summed and rounded. Top
-  // and sum are combined with those of the group; `combines` are the factors for its O.
+  // Applies soft cap and ALiBi, and sets masked scores to -inf. S -> P = exp2(S * scale - top),
+  // summed and rounded. Combines top and sum with those of the group. combines: receives the
+  // factors for O.
   __device__ __forceinline__ void to_weights(Scores& s, int key0, int2 common, Partial<OT>& group,
                                              Combine (&combines)[2], Weights& weights) const {
     const float scale_log2 = p.scores.scale * LOG2_E;
@@ -245,7 +248,8 @@ struct DecodeSm90Consumer {
 #pragma unroll
     for (int k = 0; k < KEY_STEPS; ++k) to_a_operand<Target, T>(weights[k], s, k);
   }
-  // S -> P of one row of a lane, and its sum over the key block, in the same parts as mma/decode.
+  // S -> P for one row of a lane. Returns its sum over the key block, in the same parts as
+  // mma/decode.
   __device__ __forceinline__ static float sum_weights(Scores& s, int h, float scale_log2,
                                                       float offset) {
     constexpr int PART_TILES = Config::SUMMED_KEYS / Config::PARTS / 8;
@@ -281,8 +285,8 @@ struct DecodeSm90Consumer {
     }
   }
 
-  // Combines the group with a key block in two steps: scale_group() while its products are under
-  // way, add_piece() for the columns of one product.
+  // Combines a key block with the group in two steps: scale_group() while the products are in
+  // flight, then add_piece() for the columns of each product.
   __device__ __forceinline__ static void scale_group(Partial<OT>& group,
                                                      const Combine (&combines)[2]) {
 #pragma unroll
@@ -304,12 +308,12 @@ struct DecodeSm90Consumer {
       }
   }
 
-  // Whether other splits have key blocks of the group, too.
+  // True if other splits also have key blocks of this group.
   __device__ __forceinline__ bool is_shared(const DecodeCursor& at) const {
     return !smem.bounds.owns_tile(at) && smem.bounds.cuts_group(at);
   }
-  // The end of the key blocks that are combined here: of the group, or of one key block if the
-  // group is cut.
+  // End of the key blocks that are combined here: a group, or a single key block if splits share
+  // the group.
   __device__ __forceinline__ int stop_of(const DecodeCursor& at) const {
     return at.key_block + (is_shared(at) ? 1 : at.group_end() - at.position);
   }
@@ -331,8 +335,7 @@ struct DecodeSm90Consumer {
     }
   }
 
-  // Stores O of the work tile to shared memory. combine_parked() combines it with a group behind
-  // it.
+  // Stores O of the work tile to shared memory. combine_parked() combines it with the next group.
   __device__ __forceinline__ void park(const Partial<OT>& tile) const {
     float4* parked = &smem.parked[0][threadIdx.x];
 #pragma unroll
@@ -344,7 +347,7 @@ struct DecodeSm90Consumer {
 #pragma unroll
       for (int h = 0; h < 2; ++h) smem.parked_stats[own.row(h)] = {tile.top[h], tile.sum[h]};
     }
-    __syncwarp();  // one lane has written what all lanes of the row read
+    __syncwarp();  // one lane has written what the row's lanes read
   }
   __device__ __forceinline__ void combine_parked(Partial<OT>& group, bool is_first) const {
     const float4* parked = &smem.parked[0][threadIdx.x];
@@ -364,11 +367,11 @@ struct DecodeSm90Consumer {
       x[0] = combines[0](tile.x, x[0]), x[1] = combines[0](tile.y, x[1]);
       x[2] = combines[1](tile.z, x[2]), x[3] = combines[1](tile.w, x[3]);
     }
-    __syncwarp();  // all lanes have read before one writes again
+    __syncwarp();  // all lanes have read before a lane writes again
   }
 };
 
-// Starts the copies of all tiles of a split, each when its stage was released.
+// Starts the copies of all tiles of a split, each when its stage is free.
 template <class Config>
 __device__ __forceinline__ void load_split(const DecodeParams& p, typename Config::Smem& smem,
                                            const DecodeCursor& at) {

@@ -1,4 +1,4 @@
-// Launch of the kernel that reads a cache for many rows, and which calls its tiles serve.
+// Launches the kernel that reads a cache for many rows. Decides which calls its tiles serve.
 #pragma once
 
 #include "core/decode_work.cuh"
@@ -6,8 +6,9 @@
 
 namespace flash_dist {
 
-// At most 64 rows have their keys to themselves: two small blocks load at once, and one computes
-// while the other waits. More rows share the keys in one larger block.
+// With at most 64 rows, no other block reads the same keys: two small blocks per multiprocessor
+// load at once, and one computes while the other waits. More rows share the keys in one larger
+// block.
 template <class Config>
 const char* refuse_decode_sm90(const void* params) {
   const auto& p = *static_cast<const DecodeParams*>(params);
