@@ -1,4 +1,4 @@
-// Tiles, threads and shared memory of the forward kernel for Hopper with the bits of a cache.
+// Tiles, threads and shared memory of the Hopper forward with the bits of attention to a cache.
 #pragma once
 
 #include "core/config.h"
@@ -15,8 +15,9 @@ namespace flash_dist {
 struct FwdKvcacheSm90Params : FwdSm90Params {
   CacheParams cache;
   float4* parked;  // FwdKvcacheCall::parked
-  int box_keys;    // of a box of k or v, which lie together: a power of two
-  // True if keys behind a sequence that is as long as the cache are zeros: there are none in memory.
+  int box_keys;    // keys per box of k or v, which must be adjacent: a power of two
+  // True if the keys past a sequence as long as the cache read as zeros, because the tensor ends
+  // there.
   bool ends_in_zeros;
 };
 
@@ -28,14 +29,16 @@ struct FwdKvcacheSm90Config
   using Work = FwdKvcacheWork;
   static constexpr bool HAS_SCORE_MOD = false;
   static constexpr bool TAKES_TICKETS = true;
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
+  static constexpr int CONSUMERS =
+      Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more warpgroup loads
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int BLOCK_N = KEY_BLOCK;
-  static constexpr int PIECE = 64;  // columns of O of one product
+  static constexpr int PIECE = 64;  // columns of O per product
   static constexpr int PIECES = HEAD_DIM_V / PIECE;
-  // A tile of SUMMED_KEYS keys is summed in PARTS parts, as mma/decode/kernel.cuh does it.
+  // The keys are summed in the same parts as in mma/decode/kernel.cuh: PARTS parts per SUMMED_KEYS
+  // keys.
   static constexpr int PARTS = 4;
   static constexpr int SUMMED_KEYS = DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, 99>::BLOCK_N;
   static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
@@ -55,7 +58,7 @@ struct FwdKvcacheSm90Config
   static constexpr int V_BYTES = V_PANELS * KTile::BYTES;
   static constexpr int OUT_BYTES = V_PANELS * QTile::BYTES;
   static constexpr OutStage OUT_STAGE = HEAD_DIM > 64 ? OutStage::QUERIES : OutStage::OWN;
-  // O of the tile while a group is computed, by threads; larger ones are in memory.
+  // O of the tile while a group is computed, per thread. Larger tiles are in global memory.
   static constexpr bool PARKS_IN_MEMORY = HEAD_DIM_V >= PARKED_COLUMNS;
   static constexpr int OT = HEAD_DIM_V / 8;
 
@@ -65,13 +68,13 @@ struct FwdKvcacheSm90Config
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES];
     float4 parked[PARKS_IN_MEMORY ? 0 : OT][CONSUMER_THREADS];
-    float2 parked_stats[BLOCK_M];  // top and sum
+    float2 parked_stats[BLOCK_M];  // top and sum per row
     Work work[WORKS];
     FwdSm90Progress progress;
     StageBarriers<WORKS> work_barriers;
     StageBarriers<1> q_barriers;
     StageBarriers<Plan::STAGES> k_barriers, v_barriers;
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // only a layout of shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert((SMEM_BYTES + 1024) * Plan::MIN_BLOCKS <= smem_plan_bytes(PLAN) + 1024);

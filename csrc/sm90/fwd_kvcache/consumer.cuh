@@ -1,14 +1,14 @@
-// A warpgroup of the forward kernel for Hopper with the bits of a cache: 64 queries of one tile after
-// the other.
+// A consumer warpgroup of the Hopper forward with the bits of attention to a cache: it computes 64
+// queries of one tile after the other.
 //
 //   issue S = Q @ K(first).T
 //   for each key block j, from the first to the last:
 //     wait for S; mask; P = exp2(S - top), sums
-//     issue P @ V(j), in pieces of 64 columns; combine each with O of the group of 8 key blocks while the
-//     next piece, or S = Q @ K(j + 1).T, is under way
+//     issue P @ V(j), in pieces of 64 columns; combine each with O of the group of 8 key blocks, while
+//     the next piece, or S = Q @ K(j + 1).T, is in flight
 //     at the end of a group, combine it with O of the tile
 //
-// The arithmetic is that of sm90/decode/kernel.cuh, operation by operation.
+// The arithmetic equals that of sm90/decode/kernel.cuh, operation by operation.
 #pragma once
 
 #include <type_traits>
@@ -25,31 +25,31 @@
 
 namespace flash_dist {
 
-// A tile of queries of one warpgroup.
+// A warpgroup's part of a query tile.
 template <class Config>
 struct FwdKvcacheTile {
   using Target = typename Config::Target;
   using T = typename Config::T;
   using QTile = typename Config::QTile;
   using KTile = typename Config::KTile;
-  static constexpr int KEY_STEPS = KEY_BLOCK / 16;  // of P @ V
-  static constexpr int KEY_TILES = KEY_BLOCK / 8;   // columns of S, by 8
+  static constexpr int KEY_STEPS = KEY_BLOCK / 16;  // steps of P @ V
+  static constexpr int KEY_TILES = KEY_BLOCK / 8;   // 8-column tiles of S
   static constexpr int PIECE_TILES = Config::PIECE / 8;
   static constexpr int PIECES = Config::PIECES;
   static constexpr int OT = Config::OT;
-  // Whether S of the next key block is issued while pieces of this one are under way: there are no
-  // registers for it beside a larger O.
+  // True if S of the next key block is issued while pieces of this one are in flight. A larger O
+  // leaves no registers for it.
   static constexpr bool ISSUES_AHEAD = PIECES <= 2;
   static constexpr int IN_FLIGHT = PIECES == 2 ? 2 : 1;  // pieces
   using Scores = Accumulator<1, KEY_TILES>;
   using Weights = uint32_t[KEY_STEPS][1][4];  // A operands of P @ V
   using Piece = Accumulator<1, PIECE_TILES>;
-  using Sums = float[2][Config::PARTS];  // of P, of the columns of a lane
+  using Sums = float[2][Config::PARTS];  // partial sums of P over the lane's columns
 
   const typename Config::Params& params;
   typename Config::Smem& smem;
   const typename Config::Work& work;
-  typename Config::Keys keys;  // the key block that is computed
+  typename Config::Keys keys;  // the current key block
   const float scale_log2;
   const uint64_t a_q;
   Partial<OT> group;
@@ -65,7 +65,7 @@ struct FwdKvcacheTile {
         a_q(QTile::by_rows(
             uniform(shared_address(smem.q[0]) + consumer() * 64 * QTile::ROW_BYTES))) {}
 
-  // O, top and sum over all keys in `group`.
+  // Computes O, top and sum over all keys, in `group`.
   __device__ __forceinline__ void compute() {
     const StepBounds& bounds = work.bounds;
     group.clear();
@@ -94,7 +94,7 @@ struct FwdKvcacheTile {
     if constexpr (Config::OUT_STAGE != OutStage::QUERIES) smem.q_barriers.release(0);
   }
 
-  // Normalizes O; stores lse.
+  // Normalizes O and stores lse.
   __device__ __forceinline__ void finish() {
     const FwdParams& p = params.p;
     const int row0 = work.block.row0 + warp_row();
@@ -118,7 +118,7 @@ struct FwdKvcacheTile {
   }
 
  private:
-  // The first query of this warp in the tile.
+  // First query of this warp in the tile.
   __device__ __forceinline__ static int warp_row() {
     return consumer() * 64 + warp_of_consumer() * 16;
   }
@@ -149,7 +149,7 @@ struct FwdKvcacheTile {
     wgmma_commit();
   }
 
-  // Adds key block j, whose scores are under way, to the group.
+  // Adds key block j to the group; its scores have been issued.
   template <class IsLast>
   __device__ __forceinline__ void add_key_block(Scores& s, int j, IsLast) {
     constexpr int LAST = PIECES - 1;
@@ -177,7 +177,8 @@ struct FwdKvcacheTile {
       add_piece(out[i % IN_FLIGHT], combines, i);
       if (i + IN_FLIGHT <= LAST) issue_piece(out[i % IN_FLIGHT], weights, stage, i + IN_FLIGHT);
     }
-    constexpr bool IS_BEHIND = ISSUES_AHEAD && !IsLast::value;  // S of the next key block
+    constexpr bool IS_BEHIND =
+        ISSUES_AHEAD && !IsLast::value;  // true if S of the next key block is in flight
     if constexpr (IS_BEHIND && PIECES == 2) issue_scores(s);
     wgmma_wait<IS_BEHIND && PIECES == 2 ? 1 : 0>();
     hold(out[LAST % IN_FLIGHT].x[0]);
@@ -187,8 +188,8 @@ struct FwdKvcacheTile {
     add_piece(out[LAST % IN_FLIGHT], combines, LAST);
   }
 
-  // Masked scores are -inf. P = exp2(S * scale - top), summed and rounded. Top is combined with that of
-  // the group; `combines` are the factors for its sum and O.
+  // Sets masked scores to -inf. S -> P = exp2(S * scale - top), summed and rounded. Combines top
+  // with that of the group. combines: receives the factors for the group's sum and O.
   __device__ __forceinline__ void to_weights(Scores& s, int j, Combine (&combines)[2],
                                              Weights& weights, Sums& sums) {
     const StepBounds& bounds = work.bounds;
@@ -214,7 +215,8 @@ struct FwdKvcacheTile {
 #pragma unroll
     for (int k = 0; k < KEY_STEPS; ++k) to_a_operand<Target, T>(weights[k], s, k);
   }
-  // S -> P of one row of a lane, and the parts of its sum over the key block in the lane's columns.
+  // S -> P for one row of a lane. Returns the partial sums over the lane's columns of the key
+  // block.
   __device__ __forceinline__ void sum_weights(Scores& s, int h, float offset,
                                               float (&sums)[Config::PARTS]) const {
     constexpr int PART_TILES = Config::SUMMED_KEYS / Config::PARTS / 8;
@@ -229,7 +231,7 @@ struct FwdKvcacheTile {
       sums[n / PART_TILES % Config::PARTS] += left + right;
     }
   }
-  // Adds the parts of all lanes of a row, and combines the sum with the group's.
+  // Adds the partial sums of all lanes of a row, and combines the sum with the group's.
   __device__ __forceinline__ void add_sums(const Sums& sums, const Combine (&combines)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -240,8 +242,8 @@ struct FwdKvcacheTile {
     }
   }
 
-  // Combines the group with a key block in two steps: scale_group() while its products are under
-  // way, add_piece() for the columns of one product.
+  // Combines a key block with the group in two steps: scale_group() while the products are in
+  // flight, then add_piece() for the columns of each product.
   __device__ __forceinline__ void scale_group(const Combine (&combines)[2]) {
 #pragma unroll
     for (int n = 0; n < OT; ++n)
@@ -262,7 +264,7 @@ struct FwdKvcacheTile {
       }
   }
 
-  // This thread's part of O of the tile while a group is computed.
+  // This thread's slot for O of the tile while a group is computed.
   __device__ __forceinline__ float4* parked() const {
     const int thread = fresh_thread() - WARPGROUP;
     if constexpr (Config::PARKS_IN_MEMORY) {
@@ -271,12 +273,12 @@ struct FwdKvcacheTile {
       return &smem.parked[0][thread];
     }
   }
-  // Combines the group, of which key block j is the last, with O of the tile before it, if there is one.
-  // is_last: of the tile; else the result is parked.
+  // Combines the group, which ends with key block j, with O of the previous groups, if any.
+  // is_last: the last group of the tile; otherwise stores the result for the next group.
   __device__ __forceinline__ void end_group(int j, bool is_last) {
     float4* const own = parked();
     float2* const stats =
-        &smem.parked_stats[warp_row() + fresh_thread() % 32 / 4];  // of row h at 8 * h
+        &smem.parked_stats[warp_row() + fresh_thread() % 32 / 4];  // of row h: element 8 * h
     if (j / GROUP_BLOCKS != work.bounds.begin / GROUP_BLOCKS) {
       Combine combines[2] = {Combine(0.0f, 0.0f), Combine(0.0f, 0.0f)};
 #pragma unroll
@@ -296,7 +298,7 @@ struct FwdKvcacheTile {
       }
     }
     if (is_last) return;
-    __syncwarp();  // all lanes of the row have read its top and sum
+    __syncwarp();  // all lanes of the row have read top and sum
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
       const float (&x)[4] = group.out.x[0][n];
@@ -306,17 +308,19 @@ struct FwdKvcacheTile {
 #pragma unroll
       for (int h = 0; h < 2; ++h) stats[8 * h] = {group.top[h], group.sum[h]};
     }
-    __syncwarp();  // one lane has written what all lanes of the row read
+    __syncwarp();  // one lane has written what the row's lanes read
     group.clear();
   }
 
-  // True if all keys of key block j exist, or are zeros. Boxes of other keys may not be loaded.
+  // True if all keys of key block j exist or read as zeros. Boxes without existing keys may not be
+  // loaded.
   __device__ __forceinline__ bool is_clean(int j) const {
     const RowSpan& exist = work.keys;
     const bool to_end = params.ends_in_zeros && exist.end == work.sequence.seqlen_k;
     return exist.first <= j * KEY_BLOCK && (to_end || (j + 1) * KEY_BLOCK <= exist.end);
   }
-  // Zeroes the values of keys that do not exist. All consumers call this, with the same key block.
+  // Zeroes the values of keys that do not exist. All consumers must call this for the same key
+  // block.
   __device__ __forceinline__ void clear_values(int j, int stage) const {
     const RowSpan keep{work.keys.first - j * KEY_BLOCK, work.keys.end - j * KEY_BLOCK};
     clear_rows<KTile, KEY_BLOCK, Config::V_PANELS, Config::CONSUMER_THREADS>(

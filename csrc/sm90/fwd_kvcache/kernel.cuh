@@ -1,9 +1,9 @@
-// Forward attention on Hopper in the order of attention to a cache (core/decode.h): out and lse of a
-// query have the bits that the decode kernels give it.
+// Hopper forward with the order of summation of attention to a cache (core/decode.h): out and lse
+// of a query have the same bits as from the decode kernels.
 //
-// Grid, block and pipeline are those of sm90/fwd/kernel.cuh, but for the order of keys, which
-// ascends, and O: of a key block and of a group in registers, of the tile in shared memory or, from
-// PARKED_COLUMNS on, in memory.
+// Grid, block and pipeline are those of sm90/fwd/kernel.cuh, with two differences. Keys are in
+// ascending order. O of a key block and of a group is in registers; O of the tile is in shared
+// memory or, from PARKED_COLUMNS on, in global memory.
 #pragma once
 
 #include "ptx/registers.cuh"

@@ -1,5 +1,5 @@
-// The launch of the forward kernel for Hopper with the bits of a cache, and the calls that it leaves to
-// the kernels of the cache.
+// Launches the Hopper forward with the bits of attention to a cache. Decides which calls it leaves
+// to the decode kernels.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -8,7 +8,7 @@
 
 namespace flash_dist {
 
-// Keys of a box: those of a key block, or as many of them as lie together in a page.
+// Keys per box: a key block, or the largest part of it that is contiguous in a page.
 inline int box_keys(const CacheParams& cache) {
   const int apart = cache.block_table == nullptr ? KEY_BLOCK : cache.page | KEY_BLOCK;
   return apart & -apart;
@@ -60,7 +60,7 @@ cudaError_t launch_fwd_kvcache_sm90(const void* kernel, const void* params, cuda
   all.tiles = static_cast<int>(tiles);
   all.tickets = call.tickets;
   all.parked = call.parked;
-  // One block to a multiprocessor in any case, as O of each is parked.
+  // At most one block per multiprocessor: each has a slot for its O.
   return launch_1d<Config>(kernel, &all, std::min<int64_t>(tiles, p.sm_count), stream);
 }
 

@@ -1,6 +1,6 @@
-// The loading warp of a block of the forward kernel for Hopper with the bits of a cache: its first lane
-// chooses work tiles, finds the keys of each, passes it to the consumers, and starts the copy of Q. Each lane
-// finds one box of each key block, and starts the copies of its keys and values.
+// The loading warp of the Hopper forward with the bits of attention to a cache. Its first lane
+// chooses work tiles, finds their keys, passes them to the consumers and copies Q. Each lane finds
+// one box of each key block, and copies its keys and values.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -38,7 +38,7 @@ struct FwdKvcacheLoader {
   __device__ __forceinline__ static int lane() { return fresh_thread() % 32; }
   __device__ __forceinline__ static bool is_first() { return lane() == 0; }
 
-  // Passes on the next work tile that has queries or rows to fill, or the end.
+  // Passes on the next work tile that has queries, or rows to fill; or the end.
   __device__ __forceinline__ void choose_work() const {
     FwdSm90Progress& own = smem.progress;
 #pragma unroll 1
@@ -61,7 +61,7 @@ struct FwdKvcacheLoader {
     publish_work();
   }
   __device__ __forceinline__ Work& next_work() const {
-    // With a counter it takes only one tile ahead: other blocks cannot take what it holds.
+    // With a counter, take only one tile ahead: a tile that waits here is lost to other blocks.
     const unsigned works = smem.progress.works;
     const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
     smem.work_barriers.wait_for_place(Works{free});
@@ -76,7 +76,7 @@ struct FwdKvcacheLoader {
     return number + gridDim.x;
   }
 
-  // Loads Q, K and V of a work tile that has visible keys, from the first key to the last.
+  // Loads Q, K and V of a work tile with visible keys, in ascending order of keys.
   __device__ __forceinline__ void load(const Work& work) const {
     if (is_first()) load_queries(work);
     Keys keys{work.tiles};
@@ -85,7 +85,7 @@ struct FwdKvcacheLoader {
     for (int j = work.bounds.begin; j < work.bounds.end; ++j) {
       load_own_box<Config::Q_PANELS>(work, j, place, params.k, params.k_axes,
                                      shared_address(smem.k[keys.stage()]), smem.k_barriers, keys);
-      // Read here, as values have a place in the ring later than keys.
+      // Found here, because values get a stage later than keys.
       const CachePlace next = find_box(work, j + 1);
       load_own_box<Config::V_PANELS>(work, j, place, params.v, params.v_axes,
                                      shared_address(smem.v[keys.stage()]), smem.v_barriers, keys);
@@ -94,7 +94,7 @@ struct FwdKvcacheLoader {
     }
   }
 
-  // Where this lane's box of key block j lies; where it has none, that of the last key.
+  // The place of this lane's box of key block j. Past the last key, the place of the last key.
   __device__ __forceinline__ CachePlace find_box(const Work& work, int j) const {
     const int key = min(j * KEY_BLOCK + lane() * params.box_keys, work.keys.end - 1);
     return CachePlace(params.cache, work.block.batch, work.sequence.k0 + key);
@@ -113,7 +113,7 @@ struct FwdKvcacheLoader {
          block.head_kv * params.q_axes.head_kv, block.batch * params.q_axes.batch});
   }
 
-  // Loads this lane's box of key block j if a key in it exists: others have no place in memory.
+  // Loads this lane's box of key block j, unless none of its keys exist: they have no memory.
   template <int PANELS>
   __device__ __forceinline__ void load_own_box(const Work& work, int j, const CachePlace& place,
                                                const CUtensorMap& map, const AxisSteps& axes,
@@ -127,7 +127,8 @@ struct FwdKvcacheLoader {
     if (is_first()) mbarrier_expect(barriers.data(keys), (end - first) * KTile::ROW_BYTES * PANELS);
     const int own = lane() * box;
     const BoxPlace at{0, place.row, 0, work.block.head_kv * axes.head_kv, place.entry * axes.batch};
-    // Lane by lane, box by box, which is faster; all lanes at once, panel by panel, for small boxes.
+    // Large boxes: lane by lane, box by box, which is faster. Small boxes: all lanes at once, panel
+    // by panel.
     const int step = box < 64 ? KEY_BLOCK : box;
 #pragma unroll 1
     for (int row = first; row < end; row += step) {
@@ -138,7 +139,7 @@ struct FwdKvcacheLoader {
     __syncwarp();
   }
 
-  // Loads a box to each panel.
+  // Loads a box into each panel.
   template <class Tile, int PANELS>
   __device__ __forceinline__ static void load_panels(uint32_t tile, const CUtensorMap& map,
                                                      uint32_t barrier, BoxPlace at) {

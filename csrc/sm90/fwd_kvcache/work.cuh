@@ -1,4 +1,4 @@
-// The work tiles of the forward kernel for Hopper with the bits of a cache.
+// The work tiles of the Hopper forward with the bits of attention to a cache.
 #pragma once
 
 #include "core/decode_work.cuh"
@@ -22,7 +22,7 @@ struct FwdKvcacheWork : FwdSm90Work {
     written();
   }
 
-  // Finds the keys of a band: the loader needs fewer registers where the kind of mask is known.
+  // Finds the keys of a band. A mask of known kind saves registers of the loader.
   __device__ __forceinline__ void find_keys(const FwdParams& p, int block_m, int block_n) {
     FwdParams band = p;
     band.mask.kind = MaskKind::BAND;
