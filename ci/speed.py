@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
 PAGES: Final = (ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "README.md")
-LENGTHS: Final = tuple(kilo * 1024 for kilo in (16, 64, 128, 256))  # of `list_long`
+LENGTHS: Final = tuple(kilo * 1024 for kilo in (16, 64, 128, 256))  # of the set `list_long`
 PEERS: Final = {
     "x FLASH": "sdpa-flash",
     "x FLASH, deterministic": "sdpa-flash-deterministic",
@@ -141,7 +141,7 @@ def write_heads(row: Row) -> str:
 def compare_calls() -> str:
     """Compare the microseconds of small calls."""
     report = read_run(RESULTS / "h200-overhead.json")
-    assert isinstance(report, CallReport)  # noqa: S101 - its own file
+    assert isinstance(report, CallReport)  # noqa: S101 - the file of this benchmark
     calls = {call.name: call for call in report.calls if call.shape == SHAPES[0]}
     lines = [
         [title, f"{calls[x].ours_us:.0f}", f"{calls[x].peer_us:.0f}", f"{calls[x].ratio:.2f}"]

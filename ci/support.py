@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.kernels.table import Table, Variant
     from flash_dist.toolkit.targets.devices import Device
 
-    Size = tuple[int, ...]  # head_dim of q and k, and of v
+    Size = tuple[int, ...]  # head_dim of q and k, head_dim_v
 
 MARKS: Final = (
     "<!-- nox -s outputs, from csrc/kernels.toml: from here -->\n",
     "<!-- to here, from csrc/kernels.toml -->\n",
 )
-SUFFIXED: Final = 90  # the first GPU with code of its own, such as sm_90a
+SUFFIXED: Final = 90  # the first GPU with its own code, such as sm_90a
 
-# A pass and its kernels; the sizes are those of the first. A backward may also store dS
-# (`bwd_dq_gemm`), which affects only speed and memory.
+# Each pass and its kernels. The first kernel decides which sizes are supported. A backward may also
+# store dS (`bwd_dq_gemm`), which affects only speed and memory.
 PASSES: Final = {
     "forward": ("fwd",),
     "backward": ("bwd_dkdv", "bwd_dq_recompute"),
@@ -53,7 +53,7 @@ class Row:
 
     name: str
     dtypes: tuple[str, ...]
-    sizes: tuple[tuple[Size, ...], ...]  # by GPU
+    sizes: tuple[tuple[Size, ...], ...]  # per GPU
 
     @property
     def common(self) -> tuple[Size, ...]:

@@ -36,7 +36,7 @@ QUERIES: Final = {
     "flash_attn_func": "api.html",
 }
 FIRST: Final = 3
-# Record copied text: a page opened as a file has no clipboard.
+# Record copied text: a page opened from a file cannot read the clipboard.
 LISTEN: Final = """() => document.addEventListener("copy", () => {
   window.copied = document.activeElement.value ?? String(getSelection());
 })"""
@@ -63,7 +63,7 @@ class Links(HTMLParser):
             self.links.append(values["href"])
         elif tag in {"link", "script", "img", "iframe", "source"}:
             self.loaded += [values[name] for name in ("href", "src") if name in values]
-        self._in_title = tag == "title" and not self.title  # later titles are of icons
+        self._in_title = tag == "title" and not self.title  # titles of icons come later
 
     def handle_data(self, data: str) -> None:
         """Keep the title of the page, without the site's suffix."""
@@ -118,7 +118,7 @@ def find_chromium() -> str | None:
 
 def check_pages(site: Path, chromium: str) -> Iterator[str]:
     """Yield a sentence for each cut-off page, each failed query and each bad copy button."""
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - of `nox -s docs`
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - installed by `nox -s docs`
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, timeout=PATIENCE)

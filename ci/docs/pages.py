@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 HELP_COLUMNS: Final = "88"
-SEVERAL: Final = "Returned values"  # by name; Google's style has no section for them
+SEVERAL: Final = "Returned values"  # its name; Google's style has no such section
 
 
 def write_cli() -> Iterator[str]:
@@ -158,7 +158,7 @@ def _signature(node: Function, *, bound: bool = False) -> str:
 
 
 def _read_docstring(node: Function | ast.ClassDef) -> str:
-    from sphinx.ext.napoleon import Config, GoogleDocstring  # noqa: PLC0415 - of `nox -s docs`
+    from sphinx.ext.napoleon import Config, GoogleDocstring  # noqa: PLC0415 - installed by `nox -s docs`
 
     sections = [(SEVERAL, "params_style")]
     config = Config(napoleon_use_rtype=False, napoleon_custom_sections=sections)

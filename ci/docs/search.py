@@ -41,7 +41,7 @@ class Sections(HTMLParser):
         super().__init__()
         self.found: list[Section] = []
         self._open: list[tuple[str, Section | None]] = []  # open elements, each with its section
-        self._skipped = 0  # number of omitted ones
+        self._skipped = 0  # number of open omitted elements
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

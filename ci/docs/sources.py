@@ -32,7 +32,7 @@ TEXTS: Final = (
     "examples/README.md",
     "examples/own_kernels/README.md",
 )
-_LINK: Final = re.compile(r"\]\(([^)\s:]+)\)")  # of Markdown, to a file beside it
+_LINK: Final = re.compile(r"\]\(([^)\s:]+)\)")  # a Markdown link to a file
 
 MENU: Final = """\
 
@@ -101,7 +101,7 @@ WHERE: Final = """\
 - A program reads the result: [exit statuses](exit-statuses.md) and [schemas](schemas.md).
 """
 
-FOR_SPHINX: Final = {  # files of docs/ that are no pages, and their places for Sphinx
+FOR_SPHINX: Final = {  # files of docs/ other than pages, and their places for Sphinx
     "conf.py": "conf.py",
     "site.css": "_static/site.css",
     "search/minisearch.js": "_static/minisearch.js",

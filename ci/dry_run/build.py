@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.targets.archs import Arch
 
 FLAGS: Final = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-w", "-fpermissive")
-# CPU tensors pass as GPU tensors: both kinds of device have the same number.
+# CPU tensors pass as GPU tensors: their device type gets the CPU's number.
 AS_ON_GPU: Final = (
     "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
     "-Daoti_torch_create_device_guard=dry_run_create_device_guard",

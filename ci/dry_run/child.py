@@ -21,7 +21,7 @@ from flash_dist.toolkit.loading.library import recorded_plans, select
 
 _C: Final[Any] = torch._C  # noqa: SLF001 - the dispatcher
 Tensor = torch.Tensor
-DEVICE: Final = -1  # the index of the CPU, for torch and for the library of a dry run
+DEVICE: Final = -1  # index of the CPU, for torch and for the library of a dry run
 
 
 def use_kernels_of_gpus() -> Any:  # noqa: ANN401

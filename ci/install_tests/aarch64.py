@@ -39,7 +39,7 @@ PACKAGES: Final = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 DEBIAN_NAMES: Final = {"aarch64": "arm64"}
 MACHINE: Final = "aarch64"
 UNSERVED: Final = "7.5"  # no known Arm machine has such a GPU
-# The library answers as the manifest declares, and reports a missing driver.
+# Prints whether the library matches the manifest and reports a missing driver.
 LIBRARY: Final = """
 import platform
 from flash_dist.toolkit.builds.manifest import load_manifest
@@ -79,7 +79,7 @@ class Root:
         return subprocess.run(
             command,
             env=environ,
-            cwd=self.folder,  # without the source tree's own flash_dist
+            cwd=self.folder,  # outside the source tree, whose flash_dist would be imported
             capture_output=True,
             text=True,
             check=False,

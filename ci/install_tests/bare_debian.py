@@ -45,7 +45,7 @@ VENV: Final = "/opt/venv"
 PREFIX: Final = "/opt/conda"
 CHECKS: Final = "system,install,build"
 WITH_TORCH: Final = f"{CHECKS},torch,extension"
-JUDGED: Final = (0, 1, 3)  # doctor's exit statuses, 1: something fails, 3: there is no GPU
+JUDGED: Final = (0, 1, 3)  # doctor's exit statuses; 1: a check fails, 3: no GPU
 INSTALL: Final = {
     "pip": (f"{VENV}/bin/pip", "install", "--no-cache-dir"),
     "uv": (f"{VENV}/bin/uv", "pip", "install", "--no-cache", "--python", VENV),
@@ -57,7 +57,7 @@ class Root:
     """A Debian in a folder."""
 
     path: Path
-    python: str  # the name of the program and of its package
+    python: str  # name of the program and of its package
 
     def make(self, suite: str) -> None:
         """Install Debian; check its signatures, but not its dates: mirrors may be snapshots."""
@@ -117,7 +117,7 @@ def write_pypi(folder: Path, one: Artefact, torch: str, python: str) -> None:
     get += [minor, *(f"--platform={tag}" for tag in tags), "--dest", str(folder)]
     call_openly([*get, "--requirement", str(listed)], os.environ)
     (folder / wheel.name).unlink(missing_ok=True)
-    for path in folder.glob("*.whl"):  # the server lists a folder of files, which is an index
+    for path in folder.glob("*.whl"):  # a folder of wheels serves as an index
         project = folder / parse_wheel_filename(path.name)[0]
         project.mkdir()
         path.rename(project / path.name)

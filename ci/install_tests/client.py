@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.targets.archs import ArchSet
 
-DROPPED: Final = "py.typed"  # a file that the next version lacks
+DROPPED: Final = "py.typed"  # a file that the next version no longer has
 MACHINES: Final = (*GPUS, *MIXED)
 DRIVER: Final = "580"
 OLDER_DRIVER: Final = "535"  # cannot load CUDA 13
-# The steps from one version to another: an index, and the number of the version there.
+# Each upgrade step: an index, and the number of the version to install from it.
 UPGRADES: Final = (
     *(("labelled", number) for number in (0, 1, 0)),
     *(("plain", number) for number in (0, 1, 0)),

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 CLIENTS: Final = ("pip", "uv")
-ANY_VERDICT: Final = (0, 1, 3)  # of doctor on a machine without torch or a GPU
+ANY_VERDICT: Final = (0, 1, 3)  # doctor's exit statuses without torch or a GPU
 _OURS: Final = re.compile("flash[_-]dist")
-_SAID: Final = 300  # characters from either end of a failed command's output
+_SAID: Final = 300  # characters shown from each end of a failed command's output
 _UNSHARED: Final = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))
 
 

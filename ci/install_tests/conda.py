@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CUDA: Final = "13.0"
 OLDER_CUDA: Final = "12.4"
-FAILED: Final = 1  # exit status of doctor
+FAILED: Final = 1  # doctor's exit status for a failed check
 _NEEDED: Final = ("rattler", "rattler_build")
 MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
 
@@ -66,7 +66,7 @@ def results(artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
 def _write_channels(
     artefacts: Sequence[Artefact], work: Path
 ) -> tuple[dict[Artefact, Recipe], list[str]]:
-    # NOTE: imported here, so that a missing package is a result
+    # NOTE: imported here, so that a missing package becomes a result
     from ci.install_tests.conda_stubs import write_stubs  # noqa: PLC0415
     from flash_dist.toolkit.make.conda.pack import write_channel  # noqa: PLC0415
 

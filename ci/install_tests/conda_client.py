@@ -40,7 +40,7 @@ class Request:
     channels: list[str]
     specs: list[str]
     platform: str
-    virtual: dict[str, str]  # the packages that describe a machine
+    virtual: dict[str, str]  # virtual packages, which describe a machine
     prefix: str = ""  # empty: solve only
     cache: str = ""
 
@@ -81,7 +81,7 @@ def ask(request: Request) -> dict[str, Solved]:
 
 
 async def _solve(request: Request) -> list[Solved]:
-    # NOTE: imported here, so that the caller needs no rattler
+    # NOTE: imported here, so that callers need no rattler
     from rattler import (  # noqa: PLC0415
         BuildString,
         Channel,
@@ -96,7 +96,7 @@ async def _solve(request: Request) -> list[Solved]:
 
     records = await solve(
         [Channel(url) for url in request.channels],
-        [MatchSpec(spec, strict=False) for spec in request.specs],  # in the spelling of users
+        [MatchSpec(spec, strict=False) for spec in request.specs],  # as users spell them
         platforms=[Subdir(request.platform), Subdir("noarch")],
         virtual_packages=[
             GenericVirtualPackage(PackageName(name), Version(version), BuildString("0"))

@@ -15,7 +15,7 @@ out = flash_dist.flash_attn_func(q, k, v, causal=True)
 if out.shape != q.shape or out.dtype != q.dtype or not out.isfinite().all():
     sys.exit(f"the CPU operator returned {out}")
 cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # noqa: SLF001
-try:  # the operator for GPUs refuses these tensors with a C++ exception
+try:  # the GPU operator refuses CPU tensors with a C++ exception
     mask, packing = [0, -1, 0, 1], problem.NOT_PACKED
     torch.ops.flash_dist.attention.default.redispatch(cuda, q, k, v, None, mask, *packing, 0.25)
 except RuntimeError as error:

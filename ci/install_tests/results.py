@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Outcome = Literal["ok", "FAIL", "NOT RUN"]
 
-GPUS: Final = tuple(map(str, SOLD))  # clients that everything is tested with
+GPUS: Final = tuple(map(str, SOLD))  # compute capabilities; every client is tested with each
 MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")  # machines with several GPUs
 
 OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "FAIL", "NOT RUN")

@@ -72,7 +72,7 @@ def measure(artefacts: Sequence[Artefact], work: Path, runs: int) -> list[Row]:
         environment.install("--no-index", str(one.path))
         environment.require(one.version)
         runtime = runtime_requirements(one.manifest.toolkit.cuda)
-        if runtime:  # the measuring environment has everything else
+        if runtime:  # everything else is already in the measuring environment
             command = ["uv", "pip", "install", "--quiet", "--python", str(environment.python)]
             call_openly([*command, *runtime], os.environ)
     rounds = [

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 CLIENT: Final = "torch"
 CPU: Final = "+cpu"
-FREE_BYTES: Final = 9_000_000_000  # the largest torch needs 7.7 GB for packages and environment
+FREE_BYTES: Final = 9_000_000_000  # packages and environment of the largest torch take 7.7 GB
 STREAM: Final = "aoti_torch_get_current_cuda_stream"
 
 CPU_CALL: Final = Path(__file__).with_name("cpu_call.py").read_text(encoding="utf-8")
 
-# dlsym in the binding searches the libraries that it needs, as its own weak symbol did.
+# The lookup with ctypes searches the binding and the libraries it needs, as the linker does.
 PROBE: Final = f"""{CPU_CALL}
 import ctypes, json, sysconfig
 print(json.dumps({{
@@ -130,11 +130,11 @@ class Matrix:
             self._uv(*command, pair.requirement)
         except InstallError as error:
             raise NotRunError(str(error)) from error
-        self._uv("uv", "cache", "clean", "--quiet", "torch")  # the largest, for one Python
+        self._uv("uv", "cache", "clean", "--quiet", "torch")  # large, and for one Python only
         self._uv(*command, str(one.path))
 
     def _require_space(self) -> None:
-        if self.work.exists():  # most of it exists already
+        if self.work.exists():  # a child has already created most of it
             return
         self.work.mkdir(parents=True)
         free = shutil.disk_usage(self.work).free
