@@ -108,7 +108,7 @@ def __getattr__(name: str) -> object:
         return getattr(import_module(_MODULES[name], __name__), name)
     if name in _PACKAGES:
         return import_module(f".{name}", __name__)
-    MovedModules.find_spec(f"{__name__}.{name}")  # `from flash_dist import ...` asks no finder
+    MovedModules.find_spec(f"{__name__}.{name}")  # `from flash_dist import ...` calls no finder
     message = f"module `flash_dist` has no attribute `{name}`"
     raise AttributeError(message)
 

@@ -39,10 +39,10 @@ Window = tuple[int | None, int | None] | Tensor
 NO_WINDOW: Final = (-1, -1)
 FULL: Final = Band()
 CAUSAL: Final = Band(right=0)
-# True while a transform of torch.func runs, under which tensors may have no address. It is no
-# function of Python: of one that it compiles alone, torch.compile would keep the answer for good.
+# True while a torch.func transform runs: tensors may then have no address. Not a Python function:
+# torch.compile would store the result of one that it compiles.
 is_transformed: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_active  # noqa: SLF001
-# True if autocast is on for any device; public is only that of one device.
+# True if autocast is on for any device; torch's public function asks about one device.
 is_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled  # noqa: SLF001
 _WHOLE: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
@@ -88,7 +88,7 @@ def prepare_inputs(
         )
         # fmt: on
     except RuntimeError:
-        _require_tensors(q, k, v, names)  # torch tells no shape of what is nested
+        _require_tensors(q, k, v, names)  # torch gives no shape of nested tensors
         raise
     return (q, _drop_group(k, tokens), _drop_group(v, tokens)) if grouped else (q, k, v)
 
@@ -133,7 +133,7 @@ def read_cu_seqlens(
         ValueError: Shape, device or strides do not fit.
     """
     require_tensor(name, x)
-    if type(x) is not Tensor and hasattr(x, "full_tensor"):  # a DTensor, whose numbers are read
+    if type(x) is not Tensor and hasattr(x, "full_tensor"):  # a DTensor: read its numbers
         x = x.full_tensor()
     require_int32(name, x)
     require_device(name, x, q.device, names.q)
@@ -259,7 +259,7 @@ def to_float(number: Any) -> float:  # noqa: ANN401 - a real one
     """
     try:
         return float(number)
-    except OverflowError:  # an int or a fraction
+    except OverflowError:  # an int or a fraction too large for a float
         return math.inf
 
 
@@ -268,7 +268,7 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
     if type(causal) is not bool:
         require_bool("causal", causal)
     if type(window_size) is tuple and len(window_size) == 2:  # noqa: PLR2004
-        left, right = window_size  # maybe tensors, or -1.0, which equals
+        left, right = window_size  # may be tensors, or -1.0, which equals -1
         if type(left) is type(right) is int and left == right == -1:
             return CAUSAL if causal else FULL
     sides = _read_sides(window_size)
@@ -330,7 +330,7 @@ def is_within(number: int, most: int) -> bool:
     return True
 
 
-def is_known(condition: bool) -> bool:  # noqa: FBT001 - of symbols
+def is_known(condition: bool) -> bool:  # noqa: FBT001 - may be symbolic
     """Return whether a condition holds for all values of a graph's symbols."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415
 

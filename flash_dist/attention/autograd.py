@@ -55,9 +55,9 @@ def attend(
     sinks, bias = (None, None) if scores is None else (scores.sinks, scores.bias)
     if not concerns_autograd(q, k, v, sinks, bias):
         return operators.attend_no_grad(q, k, v, problem)
-    if is_traced():  # which writes down operators, and calls of Python by address
+    if is_traced():  # traces record operators, and Python calls by address
         return operators.attend(q, k, v, problem)
-    q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)  # left behind by a transform
+    q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)  # of an ended transform
     call = problem, wants_lse
     results = _apply(q, k, v, call) if scores is None else _apply(q, k, v, call, sinks, bias)
     return results if wants_lse else (results, None)
@@ -91,7 +91,7 @@ def concerns_autograd(
         or (bias is not None and bias.requires_grad)
     ):
         return True
-    return forward_ad._current_level >= 0  # noqa: SLF001 - nothing public says it
+    return forward_ad._current_level >= 0  # noqa: SLF001 - no public function tells
 
 
 def _require_transformable(problem: Problem) -> None:
@@ -119,7 +119,7 @@ def _attend_traced(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     if isinstance(mask, IntervalMask):
         mask.require(q, k)
         return operators.attend(q, k, v, problem)
-    if operators.is_exporting():  # an autograd.Function would be a call without gradients there
+    if operators.is_exporting():  # torch.export would drop the gradients of an autograd.Function
         return operators.attend(q, k, v, problem)
     tensors, others = problem.flatten()
     distinct = _make_distinct(q, k, v, *tensors)
@@ -184,8 +184,8 @@ class _EagerAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        call: tuple[Problem, bool],  # and wants_lse
-        *_of_problem: Tensor | None,  # sinks and bias, for autograd
+        call: tuple[Problem, bool],  # the second is wants_lse
+        *_of_problem: Tensor | None,  # sinks and bias; arguments so that autograd sees them
     ) -> Tensor | Pair:
         problem, wants_lse = call
         out, lse = operators.attend_no_grad(q, k, v, problem)
@@ -193,7 +193,7 @@ class _EagerAttention(torch.autograd.Function):
         mask, _, packing, scores, *_ = problem
         if packing is None and scores is None and type(mask) is not IntervalMask:
             ctx.save_for_backward(q, k, v, out, lse)
-        else:  # all tensors, for autograd to notice changes of their values
+        else:  # save all tensors, so that autograd notices in-place changes
             plan = mask.plan if isinstance(mask, IntervalMask) else None
             tensors = *(packing or ())[:2], *(scores or ())[1:], plan
             ctx.save_for_backward(q, k, v, out, lse, *tensors)
@@ -211,7 +211,8 @@ class _EagerAttention(torch.autograd.Function):
         q, k, v, out, lse, *_ = ctx.saved_tensors
         saved = q, k, v, out, lse
         problem: Problem = ctx.problem
-        # vmap: gradients of many losses at once. With an IntervalMask the operator runs for each.
+        # vmap: gradients of many losses at once. With an IntervalMask the operator runs once per
+        # loss.
         if is_transformed() and not isinstance(problem.mask, IntervalMask):
             _require_transformable(problem)
             tensors, others = problem.flatten()
@@ -219,7 +220,7 @@ class _EagerAttention(torch.autograd.Function):
             return dq, dk, dv, None
         packing = problem.packing
         keys = k.shape[1] if packing is None else min(k.shape[0], packing.max_seqlen_k)
-        if problem.scores is None and dout is not None and keys != 1:  # as `differentiate` does
+        if problem.scores is None and dout is not None and keys != 1:  # see `differentiate`
             dq, dk, dv, _ = operators.backward(dout, saved, dlse, problem)
             return dq, dk, dv, None
         needs = ctx.needs_input_grad
@@ -234,6 +235,6 @@ class _EagerAttention(torch.autograd.Function):
         derivatives.refuse_forward_mode()
 
 
-# `apply` but for what torch does in Python before: it looks for a transform of torch.func, as
-# attend() has done.
+# `apply` without torch's Python part, which looks for a torch.func transform. attend() has already
+# looked.
 _apply: Final[Callable[..., Any]] = super(torch.autograd.Function, _EagerAttention).apply

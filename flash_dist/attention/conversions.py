@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Made = TypeVar("Made")
 
-VERSIONS_KEPT: Final = 8  # per object: a tensor that is filled anew for every batch
-MOST_HELD: Final = 1024  # objects looked at in search of the tensors that a mask_mod holds
-_GONE: Final = -1  # instead of a version
+VERSIONS_KEPT: Final = 8  # per object: a tensor may be filled anew for every batch
+MOST_HELD: Final = 1024  # most objects visited in search of the tensors of a mask_mod
+_GONE: Final = -1  # stands for a version
 
 
 class Conversions(Generic[Made]):
@@ -69,7 +69,7 @@ class Conversions(Generic[Made]):
         if known is not None and known[0]() is source:
             return known[1]
 
-        def forget(dead: weakref.ref[Any]) -> None:  # without the lock: it may run anywhere
+        def forget(dead: weakref.ref[Any]) -> None:  # takes no lock: it may run anywhere
             if self._made.get(number, (None,))[0] is dead:
                 self._made.pop(number, None)
 
@@ -78,7 +78,7 @@ class Conversions(Generic[Made]):
         return masks
 
 
-_all: Final[list[Conversions[Any]]] = []  # made once for each module that remembers
+_all: Final[list[Conversions[Any]]] = []  # one per module that has such a cache
 _CONVERSIONS: Final[Conversions[BlockMask]] = Conversions()
 _held: Final[Conversions[list[weakref.ref[Tensor]]]] = Conversions()
 
@@ -122,12 +122,12 @@ def _find_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
             f"{list(shape)}, got shape {list(mask.shape)}"
         )
         raise ValueError(message) from error
-    if visible.numel() == 0:  # there is no query or no key
+    if visible.numel() == 0:  # no query or no key
         return BlockMask.full()
-    if mask.is_inference():  # has no version: it may have changed since
+    if mask.is_inference():  # has no version counter, so a change cannot be detected
         _require_host()
         return BlockMask.from_dense(visible)
-    return _CONVERSIONS.find(mask, (mask._version, shape), lambda: BlockMask.from_dense(visible))  # noqa: SLF001 - as public as a version gets
+    return _CONVERSIONS.find(mask, (mask._version, shape), lambda: BlockMask.from_dense(visible))  # noqa: SLF001 - no public version counter
 
 
 def convert_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
@@ -176,7 +176,7 @@ def _require_flex(name: str, value: object) -> None:
 def _list_held(block_mask: flex_attention.BlockMask) -> Iterator[Tensor]:
     """Yield the tensors that a BlockMask and its mask_mod hold."""
     waiting = deque(vars(block_mask).values())
-    known: dict[int, object] = {}  # alive, so that no other has their number
+    known: dict[int, object] = {}  # keeps them alive, so that no other object gets their id
     while waiting and len(known) < MOST_HELD:
         value = waiting.popleft()
         if id(value) in known:
@@ -209,12 +209,12 @@ def _list_captured(function: Any, owner: object) -> list[Any]:  # noqa: ANN401
     names = function.__code__.co_names
     found = [owner, *(function.__defaults__ or ()), function.__kwdefaults__]
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # a name that is not set yet
+        with contextlib.suppress(ValueError):  # a variable that is not assigned yet
             found.append(cell.cell_contents)
     if not (function.__module__ or "").startswith("torch."):
         found += [function.__globals__[name] for name in names if name in function.__globals__]
     inner = _list_fields(found, names)
-    return [*found, *inner, *_list_fields(inner, names)]  # as in `self.state.lengths`
+    return [*found, *inner, *_list_fields(inner, names)]  # finds `self.state.lengths`
 
 
 def _list_fields(owners: list[Any], names: tuple[str, ...]) -> list[Any]:

@@ -22,11 +22,11 @@ DEVICE_TYPES: Final = ("cuda", "cpu")
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 CPU_DTYPES: Final = (*CUDA_DTYPES, torch.float64)
 MAX_HEAD_DIM: Final = 512
-GENERAL_HEAD_DIM: Final = 256  # the most in float32 on a GPU, and on compute capability 7.5
+GENERAL_HEAD_DIM: Final = 256  # maximum in float32 on a GPU, and on compute capability 7.5
 HEAD_DIM_STEP: Final = 8
 MAX_BLOCKS: Final = 2**31 - 1
-SMALLEST_TILE: Final = 64  # rows of the smallest tile of any kernel, for the limit on blocks
-ALIGNMENT: Final = 16  # bytes of one load
+SMALLEST_TILE: Final = 64  # rows of the smallest tile of any kernel; bounds the number of blocks
+ALIGNMENT: Final = 16  # bytes per load
 
 DENSE: Final = 2  # axes before the heads: batch and seqlen
 PACKED: Final = 1  # total
@@ -61,7 +61,7 @@ TORCH: Final = Names("query", "key", "value", heads_first=True)
 class Seen:
     """What calls of this process had, which few calls have: the others need not look for it."""
 
-    odd_head_dim = False  # no multiple of HEAD_DIM_STEP
+    odd_head_dim = False  # not a multiple of HEAD_DIM_STEP
 
 
 class Layout(NamedTuple):
@@ -182,7 +182,7 @@ def _drop_group(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> L
     if len(x.shape) == tokens + 2:
         return x
     heads_q, heads_kv, group = math.prod(q.shape[tokens:-1]), x.shape[tokens], x.shape[-2]
-    if group != 1 and group != heads_q // heads_kv:  # a set would hash symbols
+    if group != 1 and group != heads_q // heads_kv:  # not a set: it would hash symbolic sizes
         message = (
             f"heads_per_kv of {name} must be that of {names.q}, {heads_q // heads_kv}, or 1, "
             f"got {group} ({name} has shape {list(x.shape)}, {names.q} has shape {list(q.shape)})"

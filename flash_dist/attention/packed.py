@@ -219,7 +219,7 @@ def _choose_mask(
 
 
 def _check_mask(
-    mask: Any,  # noqa: ANN401 - no band
+    mask: Any,  # noqa: ANN401 - not a band
     packing: Packing,
     scores: Scores | None,
     *,
@@ -250,7 +250,7 @@ def _join(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Any,  # noqa: ANN401 - no band
+    mask: Any,  # noqa: ANN401 - not a band
     packing: Packing,
 ) -> Triple:
     """Return a pack as one sequence, in a batch of 1.
@@ -325,7 +325,7 @@ def read_packing(
     longest_q = _read_max_seqlen(names.max_seqlen_q, packing[2])
     longest_k = _read_max_seqlen(names.max_seqlen_k, packing[3])
     if torch.compiler.is_compiling() and is_known(longest_q == longest_k):
-        longest_k = longest_q  # dynamo wants one number to be one argument
+        longest_k = longest_q  # torch.compile treats equal numbers as one argument
     checked = Packing(
         read_cu_seqlens(names.cu_seqlens_q, packing[0], q, names),
         read_cu_seqlens(names.cu_seqlens_k, packing[1], q, names),

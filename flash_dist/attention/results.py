@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
-Result = Tensor | Any  # Any: a tuple, where the flags are no literals
+Result = Tensor | Any  # Any: a tuple, if a flag is no literal
 P = ParamSpec("P")
 
-# Types of flags in a signature. To type checkers it is the signature of calls that return out
-# alone: the classes below add the other calls. To inspect and help, flags have the types of FLAGS.
+# Types of flags in signatures. For type checkers a signature describes the calls that return only
+# out; the classes below add the other calls. For inspect and help, flags have the types of FLAGS.
 Flag = Literal[False]
 FLAGS: Final = {
     **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse"), "bool"),

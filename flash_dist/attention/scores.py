@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-SINKS: Final = ("learnable_sink", "s_aux")  # flash-attention 4's name, and vLLM's
-# A gradient recovers tanh from lse, whose last bit is too coarse for smaller caps; above, float32
-# makes 0 of a score over the cap.
+SINKS: Final = ("learnable_sink", "s_aux")  # names in flash-attention 4 and in vLLM
+# Limits of softcap. The gradient recovers tanh from lse, whose precision is too low for smaller
+# caps. With a larger cap, float32 rounds score / cap to 0.
 _LEAST, _MOST = 2.0**-10, 2.0**40
 
 
@@ -93,7 +93,7 @@ def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, in
         raise TypeError(message)
     _require_device(name, bias, q)
     sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
-    fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbols
+    fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbolic
     if bias.dim() > len(shape) or not fits:
         message = (
             f"{name} must broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], {list(shape)}, "
@@ -131,8 +131,8 @@ def _read_slopes(slopes: Tensor, q: Tensor, batch: int, heads: int) -> Tensor:
         )
         raise TypeError(message)
     _require_device("alibi_slopes", slopes, q)
-    # NOTE: sizes may be symbols: a set would hash them, and tuples of two lengths compare the batch
-    # with the heads; either is then a constant of the graph.
+    # NOTE: sizes may be symbolic. A set would hash them, and comparing tuples of different lengths
+    # would compare the batch with the heads. Either makes a constant of a size.
     wanted = (heads,) if slopes.dim() == 1 else (batch, heads)
     if tuple(slopes.shape) != wanted:
         message = (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-# The parts are checked under these names first; the function for parts then finds them checked.
+# Checks the parts under these names first. The function for parts then finds them checked.
 _QKV: Final = Names(
     *("q of qkv", "k of qkv", "v of qkv"),
     *("cu_seqlens", "cu_seqlens", "max_seqlen", "max_seqlen"),
@@ -169,7 +169,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     """
     require_known(flash_attn_varlen_qkvpacked_func, others, KNOWN)
     q, k, v = _unstack("qkv", qkv, "total, 3, num_heads, head_dim")
-    if others.get("seqused_k") is None:  # else keys are read like a cache, by other rules
+    if others.get("seqused_k") is None:  # else keys are read like a cache, with other rules
         q, k, v = prepare_inputs(q, k, v, PACKED, _QKV)
     packing = read_packing(q, k, (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), _QKV)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
@@ -229,7 +229,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     require_known(flash_attn_varlen_kvpacked_func, others, KNOWN)
     k, v = _unstack("kv", kv, "total_k, 2, num_heads_kv, head_dim")
     packing = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    if others.get("seqused_k") is None:  # else keys are read like a cache, by other rules
+    if others.get("seqused_k") is None:  # else keys are read like a cache, with other rules
         q, k, v = prepare_inputs(q, k, v, PACKED, _KV)
         packing = read_packing(q, k, packing, _KV)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
@@ -247,7 +247,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
 def _unstack(name: str, x: Tensor, axes: str) -> tuple[Tensor, ...]:
     require_tensor(name, x)
     wanted = axes.split(", ")
-    place = len(wanted) - 3  # of the stack
+    place = len(wanted) - 3  # axis of the stack
     if x.dim() != len(wanted) or x.shape[place] != int(wanted[place]):
         message = f"{name} must have shape [{axes}], got shape {list(x.shape)}"
         raise ValueError(message)

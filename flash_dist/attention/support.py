@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ..errors import FlashDistError
 
 _log: Final = logging.getLogger(__name__)
-_warned: Final[set[int]] = set()  # GPUs
+_warned: Final[set[int]] = set()  # indices of GPUs
 
-ROLE: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it
+ROLE: Final = "fwd"  # a target with this role has all kernels; the build's audit checks that
 LARGE_FLOOR: Final = Device(8, 0)  # for head_dim above GENERAL_HEAD_DIM
 DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -75,7 +75,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
         raise ValueError(message)
     try:
         selected = select(device, role=role, dtype=kind, head_dim=head_dim, head_dim_v=head_dim_v)
-    except ExtensionError as error:  # not remembered: the next call asks again
+    except ExtensionError as error:  # not remembered, so that the next call tries again
         raise_out_of_memory(error)
         raise
     chosen = next((kernel["chosen"] for kernel in selected if kernel["chosen"]), None)

@@ -50,7 +50,7 @@ def require_no_gradients(name: str, **tensors: Tensor | None) -> None:
     else:
         how = "that requires them, with grad mode on"
     message = f"{name} has no gradients, got {found} {how}"
-    if torch.compiler.is_compiling():  # it shows the text of built-in exceptions only
+    if torch.compiler.is_compiling():  # torch.compile shows only the text of built-in exceptions
         message += f"\n\nhint: {hint}"
         raise ValueError(message)
     raise FlashDistError(message, hint=hint)
@@ -93,7 +93,7 @@ def _has_tangent(x: Tensor | None) -> bool:
 
 def refuse_compilation() -> NoReturn:
     """Raise where torch.compile would trace a transform: it takes no operator's own gradient."""
-    message = (  # torch.compile shows the text of built-in exceptions only
+    message = (  # torch.compile shows only the text of built-in exceptions
         "torch.compile must find no torch.func.grad, vjp or vmap around attention, got one"
         "\n\nhint: without fullgraph=True the code inside of it runs eagerly"
     )

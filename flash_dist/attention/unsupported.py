@@ -99,7 +99,7 @@ REASONS: Final[Mapping[str, str]] = {
 }
 
 _NONE: Final = (None,)
-ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # of all others: None
+ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # other arguments allow only None
     "attention_chunk": (0,),
     "disable_scheduler_metadata": (False, True),
     "dropout_p": (0,),
@@ -111,7 +111,7 @@ ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # of all others: None
 
 def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bool:
     """Return whether these have their defaults, and need no further look."""
-    floats = type(dropout_p) is type(softcap) is float  # a tensor is not asked whether it equals
+    floats = type(dropout_p) is type(softcap) is float  # == of a tensor is a tensor
     return floats and dropout_p == softcap == 0.0 and alibi_slopes is None
 
 
@@ -120,7 +120,7 @@ def refuse_unsupported(**arguments: object) -> None:
     for name, value in arguments.items():
         values = ALLOWED.get(name, _NONE)
         plain = value is None or isinstance(value, (bool, int, float, Real))
-        if plain and value in values:  # a tensor is not asked whether it equals
+        if plain and value in values:  # == of a tensor is a tensor
             continue
         *most, last = map(str, values)
         allowed = f"{', '.join(most)} or {last}" if most else last

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-KIND: Final = "calls"  # in JSON, where other runs have no `kind`
+KIND: Final = "calls"  # marks this kind of result in JSON
 PEER: Final = "SDPA with FLASH"
 SHAPES: Final = (square(1, 128, (4, 4), 64, FULL), square(2, 128, (8, 1), 256, FULL))
 
-# The most that a call of ours may take of the time of SDPA's in the same mode and loop.
+# Largest allowed time of our call, relative to SDPA in the same mode and loop.
 LIMITS: Final = {
     "operator": 1.1,
     "function": 1.6,

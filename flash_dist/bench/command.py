@@ -177,7 +177,7 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
         message = f"`{option}` needs {with_}, got `--shapes {args.shapes}`"
         raise UsageError(message)
     shapes = {
-        "overhead": tuple,  # they are measured by their own rules
+        "overhead": tuple,  # `overhead` has its own rules
         "paper": sets.paper_shapes,
         "long": sets.long_shapes,
         "corners": sets.corner_shapes,
@@ -200,7 +200,7 @@ def pick_shapes(shapes: tuple[Shape, ...], words: str, name: str) -> tuple[Shape
     return found
 
 
-_OTHERS = ("peers", "l2", "plot", "only")  # what `--shapes overhead` has no use for
+_OTHERS = ("peers", "l2", "plot", "only")  # options without effect on `--shapes overhead`
 _OWN = ("batch", "seqlen", "seqlen_k", "head_dim", "head_dim_v", "heads", "mask", "dtype")
 
 
@@ -233,7 +233,7 @@ def _read_or_measure(args: argparse.Namespace) -> Report | CallReport | None:
     """Return the recorded or a new measurement, None where nothing can be measured."""
     shapes = choose_shapes(args)
     if args.plot:
-        require_matplotlib()  # before minutes of measuring
+        require_matplotlib()  # fail before minutes of measuring
         if not args.plot.absolute().parent.is_dir():
             message = f"the folder of `{args.plot}` does not exist"
             raise UsageError(message)
@@ -260,7 +260,7 @@ def find_obstacle() -> str:
 
 
 def _measure_calls(path: Path | None) -> CallReport:
-    import torch  # noqa: PLC0415 - not for --help
+    import torch  # noqa: PLC0415 - not needed for --help
 
     from .overhead import measure_calls  # noqa: PLC0415
     from .runner import describe_machine  # noqa: PLC0415
@@ -272,13 +272,13 @@ def _measure_calls(path: Path | None) -> CallReport:
 
 
 def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
-    import torch  # noqa: PLC0415 - not for --help
+    import torch  # noqa: PLC0415 - not needed for --help
 
     from .baselines.packages import find_installed  # noqa: PLC0415
     from .measuring.clocks import GpuClock  # noqa: PLC0415
     from .runner import describe_machine, estimate_seconds, measure, say_duration  # noqa: PLC0415
 
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's mode asks for it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by deterministic mode
     peers, passes, states = DEFAULTS[args.shapes]
     absent: tuple[str, ...] = ()
     if args.peers is None:
@@ -328,7 +328,7 @@ def follow(
     from .runner import ContextLostError  # noqa: PLC0415
 
     expected = len(plan.states) * sum(bool(plan.passes_of(x)) for x in plan.shapes)
-    save(report, path)  # a path that cannot be written shows now
+    save(report, path)  # fail now if the path cannot be written
     with watch(expected, quiet=quiet) as (tell, advance):
         try:
             for row in measure(tell):

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from .results import Report, Row
 
-    Measure = Callable[[str], float]  # inches that a text takes
+    Measure = Callable[[str], float]  # width of a text in inches
 
 TIMES: Final = "\u00d7"
-_FIRST_LINE: Final = 2  # head_dim and mask
+_FIRST_LINE: Final = 2  # words of the first line: head_dim and mask
 _KILO: Final = 1024
 
 

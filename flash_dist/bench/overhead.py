@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-LOOPS: Final = 15  # of which the median counts
-CALLS: Final = 200  # in a loop
+LOOPS: Final = 15  # loops; the median counts
+CALLS: Final = 200  # calls per loop
 WARM_UP: Final = 60
-BLOCK: Final = 16  # tokens of a block of the mask
+BLOCK: Final = 16  # tokens per block of the mask
 
 
 def measure_calls(device: torch.device, *, calls: int = CALLS) -> Iterator[Call]:
     """Yield each kind of call on each problem, with its times."""
     backends = [SDPBackend.FLASH_ATTENTION]
-    if device.type == "cpu":  # has no FLASH for grouped heads
+    if device.type == "cpu":  # FLASH on the CPU has no grouped heads
         backends.append(SDPBackend.MATH)
     for shape in SHAPES:
         problem = Problem.draw(shape, device)
@@ -73,7 +73,7 @@ def _wait(device: torch.device) -> None:
 
 def make_pairs(problem: Problem) -> dict[str, Pair]:
     """Return every kind of call; the names are those of LIMITS, and two more."""
-    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - its errors belong to the run
+    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - an import error belongs to the run
     from ..kernels.problem import NOT_PACKED  # noqa: PLC0415
     from ..masks import Band, BlockMask  # noqa: PLC0415
 
@@ -85,7 +85,7 @@ def make_pairs(problem: Problem) -> dict[str, Pair]:
     operators = torch.ops.flash_dist
     peer = Peer(problem)
 
-    def train(**options: Any) -> Tensor:  # noqa: ANN401 - of flash_attn_func
+    def train(**options: Any) -> Tensor:  # noqa: ANN401 - options of flash_attn_func
         out: Tensor = flash_attn_func(*leaves, **options)
         return out
 

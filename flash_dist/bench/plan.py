@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .baselines.shapes import Shape
 
 _FLASH: Final = ("sdpa-flash", "sdpa-flash-deterministic")
-_NEWER: Final = tuple(y for x in PACKAGES for y in (x, x + DETERMINISTIC))  # where installed
+_NEWER: Final = tuple(y for x in PACKAGES for y in (x, x + DETERMINISTIC))  # if installed
 _PASSES: Final = ("forward", "backward")
 _WARM: Final = ("warm",)
 _EVERY_BACKEND: Final = (
@@ -21,7 +21,7 @@ _EVERY_BACKEND: Final = (
     "sdpa-efficient-deterministic",
 )
 
-# Peers, passes and states of L2 of each set, unless the command line names others.
+# Default peers, passes and states of L2 of each set. The command line may override them.
 DEFAULTS: Final = {
     "paper": ((*_FLASH, "sdpa-cudnn", *_NEWER), _PASSES, _WARM),
     "long": (("sdpa-cudnn", "sdpa-flash", *_NEWER), _PASSES, _WARM),
@@ -48,7 +48,7 @@ class Plan:
     passes: tuple[str, ...]
     states: tuple[str, ...]
     seconds: float
-    for_masks: tuple[str, ...] = ()  # peers that full and causal rows go without
+    for_masks: tuple[str, ...] = ()  # peers that are skipped on full and causal rows
 
     def peers_of(self, shape: Shape) -> tuple[str, ...]:
         """Return the peers that are measured on a shape."""

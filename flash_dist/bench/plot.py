@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     Lines = list[list[Group | None]]
 
 _GROUP_WIDTH: Final = 0.86
-_MOST_ACROSS: Final = 4  # panels side by side that can be read on a page
-_WIDEST: Final = 2.7  # inches of a panel
-_HEIGHT: Final = 2.05  # inches of a panel
-_LABELS: Final = 0.9  # inches left of the first panel, and above and below all of them
-_BESIDE: Final = 0.3  # inches of a panel that its axis does not have
+_MOST_ACROSS: Final = 4  # most panels side by side that are legible on a page
+_WIDEST: Final = 2.7  # largest width of a panel, inches
+_HEIGHT: Final = 2.05  # height of a panel, inches
+_LABELS: Final = 0.9  # inches for labels: left of the first panel, above and below all
+_BESIDE: Final = 0.3  # inches between the axes of two panels
 _MARGIN: Final = 0.1  # inches at the edges of the figure
-_LINE: Final = 1.25  # height of a line of text over its size
+_LINE: Final = 1.25  # line height relative to font size
 _TICKS: Final = 8.0
 _DPI: Final = 300
 
 
-def require_matplotlib() -> Any:  # noqa: ANN401 - a module that need not be there
+def require_matplotlib() -> Any:  # noqa: ANN401 - an optional module
     """Import matplotlib, without a window.
 
     Raises:
@@ -75,7 +75,7 @@ def draw_plot(report: Report, path: Path) -> None:
             plt.close(figure)
 
 
-def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib's
+def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib
     """Draw the panels, then the words around them in the room that they take.
 
     Raises:

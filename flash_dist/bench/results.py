@@ -37,8 +37,8 @@ class Loop:
 
     mean_ms: float
     runs: int
-    clock_mhz: float | None = None  # of the multiprocessors, the mean of the loop
-    power_w: float | None = None  # of the board, the mean of the loop
+    clock_mhz: float | None = None  # multiprocessor clock, mean of the loop
+    power_w: float | None = None  # board power, mean of the loop
 
     def divide(self, repeats: int) -> Loop:
         """Return the loop in runs of which one had so many."""
@@ -57,7 +57,7 @@ class Timing:
     fastest_ms: float
     samples: int
     cpu_us: float
-    graph: bool = False  # replayed from a CUDA graph; cpu_us is that of replaying
+    graph: bool = False  # replayed from a CUDA graph; cpu_us then is the time of a replay
     loops: tuple[Loop, ...] = ()  # in the order of the rounds
 
     @property
@@ -79,8 +79,8 @@ class Entry:
 
     name: str
     timings: Mapping[str, Timing] = field(default_factory=dict)  # by pass
-    memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes above the inputs, by pass
-    errors: Mapping[str, float] = field(default_factory=dict)  # by tensor; against ours
+    memory: Mapping[str, int] = field(default_factory=dict)  # by pass: peak bytes above the inputs
+    errors: Mapping[str, float] = field(default_factory=dict)  # by tensor: difference from ours
     kernels: tuple[str, ...] = ()
     reason: str = ""
     uncaptured: Mapping[str, str] = field(default_factory=dict)  # why there is no graph, by pass
@@ -310,7 +310,7 @@ def write_json(data: Mapping[str, Any], path: Path) -> None:
     """Replace a file at once, so that a reader never sees half of it."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)  # noqa: PTH105 - says what it does
+    os.replace(part, path)  # noqa: PTH105 - clearer than Path.replace
 
 
 def read_report(path: Path) -> Report:

@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
     Tell = Callable[[str], None]
 
-# Guesses: half of what a multiprocessor of an H200 does with 16 bits, a tenth of it in float32.
+# Rough estimates per multiprocessor: half of an H200's speed in 16 bits, a tenth of that in
+# float32.
 _FLOPS_PER_SM: Final = {"bf16": 2.5e12, "fp16": 2.5e12, "fp32": 0.25e12}
-_TRY_OUT: Final = 0.5  # seconds, and three times both passes
+_TRY_OUT: Final = 0.5  # seconds, plus three times both passes
 _PASSES: Final = 3
-_COMPILE: Final = {"flex": 12.0, "fa4": 20.0, "fa4-deterministic": 20.0}  # seconds for a shape
+_COMPILE: Final = {"flex": 12.0, "fa4": 20.0, "fa4-deterministic": 20.0}  # seconds per shape
 
 _DISTRIBUTIONS: Final = {
     "triton": "triton",
@@ -100,7 +101,7 @@ def _estimate_shape(plan: Plan, shape: Shape, sm_count: int) -> float:
     loops = 0.0
     for pass_ in passes:
         run = shape.layers * count_flops(shape, pass_) / rate
-        both = 2 if run * 1e3 < GRAPHS_BELOW_MS else 1  # graphs, and eagerly
+        both = 2 if run * 1e3 < GRAPHS_BELOW_MS else 1  # with graphs and eagerly
         loops += both * ROUNDS * max(plan.seconds * (1 + LEAD), run)
     tried = [name for name in names if name != COPY]
     trial = len(tried) * (_TRY_OUT + _PASSES * count_flops(shape, "both") / rate)

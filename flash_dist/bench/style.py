@@ -11,15 +11,15 @@ from .baselines.names import OURS, OURS_DETERMINISTIC
 if TYPE_CHECKING:
     from pathlib import Path
 
-WIDTH: Final = 9.06  # inches at most: 870 CSS pixels, the column of our pages
-TEXT: Final = 7.5  # points of the smallest text: 10 CSS pixels
+WIDTH: Final = 9.06  # largest width in inches: 870 CSS pixels, the column of our pages
+TEXT: Final = 7.5  # smallest font size in points: 10 CSS pixels
 
 _BACKGROUND: Final = "#ffffff"
 _INK: Final = "#222222"
 NOTE: Final = "#555555"
 _GRID: Final = "#dddddd"
 
-# Okabe and Ito's colours, told apart by every eye; ours is the dark one, light on a dark page.
+# Okabe and Ito's colour-blind safe palette. Ours is the dark colour, light on a dark page.
 COLOURS: Final = {
     OURS: "#1a1a1a",
     OURS_DETERMINISTIC: "#7a7a7a",
@@ -71,14 +71,14 @@ STYLE: Final[dict[str, Any]] = {
     "ytick.color": _INK,
     "legend.frameon": False,
     "pdf.fonttype": 42,
-    "svg.fonttype": "none",  # text stays text: small, searchable, in the reader's font
-    "svg.hashsalt": "flash_dist",  # the same results, the same bytes
+    "svg.fonttype": "none",  # keep text as text: small, searchable, in the reader's font
+    "svg.hashsalt": "flash_dist",  # equal results give equal files
 }
-# matplotlib's own font, in which the room was measured, or one that is as wide.
+# matplotlib's default font, with which text was measured, or fonts of the same width.
 _FONTS: Final = "'DejaVu Sans', Verdana, sans-serif"
 
 
-def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib's
+def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib
     """Write a figure in the format that the suffix names; an SVG has no date and two schemes."""
     if path.suffix != ".svg":
         figure.savefig(path)

@@ -25,7 +25,7 @@ class Arriving:
     """Tensors on their way from the rank before this one."""
 
     received: Tensors
-    sent: Tensors  # kept until they have left
+    sent: Tensors  # must stay alive until sent
     works: Sequence[Work]
 
     def wait(self) -> Tensors:

@@ -63,7 +63,7 @@ def _find_weights(lse_a: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor, Tensor]
     largest = torch.maximum(lse_a, lse_b).detach()
     largest = largest.masked_fill(largest == -torch.inf, 0.0)
     share_a, share_b = _share(lse_a, largest), _share(lse_b, largest)
-    total = share_a + share_b  # from 1 to 2, 0 if no key was seen
+    total = share_a + share_b  # between 1 and 2; 0 if no key was visible
     masked = total == 0
     total = total.masked_fill(masked, 1.0)
     lse = (largest + total.log()).masked_fill(masked, -torch.inf)

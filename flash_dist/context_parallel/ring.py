@@ -241,9 +241,9 @@ def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
         return Part(ALL, ALL, Band())
     if source == rank:
         return Part(ALL, ALL, Band(right=0))
-    if source < rank:  # their first chunk is before both of ours, their second behind them
+    if source < rank:  # their chunk 0 is before both of ours, their chunk 1 after
         return Part(ALL, slice(0, half), Band())
-    return Part(slice(half, None), ALL, Band())  # our second chunk is behind both of theirs
+    return Part(slice(half, None), ALL, Band())  # our chunk 1 is after both of theirs
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
@@ -267,10 +267,10 @@ class _RingAttention(torch.autograd.Function):
         for step, part in enumerate(parts):
             rows, (one_k, one_v) = part.rows, (x[:, part.keys] for x in held)
             one = operators.attend(q[:, rows], one_k, one_v, problem._replace(mask=part.mask))
-            del one_k, one_v  # before others take their place
+            del one_k, one_v  # free memory before the next ones arrive
             if step + 1 < ring.size:
                 held = coming.wait()
-            if step + 2 < ring.size:  # before the merge: see `Ring.pass_on`
+            if step + 2 < ring.size:  # before merging: see `Ring.pass_on`
                 coming = ring.pass_on(*held)
             if step == 0:
                 out, lse = one[0].to(one[1].dtype), one[1]
@@ -296,7 +296,8 @@ class _RingAttention(torch.autograd.Function):
         coming = ring.pass_on(*held)
         for step, part in enumerate(parts):
             rows, (one_k, one_v) = part.rows, (x[:, part.keys] for x in held)
-            # Not `differentiate`: what it knows of a single key is not so of one among others.
+            # Not `differentiate`: its special case for a single key does not hold for one key among
+            # others.
             results = out[:, rows].contiguous(), lse[..., rows].contiguous()
             one, *others, _ = operators.backward(
                 dout[:, rows],
@@ -304,8 +305,8 @@ class _RingAttention(torch.autograd.Function):
                 None if dlse is None else dlse[..., rows],
                 problem._replace(mask=part.mask),
             )
-            del one_k, one_v  # before others take their place
-            received = coming.wait()  # k and v of another rank; dk and dv of the one used here
+            del one_k, one_v  # free memory before the next ones arrive
+            received = coming.wait()  # k and v of another rank; dk and dv of the keys used here
             held, sums = received[:2], received[-2:]
             if step == 0:
                 dq, *own = (x.to(lse.dtype).contiguous() for x in (one, *others))
@@ -314,17 +315,17 @@ class _RingAttention(torch.autograd.Function):
             else:
                 _add(sums, others, part.keys)
             passed = held if step + 2 < ring.size else ()
-            coming = ring.pass_on(*passed, *sums)  # before dq is summed: see there
+            coming = ring.pass_on(*passed, *sums)  # before summing dq: see `Ring.pass_on`
             if step > 0:
                 _add([dq], [one], rows)
             del one, others, passed, received
-        dk, dv = coming.wait()  # of the keys of this rank, by way of all others
+        dk, dv = coming.wait()  # gradients of this rank's keys, summed by all ranks
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
 def _is_batched(x: Tensor) -> bool:
     """Return whether a gradient is of many losses; `is_grads_batched` has its own vmap."""
-    return "Batched" in torch._C._dispatch_key_set(x)  # noqa: SLF001 - nothing public says it
+    return "Batched" in torch._C._dispatch_key_set(x)  # noqa: SLF001 - no public function tells
 
 
 def _add(sums: Iterable[Tensor], others: Iterable[Tensor], tokens: slice) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.autograd.graph import increment_version
 
-from . import cache_cpu, operators  # noqa: F401 - the second loads the extension
+from . import cache_cpu, operators  # noqa: F401 - operators loads the extension
 from .memory import raise_out_of_memory, warn_of_copies
 from .scores import OF_CACHES, PLAIN
 
@@ -115,7 +115,7 @@ def append(
     if torch.compiler.is_compiling():
         rotated = _call(_append, arguments)
     else:
-        with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - cheaper than its kernel
+        with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - faster than redispatching through its kernel
             rotated = _call_eagerly(_append, arguments)
         increment_version((cache.k, cache.v))
     return q if rotary is None else rotated

@@ -23,7 +23,7 @@ R = TypeVar("R")
 Precision = Literal["tf32x3", "ieee"]
 TF32X3: Final = "tf32x3"
 IEEE: Final = "ieee"
-IEEE32: Final = "ieee32"  # the dtype of kernels whose float32 products are FFMA
+IEEE32: Final = "ieee32"  # dtype of float32 kernels that multiply with FFMA
 PRECISIONS: Final = (TF32X3, IEEE)
 _RUN_LATER: Final = (
     inspect.isgeneratorfunction,
@@ -47,7 +47,7 @@ class _Process:
     def __init__(self) -> None:
         self.precision: Precision = "tf32x3"
         self.match_kvcache = False
-        self.has_matched = False  # whether any thread ever chose match_kvcache: few calls ask more
+        self.has_matched = False  # lets most calls skip the lookup
 
 
 _thread: Final = _Thread()

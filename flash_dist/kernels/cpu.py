@@ -65,7 +65,7 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     max_seqlen_q: int,
     max_seqlen_k: int,
     softmax_scale: float,
-    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - it always is
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - always IEEE
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -117,7 +117,7 @@ def _differentiate(tensors: Sequence[Any], options: Options) -> Gradients:
     dsinks = lse.new_empty(0)
     if options.scores.sinks is not None:
         dsinks = sink_gradients(dout, out, lse, dlse, options.scores.sinks)
-    dout = dout.contiguous()  # matrix products sum in another order where strides are others
+    dout = dout.contiguous()  # matrix products of other strides would sum in another order
     dq, dk, dv = reference_backward(dout, (q, k, v, out, lse), dlse, options)
     return dq, dk, dv, dsinks
 
@@ -159,7 +159,7 @@ def attention_masked(  # noqa: PLR0913, PLR0917 - the operator's schema
     causal: bool,  # noqa: FBT001
     softmax_scale: float,
     keep: bool,  # noqa: FBT001
-    batch_invariant: bool,  # noqa: ARG001, FBT001 - it always is
+    batch_invariant: bool,  # noqa: ARG001, FBT001 - always invariant
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - likewise
     *scores: Any,  # noqa: ANN401
 ) -> Pair:

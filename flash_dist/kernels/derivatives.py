@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Gradients = tuple[Tensor, Tensor, Tensor, "Tensor | None"]  # dq, dk, dv, dsinks
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, out, lse
-OfResults = tuple["Tensor | None", "Tensor | None"]  # dout and dlse, as autograd has them
+OfResults = tuple["Tensor | None", "Tensor | None"]  # dout and dlse, in autograd's order
 
 
 def differentiate(
@@ -60,8 +60,8 @@ def differentiate(
     if not (_is_one(k.shape[1]) if max_seqlen_k is None else _is_one(k.shape[0], max_seqlen_k)):
         dq, dk, dv, _ = backward(dout, dlse)
         return dq, dk, dv, None
-    # With one key the weights are 1 or 0 whatever the score: only lse depends on q and k. The
-    # kernels would find dP - delta, which is 0 only up to rounding.
+    # With one key its weight is 1 or 0 whatever the score. So q and k get gradients only from lse.
+    # The kernels would compute dP - delta, which is 0 only up to rounding.
     dv = backward(dout, None)[2]
     if dlse is None:
         return q.new_zeros(q.shape), k.new_zeros(k.shape), dv, None
@@ -79,7 +79,7 @@ def differentiate_bias(
     """Return the gradient of the bias of one call; the arguments are those of `differentiate`."""
     _, k, _, out, _ = saved
     dout, dlse = of_results
-    if dout is None or (sinks is None and _is_one(k.shape[1])):  # as above
+    if dout is None or (sinks is None and _is_one(k.shape[1])):  # one key: no gradient, as above
         dout = torch.zeros_like(out)
     return backward(dout, dlse)
 
@@ -110,7 +110,7 @@ def refuse_forward_mode(*_: object) -> NoReturn:
 
 def require_no_tangents(*tensors: Any) -> None:  # noqa: ANN401 - all arguments of an operator
     """Refuse inputs with tangents, which an operator of torch.library would drop or trip over."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # noqa: SLF001 - nothing public says it
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # noqa: SLF001 - no public function tells
         return
     for x in tensors:
         if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
@@ -150,11 +150,11 @@ class _Shortcut:
     def impl(self, name: str, formula: Callable[..., Any], key: str, *, with_keyset: bool) -> None:
         """Do as the method of a Library; it is torch's register_autograd that calls it."""
         redispatch = getattr(torch.ops.flash_dist, name).default.redispatch
-        is_wanted = torch._C._any_requires_grad  # noqa: SLF001 - what torch asks, too
+        is_wanted = torch._C._any_requires_grad  # noqa: SLF001 - torch's own check
         below = torch._C._after_autograd_keyset  # noqa: SLF001
 
         def kernel(keyset: Any, *args: Any) -> Any:  # noqa: ANN401 - torch's protocol
-            if forward_ad._current_level >= 0:  # noqa: SLF001 - nothing public says it
+            if forward_ad._current_level >= 0:  # noqa: SLF001 - no public function tells
                 require_no_tangents(*args)
             if torch.is_grad_enabled() and is_wanted(*args):
                 if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - as torch.autograd

@@ -17,7 +17,7 @@ import torch
 
 Tensor = torch.Tensor
 
-OUT_OF_MEMORY: Final = "CUDA out of memory."  # how torch begins, and toolkit/native/check.h
+OUT_OF_MEMORY: Final = "CUDA out of memory."  # in torch, and in toolkit/native/check.h
 
 
 def raise_out_of_memory(error: Exception) -> None:
@@ -48,7 +48,7 @@ def _is_input(x: Tensor) -> bool:
     dynamo: Any = sys.modules.get("torch._dynamo.symbolic_convert")
     try:
         inputs = dynamo.InstructionTranslator.current_tx().output.tracked_fakes
-    except AttributeError:  # no trace, or a later torch with other names
+    except AttributeError:  # not traced, or torch renamed it
         return False
     return any(one.fake is x for one in inputs)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 EXTENSION: Final = PACKAGE / BINDING
 
-# The file has no Python API of its own (building it needs no Python headers): loading it registers
+# The extension has no Python API, so that building it needs no Python headers. Loading it registers
 # the operators.
 try:
     torch.ops.load_library(str(EXTENSION))
@@ -59,14 +59,14 @@ _attention_backward: Final = _operators.attention_backward.default
 _attention_no_grad: Final = _operators.attention_no_grad.default._op  # noqa: SLF001
 _attention_backward_no_grad: Final = _operators.attention_backward_no_grad.default._op  # noqa: SLF001
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
-# The mask is a BlockMask with this handle, or an IntervalMask of the other four.
+# The mask is a BlockMask with this handle, or an IntervalMask with the other four.
 _MASK: Final = "Tensor? plan, SymInt handle, SymInt batches, SymInt heads, bool causal"
 _LAST: Final = (
     "bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, "
     "Tensor? sinks=None, Tensor? bias=None"
 )
 _SAVED: Final = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
-_HOW: Final = ("ieee", "softcap", "alibi_slopes", "sinks", "bias")  # the last of _LAST
+_HOW: Final = ("ieee", "softcap", "alibi_slopes", "sinks", "bias")  # the last arguments of _LAST
 _BIAS: Final = "float softmax_scale, bool ieee, Tensor? alibi_slopes, Tensor bias"
 
 _library.define(
@@ -175,7 +175,7 @@ def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
         type(q) is type(k) is type(v) is Tensor
         and q.is_cuda
         and torch._C._len_torch_dispatch_stack() == 0  # noqa: SLF001
-        and torch._C._get_tracing_state() is None  # noqa: SLF001 - `registry.is_traced` in line
+        and torch._C._get_tracing_state() is None  # noqa: SLF001 - inlined `registry.is_traced`
     )
 
 
@@ -195,7 +195,7 @@ def _find_integers(
     elif 0 not in (q.shape[0], mask.seqlen_q, mask.seqlen_k):
         slots = list_key_slots(mask.seqlen_q, mask.seqlen_k, causal=mask.causal)
         return list_integers(*mask[1:5]), mask.plan, slots
-    return _integers_of(Band()), None, None  # of nothing
+    return _integers_of(Band()), None, None  # no scores: any mask will do
 
 
 @lru_cache(maxsize=256)
@@ -219,7 +219,7 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
             (float64 for float64 inputs). Without sinks None or a tensor of no elements.
     """
     try:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # the formula in front
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # autograd's formula runs
             return _call_backward(dout, saved, dlse, problem)
         if problem.scores is None and not _is_watched(*saved[:3]):
             return _backward_no_grad(dout, saved, dlse, problem)
@@ -234,7 +234,7 @@ def _backward_no_grad(
     dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
     """Call the operator of eager mode, as `attend_no_grad` does."""
-    mask, softmax_scale, packing, _, *how, _ = problem  # match_kvcache is of the forward
+    mask, softmax_scale, packing, _, *how, _ = problem  # match_kvcache only affects the forward
     arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
         dout, *saved, dlse, *arrays, softmax_scale, *how, *(packing or ())
@@ -363,7 +363,7 @@ def _find_arrays(
         found = find_plan(handle, q, k)
         if found is not None:
             return found.data, found.plan.key_slots, found.plan.layout
-    elif 0 not in (q.shape[0], q.shape[1], k.shape[1]):  # with an address
+    elif 0 not in (q.shape[0], q.shape[1], k.shape[1]):  # only then the tensors have an address
         intervals = cpu.intervals_of(q, k, plan, *sizes)
         slots = list_key_slots(q.shape[1], k.shape[1], causal=intervals.causal)
         return plan, slots, intervals.layout
@@ -381,13 +381,13 @@ def _masked_on_gpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     causal: bool,  # noqa: FBT001
     softmax_scale: float,
     keep: bool,  # noqa: FBT001
-    batch_invariant: bool,  # noqa: ARG001, FBT001 - of the backward
+    batch_invariant: bool,  # noqa: ARG001, FBT001 - only for the backward
     *how: Any,  # noqa: ANN401
 ) -> Pair:
     if keep and plan is None:
         registry.cache(handle)
     data, _, integers = _find_arrays(q, k, plan, handle, batches, heads, causal)
-    named = dict(zip(_HOW, how, strict=False))  # torch leaves out defaults
+    named = dict(zip(_HOW, how, strict=False))  # torch omits arguments equal to their default
     out, lse = _attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, **named)
     return out, lse
 

@@ -13,7 +13,7 @@ import torch
 
 Tensor = torch.Tensor
 
-_TERMS: Final = 1 << 20  # that are computed at once
+_TERMS: Final = 1 << 20  # products computed at a time
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def add_up(x: Tensor) -> Tensor:
         half = 1 << (n - 1).bit_length() - 1
         x[..., : n - half, :] += x[..., half:n, :]
         n = half
-    return x[..., 0, :] + 0.0  # of -0, which one more 0 makes 0
+    return x[..., 0, :] + 0.0  # turns -0 into +0
 
 
 def logsumexp(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Options(NamedTuple):
     cu_seqlens_q: Tensor | None = None  # [documents + 1], of packed tensors
     cu_seqlens_k: Tensor | None = None
     scores: Scores = PLAIN
-    ordered: bool = False  # the forward sums as in ordered.py
+    ordered: bool = False  # sum the forward in the order of ordered.py
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a @ b."""
@@ -131,7 +131,7 @@ def _differentiate_scores(
     delta = (doh * oh).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
-    delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be infinite there
+    delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be inf without keys
     dp = doh @ problem.v.transpose(-1, -2)
     return weights, weights * (dp - delta), derivative
 
@@ -148,7 +148,7 @@ def sink_gradients(
     delta = torch.linalg.vecdot(*flat).transpose(-1, -2)
     change = -delta if dlse is None else dlse - delta
     above = sinks.to(lse.dtype).unsqueeze(-1) - lse
-    weights = above.masked_fill(lse == torch.inf, 0.0).exp()  # a sink of +inf has all of the weight
+    weights = above.masked_fill(lse == torch.inf, 0.0).exp()  # a sink of +inf takes all weight
     gradients: Tensor = weights * change
     return gradients.masked_fill(lse == -torch.inf, 0.0)
 
@@ -239,7 +239,7 @@ def _problem(document: _Document, q: Tensor, k: Tensor, v: Tensor, options: Opti
         mask = shown if mask is None else mask & shown
     if mask is None:
         return _Problem(qh, kh, vh, None, document)
-    unread = ~mask.any(-2).unsqueeze(-1)  # by no query: whatever is there must not matter
+    unread = ~mask.any(-2).unsqueeze(-1)  # keys that no query sees: their values must not matter
     return _Problem(qh, kh.masked_fill(unread, 0.0), vh.masked_fill(unread, 0.0), mask, document)
 
 

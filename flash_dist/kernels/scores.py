@@ -11,9 +11,9 @@ from ..masks.layout import TILE
 
 Tensor = torch.Tensor
 
-OF_CACHES: Final = 3  # fields of Scores that attention to a cache has: all but the bias
+OF_CACHES: Final = 3  # all fields but the bias: attention to a cache has no bias
 MASKED: Final = torch.finfo(torch.float16).min  # a bias of this or less masks its score
-_BLOCKS: Final = 1024  # a gradient of fewer tiles is made in parts: they fill a GPU
+_BLOCKS: Final = 1024  # with fewer tiles, a gradient is split into partial sums to fill a GPU
 
 
 class Scores(NamedTuple):
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
         return self._replace(alibi_slopes=slopes)
 
 
-PLAIN: Final = Scores()  # nothing happens to them
+PLAIN: Final = Scores()  # no score modification
 
 
 def add_bias(logits: Tensor, bias: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 WORD: Final = 64
-STRIP: Final = 1 << 22  # booleans looked at together: bounds the memory that masks are made in
+STRIP: Final = 1 << 22  # booleans processed at a time: limits the memory of making masks
 
-_GATHER: Final = 0x0102040810204080  # times eight bytes of 0 or 1: the top byte is their bits
+_GATHER: Final = 0x0102040810204080  # times eight bytes of 0 or 1: their bits, in the top byte
 
 
 def words_of(keys: int) -> int:
@@ -31,7 +31,7 @@ def pack(visible: Tensor) -> Tensor:
     """Return the words [..., ceil(n / 64)] of booleans [..., n], on their device."""
     keys = visible.shape[-1]
     padded = visible.new_zeros((*visible.shape[:-1], words_of(keys) * WORD))
-    padded[..., :keys] = visible.view(torch.uint8) != 0  # a byte of another value is true as well
+    padded[..., :keys] = visible.view(torch.uint8) != 0  # any nonzero byte counts as true
     bits = (padded.view(torch.int64) * _GATHER) >> (WORD - 8)
     return (bits & 0xFF).to(torch.uint8).view(torch.int64)
 
@@ -82,7 +82,7 @@ def strips(
         step: Strips begin at multiples of this row.
     """
     batch, heads, rows = sizes
-    if heads * rows * row_cost <= STRIP:  # whole batch entries together
+    if heads * rows * row_cost <= STRIP:  # process whole batch entries together
         count = max(1, STRIP // (heads * rows * row_cost))
         for b in range(0, batch, count):
             yield slice(b, min(b + count, batch)), slice(0, heads), slice(0, rows)
@@ -96,7 +96,7 @@ def strips(
 
 def interval_words(lo: Tensor, hi: Tensor, words: int) -> Tensor:
     """Return words [..., words] that show the keys lo <= j < hi."""
-    lowest = [*((1 << n) - 1 for n in range(WORD)), -1]  # n bits
+    lowest = [*((1 << n) - 1 for n in range(WORD)), -1]  # words with the lowest n bits set
     below = torch.tensor(lowest, device="cpu")
     first = WORD * torch.arange(words, device="cpu")
     until = below[(hi.unsqueeze(-1) - first).clamp_(0, WORD)]
@@ -121,8 +121,8 @@ def find_intervals(words: Tensor) -> tuple[Tensor, Tensor] | None:
     zero = words.new_zeros((*words.shape[:-1], 1))
     before = torch.cat([zero, words[..., :-1]], -1) >> (WORD - 1) & 1
     after = torch.cat([words[..., 1:], zero], -1) << (WORD - 1)
-    rises = words & ~(words << 1 | before)  # seen, and the key before is not
-    falls = words & ~(words >> 1 & ~(-1 << (WORD - 1)) | after)  # seen, and the next is not
+    rises = words & ~(words << 1 | before)  # visible, but the previous key is not
+    falls = words & ~(words >> 1 & ~(-1 << (WORD - 1)) | after)  # visible, but the next key is not
     starts = rises != 0
     if bool(((rises & (rises - 1)) != 0).any()) or bool((starts.sum(-1) > 1).any()):
         return None

@@ -110,7 +110,7 @@ def _ask(
 
     seqlen_q, seqlen_k = block_mask.seq_lengths
     block_q, block_k = block_mask.BLOCK_SIZE
-    # places past the end are asked for the last one, and cut off afterwards
+    # Positions past the end use the last row or column, and are cut off later.
     q = (row[:, None] * block_q + torch.arange(block_q, device=row.device)).clamp(max=seqlen_q - 1)
     k = (column[:, None] * block_k + torch.arange(block_k, device=row.device)).clamp(
         max=seqlen_k - 1
@@ -118,7 +118,7 @@ def _ask(
     ask: Any = block_mask.mask_mod
     for axes in ((None, None, None, 0), (None, None, 0, None), (0, 0, 0, 0)):
         ask = torch.vmap(ask, in_dims=axes)
-    with TransformGetItemToIndex():  # mask_mod may index a tensor by 0-d tensors, as torch lets it
+    with TransformGetItemToIndex():  # lets mask_mod index tensors with 0-d tensors, as torch does
         answer = ask(b, h, q, k)
     if answer.dtype != torch.bool:
         raise complain(TypeError, f"mask_mod must return torch.bool, got {answer.dtype}")

@@ -17,7 +17,7 @@ Error = TypeVar("Error", ValueError, TypeError)
 
 MAX_SEQLEN: Final = 2**30 - 1
 
-# The shapes that an argument may have, in words.
+# Allowed shapes of arguments, as text.
 LENGTHS: Final = ("[batch]",)
 IDS_Q: Final = ("[seqlen_q]", "[batch, seqlen_q]")
 IDS_K: Final = ("[seqlen_k]", "[batch, seqlen_k]")
@@ -133,7 +133,7 @@ def parse_shape(batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> S
 
 def parse_size(name: str, size: int) -> int:
     """Return a size, checked."""
-    if isinstance(size, bool) or not isinstance(size, Integral):  # those of numpy, too
+    if isinstance(size, bool) or not isinstance(size, Integral):  # numpy's integers, too
         raise complain(TypeError, f"{name} must be an int, got {type(size).__name__}")
     if not 1 <= size <= MAX_SEQLEN:
         raise complain(ValueError, f"{name} must be from 1 to {MAX_SEQLEN}, got {show(size)}")
@@ -243,7 +243,7 @@ def _is_numpy_bool(value: object) -> bool:
     return kind.__module__ == "numpy" and kind.__name__ in {"bool", "bool_"}
 
 
-# --- The arguments that masks are built of, each checked for what it means ------------------------
+# --- Arguments of mask constructors, each with its own checks -------------------------------------
 
 
 def parse_lengths(lengths: Integers) -> Tensor:

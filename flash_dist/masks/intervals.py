@@ -47,13 +47,13 @@ class IntervalMask(NamedTuple):
     itself: its values may be on a GPU, and no comparison waits.
     """
 
-    plan: Tensor  # [:] int32, what kernels read
+    plan: Tensor  # [:] int32, the array that kernels read
     batches: int  # the call's batch, or 1
     heads: int  # the call's num_heads_q, or 1
     seqlen_q: int
     seqlen_k: int
     causal: bool  # aligned to the bottom right
-    is_packed: bool = False  # keeps the sequences of a pack apart
+    is_packed: bool = False  # sequences of a pack do not see each other
 
     @classmethod
     def of(cls, lo: Tensor, hi: Tensor, *, seqlen_k: int, causal: bool = False) -> IntervalMask:
@@ -178,7 +178,7 @@ class IntervalMask(NamedTuple):
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def __ne__(self, other: object) -> bool:  # a tuple has its own
+    def __ne__(self, other: object) -> bool:  # NamedTuple inherits tuple's __ne__
         return self is not other
 
     def __hash__(self) -> int:
@@ -250,10 +250,10 @@ def _shift_bounds(
     """
     ends_q, ends_k = (x.to(torch.int64) for x in ends)
     rows = torch.arange(lo.shape[2], device=lo.device)
-    number = torch.searchsorted(ends_q, rows, right=True)  # of the end of a query's sequence
+    number = torch.searchsorted(ends_q, rows, right=True)  # the sequence of each query
     exists = number < ends_q.shape[0]
     number = torch.where(exists, number, 0)
-    begin, end = ends_k[number - 1], ends_k[number]  # of no sequence: some
+    begin, end = ends_k[number - 1], ends_k[number]  # any range will do for rows of no sequence
     lo, hi = (x.to(torch.int64).clamp(0, MAX_SEQLEN) for x in (lo, hi))
     hi = torch.minimum(begin + hi, end)
     if causal:
@@ -318,7 +318,7 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
     lo, hi = (torch.where(visible, x, 0) for x in (lo, hi))
     ranges = query_ranges(lo, hi)
     arrays = {
-        "key_bounds": bounds_of_intervals(*(pad(x, (0, 1)) for x in (lo, hi))),  # of no query, too
+        "key_bounds": bounds_of_intervals(*(pad(x, (0, 1)) for x in (lo, hi))),  # and an empty row
         "rows": torch.stack([to_tiles(x).flatten(-2) for x in (lo, hi)], -1),
         "query_ranges": ranges,
         "key_ranges": key_ranges(ranges, seqlen_k),
@@ -334,7 +334,7 @@ def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, caus
     query_tiles = _tiles(seqlen_q)
     numbers = torch.arange(_tiles(seqlen_k), device=device)
     masked = torch.zeros_like(numbers)
-    if causal:  # queries before the first that sees the first key of a tile
+    if causal:  # queries before the first one that sees the tile's first key
         masked = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
     return pad((query_tiles - masked).cumsum(0), (1, 0))
 

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from typing import Final
 
-TILE: Final = 64  # queries and keys of a tile
+TILE: Final = 64  # queries, and keys, per tile
 
-BAND: Final = 0  # kinds; a band has no arrays
+BAND: Final = 0  # kinds of masks; a band has no arrays
 ROWS: Final = 1
 TILES: Final = 2
 
-FULL: Final = -1  # codes of a tile; from 0: index into bits
+FULL: Final = -1  # codes of a tile; codes >= 0 index bits
 EMPTY: Final = -2
 BY_ROWS: Final = -3
 
-ABSENT: Final = -1  # offset of an array that there is none of, slot of a tile that is empty
-ALIGNMENT: Final = 4  # of offsets, in int32
+ABSENT: Final = -1  # offset of a missing array, slot of an empty tile
+ALIGNMENT: Final = 4  # alignment of offsets, in int32
 
-LINES: Final = (1, 2)  # tiles to a line of a list
+LINES: Final = (1, 2)  # tiles per line of a list
 
 BAND_INTS: Final = ("kind", "left", "right", "bottom_right")  # -1: unbounded
 SIZES: Final = ("kind", "batches", "heads", "seqlen_q", "seqlen_k")
 
 LIST: Final = {"begin": 1, "entries": 4, "slots": 2}  # arrays of a list of tiles
 
-ARRAYS: Final[dict[str, int]] = {  # int32 to an element
+ARRAYS: Final[dict[str, int]] = {  # int32 numbers per element
     "key_bounds": 2,
     "rows": 2,
     "query_ranges": 4,

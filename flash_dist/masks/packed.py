@@ -30,8 +30,8 @@ class _Sequence(NamedTuple):
     rows: slice
     keys: slice
     shape: Shape
-    intervals: Intervals  # [1, heads, queries], keys of the sequence
-    others: list[Term]  # terms that are no intervals
+    intervals: Intervals  # [1, heads, queries], keys counted within the sequence
+    others: list[Term]  # terms other than intervals
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class PackedTerm(Term):
     """Queries see keys of their own sequence only, those that its mask shows."""
 
     name = "packed"
-    masks: tuple[Terms, ...]  # of each sequence, or one of all
+    masks: tuple[Terms, ...]  # one per sequence, or one for all
     ends_q: Tensor  # [sequences + 1]
     ends_k: Tensor
     total_q: int
@@ -76,7 +76,7 @@ class PackedTerm(Term):
         masks = [[(term.name, *term.values()) for term in terms] for terms in self.masks]
         return masks, self.ends_q.clone(), self.ends_k.clone(), self.total_q, self.total_k
 
-    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - there is one
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - there is only one batch
         """See Term."""
         every = slice(None)
         masks = tuple(tuple(term.part(every, heads) for term in terms) for terms in self.masks)
@@ -86,7 +86,7 @@ class PackedTerm(Term):
         """See Term."""
         return None if any(one.others for one in self.sequences) else self.hull(shape)
 
-    def hull(self, shape: Shape) -> Intervals:  # noqa: ARG002 - that of the pack
+    def hull(self, shape: Shape) -> Intervals:  # noqa: ARG002 - the pack has its own
         """See Term."""
         lo = torch.zeros((1, self.sizes.planes()[1], self.total_q), dtype=torch.int64, device="cpu")
         hi = torch.zeros_like(lo)
@@ -96,7 +96,7 @@ class PackedTerm(Term):
             lo[:, :, one.rows], hi[:, :, one.rows] = lows + first, highs + first
         return lo, hi
 
-    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - likewise
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the pack has its own
         """See Term; shows all where the intervals say it all."""
         _, heads, rows = part
         planes = len(range(self.sizes.planes()[1])[heads]) if self.sizes.planes()[1] > 1 else 1
@@ -111,7 +111,7 @@ class PackedTerm(Term):
             words[:, :, begin - rows.start : end - rows.start] = _place(shown, one.keys, columns)
         return words
 
-    def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - that of the pack
+    def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the pack has its own
         """See Term."""
         size = (1, self.sizes.planes()[1], self.total_q, self.total_k)
         visible = torch.zeros(size, dtype=torch.bool, device="cpu")

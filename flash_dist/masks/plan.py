@@ -46,10 +46,10 @@ class MaskPlan:
     heads: int  # the call's num_heads_q, or 1
     seqlen_q: int
     seqlen_k: int
-    arrays: dict[str, Tensor]  # those that there are, by their names in the layout
+    arrays: dict[str, Tensor]  # existing arrays, by their names in the layout
     packed: Tensor  # [:] int32, all arrays
-    layout: list[int]  # the operators' list of integers, see layout.py
-    numbers: Tensor  # [:] int64, the same
+    layout: list[int]  # integers for the operators, see layout.py
+    numbers: Tensor  # the same as a tensor, [:] int64
 
     @property
     def key_slots(self) -> Tensor:
@@ -60,7 +60,7 @@ class MaskPlan:
         """Return a hash of the sizes and the arrays; where these lie in the buffer is no matter."""
         told = [
             [
-                name.rsplit("_", 1) if name.startswith("by_") else [name],  # a list's name, its own
+                name.rsplit("_", 1) if name.startswith("by_") else [name],  # its list and array
                 list(array.shape),
                 hashlib.sha256(array.numpy().tobytes()).hexdigest(),
             ]
@@ -74,7 +74,7 @@ def pack_plan(kind: int, shape: Shape, arrays: Mapping[str, Tensor]) -> MaskPlan
     """Return the plan with its arrays in one buffer, which `MaskPlan.arrays` are views of."""
     offsets, end = lay_out({name: array.numel() for name, array in arrays.items()})
     require_index(end)
-    # an empty array has an address, too
+    # An empty array needs a valid address, too.
     packed = torch.zeros(end + ALIGNMENT, dtype=torch.int32, device="cpu")
     views = {}
     for name, begin in offsets.items():

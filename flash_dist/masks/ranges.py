@@ -12,8 +12,8 @@ from .layout import TILE
 
 Tensor = torch.Tensor
 
-BEYOND: Final = 1 << 31  # greater than any key
-PAIRS_AT_ONCE: Final = 1 << 18  # pairs of tiles that are looked at together: at most 5 MiB
+BEYOND: Final = 1 << 31  # beyond the last key
+PAIRS_AT_ONCE: Final = 1 << 18  # pairs of tiles processed at a time: at most 5 MiB
 
 
 def to_tiles(x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
 def bounds_of_keys(visible: Tensor) -> Tensor:
     """Return the same of words [batch, words] of the keys that some query of some head sees."""
     keys = torch.arange(WORD * visible.shape[1], device="cpu")
-    return bounds_of_intervals(keys, keys + unpack(visible, len(keys)))  # an interval for each key
+    return bounds_of_intervals(keys, keys + unpack(visible, len(keys)))  # one interval per key
 
 
 def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
@@ -85,7 +85,7 @@ def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Ten
     n = torch.arange(key_tiles, dtype=torch.int32, device=begin.device)
     m = torch.arange(query_tiles, dtype=torch.int32, device=begin.device).unsqueeze(-1)
     visible = (begin.unsqueeze(-1) <= n) & (n < end.unsqueeze(-1))  # [..., query tiles, key tiles]
-    # A tile more, which sees no key: there is a least and a greatest even of no query.
+    # Add an empty query tile, so that minima and maxima exist without queries.
     first = pad(torch.where(visible, m, query_tiles), (0, 0, 0, 1), value=query_tiles).amin(2)
     last = pad(torch.where(visible, m + 1, 0), (0, 0, 0, 1)).amax(2)
     return first, last

@@ -37,12 +37,12 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
-MAX_CACHED: Final = 32  # masks used last by compiled graphs, which live until their backward
+MAX_CACHED: Final = 32  # masks kept alive for compiled graphs until their backward
 MAX_SHAPES: Final = 32  # per mask and device
 DEFAULT_STREAM: Final = 0  # CUDA's legacy stream, which no graph can be captured on
-MAX_STREAMS: Final = 256  # per buffer; then the allocator is told of streams again
-FIRST_HANDLE: Final = 2  # torch.compile makes a constant of any 0 or 1
-RECORDED: Final = (  # a hint where no handle may be written down
+MAX_STREAMS: Final = 256  # per buffer; beyond that, the allocator is informed again
+FIRST_HANDLE: Final = 2  # torch.compile specializes on 0 and 1
+RECORDED: Final = (  # hint for graphs that must not store a handle
     "`BlockMask.full`, `causal` and `sliding_window` are bands, recorded as numbers; an "
     "`IntervalMask` that is made inside is recorded with its tensors"
 )
@@ -110,14 +110,14 @@ class DevicePlan(NamedTuple):
 
     plan: MaskPlan
     data: Tensor
-    streams: set[int]  # cudaStream_t of those that torch's allocator knows to read the buffer
+    streams: set[int]  # cudaStream_t of streams that the allocator knows to use the buffer
 
     def hold(self, index: int) -> None:
         """Keep the buffer from being used anew before the current stream of its GPU has read it.
 
         The allocator knows a stream until the buffer is freed: to tell it once is enough.
         """
-        stream = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001 - in C alone, as below
+        stream = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001 - C only, like those below
         if stream == DEFAULT_STREAM and stream in self.streams:
             return
         if torch._C._cuda_getDevice() != index:  # noqa: SLF001
@@ -148,7 +148,7 @@ class _DeviceCache:
     def _make(self, mask: Mask, device: torch.device, shape: Shape) -> DevicePlan:
         plan = mask.plan(*shape)
         for known in self.plans.values():
-            if known.plan is plan:  # shapes that differ in an axis the mask does not have
+            if known.plan is plan:  # shapes differ only in an axis that the mask does not have
                 return known
         return DevicePlan(plan, upload(plan.packed, device), set())
 
@@ -193,7 +193,7 @@ def cache(handle: int) -> None:
         _cached[handle] = mask
         _cached.move_to_end(handle)
         dropped = _cached.popitem(last=False) if len(_cached) > MAX_CACHED else None
-    del dropped  # outside the lock: it frees tensors
+    del dropped  # frees tensors, so without the lock
 
 
 def lookup(handle: int, device: torch.device, shape: Shape) -> DevicePlan:

@@ -76,7 +76,7 @@ class BlockMask:
         *("__weakref__", "_band", "_lock", "_parts", "_plans", "_sizes", "_terms", "handle"),
         "is_packed",
     )
-    __iter__ = None  # an index names entries, but a mask that suits any batch has no number of them
+    __iter__ = None  # indexing works, but a mask for any batch has no length
 
     _band: Band | None
     _lock: threading.Lock
@@ -342,7 +342,7 @@ class BlockMask:
         def make() -> BlockMask:
             return BlockMask._of(*(term.part(batch, heads) for term in self._terms))
 
-        name = f"{batch}{heads}"  # slices have no hash before Python 3.12
+        name = f"{batch}{heads}"  # slices are unhashable before Python 3.12
         with self._lock:
             return lookup_or_make(self._parts, name, make, PARTS_KEPT)
 
@@ -365,7 +365,7 @@ class BlockMask:
         """
         shape = self._suited(batch, num_heads_q, seqlen_q, seqlen_k)
         batches, heads = self._sizes.planes()
-        shape = shape._replace(batch=batches, num_heads_q=heads)  # others have the same plan
+        shape = shape._replace(batch=batches, num_heads_q=heads)  # others have an equal plan
         with self._lock:
             make = partial(make_plan, self._terms, shape)
             return lookup_or_make(self._plans, shape, make, PLANS_KEPT)

@@ -41,7 +41,7 @@ class Term(ABC):
             for x in given
         )
 
-    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - of those that have planes
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - only for terms with planes
         """Return the term of some batch entries and heads: views. Axes of 1 stay as they are."""
         return self
 
@@ -49,7 +49,7 @@ class Term(ABC):
     def intervals(self, shape: Shape) -> Intervals | None:
         """Return lo and hi [batch or 1, heads or 1, seqlen_q or 1]: query i sees lo <= j < hi."""
 
-    def hull(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - of those that know one
+    def hull(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - only for terms with a hull
         """Return intervals beyond which no query sees a key, of a term that is none; None: all."""
         return None
 
@@ -110,7 +110,7 @@ class LengthsTerm(Term):
         super().check(shape)
         require_most("lengths", self.lengths, shape.seqlen_k)
 
-    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - of any
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - valid for any part
         """See Term."""
         return replace(self, lengths=_entries(self.lengths, batch))
 
@@ -183,7 +183,7 @@ class IntervalTerm(Term):
         lo, hi = (_planes(x, (batch, heads, slice(None))) for x in (self.lo, self.hi))
         return replace(self, lo=lo, hi=hi)
 
-    def intervals(self, shape: Shape) -> Intervals:  # noqa: ARG002 - they are given
+    def intervals(self, shape: Shape) -> Intervals:  # noqa: ARG002 - stored
         """See Term."""
         return self.lo, self.hi
 
@@ -208,11 +208,11 @@ class DenseTerm(Term):
         """See Term."""
         return replace(self, bits=_planes(self.bits, (batch, heads, slice(None))))
 
-    def intervals(self, shape: Shape) -> None:  # noqa: ARG002 - the planner looks at the words
+    def intervals(self, shape: Shape) -> None:  # noqa: ARG002 - the planner reads the words
         """See Term."""
         return
 
-    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - of the bits
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - stored in the bits
         """See Term."""
         return _planes(self.bits, part)[:, :, part[2], columns]
 
@@ -240,7 +240,7 @@ class TilesTerm(Term):
         """See Term."""
         return replace(self, tiles=_planes(self.tiles, (batch, heads, slice(None))))
 
-    def intervals(self, shape: Shape) -> None:  # noqa: ARG002 - the planner looks at the words
+    def intervals(self, shape: Shape) -> None:  # noqa: ARG002 - the planner reads the words
         """See Term."""
         return
 
@@ -276,7 +276,7 @@ class _IdsTerm(Term):
         sizes = Sizes(batch, None, self.q_ids.shape[1], self.k_ids.shape[1])
         object.__setattr__(self, "sizes", sizes)
 
-    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - of any
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - valid for any part
         """See Term."""
         q_ids, k_ids = (x[batch] if len(x) > 1 else x for x in (self.q_ids, self.k_ids))
         return replace(self, q_ids=q_ids, k_ids=k_ids)
@@ -294,7 +294,7 @@ class _IdsTerm(Term):
         )
         return q_ids, values, order
 
-    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids' own
+    def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids have it
         """See Term."""
         batch, _, rows = part
         keys = slice(columns.start * WORD, columns.stop * WORD)
@@ -302,7 +302,7 @@ class _IdsTerm(Term):
         k_ids = self.k_ids[batch if len(self.k_ids) > 1 else slice(0, 1), keys]
         return pack(self._sees(q_ids.unsqueeze(-1), k_ids.unsqueeze(1))).unsqueeze(1)
 
-    def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids' own
+    def visible(self, shape: Shape) -> Tensor:  # noqa: ARG002 - the ids have it
         """See Term."""
         return self._sees(self.q_ids[:, None, :, None], self.k_ids[:, None, None, :])
 
@@ -316,7 +316,7 @@ class BlockCausalTerm(_IdsTerm):
     def _sees(self, q_ids: Tensor, k_ids: Tensor) -> Tensor:
         return k_ids <= q_ids
 
-    def intervals(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - the ids' own
+    def intervals(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - the ids have it
         """See Term."""
         q_ids, values, order = self._sorted_ids()
         count = torch.searchsorted(values, q_ids, right=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 
-LEAST_COST: Final = 1 << 11  # of a row: as many rows together span about as many keys
+LEAST_COST: Final = 1 << 11  # minimum per row: limits the rows processed together
 
 
 class VisibleTiles(NamedTuple):
@@ -30,7 +30,7 @@ class VisibleTiles(NamedTuple):
     m: Tensor  # [tiles] query tile
     n: Tensor  # [tiles] key tile
     code: Tensor  # [tiles] FULL, BY_ROWS or index into bits
-    bits: Tensor  # [:, TILE, 2] int32, none of intervals
+    bits: Tensor  # [:, TILE, 2] int32; empty for intervals
 
 
 class TileList(NamedTuple):
@@ -40,10 +40,11 @@ class TileList(NamedTuple):
     """
 
     begin: Tensor  # [batches * heads * lines + 1]
-    # [:, 4] tile on the other axis, code of the first 64, of the second 64; then 0, of lines of 128
-    # keys 2 * how many later lines have the entry's tile, plus 1 if no earlier one does
+    # [:, 4]: tile on the other axis, code of the first 64, code of the second 64, and 0. For lines
+    # of 128 keys the last number is 2 * (how many later lines have the same tile) + (1 if no
+    # earlier line has it).
     entries: Tensor
-    slots: Tensor  # [:, 2] where the two tiles' dS lies, or ABSENT
+    slots: Tensor  # [:, 2] dS slots of the two tiles, or ABSENT
 
 
 def count_interval_tiles(intervals: Intervals, shape: Shape) -> int:
@@ -203,7 +204,7 @@ def make_lists(
     ):
         for group in LINES:
             made = _list_lines(tiles, slots, axes, sizes, group)
-            if name == "by_key" and group > 1:  # these entries have their dQ order
+            if name == "by_key" and group > 1:  # these entries hold the order of dQ
                 made.entries[:, 3] = _turns(made, -(-key_tiles // group), query_tiles)
             for field, array in made._asdict().items():
                 arrays[f"{name}_{group * TILE}_{field}"] = array
@@ -219,7 +220,7 @@ def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:
     line = torch.repeat_interleave(by_key.begin.diff())
     column = line // lines * query_tiles + by_key.entries[:, 0]  # a query tile of a plane
     counts = torch.bincount(column)
-    order = column.argsort(stable=True)  # lines ascend in each column, as they do in all entries
+    order = column.argsort(stable=True)  # stable: lines stay ascending in each column
     before = torch.empty_like(column)
     before[order] = counts.cumsum(0)[column[order]] - 1 - torch.arange(len(column), device="cpu")
     return 2 * before + (before == counts[column] - 1)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Result = TypeVar("Result")
 
-POOLED_STREAMS: Final = 32  # torch hands out so many, then the first again
+POOLED_STREAMS: Final = 32  # size of torch's stream pool, which it hands out in turn
 RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 THREADS: Final = Path("/proc/self/task")
-LONGEST_END: Final = 5.0  # seconds; a thread ends in milliseconds
+LONGEST_END: Final = 5.0  # seconds to wait for a thread to end, which takes milliseconds
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _USUAL = (64, 128)
-_TILE = 128  # rows of the largest tile: a shape fills a GPU if it has this many tiles per SM
+_TILE = 128  # rows of the largest tile; this many tiles per SM fill a GPU
 _WAVES = 2
 WHOLE = -1
-_SMALL_SEQLEN = 256  # up to here the float64 reference on the CPU is quick
+_SMALL_SEQLEN = 256  # largest size with a fast float64 reference on the CPU
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class _Shape:
     num_heads_kv: int
     causal: bool
     budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
-    mask: str = ""  # of MASKS in masks.py, on top of causal
-    lengths: tuple[int, ...] = ()  # of documents packed one after the other
-    page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
-    appended: int = 0  # how many of them are no part of the cache before the call
-    scores: str = ""  # modifications: some of softcap, alibi, bias and sinks
-    matched: bool = False  # whether the bits are those of attention to a cache
+    mask: str = ""  # name in MASKS of masks.py, in addition to causal
+    lengths: tuple[int, ...] = ()  # lengths of packed documents
+    page: int = 0  # keys per page of the cache with k and v; WHOLE: no pages
+    appended: int = 0  # keys that the call appends to the cache
+    scores: str = ""  # score modifications: some of softcap, alibi, bias and sinks
+    matched: bool = False  # request the bits of attention to a cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ class Case(_Shape):
 
     dtype: str
     head_dim: int
-    head_dim_v: int | None = None  # None is head_dim
+    head_dim_v: int | None = None  # None: head_dim
     fills_gpu: bool = False
-    latent: bool = False  # whether v is the first columns of k, which is in a cache
+    latent: bool = False  # v is the first columns of k, which is a cache
 
     @property
     def name(self) -> str:
@@ -120,7 +120,7 @@ _SMALL = (
     _Shape("one-query", 2, 1, 259, 4, 1, causal=True),
 )
 
-# Batch is scaled until the GPU is full; the group split wants few (batch, kv head) pairs instead.
+# The batch is scaled until the GPU is full. The group split needs few (batch, kv head) pairs.
 _LARGE = (
     _Shape("full", 1, 1024, 1024, 16, 16, causal=False),
     _Shape("causal", 1, 1024, 1024, 16, 16, causal=True),
@@ -159,11 +159,11 @@ _MASKED_LARGE = (
     _Shape("masked", 2, 1024, 1024, 8, 1, causal=False, mask="dense"),
 )
 
-# Calls with score modifications, for which some targets have families of their own, and with sinks.
+# Calls with score modifications and sinks. Some targets have separate kernel families for them.
 _ALL_SCORES = "softcap alibi sinks"
 _SCORED_ROWS = _Shape("scored", 1, 67, 41, 3, 1, causal=True, scores=_ALL_SCORES)
 _SCORED = (
-    _SCORED_ROWS,  # some see only their sink
+    _SCORED_ROWS,  # some rows see only their sink
     _Shape("scored", 2, 150, 190, 4, 2, causal=True, scores="softcap"),
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, scores="alibi"),
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores=_ALL_SCORES),
@@ -178,7 +178,7 @@ _SCORED_LARGE = (
     _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores="bias"),
 )
 
-# Queries to a cache: only the forward. The last has key blocks that are cut among thread blocks.
+# Attention to a cache, forward only. The last case has key blocks split among thread blocks.
 _CACHED_SIZES = (64, 128, 256, 384, 512)
 _CACHED = (
     _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),
@@ -190,7 +190,7 @@ _CACHED_LARGE = (
     _Shape("cached", 40, 3, 1536, 8, 2, causal=True, page=64),
 )
 
-# With the bits of attention to a cache. The first has more keys than one group of key blocks.
+# Calls with the bits of attention to a cache. The first has more than one group of key blocks.
 _MATCHED = (
     _Shape("matched", 2, 150, 1290, 8, 2, causal=True, matched=True),
     _Shape("matched", 2, 150, 190, 4, 2, causal=True, scores=_ALL_SCORES, matched=True),
@@ -198,7 +198,7 @@ _MATCHED = (
 )
 _MATCHED_LARGE = _Shape("matched", 2, 2100, 2100, 16, 4, causal=True, matched=True)
 
-# Queries to a cache with one kv head whose keys hold the values.
+# Attention to a cache with one kv head and latent keys.
 _LATENT = (
     _Shape("latent", 2, 1, 259, 16, 1, causal=False, page=WHOLE),
     _Shape("latent", 2, 3, 256, 5, 1, causal=True, page=64),
@@ -209,7 +209,7 @@ _LATENT_LARGE = (
     _Shape("latent", 20, 2, 1536, 64, 1, causal=True, page=64),
 )
 
-# For every compiled size that is not among the usual ones, and with columns that only fill it up.
+# For compiled sizes outside the usual ones, and for head_dims that are padded to them.
 _FEW = (
     _SMALL[2],
     _SMALL[3],
@@ -218,7 +218,7 @@ _FEW = (
     _BIASED_ROWS,
 )
 _FEW_ON_GPU = (_LARGE[2], _FIXED[-1], *_SCORED_LARGE)
-_TAIL = 8  # columns fewer than the compiled head_dim
+_TAIL = 8  # columns less than the compiled head_dim
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:

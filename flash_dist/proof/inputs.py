@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-_Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
+_Q_SCALE = 4.0  # spreads the scores, so that the softmax is not flat
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Inputs:
 
     def _attend_within(self, budget: int, case: Case) -> Tensors:
         """Call the operators themselves, which take the workspace budget."""
-        from ..kernels import operators  # noqa: PLC0415 - absent on a broken install
+        from ..kernels import operators  # noqa: PLC0415 - missing in a broken install
         from ..kernels.problem import Problem  # noqa: PLC0415
         from ..masks import Band  # noqa: PLC0415
 
@@ -140,7 +140,7 @@ def _name_arguments(scores: Scores) -> dict[str, Any]:
 
 def load_attention() -> Attention:
     """Return attention as the selftest calls it: packed documents have a batch of 1 and lengths."""
-    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - absent on a broken install
+    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - missing in a broken install
     from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
 
     def attention(

@@ -27,14 +27,14 @@ DTYPES: Final = {
 }
 
 _SEED: Final = 5
-_BLOCKS: Final = 16  # of tokens that see each other, as robotics policies have them
+_BLOCKS: Final = 16  # tokens per block; tokens of a block see each other
 _TILE: Final = 64
 SOFTCAP: Final = 3.0  # small, so that scores reach it
 _SINKS_SEED: Final = 6
-_SINKS: Final = 2.0  # the largest
-_SLOPES: Final = 8  # powers of two, which every machine has exactly
+_SINKS: Final = 2.0  # largest sink
+_SLOPES: Final = 8  # number of powers of two, which are exact on any machine
 _BIAS_SEED: Final = 7
-_BIAS: Final = 2.0  # the largest
+_BIAS: Final = 2.0  # largest bias
 
 
 def make_mask(case: Case) -> BlockMask | None:

@@ -16,10 +16,10 @@ NAMES = ("out", "lse", "dq", "dk", "dv")
 OF_SINKS = "dsinks"
 OF_BIAS = "dbias"
 
-_LSE_TOLERANCE = 1e-4  # float32 sums of up to a few thousand exponentials
-_SINGLE = 1e-4  # of the largest value: what float32 inputs may err
-_FLOOR = 1e-5  # where the half-precision baseline happens to be exact
-_MARGIN = 2.0  # times the error that plain half precision makes
+_LSE_TOLERANCE = 1e-4  # float32 sums of up to a few thousand terms
+_SINGLE = 1e-4  # tolerance for float32 inputs, relative to the largest value
+_FLOOR = 1e-5  # lower bound, for cases where half precision happens to be exact
+_MARGIN = 2.0  # factor on the error of plain half precision
 
 
 def name_results(*values: torch.Tensor | None) -> Tensors:

@@ -30,8 +30,8 @@ CPU_KERNELS: Final[tuple[Kernels, ...]] = (
     Kernels("fp32", 64, 64),
 )
 
-_LATENT: Final = "mla"  # how roles begin that serve latent keys
-_TESTED: Final = ("fwd", "mla")  # roles with cases of each of their sizes
+_LATENT: Final = "mla"  # prefix of roles for latent keys
+_TESTED: Final = ("fwd", "mla")  # roles with test cases for each size
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line and end the process."""
     try:
-        from .cli import main as run  # noqa: PLC0415 - a table with an error is told in a sentence
+        from .cli import main as run  # noqa: PLC0415 - an error in the table is reported as a message
     except ValueError as error:
         sys.exit(f"error: {error}")
     sys.exit(run())

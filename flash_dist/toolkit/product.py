@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE_NAME: Final = "product.json"
-IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # empty: installed by itself
+IMPORTED_AS: Final = (__package__ or "").rpartition(".")[0]  # empty: the toolkit alone
 FOLDER: Final = __package__ or ""  # import name of the toolkit
 BINDING: Final = "_C.so"
 PLACEHOLDER: Final = "https://INDEX/"  # default index address of a project that names none
@@ -50,13 +50,13 @@ class Product:
     summary: str  # the first sentence of its README
     index: str  # of the package index with the releases
     axes: tuple[Mapping[str, Any], ...] = ()  # of its kernels, see `targets.axes`
-    namespace: str = ""  # of C++; empty: the name
-    oldest_gpu: str = ""  # compute capability; empty: the lowest that a word of the axes needs
+    namespace: str = ""  # C++ namespace; empty: the name
+    oldest_gpu: str = ""  # compute capability; empty: the lowest that any axis needs
     main_role: str = ""  # the kernel role that reports name first
     operators: str = ""  # importing it registers the torch operators; empty: load the binding
     cases: str = ""  # returns a function that chooses the selftest cases, see `selftest.case`
     variables: tuple[Variable, ...] = ()
-    torch_note: str = ""  # makes the text below torch in `doctor -v` from GPUs and torch's version
+    torch_note: str = ""  # names a function that makes the text below torch in `doctor -v`
     subcommands: Mapping[str, str] = dataclasses.field(default_factory=dict)  # module by name
     # Measured cost of compiling its PTX with CUDA_MODULE_LOADING `lazy` and `eager`.
     jit_cost: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -102,7 +102,7 @@ def describe_product(data: Mapping[str, Any]) -> dict[str, Any]:
         "name": name,
         "library": f"lib{name}_kernels.so" if dispatch else BINDING,
         "summary": _text(project, "description") or f"CUDA kernels of {name}.",
-        "index": f"{index.rstrip('/')}/",  # names of sets follow
+        "index": f"{index.rstrip('/')}/",  # followed by names of sets
         "namespace": space if PACKAGE_NAME.fullmatch(space := _text(own, "namespace")) else "",
         "axes": _axes(dispatch),
         "oldest_gpu": told if CAPABILITY.fullmatch(told := _text(own, "oldest_gpu")) else "",
@@ -173,7 +173,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib  # noqa: PLC0415 - no wheel needs it
     else:
-        import tomli as tomllib  # noqa: PLC0415 - absent while the build backend judges the machine
+        import tomli as tomllib  # noqa: PLC0415 - missing while the build backend examines the machine
     found: dict[str, Any] = tomllib.loads(text)
     return found
 
@@ -222,7 +222,7 @@ def _read_product() -> Product:
 
 
 PROJECT_VARIABLE: Final = (
-    f"{FOLDER.upper()}_PROJECT"  # names a folder to use instead of the current one
+    f"{FOLDER.upper()}_PROJECT"  # variable with the folder to use instead of the current one
 )
 PROJECT_FOLDER: Final = None if IMPORTED_AS else find_project()
 PRODUCT: Final = _read_product()

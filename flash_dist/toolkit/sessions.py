@@ -49,7 +49,7 @@ def tests(session: nox.Session) -> None:
         require_wheels(session)
     install(session, "runtime", "test")
     install_wheel(session, wheels[0])
-    session.chdir(session.create_tmp())  # the wheel, not the sources
+    session.chdir(session.create_tmp())  # so that tests use the wheel, not the sources
     folder = str(ROOT / "tests")
     session.run("python", "-m", "pytest", "--import-mode=importlib", folder, *given)
 

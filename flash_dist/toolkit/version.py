@@ -16,4 +16,4 @@ def read_version() -> str:
     try:
         return load_manifest().package_version
     except ManifestError:
-        return UNBUILT if PACKAGE.is_dir() else metadata.version(PACKAGE.name)  # of a zip file
+        return UNBUILT if PACKAGE.is_dir() else metadata.version(PACKAGE.name)  # in a zip file

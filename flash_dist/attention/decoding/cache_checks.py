@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-KEPT: Final = 4096  # combinations that are known
+KEPT: Final = 4096  # most remembered combinations
 
 
 class CallLayouts(NamedTuple):
@@ -71,7 +71,7 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
     """
     if symbolic:
         return _check(CallLayouts(*_read_layouts(CallLayouts._fields, tensors)), counted=counted)
-    # Sizes under torch.jit.trace are tensors, useless as keys of a cache.
+    # Sizes under torch.jit.trace are tensors, which cannot be keys of a cache.
     check = _check_once.__wrapped__ if is_traced() else _check_once
     return check(_read_fields(CallLayouts._fields, tensors), counted=counted)
 
@@ -115,7 +115,7 @@ def _read_fields(
                 _require_tensors(names, tensors)
             fields.append((x.dtype, x.device, x.shape, x.stride()))
     except RuntimeError:
-        _require_tensors(names, tensors)  # torch tells no shape of what is nested
+        _require_tensors(names, tensors)  # torch gives no shape of nested tensors
         raise
     return tuple(fields)
 

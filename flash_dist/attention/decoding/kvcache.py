@@ -176,8 +176,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             make_supported(v, is_supported=supported.v),
         )
         rotary = _make_rotary(rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
-    steps = max(seqlen_new, 1 if band.is_full else q.shape[1])  # positions of new keys and queries
-    # On the CPU all of them, before anything is written.
+    steps = max(seqlen_new, 1 if band.is_full else q.shape[1])  # positions, of new keys or queries
+    # On the CPU, check all values before anything is written.
     if may_wait() if on_gpu else new is not None and not symbolic:
         cache.check_values(seqlen_new, None if rotary_cos is None else rotary_cos.shape[0], steps)
     budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()

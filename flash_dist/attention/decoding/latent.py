@@ -49,8 +49,8 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
     block_table: Tensor | None,
     cache_seqlens: int | Tensor | None,
     head_dim_v: int,
-    tile_scheduler_metadata: object = None,  # noqa: ARG001 - nothing is scheduled ahead
-    num_splits: object = None,  # noqa: ARG001 - and nothing is split otherwise
+    tile_scheduler_metadata: object = None,  # noqa: ARG001 - the schedule needs no metadata
+    num_splits: object = None,  # noqa: ARG001 - the number of splits is fixed
     softmax_scale: float | None = None,
     causal: bool = False,
     is_fp8_kvcache: bool = False,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16)
 LATENT_DTYPES: Final = (torch.bfloat16,)
-MAX_LATENT: Final = 576, 512  # head_dim of latent keys, and of values in them: csrc/kernels.toml
-PAGE_STEP: Final = 16  # csrc/core/decode.h has the same
+MAX_LATENT: Final = 576, 512  # head_dim of latent keys and of their values: csrc/kernels.toml
+PAGE_STEP: Final = 16  # same value in csrc/core/decode.h
 ROTARY_STEP: Final = 16
 _AXES: Final = 4
 _CACHES: Final = ("k_cache", "v_cache")
@@ -56,7 +56,7 @@ def check_tensors(
     return q.device.type != "cuda" or stride_error(q) is None
 
 
-check_tensors_once = lru_cache(maxsize=4096)(check_tensors)  # most calls have been seen before
+check_tensors_once = lru_cache(maxsize=4096)(check_tensors)  # most calls repeat an earlier one
 
 
 def check_latent(q: Layout, k: Layout, head_dim_v: int, *, named: bool) -> bool:

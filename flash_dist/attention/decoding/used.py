@@ -45,7 +45,7 @@ def split(packing: Packing, used: Tensor, k: Tensor) -> Packing:
         torch.cat((cu_seqlens_q[:1], ends_q)),
         torch.cat((cu_seqlens_k[:1], ends_k)),
         longest_q,
-        # A GPU leaves out what is longer, which are keys that are not used; the CPU refuses it.
+        # The longest part may be unused keys. A GPU skips keys beyond longest_k; the CPU raises.
         longest_k if k.is_cuda else k.shape[0],
     )
 

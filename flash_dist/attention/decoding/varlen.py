@@ -40,8 +40,8 @@ Tensor = torch.Tensor
 class Keys(NamedTuple):
     """Keys of each sequence."""
 
-    cu_seqlens: Tensor | None  # [batch + 1]: how many there are; without block_table also where
-    seqused: Tensor | None = None  # [batch]: how many are read, whatever cu_seqlens of pages holds
+    cu_seqlens: Tensor | None  # [batch + 1] lengths; without block_table also offsets
+    seqused: Tensor | None = None  # [batch] keys read; overrides the lengths of cu_seqlens
     block_table: Tensor | None = None  # [batch, pages]
 
 
@@ -100,8 +100,8 @@ def attend_to_cache(
     if not symbolic and (not on_gpu or may_wait()):
         _check_values(k, ends, seqused_k, block_table)
     elif ends is not None and torch.compiler.is_compiling() and not on_gpu:
-        message = "cu_seqlens_k[0] must be 0, got another number"  # no operator sees it
-        torch._assert_async(ends[0] == 0, message)  # noqa: SLF001 - as torch.func does
+        message = "cu_seqlens_k[0] must be 0, got another number"  # operators do not see ends[0]
+        torch._assert_async(ends[0] == 0, message)  # noqa: SLF001 - as in torch.func
     cache = _make_cache(*keys_and_values, ends, seqused_k, block_table)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
     return decode(

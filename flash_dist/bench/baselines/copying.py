@@ -21,12 +21,12 @@ def make_copy(problem: Problem, pass_: str) -> Callable[[], object]:
         CannotRun: It is another pass.
     """
     q, k, v = problem.inputs
-    inputs = (q, k) if problem.shape.latent else (q, k, v)  # v lies in k
-    forward = [x.detach() for x in (*inputs, problem.dout)]  # dout is shaped like out
+    inputs = (q, k) if problem.shape.latent else (q, k, v)  # latent: v is part of k
+    forward = [x.detach() for x in (*inputs, problem.dout)]  # dout has the shape of out
     tensors = {"forward": forward, "backward": [*forward, *forward]}
     if pass_ not in tensors:
         message = f"phase of copy must be forward or backward, got `{pass_}`"
         raise CannotRun(message)
     sources = [x.clone() for x in tensors[pass_]]
     targets = [torch.empty_like(x) for x in sources]
-    return lambda: torch._foreach_copy_(targets, sources)  # one launch for all
+    return lambda: torch._foreach_copy_(targets, sources)  # a single launch

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-_LARGE: Final = 1 << 30  # scores from which the block mask is made by compiled code
+_LARGE: Final = 1 << 30  # from this many scores on, compiled code makes the block mask
 
 
 def make_flex(problem: Problem) -> Attend:
@@ -27,7 +27,7 @@ def make_flex(problem: Problem) -> Attend:
     and `fullgraph` raises instead. The backward runs many times on one graph, so donated buffers
     are off.
     """
-    import torch._functorch.config as functorch  # noqa: PLC0415 - costs a second
+    import torch._functorch.config as functorch  # noqa: PLC0415 - takes a second
 
     torch._dynamo.reset()  # noqa: SLF001 - public by documentation
     functorch.donated_buffer = False

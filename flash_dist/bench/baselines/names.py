@@ -7,12 +7,12 @@ from typing import Final
 from ...toolkit.errors import UsageError
 
 OURS: Final = "ours"
-DETERMINISTIC: Final = "-deterministic"  # by torch.use_deterministic_algorithms(True), or own means
+DETERMINISTIC: Final = "-deterministic"  # torch's deterministic mode, or an own option
 OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
 OWN: Final = (OURS, OURS_DETERMINISTIC)
 CUDNN_FLEX: Final = "cudnn-flex"
-PACKAGES: Final = ("fa4", "fa3", CUDNN_FLEX)  # whose backward is deterministic by an argument
-COPY: Final = "copy"  # no attention: the memory that one touches, once
+PACKAGES: Final = ("fa4", "fa3", CUDNN_FLEX)  # their backward has a deterministic option
+COPY: Final = "copy"  # no attention: touches the same memory once
 PEERS: Final = (
     "sdpa-flash",
     "sdpa-flash-deterministic",
@@ -29,7 +29,7 @@ PEERS: Final = (
     "eager",
     COPY,
 )
-LABELS: Final = {  # in the heads of columns
+LABELS: Final = {  # shown in column titles
     "sdpa-flash": "FLASH",
     "sdpa-flash-deterministic": "FLASH det.",
     "sdpa-cudnn": "cuDNN",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-_PAGE: Final = 64  # keys, of latent ones
+_PAGE: Final = 64  # keys per page of latent keys
 
 
 def make_ours(problem: Problem) -> Attend:
@@ -27,7 +27,7 @@ def make_ours(problem: Problem) -> Attend:
         return _make_latent(problem)
     if problem.shape.cached:
         return _make_cached()
-    from ...attention.batched import flash_attn_func  # noqa: PLC0415 - its errors belong to a row
+    from ...attention.batched import flash_attn_func  # noqa: PLC0415 - an import error belongs to the row
 
     func: Any = flash_attn_func
     arguments = mask_arguments(problem) | score_arguments(problem)

@@ -97,7 +97,7 @@ def _make_cudnn_flex(problem: Problem, *, deterministic: bool) -> Attend:
     packing = _describe_packing(problem) if problem.shape.documents else {}
     try:
         plan = create(make_interval_ends(problem), *problem.inputs, **packing)
-    except (NotImplementedError, TypeError, ValueError) as error:  # its refusals
+    except (NotImplementedError, TypeError, ValueError) as error:  # the package refuses the call
         raise CannotRun(str(error).splitlines()[0]) from error
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def _is_there(module: str) -> bool:
     package, *inside = module.split(".")
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # it was made by hand, and is no package
+    except ValueError:  # installed by hand, not as a package
         return False
     if spec is None or not inside:
         return spec is not None
@@ -169,12 +169,12 @@ def _find_function(base: str, function: str) -> Callable[..., Any]:
 
 
 def _load_operators() -> bool:
-    with suppress(ImportError):  # a library that something else loaded may have registered them
+    with suppress(ImportError):  # another library may have registered them
         importlib.import_module(_OPERATORS)
     return hasattr(torch.ops.flash_attn_3, "fwd") and hasattr(torch.ops.flash_attn_3, "bwd")
 
 
-def attend_by_operators(  # noqa: PLR0913 - the function that it stands for
+def attend_by_operators(  # noqa: PLR0913 - the signature of the function it replaces
     q: Tensor,
     k: Tensor,
     v: Tensor,

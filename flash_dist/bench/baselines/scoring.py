@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor
     ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
-SOFTCAP: Final = 50.0  # Gemma 2's
-_STEEPEST: Final = 8.0  # log2 of the last head's slope, negative: those of the paper on ALiBi
+SOFTCAP: Final = 50.0  # Gemma 2
+_STEEPEST: Final = 8.0  # -log2 of the last head's slope, as in the ALiBi paper
 
 
 @dataclass(frozen=True)

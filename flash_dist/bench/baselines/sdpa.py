@@ -39,7 +39,7 @@ def make_sdpa(name: str, problem: Problem) -> Attend:
     elif problem.visible is not None:
         arguments["attn_mask"] = problem.visible
     group = shape.num_heads_q // shape.num_heads_kv
-    expanded = group > 1 and backend is SDPBackend.EFFICIENT_ATTENTION  # it knows no groups
+    expanded = group > 1 and backend is SDPBackend.EFFICIENT_ATTENTION  # it has no grouped heads
     if group > 1 and not expanded:
         arguments["enable_gqa"] = True
 
@@ -88,7 +88,7 @@ def _make_packed(base: str, problem: Problem) -> Attend:
     if base != "sdpa-flash":
         message = f"{base} does not support packed documents"
         raise CannotRun(message)
-    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - not in every torch
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - missing in some versions of torch
 
     begins, longest = problem.cu_seqlens, max(problem.shape.documents)
     causal = problem.shape.mask.kind == "causal"

@@ -55,13 +55,13 @@ def corner_shapes() -> tuple[Shape, ...]:
         square(1, 16384, (1, 1), 128, CAUSAL),
         square(1, 1024, (4, 4), 128, CAUSAL),
         square(1, 256, (8, 1), 256, FULL),  # a robotics policy
-        Shape(4, 16384, 77, 10, 10, 64, 64),  # pixels on the tokens of a text
+        Shape(4, 16384, 77, 10, 10, 64, 64),  # image pixels attend to text tokens
         square(1024, 64, (16, 16), 64, FULL),
         square(128, 197, (12, 12), 64, FULL),  # ViT-B, 16 pixels a patch
         square(64, 257, (16, 16), 80, FULL),  # ViT-H, 14 pixels a patch
         square(16, 729, (16, 16), 72, FULL),  # SigLIP
         *(square(4, 4096, (16, 16), head_dim, CAUSAL) for head_dim in (96, 192, 32)),
-        square(4, 4096, (8, 8), 40, FULL),  # a diffusion model's images
+        square(4, 4096, (8, 8), 40, FULL),  # a diffusion model
         square(2, 2048, (16, 16), 64, Mask("random", (50,))),
         square(1, 32768, (16, 16), 128, Mask("window", (1023, 0))),
         pack((8192,) * 8, 128, CAUSAL),
@@ -88,7 +88,7 @@ def seed_shapes() -> tuple[Shape, ...]:
 
 def document_lengths() -> tuple[int, ...]:
     """Return 64 lengths of 100 to 4000 tokens, the same on every machine; 64 divides the sum."""
-    generator = random.Random(_DOCUMENT_SEED)  # noqa: S311 - no secret
+    generator = random.Random(_DOCUMENT_SEED)  # noqa: S311 - not for secrets
     low, high = _DOCUMENT_LENGTHS
     lengths = [generator.randint(low, high) for _ in range(_DOCUMENTS)]
     missing = -sum(lengths) % _DOCUMENTS

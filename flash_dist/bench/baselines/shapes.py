@@ -41,7 +41,7 @@ _ALL: Final = 100  # percent
 
 BACKWARD: Final = 2.5  # backward over forward: five products instead of two
 
-# A checkpoint's second forward is no visible work.
+# The second forward of a checkpoint does not count as work.
 FACTORS: Final = {
     "forward": 1.0,
     "backward": BACKWARD,

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 NAMES: Final = ("out", "dq", "dk", "dv")
 LIMITS: Final = {"bf16": 0.1, "fp16": 0.05, "fp32": 0.01}
-FLOAT64_LIMIT: Final = 1e-4  # of fp32, max error over max value
+FLOAT64_LIMIT: Final = 1e-4  # fp32: max error relative to the max value
 
-_BY_ROW: Final = ("out", "dv")  # sums of positive weights: no row cancels to nothing
+_BY_ROW: Final = ("out", "dv")  # weighted sums with positive weights: rows do not cancel to 0
 
 
 def compute(attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
@@ -37,14 +37,14 @@ def measure_errors(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> dic
     """
     return {
         name: _worst_row(a, b) if name in _BY_ROW else _relative_norm(a, b)
-        for name, a, b in zip(NAMES, found, wanted, strict=False)  # only out of a cache
+        for name, a, b in zip(NAMES, found, wanted, strict=False)  # decoding has only out
     }
 
 
 def _worst_row(a: Tensor, b: Tensor) -> float:
     a, b = a.float(), b.float()
     difference, norm = (a - b).norm(dim=-1), b.norm(dim=-1)
-    floor = 1e-3 * float(norm.median())  # rows that see no key
+    floor = 1e-3 * float(norm.median())  # for rows without visible keys
     return float((difference / norm.clamp_min(max(floor, 1e-30))).nan_to_num(torch.inf).max())
 
 

@@ -25,9 +25,9 @@ class Baselines:
     def __init__(self, problem: Problem, names: tuple[str, ...]) -> None:
         self.problem = problem
         self.entries = {name: Entry(name) for name in names}
-        self.attends: dict[str, Attend] = {}  # of those that did not fail
+        self.attends: dict[str, Attend] = {}  # baselines that have not failed
         self.findings: list[str] = []
-        self.lost = ""  # why the GPU takes no more work
+        self.lost = ""  # why the GPU accepts no more work
 
     def attempt(self, name: str, step: Callable[[], object]) -> None:
         """Run a step of a baseline; if it fails, the baseline is out."""
@@ -36,7 +36,7 @@ class Baselines:
             return
         try:
             step()
-        except Exception as error:  # noqa: BLE001 - any way to fail is a result
+        except Exception as error:  # noqa: BLE001 - any failure is a result
             self.fail(name, error)
 
     def fail(self, name: str, error: Exception) -> None:

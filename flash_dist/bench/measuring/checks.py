@@ -62,7 +62,7 @@ def _compare(baselines: Baselines, name: str, results: Results) -> dict[str, flo
         errors = measure_errors(results[name], results[OURS])
         limit, whom = LIMITS[shape.dtype], OURS
         if name == OURS_DETERMINISTIC:
-            limit = 0.0  # torch's mode changes nothing
+            limit = 0.0  # deterministic mode changes nothing
     else:
         return {}
     for tensor, error in errors.items():

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     Run = Callable[[], object]
     Milliseconds = Callable[[], float]
 
-_CYCLES_PER_US: Final = 2000  # no GPU's clock is faster by much
+_CYCLES_PER_US: Final = 2000  # an upper bound for GPU clocks
 _SMALLEST_FLUSH: Final = 256 << 20
-_WARM_UPS: Final = 2  # runs on the stream of a capture; the first of them compile and allocate
+_WARM_UPS: Final = 2  # runs before a capture; the first ones compile and allocate
 
 
 class Mark(Protocol):
@@ -26,14 +26,14 @@ class Mark(Protocol):
     def synchronize(self) -> None:
         """Wait until everything that was launched before it is done."""
 
-    def elapsed_time(self, later: Any, /) -> float:  # noqa: ANN401 - one of its own kind
+    def elapsed_time(self, later: Any, /) -> float:  # noqa: ANN401 - an event of the same class
         """Return the milliseconds until a later mark; both have been waited for."""
 
 
 class Clock(Protocol):
     """Times runs on one kind of device."""
 
-    captures: bool  # whether runs can be captured in graphs
+    captures: bool  # true if runs can be captured in CUDA graphs
 
     def start(self, run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
         """Launch a run; the milliseconds it took can be asked for after `wait`."""
@@ -75,7 +75,7 @@ class GpuClock:
         """Launch a run between two events."""
         if cold:
             self._flush.zero_()
-        torch.cuda._sleep(int(cover_us * _CYCLES_PER_US))  # noqa: SLF001 - nothing public idles
+        torch.cuda._sleep(int(cover_us * _CYCLES_PER_US))  # noqa: SLF001 - no public function idles
         begin = self.mark()
         run()
         end = self.mark()
@@ -112,7 +112,7 @@ class GpuClock:
                 run()
 
         def replay(kept: Run = run) -> None:
-            del kept  # what the graph reads lives as long as its replays
+            del kept  # keep the graph's inputs alive until here
             graph.replay()
 
         return replay

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Run = Callable[[], object]
     Timings = dict[str, Timing]
 
-GRAPHS_BELOW_MS: Final = 0.3  # launches would be much of a shorter pass
-_GRAPH_MS: Final = 1.0  # of attention in one graph, or the gaps between graphs would show
+GRAPHS_BELOW_MS: Final = 0.3  # shorter passes would mostly measure launches
+_GRAPH_MS: Final = 1.0  # work per graph, so that gaps between graphs do not matter
 _MOST_REPEATS: Final = 64
 _PARAMETER_SCALE: Final = 0.02
 
@@ -115,10 +115,10 @@ class Pass:
         repeats: dict[str, int] = {}
         for name, milliseconds in times.items():
             count = max(1, min(_MOST_REPEATS, round(_GRAPH_MS / milliseconds)))
-            repeats[name] = 1 if self.cold else count  # L2 is emptied between graphs only
+            repeats[name] = 1 if self.cold else count  # L2 is flushed only between graphs
             try:
                 runs[name] = self.clock.capture(partial(self._make, name), repeats[name])
-            except Exception as error:  # noqa: BLE001 - any way to fail is a result
+            except Exception as error:  # noqa: BLE001 - any failure is a result
                 if is_fatal(error):
                     self.baselines.fail(name, error)
                     break

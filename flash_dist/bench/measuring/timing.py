@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     Tell = Callable[[str], None]
 
 ROUNDS: Final = 3
-LEAD: Final = 0.25  # of a loop, ahead of it and not counted: clocks and caches settle
-_PROBES: Final = 9  # runs that tell how long one takes, the most
-_PROBE_SECONDS: Final = 0.02  # from which on there are no more of them
-_COLD_RUNS: Final = 3  # between two waits
-_CHUNK_SECONDS: Final = 0.02  # of work between two marks, the most
-_CHUNKS: Final = 4  # in a loop, the fewest where runs are short
-_COVER: Final = 1.5  # of the CPU time that a launch takes
+LEAD: Final = 0.25  # warm-up before a loop, relative to it, for clocks and caches
+_PROBES: Final = 9  # most runs for a first estimate
+_PROBE_SECONDS: Final = 0.02  # stop estimating after this time
+_COLD_RUNS: Final = 3  # runs between two synchronizations
+_CHUNK_SECONDS: Final = 0.02  # most work between two events
+_CHUNKS: Final = 4  # fewest chunks per loop if runs are short
+_COVER: Final = 1.5  # sleep of the GPU, relative to the CPU time of a launch
 _LONGEST_COVER_US: Final = 2000.0
 
 
@@ -72,10 +72,10 @@ def probe(name: str, run: Run, clock: Clock, *, cold: bool) -> Probe:
     times: list[float] = []
     try:
         while len(times) < _PROBES and sum(times) < _PROBE_SECONDS * 1e3:
-            # NOTE: a full queue makes launches wait for the GPU, so the cover has a limit.
+            # NOTE: a full queue makes launches wait for the GPU, so the sleep has a limit.
             known = min(launches, default=0.0)
             took = clock.start(launch, cold=cold, cover_us=min(_COVER * known, _LONGEST_COVER_US))
-            clock.wait()  # here the GPU's own errors show
+            clock.wait()  # reports GPU errors
             times.append(took())
     except Exception as error:
         raise RunFailed(name, error) from error
@@ -154,7 +154,7 @@ def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
     """Run back to back; L2 holds what the run before left there."""
     chunk = Chunk.of(found, min(_CHUNK_SECONDS, seconds / _CHUNKS))
     lead = seconds * LEAD
-    if found.milliseconds / 1e3 < lead:  # else one run is as long as the lead by itself
+    if found.milliseconds / 1e3 < lead:  # otherwise a single run is as long as the warm-up
         _launch_for(lead, run, clock, chunk)
     readings: list[Reading] = []
     marks, runs = _launch_for(seconds, run, clock, chunk, readings)
@@ -175,11 +175,11 @@ def _launch_for(
         for _ in range(chunk.runs):
             run()
         marks.append(clock.mark())
-        if readings is not None:  # each taken while the device works
+        if readings is not None:  # each was read while the device works
             readings.append(clock.read())
         marks[-2].synchronize()
     marks[-1].synchronize()
-    clock.wait()  # here the GPU's own errors show
+    clock.wait()  # reports GPU errors
     return marks, (len(marks) - 1) * chunk.runs
 
 
@@ -191,7 +191,7 @@ def _loop_cold(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
     end = time.perf_counter() + seconds * (1 + LEAD)
     while not times or time.perf_counter() < end:
         reads = [clock.start(run, cold=True, cover_us=cover_us) for _ in range(_COLD_RUNS)]
-        readings.append(clock.read())  # while the device works
+        readings.append(clock.read())  # read while the device works
         clock.wait()
         times += [read() for read in reads]
     kept = times[int(len(times) * LEAD / (1 + LEAD)) :]

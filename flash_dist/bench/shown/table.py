@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     from ..results import Report, Row
 
-    Column = tuple[str, list[str]]  # its title, and a cell for each row
+    Column = tuple[str, list[str]]  # title, and one cell per row
 
 _NONE: Final = "-"
 _MEGA: Final = 1 << 20
-_MOST_ALONE: Final = 2  # peers; more have a column for the fastest of them
+_MOST_ALONE: Final = 2  # with more peers, a column shows the fastest
 _GAP: Final = 2
 _LONG_TIME: Final = 100  # milliseconds
 _SMALL_RATE: Final = 10  # TFLOP/s
-_LONG: Final = 32768  # queries above which memory decides what runs
+_LONG: Final = 32768  # from this many queries on, memory limits what runs
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -193,7 +193,7 @@ def _peer_cell(row: Row, peer: str, pass_: str, notes: Notes) -> str:
         tail = f" ({memory:.1f} mem)" if memory is not None and row.shape.layers > 1 else ""
         return f"{ratio:.2f}{tail}"
     time = row.milliseconds(peer, pass_)
-    if time is not None:  # ours has none
+    if time is not None:  # our row has no ratio
         return f"{format_time(time)} ms"
     if pass_ in entry.uncaptured:
         return f"no graph {notes.refer(f'{peer}: {entry.uncaptured[pass_]}')}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..results import Report, Row
 
-_FAR: Final = 0.05  # rounds that lie further apart are told
+_FAR: Final = 0.05  # report rounds that differ by more than this
 _MOST_KERNELS: Final = 6
 _LONGEST_KERNEL: Final = 48
 
@@ -86,7 +86,7 @@ def summarize(rows: Sequence[Row], pass_: str, peers: Sequence[str]) -> Iterator
         groups.setdefault(_group_of(row), []).append(row)
     for peer in peers:
         ratios = collect_ratios(rows, peer, pass_)
-        if len(ratios) < 2:  # noqa: PLR2004 - one is its own mean
+        if len(ratios) < 2:  # noqa: PLR2004 - a single value is its own mean
             continue
         means = [
             f"{name} {mean:.2f}"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..peers import find_names
 
-NAME: Final = "fdist"  # that under which transformers knows these kernels, too
+NAME: Final = "fdist"  # same name as in transformers
 
 OLDEST: Final = "0.35"
 
@@ -28,7 +28,7 @@ def register() -> str:
         FlashDistError: diffusers is not installed, or is too old.
         ExtensionError: The compiled extension does not load.
     """
-    known = "AttentionBackendName", "_AttentionBackendRegistry"  # nothing public registers
+    known = "AttentionBackendName", "_AttentionBackendRegistry"  # registering is not public
     module = "diffusers.models.attention_dispatch"
     names, registry = find_names(__name__, module, *known, oldest=OLDEST)
     from .attention import attend  # noqa: PLC0415 - loads torch and the extension
@@ -43,7 +43,7 @@ def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings
     if member is None:
         member = str.__new__(names, NAME)
         member._name_, member._value_ = NAME.upper(), NAME
-        setattr(names, member._name_, member)  # before the map has it: members are not set again
+        setattr(names, member._name_, member)  # while it is not in the map yet
         names._member_names_.append(member._name_)
         names._member_map_[member._name_] = member
         names._value2member_map_[NAME] = member

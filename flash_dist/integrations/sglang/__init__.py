@@ -22,7 +22,7 @@ def register() -> None:
 
     It is one that `--enable-deterministic-inference` takes, with cached prefixes.
     """
-    # imported by whoever calls this
+    # the caller has imported sglang
     from sglang.srt.arg_groups import choices  # noqa: PLC0415
     from sglang.srt.layers.attention import attention_registry  # noqa: PLC0415
 

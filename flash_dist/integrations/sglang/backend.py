@@ -41,14 +41,14 @@ class FlashDistBackend(AttentionBackend):
 
     needs_cpu_seq_lens = False
     forward_metadata: FlashDistMetadata
-    _static: FlashDistMetadata  # what CUDA graphs read
+    _static: FlashDistMetadata  # the tensors that CUDA graphs read
 
     def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__()
         check_runner(model_runner)
         self.page_size: int = model_runner.page_size
         self.token_to_kv_pool = model_runner.token_to_kv_pool
-        # [requests, tokens]: the first slot of each page is the one of its first token
+        # [requests, pages]: the first slot of a page is that of its first token
         self._slots: Tensor = model_runner.req_to_token_pool.req_to_token[:, :: self.page_size]
         self._longest: int = model_runner.model_config.context_len
 
@@ -71,7 +71,7 @@ class FlashDistBackend(AttentionBackend):
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:  # noqa: ARG002
         """Allocate the description that all CUDA graphs read."""
-        table = self._slots.new_zeros(max_bs, self._slots.shape[1])  # int32, as all numbers are
+        table = self._slots.new_zeros(max_bs, self._slots.shape[1])  # int32, like all numbers here
         self._static = FlashDistMetadata(
             _count(max_bs, table.device), 1, table.new_ones(max_bs), table
         )

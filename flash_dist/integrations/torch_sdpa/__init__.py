@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 NAME: Final = "flash_dist"
 OLDEST: Final = "2.10"
 
-CUDNN_FIRST: Final = frozenset({Device(9, 0), Device(10, 0)})  # by torch's order of backends
-VARLEN_CUDNN: Final = (2, 14)  # since which torch varlen_attn does so by a rule of its own
+CUDNN_FIRST: Final = frozenset({Device(9, 0), Device(10, 0)})  # GPUs on which torch prefers cuDNN
+VARLEN_CUDNN: Final = (2, 14)  # from this torch on, varlen_attn prefers cuDNN by its own rule
 
 __all__ = ["NAME", "Status", "activate", "deactivate", "describe", "register", "status"]
 
-_registrations: Final[list[Registration]] = []  # of which the last one may be active
+_registrations: Final[list[Registration]] = []  # only the last one may be active
 
 
 @dataclass(frozen=True)
 class Status:
     """Backends of torch's attention in this process; true if flash_dist is the flash backend."""
 
-    active: str | None  # the provider that torch's registry names; None: torch's own kernels
-    first: tuple[str, ...]  # what torch's selector chooses on each GPU that it sees: "cudnn_..."
-    varlen: tuple[str, ...] = ()  # what varlen_attn does, which asks no selector; () if unknown
+    active: str | None  # provider in torch's registry; None: torch's own kernels
+    first: tuple[str, ...]  # backend that torch's selector chooses on each GPU: "cudnn_..."
+    varlen: tuple[str, ...] = ()  # backends of varlen_attn, which has its own rule; () if unknown
 
     def __bool__(self) -> bool:
         return self.active == NAME
@@ -115,9 +115,9 @@ def deactivate() -> None:
     if hasattr(attention, "restore_flash_attention_impl"):
         attention.restore_flash_attention_impl()
         return
-    while _registrations:  # torch 2.10 knows no way back
+    while _registrations:  # torch 2.10 has no function to undo it
         _registrations.pop().remove()
-    attention._registry._FLASH_ATTENTION_ACTIVE = None  # noqa: SLF001 - which later versions clear
+    attention._registry._FLASH_ATTENTION_ACTIVE = None  # noqa: SLF001 - later versions of torch clear it
 
 
 def status() -> Status:

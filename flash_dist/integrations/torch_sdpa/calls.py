@@ -140,7 +140,7 @@ def infer(
             check_boundaries("query", ends.tolist(), tokens, packed[1], ("cu_seq_q", "max_q"))
         how = options.choose_scale(query.shape[-1]), None
         return attend_to_cache(tensors, packed, keys, options.band, how)
-    except BoundariesError:  # torch's kernel would compute something
+    except BoundariesError:  # torch's kernel would return something
         raise
     except (TypeError, ValueError) as error:
         tell(str(error))
@@ -179,8 +179,8 @@ def _read_packing(
 def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
     """Return tensors that our loads can step through, copied where they must be."""
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
-        return None  # torch has no shapes of results for others
-    if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads before
+        return None  # torch registers no result shapes for other operators
+    if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads first
         return None
     tensors = query, key, value
     if not _are_supported(*map(Layout.of, tensors), tokens):

@@ -36,9 +36,9 @@ def read_mask(mask: Tensor, shape: Shape, source: Tensor | None = None) -> Block
         source: What mask is a view of, if that is made anew in every call.
     """
     source = mask if source is None else source
-    if source.is_inference():  # has no version: it may have changed since
+    if source.is_inference():  # has no version counter, so a change cannot be detected
         return _read(mask, shape)
-    key = source._version, mask.shape, shape  # noqa: SLF001 - as public as a version gets
+    key = source._version, mask.shape, shape  # noqa: SLF001 - no public version counter
     found: BlockMask | Band | None = _found.find(source, key, lambda: _read(mask.detach(), shape))
     return found
 
@@ -47,12 +47,12 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
     if mask.dtype != torch.bool:
         if not mask.is_floating_point():
-            return None  # torch refuses it
+            return None  # torch will refuse it
         visible = read_added(mask)
         if visible is None:
             return None
         mask = visible
-    if mask.numel() == 0 or 0 in shape:  # there is no query or no key
+    if mask.numel() == 0 or 0 in shape:  # no query or no key
         return Band()
     mask = _drop_copies(_drop_copies(mask, 1), 0)
     if mask.shape[2] == 1 and mask.shape[3] == shape[3]:
@@ -75,7 +75,7 @@ def _read_keys(visible: Tensor, shape: Shape) -> BlockMask | Band:
     count = visible.sum(-1, keepdim=True)
     start = end - count
     is_one = visible == ((start < numbers) & (numbers <= end))
-    if bool(is_one.all()):  # an interval: nothing is kept for each pair
+    if bool(is_one.all()):  # intervals: no bit per score is stored
         queries = torch.zeros(shape[2], dtype=end.dtype, device="cpu")
         return BlockMask.from_intervals(start + queries, end + queries)
     return BlockMask.from_dense(visible.unsqueeze(2).expand(*visible.shape[:2], *shape[2:]))

@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
-_OVERRIDING: Final = "(?s).*overriding a previously registered kernel"  # (case is ignored)
+_OVERRIDING: Final = "(?s).*overriding a previously registered kernel"  # warnings ignore case
 
 
 class Registration:
@@ -35,9 +35,9 @@ class Registration:
         """Put them there, for the devices of a dispatch key."""
         self._library: Any = torch.library.Library("aten", "IMPL", key)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=_OVERRIDING)  # it is meant
+            warnings.filterwarnings("ignore", message=_OVERRIDING)  # overriding is intended
             for name, serve in _KERNELS.items():
-                if hasattr(torch.ops.aten, name):  # before 2.12 one is not there
+                if hasattr(torch.ops.aten, name):  # one of them is missing before torch 2.12
                     kernel = _join(serve, _find_kernel(f"aten::{name}", key))
                     self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
         self._order = Order()
@@ -74,8 +74,8 @@ def _join(serve: Callable[..., Any], previous: Callable[..., Any]) -> Callable[.
     return kernel
 
 
-# The functions below have the signatures of the operators, and return None where ours do not serve
-# a call. In `others` is what newer versions of torch add.
+# The functions below have the operators' signatures. They return None for calls that we do not
+# support. `others` holds arguments that newer versions of torch add.
 
 
 def _forward(  # noqa: PLR0913, PLR0917
@@ -95,7 +95,7 @@ def _forward(  # noqa: PLR0913, PLR0917
     window_size_right: int | None = None,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
-    num_splits: int | None = None,  # noqa: ARG001 - it changes nothing
+    num_splits: int | None = None,  # noqa: ARG001 - has no effect
     **others: object,
 ) -> Outputs | None:
     """Return out, lse and what dropout would need; [batch, seqlen, heads, head_dim] or packed."""

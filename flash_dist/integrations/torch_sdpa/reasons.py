@@ -11,7 +11,7 @@ from ...kernels.choices import find_match_kvcache
 
 _log: Final = logging.getLogger(__name__)
 
-told: Final[list[str]] = []  # in the order in which they came up; `describe` shows them
+told: Final[list[str]] = []  # in order of occurrence, for `describe`
 
 
 def tell(reason: str) -> None:

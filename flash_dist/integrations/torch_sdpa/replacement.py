@@ -33,16 +33,16 @@ Tensor = torch.Tensor
 Own = BlockMask | IntervalMask
 
 _NAME: Final = "scaled_dot_product_attention"
-_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # types that our operators take as they are
-_OWN: Final = (BlockMask, IntervalMask)  # masks that torch does not know
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # types that our operators take directly
+_OWN: Final = (BlockMask, IntervalMask)  # masks that torch does not support
 _TOP_LEFT: Final = Band(right=0, bottom_right=False)
 
-# Where a call goes that is not served outside of all contexts: a module that took our function
-# inside, under a name of its own (`from torch.nn.functional import ...`), has it for good.
+# Serves unsupported calls outside of all contexts. A module that imported our function inside a
+# context (`from torch.nn.functional import ...`) keeps it and may call it later.
 _OUTSIDE: Final[Any] = getattr(functional, _NAME)
 
 _lock: Final = threading.Lock()
-_found: Final[list[Any]] = []  # the function that each open context found; the first is not ours
+_found: Final[list[Any]] = []  # the function that each open context replaced; the first is torch's
 
 
 class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():`
@@ -146,7 +146,7 @@ def _find_call(
                 q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee, name=TORCH.q
             )
     except (TypeError, ValueError) as error:
-        return f"this call: {str(error).partition(', got')[0]}"  # once, whatever the sizes
+        return f"this call: {str(error).partition(', got')[0]}"  # without sizes, to report it once
     found: Band | Own = mask if isinstance(mask, _OWN) else Band()
     if is_causal:
         found = _TOP_LEFT
@@ -183,7 +183,7 @@ def _refuse(mask: Own, reason: str) -> NoReturn:
 def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
     """Return whether a mask has two axes or more, each of 1 or of the scores."""
     sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
-    fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbols
+    fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbolic
     return 2 <= mask.dim() <= len(shape) and fits  # noqa: PLR2004
 
 

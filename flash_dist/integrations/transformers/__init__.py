@@ -10,8 +10,8 @@ from typing import Final
 
 from ..peers import find_names
 
-# Not `flash_dist`: transformers takes every name with `flash` in it for the package flash_attn (or
-# a copy of it), whose functions it then looks for itself.
+# Not `flash_dist`: transformers takes a name that contains `flash` for the package flash_attn, or a
+# copy of it, and then looks for its functions.
 NAME: Final = "fdist"
 
 OLDEST: Final = "4.57"
@@ -35,5 +35,5 @@ def register() -> str:
     from .masks import make_mask  # noqa: PLC0415
 
     attention.register(NAME, attention_forward)
-    mask.register(NAME, make_mask)  # without one, padding would be ignored
+    mask.register(NAME, make_mask)  # otherwise padding would be ignored
     return NAME

@@ -68,7 +68,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         ValueError: The module asks for what has no kernel.
     """
     require_supported(module, dropout, others | {"cache": cache})
-    if query.shape[0] == 1 < key.shape[0]:  # queries that are learned; `len` would fix a symbol
+    if query.shape[0] == 1 < key.shape[0]:  # learned queries; `len` makes a size constant
         query = query.expand(key.shape[0], -1, -1, -1)
     tensors = query, key, value
     (batch, heads, queries, _), keys = query.shape, key.shape[2]
@@ -101,12 +101,12 @@ def _choose(
     (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
     if mask is not None:
         return LayerMask(mask=read_dense(module, mask, (batch, heads, queries, keys)))
-    left = NO_WINDOW[0] if window is None else window - 1  # it counts the query's own key
+    left = NO_WINDOW[0] if window is None else window - 1  # transformers counts the query itself
     if not causal:
         return LayerMask(Band(left, left))
-    if keys < queries:  # the first key is that of the first query, as in sdpa
+    if keys < queries:  # align top left, as sdpa does
         return LayerMask(mask=BlockMask.sliding_window(left, 0, alignment="top_left"))
-    is_cache = keys > queries > 1  # an empty one: its first key is that of the first query
+    is_cache = keys > queries > 1  # empty cache: align top left
     return LayerMask(Band(left, 0), keys=queries if is_cache else None)
 
 
@@ -125,7 +125,7 @@ def _attend(
     if layer_mask.keys is not None:
         k, v = k[:, : layer_mask.keys], v[:, : layer_mask.keys]
         scores = scores.cut(k.shape[1])
-    is_open = layer_mask.packed or layer_mask.is_band  # position_ids and cu_seq_lens may say more
+    is_open = layer_mask.packed or layer_mask.is_band  # position_ids or cu_seq_lens may add some
     packing = _read_packing(others) if is_open else None
     documents = None
     if packing is None and is_open:
@@ -133,7 +133,7 @@ def _attend(
     mask: BlockMask | IntervalMask | None = layer_mask.mask
     if packing is None and not (layer_mask.graph is None and documents is None) and is_symbolic(q):
         mask = plan_traced(layer_mask, documents, q.shape[1], k.shape[1], q.device)
-    elif documents is not None and layer_mask.segments is None:  # or the mask function knows them
+    elif documents is not None and layer_mask.segments is None:  # else the mask function has them
         layer_mask = replace(layer_mask, segments=find_packed(documents, len(q)))
         if layer_mask.segments is not None:
             refuse_constant("position_ids")
@@ -188,7 +188,7 @@ def _choose_documents(
     if positions is None or layer_mask.band.right != 0 or not k.shape[1] == seqlen > 1:
         return None
     if positions.dim() != 2 or positions.shape[1] != seqlen:  # noqa: PLR2004
-        return None  # several for each token, say
+        return None  # several positions per token, for example
     return positions if positions.shape[0] == 1 or positions.shape[0] == batch else None
 
 

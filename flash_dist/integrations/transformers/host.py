@@ -84,11 +84,11 @@ def see_once(
 def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: int) -> LayerMask:
     """Return what queries see of keys, of which the first is `offset` before the first query."""
     end = offset + queries
-    exist = end if band.right == 0 and end < keys else None  # a static cache is empty behind that
+    exist = end if band.right == 0 and end < keys else None  # a static cache is empty from there on
     used = keys if exist is None else exist
     if padding is not None and bool(padding.exists[:, :used].all()):
         padding = None
-    # NOTE: under a full mask the queries may be other tokens than the keys: those of a decoder.
+    # NOTE: under a full mask, queries and keys may be different tokens, as in a decoder.
     if padding is not None and used == queries and offset == 0 and not band.is_full:
         segments = Segments(find_changes(padding.exists[:, :used]))
         return LayerMask(band, segments, keys=exist, sizes=(queries, keys))

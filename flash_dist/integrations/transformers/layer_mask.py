@@ -59,14 +59,14 @@ class LayerMask:
 
     band: Band = EVERYTHING
     segments: Segments | None = None
-    packed: bool = False  # segments are documents, not tokens and their padding
-    keys: int | None = None  # only so many exist; behind them are empty slots of a static cache
-    mask: BlockMask | None = None  # says it all
-    graph: tuple[Tensor, Tensor] | None = None  # likewise, as intervals: see traced.py
-    sizes: tuple[int, int] | None = None  # queries and keys that transformers told the mask of
-    # What was planned of these within documents of position_ids, or without any; for all layers.
+    packed: bool = False  # segments are documents; otherwise tokens and padding
+    keys: int | None = None  # number of filled slots; later slots of a static cache are empty
+    mask: BlockMask | None = None  # replaces band and segments
+    graph: tuple[Tensor, Tensor] | None = None  # replaces them, too, as intervals: see traced.py
+    sizes: tuple[int, int] | None = None  # queries and keys that transformers made the mask for
+    # Masks made for documents of position_ids (None: without), shared by all layers.
     planned: list[tuple[Tensor | None, IntervalMask]] = field(default_factory=list)
-    ndim: ClassVar[int] = 4  # a finished mask, not one of tokens; no field, FSDP replaces those
+    ndim: ClassVar[int] = 4  # marks a finished mask; not a field, as FSDP would replace it
 
     @property
     def is_band(self) -> bool:

@@ -40,7 +40,7 @@ def make_mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any],
     attention_mask: Tensor | LayerMask | None = None,
-    **others: Any,  # noqa: ANN401 - of which only transformers' own functions read most
+    **others: Any,  # noqa: ANN401 - most are only read by transformers' own functions
 ) -> LayerMask | Tensor | None:
     """Return the attention_mask of `attention_forward`.
 
@@ -74,8 +74,8 @@ def make_mask(
     padding = read_padding(tokens, kv_length)
     ids = None
     if pattern is not None and pattern.documents is not None:
-        ids = pattern.documents.to("cpu").expand(batch_size, -1)  # waits
-        if is_traced():  # for which transformers always makes some
+        ids = pattern.documents.to("cpu").expand(batch_size, -1)  # waits for the GPU
+        if is_traced():  # transformers always makes position_ids for a trace
             _require_one(ids)
             ids = None
     is_scattered = ids is not None and (padding is not None or has_parts(ids))
@@ -88,7 +88,7 @@ def make_mask(
     if queries == 1:
         visible = see_once(pattern.band, padding, offset, kv_length, device)
         return None if visible is None else visible.expand(batch_size, 1, 2, 1).contiguous()
-    return see(pattern.band, padding, int(offset), queries, kv_length)  # waits for a tensor
+    return see(pattern.band, padding, int(offset), queries, kv_length)  # int() of a tensor waits
 
 
 def _require_one(ids: Tensor) -> None:

@@ -40,8 +40,8 @@ def find_packed(positions: Tensor, batch: int) -> Segments | None:
 def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tensor:
     """Return the length of the longest sequence, which is read unless it is an int."""
     if given is not None and not isinstance(given, torch.Tensor):
-        return given  # of numpy, too: the function of packed sequences judges it
-    if is_symbolic(cu_seqlens):  # the function of packed sequences reads it
+        return given  # e.g. numpy: the varlen function checks it
+    if is_symbolic(cu_seqlens):  # the varlen function reads it
         return cu_seqlens.diff().max() if given is None else given
     if given is not None:
         return find_once(given, "longest", lambda: int(given.item()))
@@ -112,5 +112,5 @@ def find_once(source: Tensor, key: object, find: Callable[[], Found]) -> Found:
     """Return what was found of a tensor with the numbers that it has now, or find it."""
     if source.is_inference():
         return find()
-    found: Found = _found.find(source, (source._version, key), find)  # noqa: SLF001 - as public as a version gets
+    found: Found = _found.find(source, (source._version, key), find)  # noqa: SLF001 - no public version counter
     return found

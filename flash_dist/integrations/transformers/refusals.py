@@ -27,7 +27,7 @@ UNTRACEABLE: Final = (
     'got one that shows other pairs\n\nhint: `attn_implementation="sdpa"` compiles it'
 )
 
-# What configurations call the dropout of attention weights.
+# Names of the dropout of attention weights in configurations.
 _DROPOUTS: Final = (
     "attention_dropout",
     "attention_probs_dropout_prob",
@@ -38,9 +38,9 @@ _DROPOUTS: Final = (
     "dropout",
 )
 
-# Some models pass indices to any attention but eager and sdpa, for which the mask has them.
+# Some models put selected keys into the mask for eager and sdpa, and pass indices to others.
 _PICKED: Final = "no kernels for selected keys"
-_UNSUPPORTED: Final = {  # by name: what a module asks for, what there is not, a hint
+_UNSUPPORTED: Final = {  # by name: what a module asks for, what is missing, a hint
     "indices": ("indices", _PICKED, _EAGER),
     "block_indices": ("block_indices", _PICKED, _EAGER),
     "sinks": ("sinks", "no sinks of single queries", _EAGER),

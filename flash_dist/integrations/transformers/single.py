@@ -41,7 +41,7 @@ class Scores(NamedTuple):
     scale: float | None  # None: head_dim ** -0.5
     softcap: float | None = None  # None or 0: none
     sinks: Tensor | None = None  # [num_heads_q]
-    bias: Tensor | None = None  # added
+    bias: Tensor | None = None  # added to the scores
 
     def add(self, mask: Tensor) -> Scores:
         """Return them with a mask of numbers added."""
@@ -86,7 +86,7 @@ def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
         return False
     if is_transformed() or concerns_autograd(q, k, v):
         return False
-    if q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP:  # a cache is not copied
+    if q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP:  # a cache is not copied to pad
         return False
     if sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
         return False
@@ -139,7 +139,7 @@ def _attend_packed(
         bounds_q,
         bounds_k,
         max_seqlen_q=1,
-        max_seqlen_k=2 * seqlen,  # of one between two intervals
+        max_seqlen_k=2 * seqlen,  # longest gap between two intervals
         softmax_scale=scores.scale,
         softcap=scores.softcap,
         return_lse=True,
@@ -149,7 +149,7 @@ def _attend_packed(
         return out
     lse = lse.unflatten(1, (batch, heads_kv)).permute(1, 2, 0)  # [batch, num_heads_kv, group]
     refuse_match("sinks of one query with gradients")
-    share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # of what the keys weigh
+    share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # the keys' weight beside the sink
     return (out * share[:, None, :, None]).to(out.dtype)
 
 

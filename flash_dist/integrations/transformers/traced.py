@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]  # first key and end, [batch or 1, queries]
 
-_BEFORE: Final = -1  # how far from a query the key is that tells where sequences begin
+_BEFORE: Final = -1  # a sequence starts where this relative key is not visible
 
 
 def trace_mask(
@@ -55,7 +55,7 @@ def trace_mask(
     visible = _follow(band, torch.arange(queries, device=device).unsqueeze(0) + offset, keys)
     if tokens is not None:
         padding = Padding.of(pad(tokens.to(device, torch.bool), (0, keys - tokens.shape[1])))
-        torch._assert_async(~padding.has_gaps(), UNTRACEABLE)  # noqa: SLF001 - as torch.func does
+        torch._assert_async(~padding.has_gaps(), UNTRACEABLE)  # noqa: SLF001 - as in torch.func
         visible = _join(visible, (padding.first.unsqueeze(1), padding.end.unsqueeze(1)))
     if queries == 1:
         lo, hi = (x.expand(batch, 1) for x in visible)
@@ -88,7 +88,7 @@ def plan_traced(
         visible = _follow(layer_mask.band, torch.arange(queries, device=device).unsqueeze(0), keys)
     if documents is not None:
         visible = _join(visible, _spread(find_restarts(documents)))
-    causal = queries == keys and layer_mask.band.right == 0  # then it ends in both corners
+    causal = queries == keys and layer_mask.band.right == 0  # top left and bottom right then agree
     mask = IntervalMask.of(*visible, seqlen_k=keys, causal=causal)
     layer_mask.planned.append((documents, mask))
     return mask

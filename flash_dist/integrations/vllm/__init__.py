@@ -13,7 +13,7 @@ from typing import Final
 from packaging.version import InvalidVersion, Version
 
 NAME: Final = "FLASH_DIST"
-_OLDEST: Final = Version("0.32")  # earlier ones lay out their caches otherwise
+_OLDEST: Final = Version("0.32")  # earlier versions have another cache layout
 
 
 def register() -> None:
@@ -21,7 +21,7 @@ def register() -> None:
 
     An older vLLM gets a warning in its log, and no backend.
     """
-    import vllm  # noqa: PLC0415 - imported by whoever calls this
+    import vllm  # noqa: PLC0415 - the caller has imported it
 
     if not _is_served(vllm.__version__):
         logging.getLogger("vllm").warning(
@@ -40,5 +40,5 @@ def register() -> None:
 def _is_served(version: str) -> bool:
     try:
         return Version(version).release >= _OLDEST.release
-    except InvalidVersion:  # a build of a fork: as new as any
+    except InvalidVersion:  # a fork's version: treat it as new enough
         return True

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-_PAGE: Final = 16  # keys: pages are multiples
+_PAGE: Final = 16  # keys; page sizes are multiples of it
 _LONGEST_HEAD: Final = 512
 _ENCODERS: Final = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
@@ -56,7 +56,7 @@ class FlashDistBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(
-        kv_cache_spec: object = None,  # noqa: ARG004 - all alike
+        kv_cache_spec: object = None,  # noqa: ARG004 - the same for all
     ) -> list[int | MultipleOf]:
         """Return the sizes of pages."""
         return [MultipleOf(_PAGE)]
@@ -110,7 +110,7 @@ class FlashDistBackend(AttentionBackend):
         device_capability: DeviceCapability,
     ) -> str | None:
         """Return why a dtype and a GPU do not go together, None if they do."""
-        if not cls.supports_dtype(dtype):  # refused by itself
+        if not cls.supports_dtype(dtype):  # vLLM reports the dtype by itself
             return None
         floor = AXES.words[DTYPE_NAMES[dtype]].floor
         if _device_of(device_capability) >= floor:
@@ -203,14 +203,14 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         self.attn_type = attn_type
         self.softcap = logits_soft_cap or 0.0
         self.alibi_slopes: Tensor | None = None
-        if alibi_slopes is not None:  # moved to the GPU by the first call
+        if alibi_slopes is not None:  # the first call moves it to the GPU
             self.alibi_slopes = torch.tensor(alibi_slopes, dtype=torch.float32, device="cpu")
         self.sinks = sinks
         self.left = -1 if sliding_window is None else sliding_window - 1
 
     def forward(  # noqa: PLR0913, PLR0917 - vLLM's
         self,
-        layer: torch.nn.Module,  # noqa: ARG002 - its scales are of 8-bit floats
+        layer: torch.nn.Module,  # noqa: ARG002 - its scales are for 8-bit floats
         query: Tensor,
         key: Tensor,
         value: Tensor,

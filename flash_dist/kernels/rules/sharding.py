@@ -34,11 +34,11 @@ _OPERATORS: Final = (
     "attention_masked_backward",
 )
 _OF_ONE_RANK: Final = ("decode", "decode_no_lse", "append")
-_LOCAL: Final = ("mask",)  # four integers, the same on every rank
+_LOCAL: Final = ("mask",)  # four integers, equal on all ranks
 _TOKENS: Final = frozenset(("q", "k", "v", "out", "dout", "dq", "dk", "dv"))
 _ROWS: Final = frozenset(("lse", "dlse", "dsinks"))
-# Other tensors may be plain ones, the same on every rank: torch.compile makes gradients that are 0
-# so. That of sinks would have nowhere to go.
+# Other tensors may be plain tensors, equal on all ranks: torch.compile makes zero gradients that
+# way. Sinks must be sharded: a plain one could not receive its gradient.
 _SHARDED: Final = frozenset(("q", "k", "v", "out", "lse", "sinks"))
 _BATCH: Final = "batch"
 _HEADS: Final = "heads"
@@ -69,7 +69,7 @@ class Sharding(NamedTuple):
     """How one call is spread over a mesh."""
 
     mesh: DeviceMesh
-    kinds: tuple[str | None, ...]  # for each dimension of the mesh
+    kinds: tuple[str | None, ...]  # per dimension of the mesh
     packed: bool
 
     @classmethod
@@ -146,7 +146,7 @@ class Sharding(NamedTuple):
         _require_dtensor(name, value, q)
         axes = Axes.of(name, value.dim(), packed=self.packed)
         places = self.placements(axes)
-        if list(value.placements) != places:  # torch 2.10 trips here over what requires gradients
+        if list(value.placements) != places:  # torch 2.10 fails on tensors that require gradients
             value = value.detach().redistribute(self.mesh, places)
         return value.to_local()
 
@@ -155,7 +155,7 @@ class Sharding(NamedTuple):
         from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
         axes = Axes.of(name, local.dim(), packed=self.packed)
-        if name == "dsinks" and local.dim() == 1:  # of no sinks: it has no elements
+        if name == "dsinks" and local.dim() == 1:  # no sinks: an empty tensor
             axes = Axes(None, None)
         shape = list(local.shape)
         if axes.batch is not None:
@@ -267,10 +267,10 @@ def _run(
     kwargs: dict[str, Any] | None = None,
 ) -> tuple[DTensor, ...]:
     """Call an operator on this rank's part of all tensors. Autograd's formulas come before."""
-    schema = operator._schema  # noqa: SLF001 - nothing public has the names
+    schema = operator._schema  # noqa: SLF001 - no public function has the names
     named = zip((one.name for one in schema.arguments), args, strict=False)
     given = dict(named) | (kwargs or {})
-    with torch.no_grad():  # what DTensor does here has formulas of its own
+    with torch.no_grad():  # DTensor's own operators would record gradients
         _require_no_bias(given)
         sharding = Sharding.of(given)
         _localize_mask(given, sharding)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 LICENSES: Final = "info/licenses/"
 _ABOUT: Final = "info/about.json"
 _FORMAT: Final = {"conda_pkg_format_version": 2}
-_TEXTS: Final = frozenset({"license", "summary", "home"})  # of about.json
-_TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})  # of index.json, not judged
+_TEXTS: Final = frozenset({"license", "summary", "home"})  # texts in about.json
+_TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})  # of index.json, not checked
 _PATH: Final = {"_path", "path_type", "sha256", "size_in_bytes"}
 
 

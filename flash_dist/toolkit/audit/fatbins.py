@@ -36,7 +36,7 @@ BY_NAME: Final = (
 
 ALLOWED: Final = "no code for {} in {} of {}, as --allow-missing allows"
 
-_NAMED: Final = 3  # fatbins named in one sentence
+_NAMED: Final = 3  # fatbins named in one message
 _AS_GOOD: Final = ("native", "family")
 
 
@@ -132,10 +132,10 @@ class _Fatbins:
     """The targets of each fatbin, by the number of its container."""
 
     judged: Mapping[int, Sequence[Arch]]
-    with_kernels: Sequence[int]  # all, if no image was opened
-    together: Mapping[int, Sequence[Arch]]  # with those of the fatbins grouped with it
-    complete: Sequence[Sequence[Arch]]  # of the objects that were linked on the device
-    bound: AbstractSet[int]  # whose kernels are meant for their single target
+    with_kernels: Sequence[int]  # every fatbin, if no image was opened
+    together: Mapping[int, Sequence[Arch]]  # targets, with those of the fatbins grouped with it
+    complete: Sequence[Sequence[Arch]]  # targets of each object that was linked on the device
+    bound: AbstractSet[int]  # fatbins whose kernels are meant for their single target
 
     @classmethod
     def read(cls, inspection: Inspection) -> _Fatbins:
@@ -151,7 +151,7 @@ class _Fatbins:
     def lacking(self, required: Arch, groups: Mapping[int, Sequence[Arch]]) -> list[int]:
         """Return the fatbins that have kernels but lack a target."""
         if required.ptx and self.complete and all(_has(one, required) for one in self.complete):
-            return []  # the driver links it again
+            return []  # the driver links it again for the GPU
         lacking = [one for one in self.with_kernels if not _has(groups[one], required)]
         meant = [one for one in lacking if one not in self.bound]
         return meant if len(lacking) < len(self.with_kernels) else lacking

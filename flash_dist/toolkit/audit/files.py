@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from ..builds.archive_layout import Member
     from ..builds.manifest import Manifest
 
-# Lower case only, so that no two of these are one file on a case-insensitive file system. Short and
-# shallow: a name that a file system refuses stops an installation half way.
+# Lower case only, so that no two names are equal on a case-insensitive file system. Short and
+# shallow, because a name that a file system rejects stops an installation half way.
 _INSIDE: Final = re.compile(
     r"(?:[a-z0-9_]{1,64}/){0,8}[a-z0-9_]{1,64}\.(?:pyi?|json|toml|txt)|py\.typed"
 )
 _MODULE: Final = re.compile(r"(.+)\.py")
 _INFO: Final = re.compile(r"([a-z][a-z0-9_]*)(-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")
 _REQUIRED: Final = ("METADATA", "RECORD", "WHEEL")
-INSTALLER: Final = "INSTALLER"  # which conda packages have
+INSTALLER: Final = "INSTALLER"  # written by conda packages
 
 
 def find_foreign_names(

@@ -35,8 +35,8 @@ _SHOWN: Final = 100  # maximum characters of a line
 _TAG: Final = re.compile(rf"{_ANY}-[a-z0-9_.]+")
 _INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
 _ONCE: Final = ("Metadata-Version", "Name", "Version", "Requires-Python")
-# The fields that our builds write: other fields make installers fetch more. Some readers take a
-# malformed or encoded line for a header, others do not.
+# The fields that our builds write; others make installers fetch more. Some readers take a malformed
+# or encoded line for a header, others do not.
 _HEADER: Final = re.compile(r"([A-Z][A-Za-z-]+): (?!.*=\?)[!-~](?:[ -~]*[!-~])?")
 _METADATA_HEADERS: Final = frozenset(
     {
@@ -58,7 +58,7 @@ _METADATA_HEADERS: Final = frozenset(
         "Summary",
     }
 )
-# Text for people, in any letters; no installer acts on it.
+# Free text, in any letters; no installer acts on it.
 _TEXTS: Final = frozenset(
     {"Author", "Author-email", "Keywords", "Maintainer", "Maintainer-email", "Summary"}
 )
@@ -183,7 +183,7 @@ def _judge_tags(text: bytes, tags: str, manifest: Manifest) -> Iterator[str]:
         found = headers.get_all(header, [])
         if found != [wanted]:
             yield f"WHEEL says {header}: {', '.join(found) or 'nothing'}, not {wanted}"
-    # Other lines are not expanded: a short one can stand for millions of tags.
+    # Invalid lines are not expanded: a short one can stand for millions of tags.
     told = {
         str(tag)
         for line in read_tags(text)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..gpucode.cubin import KernelInfo
 
 _GENCODE = "-gencode="
-_ANY = "of another role"  # if the manifest states none
+_ANY = "of another role"  # if the manifest states no role
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TargetSize:
     target: str
     kernels: int
     images: int
-    packed: int  # bytes in the file
+    packed: int  # compressed bytes in the file
     unpacked: int
 
 
@@ -127,7 +127,7 @@ def _name_problems(contents: WheelContents) -> Iterator[str]:
     told = {str(version), contents.metadata_version, manifest.package_version}
     if len(told) != 1:
         yield f"file name, METADATA and manifest have different versions: {sorted(told)}"
-    local = manifest.package_version.partition("+")[2]  # none: built from packed sources
+    local = manifest.package_version.partition("+")[2]  # empty: built from an sdist
     label = local.partition(".")[2]
     if local and label != manifest.arch_set.label:
         yield f"the version's label is `{label}`, the arch set's is `{manifest.arch_set.label}`"
@@ -253,7 +253,7 @@ def _linkage_problems(contents: WheelContents) -> Iterator[str]:
             yield f"`{name}` searches {list(dynamic.search_path)}, expected {list(path)}"
         exports = dynamic.exports
         strangers = [one for one in exports if not one.startswith(f"{manifest.product}_")]
-        if strangers or not (exports or file == BINDING):  # torch finds the operators by itself
+        if strangers or not (exports or file == BINDING):  # torch looks up the operators by itself
             yield f"`{name}` exports {strangers or 'nothing'}, expected {manifest.product}_* only"
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 OPAQUE: Final = (
     "{} of LTO-IR and no other: it was not judged, because only NVIDIA's linker can read it"
 )
-_NAMED = 5  # items named in one sentence before the rest is counted
+_NAMED = 5  # items named in one message before the rest is counted
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Requirements:
     """Requirements on every library with GPU code. By default, all must be readable."""
 
     archs: tuple[Arch, ...] = ()
-    forbid_extra: bool = False  # no other target
-    kernels: tuple[str, ...] = ()  # parts of names; such kernels exist and are no stubs
+    forbid_extra: bool = False  # forbid other targets
+    kernels: tuple[str, ...] = ()  # parts of names: such kernels must exist and be no stubs
     no_stubs: re.Pattern[str] | None = None  # kernels with such names are no stubs anywhere
-    max_bytes: int | None = None  # of the file
-    min_driver: Driver | None = None  # oldest driver that must load everything
-    allow_missing: re.Pattern[str] | None = None  # fatbins of such kernels may lack targets
-    headers_only: bool = False  # no image is opened
+    max_bytes: int | None = None  # largest file
+    min_driver: Driver | None = None  # the oldest driver, which must load everything
+    allow_missing: re.Pattern[str] | None = None  # fatbins with such kernels may lack targets
+    headers_only: bool = False  # no image was opened
     policies: tuple[tuple[str, Requirements], ...] = ()  # for libraries with such names
 
     def of(self, library: str) -> Requirements:
@@ -139,7 +139,7 @@ def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterat
         if entry.arch is not None:
             home = Device(entry.arch.major, entry.arch.minor)
             verdict = judge(entry.arch, home, driver, entry.origin)
-            if not verdict:  # unknown means not promised
+            if not verdict:  # unknown counts as no
                 reasons[verdict.reason] = reasons.get(verdict.reason, 0) + 1
     for reason, images in reasons.items():
         yield f"{reason} ({images} images)" if images > 1 else reason

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 MANIFEST_TYPE: Final = "application/vnd.fatwheel.manifest+json"
 STATEMENT_TYPE: Final = "application/vnd.in-toto+json"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
-PROVENANCE: Final = "provenance"  # the folder of the statements; a download may have none
+PROVENANCE: Final = "provenance"  # folder of the statements; a download may lack it
 STATEMENT: Final = ".intoto.json"
-_FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")  # of a release
+_FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")  # files of a release
 _SHOWN: Final = 10  # files
 _LONGEST: Final = 300  # characters of a message
 _AGAIN: Final = "do not install it; download the files of one release again, from its publisher"
@@ -106,7 +106,7 @@ def _read(path: Path) -> bytes:
         raise UnprovenError(VERIFY_UNSIGNED, error.message) from error
 
 
-def _read_envelope(path: Path, kind: str) -> Any:  # noqa: ANN401 - of the extra
+def _read_envelope(path: Path, kind: str) -> Any:  # noqa: ANN401 - from an optional package
     from securesystemslib.dsse import Envelope  # noqa: PLC0415 - of the extra
     from securesystemslib.exceptions import Error  # noqa: PLC0415
 
@@ -125,7 +125,7 @@ def _read_envelope(path: Path, kind: str) -> Any:  # noqa: ANN401 - of the extra
     return envelope
 
 
-def _has_signed(key: PublicKey, envelope: Any) -> bool:  # noqa: ANN401 - of the extra
+def _has_signed(key: PublicKey, envelope: Any) -> bool:  # noqa: ANN401 - from an optional package
     from securesystemslib.exceptions import Error  # noqa: PLC0415 - of the extra
     from securesystemslib.signer import SSlibKey  # noqa: PLC0415
 

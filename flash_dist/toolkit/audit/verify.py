@@ -56,7 +56,7 @@ _SHOWN: Final = 10
 _BUILD_AGAIN: Final = hint_to_build(
     "build it again with `nox -s build_wheels`", "do not install it; download it again"
 )
-_SILENT: Final = (".tar.gz", ".pyz")  # of a release, beside wheels and packages
+_SILENT: Final = (".tar.gz", ".pyz")  # files of a release without an own statement
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Verification:
     """Result of verifying one wheel."""
 
     path: str
-    sha256: str  # empty: it could not be read
+    sha256: str  # empty: unreadable
     listing: Listing | None
     results: tuple[CheckResult, ...]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Work = Literal["bytes", "searched", "members", "images", "symbols", "kernels"]
 
-LIBRARY_COST: Final = 30  # in members: opening one takes 0.5 ms, passing a member 0.02 ms
+LIBRARY_COST: Final = 30  # in members: opening takes 0.5 ms, skipping a member 0.02 ms
 
 
 class Limit(NamedTuple):
@@ -35,9 +35,9 @@ class Limit(NamedTuple):
 
 _MEMBERS: Final = f"members (a library counts as {LIBRARY_COST})"
 LIMITS: Final[dict[Work, Limit]] = {
-    # Measured: 16 per byte, 6 GB with the wheel's own.
+    # Measured: ratio 16; 6 GB including the wheel's own.
     "bytes": Limit("bytes to unpack", 64 << 20, 64, 64 << 30),
-    # Without holes; measured: 6 GB, as above. Slow PTX counts more, see cubin.py.
+    # Without holes. Measured: 6 GB, as above. Slow PTX counts more, see cubin.py.
     "searched": Limit("bytes to search", 64 << 20, 64, 32 << 30),
     "members": Limit(_MEMBERS, 50_000, 1 / 256, 1_000_000),  # measured: 12 500 in 600 MB
     "images": Limit("images of GPU code", 5_000, 1 / 64, 50_000),  # measured: 18 000 in cuFFT
@@ -92,7 +92,7 @@ class Budget:
         missing = max(0, amount - self._own[work])
         if missing > self._shared[work] and not self._refusal:
             self._refusal = self._refuse(work)
-        if self._refusal:  # nothing more of any kind is read
+        if self._refusal:  # then nothing more is read
             step = "unpack it and pass the files that it holds"
             raise LimitError(self._refusal, hint=step if self._alone else "pass it alone")
         self._own[work] -= amount - missing

@@ -99,7 +99,7 @@ def _walk(text: str) -> Iterator[tuple[int, str, int]]:
                 opened.pop()
                 count["<"] -= 1
         elif opener is not None and count[opener]:
-            while True:  # a `<` in between belongs to an operator
+            while True:  # a `<` in between is part of an operator's name
                 last = opened.pop()
                 count[last] -= 1
                 if last == opener:

@@ -25,7 +25,7 @@ SHT_RELA = 4
 SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 1_000_000
-LONG_NAME = 64  # bytes; a longer name counts as several
+LONG_NAME = 64  # bytes; longer names count as several
 MAX_OVERLAP = 16  # linkers let a name end inside another; hostile files share one long name
 
 LOADED, EXECUTABLE = 2, 4  # flags of a section

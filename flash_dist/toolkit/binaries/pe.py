@@ -85,7 +85,7 @@ def _read_sections(
         # NOTE: a linked section is padded in the file; that of an object has no virtual size.
         size = min(virtual_size, raw_size) if linked else raw_size
         name, kind = _read_name(raw, strings), SHT_PROGBITS if offset else SHT_NOBITS
-        flags = LOADED | (EXECUTABLE if flags & _EXECUTABLE else 0)  # Windows loads all in the file
+        flags = LOADED | (EXECUTABLE if flags & _EXECUTABLE else 0)  # Windows loads them all
         address = base + address if linked else 0
         sections.append(Section(name, kind, flags, offset, size, address=address))
     check_overlap("PE", sections, len(data))

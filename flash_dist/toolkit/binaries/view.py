@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _WINDOW: Final = 4096
 _CHUNK: Final = 1 << 20
-_BLOCK: Final = 512  # bytes, of st_blocks
+_BLOCK: Final = 512  # bytes per block of st_blocks
 
 MORE_FILES_HINT: Final = "`ulimit -n 1024` lets a process open more files"
 
@@ -144,7 +144,7 @@ class _Handle:
             before = os.lseek(number, 0, os.SEEK_CUR)
             try:
                 return os.lseek(number, place, os.SEEK_DATA)
-            except OSError as error:  # of ENXIO: only a hole is left
+            except OSError as error:  # ENXIO: only a hole is left
                 return self.size if error.errno == errno.ENXIO else place
             finally:
                 os.lseek(number, before, os.SEEK_SET)
@@ -168,7 +168,7 @@ class _Handle:
         try:
             if hasattr(os, "pread"):
                 return os.pread(self._file.fileno(), size, place)
-            with self._lock:  # Windows: another thread may read elsewhere
+            with self._lock:  # Windows has no pread: another thread may move the file offset
                 self._file.seek(place)
                 return self._file.read(size) or b""
         except OSError as error:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_MEMBERS = 100_000
 MAX_MEMBER_BYTES = 4 << 30
 MAX_TEXT_BYTES = 64 << 20
-MAX_DICTIONARY: Final = 64 << 20  # of LZMA; its strongest preset uses as much
+MAX_DICTIONARY: Final = 64 << 20  # of LZMA; its strongest preset uses this much
 
 _CHUNK: Final = 1 << 20
 _PACKED_CHUNK: Final = 1 << 16
@@ -39,7 +39,7 @@ _LZMA_PROPERTIES: Final = 5
 
 _HEAD = 16
 _LIBRARY = re.compile(r".+\.so(\.[0-9]+)*", re.DOTALL)
-_RECORD, _RECORDS_END = b"PK\x01\x02", 16 << 20  # of the central directory, at the end of the file
+_RECORD, _RECORDS_END = b"PK\x01\x02", 16 << 20  # signature and most bytes of the central directory
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(OSError, EOFError, NotImplementedError, RuntimeError, ValueError, MemoryError),

@@ -34,7 +34,7 @@ _ZIP64 = 1
 _IN_EXTRA = 0xFFFFFFFF
 _STORED, _DEFLATED = 0, 8
 _UNIX, _IS_FOLDER, _IS_TEXT, _NEEDED = 3, 0x10, 1, 45
-_FLAGS = 0x0806  # deflate's effort, and UTF-8 names
+_FLAGS = 0x0806  # bits for deflate's effort and for UTF-8 names
 _CHUNK = 1 << 20
 
 MAX_HEADERS: Final = 20_000
@@ -62,7 +62,7 @@ class Member:
     method: int
     flags: int
     moment: int
-    place: int  # of its header
+    place: int  # of the header
     raw_name: bytes
 
 
@@ -105,7 +105,7 @@ def _walk(file: IO[bytes], members: list[Member], problems: list[str]) -> None:
         problems.append(f"{abs(start - place)} bytes after the last member {belong}")
 
 
-def _belong(twice: bool) -> str:  # noqa: FBT001 - which of two words
+def _belong(twice: bool) -> str:  # noqa: FBT001
     return "belong to two members" if twice else "belong to no member"
 
 
@@ -168,7 +168,7 @@ def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
         return packed, size, False
     if len(extra) == _EXTRA.size + _SIZES.size and _EXTRA.unpack_from(extra) == (_ZIP64, 16):
         wide_size, wide_packed = _SIZES.unpack_from(extra, _EXTRA.size)
-        if (packed, size) in {(wide_packed, wide_size), (_IN_EXTRA, _IN_EXTRA)}:  # never alone
+        if (packed, size) in {(wide_packed, wide_size), (_IN_EXTRA, _IN_EXTRA)}:  # both or neither
             return wide_packed, wide_size, False
     return packed, size, True
 

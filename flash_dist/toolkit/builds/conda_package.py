@@ -48,10 +48,10 @@ class CondaContents:
     """An open package."""
 
     index: dict[str, Any]  # info/index.json
-    info: dict[str, bytes]  # its description of itself, by file name
+    info: dict[str, bytes]  # other info files, by name
     listed: dict[str, PackedFile]  # listed by info/paths.json
-    files: dict[str, PackedFile]  # found
-    wheel: Path  # a wheel of the same files, while the package is open
+    files: dict[str, PackedFile]  # files in the archive
+    wheel: Path  # a wheel with the same files, while the package is open
 
 
 @contextmanager

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 _HINT: Final = hint_to_build("`nox -s build_wheels` makes them", "name one that was released")
 _TAG: Final = re.compile(r"py3-none-manylinux_([0-9]{1,4})_([0-9]{1,4})_([a-z0-9_]+)")
-# Their names on conda-forge.
+# Packages with another name on conda-forge.
 _RENAMED: Final = {"torch": "pytorch", "nvidia-cuda-runtime-cu12": "cuda-cudart"}
 
-# A package for all Pythons has no markers, so a dependency of some Pythons is required for all or
-# for none. These are required for all. conda-forge and Anaconda's own channel have them for every
-# Python, empty where the standard library took over (see the recipe of backports.zstd for 3.14).
+# A package for all Pythons has no markers: a dependency of some Pythons is required for all or for
+# none. These are required for all. conda-forge and Anaconda's channel have them for every Python,
+# empty where the standard library has replaced them (see the recipe of backports.zstd for 3.14).
 _EMPTY_WHERE_NOT_NEEDED: Final = frozenset({"backports.zstd"})
 _PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 _SAME_IN_CONDA: Final = frozenset({">=", "<=", ">", "<", "!=", "==", "~="})

@@ -32,10 +32,10 @@ RUNTIME_PATH: Final = ("$ORIGIN/../nvidia/cuda_runtime/lib", "$ORIGIN/../../..")
 class Linkage:
     """Expected linkage of the wheels of one toolkit on one CPU."""
 
-    system: frozenset[str]  # may be needed by all
-    runtime: frozenset[str] = frozenset()  # of CUDA; may be needed by libraries with kernels
+    system: frozenset[str]  # libraries that any library may need
+    runtime: frozenset[str] = frozenset()  # libraries of CUDA that libraries with kernels may need
     runtime_path: tuple[str, ...] = ()
-    codec: str = "zstd"  # of every image
+    codec: str = "zstd"  # compression of every image
 
     def needs(self, library: str, manifest: Manifest, *, kernels: bool) -> frozenset[str]:
         """Return the libraries that one library needs beside the system's."""
@@ -62,7 +62,7 @@ def expected_linkage(manifest: Manifest) -> Linkage:
 
 def has_shared_runtime(cuda: str) -> bool:
     """Whether wheels of this toolkit load libcudart from elsewhere."""
-    return parse_version(cuda)[0] < 13  # noqa: PLR2004 - the first major on PyPI with all of it
+    return parse_version(cuda)[0] < 13  # noqa: PLR2004 - the first major whose whole runtime is on PyPI
 
 
 # Requirements of every wheel beside torch, as in pyproject.toml.

@@ -89,7 +89,7 @@ class KernelRecord:
     family: str
     place: Place  # in JSON, each value has the name of its axis
     target: Arch
-    registers: int | None  # PTX has registers only if assembled, see assembled_for
+    registers: int | None  # None for PTX, unless assembled, see assembled_for
     spill_bytes: int | None
     stack_bytes: int | None
     static_smem: int | None
@@ -128,7 +128,7 @@ class Manifest:
     product: str = NAME
     axes: Axes = AXES
     index: str = PRODUCT.index  # of the package index with the releases
-    oldest_gpu: Device = OLDEST  # the lowest compute capability that it is written for
+    oldest_gpu: Device = OLDEST  # the lowest supported compute capability
     libraries: tuple[str, ...] = PRODUCT.libraries  # files in the package
     dependencies: tuple[str, ...] = ()  # except torch and those of `linkage.REQUIREMENTS`
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..binaries.wheel import Wheel
 
-_SIGNATURES: Final = (".jws", ".p7s")  # of RECORD, which cannot list it
+_SIGNATURES: Final = (".jws", ".p7s")  # signatures of RECORD, which it cannot list
 
 
 class _Entry(NamedTuple):

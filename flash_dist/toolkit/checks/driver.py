@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..targets.verdict import Build, DeviceVerdict
     from .environment import Environment
 
-# Variables that select GPUs or change the cost of the JIT. No code depends on them.
+# Variables that select GPUs or change the cost of the JIT. They do not change which code runs.
 _NEUTRAL = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",

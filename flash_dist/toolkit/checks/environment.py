@@ -44,7 +44,7 @@ VARIABLES = (
     SMEM_VARIABLE,
     *_OF_PRODUCT,
 )
-# Variables that no rule applies to GPUs that are not here.
+# Variables of one machine: rules for GPUs of another machine ignore them.
 _OF_A_MACHINE = {
     "CUDA_CACHE_PATH",
     "NVIDIA_VISIBLE_DEVICES",
@@ -222,7 +222,7 @@ def read_system() -> str:
         release = platform.freedesktop_os_release()
     except OSError:
         return platform.platform()
-    return release.get("PRETTY_NAME") or platform.platform()  # it starts a process
+    return release.get("PRETTY_NAME") or platform.platform()  # may start a process
 
 
 def read_python() -> str:

@@ -42,7 +42,7 @@ def check_torch(environment: Environment) -> CheckResult:
     """Check that torch exists, is new enough, supports CUDA if there are GPUs, and was tested."""
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
-        if torch.status == "absent" and not IMPORTED_AS:  # it has no operators
+        if torch.status == "absent" and not IMPORTED_AS:  # the toolkit alone has no operators
             return CheckResult("skip", torch.reason)
         fix = torch.advise(installed.torch_min)
         return CheckResult("fail", torch.reason, fix=fix, entry=TORCH_PROBLEMS[torch.status])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .environment import Environment
 
 _PARTS = {"kernels": "the kernel library", "torch": "torch", "extension": "the torch extension"}
-_OUTER = {  # of the system, not of the install
+_OUTER = {  # environment problems outside the install
     linking.EXECUTABLE_STACK,
     linking.FILE_LIMIT,
     linking.FILE_SYSTEM_FAILS,
@@ -29,7 +29,7 @@ _OUTER = {  # of the system, not of the install
     linking.MAP_REFUSED,
     linking.STATIC_TLS,
 }
-# Beginnings of the errors of kernels/library.py and kernels/operators.py.
+# Prefixes of the errors of kernels/library.py and kernels/operators.py.
 _SAID = " does not load: "
 _SHOW = (
     f"`python -m {FOLDER}.loading.child --report /dev/stdout` shows what happens; its "

@@ -57,9 +57,9 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 or nothing to judge on one
 """
 
-_FOLDED = 1  # no more words than the note that replaces it
+_FOLDED = 1  # most words that the shorter form may replace
 
-_OF_MACHINE = {"driver", "variables", "gpu"}  # equal for all wheels
+_OF_MACHINE = {"driver", "variables", "gpu"}  # checks with equal results for all wheels
 
 _CONCLUSION = {0: "no failure", 1: "at least one failure", 3: "nothing could be checked"}
 
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         return _report(args, environment, results, choice=choice, record=record)
     choice = choose_checks(args)
     environment = imagine(args, record) if args.gpu else gather_environment(choice)
-    limit_gpus(environment, choice.devices)  # reject an absent GPU first
+    limit_gpus(environment, choice.devices)  # fail early if a GPU is absent
     if "selftest" in choice and "extension" in choice and not will_run(environment):
         environment = prove_loading(environment)
     runs = args.runs or DEFAULT_RUNS
@@ -141,7 +141,7 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
         groups: list[tuple[str, Iterable[Library | Unread]]] = [
             (one.path.name, open_libraries(one.path)) for one in artefacts
         ]
-        if args.package:  # they lie beside each other
+        if args.package:  # files of a package are in one folder
             groups.insert(0, ("what is installed", chain(*map(package_libraries, args.package))))
         listings = (artefact.listing for artefact in artefacts if artefact.listing)
         results = _judge_each(environment, groups)

@@ -17,14 +17,14 @@ from .options import add_imagined, add_json, add_runs, add_strict, parse_indices
 if TYPE_CHECKING:
     import argparse
 
-# Options without effect beside another, which runs no such check or no kernel.
+# For each option, those that have no effect beside it: it skips such checks, or runs no kernel.
 _SILENT: Final = {
     "package": ("only", "skip", "runs", "save", "load"),
     "wheel": ("only", "skip", "runs", "save"),
     "gpu": ("runs",),
     "load": ("runs", "save"),
 }
-_ALONE: Final = {  # options that need --gpu, with the reason
+_ALONE: Final = {  # options that require --gpu, with the reason
     "driver": "`doctor --gpu 8.6 --driver 580` judges a GPU that is not here",
     "env": "`doctor --gpu 8.6 --env CUDA_FORCE_PTX_JIT=1` judges a GPU that is not here",
 }

@@ -140,7 +140,7 @@ def _report(rank: Rank, members: list[Member], args: argparse.Namespace) -> int:
         return code
     console = make_console()
     sound = [member for member in members[: rank.world] if member.result]
-    for result in (*map(_describe, sound), *results[:-1]):  # the others have a result already
+    for result in (*map(_describe, sound), *results[:-1]):  # the results of the others are complete
         if is_shown(result, quiet=args.quiet):
             print_result(console, result)
     print_result(console, results[-1])

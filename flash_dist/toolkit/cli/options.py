@@ -19,7 +19,7 @@ from .terminal.text import spell
 if TYPE_CHECKING:
     from ..targets.devices import Device
 
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the class has no public name
 
 _HELP_WIDTH = 80
 

@@ -106,7 +106,7 @@ def _fetch(
         if not is_page(response):
             return Artefact(_save(response, place, folder, progress, patience))
         index = make_index(place, read_page(response), response.url)
-    if not index.wheels:  # the index address for pip; the projects are further below
+    if not index.wheels:  # an index address: its project pages are one level below
         index = read_index(place, wanted.project if wanted else PROJECT)
     return _fetch_best(_narrow(index, wanted), environment, folder, progress)
 
@@ -182,7 +182,7 @@ def _save(
             save(response, file, progress=progress, patience=patience)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT}:
-            raise  # of the network
+            raise  # raised by the network
         message = f"cannot save `{place}`: {error.strerror}"
         raise FetchError(message, hint="set TMPDIR to another folder") from error
     return path

@@ -143,7 +143,7 @@ def examine(
         return
     unfit = {result.gpu for result in judged if not result.is_usable}
     if not PRODUCT.cases:
-        unfit.update(gpu.index for gpu in wanted.cuda.gpus)  # no child starts
+        unfit.update(gpu.index for gpu in wanted.cuda.gpus)  # so that no child process starts
     with selftest.side_by_side(gpu for gpu in wanted.cuda.gpus if gpu.index not in unfit):
         for gpu in wanted.cuda.gpus:
             fit = gpu.index not in unfit
@@ -192,7 +192,7 @@ def _run_selftest(
     if not PRODUCT.cases:
         return CheckResult("skip", f"not run: {NO_CASES}", entry=SELFTEST_NOT_RUN)
     loads = environment.loading.status in {"ok", "skipped"}
-    if fit and loads and environment.torch.status != "ok":  # loading was not examined
+    if fit and loads and environment.torch.status != "ok":  # loading has not been examined yet
         return require_torch(environment.torch, environment.installed.torch_min)
     if fit and loads:
         return selftest(gpu)

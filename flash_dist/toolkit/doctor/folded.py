@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_VARIANTS: Final = 10_000
 _MOST_IMAGES: Final = 200_000
-_OWN: Final = ("symbol", "family", "arch", "origin", "proof")  # fields of a variant that are kept
+_OWN: Final = ("symbol", "family", "arch", "origin", "proof")  # written for each variant
 
 
 class _Flat:

@@ -30,7 +30,7 @@ class GpuReport:
     name: str
     compute_capability: str  # "9.0"
     status: Status  # "ok", "warn" (runs, with a remark), "fail" or "skip" (there is no build)
-    how: KernelHow  # the worst way in which code gets there: "native", ..., "jit", "none"
+    how: KernelHow  # worst way in which code runs there: "native", ..., "jit", "none"
     targets: tuple[str, ...]  # what runs there: ("sm_90a",)
     sentence: str  # as in doctor; for a GPU that is not served, the operators' error
     fix: str = ""

@@ -47,7 +47,7 @@ _PATTERNS: Final = {
     "machine": (re.compile(r"\w+"), "a kind of CPU such as `x86_64`"),
 }
 
-_MOST: Final = 1 << 63  # above all numbers of ours
+_MOST: Final = 1 << 63  # above all our numbers
 _DEEPEST: Final = 12  # nesting of a check's data for programs
 _SHOWN: Final = 60  # maximum characters of a rejected value in messages
 
@@ -152,7 +152,7 @@ def _read_word(kind: Any, data: Any, place: str) -> Any:  # noqa: ANN401 - as ab
     try:
         return parse(_text(data, place))
     except (ArchError, ValueError):
-        require(False, place, words, data)  # noqa: FBT003 - it is not
+        require(False, place, words, data)  # noqa: FBT003 - always fails
 
 
 def _read_fields(kind: type, data: Any, place: str) -> Any:  # noqa: ANN401 - as above
@@ -178,7 +178,7 @@ def _read_fields(kind: type, data: Any, place: str) -> Any:  # noqa: ANN401 - as
     return kind(**values)
 
 
-def _unfold(folded: Any, place: str) -> Any:  # noqa: ANN401 - what its class unfolds to
+def _unfold(folded: Any, place: str) -> Any:  # noqa: ANN401 - an instance of its class
     try:
         return folded.unfold()
     except ValueError as error:
@@ -200,7 +200,7 @@ def _require_plain(data: Any, place: str, levels: int) -> None:  # noqa: ANN401 
         require(math.isfinite(data) and abs(data) < _MOST, place, "a finite number", data)
 
 
-def _text(data: Any, place: str) -> str:  # noqa: ANN401 - hopefully a text
+def _text(data: Any, place: str) -> str:  # noqa: ANN401 - checked here
     require(isinstance(data, str), place, "a text", data)
     require(is_clean(data), place, "a text without control characters", data)
     return str(data)

@@ -71,7 +71,7 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
     if found.status != "ok":
         message = f"a fleet needs torch.distributed: {found.reason}"
         raise GroupError(message, hint=found.advise())
-    import torch  # noqa: PLC0415 - the only part of doctor that needs it in its own process
+    import torch  # noqa: PLC0415 - the only use of torch in doctor's own process
 
     if backend == "nccl" and not torch.cuda.is_available():
         message = f"a fleet with nccl needs a GPU that torch can use, got none on rank {rank.rank}"
@@ -116,8 +116,8 @@ def prove_rank(
     verdict = replace(check_gpu(environment, gpu), name=f"gpu {gpu.index}", gpu=gpu.index)
     if not verdict.is_usable:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
-    before = len(proof.proven)  # a failed round keeps nothing
-    with proof.side_by_side((gpu,)):  # which knows its progress
+    before = len(proof.proven)  # drop the results of a failed round
+    with proof.side_by_side((gpu,)):  # it reports progress
         (result,) = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
     _, setting, own = proof.proven[-1] if proof.proven[before:] else (gpu, nobody, ())
     return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))

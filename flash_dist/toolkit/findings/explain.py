@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from .entry import Entry
 
 _REFERENCE: Final = re.compile(r"(?:\bexplain |\bid: |\.html#)([a-z]+(?:-[a-z]+)+)\b")
-_CLOSE: Final = 0.6  # required similarity of an id, or of a message's words, for a suggestion
+_CLOSE: Final = 0.6  # similarity of an id, or of a message's words, from which it is suggested
 _FEWEST_WORDS: Final = 2
 _LONGEST_MESSAGE: Final = 60  # words; a log has more
-_LONGEST_ELIDED: Final = 1000  # characters
+_LONGEST_ELIDED: Final = 1000  # longest elided part, in characters
 _OFFERED: Final = 3
 _OWN_FILE: Final = f"{__name__.partition('.')[0]}/"
 
@@ -170,5 +170,5 @@ def _say(entry: Entry, place: Place) -> str:
     found = {name: demangle(text) for name, text in place.found.items()}
     try:
         return entry.said.format(**found) or entry.title
-    except KeyError:  # another of its messages, with fewer details
+    except KeyError:  # a variant of the message with fewer details
         return entry.title

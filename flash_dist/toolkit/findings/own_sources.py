@@ -27,9 +27,9 @@ PACKAGE: Final = __name__.partition(".")[0]
 _FEWEST_WORDS: Final = 3
 _OPEN: Final = "\0"  # stands for a variable part
 
-_SKIPPED: Final = {"findings", "make"}  # texts about messages of others, which no wheel has
-_FEWEST: Final = 9  # minimum letters of a sentence's own
-_SURE: Final = 24  # letters from which on a sentence is found anywhere, not only as a whole line
+_SKIPPED: Final = {"findings", "make"}  # texts about messages of others, texts in no wheel
+_FEWEST: Final = 9  # fewest letters of a sentence without its variable parts
+_SURE: Final = 24  # with so many letters a sentence is found anywhere, not only as a line
 _LONGEST_GAP: Final = 600  # maximum characters of a variable part, without spaces
 _LONGEST_NAME: Final = 40  # maximum characters before a sentence that begins with a variable part
 _MOST_TRIES: Final = 200  # maximum places to try as the beginning of a sentence
@@ -47,8 +47,8 @@ OWN_SENTENCE: Final = Entry(
     "Change the value to one that the message allows. If it has a line `hint:`, do that first.",
 )
 
-_FEWEST_ALONE: Final = 12  # if nothing else shows that this package wrote it
-_LONGEST_TEXT: Final = 200_000  # characters without spaces; of a longer log, its end
+_FEWEST_ALONE: Final = 12  # letters needed if nothing else shows that this package wrote it
+_LONGEST_TEXT: Final = 200_000  # most characters without spaces; of a longer log, the end is read
 _SHOWN: Final = 3
 _LABEL: Final = re.compile(r"[\w)]:|(?:fail|warn|skip)\]")  # allowed before a sentence
 _LONGEST_LABEL: Final = 120

@@ -19,9 +19,9 @@ ELISION: Final = "..."
 _MANY: Final = 8  # searches for a phrase in one text: a log repeats its messages
 _WORD: Final = r"[\w.+-]*\w"
 _ELIDED: Final = re.escape(ELISION)
-_FEW: Final = 3  # words of a phrase that are enough beside `...`, if it has at most twice as many
-_TORCHS: Final = "(?:3c10|2at|5torch|6caffe2)"  # namespaces, as they are mangled
-_PLACES: Final = {  # the widest first: of two equal phrases the narrower says more
+_FEW: Final = 3  # so many words suffice beside `...`, if the phrase has at most twice as many
+_TORCHS: Final = "(?:3c10|2at|5torch|6caffe2)"  # mangled namespaces of torch
+_PLACES: Final = {  # widest first: the narrower place of two equal phrases says more
     "requirement": r"[\w.+-]+(?:\[[\w,.-]+\])?(?:[<>=!~]{1,3}[\w.*+!-]+,?)*",
     "library": r"[\w.+-]+\.so[.\d]*",
     "torch_library": r"lib(?:torch|c10)\w*\.so",
@@ -47,7 +47,7 @@ class Text:
     """Pasted text, normalised: its lines joined, with and without a space."""
 
     spaced: str
-    glued: str  # a narrow terminal breaks a line within a word
+    glued: str  # text with words joined that a narrow terminal broke
     ends: frozenset[int]  # line ends in the joined text: words may end there, too
 
     @classmethod
@@ -64,7 +64,7 @@ class Place:
 
     start: int
     end: int
-    size: int  # of the phrase's own words: the longer of two overlapping matches wins
+    size: int  # length of the phrase's own words; the longer of two overlapping matches wins
     found: dict[str, str]
 
     def overlaps(self, other: Place) -> bool:

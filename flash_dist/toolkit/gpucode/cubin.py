@@ -48,8 +48,8 @@ _ENTRY_LINE = re.compile(
     rb"\s*(?:\.(?:visible|weak|extern)\s+){0,3}\.entry\s+(?P<name>[\w$\x80-\xff]+)"
 )
 
-# NOTE: work on PTX counts as the bytes that are searched in the same time, so that adversarial
-# texts are refused. Real PTX counts less than its own size.
+# NOTE: work on PTX is counted as the bytes that could be searched in the same time, so that
+# adversarial texts are refused. Real PTX counts less than its size.
 END_COST: Final = 8  # a brace or semicolon
 MATCH_COST: Final = 50  # a match of a pattern
 STEP_COST: Final = 150  # a step of a loop in Python
@@ -65,7 +65,7 @@ _RELEASE: Final = re.compile(
 _CUINFO: Final = Struct("<III12sHHHH")  # sizes, type, "NVIDIA Corp", version, arch, CUDA, zero
 _OWNER: Final = b"NVIDIA Corp\0"
 _KNOWN: Final = range(60, 1000)  # 6.0 to 99.9
-_KERNELS: Final = 8  # kernels to ask before the toolkit counts as unknown
+_KERNELS: Final = 8  # most kernels to read until the toolkit is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class KernelInfo:
     max_threads: int | None = None  # also None if the kernel sets no launch bound
     constant: int | None = None  # bytes, including the parameters
     local: int | None = None  # bytes beside the stack
-    toolkit: str | None = None  # that made the image: "13.0.88", or "12.6" of an older one
-    container: int | None = None  # of the file; its images come from one source file
+    toolkit: str | None = None  # of the toolkit that made it: "13.0.88", or "12.6" if older
+    container: int | None = None  # container within the file; its images come from one source file
 
     def to_json(self) -> dict[str, Any]:
         """Return the kernel as plain data."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-AHEAD: Final = 3  # results that may wait
+AHEAD: Final = 3  # results that may be ready before they are read
 
 
 def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
@@ -80,7 +80,7 @@ class Fatbin:
         self.data = data
         self._archive = archive
         self._budget = budget or Budget(len(data))
-        self._stream = -1, b""  # the last unpacked one, and its offset
+        self._stream = -1, b""  # last unpacked stream, and its offset
         if not len(data):
             raise unreadable(name, "it is empty", archive=archive)
         try:
@@ -151,7 +151,7 @@ class Fatbin:
             if not sass:
                 continue
             smallest = min(sass, key=lambda entry: entry.uncompressed_size)
-            with suppress(FatbinError):  # nothing is known of a damaged one
+            with suppress(FatbinError):  # damaged images tell nothing
                 toolkit = read_toolkit(Cubin(self.payload(smallest), self._budget))
                 if toolkit:
                     toolkits[smallest.container] = ".".join(toolkit.split(".")[:2])

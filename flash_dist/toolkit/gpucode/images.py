@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..targets.gpus import Version
 
 CODE_CUDA_13: Final = (1, 8)
-FIRST_WITH_IT_BEFORE: Final = 100  # CUDA 12.8 and 12.9 wrote it for sm_100 and newer
+FIRST_WITH_IT_BEFORE: Final = 100  # CUDA 12.8 and 12.9 wrote it for sm_100 and newer only
 
 Kind = Literal["sass", "ptx", "lto", "unknown"]
 
@@ -68,9 +68,9 @@ class FatbinEntry:
     raw_number: int
     raw_flags: int
     code_version: Version | None = None  # of SASS
-    toolkit: str = ""  # that made it, if the image was read: "13.0"
-    stream: Stream | None = None  # that contains it with others
-    claimed: str = ""  # the target of SASS in its header, which the cubin itself may correct
+    toolkit: str = ""  # version of its toolkit, if the image was read: "13.0"
+    stream: Stream | None = None  # the stream that contains it
+    claimed: str = ""  # target of SASS in its header; the cubin itself may correct it
 
     @property
     def relocatable(self) -> bool:

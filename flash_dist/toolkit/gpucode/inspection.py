@@ -56,8 +56,8 @@ class Choice:
 
     level: Level = "targets"
     kernel: str = ""  # part of a kernel's name, mangled or not
-    target: Arch | Device | None = None  # a GPU: all code that is named after it; None: all
-    checked: bool = False  # every image is opened and compared with its header
+    target: Arch | Device | None = None  # None: all. A GPU: all code for that number
+    checked: bool = False  # compare every image with its header
 
     def takes(self, arch: Arch | None) -> bool:
         """Whether code for a target is requested."""
@@ -79,8 +79,8 @@ class Inspection:
     report: FatbinReport
     kernels: tuple[KernelInfo, ...] | None = None
     coverage: Coverage | None = None
-    damaged: tuple[str, ...] = ()  # images that contradict their headers, if that was checked
-    left_out: tuple[Arch, ...] = ()  # targets that were not requested
+    damaged: tuple[str, ...] = ()  # images that contradict their headers, if checked
+    left_out: tuple[Arch, ...] = ()  # targets that were not asked for
 
     @property
     def warnings(self) -> tuple[str, ...]:

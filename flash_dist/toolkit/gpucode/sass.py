@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..targets.archs import Arch
 
-MAX_SCANNED_BYTES = 1024  # with its padding, a stub is shorter; longer bodies are not examined
+MAX_SCANNED_BYTES = 1024  # stubs are shorter, including padding; longer bodies are not examined
 WORD_SIZE = 16
 MAX_SCANNED_STATEMENTS = MAX_SCANNED_BYTES // WORD_SIZE
 FIRST_WITH_WORDS = 70  # older SASS is encoded differently
@@ -48,7 +48,8 @@ _MEMORY = frozenset(
 )
 
 _AFTER_NO_WORD, _NO_WORD = rb"(?<![\w\x80-\xff])", rb"(?![\w\x80-\xff])"
-# NOTE: re finds one byte ten times as fast as a set, so a mark is put before possible noise.
+# NOTE: re finds a single byte ten times as fast as a set of bytes, so a mark is put before whatever
+# may be noise.
 _MARK = b"\1"
 _STRING, _COMMENT, _LINE, _BLOCK = b'"', b"//", b".loc", b"/*"
 _PTX_NOISE = re.compile(rb'\x01(?:"[^"\n]*"|//[^\n]*|\.loc%b[^\n]*)' % _NO_WORD)
@@ -79,9 +80,9 @@ class Body:
     prints: bool = False
     asserts: bool = False
     traps: bool = False
-    calls: bool = False  # another function, so its length tells little
-    uses_memory: bool = False  # reads or writes global memory, which every real kernel does
-    counted: bool = True  # False: old SASS, of which only the length is known
+    calls: bool = False  # it calls a function, so its length tells little
+    uses_memory: bool = False  # true of every real kernel
+    counted: bool = True  # False: old SASS, only its length is known
 
 
 def read_cubin_bodies(data: bytes, arch: Arch, budget: Budget | None = None) -> tuple[Body, ...]:
@@ -102,7 +103,7 @@ def _read_body(cubin: Cubin, symbol: Symbol) -> Body:
         message = f"code of `{symbol.name}` is invalid: {len(code)} of {symbol.size} bytes"
         raise FatbinError(message)
     words = list(zip(code[::WORD_SIZE], code[1::WORD_SIZE], strict=True))
-    used = {_opcode(word) for word in set(words)}  # NOTE: few words differ; millions are read
+    used = {_opcode(word) for word in set(words)}  # NOTE: most words repeat, and millions are read
     formless = {opcode & _FORMLESS for opcode in used}
     externs = _externs(cubin, symbol.name)
     return Body(
@@ -213,7 +214,7 @@ def _closing_brace(source: bytes, start: int, name: str, budget: Budget) -> int:
         braces = source[place : place + _BRACES_AT_ONCE].translate(None, _NO_BRACES)
         budget.spend("searched", len(braces) * END_COST)
         unpaired = braces.replace(b"{}", b"").replace(b"{}", b"")
-        if unpaired.count(b"}") < depth:  # it cannot end here
+        if unpaired.count(b"}") < depth:  # the body cannot end here
             depth += 2 * unpaired.count(b"{") - len(unpaired)
             continue
         budget.spend("searched", len(braces) * STEP_COST)

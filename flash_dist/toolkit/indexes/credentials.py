@@ -30,7 +30,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 Origin = tuple[str, str, int]
 Login = tuple[str, str]
 
-# From addresses that the user named: links of a page come without its credentials.
+# Taken from addresses that the user named. Links of a page do not carry the page's credentials.
 _given: Final[dict[Origin, Login]] = {}
 
 
@@ -97,7 +97,7 @@ def _read_netrc(host: str, environ: Mapping[str, str]) -> Login | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
-        # Its message shows the malformed word, which may be a password.
+        # The exception's message contains the malformed word, which may be a password.
         _log.warning("`%s` is not read: %s", path, type(error).__name__)
         return None
     return (found[0], found[2] or "") if found else None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# Hashes of fixed length; the first one that a page names is used.
+# Hashes of fixed length; the first one in this order that a page names is used.
 _METHODS: Final = ("sha256", "sha512", "sha384", "sha3_256", "sha3_512", "blake2b", "blake2s")
 _WEAK: Final = ("sha224", "sha1", "md5")
 METHODS: Final = (*_METHODS, *_WEAK)

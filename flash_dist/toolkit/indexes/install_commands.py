@@ -78,7 +78,7 @@ def _fetch(candidate: Candidate, release: str) -> tuple[Command, ...]:
         Command("uv", f'uv pip install "{archset.pin(release)}" --index {index}'),
     )
     if archset.machine != DEFAULT_MACHINE or has_shared_runtime(archset.toolkit):
-        return fetched  # pip compiles for x86_64, with a toolkit that PyPI has in full
+        return fetched  # pip compiles for x86_64, with a toolkit from PyPI
     line = f"{VARIABLES}ARCH_SET={archset.name} pip install {sources(release)}"
     return (*fetched, Command("build", line))
 

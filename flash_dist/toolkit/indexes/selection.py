@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LAST_SURE = HOW_ORDER.index("jit")
 
-# How a smaller set serves a GPU that the chosen one serves better.
+# How a smaller set serves a GPU worse than the chosen one.
 _WORSE = {
     "family": "only code of its family",
     "same-major": "only code of the same major",
@@ -99,11 +99,11 @@ class Selection:
 
     devices: tuple[Device, ...]  # servable by some build, each once, oldest first
     driver: Driver | None
-    candidates: tuple[Judged, ...]  # the chosen one first, then by size; if none is, the best first
+    candidates: tuple[Judged, ...]  # the chosen one first, then by size; if none, best first
     chosen: Judged | None
     unservable: tuple[Device, ...] = ()  # older than every build supports
     held_back: Judged | None = None  # sets that need a newer driver
-    needed: int | None = None  # the oldest driver branch that loads one, if known
+    needed: int | None = None  # oldest driver branch that loads one of these, if known
 
     def __bool__(self) -> bool:
         return self.chosen is not None and not self.unservable

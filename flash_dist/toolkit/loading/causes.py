@@ -48,7 +48,7 @@ _DEBIAN = {
 }
 _TORCH_CUDA = re.compile(r"lib(?:torch|c10)_cuda(?:_\w+)?\.so")
 _TORCH_LIBRARY = re.compile(r"lib(?:torch|c10|caffe2)\w*\.so")
-# Symbols defined in a namespace of torch; an argument of torch's is not enough.
+# Symbols defined in a namespace of torch. An argument type of torch is not enough.
 _TORCH_CPP = re.compile(r"_Z(?:T[VIST]|GV)?NK?(?:3c10|2at|5torch|6caffe2)")
 _TORCH_C = re.compile(r"(?:aoti_)?torch_\w+")
 _CUDA_SYMBOL = re.compile(r"_Z(?:T[VIST])?NK?(?:3c10|2at|5torch)4cuda|(?:aoti_)?torch_\w*cuda\w*")

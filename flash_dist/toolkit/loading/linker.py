@@ -61,7 +61,7 @@ class Found(NamedTuple):
     """A file that the linker takes, with the reason."""
 
     path: str
-    variable: str = ""  # that names it, or its folder
+    variable: str = ""  # the variable that names the file or its folder
     fix: str = ""  # the step that makes the linker skip it
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Broken:
 class Closure:
     """A library and everything that is loaded with it, in the linker's order."""
 
-    libraries: Mapping[str, Loaded]  # by the name of the file that needs them; "" is the root
+    libraries: Mapping[str, Loaded]  # by the name under which a file needs them; "" is the root
     missing: tuple[Missing, ...] = ()
     unread: tuple[str, ...] = ()  # found but not examined
     broken: tuple[Broken, ...] = ()
@@ -93,7 +93,7 @@ class Linker:
 
     platform: Platform
     program: Path | None = None  # the interpreter
-    loaded: tuple[Path, ...] = ()  # folders whose libraries the process has loaded before: torch's
+    loaded: tuple[Path, ...] = ()  # folders of libraries that the process has loaded: torch's
     library_path: tuple[Path, ...] = ()  # LD_LIBRARY_PATH
     cache: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     folders: tuple[Path, ...] = FOLDERS
@@ -112,7 +112,7 @@ class Linker:
         missing: dict[str, Missing] = {}
         unread: dict[str, Broken | None] = {}
         waiting = [root]
-        for one in waiting:  # grows in the loop
+        for one in waiting:  # the list grows in the loop
             for name in one.shared.needed:
                 if name in libraries or name in missing or name in unread:
                     continue

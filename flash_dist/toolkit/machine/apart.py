@@ -27,7 +27,7 @@ TIMEOUT: Final = 120.0  # seconds; a driver without persistence mode starts each
 _PREFIXES = ("CUDA_", "NVIDIA_", "LD_")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
-# Without site packages, and without the files of the working folder: fast and predictable.
+# Child without site packages and without the working folder: fast and predictable.
 _CHILD = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); "
     "runpy.run_module(sys.argv[2], run_name='__main__')"
@@ -47,7 +47,7 @@ def read_cuda_apart() -> Cuda:
     key = tuple(sorted(item for item in os.environ.items() if item[0].startswith(_PREFIXES)))
     if key not in _answers:
         answer = _ask_child()
-        if answer.status == "broken":  # may be fixed while this process lives
+        if answer.status == "broken":  # may be fixed while this process runs
             return answer
         _answers[key] = answer
     return _answers[key]

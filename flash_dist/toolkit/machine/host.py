@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 WSL_FOLDER: Final = "/usr/lib/wsl"
 DEFAULT_LIMIT: Final = 1 << 30  # bytes of the JIT cache
 
-# All kernels of one target are 1.6 MB of SASS (set `all`): this leaves room for growth.
+# All kernels of one target have 1.6 MB of SASS (set `all`). This leaves room for growth.
 ENOUGH_BYTES: Final = 16 << 20
 
 # Folders of libcuda on systems whose loader does not know them.
@@ -82,11 +82,11 @@ class Host:
 
     container: str = ""  # container runtime, such as "docker"
     wsl: bool = False
-    libcuda: str = ""  # the file that was loaded, or would be
-    stray_libcuda: str = ""  # one outside the loader's path
+    libcuda: str = ""  # the loaded file, or the one that would be loaded
+    stray_libcuda: str = ""  # a libcuda outside the loader's path
     jit_compiler: str = ""
     module_release: str = ""  # of the kernel module, from /proc
-    module_gpus: int = 0  # that the kernel module drives, including those hidden from a container
+    module_gpus: int = 0  # GPUs of the kernel module, including those hidden from a container
     device_files: tuple[DeviceFile, ...] = ()
     dxg: bool = False  # WSL's device for GPUs
     cache: JitCache | None = None
@@ -159,7 +159,7 @@ def gather_host(
     """
     path = LoaderPath.read(environ, root)
     libcuda = find_loaded("libcuda.so", root) or path.find("libcuda.so.1")
-    drivers = f"{WSL_FOLDER}/drivers"  # with the other files of Windows' driver
+    drivers = f"{WSL_FOLDER}/drivers"  # folder of the Windows driver
     others = (*_OTHER_FOLDERS, *(f"{drivers}/{name}" for name in _list(root / drivers[1:])))
     beside, jit = (str(Path(libcuda).parent),) if libcuda else (), "libnvidia-ptxjitcompiler.so.1"
     return Host(
@@ -196,7 +196,7 @@ def _read_device_files(root: Path, may_use: Callable[[Path, int], bool]) -> Iter
 
 def _list(folder: Path) -> tuple[str, ...]:
     try:
-        return tuple(sorted(os.listdir(folder)))  # noqa: PTH208 - names alone
+        return tuple(sorted(os.listdir(folder)))  # noqa: PTH208 - names only
     except OSError:
         return ()
 
@@ -252,7 +252,7 @@ def _find_folder_problem(cache: JitCache) -> Finding | None:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # below a folder that we may not enter
+    except OSError:  # a parent folder may be unreadable
         return False
 
 

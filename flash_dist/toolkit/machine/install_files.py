@@ -22,7 +22,7 @@ from ..product import KERNELS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_INTERRUPTED = "~"  # replaces a name's first letter while pip removes the package
+_INTERRUPTED = "~"  # pip replaces a name's first letter by it while it removes a package
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def read_install_files(
         name = (record.relative_to(folder).as_posix(),)
         readable = os.access(record, os.R_OK)
         return replace(found, changed=name) if readable else replace(found, unreadable=name)
-    # Neither caches nor scripts elsewhere, where `pip install --target` and copies leave them.
+    # Without caches, and without scripts outside: `pip install --target` and copies leave those
+    # behind.
     known = {str(one): one for one in listed if ".." not in one.parts and not _is_cache(one)}
     judged = {name: _judge(folder, file) for name, file in known.items()}
     missing, changed, unreadable = (

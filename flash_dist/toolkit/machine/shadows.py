@@ -19,10 +19,10 @@ class Shadow:
     """An installed package, and the file that `import` takes instead."""
 
     name: str
-    version: str  # of the one that is installed
-    installed: str  # that contains it
+    version: str  # installed version
+    installed: str  # folder that contains the installed one
     file: str  # the imported file or folder
-    place: str  # that contains it
+    place: str  # folder that contains it
 
     @property
     def sentence(self) -> str:
@@ -46,12 +46,12 @@ def find_shadow(name: str) -> Shadow | None:
         installed = Path(str(distribution.locate_file("")))
         present = any((installed / one).exists() for one in (name, f"{name}.py"))
         if spec is None or not spec.origin or not present:
-            return None  # not here, or an editable install, whose files are elsewhere
+            return None  # not on this machine, or an editable install, whose files are elsewhere
         file = Path(spec.origin)
         place = file.parents[1] if spec.submodule_search_locations is not None else file.parent
         path = file.relative_to(place)
         if place.samefile(installed) or file.resolve() == (installed / path).resolve():
-            return None  # also a link to the same file
+            return None  # the same file, possibly through a link
     except (metadata.PackageNotFoundError, ImportError, ValueError, OSError):
         return None
     return Shadow(name, distribution.version, str(installed), str(file), str(place))

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 # Findings for an unusable torch, by its status.
 TORCH_PROBLEMS: Final = {"absent": TORCH_ABSENT, "broken": TORCH_BROKEN, "shadowed": TORCH_SHADOWED}
 
-# A plain `pip install torch` does nothing if the metadata exists.
+# `pip install torch` does nothing while the metadata exists.
 _INDEX = "https://download.pytorch.org/whl"
 _IMPORTED = ("torch", "numpy", "typing_extensions")  # by `import torch`
 
-# CUDA_ARCH_FLAGS in libtorch_python.so: `sm_75 sm_80 sm_86 compute_86`, the end of a C string.
+# CUDA_ARCH_FLAGS in libtorch_python.so, a C string such as `sm_75 sm_80 sm_86 compute_86`.
 _LONGEST = 4096  # bytes of such a text
 _ARCH_LIST = re.compile(rb"\0((?:(?:sm|compute)_[0-9]{2,3}[af]?(?: |(?=\0)))+)(?=\0)")
 
@@ -59,7 +59,7 @@ class Torch:
     reason: str = ""
     fix: str = ""  # if another torch would not help
     copies: tuple[TorchCopy, ...] = ()  # if there are several: in Python's search order
-    step: str = ""  # that lets Python find the next of them
+    step: str = ""  # step after which Python finds the next copy
 
     def advise(self, oldest: str = "") -> str:
         """Return the step that leads to a usable torch.
@@ -101,7 +101,7 @@ def read_torch() -> Torch:
     if shadow is not None:
         return Torch("shadowed", version, parse_torch_cuda(text), shadow.sentence, shadow.fix)
     copies = tuple(_find_copies())
-    if len(copies) < 2:  # noqa: PLR2004 - the one and another
+    if len(copies) < 2:  # noqa: PLR2004 - at least two
         return Torch("ok", version, parse_torch_cuda(text))
     step = leave_fix(Path(copies[0].folder))
     return Torch("ok", version, parse_torch_cuda(text), copies=copies, step=step)

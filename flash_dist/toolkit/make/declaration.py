@@ -368,8 +368,8 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
             message = f"`{name}` has the name of a role of the table of kernels, `{one.role}`"
             raise DeclarationError(message, hint="reports name kernels by their file: rename it")
     if (project.name, axes) != (NAME, AXES):
-        return  # of a package that this process does not serve
-    from .kernels.table import Table  # noqa: PLC0415 - which needs a reader of TOML
+        return  # of a package that this process does not build
+    from .kernels.table import Table  # noqa: PLC0415 - needs a TOML reader
 
     try:
         Table.load(project.table)
@@ -424,7 +424,7 @@ def _require_kernels(project: Project) -> None:
     for one in project.plain:
         text = one.path.read_text(encoding="utf-8", errors="replace")
         for kernel in find_c_kernels(text):
-            if kernel in " ".join(one.flags):  # a macro, possibly
+            if kernel in " ".join(one.flags):  # a macro may define the name
                 continue
             other = owners.setdefault(kernel, one.path)
             if other != one.path:

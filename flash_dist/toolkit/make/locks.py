@@ -39,11 +39,11 @@ NOT_COVERED: Final = (
 )
 RENEW: Final = "`nox -s lock_requirements` locks all groups again"
 INDEX: Final = "https://pypi.org/simple"
-# Packages that need a newer Python than the rest; the image has an older one, too.
+# Groups that need another Python than the rest.
 PYTHONS: Final = {"audit": "3.11", "container": "3.11", "workflows": "3.11", "image_oldest": "3.9"}
-# Installed into a folder or machine of their own: they need not agree with other groups.
+# Installed into a separate folder or machine: they need not agree with other groups.
 ALONE: Final = ("image_oldest", "nvcc", "nvcc_aarch64", "nvcc12", "ptxas12")
-_MARK: Final = "#: "  # precedes each requirement that a file was made from
+_MARK: Final = "#: "  # prefix of each requirement that a file was made from
 
 
 class LockError(KernelsError):

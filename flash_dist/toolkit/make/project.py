@@ -50,7 +50,7 @@ NOT_INSTALLED: Final = tuple(
         "backend.py",
         "sessions.py",
         "pyproject.toml",
-        "build",  # left there by `pip install ./toolkit`
+        "build",  # left behind by `pip install ./toolkit`
     )
 )
 PYPROJECT: Final = ROOT / "pyproject.toml"
@@ -58,7 +58,7 @@ GROUPS: Final = TOOLKIT / "pyproject.toml"  # with the requirements for building
 README: Final = ROOT / "README.md"
 SETS_FILE: Final = (
     PACKAGE / "archsets.json"
-)  # in every wheel; a source of a package with its own toolkit
+)  # in every wheel, and a source of packages that include the toolkit
 PRODUCT_FILE: Final = PACKAGE / FILE_NAME
 BUILD_FOLDER: Final = f"{VARIABLES}BUILD_DIR"  # the variable with the folder of objects
 TEMPORARY: Final = f"{NAME}-"  # prefix of temporary folders

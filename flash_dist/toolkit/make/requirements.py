@@ -42,7 +42,7 @@ def list_requirements() -> list[str]:
     Raises:
         KernelsError: There is no project here, or it cannot be built on such a machine.
     """
-    from .building.plan import find_release  # noqa: PLC0415 - which needs a project
+    from .building.plan import find_release  # noqa: PLC0415 - needs a project
     from .project import load_project, load_requirements  # noqa: PLC0415
     from .toolchain.nvcc import wheels_of_toolkit  # noqa: PLC0415
     from .toolchain.torch_headers import Lock  # noqa: PLC0415

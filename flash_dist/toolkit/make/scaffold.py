@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TEMPLATE: Final = Path(__file__).resolve().with_name("template")
 _PLACEHOLDER: Final = "my_kernels"
 _NAME: Final = re.compile("[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_RENAMED: Final = {"gitignore": ".gitignore"}  # names that tools of this repository would act on
+_RENAMED: Final = {"gitignore": ".gitignore"}  # tools of this repository would read them
 _CHOOSE: Final = "choose another name, such as `my_norms`"
 
 

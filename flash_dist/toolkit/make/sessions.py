@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 GROUPS: Final = load_groups()
 NATIVE: Final = "--native"
 _KEY: Final = "dependency-groups"
-# Tests disable plugins beside a machine's torch (pytest-benchmark warns of xdist).
+# Load no other plugins of a machine's torch environment (pytest-benchmark warns about xdist).
 PLUGINS: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
 
 
@@ -177,7 +177,7 @@ def build_for(session: nox.Session, target: Target) -> None:
         return
     require_tools(target)
     names = set_names(session)
-    environ = {**os.environ, **target.environ(), "CUDA_HOME": ""}  # its libraries are x86_64
+    environ = {**os.environ, **target.environ(), "CUDA_HOME": ""}  # its libraries are for x86_64
     cuda = run_preflight(session, *names, environ=environ)[0].toolkit
     install(session, "build", "audit")
     folder = Path(session.virtualenv.location).parent / f"cuda-{cuda}"
@@ -234,7 +234,7 @@ def install_toolchain(session: nox.Session, *names: str) -> None:
     found = run_preflight(session, *names)
     install(session, "build", "audit")
     environments = Path(session.virtualenv.location).parent
-    for one in reversed(found):  # CUDA_HOME ends as the newest
+    for one in reversed(found):  # reversed, so that CUDA_HOME is the newest
         if named_home(os.environ) and one.is_own:
             home = str(named_home(os.environ))
         else:

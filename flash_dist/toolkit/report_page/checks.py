@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 Group = Sequence[tuple[int, Json]]  # places, and checks with equal results for several GPUs
 
-_SECONDS: Final = re.compile(r" \((\d+) s\)$")  # the code that a GPU takes, the only difference
+_SECONDS: Final = re.compile(r" \((\d+) s\)$")  # the number of seconds, the only difference
 
 
 def group_checks(checks: Sequence[Json]) -> list[Group]:

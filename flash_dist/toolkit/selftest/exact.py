@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .case import Case
 
-LIMIT: Final = 1 << 30  # bytes of all; an H200 and the set `all` need 700 MB
+LIMIT: Final = 1 << 30  # most bytes in all; an H200 and the set `all` need 700 MB
 _UNREADABLE: Final = (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError)
 
 
@@ -52,7 +52,7 @@ class ExactValues:
         """Store them for the others if there is room; each sees all of a file or nothing."""
         size = sum(values.numel() * values.element_size() for values in exact.values.values())
         part = path.with_suffix(f".{os.getpid()}")
-        with suppress(OSError, RuntimeError):  # torch's error for a full disk
+        with suppress(OSError, RuntimeError):  # RuntimeError: torch's error for a full disk
             if size + sum(one.stat().st_size for one in path.parent.glob("*.pt")) <= self.limit:
                 torch.save({"values": exact.values, "allowed": exact.allowed}, part)
                 part.replace(path)
@@ -64,7 +64,7 @@ def _turn(lock: Path) -> Iterator[None]:
     """Admit one process at a time; if it dies, admit the next."""
     try:
         file = lock.open("wb")
-    except OSError:  # then each process computes its own
+    except OSError:  # each process then computes its own
         yield
         return
     with file:

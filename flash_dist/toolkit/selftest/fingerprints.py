@@ -43,8 +43,8 @@ class Fingerprint:
     """The hashes of one case."""
 
     case: str
-    plan: str  # hash of the library's decisions on the case
-    code: str  # hash of the code of its kernels
+    plan: str  # hash of the kernels chosen and the plan
+    code: str  # hash of these kernels' code
     driver: str  # release, if the driver compiled the code; else empty
     digests: Mapping[str, str]  # hashes of out, lse, dq, dk, dv; of dsinks and dbias, if any
 
@@ -102,7 +102,7 @@ class Agreement:
     gpu: str = ""  # the recorded GPU
     recorded: str = ""
     mismatches: tuple[Mismatch, ...] = ()
-    nearest: str = ""  # records of GPUs that differ in their multiprocessors alone
+    nearest: str = ""  # nearest records, of GPUs that differ only in the number of multiprocessors
 
     def __bool__(self) -> bool:
         return not self.mismatches

@@ -55,7 +55,7 @@ class Odd:
     member: Member
     case: str
     tensor: str
-    agreeing: int  # ranks and rounds with the most common bits
+    agreeing: int  # number of (rank, round) pairs with the most common bits
     certain: bool  # whether they are a majority
 
 

@@ -57,7 +57,7 @@ class RanVariant:
 class CasePlan:
     """A hash of all decisions on one case, and the kernels that it launched."""
 
-    digest: str = ""  # empty: no library decided, as on the CPU
+    digest: str = ""  # empty: no library chose kernels, as on the CPU
     kernels: tuple[str, ...] = ()  # symbols in ascending order
 
     @classmethod
@@ -90,7 +90,7 @@ class SelftestReport:
     cases: int  # completed runs
     findings: tuple[CaseFinding, ...] = ()
     loaded: tuple[RanVariant, ...] = ()
-    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None if not asked
+    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None: not asked for
     roles: tuple[str, ...] = ()  # of the kernels that ran
     imported: bool = True  # whether the compiled parts were loaded
     seconds: float = 0.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHILD_BYTES: Final = 4 << 30  # torch with CUDA takes 3 GiB of host memory
-# The shapes compared with float64 are small: more threads only wait for each other.
+# The cases compared with float64 are small: more threads would only wait for each other.
 MOST_THREADS: Final = 4
 
 _EVERY: Final = 0.2  # seconds between two readings of the reports

@@ -27,7 +27,7 @@ GET_DRIVER = (
     "(`docker run --gpus all`)"
 )
 ARM = "aarch64"
-TORCH_MIN = "2.10"  # of the stable ABI that we compile for, if no manifest states it
+TORCH_MIN = "2.10"  # oldest torch with our stable ABI, if no manifest states it
 
 HOW_WORDS = {
     "native": "native code",
@@ -297,7 +297,7 @@ def jit_fix(devices: Iterable[Device], build: Build, driver: Driver | None = Non
     devices = _servable(devices, build.floor)
     compiled = tuple(one for one in build.archsets if _is_compiled(one, devices))
     if not compiled and not _is_compiled(_list_targets(devices, build), devices):
-        return step  # nothing has SASS for them
+        return step  # no build has SASS for them
     return f"{step}; or {code_fix(devices, replace(build, archsets=compiled), driver)}"
 
 

@@ -91,8 +91,8 @@ def _compiled_by(toolkit: str) -> tuple[Arch, ...]:
     return tuple(Arch(*chip.version, suffix) for chip in CHIPS for suffix in chip.suffixes(version))
 
 
-# SASS targets each toolkit compiles (`nvcc --list-gpu-code`, suffixes from `nvcc --help`); each
-# of them exists as PTX too.
+# SASS targets of each toolkit (`nvcc --list-gpu-code`; suffixes: `nvcc --help`). Each also exists
+# as PTX.
 TOOLKIT_ARCHS: dict[str, tuple[Arch, ...]] = {
     toolkit: _compiled_by(toolkit)
     for toolkit in ("12.0", "12.8", "12.9", "13.0", "13.1", "13.2", "13.4", "13.5")

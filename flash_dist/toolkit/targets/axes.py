@@ -29,7 +29,7 @@ RULES: Final[tuple[str, ...]] = get_args(Rule)
 MOST: Final = 8
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,30}")
-_WORD: Final = re.compile(r"[a-z]+[0-9]+")  # so that symbols can be read
+_WORD: Final = re.compile(r"[a-z]+[0-9]+")  # a form that can be parsed in symbols
 _SPELLING: Final = re.compile(r"[a-z_]{0,15}\{\}")
 
 
@@ -62,7 +62,7 @@ class Word:
 
     name: str
     floor: Device  # the first compute capability that has the instruction
-    part_of: str = ""  # another word, which makes it redundant in messages
+    part_of: str = ""  # a word that implies this one, so that messages omit it
 
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Word:
@@ -91,7 +91,8 @@ class Axis:
     symbol: str = "{}"
     default: str = ""
     words: tuple[Word, ...] = ()
-    # From a number on, the first compute capability with room for its kernels; ascending.
+    # Pairs of a number and the first compute capability with room for kernels from it on,
+    # ascending.
     floors: tuple[tuple[int, Device], ...] = ()
 
     @classmethod

@@ -97,8 +97,8 @@ class JitPolicy:
     """Settings that keep the driver from embedded code; by default none."""
 
     forced: str = ""  # the variable that makes it ignore SASS
-    disabled: str = ""  # the variable that stops it from compiling PTX
-    lacks_compiler: bool = False  # the library that would is missing
+    disabled: str = ""  # the variable that forbids compiling PTX
+    lacks_compiler: bool = False  # its JIT compiler library is missing
 
     @property
     def variables(self) -> tuple[str, ...]:

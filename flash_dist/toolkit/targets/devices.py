@@ -47,8 +47,8 @@ ZSTD_CUDA: Version = (12, 4)  # the first whose driver unpacks zstd images: 550
 CONCAT_CUDA: Version = (13, 4)  # the first whose `fatbinary --concat` packs cubins into one stream
 NEWEST_CUDA: Version = max(DRIVER_CUDA.values())
 
-# The first CUDA whose driver supports a GPU: the first that compiles for it, if the table of GPUs
-# has it; CUDA 12 calls 11.0 10.1.
+# First CUDA whose driver supports a GPU. For GPUs in the table below, it is the first that compiles
+# for them. CUDA 12 calls 11.0 10.1.
 FIRST_CUDA: dict[Version, Version] = {
     (7, 5): (10, 0), (8, 0): (11, 0), (8, 6): (11, 1), (8, 7): (11, 4), (8, 9): (11, 8),
     (9, 0): (11, 8),

@@ -16,7 +16,7 @@ class Fallbacks:
     The table of kernels states them; the generator writes them for C++ and for the manifest.
     """
 
-    # By role: the roles that serve unsupported calls.
+    # For a role, the roles that serve its unsupported calls.
     stand_ins: Mapping[str, tuple[str, ...]] = field(hash=False)
     leaves_half_filled: frozenset[str]  # families that leave calls below half of their first size
 

@@ -13,9 +13,9 @@ from typing import Final
 
 Version = tuple[int, int]
 
-OLDEST_TOOLKIT: Final = (12, 0)  # the newest in this table
-SPECIFIC_FROM: Final = (9, 0)  # the first GPU that code with the suffix `a` is for
-FAMILIES_FROM: Final = (12, 9)  # the first toolkit that knows the suffix `f`
+OLDEST_TOOLKIT: Final = (12, 0)  # the oldest toolkit in this table
+SPECIFIC_FROM: Final = (9, 0)  # first GPU with code of suffix `a`
+FAMILIES_FROM: Final = (12, 9)  # first toolkit with suffix `f`
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Chip:
         return ("", *specific, *family)
 
 
-# Oldest first. Families are data, because a new minor of the same major need not join one (10.1 is
-# outside that of 10.0).
+# Oldest first. Families are listed, because a new minor of the same major may not belong to one:
+# 10.1 is outside that of 10.0.
 _THOR: Final = ((10, 1), (11, 0))
 CHIPS: Final = (
     Chip((5, 0), 48, until=(13, 0), dropped=(13, 1)),

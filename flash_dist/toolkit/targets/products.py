@@ -12,7 +12,7 @@ from typing import Final
 from ..errors import ArchError
 from .devices import Device
 
-# Words without influence on the compute capability: the maker, the form, the memory.
+# Words that do not affect the compute capability: brand, form factor, memory.
 _NOISE: Final = re.compile(
     r"nvidia|geforce|tesla|gpu|nvgpu|laptop|mobile|max|q|pcie|sxm\d?|nvl|hbm\d?e?|gddr\d\w*|\d+gb?"
     r"|edition|workstation|server|generation|gen|founders|super|ti|hgx|developer|kit|module|card"
@@ -21,7 +21,7 @@ _GLUED: Final = re.compile(
     r"^(?:nvidia|geforce|tesla)|(?:super|ti|laptop|mobile|maxq|sxm\d?|pcie)+$"
 )
 
-# The remaining words, joined; each name has one row.
+# The remaining words, joined. Each name has one row.
 _PRODUCTS: Final[dict[str, str]] = {
     "3.5": r"k40[cmt]?|k20x?c?m?",
     "3.7": r"k80",

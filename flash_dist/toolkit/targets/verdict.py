@@ -337,7 +337,7 @@ def judge_kernel(key: KernelKey, build: Build, situation: Situation) -> KernelVe
         device = situation.device
         if reason := _lacks_room(key, build.axes, device):
             return KernelVerdict(key, "not-on-this-hardware", reason)
-        # Say why the driver refused a variant that the GPU itself could run, if there is one.
+        # If the driver refuses a variant that the GPU itself could run, report that reason.
         able = (no.reason for one, no in judged if judge(one.arch, device, None, one.origin))
         return KernelVerdict(key, "none", next(able, verdict.reason), refused=refused)
     return KernelVerdict(key, verdict.how, verdict.reason, best, refused)
@@ -367,7 +367,7 @@ def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
     return _judge_device(build, situation)
 
 
-@lru_cache(maxsize=256)  # advice tries the same drivers for every GPU
+@lru_cache(maxsize=256)  # advice asks about the same drivers for every GPU
 def _judge_device(build: Build, situation: Situation) -> DeviceVerdict:
     make_verdict = partial(DeviceVerdict, situation, axes=build.axes)
     if not build.variants:

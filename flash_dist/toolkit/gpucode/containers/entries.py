@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_IDENTIFIER: Final = 4096
 
 CONCATENATED: Final = 256
-COST: Final = 4  # in images: one of a stream is as much work as any, and takes few bytes of a file
+COST: Final = 4  # in images: one in a stream is as much work, in few bytes of the file
 
 FORM: Final = Struct("<HHIQIIHHIIIQQQ")
 _TABLE: Final = Struct("<II")  # number of images, size of the table including these two
@@ -43,7 +43,7 @@ _SUFFIX_A, _SUFFIX_F = 0x100000, 0x200000
 _SUFFIXES: Final = {0: "", _SUFFIX_A: "a", _SUFFIX_F: "f"}
 _CODECS: Final[dict[int, Codec]] = {_LZ4: "lz4", _ZSTD: "zstd"}
 _BINARY_OPTIONS: Final = 0x1000000  # a text, and after its NUL a copy of `.nv.compat`
-# Besides those: 64-bit, debug, producer (2), host system (3), LTO-IR.
+# The other known flags: 64-bit, debug, producer (2), host system (3), LTO-IR.
 _OTHER_FLAGS: Final = _BINARY_OPTIONS | 0x1007F
 _NAMES: Final = {128: " (CUDA Tile IR)", CONCATENATED: " (several images in one stream)"}
 _KNOWN_FLAGS: Final = _OTHER_FLAGS | _LZ4 | _ZSTD | _SUFFIX_A | _SUFFIX_F
@@ -64,7 +64,7 @@ class Header(NamedTuple):
     name_offset: int
     name_size: int
     flags: int
-    key: int  # of LTO-IR
+    key: int  # key of LTO-IR
     uncompressed_size: int
 
     @property
@@ -104,7 +104,7 @@ def read_header(data: FileView, place: int, end: int) -> Header:
     return raw
 
 
-def make_entry(  # noqa: PLR0913  (where it is, four times)
+def make_entry(  # noqa: PLR0913 - four are its position
     data: FileView,
     place: int,
     raw: Header,
@@ -187,7 +187,7 @@ def _walk_table(data: FileView, place: int, raw: Header) -> Iterator[tuple[int, 
         if at + FORM.size > end:
             break
         record = Header._make(unpack(FORM, data, at))
-        if record.header_size != unpacked:  # here it is the offset in the stream
+        if record.header_size != unpacked:  # in a stream, header_size is the offset of the image
             break
         yield at, record
         unpacked += record.payload_size

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 WRAPPERS: Final = ".nvFatBi"  # `.nvFatBinSegment`; PE cuts names to 8 letters
-WRAPPER: Final = Struct("<IIQQ")  # magic, version, address of the container, of its objects' list
+WRAPPER: Final = Struct("<IIQQ")  # magic, version, addresses of container and list of its objects
 WRAPPER_MAGIC: Final = bytes.fromhex("b1436246")
 CONTAINER_START: Final = bytes.fromhex("50ed55ba01001000")  # magic, version 1, 16 bytes of header
 ONE, LINKED_ON_DEVICE = 1, 2  # versions
@@ -130,7 +130,7 @@ class Registration:
 
     version: int
     container: int | None
-    in_place: bool  # it lies in the section for structs
+    in_place: bool  # true if it is in the section for such structs
 
 
 @dataclass

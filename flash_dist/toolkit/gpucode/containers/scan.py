@@ -115,7 +115,7 @@ class _Scan:
     def read_table(self, sections: Sequence[Section]) -> None:
         self.read_sections(sections)
         loaded = Loaded(self.data, sections)
-        names = LINKED, RELOCATABLE, WRAPPERS  # of sections that are read for their name
+        names = LINKED, RELOCATABLE, WRAPPERS  # sections that are read because of their name
         named = (one for one in sections if one.in_file and one.name.startswith(names))
         known = [Part(one.offset, one.end) for one in named]
         parts = loaded.parts(known)
@@ -164,7 +164,7 @@ class _Scan:
                     self.unregistered.add(walk.containers)
                     walk.read_container(name, place, limit)
                 if place not in walk.starts:
-                    # NOTE: programs that write containers have the magic number in code.
+                    # NOTE: programs that write containers contain the magic number in their code.
                     strays[name] += not loaded.is_code(place) or walk.fits(place, limit)
                     walk.may_try()
                 end = walk.ends.get(place, 0)

@@ -123,7 +123,7 @@ class Walk:
         found = len(self.entries)
         self.ends[start] = self._read_entries(section, first, end)
         if len(self.entries) == found:
-            self.budget.spend("images")  # invalid ones are work as well
+            self.budget.spend("images")  # invalid images are work, too
         return self.ends[start]
 
     def is_container(self, start: int, limit: int) -> bool:

@@ -69,7 +69,7 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
     """Return the requirements of an editable wheel, which `uv lock` needs; refuse pip at once."""
-    if BY_PIP in os.environ:  # otherwise pip would first download the dependencies, torch included
+    if BY_PIP in os.environ:  # otherwise pip first downloads the dependencies, including torch
         build_editable("", config_settings)
     return load_requirements("backend")
 
@@ -104,7 +104,7 @@ prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     """Pack the sources: equal sources give equal bytes."""
-    from .sdist import normalise  # noqa: PLC0415 - what only this hook needs
+    from .sdist import normalise  # noqa: PLC0415 - only this hook needs it
 
     del config_settings
     with told_in_a_sentence():
@@ -120,7 +120,7 @@ def build_wheel(
     metadata_directory: str | None = None,
 ) -> str:
     """Compile one wheel, set its platform tag, and audit it."""
-    del metadata_directory  # packing writes them again
+    del metadata_directory  # packing writes the metadata again
     if _unfinished(config_settings):
         return _pack(Path(wheel_directory), "bdist_wheel").name
     with told_in_a_sentence():
@@ -152,7 +152,7 @@ def _load_pack() -> Callable[..., object]:
         BackendError: The caller did not install them.
     """
     try:
-        from .pack import pack  # noqa: PLC0415 - setuptools is absent until it was asked for
+        from .pack import pack  # noqa: PLC0415 - setuptools may be absent before get_requires
     except ModuleNotFoundError as error:
         message = f"the build needs the module `{error.name}`, which this Python does not have"
         raise BackendError(message, hint="leave `--no-build-isolation` out") from error
@@ -160,7 +160,7 @@ def _load_pack() -> Callable[..., object]:
 
 
 def _build_finished(target: Path, *, labelled: bool) -> Path:
-    from ..wheels.gates import audit, repair  # noqa: PLC0415 - the requirements are there by now
+    from ..wheels.gates import audit, repair  # noqa: PLC0415 - the requirements are installed by now
 
     start = time.monotonic()
     settle_environment()
@@ -191,7 +191,7 @@ def settle_environment() -> None:
 
 def _list_headers() -> list[str]:
     """Return the requirements for torch's headers."""
-    from ..toolchain.torch_headers import FOLDER, list_needed  # noqa: PLC0415 - it reads TOML
+    from ..toolchain.torch_headers import FOLDER, list_needed  # noqa: PLC0415 - needs a TOML reader
 
     return list_needed(_objects_folder() / FOLDER)
 

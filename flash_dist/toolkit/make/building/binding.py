@@ -101,7 +101,7 @@ class Problem:
 
     path: Path
     mention: Mention
-    source: Path  # that was to be compiled: the file itself, or one that includes it
+    source: Path  # the source to compile: this file, or one that includes it
 
     def __str__(self) -> str:
         verb = "includes" if isinstance(self.mention, Include) else "has"
@@ -173,7 +173,7 @@ def _find_header(one: Include, path: Path, include: Sequence[Path]) -> Path | No
         return None
     folders = [path.parent, *include] if one.quoted else include
     places = (folder / one.name for folder in folders)
-    # Path.is_file raises for a name that is too long.
+    # Path.is_file raises for names that are too long.
     return next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113
 
 

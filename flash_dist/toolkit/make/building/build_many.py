@@ -101,7 +101,7 @@ def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
     seen: set[object] = set()
     counts = []
     for one in sets:
-        counts.append(1 + len(set(one.archs) - seen))  # packing and auditing count as a target
+        counts.append(1 + len(set(one.archs) - seen))  # packing and auditing count as one target
         seen.update(one.archs)
     if not done:
         return ""

@@ -50,7 +50,7 @@ def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
     target = dist_folder(archset)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as folder:
-        part = Path(folder) / target.name  # not a folder for wheels
+        part = Path(folder) / target.name  # not in the folder of the wheels
         part.mkdir()
         shutil.move(wheel, part)
         shutil.rmtree(target, ignore_errors=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SKIP_UNSUPPORTED = "--skip-unsupported"
 NAMED = f"{VARIABLES}ARCH_SET"  # the variable that names a published set
 VARIABLE = "TORCH_CUDA_ARCH_LIST"
-NATIVE = "native"  # as a list: the GPUs of this machine
+NATIVE = "native"  # value: the GPUs of this machine
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def choose_sets(
         require_supported(one, _compiling(one, toolkit), skip_unsupported=skip)
         for one in choice.sets
     ]
-    # A list from the environment is named after its targets, some of which may be dropped now.
+    # A list from the environment is named after its targets. Some may have been dropped, so rename
+    # it.
     sets = tuple(one if one.name in published else replace(one, name=one.label) for one in able)
     return Choice(sets, choice.reason)
 

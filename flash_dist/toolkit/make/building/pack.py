@@ -160,13 +160,14 @@ class SdistWithSources(sdist):
         """Put the files to pack into a folder."""
         super().make_release_tree(base_dir, sorted({*files, *_list_sources()}))
         if not (EMBEDDED or (ROOT / "setup.cfg").is_file()):
-            # setuptools writes one, which would be listed again when packed from these sources
+            # setuptools writes setup.cfg, which would be listed again when packed from these
+            # sources.
             (Path(base_dir) / "setup.cfg").unlink(missing_ok=True)
 
 
 def _list_sources() -> Iterator[str]:
     """Yield the files in the table, and those of a clone or of unpacked sources."""
-    if EMBEDDED:  # the MANIFEST.in of the sources lists all
+    if EMBEDDED:  # then MANIFEST.in lists everything
         return
     unpacked = [ROOT] if (ROOT / "PKG-INFO").is_file() else []
     known = [ROOT / name for name in tracked_files() or ()]
@@ -189,14 +190,14 @@ def pack(*words: str, labelled: bool = True) -> Distribution:
     with told_in_a_sentence():
         metadata = choose_metadata(sources="sdist" in words, labelled=labelled)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as staging, warnings.catch_warnings():
-        # bdist_wheel itself does what this warns about
+        # bdist_wheel itself calls what this warning is about.
         warnings.filterwarnings("ignore", "setup.py install is deprecated")
         made: Distribution = setup(
             **metadata,
             **_find_modules(),
             script_name="setup.py",
             script_args=list(words),
-            verbose=False,  # print warnings, but no line for each file, as `-v` does
+            verbose=False,  # print warnings, but not one line per file
             ext_modules=[Extension(f"{NAME}._C", sources=[])],
             cmdclass={
                 "build_py": BuildModules,

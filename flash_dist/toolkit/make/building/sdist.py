@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ..wheels.artefacts import Artefact
 
-# Of `python -m build`: with the running toolkit, which its own requirements do not name.
+# Options of `python -m build`: use the running toolkit, which is not among the build requirements.
 BY_ITSELF = ("--no-isolation", "--skip-dependency-check")
 # Files that setuptools adds to the sources.
 ADDED = ("PKG-INFO", "setup.cfg", f"{NAME}.egg-info/", f"src/{NAME}.egg-info/")
@@ -92,7 +92,7 @@ def unpack(sdist: Path, folder: Path) -> Path:
         if hasattr(tarfile, "data_filter"):  # absent in Debian 12's Python 3.11.2
             archive.extractall(folder, filter="data")
         else:
-            archive.extractall(folder)  # noqa: S202 - made by us a moment ago
+            archive.extractall(folder)  # noqa: S202 - our own archive
     return folder / sdist.name.removesuffix(".tar.gz")
 
 
@@ -159,7 +159,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     return [Published(path)] if path.is_file() else []
 
 
-commands = no_commands  # building from source needs no index
+commands = no_commands  # built from source, without an index
 
 
 def pack_and_check() -> str:

@@ -43,7 +43,7 @@ def main(command: list[str]) -> int:
     _say(line for line in from_ptxas if "warning" in line or "error" in line)
     target = Path(command[command.index("-o") + 1]) if "-o" in command else None
     if done.returncode:
-        if target:  # the object of an earlier run, which would not be that of the source
+        if target:  # remove the object of an earlier run, so that it is not mistaken for this one
             target.unlink(missing_ok=True)
         killed = done.returncode == -signal.SIGKILL or _NO_MEMORY.search(done.stdout)
         _say(["", "hint: memory ran out: `MAX_JOBS=1` needs the least"] if killed else [])

@@ -181,7 +181,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
     }
     if options.target:
         definitions |= options.target.definitions()
-    if os.environ.get("CXX"):  # nvcc itself would use the g++ on PATH
+    if os.environ.get("CXX"):  # nvcc would use g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
         definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
     command = ["cmake", "-S", str(native), "-B", str(folder), "-G", "Ninja"]
@@ -189,7 +189,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
 
 
 def _compile(options: NativeOptions, folder: Path) -> None:
-    # Not `cmake --build`: Ninja is to be killed with this process, as it ends its compilers.
+    # Not `cmake --build`: killing this process must also kill Ninja, which ends its compilers.
     command = ["ninja", "-C", str(folder)]
     if shares_jobs(options, ninja_version()):
         with serve_jobs(options.jobs) as environ:
@@ -279,7 +279,7 @@ class Object(NamedTuple):
 
     path: Path
     source: str
-    group: str  # the name of its target of CMake
+    group: str  # CMake target
 
 
 def _list_objects(options: NativeOptions, folder: Path) -> list[Object]:

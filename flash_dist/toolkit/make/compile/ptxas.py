@@ -12,8 +12,7 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
 _PROPERTIES = re.compile(r"Function properties for (\S+)")
 _USED = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
-# C7510 to C7520: products of a warpgroup are serialised, or ptxas added a missing fence. Worse than
-# spills.
+# Notes C7510 to C7520: wgmma was serialised, or ptxas added a missing fence. Worse than spills.
 _REFUSED = re.compile(r"\(C75[12]\d\)")
 
 

@@ -43,11 +43,11 @@ class SpillException:
 class SpillVerdict:
     """The kernels of a build that spill without an exception; true if there is none."""
 
-    lines: tuple[str, ...]  # the rejected ones, each with its targets
-    spilling: int  # kernels of these
+    lines: tuple[str, ...]  # rejected kernels, each with its targets
+    spilling: int  # number of spilling kernels
     unused: tuple[str, ...]  # patterns that match no kernel
     worst: str = ""  # a pattern for the kernel with the most spills
-    most: int = 0  # its bytes
+    most: int = 0  # spilled bytes of that kernel
 
     def __bool__(self) -> bool:
         return not self.lines

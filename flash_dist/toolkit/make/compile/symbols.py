@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MERGEABLE = frozenset("WVwvu")
-STRONG = frozenset("TDBR")  # kinds of which a library has one
+STRONG = frozenset("TDBR")  # kinds of symbols that a library may have only once
 _MOST_SHOWN = 3
 _STUB = "__device_stub_"  # in nvcc's host function behind a kernel, before the kernel's name
-# Mangled: a kernel's config and target are template arguments, its own name is plain C.
+# Mangled names. A kernel's config and target are template arguments; its own name is plain C.
 _CONFIG, _TARGET, _KERNEL = "Config", "TargetI", SYMBOLS
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..wheels.artefacts import Artefact
 
 CHANNEL: Final = "conda"  # folder in dist/ and in the package index
-_CHANGED: Final = (f".dist-info/{INSTALLER}", ".dist-info/RECORD")  # written by us, as RECORD says
+_CHANGED: Final = (f".dist-info/{INSTALLER}", ".dist-info/RECORD")  # files that we write or change
 
 
 def recipe_of(one: Artefact) -> Recipe:

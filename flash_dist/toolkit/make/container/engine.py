@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VARIABLE = "CIBW_CONTAINER_ENGINE"  # `podman` or `podman; create_args: ...`
-# Only an engine that answers can print this: a docker client without a daemon prints an empty line.
+# A running engine prints a version. A docker client without its daemon prints an empty line.
 QUESTIONS = {"podman": "{{.Version.Version}}", "docker": "{{.ServerVersion}}"}
 
 

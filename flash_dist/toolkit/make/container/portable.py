@@ -121,7 +121,7 @@ def cibuildwheel_environ(
     if image.startswith("localhost/"):
         chosen = engine_environ(chosen)
     if archset.machine == DEFAULT_MACHINE:
-        chosen.pop("CXX", None)  # of this machine
+        chosen.pop("CXX", None)  # refers to this machine
     else:
         chosen["CIBW_TEST_SKIP"] = "*"  # the container cannot run it; `nox -s arm_test` tests it
     return chosen

@@ -35,7 +35,8 @@ def copy_project(tree: Path) -> None:
     for path in list_project():
         target = tree / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # keep links to folders; a link to a file may leave the project
+        # Copy links to folders as links. Follow links to files, which may point outside of the
+        # project.
         shutil.copy2(path, target, follow_symlinks=path.is_file())
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What holds no code: comments, raw strings, strings and characters. Headers and numbers may hold
-# `//` or `'`. No alternative reads text that another one reads again.
+# Text that holds no code: comments, raw strings, strings and characters. Include names and numbers
+# are matched as well, because they may contain `//` or `'`. No two alternatives read the same text.
 _NO_CODE: Final = re.compile(
     r"""
     (?P<code> (?:\#|%:)[ \t]*include[ \t]*<[^<>\n]*> | "C" | (?<!\w)[0-9][\w.']*(?<!') )
@@ -94,7 +94,7 @@ def _find_definition(code: str) -> Iterator[str]:
     if name is None:
         return
     rest = code[_end_of(code, name.end(), "(", ")") :]
-    if re.match(r"[^;{}(]*\{", rest):  # `NAME(scale)(...)` is named by a macro
+    if re.match(r"[^;{}(]*\{", rest):  # `NAME(scale)(...)`: a macro makes the name
         yield name[1]
 
 

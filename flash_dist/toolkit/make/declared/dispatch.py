@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PLACE: Final = f"[tool.{TABLE}.dispatch]"
 
-# Keys of records beside the axes (`Variant.to_json`, the manifest).
+# Keys of records besides the axes (`Variant.to_json`, the manifest).
 _RESERVED: Final = frozenset({
     "assembled_for", "dynamic_smem", "family", "proof", "registers", "role", "source",
     "spill_bytes", "stack_bytes", "static_smem", "symbol", "target", "threads",
@@ -112,7 +112,7 @@ def read_table(path: Path, axes: Axes, root: Path, include: Iterable[Path]) -> t
         family = {**defaults, **_require_family(one, where, words, defaults)}
         told = f"family `{family['name']}` of {where}"
         _require_family_words(family, words, told)
-        if "own_headers" not in data:  # which may write the header
+        if "own_headers" not in data:  # own_headers may write the header
             _require_header(family["header"], folders, told, root)
         read_targets(family.get("targets", ()), f"`targets` of {told}")
         roles[family.get("role", family["name"])] = None

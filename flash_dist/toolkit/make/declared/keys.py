@@ -47,7 +47,7 @@ class Kind:
 
     told: str  # name in errors
     example: str  # in TOML, for a hint
-    find_fault: Callable[[object], str]  # describes an invalid value; empty for a valid one
+    find_fault: Callable[[object], str]  # describes what is wrong with a value; "" if it is valid
 
 
 def _text(told: str, example: str, pattern: re.Pattern[str] = _LINE) -> Kind:
@@ -111,7 +111,7 @@ def spell(value: object, most: int = 60) -> str:
         return f"`{show(value)}`"
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    except (ValueError, RecursionError):  # it contains a number of thousands of digits
+    except (ValueError, RecursionError):  # a number with thousands of digits
         text = f"a {type(value).__name__}"
     return f"`{text}`" if len(text) <= most else f"`{text[:most]}...`"
 

@@ -15,7 +15,7 @@ from .keys import KEYS, PLACE, DeclarationError, spell
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-DISTRIBUTION: Final = "fatwheel"  # of the toolkit by itself
+DISTRIBUTION: Final = "fatwheel"  # name of the toolkit's own distribution
 COPY: Final = "_toolkit"  # the toolkit in a package that was built with it
 
 _PROJECT: Final = re.compile("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")

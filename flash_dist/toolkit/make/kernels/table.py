@@ -42,7 +42,7 @@ class Row:
     sizes: tuple[int, ...]
     plan: int
     constants: tuple[tuple[str, int], ...]
-    kept_for: int = 0  # the number of a target that has it, too, if a larger plan takes its calls
+    kept_for: int = 0  # number of a target that keeps it beside a larger plan
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -74,12 +74,12 @@ class Family:
     params: str
     launch: str
     rows: tuple[Row, ...]
-    words: tuple[tuple[str, ...], ...]  # one of each axis `equal`
-    role: str = ""  # "" is the name
+    words: tuple[tuple[str, ...], ...]  # one of each axis with rule `equal`
+    role: str = ""  # "" means the name
     targets: frozenset[Arch] = frozenset()  # empty: all
     refuses: str = ""
     leaves_half_filled: bool = False
-    plans: str = PLANS  # the header with its tile constants
+    plans: str = PLANS  # header with the tile constants
 
     @classmethod
     def from_toml(cls, data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Family:
@@ -163,8 +163,8 @@ class Table:
     smem_plans: dict[int, int]
     families: tuple[Family, ...]
     fallbacks: Fallbacks
-    own_headers: Path | None = None  # a module with `headers()`: texts by name
-    every_plan: bool = False  # targets have the plans of smaller GPUs, too
+    own_headers: Path | None = None  # a module whose `headers()` returns texts by name
+    every_plan: bool = False  # also build the plans of smaller GPUs
 
     @classmethod
     def none(cls) -> Table:
@@ -305,7 +305,7 @@ class Variant:
         apart = [word for word in self.words if AXES.words[word].part_of]
         sizes = [AXES.spell_sizes(self.row.sizes)] if apart else []
         stem = "_".join([self.family.name, *apart, *sizes])
-        if self.target.ptx:  # the driver compiles a whole module on first use
+        if self.target.ptx:  # the driver compiles a whole PTX module on first use
             stem = self.symbol.removeprefix(SYMBOLS)
         return f"targets/{self.target}/{stem}.cu"
 

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 class Row:
     """One channel, described without loading its module."""
 
-    name: str  # of its session, of its files in manifest.json, and of its folder if it has one
+    name: str  # also of its session, of its key in manifest.json and of its folder
     module: str
     summary: str  # for `nox -l`
-    groups: tuple[str, ...]  # of pyproject.toml, that its session installs
-    packed: tuple[str, ...] = ()  # groups that go into it: its first argument is their folder
-    files: str = ""  # the file in dist/ that it writes, as a pattern; empty: its folder
-    released: bool = True  # it is part of a release; otherwise only a session
-    linked: bool = False  # the index copies its folder, and the page has its links
-    options: tuple[str, ...] = ()  # of a release, that it accepts
-    partial: tuple[str, ...] = ()  # its arguments if not all sets were built
-    install_test: str = ""  # the module that installs from it, a phase of install_test
+    groups: tuple[str, ...]  # dependency groups of its session
+    packed: tuple[str, ...] = ()  # groups that it packs: its first argument is their folder
+    files: str = ""  # pattern of its files in dist/; empty: it writes a folder
+    released: bool = True  # part of a release; otherwise only a session
+    linked: bool = False  # the index copies its folder, and the landing page links to it
+    options: tuple[str, ...] = ()  # options of `release` that it accepts
+    partial: tuple[str, ...] = ()  # its arguments if only some sets were built
+    install_test: str = ""  # module of its install test
 
     def load(self) -> Channel:
         """Return the module."""
@@ -94,7 +94,7 @@ CHANNELS: Final = {
                 f"Build dist/toolkit/{DISTRIBUTION}-X.whl, the toolkit by itself, for others.",
                 groups=("build", "sdist"),
             )
-            for _ in range(EMBEDDED)  # others have it installed
+            for _ in range(EMBEDDED)  # only the embedded toolkit: others have it installed
         ),
         Row(
             "variants",

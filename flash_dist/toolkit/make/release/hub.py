@@ -41,10 +41,10 @@ FOLDER: Final = "hub"
 METADATA: Final = "metadata.json"
 VERSION: Final = 1  # version of the kernel's interface for its users: `get_kernel(.., version=1)`
 
-# Places where the sources name operators; other equal strings are texts.
+# Where the sources name operators. Equal strings elsewhere are texts.
 _OPERATORS: Final = re.compile(rf"(?<=\bops\.){NAME}\b|{NAME}(?=::)|(?<=Library\(\"){NAME}(?=\")")
 
-_SHORTEST: Final = 4  # minimum characters of a package name: it limits the digits of the digest
+_SHORTEST: Final = 4  # fewest characters of a package name: limits the digits of the digest
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 _HEAD: Final = """---

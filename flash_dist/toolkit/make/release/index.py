@@ -223,8 +223,8 @@ def find_offers(
     return found
 
 
-check = no_files  # it is made of the wheels themselves
-commands = no_commands  # pip's and uv's commands are the same for every wheel
+check = no_files  # it consists of the wheels themselves
+commands = no_commands  # pip's and uv's commands are equal for all wheels
 
 
 @command

@@ -61,7 +61,7 @@ def make_version(
         manifest: The declaration; files that it does not name are left out.
         more: Files for its metadata.
     """
-    from ..compile.sbom import make_sbom  # noqa: PLC0415 - `check` runs without its packages
+    from ..compile.sbom import make_sbom  # noqa: PLC0415 - `check` runs without these packages
 
     old, new = _folders(one, manifest)
     with open_wheel(one.path) as wheel:
@@ -150,7 +150,7 @@ def _is_plain(path: Path, one: Artefact) -> bool:
         )
 
 
-commands = no_commands  # no index of ours has them
+commands = no_commands  # they are not on our index
 
 
 def write(dist: Path, artefacts: Sequence[Artefact], *, partial: bool) -> list[Path]:

@@ -79,7 +79,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     return [Published(path) for path in found]
 
 
-commands = no_commands  # PyPI has it
+commands = no_commands  # it is on PyPI
 
 
 @command

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FOLDER: Final = "variants"
 _LONGEST: Final = 16  # characters of a label
 _FILE: Final = "variant.json"
-# The provider that uv has built in, and the schema that uv reads.
+# uv's built-in provider, and the schema that uv reads.
 _HEAD: Final[Mapping[str, Any]] = {
     "$schema": "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json",
     "default-priorities": {"namespace": ["nvidia"]},

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 FILE: Final = f"{NAME}.pyz"
 
-# For a project with a copy of this toolkit, the copy's program: the project may lack its own.
+# A project with a copy of this toolkit runs the copy's program: the project may have none.
 _RUN: Final = (
     f"from {NAME}.__main__ import run\n\nrun()"
     if EMBEDDED
     else f"from {NAME}.{COPY}.cli import main\n\nsys.exit(main())"
 )
 SHEBANG: Final = b"#!/usr/bin/env python3\n"
-# NOTE: an older Python must reach this message, so the program uses no newer syntax.
+# NOTE: a Python that is too old must be able to print this message, so no newer syntax here.
 MAIN: Final = f"""import sys
 
 if sys.version_info < (3, 10):
@@ -53,7 +53,7 @@ if sys.version_info < (3, 10):
 {_RUN}
 """
 METADATA: Final = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays for its licences
+LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays, for its licences
 
 
 def build_zipapp(dependencies: Path, out: Path) -> None:

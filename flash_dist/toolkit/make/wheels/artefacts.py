@@ -48,7 +48,7 @@ class Artefact:
     installed_size: int  # of all files, unpacked
     metadata: Metadata
     manifest: Manifest
-    embedded: tuple[Arch, ...]  # targets of the images in it, oldest first
+    embedded: tuple[Arch, ...]  # targets of its images, oldest first
 
     @property
     def file_name(self) -> str:
@@ -101,7 +101,7 @@ def read_artefact(path: Path) -> Artefact:
     if str(version) != manifest.package_version:
         message = f"`{path.name}` says in _build.json that it is {manifest.package_version}"
         raise ArtefactError(message, hint="build it again; wheels are not to be renamed")
-    if not version.local:  # built from packed sources: the wheels of all sets would have one name
+    if not version.local:  # built from an sdist: the wheels of all sets would have the same name
         message = f"the version of `{path.name}` does not name its arch set"
         raise ArtefactError(message, hint="`nox -s build_wheels` makes wheels to publish")
     with open_wheel(path) as wheel:

@@ -22,7 +22,7 @@ class Published:
 
     path: Path
     wheel: Artefact | None = None  # whose files it contains
-    told: Mapping[str, Any] = field(default_factory=dict)  # manifest.json's data on its kind
+    told: Mapping[str, Any] = field(default_factory=dict)  # manifest.json's data about its kind
 
 
 def no_files(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:

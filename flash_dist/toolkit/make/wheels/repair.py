@@ -19,7 +19,7 @@ from ..toolchain.cross import target_machine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Loaded by torch, or part of the CUDA runtime's own package: never packed or counted.
+# torch loads them, or NVIDIA's runtime package has them: never packed or counted.
 EXCLUDED: Final = ("libtorch*.so*", "libc10*.so*", "libcuda.so.*", "libcudart.so.*")
 
 
@@ -47,8 +47,8 @@ def main(args: Sequence[str] | None = None) -> int:
     given = parser.parse_args(args)
     machine = target_machine()
     sys.argv = repair_words(given.wheel, given.folder, machine, given.plat)
-    # NOTE: auditwheel repairs wheels for any CPU, but accepts only the tags of its own CPU;
-    # manylinux images tell it theirs.
+    # NOTE: auditwheel repairs wheels for any CPU, but accepts only tags of the CPU it runs on.
+    # manylinux images set its platform by a variable.
     platform.machine = lambda: machine
     os.environ.pop("AUDITWHEEL_PLAT", None)
     logging.basicConfig(level=logging.WARNING)  # replaces auditwheel's, which reports every step

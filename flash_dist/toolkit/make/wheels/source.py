@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 BUILT_FROM: Final = (
     (NAME, "csrc", "ci", "setup.py", "pyproject.toml", "README.md") if EMBEDDED else (".",)
 )
-_FOLDER: Final = PACKAGE.relative_to(ROOT).as_posix()  # of the package
+_FOLDER: Final = PACKAGE.relative_to(ROOT).as_posix()  # folder of the package
 _TEXTS: Final = ("LICENSE", "README.md") if EMBEDDED else ()
-_PACKED: Final = (_FOLDER, *_TEXTS)  # without the package's folder
+_PACKED: Final = (_FOLDER, *_TEXTS)  # what an sdist contains, besides the package
 _BUILT: Final = frozenset({MANIFEST, *LIBRARIES})
 _INFO: Final = re.compile(rf"{NAME}-[^/]+\.dist-info/(.+)")
 _WRITTEN: Final = frozenset(
@@ -63,7 +63,7 @@ class Source:
     """A commit, and the package's files in it."""
 
     commit: str
-    blobs: dict[str, str]  # git's own hash of each file, by path
+    blobs: dict[str, str]  # git's hash of each file, by path
     sources: str  # hash of the files that the libraries are compiled from
 
     def differences(self, one: Artefact) -> Iterator[str]:
