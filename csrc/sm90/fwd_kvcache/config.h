@@ -29,8 +29,7 @@ struct FwdKvcacheSm90Config
   using Work = FwdKvcacheWork;
   static constexpr bool HAS_SCORE_MOD = false;
   static constexpr bool TAKES_TICKETS = true;
-  static constexpr int CONSUMERS =
-      Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more warpgroup loads
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // with 64 queries each; one more loads
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;

@@ -4,8 +4,8 @@
 //   issue S = Q @ K(first).T
 //   for each key block j, from the first to the last:
 //     wait for S; mask; P = exp2(S - top), sums
-//     issue P @ V(j), in pieces of 64 columns; combine each with O of the group of 8 key blocks, while
-//     the next piece, or S = Q @ K(j + 1).T, is in flight
+//     issue P @ V(j), in pieces of 64 columns; combine each with O of the group of 8 key blocks,
+//     while the next piece, or S = Q @ K(j + 1).T, is in flight
 //     at the end of a group, combine it with O of the tile
 //
 // The arithmetic equals that of sm90/decode/kernel.cuh, operation by operation.
@@ -177,8 +177,7 @@ struct FwdKvcacheTile {
       add_piece(out[i % IN_FLIGHT], combines, i);
       if (i + IN_FLIGHT <= LAST) issue_piece(out[i % IN_FLIGHT], weights, stage, i + IN_FLIGHT);
     }
-    constexpr bool IS_BEHIND =
-        ISSUES_AHEAD && !IsLast::value;  // true if S of the next key block is in flight
+    constexpr bool IS_BEHIND = ISSUES_AHEAD && !IsLast::value;  // S of the next key block
     if constexpr (IS_BEHIND && PIECES == 2) issue_scores(s);
     wgmma_wait<IS_BEHIND && PIECES == 2 ? 1 : 0>();
     hold(out[LAST % IN_FLIGHT].x[0]);
