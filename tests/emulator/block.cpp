@@ -22,7 +22,7 @@ uint3 threadIdx, blockIdx;
 dim3 gridDim, blockDim;
 
 namespace flash_dist {
-alignas(1024) uint8_t smem_bytes[256 << 10];  // the name of kernels' shared memory
+alignas(1024) uint8_t smem_bytes[256 << 10];  // named as in the kernels
 }
 
 namespace emulator {
@@ -44,22 +44,23 @@ struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
-  const unsigned* awaited = nullptr;  // continues when this is not `seen`
+  const unsigned* awaited = nullptr;  // continues once it differs from `seen`
   unsigned seen = 0;
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
-  std::vector<uint32_t> unfenced;  // words written since its last fence
+  std::vector<uint32_t> unfenced;  // words written since this thread's last fence
 };
 
-// 4 bytes of shared memory: the last accesses, between which barriers, and a pending copy to them.
+// State of 4 bytes of shared memory: the last accesses, when they happened in the block's count of
+// barriers, and a pending copy.
 struct Word {
   int writer = NOBODY, reader = NOBODY, copier = NOBODY;
   unsigned written = 0, read = 0;
   bool fenced = true;
 };
 
-// A barrier of some threads, in shared memory or numbered: counts arrivals, and expected bytes of
-// boxes.
+// A barrier of some threads, in shared memory or numbered. Counts arrivals and the bytes of
+// expected boxes.
 struct Barrier {
   int arrivals = 0, missing = 0;
   int64_t bytes = 0;
@@ -68,7 +69,7 @@ struct Barrier {
     int thread;
     std::vector<Copy> copies;
   };
-  std::vector<Later> later;  // arrivals after copies
+  std::vector<Later> later;  // arrivals that wait for copies
 };
 
 struct Range {
@@ -77,7 +78,7 @@ struct Range {
   bool may_write;
 };
 
-// 16 bytes of a box, or up to 16 that another block of the cluster has sent.
+// 16 bytes of a box, or up to 16 bytes that another block of the cluster has sent.
 struct BoxCopy {
   Copy copy;
   uint32_t barrier;
@@ -91,19 +92,19 @@ struct Block {
   std::vector<Word> words;
   size_t smem;
   int alive, arrived = 0;
-  unsigned barriers = 1;                 // of the block, passed
-  unsigned epoch = 1;                    // barriers of any kind
-  std::map<uint32_t, Barrier> counting;  // by address
+  unsigned barriers = 1;                 // barriers that all threads of the block have passed
+  unsigned epoch = 1;                    // barriers of any kind that were passed
+  std::map<uint32_t, Barrier> counting;  // barriers in shared memory, by address
   std::map<int, Barrier> numbered;
-  std::vector<uint32_t> landed;  // words written by copies with an arrival, unfenced
+  std::vector<uint32_t> landed;  // words written by completed copies, not fenced yet
   std::vector<std::vector<BoxCopy>> boxes;
   std::vector<BoxCopy> box;
   int rank;                                      // in the cluster
-  std::vector<uint8_t> image;                    // shared memory while another block runs
-  std::deque<std::array<uint8_t, 16>> received;  // what others have sent
+  std::vector<uint8_t> image;                    // its shared memory while another block runs
+  std::deque<std::array<uint8_t, 16>> received;  // data that other blocks have sent
 };
 
-// Blocks that run at the same time, and barriers of all their threads.
+// Blocks that run concurrently, and their common barriers.
 struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;
   int first, arrived = 0;
@@ -156,7 +157,7 @@ void resume(int number) {
   if (!problem.empty()) throw std::runtime_error(problem);
 }
 
-// Runs a warp for as long as one of its lanes can continue.
+// Runs a warp until none of its lanes can continue.
 bool run_warp(int warp) {
   bool ran = false;
   for (bool again = true; again;) {
@@ -176,7 +177,7 @@ Barrier& barrier_at(uint32_t address) {
   return found->second;
 }
 
-// If all threads have arrived, and all bytes.
+// Ends the phase if all threads and all bytes have arrived.
 void end_phase(Barrier& barrier) {
   if (barrier.missing > 0 || barrier.bytes > 0) return;
   barrier.missing = barrier.arrivals;
@@ -198,7 +199,7 @@ void write_copied(const Copy& copy, int bytes = 16) {
   }
 }
 
-// The copies of a thread have arrived.
+// Completes a copy of a thread.
 void land(const Copy& copy, int thread) {
   for (int i = 0; i < 4; ++i) {
     Word& word = block->words[copy.target / 4 + i];
@@ -210,7 +211,8 @@ void land(const Copy& copy, int thread) {
   write_copied(copy);
 }
 
-// A random requested box arrives, or what another block has sent. The copy engine writes as wgmma reads.
+// Delivers a random requested box, or data that another block has sent. Like TMA, it writes for
+// wgmma to read without a fence.
 void bring_box() {
   auto& boxes = block->boxes;
   std::swap(boxes[random_order() % boxes.size()], boxes.back());
@@ -251,7 +253,7 @@ std::unique_ptr<Block> make_block(const Kernel& kernel, int threads, size_t smem
   return made;
 }
 
-// Makes shared memory that of another block of the cluster.
+// Swaps in the shared memory of another block of the cluster.
 void enter(Block& next) {
   if (block == &next) return;
   if (block != nullptr) std::memcpy(block->image.data(), smem_bytes, block->smem);
@@ -260,7 +262,7 @@ void enter(Block& next) {
   blockIdx.x = static_cast<unsigned>(cluster->first + next.rank);
 }
 
-// Runs each warp once, in random order. Returns whether one could continue.
+// Runs each warp once, in random order. Returns true if any could continue.
 bool run_warps(Block& own) {
   enter(own);
   std::vector<int> order(own.warps.size());
@@ -269,7 +271,7 @@ bool run_warps(Block& own) {
   bool ran = false;
   for (int warp : order) {
     ran |= run_warp(warp);
-    // Rarely, so that a missing wait for a box shows.
+    // Deliver boxes rarely, so that a missing wait shows.
     if (!own.boxes.empty() && random_order() % 64 == 0) bring_box(), ran = true;
   }
   if (!ran && !own.boxes.empty()) bring_box(), ran = true;
@@ -288,7 +290,7 @@ void run_cluster(const Kernel& kernel, int threads, size_t smem, int first, int 
   while (std::any_of(own.blocks.begin(), own.blocks.end(), runs)) {
     bool ran = false;
     for (const auto& one : own.blocks) {
-      // Not all of them each time, so that one falls behind.
+      // Run only some of the blocks each time, so that others fall behind.
       if (one->alive > 0 && (count == 1 || !ran || random_order() % 2 == 0)) ran |= run_warps(*one);
     }
     if (!ran) throw std::runtime_error("threads wait for others that do not come");
@@ -336,7 +338,7 @@ void watch_write(Word& word, int warp) {
   word.written = now;
 }
 
-// Starts a copy of 16 bytes; source null: zeros.
+// Starts a copy of 16 bytes. source null: of zeros.
 void reserve(uint32_t target, const void* source) {
   if (source != nullptr) read_global(source, 16);
   Word* words = words_of(target, 16);
@@ -561,7 +563,7 @@ void call_with(const void* kernel, const void* params) {
 
 }  // namespace
 
-static int cluster_blocks = 1;  // of the launch under way
+static int cluster_blocks = 1;  // cluster size of the current launch
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
                                 void** arguments) {
@@ -582,7 +584,7 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 threads, void**
   gridDim = grid;
   blockDim = threads;
   using namespace flash_dist;
-  // With maps in front, if there are any.
+  // Copy the maps first, if there are any.
   const auto* maps = static_cast<const CUtensorMap*>(arguments[0]);
   const bool has_one = maps[0].mark == CUtensorMap::MARK;
   const bool has_more = has_one && maps[1].mark == CUtensorMap::MARK;

@@ -1,10 +1,10 @@
-// The threads of a block, each a fiber of one host thread, and their synchronisation.
+// The threads of a block, each a fiber of one host thread, and their synchronization.
 //
 // A seed decides which thread continues, so that a missing barrier changes bits. Accesses of the
-// wrappers in ptx/ to shared memory are checked, too. These are errors: accesses of two warps
-// between the same barriers (any barrier counts), of which one writes; access to memory that a copy
-// is still writing; copies from or to undeclared memory; lanes of a warp that diverge; and barriers
-// that not all threads reach.
+// wrappers in ptx/ to shared memory are checked as well. These are errors: - Two warps access the
+// same memory without a barrier of any kind in between, and one of them writes. - Access to memory
+// that a copy is still writing. - A copy from or to undeclared memory. - Diverged lanes in a warp.
+// - A barrier that not all threads reach.
 #pragma once
 
 #include <cstdint>
@@ -16,58 +16,62 @@ namespace emulator {
 
 constexpr int LANES = 32;
 constexpr int WARPGROUP = 128;
-constexpr int MAX_OPERAND = 640;  // bytes that a thread contributes to a collective instruction
+constexpr int MAX_OPERAND = 640;  // most bytes that a thread passes to a collective instruction
 
 [[noreturn]] void fail(const char* format, ...);
 
-// Memory that kernels may touch.
+// Declares global memory that kernels may access.
 void declare(const void* data, int64_t bytes, bool may_write);
 void forget_declared();
 
-// Inputs that decide the order of warps, and counters since then.
+// seed() sets the seed for the order of warps, and resets the counters.
 void seed(unsigned number);
 int64_t bank_conflicts();
 
-// A barrier of the block; and a numbered one of some threads, which arrive and may wait there.
+// synchronize(): barrier of the block. come_to(): numbered barrier of some threads, which all
+// arrive and may wait.
 void synchronize();
 void come_to(int id, int threads, bool waits);
 
-// The blocks of a cluster: a barrier of all threads; and bytes for the shared memory of another one, which
-// arrive later and count on a barrier there.
+// Clusters. synchronize_cluster(): barrier of all threads. send(): stores bytes to another block's
+// shared memory; they arrive later and count on a barrier of that block.
 void synchronize_cluster();
 int cluster_rank();
 void send(int rank, uint32_t target, const void* data, int bytes, uint32_t barrier);
 
-// Barriers in shared memory that count arrivals, and expected bytes of boxes (ptx/mbarrier.cuh).
-// They include arrivals of this thread's copies since the last group or such arrival, when a thread
-// waits for them.
+// Barriers in shared memory that count arrivals and the bytes of boxes (ptx/mbarrier.cuh).
+// arrive_behind_copies() arrives once this thread's copies since its last group or such arrival
+// have landed.
 void make_barrier(uint32_t address, int arrivals);
 void arrive(uint32_t address, int bytes);
 void arrive_behind_copies(uint32_t address);
 void wait_for_phase(uint32_t address, int parity);
 
-// Shared memory by address, checked. by_proxy: as wgmma reads it, which sees a thread's writes and
-// copies only after that thread's fence(), or after anybody's for copies that a barrier reported.
+// Checked access to shared memory by address. by_proxy: reads as wgmma does. It sees a thread's own
+// writes and copies only after that thread's fence(), and copies that a barrier has reported only
+// after any thread's fence().
 uint8_t* read_shared(uint32_t address, int bytes, bool by_proxy = false);
 uint8_t* write_shared(uint32_t address, int bytes);
 void fence();
-// Eight rows of 16 bytes that are read at once.
+// Counts bank conflicts of eight 16-byte rows that are read at once.
 void count_conflicts(const uint32_t (&rows)[8]);
-// Global memory, checked.
+// Checked access to global memory.
 const uint8_t* read_global(const void* source, int bytes);
 uint8_t* write_global(void* target, int bytes);
 
-// Of this thread: start a copy of 16 bytes, source null: zeros; make a group of the started copies;
-// wait until at most this many groups are pending.
+// This thread's asynchronous copies. start_copy(): 16 bytes; source null: zeros. close_group():
+// makes a group of the started copies. wait_for_groups(): waits until at most `pending` groups are
+// left.
 void start_copy(uint32_t target, const void* source);
 void close_group();
 void wait_for_groups(int pending);
 
-// 16 bytes of a box that is copied later, source null: zeros; the box is complete.
+// start_box_copy(): adds 16 bytes to the current box, which arrives later; source null: zeros.
+// close_box(): ends the box.
 void start_box_copy(uint32_t target, const void* source, uint32_t barrier);
 void close_box();
 
-// Threads with a collective instruction, a warp or a warpgroup.
+// The threads of a collective instruction: a warp or a warpgroup.
 struct Team {
   int arrived = 0, operation = 0;
   unsigned generation = 0;
@@ -75,10 +79,11 @@ struct Team {
 };
 Team& own_team(int size);
 int own_thread();
-// Continues when the team's generation changes.
+// Waits until the team's generation changes.
 void wait_for_others(const Team& team);
 
-// An instruction of SIZE threads: each passes `in`, the last to arrive computes all(in, out).
+// Runs an instruction of SIZE threads. Each passes `in`; the last one to arrive computes all(in,
+// out).
 template <class Out, int SIZE = LANES, class In, class All>
 Out together(int operation, const In& in, All all) {
   static_assert(sizeof(In) <= MAX_OPERAND && sizeof(Out) <= MAX_OPERAND);
@@ -135,7 +140,7 @@ template <class T>
 T __shfl_up_sync(unsigned, T x, int step) {
   return emulator::shuffle(x, [=](int lane) { return lane < step ? lane : lane - step; });
 }
-// NOTE: the source is the same for all lanes, as the kernels call it.
+// NOTE: the kernels call it with the same source in all lanes.
 template <class T>
 T __shfl_sync(unsigned, T x, int source) {
   return emulator::shuffle(x, [=](int) { return source; });

@@ -1,4 +1,5 @@
-// The part of the driver's header that core/maps.h uses: a map for the emulator's tensor_copy.cuh.
+// The part of the driver's header that core/maps.h uses: a tensor map for the emulator's
+// tensor_copy.cuh.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The part of CUDA that kernels and launches use, for a C++ compiler without CUDA: a launch runs
-// the blocks of a grid one after the other, block.h.
+// The part of CUDA that kernels and launches use, for a C++ compiler without CUDA. A launch runs
+// the blocks of its grid one after the other (block.h).
 #pragma once
 
 #include <cstring>

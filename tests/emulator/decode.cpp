@@ -1,5 +1,5 @@
-// Attention to a cache of bfloat16, and the forward, by the host code and the kernels of csrc/, emulated: a
-// library for ctypes. The kernels are those of variants.inc.
+// Emulates attention to a cache of bfloat16, and the forward, with csrc's host code and kernels: a
+// library for ctypes. variants.inc lists the kernels.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -43,8 +43,8 @@ const DeviceInfo& device_info(int) { return device; }
 DeviceScope::DeviceScope(int) {}
 DeviceScope::~DeviceScope() {}
 
-// The family made for the GPU if it supports the arguments; of that, the largest tile that fits in
-// shared memory, with the fewest sufficient columns.
+// Prefers the GPU's own family if it supports the arguments. Within a family, takes the largest
+// tile that fits in shared memory, with the fewest sufficient columns.
 Loaded find_kernel(int, const KernelKey& key, const void* params) {
   const Variant* best = nullptr;
   const auto rank = [](const Variant* v) {
@@ -91,10 +91,10 @@ struct Memory {
 
 }  // namespace
 
-// Arguments of one call, laid out as in tests/unit/made/emulator.py.
+// Arguments of a call. tests/unit/made/emulator.py has the same layout.
 struct EmulatedCall {
   int64_t batch, seqlen_q, num_heads_q, num_heads_kv, head_dim, head_dim_v;
-  int64_t entries, page, pages;  // pages in a row of the table; 0: no table
+  int64_t entries, page, pages;  // pages: per row of block_table; 0: no table
   int64_t left, right, budget, capability, sm_count, smem_limit, seed;
   double softmax_scale, softcap;
   void *q, *k, *v, *out, *lse, *seqlens, *table, *alibi, *sinks;
@@ -102,7 +102,7 @@ struct EmulatedCall {
 
 extern "C" const char* emulated_error() { return flash_dist::last_error().c_str(); }
 
-// Bank conflicts of ldmatrix, -1 for an error.
+// Returns the number of bank conflicts of ldmatrix, or -1 for an error.
 extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   using namespace flash_dist;
   const EmulatedCall& c = *call;
@@ -153,7 +153,8 @@ extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   return status == 0 ? emulator::bank_conflicts() : -1;
 }
 
-// Arguments of a forward, as above. Packed: cu_q and cu_k, batch documents, seqlens are the longest.
+// Arguments of a forward, as above. Packed: cu_q and cu_k are set, batch is the number of
+// documents, and seqlens are the longest.
 struct EmulatedForward {
   int64_t batch, seqlen_q, seqlen_k, total_q, total_k, num_heads_q, num_heads_kv, head_dim,
       head_dim_v;
@@ -161,10 +162,10 @@ struct EmulatedForward {
   int64_t mask_kind, mask_batches, mask_heads;
   double softmax_scale;
   void *q, *k, *v, *out, *lse, *cu_q, *cu_k, *sinks;
-  void *key_bounds, *rows, *query_ranges, *list_begin, *list_entries, *bits;  // of a mask
+  void *key_bounds, *rows, *query_ranges, *list_begin, *list_entries, *bits;  // arrays of a mask
 };
 
-// 0, or -1 for an error.
+// Returns 0, or -1 for an error.
 extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   using namespace flash_dist;
   const EmulatedForward& c = *call;

@@ -1,4 +1,4 @@
-// csrc/ptx/barrier.cuh in the emulator, which runs launches in sequence.
+// csrc/ptx/barrier.cuh in the emulator, which runs launches one after the other.
 #pragma once
 
 #include "block.h"

@@ -1,5 +1,5 @@
-// The part of csrc/ptx/cluster.cuh that the forward of pairs of blocks uses, in the emulator. An address in
-// another block has its rank in the upper bits.
+// The part of csrc/ptx/cluster.cuh that fwd_pair uses, in the emulator. An address in another block
+// has the block's rank in its upper bits.
 #pragma once
 
 #include "block.h"

@@ -1,4 +1,4 @@
-// csrc/ptx/convert.cuh in the emulator, of bfloat16 alone.
+// csrc/ptx/convert.cuh in the emulator, for bfloat16 only.
 #pragma once
 
 #include <cmath>

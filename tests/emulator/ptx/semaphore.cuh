@@ -1,4 +1,4 @@
-// The part of csrc/ptx/semaphore.cuh that kernels of a cache use, in the emulator, which runs blocks one
+// The part of csrc/ptx/semaphore.cuh that cache kernels use, in the emulator, which runs blocks one
 // after the other.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The part of csrc/ptx/tensor_copy.cuh that kernels of a cache use, in the emulator: a box arrives
-// some time after its request, row by row. A stored box is written at once.
+// The part of csrc/ptx/tensor_copy.cuh that cache kernels use, in the emulator. A requested box
+// arrives later, row by row. A stored box is written at once.
 #pragma once
 
 #include <cuda.h>
@@ -14,7 +14,7 @@ struct BoxPlace {
   int column, row, member, head_kv, batch;
 };
 
-// Calls f(address, element) for each 16 bytes of a box; element null: outside of the tensor.
+// Calls f(address, element) for each 16 bytes of a box. element null: outside the tensor.
 template <class F>
 void for_chunks(uint32_t smem, const CUtensorMap& map, const BoxPlace& at, F f) {
   const auto within = [](int place, int size) { return 0 <= place && place < size; };

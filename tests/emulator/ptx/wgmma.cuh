@@ -1,5 +1,5 @@
 // csrc/ptx/wgmma.cuh in the emulator, which computes a product at once. Operands in shared memory
-// are laid out as in the PTX ISA, "Matrix Descriptor", with a swizzle of 128 bytes.
+// have the layout of the PTX ISA, "Matrix Descriptor", with 128-byte swizzle.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ void wgmma_wait() {}
 template <class Registers>
 void hold(Registers&) {}
 
-// Element (row, k) of an operand, row of M or N; TRANSPOSED: its rows in memory are k.
+// Element (row, k) of an operand; row counts along M or N. TRANSPOSED: its rows in memory are k.
 template <class T, bool TRANSPOSED>
 float descriptor_element(uint64_t descriptor, int row, int k) {
   if (descriptor >> 62 != 1) emulator::fail("an operand has another swizzle than 128 bytes");
