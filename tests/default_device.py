@@ -46,7 +46,7 @@ class _TestsOnCpu(TorchFunctionMode):
 def _is_called_by_a_test() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(TORCH):
-        frame = frame.f_back  # torch on behalf of another caller
+        frame = frame.f_back  # skip torch's frames: it acts for another caller
     return frame is not None and frame.f_code.co_filename.startswith(TESTS)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 SAVED: Final = Path(__file__).with_name("wheel") / "earlier.zip"
-FIRST: Final = 2  # handle
+FIRST: Final = 2  # the first handle of a mask
 SCALE, BUDGET = 0.25, 1 << 20
 NOT_PACKED: Final = None, None, 0, 0
 SCORES: Final = False, 2.0, None

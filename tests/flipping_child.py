@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.selftest.comparison import Tensors
 
 WRONG_RANK = "1"
-WRONG_CALL = 4  # the fifth case
+WRONG_CALL = 4  # index of the case to flip
 
 calls = 0
 hash_tensors = comparison.digest

@@ -45,7 +45,7 @@ class Solution(NamedTuple):
 class Problem:
     """One call of `flash_attn_with_kvcache`."""
 
-    seqlens: tuple[int, ...] = (5, 64, 33)  # before new keys
+    seqlens: tuple[int, ...] = (5, 64, 33)  # keys before new ones are appended
     capacity: int = 96
     seqlen_q: int = 1
     heads: int = 2
@@ -55,7 +55,7 @@ class Problem:
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
     page: int = 0  # 0: not in pages
-    entries: int = 0  # of a cache without pages; 0: one for each
+    entries: int = 0  # entries of a cache without pages; 0: one per sequence
     batch_idx: tuple[int, ...] = ()
     leftpad: tuple[int, ...] = ()
     seqlen_new: int = 0

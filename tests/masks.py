@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Tensor = torch.Tensor
-HOST: Final = "cpu"  # whatever torch's default device is
+HOST: Final = "cpu"  # independent of torch's default device
 
 
 class Sizes(NamedTuple):

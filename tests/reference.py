@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 NAMES: Final = ("out", "lse", "dq", "dk", "dv")
 DEVICE: Final = os.environ.get("FLASH_DIST_TEST_DEVICE", "cuda")
-MARGIN: Final = 2.0  # times the error of torch's MATH backend
-FP32_ERROR: Final = 2.0**-22  # times 4 + the largest score, see `bound_single`
-SIGMAS: Final = 4.0  # of `bound_delta`
-LSE_ERROR: Final = 1e-4  # of 1 + |lse|
+MARGIN: Final = 2.0  # factor on the error of torch's MATH backend
+FP32_ERROR: Final = 2.0**-22  # relative to 4 + the largest score, see `bound_single`
+SIGMAS: Final = 4.0  # standard deviations in `bound_delta`
+LSE_ERROR: Final = 1e-4  # relative to 1 + |lse|
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Problem:
     k: Tensor
     v: Tensor
     dout: Tensor
-    visible: Tensor | None = None  # [batch or 1, heads or 1, seqlen_q, seqlen_k]; None: all
-    options: Mapping[str, Any] = field(default_factory=dict)  # equivalent arguments of the product
+    visible: Tensor | None = None  # [batch or 1, heads or 1, seqlen_q, seqlen_k]; None: all keys
+    options: Mapping[str, Any] = field(default_factory=dict)  # arguments with the same meaning
     softmax_scale: float | None = None
     dlse: Tensor | None = None  # [batch, num_heads_q, seqlen_q]
     name: str = ""
@@ -218,15 +218,15 @@ def bound_delta(problem: Problem) -> dict[str, Tensor]:
     )
     p = _softmax(problem, q @ k.mT * problem.scale)
     out = p @ v
-    rounding = out.to(problem.q.dtype) - out  # 0 with one key: out is v
+    rounding = out.to(problem.q.dtype) - out  # 0 with one key, as out is v
     delta = (dout * rounding).norm(dim=-1, keepdim=True)
     delta = delta + 2.0**-23 * (dout * out).abs().sum(-1, keepdim=True)
     exact = dout @ v.mT - (dout * out).sum(-1, keepdim=True)
     if problem.dlse is not None:
         exact = exact + problem.dlse.double().unsqueeze(-1)
-    unit = torch.finfo(problem.q.dtype).eps / 2 / 3**0.5  # of a rounding, evenly spread
+    unit = torch.finfo(problem.q.dtype).eps / 2 / 3**0.5  # standard deviation of a rounding error
     cut = (unit * p * exact).square()
-    if problem.q.dtype == torch.float16:  # its subnormal numbers; dS is rounded as dS / 4
+    if problem.q.dtype == torch.float16:  # subnormal numbers; dS is rounded as dS / 4
         cut = cut + (p > 0) * (4 * 2.0**-24) ** 2 / 12
     dq_squared = (delta * (p @ k)).square() + cut @ k.square()
     dk_squared = p.square().mT @ (delta * q).square() + cut.mT @ q.square()
@@ -326,7 +326,7 @@ def find_faults(
     found = []
     for name, row in zip(names, torch.stack(rows).tolist(), strict=True):
         text = _judge(name, row, problem.q.dtype, bounds.get(name))
-        if text and not single and name in {"dq", "dk"}:  # rarely, to keep the cost low
+        if text and not single and name in {"dq", "dk"}:  # rarely needed, and expensive
             left = bound_delta(problem)[name]
             more = (SIGMAS * float(_max_of(left)), SIGMAS * float(_rms_of(left)))
             text = _judge(name, row, problem.q.dtype, None, more)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 NAMES: Final = ("out", "lse", "dq", "dk", "dv")
-Documents = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each
-MASKED: Final = -65504.0  # a bias of this or less hides a key
+Documents = tuple[tuple[int, ...], tuple[int, ...]]  # lengths of queries and of keys
+MASKED: Final = -65504.0  # a bias of this or less masks a key
 SOFTCAP: Final = 3.0  # small, so that scores reach it
 
 
@@ -31,7 +31,7 @@ class Scored:
     alibi_slopes: Tensor | None = None  # [num_heads_q] or [batch or documents, num_heads_q]
     sinks: Tensor | None = None  # [num_heads_q]
     name: str = ""
-    documents: Documents | None = None  # concatenated, in a batch of 1
+    documents: Documents | None = None  # packed into a batch of 1
     bias: Tensor | None = None  # [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k]
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ def _formula(  # noqa: PLR0913 - what is differentiated
     if scored.softcap:
         wide = (
             s.double() if dtype == torch.float64 else s.float()
-        )  # 16 bits lose a large cap's tanh
+        )  # 16-bit dtypes lose tanh of a large cap
         s = (scored.softcap * torch.tanh(wide / scored.softcap)).to(dtype)
     if scored.alibi_slopes is not None:
         s = s - _slopes_by_row(scored, heads).to(dtype) * _distances(scored).to(dtype)
@@ -124,7 +124,7 @@ def _formula(  # noqa: PLR0913 - what is differentiated
     lse = s.logsumexp(-1)
     shift = torch.where(lse.isfinite(), lse, 0.0)[..., None]
     p = (s - shift).exp()[..., :seqlen_k]
-    p = p.masked_fill(lse[..., None] == torch.inf, 0.0)  # beside a sink of +inf
+    p = p.masked_fill(lse[..., None] == torch.inf, 0.0)  # a sink of +inf takes all weight
     out = torch.einsum("bhij,bjhd->bihd", p, v)
     return out.reshape(*problem.q.shape[:-1], v.shape[-1]), lse
 

@@ -58,7 +58,7 @@ DEFAULT_DEVICES: Final = (None, "meta", "cuda")
 BUDGETS: Final = (0, 1, 16, 1024)  # MiB
 LONGEST: Final = 900  # tokens
 SMALLEST, LARGEST = 1e-3, 30.0  # standard deviations of the inputs
-RUNS: Final = 3  # with equal bits, after the one in poisoned memory
+RUNS: Final = 3  # runs that must have equal bits, after one in poisoned memory
 _PACKED: Final = ("packed", "packed causal", "packed window")
 _FEATURES: Final = (
     *("softcap", "alibi", "alibi-batch", "sinks", "softcap alibi", "softcap sinks"),
@@ -73,23 +73,23 @@ class Case:
 
     number: int
     dtype: str
-    mask: str  # of MASKS, or of documents
-    lengths: tuple[int, ...]  # of documents; one if there are none
+    mask: str  # name in MASKS, or a mask of documents
+    lengths: tuple[int, ...]  # lengths of documents; a single one without documents
     lengths_k: tuple[int, ...]
     batch: int
     num_heads: int
     num_heads_kv: int
     head_dim: int
     head_dim_v: int
-    layout: str  # of LAYOUTS
+    layout: str  # name in LAYOUTS
     magnitudes: tuple[float, float, float, float]  # of q, k, v, dout
     softmax_scale: float | None
     default_device: str | None
     megabytes: int
     batch_invariant: bool
     with_dlse: bool
-    float32_precision: str | None  # of float32 alone
-    features: str  # of `tests.scores.score`
+    float32_precision: str | None  # for float32 only
+    features: str  # argument of `tests.scores.score`
 
     def __str__(self) -> str:
         sizes = (
@@ -268,7 +268,7 @@ def _make_problem(case: Case, device: str, seed: int) -> Problem:
     shape: dict[str, Any] = {"batch": case.batch, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     problem = random_problem(**shape, **_shape(case, device, seed))
     sizes = Sizes(case.batch, case.num_heads, seqlen_q, seqlen_k)
-    shown = show.__wrapped__(case.mask, sizes, device)  # repeated with another default device
+    shown = show.__wrapped__(case.mask, sizes, device)  # repeat with another default device
     problem = replace(problem, visible=shown.visible, options=shown.options, name=case.mask)
     return _finish(case, problem, LAYOUTS[case.layout])
 
@@ -281,7 +281,7 @@ def _finish(case: Case, problem: Problem, layout: Callable[[Tensor], Tensor]) ->
         chance = torch.Generator(q.device).manual_seed(case.number)
         rows = (q.shape[0], q.shape[2], q.shape[1])
         dlse = torch.randn(*rows, generator=chance, device=q.device) * case.magnitudes[3]
-        if problem.visible is not None:  # -inf has no gradient
+        if problem.visible is not None:  # -inf would have no gradient
             seen = problem.visible.any(-1).expand(rows)
             dlse = dlse.masked_fill(~seen, 0.0)
     return replace(problem, q=q, k=k, v=v, dout=dout, dlse=dlse, softmax_scale=case.softmax_scale)

@@ -46,7 +46,7 @@ Tensor = torch.Tensor
 CASES: Final = 1000
 LONGEST: Final = 6000  # keys
 MOST_QUERIES: Final = 64
-MOST_ELEMENTS: Final = 1 << 24  # of a cache of keys
+MOST_ELEMENTS: Final = 1 << 24  # elements of the cache of keys
 BUDGETS: Final = (DEFAULT_BUDGET_MB, 0)  # MiB
 REPLAYS: Final = 2
 _USUAL_DIMS: Final = (32, 64, 64, 96, 128, 128, 192, 256)
@@ -82,8 +82,8 @@ class Way(NamedTuple):
 
     name: str
     tensors: Tensors
-    sequences: list[int]  # of the whole call
-    queries: int  # the first ones
+    sequences: list[int]  # sequences of the call, by index
+    queries: int  # number of queries, from the first on
 
 
 def draw_case(number: int, *, seed: int, dtypes: Sequence[str], longest: int) -> Case:
@@ -172,7 +172,7 @@ def ways_of(case: Case, tensors: Tensors) -> Iterator[Way]:
     others = chance.sample(everyone, chance.randint(1, problem.batch))
     yield Way(f"sequences {others}", choose(tensors, others), others, queries)
     first = chance.randint(1, queries)
-    # on the CPU a product of fewer rows has other bits
+    # On the CPU a product of fewer rows has other bits.
     if tensors.q.is_cuda and _can_be_cut(problem, queries - first):
         yield Way(f"the first {first} queries", cut_off(tensors, first), everyone, first)
 

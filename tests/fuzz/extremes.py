@@ -74,13 +74,13 @@ class Case:
     num_heads_kv: int
     head_dim: int
     causal: bool
-    largest_score: float  # about
+    largest_score: float  # approximate
     softmax_scale: float
     softcap: float
-    slopes: float  # the largest; 0: no ALiBi
+    slopes: float  # largest slope; 0: no ALiBi
     sinks: tuple[float, ...]
     gradient: float  # standard deviation of dout
-    planted: tuple[str, float] | None  # in which tensor, and what
+    planted: tuple[str, float] | None  # the tensor that gets a special value, and the value
     megabytes: int
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ def make(case: Case, *, device: str, seed: int) -> Scored:
         seed=seed * 1_000_003 + case.number,
     )
     dtype = DTYPES[case.dtype]
-    # q . k of unit inputs is about 4 sqrt(head_dim) at most.
+    # q . k of unit normal inputs is at most about 4 sqrt(head_dim).
     size = math.sqrt(case.largest_score / case.softmax_scale / (4.0 * math.sqrt(case.head_dim)))
     q, k = (x * min(size, 1e4) for x in (problem.q, problem.k))
     v, dout = problem.v, problem.dout * case.gradient
@@ -171,7 +171,7 @@ def run_case(case: Case, *, device: str, seed: int) -> Checked:
     first, again = results
     differing = [name for name, x in first.items() if not same_bits(x, again[name])]
     found = [f"other bits in another run: {', '.join(differing)}"] * bool(differing)
-    first.pop("dsinks", None)  # only ours has a gradient for an infinite one
+    first.pop("dsinks", None)  # only ours has a gradient of infinite sinks
     exact = compute(scored, torch.float64)
     found += find_faults(first, exact, scored)
     lost = _rows_that_cannot_be_finite(scored)
@@ -246,7 +246,7 @@ def _rows_that_cannot_be_finite(scored: Scored) -> Tensor:
     if problem.visible is not None:
         bad &= problem.visible
     lost: Tensor = bad.any(-1)
-    if scored.sinks is not None:  # an infinite one leaves nothing for the keys
+    if scored.sinks is not None:  # an infinite sink takes all weight from the keys
         lost &= ~(scored.sinks == torch.inf)[None, :, None] | s.isnan().any(-1)
     return lost
 
@@ -302,7 +302,7 @@ def _bounds(scored: Scored, lse: Tensor) -> dict[str, float]:
     share = {"out": 2 * e + 3 * unit, "dv": 2 * e + 3 * unit}
     share["dq"] = share["dk"] = 3 * e + 4 * unit + tanh
     floor = 2.0**-24 if problem.q.dtype == torch.float16 else 2.0**-40
-    left = {  # of weights, and of 8 times as much of dS
+    left = {  # what rounding may leave of weights, and 8 times that of dS
         "out": floor * float(v.sum(1).max()),
         "dv": floor * float(dout.sum(1).max()) * group,
         "dq": 8 * floor * problem.scale * float(k.sum(1).max()),

@@ -387,7 +387,7 @@ NAMES: Final = (
 )
 FIELDS: Final = (
     ("<H", 0, (1, 2, 8, 64, 128, 256)),
-    ("<I", 20, (0, 8, 64, 72, 200)),  # where the options are
+    ("<I", 20, (0, 8, 64, 72, 200)),  # offset of the options
     ("<I", 28, (0, 10, 80, 90, 100, 107, 120, 121, 255, 999)),
     ("<I", 40, (0, 0x11, 0x2011, 0x8011, 0x100011, 0x200011, 0x300011, 0x1000011, 0xFFFFFFFF)),
     ("<Q", 56, LARGE),
@@ -451,7 +451,7 @@ def run_case(path: Path) -> tuple[str, float]:
 
     NOTE: it is read at several levels; a command reads one level in this time.
     """
-    start = time.process_time()  # a busy machine is not a finding
+    start = time.process_time()  # CPU time: a busy machine is not a finding
     try:
         read_everything(path)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 PATIENCE: Final = 60.0  # seconds
-HANGS: Final = 3  # exit status of a process with a hanging case
+HANGS: Final = 3  # exit status of a process in which a case hangs
 
 
 class Checked(NamedTuple):
     """Result of a case."""
 
     found: list[str]  # findings
-    digest: str  # of the bits of its results
+    digest: str  # digest of the bits of the case's results
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Share:
     """Work of one process."""
 
     numbers: Sequence[int]
-    draw: Callable[[int], object]  # makes the case of a number
+    draw: Callable[[int], object]  # makes the case with a given number
     check: Callable[[Any], Checked]
     deadline: float  # of time.time()
-    patience: float  # seconds for a case
-    threads: int  # of torch's on the CPU
+    patience: float  # seconds per case
+    threads: int  # torch's CPU threads
 
 
 class Done(NamedTuple):
@@ -89,7 +89,7 @@ def run_program(
     try:
         done = _run_shares(shares)
     except BrokenProcessPool:
-        return HANGS  # its process has named the case
+        return HANGS  # the process has named the hanging case
     cases, findings = sum(one.cases for one in done), sum(one.findings for one in done)
     digests = {name: bits for one in done for name, bits in one.digests.items()}
     others = _compare_digests(args.bits, digests) if args.bits else []
@@ -130,7 +130,7 @@ def watched(case: object, patience: float) -> Iterator[None]:
 
     def give_up() -> None:
         _print(f"{case}: no end after {patience:g} s")
-        faulthandler.dump_traceback(sys.stdout)  # the call, if not a kernel
+        faulthandler.dump_traceback(sys.stdout)  # shows the Python call, unless a kernel hangs
         os._exit(HANGS)
 
     watchdog = threading.Timer(patience, give_up)

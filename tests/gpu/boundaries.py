@@ -77,7 +77,7 @@ SPARSE: Final = {
     "queries alone": Boundaries((0, 150, 300), (0, 0, 0)),
     "keys alone": Boundaries((0, 0, 0), (0, 150, 260)),
 }
-# Invalid, but with defined results.
+# Invalid, but the results are defined.
 LIES: Final = {
     "a head": Boundaries((40, 70, 300), (100, 101, 260)),
     "nothing covered, at the end": Boundaries((5, 5, 5), (260, 260, 260), 1, 1),
@@ -91,7 +91,7 @@ LIES: Final = {
     "one row of many": Boundaries((0, 300), (0, 260), 1, 1),
     "near the largest int": Boundaries((MOST - 5, MOST, MOST), (0, MOST - 1, MOST)),
 }
-# With undefined results; nothing else may change.
+# Invalid: results are undefined, but no other memory may change.
 CHAOS: Final = {
     "decreasing": Boundaries((0, 200, 100, 300), (0, 260, 10, 200)),
     "turned round": Boundaries((300, 200, 100, 0), (260, 100, 50, 0)),

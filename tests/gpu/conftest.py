@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 SEEN: dict[str, dict[str, object]] = {}
 DTYPE_NAMES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-KERNELS = {**DTYPE_NAMES, "ieee32": torch.float32}  # what kernels call it, by arithmetic
+KERNELS = {**DTYPE_NAMES, "ieee32": torch.float32}  # names of dtype and arithmetic in kernels
 HALVES: Final = ("fp16", "bf16")
-TILES_FOR_MANY: Final = 226  # the plan beside 227, which has the tiles for few queries
+TILES_FOR_MANY: Final = 226  # the plan of large tiles; plan 227 has the tiles for few queries
 
 # head_dim, head_dim_v: every compiled size
 COMPILED: Final = {
@@ -156,7 +156,7 @@ def _check_plan(loaded: dict[str, Any], limit: str | None) -> None:
     (ours,) = (x for x in built if x["symbol"] == loaded["symbol"])
     plans = [x["plan"] for x in built if all(x[name] == ours[name] for name in names)]
     fitting = [plan for plan in plans if plan * 1024 <= room]
-    # The largest GPUs have two plans: the shape decides between them.
+    # The largest GPUs have two plans; the shape decides between them.
     largest = {TILES_FOR_MANY, max(fitting)} if TILES_FOR_MANY in fitting else {max(fitting)}
     assert loaded["plan"] in largest, f"{loaded} of plans {plans}, {room} bytes"
 

@@ -36,7 +36,7 @@ MODEL: Final = {
     "max_position_embeddings": SEQLEN,
     "use_cache": False,
 }
-FIXED: Final = {  # of NCCL: the order of sums follows from these and the links between the GPUs
+FIXED: Final = {  # NCCL settings: with the links between the GPUs, they fix the order of sums
     "NCCL_ALGO": "Ring",
     "NCCL_PROTO": "Simple",
     "NCCL_MIN_NCHANNELS": "8",

@@ -128,12 +128,12 @@ def peak_of(call: Callable[[], object]) -> int:
     The backward's thread may free memory of the previous call during the measurement, which then
     looks smaller: the result is the largest of several.
     """
-    call()  # one-time allocations
+    call()  # one-time allocations happen here
     return max(_peak_of_one(call) for _ in range(3))
 
 
 def _peak_of_one(call: Callable[[], object]) -> int:
-    gc.collect()  # memory of a failed test must not be freed in between
+    gc.collect()  # free the memory of failed tests now, not during the measurement
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = int(torch.cuda.memory_stats()["requested_bytes.all.current"])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-if __name__ == "__main__":  # the program is found by its path, tests by their folder
+if __name__ == "__main__":  # run by path: this file's folder is on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from flash_dist.toolkit.loading.library import last_variant, variants
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from tests.reference import Problem
 
 DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-IEEE32: Final = "ieee32"  # float32 whose products are FFMA
-BUDGETS: Final = (0, 64)  # MiB: dQ computed again, and from a stored dS
+IEEE32: Final = "ieee32"  # float32 multiplied with FFMA
+BUDGETS: Final = (0, 64)  # MiB: recompute dQ, or store dS
 SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_kv": 1}
 SHORT: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 60, "seqlen_k": 64}  # one tile
-TALL: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 600}  # queries that blocks share
-MANY: Final[dict[str, Any]] = {**SMALL, "batch": 140}  # fill any GPU with the largest tiles
+TALL: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 600}  # several blocks share the queries
+MANY: Final[dict[str, Any]] = {**SMALL, "batch": 140}  # fills any GPU with the largest tiles
 LENGTHS: Final = (65, 0, 30)  # of documents
 SCORES: Final = {"alibi_slopes": torch.tensor([0.5, 0.1]), "learnable_sink": torch.tensor([1.0, 0])}
-KINDS: Final = ("full", "intervals", "dense-per-head")  # a band, rows and tiles
+KINDS: Final = ("full", "intervals", "dense-per-head")  # masks of kind BAND, ROWS and TILES
 WHAT: Final = ("all", "kernels", "masks", "cells", "caches", "boundaries")
 
 Size = tuple[str, int, int]  # dtype, head_dim, head_dim_v

@@ -43,7 +43,7 @@ def test_what_is_short_is_replayed_beside_its_launches(
             assert [(pass_, x.graph) for pass_, x in entry.timings.items()] == [
                 (pass_, graph) for pass_ in PASSES
             ]
-            for timing in entry.timings.values():  # of one attention, for any number in a graph
+            for timing in entry.timings.values():  # per attention, however many a graph contains
                 assert timing.median_ms == pytest.approx(SHORT_MS)
 
 

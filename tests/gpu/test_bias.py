@@ -29,7 +29,7 @@ SHAPES: Final = {
     "more-queries": (2, 500, 66, 4, 2),
     "few-queries": (1, 5, 1100, 2, 1),
     "long": (1, 1111, 1112, 2, 1),
-    "many": (300, 49, 49, 2, 2),  # splits of a gradient
+    "many": (300, 49, 49, 2, 2),  # gradient in several splits
 }
 BROADCASTS: Final = list(product((False, True), repeat=4))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 HEAD_DIMS: Final = ((64, 64), (128, 128), (192, 128), (256, 256), (72, 40))
-BUDGETS: Final = (0, 1, 1024)  # MiB: dQ computed again, chunks or stripes, and dS in one piece
+BUDGETS: Final = (0, 1, 1024)  # MiB: recompute dQ, store dS in chunks, store all of dS
 SENTINEL: Final = 0x5A
 FENCE: Final = 1 << 16  # bytes
 

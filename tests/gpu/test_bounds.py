@@ -101,7 +101,7 @@ def test_padding_is_not_read(
 
 
 SIZES = (3, 4, 150, 330)  # batch, num_heads_q, seqlen_q, seqlen_k
-KEPT = ((41, 290), (0, 65), (130, 131))  # keys of each batch entry
+KEPT = ((41, 290), (0, 65), (130, 131))  # visible keys of each batch entry
 
 
 def _kept() -> torch.Tensor:
@@ -125,11 +125,11 @@ def _ids() -> torch.Tensor:
 
 def _intervals(gap: int) -> BlockMask:
     begin, end = torch.tensor(KEPT).T[..., None]
-    odd = torch.arange(150) % 2 * gap  # neighbours see keys far apart
+    odd = torch.arange(150) % 2 * gap  # adjacent queries see keys far apart
     return BlockMask.from_intervals((begin + odd).minimum(end - 1), (begin + odd + 40).minimum(end))
 
 
-UNSEEN: dict[str, Callable[[], BlockMask]] = {  # keys before and after those that a query sees
+UNSEEN: dict[str, Callable[[], BlockMask]] = {  # masked keys before and after the visible ones
     "booleans": lambda: BlockMask.from_dense(_some()[:, :1] & _kept()),
     "booleans-of-heads": lambda: BlockMask.from_dense(_some() & _kept()),
     "booleans-of-keys": lambda: BlockMask.from_dense(_kept().expand(-1, 1, 150, -1)),

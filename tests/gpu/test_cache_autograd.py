@@ -148,7 +148,7 @@ def read_latent() -> tuple[Callable[[Tensor], Tensor], Tensor]:
     return call, draw(2, 1, 16, 576, dtype=torch.bfloat16)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # of torch.func.jvp itself
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # from torch.func.jvp
 @pytest.mark.parametrize("make", [read_cache, read_latent])
 def test_transforms_give_values_or_our_refusal(
     make: Callable[[], tuple[Callable[[Tensor], Tensor], Tensor]],

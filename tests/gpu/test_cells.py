@@ -14,7 +14,7 @@ from tests.reference import Problem, assert_same_bits, random_problem
 
 pytestmark = pytest.mark.gpu
 
-ROOMY = 30_000  # MiB that hold dS of every case
+ROOMY = 30_000  # MiB of budget: enough for dS of every case
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tests.reference import NAMES, Problem, assert_same_bits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.filterwarnings("default")  # torch.compile has warnings of its own
+pytestmark = pytest.mark.filterwarnings("default")  # torch.compile emits warnings
 
 SHAPE: dict[str, Any] = {"batch": 2, "seqlen_q": 200, "num_heads": 4, "num_heads_kv": 2}
 MASKS = ("causal", "window", "sixteen-blocks", "dense-per-batch-and-head")
@@ -269,7 +269,7 @@ def test_the_workspace_limit_of_a_compiled_function_is_that_of_the_moment(
 def test_the_memory_of_a_compiled_backward_follows_the_limit(any_half: torch.dtype) -> None:
     problem = masked_problem(
         "causal", batch=2, seqlen_q=1024, num_heads=8, head_dim=192, dtype=any_half
-    )  # of a head_dim that no fused backward serves: dS is stored
+    )  # a head_dim without fused backward: dS is stored
     attention = compiled(problem, backend="aot_eager")
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
 
@@ -280,7 +280,7 @@ def test_the_memory_of_a_compiled_backward_follows_the_limit(any_half: torch.dty
     for megabytes in (1536, 0):
         with workspace(megabytes):
             peaks[megabytes] = peak_of(step)
-    tiles = 2 * 8 * (16 * 17 // 2)  # of dS, which the second limit has no room for
+    tiles = 2 * 8 * (16 * 17 // 2)  # dS tiles, too many for the second limit
     assert peaks[1536] - peaks[0] == 8192 * tiles
 
 
@@ -333,7 +333,7 @@ def test_graphed_callables_hold_attention_wherever_they_hold_torchs(name: str, s
     got = run(name)
     if state == "alone":
         assert got == "same"
-    elif got != "same":  # a graph on another stream: torch's rule, and so torch's own error
+    elif got != "same":  # a graph on another stream: torch raises its own error
         assert got == run("torch")
 
 

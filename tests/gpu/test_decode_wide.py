@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 Tensor = torch.Tensor
 
 LIMIT: Final = "FLASH_DIST_SMEM_LIMIT"
-SHORT: Final = "166911"  # bytes of shared memory: too few for any kernel of Hopper's families
+SHORT: Final = "166911"  # bytes of shared memory, too few for the Hopper kernels
 DTYPES: Final = (torch.float16, torch.bfloat16)
 
 LONG: Final = Problem(seqlens=(3000, 1, 777), capacity=3008, seqlen_q=70, head_dim=128, causal=True)
@@ -48,8 +48,8 @@ PROBLEMS: Final = {
     "few columns": replace(LONG, head_dim=40, head_dim_v=24),
     "more columns than 64": replace(LONG, head_dim=96),
 }
-BUDGETS: Final = (1536, 1, 0)  # MB of workspace: it decides which blocks share a sequence
-ENDS: Final = ((0, 5, 5, 21, 36), (0, 1100, 2200, 4200, 8300))  # of packed queries and keys
+BUDGETS: Final = (1536, 1, 0)  # MB of workspace: decides which blocks share a sequence
+ENDS: Final = ((0, 5, 5, 21, 36), (0, 1100, 2200, 4200, 8300))  # cu_seqlens of queries and keys
 
 
 def calls() -> Iterator[tuple[str, tuple[Tensor, ...]]]:

@@ -43,7 +43,7 @@ def test_every_mask_is_made_planned_and_used_as_without(half: torch.dtype) -> No
         assert_same_bits(want, got, name)
 
 
-MADE: dict[str, Callable[[], BlockMask]] = {  # of tensors on the default device
+MADE: dict[str, Callable[[], BlockMask]] = {  # masks made from tensors on the default device
     "padding": lambda: BlockMask.padding(torch.tensor([331, 5])),
     "padding-of-numbers": lambda: BlockMask.padding(list(torch.tensor([331, 5]))),
     "prefix": lambda: BlockMask.prefix(torch.tensor([40, 0])),

@@ -192,7 +192,7 @@ def test_rows_of_a_causal_mask_do_not_depend_on_later_tokens(
 ) -> None:
     sizes = {"head_dim": head_dims[0], "head_dim_v": head_dims[1], "dtype": dtype}
     problem = masked_problem("causal", seqlen_q=500, num_heads=4, num_heads_kv=2, **sizes)
-    seen = 250  # in the middle of a warp's rows
+    seen = 250  # a key in the middle of a warp's rows
 
     def change(x: torch.Tensor) -> torch.Tensor:
         changed = x.clone()

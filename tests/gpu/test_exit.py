@@ -38,9 +38,9 @@ assert threading.enumerate() == [threading.main_thread()], threading.enumerate()
 """
 
 
-# NOTE: not after a backward: a process that ends right after one sometimes aborts, with any
-# autograd.Function in Python, because torch's own thread still releases the graph. With a function
-# that multiplies by 2, one of 8 processes did so (torch 2.11, Python 3.12).
+# NOTE: not after a backward. A process that ends right after a backward with any Python
+# autograd.Function sometimes aborts, because torch's thread is still releasing the graph. With a
+# function that multiplies by 2, this happened in 1 of 8 processes (torch 2.11, Python 3.12).
 @pytest.mark.parametrize("what", ["mask", "forward"])
 def test_a_process_ends_quietly_after_a_mask_of_70000_rows_of_heads(what: str) -> None:
     for _ in range(ROUNDS):

@@ -18,7 +18,7 @@ from tests.gpu.running import require_smaller_plans
 
 HOPPER: Final = (9, 0)
 LIMIT: Final = "FLASH_DIST_SMEM_LIMIT"
-SMALL: Final = "166911"  # bytes of shared memory: too few for any kernel of Hopper's families
+SMALL: Final = "166911"  # bytes of shared memory, too few for the Hopper kernels
 
 CODE: Final = """
 import json, sys, torch
@@ -55,10 +55,10 @@ class Kind:
     """Families that Hopper's own kernels use for the gradients, and their fallback."""
 
     head_dim: int
-    native: dict[str, str]  # family of each role
+    native: dict[str, str]  # role -> family
     general: dict[str, str]
-    megabytes: str = "1536"  # of workspace
-    head_dim_v: int | None = None  # as head_dim
+    megabytes: str = "1536"  # MB of workspace
+    head_dim_v: int | None = None  # None: head_dim
 
 
 KINDS: Final = {
@@ -136,7 +136,7 @@ def test_small_probabilities_keep_their_bits_where_they_are_rounded_first(
 ) -> None:
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("Hopper's families are for compute capability 9.0")
-    keys = 50_007  # 1 / keys is 335.497 * 2^-24: rounded to fp16, a subnormal number, 1.5e-3 off
+    keys = 50_007  # 1 / keys = 335.497 * 2^-24 is subnormal in fp16: rounding error 1.5e-3
     q, k, v, dout = (
         torch.full((1, rows, 1, columns), value, dtype=torch.float16, device="cuda")
         for rows, columns, value in (

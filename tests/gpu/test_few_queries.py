@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 Tensor = torch.Tensor
 
 FEW = ((1, 1024), (5, 1500), (16, 4095), (33, 16384))
-NOT_FEW = ((17, 1500), (7, 1023), (65, 16500), (300, 300))  # see csrc/core/params.h
+NOT_FEW = ((17, 1500), (7, 1023), (65, 16500), (300, 300))  # limits: csrc/core/params.h
 
 
 def windowed(problem: Problem, left: int, right: int) -> Problem:
@@ -111,7 +111,7 @@ def test_packed_documents_are_those_of_float64(half: torch.dtype) -> None:
     assert not find_faults(attend_packed(packed), packed.problem)
 
 
-@pytest.mark.gpu  # other kernels reject a head without this
+@pytest.mark.gpu  # without the marker, other kernels reject the head_dim
 def test_rows_of_no_document_are_zeros(any_half: torch.dtype) -> None:
     problem = random_problem(seqlen_q=40, seqlen_k=3000, num_heads=2, dtype=any_half)
     q, k, v = (x[0] for x in (problem.q, problem.k, problem.v))

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-# Calls that a program may make before it starts workers: none may initialise CUDA.
+# Calls that a program may make before it starts workers. None may initialise CUDA.
 BEFORE = """
 import os
 import sys
@@ -65,7 +65,7 @@ assert attend(0) == 1.0  # and so can this one
 """
 )
 
-# Once this process uses CUDA, the answer comes from this process, and also from a forked child.
+# Once this process has used CUDA, it answers by itself, also in a forked child.
 AFTER = """
 import os
 import sys

@@ -109,7 +109,7 @@ def test_the_gradient_of_a_sum_is_that_of_ones(name: str, dtype: torch.dtype) ->
     problem = replace(problem, dout=torch.ones_like(problem.dout))
     want = attend(problem)
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
-    flash_attn_func(q, k, v, **problem.options).sum().backward()  # dout has strides of 0
+    flash_attn_func(q, k, v, **problem.options).sum().backward()  # dout of a sum has strides of 0
     assert q.grad is not None
     assert k.grad is not None
     assert v.grad is not None

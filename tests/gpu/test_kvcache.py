@@ -87,7 +87,7 @@ def test_results_and_cache_are_those_of_loops(name: str, half: torch.dtype) -> N
     poison_memory(tensors.q.device)
     out, lse = problem.call(tensors)
     tolerance = 2e-2 if half == torch.bfloat16 else 3e-3
-    rounding = 2 * tolerance if problem.rotary_dim else 0.0  # of the rotated values
+    rounding = 2 * tolerance if problem.rotary_dim else 0.0  # error of the rotated values
     torch.testing.assert_close(out.double().cpu(), expected.out, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse.double().cpu(), expected.lse, atol=1e-5 + rounding, rtol=1e-5)
     for got, wanted in ((tensors.k_cache, expected.k_cache), (tensors.v_cache, expected.v_cache)):
@@ -330,7 +330,7 @@ def test_windows_may_begin_anywhere_in_a_group_of_units(
         )
         tensors = problem.make(any_half, DEVICE)
         shared = problem.call(tensors)
-        with workspace(0):  # no blocks share a sequence
+        with workspace(0):  # without workspace no blocks share a sequence
             assert _same(shared, problem.call(tensors)), batch
 
 
@@ -408,7 +408,7 @@ def test_packed_queries_have_the_bits_of_queries_alone(
         seqlens=LONG, capacity=3104, heads=8, heads_kv=2, head_dim=head_dim, page=16, causal=True
     )
     tensors = problem.make(any_half, DEVICE)
-    before, behind = 3, 9  # rows that belong to no sequence
+    before, behind = 3, 9  # uncovered rows
     ends = [before + sum(lengths[:i]) for i in range(4)]
     q = torch.randn(ends[-1] + behind, 8, head_dim, device=DEVICE).to(any_half)
     cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=DEVICE)

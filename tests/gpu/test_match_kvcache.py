@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 HEAD_DIMS = (8, 40, 64, 64, 80, 96, 128, 128, 160, 192, 256, 256, 264, 512)
 LENGTHS = ((1, 140), (100, 1300), (900, 3100))
-PROBLEMS = 60  # of each test
+PROBLEMS = 60  # per test
 
 
 class RandomCall:

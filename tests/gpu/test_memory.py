@@ -47,7 +47,7 @@ def count_slots(problem: Problem) -> int:
     if mask is not None:
         return int(mask.plan(batch, heads, seqlen_q, seqlen_k).key_slots[-1])
     queries, keys = (-(-seqlen // TILE) for seqlen in (seqlen_q, seqlen_k))
-    if "window_size" in problem.options:  # as many for each key tile
+    if "window_size" in problem.options:  # same number of queries for each key tile
         left, right = problem.options["window_size"]
         return int(keys * min(queries, (left + right + 2 * TILE - 2) // TILE + 1))
     if not problem.options:
@@ -124,7 +124,7 @@ def test_memory_of_a_group_split_is_what_the_formula_says(
     partial = peak_of(backward_of(problem)) - fixed - stored(problem)
     sizes = COMPILED_SM90 if "sm90" in last_variant()["fwd"]["family"] else COMPILED
     compiled = [next(size for size in sizes if size >= dim) for dim in head_dims]
-    # parts of the group, where it is fused times those of its queries
+    # Group splits, times query splits if fused.
     allowed = {4 * parts * 512 * sum(compiled) for parts in (2, 4, 8, 16, 32)}
     assert partial in allowed | {0}
 
@@ -216,14 +216,14 @@ def test_results_past_2_to_the_31_elements_are_right(any_half: torch.dtype) -> N
 @pytest.mark.parametrize("head_dim", [64, 128, 256], ids=lambda dim: f"d{dim}")
 def test_rows_past_2_to_the_31_elements_are_right(head_dim: int, any_half: torch.dtype) -> None:
     has_room(40)
-    heads, before, last = 32, 64, 300  # a query sees so many keys before its own
+    heads, before, last = 32, 64, 300  # left window: keys before the query's own
     seqlen = 2**31 // (heads * head_dim) + last
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v, dout = (
         torch.zeros(1, seqlen, *shape, head_dim, device="cuda", dtype=any_half)
         for shape in ((heads,), (1,), (1,), (heads,))
     )
-    for x in (q, k, v, dout):  # gradients of the last queries alone
+    for x in (q, k, v, dout):  # only the last queries have gradients
         x[:, -last - (0 if x is dout else before) :].normal_(generator=generator)
     problem = Problem(q, k, v, dout, options={"window_size": (before, 0)})
     result = attend(problem, poison=False)
@@ -280,8 +280,8 @@ def test_no_memory_for_the_workspace_is_torchs_error_and_leaks_nothing(
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    # The gradients, 32 MiB each, fit; dS does not: 8192 bytes for each of 128 heads and up to 1024
-    # tiles.
+    # The gradients, 32 MiB each, fit. dS does not: it has 8192 bytes per tile, and up to 1024 tiles
+    # for each of 128 heads.
     with memory_left(gradients(problem) + (64 << 20)):
         for _ in range(3):
             with pytest.raises(torch.OutOfMemoryError, match="of workspace on GPU 0") as caught:
@@ -303,8 +303,8 @@ def test_no_memory_for_the_output_is_torchs_error(half: torch.dtype) -> None:
     assert torch.equal(want, flash_attn_func(q, q[:, :64], q[:, :64]))
 
 
-# Fills the GPU without torch's allocator, so that the driver has no memory to load a kernel, and
-# prints the results and the kernels of the calls after that.
+# Allocates all GPU memory outside torch, so that the driver has none left to load a kernel. Prints
+# the results and the kernels of later calls.
 FIRST_LOAD = """
 import ctypes, hashlib, sys
 import torch

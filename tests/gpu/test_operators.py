@@ -66,7 +66,7 @@ def train(call: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
 
 
-@pytest.mark.filterwarnings("default")  # torch's profiler has warnings of its own
+@pytest.mark.filterwarnings("default")  # torch's profiler emits warnings
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_that_nobody_looks_at_takes_operators_without_a_formula(kind: str) -> None:
     call, inputs = make_call(kind)

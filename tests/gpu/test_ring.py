@@ -28,7 +28,7 @@ from tests.reference import (
 
 Tensor = torch.Tensor
 Links = list["SimpleQueue[tuple[Tensor, ...]]"]
-CHUNK = 97  # tokens of one of the two chunks of a rank
+CHUNK = 97  # tokens per chunk; a rank has two chunks
 LIMITS = {torch.bfloat16: 0.02, torch.float16: 0.003, torch.float32: 2e-5}  # of the largest value
 SECONDS = 60.0  # to wait for a rank that has failed
 

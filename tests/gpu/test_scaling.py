@@ -109,7 +109,7 @@ def test_float32_loses_no_more_to_large_scores_than_torch(
         problem = replace(shape, q=shape.q * magnitude, k=shape.k * magnitude)
         result, exact, bounds = attend(problem), compute_exact(problem), bound_single(problem)
         assert_close(result, problem)
-        eager = compute_half(problem)  # in the dtype of the inputs, float32
+        eager = compute_half(problem)  # eager attention in float32
         for name, bound in bounds.items():
             ours.append(float((result[name] - exact[name]).abs().max()) / bound)
             theirs.append(float((eager[name] - exact[name]).abs().max()) / bound)
@@ -123,7 +123,7 @@ def test_float32_weighs_a_key_that_stands_out_by_one(single: torch.dtype) -> Non
     k[..., 0] = -30
     k[:, 77, :, 0] = 150  # scores of 190 to 620; all others are lower by hundreds
     dout.copy_(torch.eye(64, device=q.device)[:, None])
-    weights = attend(replace(base, q=q, k=k, dout=dout))["dv"][:, 77]  # of each query
+    weights = attend(replace(base, q=q, k=k, dout=dout))["dv"][:, 77]  # of each query for key 77
     assert float((weights - 1).abs().max()) <= 2.0**-22  # lse is rounded to 2^-15
 
 
@@ -137,7 +137,7 @@ def test_constant_rows_weigh_every_key_the_same(
             replace(base, dout=torch.zeros_like(base.dout)),
         )
     )
-    for name in ("k", "v"):  # dq is a sum that cancels: the rest is the rounding of out
+    for name in ("k", "v"):  # dq is a difference of nearly equal sums: only out's rounding is left
         first: torch.Tensor = getattr(base, name)[:, :1]
         changed: dict[str, Any] = {name: first.expand_as(base.k).contiguous()}
         problem = replace(base, **changed)
@@ -162,14 +162,14 @@ def test_gradients_scale_with_dout(
         problem = replace(base, dout=base.dout * factor)
         result = attend(problem)
         exact, half = compute_exact(problem), None
-        if dtype == torch.float16 and factor > 1:  # the error of torch's half if it has one
+        if dtype == torch.float16 and factor > 1:  # torch's float16 error, if there is one
             half = {
                 key: (exact[key] + (value.double() - compute_exact(base)[key]) * factor)
                 if key != "out"
                 else value
                 for key, value in compute_half(base).items()
             }
-            for key in ("dq", "dk", "dv"):  # the rest is compared with torch's own overflow below
+            for key in ("dq", "dk", "dv"):  # lse and out are compared with torch's below
                 finite = result[key].isfinite()
                 result[key] = torch.where(finite, result[key].double(), exact[key])
         faults = find_faults(result, problem, exact=exact, half=half)
@@ -228,7 +228,7 @@ def test_what_is_not_finite_spreads_as_far_as_in_torch(value: float, dtype: torc
     ):
         result = attend(spoilt)
         faults = find_spread(result, compute_exact(spoilt))
-        if faults and dtype == torch.float32:  # an infinity has no remainder: 3xTF32 makes it NaN
+        if faults and dtype == torch.float32:  # 3xTF32 turns infinities into NaN
             given = (spoilt.q, spoilt.k, spoilt.v)
             q, k, v = (x.nan_to_num(torch.nan, torch.nan, torch.nan) for x in given)
             faults = find_spread(result, compute_exact(replace(spoilt, q=q, k=k, v=v)))
@@ -244,7 +244,7 @@ def test_the_gradient_of_lse_flows(head_dims: tuple[int, int], dtype: torch.dtyp
         dlse = torch.randn(batch, heads, seqlen_q, generator=generator, device=problem.q.device).to(
             problem.q.dtype
         )
-        if problem.visible is not None:  # a row without a key has no lse to change
+        if problem.visible is not None:  # rows without keys have lse = -inf, which cannot change
             dlse = dlse * problem.visible.any(-1)
         return replace(problem, dlse=dlse.float())
 

@@ -129,7 +129,7 @@ def test_rows_without_keys_have_their_sink(dtype: torch.dtype) -> None:
     problem = random_problem(batch=2, seqlen_q=130, seqlen_k=60, num_heads=4, dtype=dtype)
     scored = score(replace(problem, options={"causal": True}), "sinks")
     results = attend_scored(scored)
-    unseeing = slice(0, 70)  # queries before the first that sees a key
+    unseeing = slice(0, 70)  # queries that see no key
     assert scored.sinks is not None
     assert not results["out"][:, unseeing].any()
     wanted = scored.sinks[None, :, None].expand(2, 4, 70)
@@ -313,7 +313,7 @@ def test_bent_scores_have_families_of_their_own_on_hopper(
     any_half: torch.dtype, head_dim: int, head_dim_v: int, role: str
 ) -> None:
     specific = has_families_for_hopper(any_half)
-    forward = "fwd" if head_dim <= 32 else "fwd_scored_sm90"  # which leaves few columns
+    forward = "fwd" if head_dim <= 32 else "fwd_scored_sm90"  # it has few columns
     problem = random_problem(
         seqlen_q=300, head_dim=head_dim, head_dim_v=head_dim_v, dtype=any_half, causal=True
     )
@@ -325,8 +325,8 @@ def test_bent_scores_have_families_of_their_own_on_hopper(
         assert {one: family_of(one) for one in expected} == expected, features
 
 
-# From the smallest to the largest, on both sides of BOUNDED_CAP of csrc/sm90/score_mod.cuh and of
-# FAST_CAP of csrc/core/params.h.
+# From small to large, on both sides of BOUNDED_CAP (csrc/sm90/score_mod.cuh) and FAST_CAP
+# (csrc/core/params.h).
 SOFTCAPS = (1e-3, 0.1, 1.0, 30.0, 50.0, 51.0, 100.0, 101.0, 1e3, 1e4, 1e6, 1e9, 2.0**40)
 
 

@@ -18,7 +18,7 @@ from tests.reference import assert_same_bits, find_faults, random_problem
 pytestmark = pytest.mark.gpu
 
 LENGTHS: Final = (1, 16, 33, 63, 64)
-BANDS: Final = ("full", "causal", "window", "sixteen-blocks", "intervals")  # and rows
+BANDS: Final = ("full", "causal", "window", "sixteen-blocks", "intervals")  # kinds BAND and ROWS
 MANY: Final = 140  # sequences whose large tiles fill any GPU
 
 

@@ -27,7 +27,7 @@ MODES: Final = (  # in the order of tile_gemm.cu
     "two-warps",
     "two-warps-8-columns",
 )
-SCORES: Final = MODES[:2]  # only the first product; the others round it for a second
+SCORES: Final = MODES[:2]  # only the first product; other modes round S for a second product
 TARGETS: Final = {
     "ptx-7.5-fp16": (75, "", "compute_75", "Fp16"),
     "ptx-8.0-fp16": (80, "", "compute_80", "Fp16"),
@@ -35,7 +35,7 @@ TARGETS: Final = {
     "sass-9.0a-fp16": (90, "a", "sm_90a", "Fp16"),
     "sass-9.0a-bf16": (90, "a", "sm_90a", "Bf16"),
 }
-SPANS: Final = {  # existing rows, and number of missing columns
+SPANS: Final = {  # rows that exist, and missing columns
     "whole": (0, 32, 0),
     "first-rows": (0, 17, 0),
     "inner-rows": (5, 29, 0),

@@ -34,7 +34,7 @@ FLASH = SDPBackend.FLASH_ATTENTION
 def provider() -> Iterator[None]:
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("torch has no flash backend for this GPU")
-    torch_sdpa.activate(varlen_first=True)  # torch 2.14 and newer would take cuDNN
+    torch_sdpa.activate(varlen_first=True)  # otherwise torch 2.14 and newer would use cuDNN
     yield
     torch_sdpa.deactivate()
 
@@ -42,7 +42,7 @@ def provider() -> Iterator[None]:
 @contextmanager
 def deterministic() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(mode=True)  # warn_only would leave cuDNN in
+    torch.use_deterministic_algorithms(mode=True)  # warn_only would not exclude cuDNN
     try:
         yield
     finally:

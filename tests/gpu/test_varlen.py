@@ -131,7 +131,7 @@ def test_keys_of_a_document_before_every_window_are_not_read(
     problem = packed.problem
     assert problem.visible is not None
     gone = ~problem.visible.flatten(0, 2).any(0).to(problem.k.device)[None, :, None, None]
-    assert int(gone.sum()) == (330 - 150 - 20) + (200 - 30 - 20)  # the first ones of two documents
+    assert int(gone.sum()) == (330 - 150 - 20) + (200 - 30 - 20)  # queries that see no key
     k, v = (x.masked_fill(gone, torch.nan) for x in (problem.k, problem.v))
     spoilt = replace(packed, problem=replace(problem, k=k, v=v))
     for megabytes in (0, 1024):

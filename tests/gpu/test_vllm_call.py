@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 Tensor = torch.Tensor
 
 HEADS, HEADS_KV = 14, 2
-SEQLEN, ROOM = 19802, 384  # keys of the decoding sequence, and tokens that its neighbour may have
+SEQLEN, ROOM = 19802, 384  # keys of the decoding sequence; most tokens of its neighbour
 NEIGHBOURS: Final = (9, 10, 16, 17, 64, 65, 128, 129, 257)
 LONGEST: Final = (10, 64, 65, 129, 2048, SEQLEN)
 

@@ -17,8 +17,8 @@ from tests.gpu.sources import CSRC, HERE, NEEDS_NVCC, include_flags
 
 ELEMENTS: Final = {"Fp16": torch.float16, "Bf16": torch.bfloat16}
 M, K = 64, 128
-COLUMNS: Final = (64, 80, 96, 112, 128, 192, 256)  # of D
-MODES: Final = (  # in the order of warpgroup_tile.cu: whether the rows of A and of B are k
+COLUMNS: Final = (64, 80, 96, 112, 128, 192, 256)  # columns of D
+MODES: Final = (  # in the order of warpgroup_tile.cu: whether rows of A and of B are k
     ("by-rows", False, False),
     ("b-by-columns", False, True),
     ("a-by-columns", True, False),
@@ -27,7 +27,7 @@ MODES: Final = (  # in the order of warpgroup_tile.cu: whether the rows of A and
     ("registers-b-by-columns", False, True),
 )
 NAMES: Final = [mode[0] for mode in MODES]
-# Batches, rows, heads of k, members of a group, columns.
+# Batches, rows, kv heads, query heads per kv head, columns.
 SHAPES: Final = ((1, 64, 1, 1, 64), (2, 100, 3, 2, 80), (1, 1, 1, 4, 8), (3, 129, 2, 1, 256))
 
 pytestmark = [
@@ -70,7 +70,7 @@ def test_a_product_of_a_warpgroup_is_exact_up_to_rounding(
     library, dtype = compiled
     number = NAMES.index(mode)
     _, a_by_columns, b_by_columns = MODES[number]
-    stride = 264  # elements, more than any row has; NaN after the rows and between them
+    stride = 264  # row stride in elements, beyond any row; NaN between rows
     memory = [torch.full((257, stride), torch.nan, device="cuda", dtype=dtype) for _ in range(2)]
     a = memory[0][: K if a_by_columns else M, : M if a_by_columns else K]
     b = memory[1][: K if b_by_columns else columns, : columns if b_by_columns else K]

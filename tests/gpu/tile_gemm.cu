@@ -1,5 +1,5 @@
-// One-tile products and stores through the steps of the mma.sync kernels, for test_tile_gemm.py.
-// Compiled there for one target and dtype, with all head_dims in one library: -DTARGET=90
+// One-tile products and stores with the helpers of the mma.sync kernels, for test_tile_gemm.py. The
+// test compiles it for one target and dtype, with all head_dims in one library: -DTARGET=90
 // -DTARGET_SUFFIX="'a'" -DELEMENT=Bf16.
 #include "mma/fragments.cuh"
 #include "ptx/barrier.cuh"
@@ -12,16 +12,16 @@ using namespace flash_dist;
 using Chip = Target<TARGET, TARGET_SUFFIX, Code::SASS>;
 constexpr int ROWS = 32;
 constexpr int THREADS = 128;
-constexpr int PAIRS = THREADS / 64;  // of warps that share 16 rows
+constexpr int PAIRS = THREADS / 64;  // pairs of warps; a pair shares 16 rows
 
-// S = A @ B.T [32, 32], of A, B and D [32, HEAD_DIM] in shared memory.
+// S = A @ B.T is [32, 32]. A, B and D are [32, HEAD_DIM], in shared memory.
 enum Mode {
   A_BT,             // C = S
-  NARROW_B,         // the same with 8 columns at a time, NT = 1
+  NARROW_B,         // the same, 8 columns at a time (NT = 1)
   REGISTERS_B,      // C = round(S) @ D: S in registers as the A operand, D read transposed
   TRANSPOSED_B,     // C = round(S).T @ D: the A operand transposed in registers, as spilled dS is
-  TWO_WARPS,        // as REGISTERS_B: two warps exchange 16 columns each of S, each owns half of C
-  TWO_WARPS_NARROW  // the same with 8 columns each
+  TWO_WARPS,        // as REGISTERS_B: each of two warps has 16 columns of S, half of C's columns
+  TWO_WARPS_NARROW  // the same with 8 columns of S each
 };
 
 struct Stored {
@@ -51,8 +51,8 @@ __device__ void load(uint32_t smem, const uint16_t* src, RowSpan rows, int colum
   __syncthreads();
 }
 
-// f(element, row, column) for this lane's part of an accumulator; warps that share a row own every
-// other 16 columns.
+// Calls f(element, row, column) for this lane's part of an accumulator. Warps that share a row own
+// alternate blocks of 16 columns.
 template <int SPLIT, int MT, int NT, class F>
 __device__ void each(Accumulator<MT, NT>& c, int half, F f) {
   const int lane = threadIdx.x % 32;
@@ -84,7 +84,7 @@ __device__ void multiply_scores(uint32_t sA, uint32_t sB, bool narrow, float* c)
   }
 }
 
-// One warp, all columns.
+// Both products by one warp, with all columns.
 template <int HEAD_DIM>
 __device__ void multiply_twice(uint32_t sA, uint32_t sB, uint32_t sD, bool transposed, float* c) {
   Accumulator<2, 4> s;
@@ -111,7 +111,7 @@ __device__ void multiply_twice(uint32_t sA, uint32_t sB, uint32_t sD, bool trans
   each<1>(product, 0, [=](float x, int row, int column) { c[row * HEAD_DIM + column] = x; });
 }
 
-// Two warps per 16 rows, NT * 8 columns of S per warp and pass.
+// Both products by two warps per 16 rows, with NT * 8 columns of S per warp and pass.
 template <int HEAD_DIM, int NT>
 __device__ void multiply_by_two(uint32_t sA, uint32_t sB, uint32_t sD, uint32_t exchange,
                                 float* c) {
@@ -128,9 +128,9 @@ __device__ void multiply_by_two(uint32_t sA, uint32_t sB, uint32_t sD, uint32_t 
     s.clear();
     const auto b = NT == 1 ? Operand<HEAD_DIM>::b_8(sB) : Operand<HEAD_DIM>::b(sB);
     gemm_abt<Chip, ELEMENT, HEAD_DIM, 4, 1, NT>(s, a, b, k0 + half * NT * 8);
-    barrier_sync(1 + pair, 64);  // the fragments of the last pass have been read
+    barrier_sync(1 + pair, 64);  // the fragments of the previous pass have been read
     put_fragments<Chip, ELEMENT, BLOCKS>(at, s, half);
-    barrier_sync(1 + pair, 64);  // both warps have written theirs
+    barrier_sync(1 + pair, 64);  // both warps have written their fragments
 #pragma unroll
     for (int k = 0; k < BLOCKS; ++k) {
       const uint4 x = load_shared_16(at + k * FRAGMENT_BYTES);
@@ -161,7 +161,7 @@ __global__ void tile_gemm(Mode mode, RowSpan rows, int columns, const uint16_t* 
 }
 
 // Rounds C[32, HEAD_DIM] and stores its first `rows` rows and `columns` columns through swizzled
-// shared memory: one warp, or two per 16 rows.
+// shared memory, with one warp, or with two per 16 rows.
 template <int HEAD_DIM>
 __global__ void tile_store(bool by_two, int rows, int columns, const float* c, uint16_t* dst) {
   extern __shared__ __align__(128) uint16_t smem[];
@@ -197,7 +197,7 @@ void store(bool by_two, int rows, int columns, const void* c, void* dst) {
       by_two, rows, columns, static_cast<const float*>(c), static_cast<uint16_t*>(dst));
 }
 
-// Calls f with head_dim as a constant, if compiled; returns whether all went well.
+// Calls f with head_dim as a compile-time constant. Returns false if it is not compiled or f fails.
 template <class F>
 bool dispatch(int head_dim, F f) {
   switch (head_dim) {

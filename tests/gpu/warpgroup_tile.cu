@@ -1,6 +1,5 @@
-// Tiles through the copy engine and the matrix instructions of warpgroups, one at a time, for
-// test_warpgroup_tile.py. Compiled there for sm_90a and one dtype, with host/maps.cpp:
-// -DELEMENT=Bf16.
+// Single tiles through TMA and wgmma, for test_warpgroup_tile.py. The test compiles it with
+// host/maps.cpp for sm_90a and one dtype: -DELEMENT=Bf16.
 #include <type_traits>
 
 #include "core/accumulator.cuh"
@@ -21,7 +20,7 @@ constexpr int K = 128;
 constexpr int LONGEST_N = 256;
 constexpr int THREADS = 128;
 
-// Where A, and whether A's and B's rows are k.
+// Where A is, and whether the rows of A and of B are k.
 enum Mode {
   BY_ROWS,
   B_BY_COLUMNS,
@@ -47,7 +46,7 @@ struct Smem {
   __device__ Smem() = delete;
 };
 
-// A tile of ROWS rows and `columns` columns.
+// Loads a tile of ROWS rows and `columns` columns.
 template <int ROWS>
 __device__ void load(uint32_t tile, const CUtensorMap& map, int columns, uint32_t barrier) {
   using Tile = Panels<ROWS>;
@@ -57,14 +56,14 @@ __device__ void load(uint32_t tile, const CUtensorMap& map, int columns, uint32_
   }
 }
 
-// The element of a tile.
+// Returns an element of a tile.
 template <int ROWS>
 __device__ uint16_t element(const uint8_t* tile, int row, int column) {
   const uint8_t* at = tile + Panels<ROWS>::offset(row, column / 8) + column % 8 * 2;
   return *reinterpret_cast<const uint16_t*>(at);
 }
 
-// C[64, N] of A and B.
+// C[64, N] = A @ B.
 template <int N, int MODE>
 __global__ void __launch_bounds__(THREADS, 1)
     product(const __grid_constant__ Maps maps, float* c, bool twice) {
@@ -167,7 +166,7 @@ bool run_mode(int mode, const View& a, const View& b, float* c, bool twice) {
   return false;
 }
 
-// Returns whether it ran. a, b: tensors whose rows are row_stride elements apart.
+// Returns true if it ran. The rows of a and b are row_stride elements apart.
 extern "C" bool run_product(int n, int mode, void* a, void* b, int64_t row_stride, float* c,
                             bool twice) {
   const View view_a{a, 0, row_stride, 0, 0}, view_b{b, 0, row_stride, 0, 0};
@@ -197,7 +196,7 @@ struct CopyParams {
   int row_tiles, panels;
 };
 
-// One box of 64 rows and 64 columns, from one tensor to the other.
+// Copies one box of 64 rows and 64 columns between two tensors.
 __global__ void copy(const __grid_constant__ CopyParams p) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<Smem*>(smem_bytes);
@@ -223,7 +222,7 @@ __global__ void copy(const __grid_constant__ CopyParams p) {
   wait_until_read<0>();
 }
 
-// Copies a [batches, rows, heads_kv, members, columns] view; returns null, or why there is no map.
+// Copies a [batches, rows, heads_kv, members, columns] view. Returns null, or why it has no map.
 extern "C" const char* run_copy(void* from, void* to, const int64_t* strides_from,
                                 const int64_t* strides_to, int batches, int rows, int heads_kv,
                                 int members, int columns) {

@@ -18,7 +18,7 @@ import pytest
 from tests.integrations.hub.repository import copy_repository
 
 PROGRAM = Path(__file__).resolve().parents[1] / "documented_code.py"
-# The pages are in the sources, above the copy of the tests that `nox -s integrations` makes.
+# `nox -s integrations` copies the tests; the pages are in the sources, in a parent folder.
 ROOT = next(folder for folder in PROGRAM.parents if (folder / "docs").is_dir())
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -42,22 +42,22 @@ SERVED, OTHER = "served", "other"
 REFUSALS: Final = (ValueError, TypeError)
 
 LENGTHS: Final = ("seqlen", "seqlen_q", "seqlen_k")
-LONG: Final = {"test_flash_attn_race_condition": 20}  # runs 250 times: fewer cases of it
+LONG: Final = {"test_flash_attn_race_condition": 20}  # a case takes 250 runs: try fewer
 
 
 @dataclass(frozen=True)
 class Suite:
     """A file of tests and the replacements of its imports."""
 
-    file: str  # in a checkout
-    modules: Mapping[str, str]  # our module for each imported one, with all below it
-    truths: Mapping[str, str]  # modules that only tests need, and our replacement
-    # Values of a supported case; an argument that is not here may have any value.
+    file: str  # path in a checkout
+    modules: Mapping[str, str]  # imported module -> our module, including submodules
+    truths: Mapping[str, str]  # module that only tests need -> our replacement
+    # Argument -> predicate of supported values. Other arguments may have any value.
     neutral: Mapping[str, Callable[[Any], bool]]
-    apart: tuple[tuple[str, str], ...] = ()  # arguments of which at most one may be truthy
-    beside: tuple[str, ...] = ()  # imported files of its folder
-    changes: Mapping[str, str] = field(default_factory=dict)  # patterns, and their replacements
-    options: tuple[str, ...] = ()  # of pytest
+    apart: tuple[tuple[str, str], ...] = ()  # arguments that may not both be truthy
+    beside: tuple[str, ...] = ()  # files of its folder that it imports
+    changes: Mapping[str, str] = field(default_factory=dict)  # pattern -> replacement
+    options: tuple[str, ...] = ()  # options for pytest
 
     def is_neutral(self, named: Mapping[str, Any]) -> bool:
         """Whether a case has supported arguments only."""
@@ -74,12 +74,12 @@ SUITES: Final = {
             "d": lambda value: value % 8 == 0,
             "dropout_p": lambda value: value == 0,
         },
-        # Pages have no gradients: the test needs none, but its queries require them.
+        # Queries with pages must not require gradients; this test does not use them.
         changes={
             r"(?m)^( *)q_unpad,\n( *k_unpad if paged_kv_block_size is None)": (
                 r"\1q_unpad if paged_kv_block_size is None else q_unpad.detach(),\n\2"
             ),
-            r"\bUSE_TRITON_ROCM\b": "False",  # read when the file is imported
+            r"\bUSE_TRITON_ROCM\b": "False",  # evaluated on import
         },
     ),
     "3": Suite(
@@ -121,7 +121,7 @@ def rewrite_imports(
         truths = [name for name in others if name in suite.truths]
         new += [f"from {suite.truths[name]} import {name}" for name in truths]
         indent = " " * node.col_offset
-        new = new or ["pass"] if indent else new  # a block is not empty
+        new = new or ["pass"] if indent else new  # a block must not be empty
         lines[node.lineno - 1 : node.end_lineno] = [indent + line for line in new]
     return "\n".join([*lines, ""]), sorted(dropped)
 
@@ -153,7 +153,7 @@ class Drawn:
 
     def draw(self, count: int, *, wanted: Callable[[Case], bool]) -> list[Case]:
         """Return up to count different wanted cases, in order of appearance."""
-        if self.size <= 20_000:  # few enough to shuffle
+        if self.size <= 20_000:  # shuffle only small ranges
             cases = list(map(self._flatten, product(*self._axes)))
             self._random.shuffle(cases)
             return list(islice(filter(wanted, cases), count))
@@ -180,7 +180,7 @@ class Drawn:
         return all(value <= longest for name, value in named if name in LENGTHS)
 
 
-# The rest is a plugin of pytest, loaded in every process of a run.
+# From here on: a pytest plugin, loaded in every process of a run.
 OUTCOMES: Final[Counter[tuple[str, str, str]]] = Counter()  # test, kind, outcome
 
 
@@ -225,7 +225,7 @@ def pytest_runtest_makereport(
     """Tell a refusal from a failure; a refusal of an unsupported case is no failure."""
     report = yield
     report.kind = SERVED if f"[{SERVED}-" in item.name else OTHER
-    # NOTE: an attribute named `result` is not passed on by a process of xdist.
+    # NOTE: xdist does not transfer an attribute named `result`.
     report.ending = report.outcome
     if call.excinfo is not None and report.failed and _is_refusal(item, call.excinfo):
         report.ending = "refused"

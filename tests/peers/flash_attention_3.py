@@ -28,7 +28,7 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 - flash-attention's signature
 ) -> Any:  # noqa: ANN401 - out, or out and lse
     """Call with the names of version 2, without arguments that are None."""
     if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
-        others["rotary_seqlens"] = rotary_seqlens  # which is refused
+        others["rotary_seqlens"] = rotary_seqlens  # our function refuses it
     given = {"cache_seqlens": cache_seqlens, "block_table": page_table, **others}
     named = {name: value for name, value in given.items() if value is not None}
     return flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, **named)

@@ -40,13 +40,13 @@ FILES: Final = ("test_varlen_attention.py", "test_transformers.py")
 CLASSES: Final = re.compile(
     r"Test(SDPA|SDPACudaOnly|SDPAFailureModes|AttnBias|VarlenAttention)(CUDA|CPU)$"
 )
-# Torch's names; flash is number 0 of the backends in a list.
+# Names in torch's tests; flash is number 0 in lists of backends.
 OTHER_BACKENDS: Final = re.compile(
     r"mem_eff|cudnn|sdp_math|attention_math|fused_kernel[12]_|broadcasting_kernel1_"
 )
 DROPOUT: Final = re.compile(r"dropout_p_0_0*[1-9]")
 
-# Tests that fail with any provider, or on a busy machine.
+# Tests that fail with every provider, or on a busy machine.
 KNOWN: Final = {
     "test_fused_backwards_throws_determinism_warning": (
         "wants the warning that torch's backward is not deterministic: ours is"
@@ -61,12 +61,12 @@ SERVED, PASSED_ON, OTHER = "served", "passed on", "no flash"
 class Result:
     """Result of a case, and its calls of the provider."""
 
-    name: str  # without the file: class::test
-    test: str  # without its parameters
+    name: str  # class::test, without the file
+    test: str  # without parameters
     outcome: str  # "passed", "failed" or "skipped"
-    reason: str  # of a failure, in a line
-    served: int  # calls of torch's flash operators that our kernels computed
-    passed_on: dict[str, int]  # calls that went to torch's kernels, by the unsupported argument
+    reason: str  # first line of a failure
+    served: int  # calls of torch's flash operators that our kernels served
+    passed_on: dict[str, int]  # unsupported argument -> calls that went to torch's kernels
 
     @property
     def kind(self) -> str:
@@ -97,10 +97,10 @@ def draw(names: Sequence[str], tests: Sequence[str], options: Sample) -> list[in
     return places
 
 
-# The rest is a plugin of pytest, loaded in every process of a run.
+# From here on: a pytest plugin, loaded in every process of a run.
 START: Final = time.monotonic()
-ASKED: Final[Counter[str]] = Counter()  # of the running case: "" served, else the reason why not
-REGISTRATION: Final = pytest.StashKey[Any]()  # which ends with the object
+ASKED: Final[Counter[str]] = Counter()  # current case: "" for served calls, else the reason
+REGISTRATION: Final = pytest.StashKey[Any]()  # the registration ends with this object
 RESULTS: Final[list[Result]] = []  # in the process that collects all reports
 
 
@@ -115,7 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Activate the provider, and record its calls."""
-    if config.getoption("--device") == "cpu":  # otherwise the cases are skipped
+    if config.getoption("--device") == "cpu":  # otherwise torch would skip the CPU cases
         platforms: Any = import_module("torch.testing._internal.common_cuda")
         platforms.PLATFORM_SUPPORTS_FLASH_ATTENTION = True
     if config.getoption("--provider") == "none":
@@ -124,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
     calls: Any = import_module(f"{integration}.calls")
     calls.tell = lambda reason: ASKED.update([reason])
     provider = import_module(f"{integration}.provider")
-    for name, serve in provider._KERNELS.items():  # all calls pass here
+    for name, serve in provider._KERNELS.items():  # wrap every operator
         provider._KERNELS[name] = _count(serve)
     if config.getoption("--provider") == "cpu":
         config.stash[REGISTRATION] = provider.Registration("CPU")
@@ -217,7 +217,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         path.write_text(json.dumps([asdict(result) for result in RESULTS]), encoding="utf-8")
 
 
-# The rest runs pytest, and prints the results.
+# From here on: runs pytest and prints the results.
 def report(results: Sequence[Result], without: Sequence[Result]) -> list[str]:
     """Return counts by test, then a line for each failure; `without` is without the provider."""
     lines = []
@@ -278,7 +278,7 @@ def run(folder: Path, args: argparse.Namespace, options: Sequence[str], **own: s
         "PYTHONPATH": os.pathsep.join(filter(None, found)),
         "PYTORCH_TESTING_DEVICE_ONLY_FOR": args.device,  # no cases for other devices
     }
-    with contextlib.suppress(KeyboardInterrupt):  # earlier results are known
+    with contextlib.suppress(KeyboardInterrupt):  # the results so far are known
         subprocess.run(command, cwd=folder, env=environ, check=False)
     if not results.exists():
         return []

@@ -22,13 +22,13 @@ from typing import Final
 import pytest
 
 COMMON: Final = "test_modeling_common.py"
-MISSING: Final = {  # modules of the checkout that other tests import
+MISSING: Final = {  # modules of the checkout that the test files import
     "exporters/test_export.py": "class ExportTesterMixin: ...\n",
     "generation/test_utils.py": "class GenerationTesterMixin: ...\n",
 }
 FROM, TO = 'attn_implementation="sdpa"', 'attn_implementation="fdist"'
 
-# A model's own test file: a class with its configuration and inputs.
+# A model's own test file has a class with its configuration and inputs.
 CASES: Final = """
 import unittest
 

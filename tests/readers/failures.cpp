@@ -1,14 +1,14 @@
-// The host code on a runtime that fails on request: one JSON object for each line "call count code"
-// of the input. The count-th call of that function fails with the code, once. Code 0 of
-// cudaFuncGetAttributes means that a kernel was compiled to another register count, of
-// cudaOccupancyMaxActiveClusters that no cluster fits. Sizes may follow after a semicolon: batch
-// seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype softcap seqlen_new.
-// With the last one the calls are decode and append, with a cache of capacity seqlen_k.
+// Runs the host code on a CUDA runtime that fails on request. Each input line "call count code"
+// makes the count-th call of that function fail once, with that code. It prints one JSON object per
+// line. Code 0 has special meanings: for cudaFuncGetAttributes, a kernel has another register
+// count; for cudaOccupancyMaxActiveClusters, no cluster fits. Sizes may follow after a semicolon:
+// batch seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype softcap
+// seqlen_new. With seqlen_new the calls are decode and append, with a cache of capacity seqlen_k.
 //
 //   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
-// Each line is a separate process that makes the same calls twice on GPU 1 while GPU 0 is current.
-// The kernels are those of GENERATED/variants.inc; none of them runs.
+// Each line runs in its own process, which makes the same calls twice on GPU 1 while GPU 0 is
+// current. The kernels are those of GENERATED/variants.inc; none of them runs.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,9 +27,9 @@
 
 namespace {
 
-constexpr int REGISTERS = 168;  // of the families whose warpgroups redistribute them
+constexpr int REGISTERS = 168;  // registers of families whose warpgroups reallocate them
 
-std::string failing;  // the function, and the number of its failing call
+std::string failing;  // function that fails, and the number of its failing call
 int failing_at = 0;
 cudaError_t failing_with = cudaSuccess;
 
@@ -48,7 +48,7 @@ cudaError_t launch_kernel(const void* kernel, const void*, cudaStream_t stream) 
   return cudaLaunchKernel(kernel, dim3(1), dim3(128), nullptr, 0, stream);
 }
 
-bool first_keys_first = false;  // of the last launch that makes all gradients
+bool first_keys_first = false;  // of the last launch of the fused kernel
 
 cudaError_t launch_fused(const void* kernel, const void* params, cudaStream_t stream) {
   first_keys_first = static_cast<const flash_dist::BwdParams*>(params)->first_keys_first;
@@ -61,7 +61,7 @@ const char* refuse_longer(const void* params) {
   return std::max(p.seqlen_q, p.seqlen_k) > 64 ? "a tile does not hold a sequence" : nullptr;
 }
 
-// Families with score modification take such calls only, their counterparts none of them.
+// Families with score modification serve only such calls; the others serve none of them.
 template <class Params, bool SCORED>
 const char* refuse_scores(const void* params) {
   const bool has_score_mod = static_cast<const Params*>(params)->scores.has_score_mod;
@@ -212,7 +212,7 @@ Params make_params() {
   p.num_heads_kv = num_heads_kv;
   p.group = group;
   p.total_q = total_q;
-  if (total_q >= 0) p.packing = {&total_q, &total_q};  // no kernel reads them
+  if (total_q >= 0) p.packing = {&total_q, &total_q};  // no kernel reads the values
   p.head_dim = p.head_dim_v = head_dim;
   p.mask.left = left;
   p.mask.right = right;
@@ -257,7 +257,7 @@ AppendParams make_append() {
   return p;
 }
 
-// The error of each failed call, and every launched kernel.
+// Makes the calls. Returns the error of each failed call, and every launched kernel.
 std::string attempt() {
   launched.clear();
   calls.clear();

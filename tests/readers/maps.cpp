@@ -1,6 +1,6 @@
-// host/maps.cpp on a driver that records its calls: one JSON object for each line of the input,
-// "encoder rows columns members heads_kv batches box_rows offset" and the strides "batch row
-// head_kv head_group", in elements. encoder 0: the driver has none.
+// Runs host/maps.cpp with a driver that records its calls. Each input line gives "encoder rows
+// columns members heads_kv batches box_rows offset" and the strides "batch row head_kv head_group"
+// in elements. encoder 0: the driver lacks the function. Prints one JSON object per line.
 #include <iostream>
 #include <sstream>
 #include <string>

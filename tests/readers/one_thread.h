@@ -1,5 +1,5 @@
-// The part of CUDA that device code of csrc/ uses, for one thread on the host, so that C++ without
-// a GPU can call the functions that place a block's work. Included before them.
+// The part of CUDA that csrc's device code uses, for one host thread. C++ without a GPU can then
+// call the functions that find a block's work. Include it before them.
 #pragma once
 
 #include <cuda.h>

@@ -1,8 +1,9 @@
-// Replays the splits of attention to a cache (core/decode_work.cuh), split by split as the kernels do,
-// and work tile by work tile as those that combine do, for sequences of random lengths. Prints each call
-// in which a key block is not computed exactly once, a partial lies outside of the workspace or is
-// written twice, a partial that is combined was not stored, a work tile does not have exactly one result,
-// or its key blocks are not exactly those with visible keys. Ends with the number of work tiles.
+// Replays the splits of attention to a cache (core/decode_work.cuh) for sequences of random
+// lengths: split by split, as the kernels do, and work tile by work tile, as the combine kernels
+// do. Prints each call with an error. It is an error if - a key block is not computed exactly once,
+// - a partial is outside of the workspace, or written twice, - a partial is combined but was not
+// stored, - a work tile does not have exactly one result, - its key blocks are not exactly those
+// with visible keys. Ends with the number of work tiles.
 //
 //   nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED splits.cpp -o splits
 #include <cstdio>
@@ -27,7 +28,7 @@ int one_of(std::initializer_list<int> numbers) {
   return numbers.begin()[below(static_cast<int>(numbers.size()))];
 }
 
-// A call, with the arrays that its parameters point to.
+// A call, and the arrays that its parameters point to.
 struct Cache {
   DecodeParams p{};
   std::vector<int> seqlens, leftpad, cu_seqlens_q{0}, cu_seqlens_k{0};
@@ -56,7 +57,7 @@ struct Cache {
   Cache(const Cache&) = delete;
 
  private:
-  // A cache, packed queries to one, or what is few queries of packed sequences.
+  // Chooses a cache, packed queries to a cache, or packed sequences of few queries.
   void choose_kind() {
     CacheParams& cache = p.cache;
     cache.entries = p.batch;
@@ -80,7 +81,7 @@ struct Cache {
     }
   }
 
-  // As host/decode.cpp does, on GPUs and with budgets of all sizes.
+  // As host/decode.cpp does, for GPUs and budgets of all sizes.
   void choose_splits() {
     const int rows = p.group * (p.few_alone ? min(p.seqlen_q, MORE_QUERIES) : p.seqlen_q);
     p.row_tiles = (rows + p.block_rows - 1) / p.block_rows;
@@ -96,7 +97,7 @@ struct Cache {
   }
 };
 
-// A work tile.
+// Identifies a work tile.
 struct WorkTile {
   int batch, place, head;
 
@@ -107,7 +108,7 @@ struct WorkTile {
   bool operator==(const WorkTile& other) const { return !(*this < other) && !(other < *this); }
 };
 
-// The contents of a partial: key blocks of a work tile.
+// The contents of a partial: a range of key blocks of a work tile.
 struct StoredPartial {
   WorkTile tile;
   int begin, end;
@@ -121,7 +122,7 @@ class Replay {
   explicit Replay(const DecodeParams& params) : p(params), splits(count(params)) {
     const bool rests = p.cache.capacity > KEY_BLOCK * SOFTMAX_BLOCKS;
     const int least =
-        rests ? p.splits * resting_partials(SOFTMAX_BLOCKS) : 0;  // whatever the budget
+        rests ? p.splits * resting_partials(SOFTMAX_BLOCKS) : 0;  // independent of the budget
     partials_ =
         p.max_key_blocks == 0 ? least : decode_partials(p.max_key_blocks, p.splits, SOFTMAX_BLOCKS);
     key_blocks_.resize(splits.total);
@@ -140,7 +141,7 @@ class Replay {
     return right_ && static_cast<int>(results_.size()) == tiles;
   }
 
-  // Whether tiles are not cut though there is room for partials.
+  // True if tiles stay whole although there is room for partials.
   bool keeps_tiles() const {
     return splits.grain == Grain::TILE && splits.total <= p.max_key_blocks;
   }
@@ -149,8 +150,8 @@ class Replay {
   int tiles = 0;
 
  private:
-  // Whether the key blocks of a tile are those from the first to the last of which any row sees a
-  // key, or one that is empty.
+  // True if the tile has exactly the key blocks from the first to the last visible one, or a single
+  // empty one.
   bool has_visible_key_blocks(RowTile own) const {
     const DecodeExtent extent(p, own);
     const CacheKeys keys(p.cache, own.batch, p.batch);
@@ -171,7 +172,7 @@ class Replay {
     return end == 0 ? extent.key_blocks() == 1 : extent.first == first && extent.end == end;
   }
 
-  // Does what the constructor does with all threads of a block.
+  // Does the work of the constructor, which uses all threads of a block.
   static Splits count(const DecodeParams& p) {
     alignas(Splits) char bytes[sizeof(Splits)] = {};
     Splits& s = reinterpret_cast<Splits&>(bytes);
@@ -185,12 +186,12 @@ class Replay {
     return s;
   }
 
-  // As decode_block(), mla_block() and mla_sm90_block().
+  // Replays decode_block(), mla_block() and mla_sm90_block().
   void compute(int split) {
     int begin, end;
     DecodeCursor at;
     if (!splits.find_split(p, smem_, split, at, begin, end)) return;
-    int first = at.key_block, part = at.key_block;  // of the group, of the partial
+    int first = at.key_block, part = at.key_block;  // first key blocks of group and partial
     for (int left = end - begin; left > 0; --left, at.advance(p)) {
       ++key_blocks_[at.position];
       if (at.position == at.group_begin()) first = at.key_block;
@@ -202,7 +203,7 @@ class Replay {
         write(splits.key_block_partial(p, at) + at.key_block % GROUP_BLOCKS / SOFTMAX_BLOCKS, at,
               part);
       } else if (at.position + 1 < at.group_end()) {
-        right_ &= SOFTMAX_BLOCKS == 1;  // else a group is one partial
+        right_ &= SOFTMAX_BLOCKS == 1;  // otherwise a group is one partial
       } else if (!owns_tile) {
         write(splits.group_partial(p, at, split), at, first);
       } else if (at.position + 1 < at.tile_end()) {
@@ -213,7 +214,7 @@ class Replay {
     }
   }
 
-  // Checks the partials in which a work tile rests after a group.
+  // Checks the partials that keep a work tile's O after a group.
   void rest(int split) { right_ &= resting_partials(SOFTMAX_BLOCKS) * (split + 1) <= partials_; }
 
   void write(int64_t partial, const DecodeCursor& at, int first) {
@@ -221,7 +222,7 @@ class Replay {
     right_ &= written_.insert({partial, {WorkTile(at), first, at.key_block + 1}}).second;
   }
 
-  // As decode_combine_block().
+  // Replays decode_combine_block().
   void combine() {
     const int most = p.batch * p.row_tiles * p.num_heads_kv;
     const bool by_tile = most <= p.splits;
@@ -249,10 +250,10 @@ class Replay {
     ++results_[WorkTile(at)];
   }
 
-  // As combine_groups() of core/decode_combine.h.
+  // Replays combine_groups() of core/decode_combine.h.
   void read_groups(const DecodeCursor& at) {
     const int groups = count_groups(at.extent);
-    int next = at.extent.first;  // what is to be combined
+    int next = at.extent.first;  // next key block to combine
     for (int number = 0; number < groups; ++number) {
       const GroupPartials partials(p, splits, at, number);
       right_ &= 1 <= partials.count && partials.count <= Splits::GROUP_PARTIALS;
@@ -277,12 +278,13 @@ class Replay {
   typename Splits::Smem smem_;
   int64_t partials_;
   bool right_ = true;
-  std::vector<int> key_blocks_;  // how often each is computed
+  std::vector<int> key_blocks_;  // how often each key block is computed
   std::map<int64_t, StoredPartial> written_;
   std::map<WorkTile, int> results_;
 };
 
-// Calls in which tiles are not cut though they might be, and those in which groups are cut.
+// Number of calls that keep tiles whole although they could be split, and of calls that split
+// groups.
 struct Cuts {
   int kept = 0, cut = 0;
 };

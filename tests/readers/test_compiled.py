@@ -42,8 +42,8 @@ extern "C" __global__ void provides(float* p) { *p = twice(*p) + 1; }
 """
 MIXED = gencode("sm_80", "compute_80", "sm_90a")
 
-# Codecs of PTX and SASS: as a device-linked image or bare fatbin, and relocatable or with -G, of
-# which nvcc compresses SASS like PTX.
+# Expected codecs of PTX and SASS: in a device-linked image or bare fatbin, and in relocatable code
+# or with -G, where nvcc compresses SASS like PTX.
 MODES: dict[str, tuple[list[str], str, str]] = {
     "unset": ([], "zstd", "none"),
     "default": (["--compress-mode=default"], "zstd", "none"),
@@ -71,7 +71,7 @@ def test_every_compression_of_every_form_is_read(tmp_path: Path, mode: str, form
 
 
 PAIR = ("sm_80", "compute_80")
-# NOTE: nvcc rejects sm_100 and sm_100f in one build, because it is the same code.
+# NOTE: nvcc rejects sm_100 and sm_100f in one build: the code is the same.
 NVCC_ARCHS = TOOLKIT_ARCHS["13.0"]
 FAMILY = [arch for arch in NVCC_ARCHS if arch.suffix == "f"]
 OTHERS = [arch for arch in NVCC_ARCHS if arch.suffix != "f"]

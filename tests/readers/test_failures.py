@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs("nvcc")
 
-# Errors for an image that can never run here.
+# Errors of an image that can never run on this GPU.
 REFUSALS: Final = {
     "cudaErrorInvalidDeviceFunction",
     "cudaErrorInvalidKernelImage",
@@ -50,7 +50,7 @@ LOADING: Final = (
     "cudaFuncSetAttribute",
     "cudaOccupancyMaxActiveClusters",
 )
-# Of the temporary errors, the first is tested at every call, others at each function's first call.
+# Temporary errors. The first one is tested at every call, the others at each function's first call.
 PASSING: Final = ("cudaErrorMemoryAllocation", "cudaErrorStreamCaptureUnsupported")
 
 
@@ -60,9 +60,9 @@ class Attempt(NamedTuple):
     errors: list[str]
     launched: list[str]
     calls: dict[str, int]
-    left_behind: int  # the remaining result of cudaGetLastError
-    device: int  # current device afterwards
-    first_keys_first: bool  # of the kernel of all gradients
+    left_behind: int  # result of cudaGetLastError that is left over
+    device: int  # current device after the calls
+    first_keys_first: bool  # of the fused kernel
 
 
 Pair = tuple[Attempt, Attempt]
@@ -146,7 +146,7 @@ def test_an_error_that_may_pass_leaves_the_next_call_as_it_would_have_been(
             assert sentence.startswith("CUDA out of memory. ") == (
                 case[2] == "cudaErrorMemoryAllocation"
             ), case
-        else:  # restoring the device, whose failure cannot be reported
+        else:  # restoring the device: that failure cannot be reported
             assert case[0] == "cudaSetDevice", case
             assert first.launched == undisturbed.launched, case
 
@@ -155,8 +155,8 @@ def test_an_error_that_may_pass_leaves_the_next_call_as_it_would_have_been(
 def test_an_image_that_cannot_run_here_is_passed_over_for_the_rest_of_the_process(
     program: Path, codes: dict[str, int], undisturbed: Attempt, name: str
 ) -> None:
-    # Loaded, too, are dK/dV's kernel, where one of all gradients is launched in its place, and that
-    # of short sequences, which refuses these. Only the first of them has clusters to ask for.
+    # Two more kernels are loaded but not launched: dK/dV if the fused kernel replaces it, and the
+    # kernel of short sequences, which refuses these. Only the first can have clusters.
     standing_by = undisturbed.calls[LOADING[0]] - len(set(undisturbed.launched))
     for function in LOADING:
         counts = range(1, undisturbed.calls[function] + 1)
@@ -313,7 +313,7 @@ def test_more_blocks_than_a_launch_has_say_what_to_do(program: Path, codes: dict
     assert "hint: pass less at a time" in first.errors[0]
 
 
-# 1000 queries and keys of 2 x 4 heads: 16 MiB of dS if there is room, else as many chunks as fit.
+# 1000 queries and keys of 2 x 4 heads: dS takes 16 MiB. With less room it is cut into chunks.
 SIZES = "2 1000 1000 1 4 -1"
 
 
@@ -383,7 +383,7 @@ def families_of(ran: Attempt) -> list[str]:
     return [one.partition("_bf16")[0].removeprefix("flash_dist_") for one in ran.launched]
 
 
-SMALL: Final = "166911"  # bytes of shared memory: too few for any kernel of Hopper's families
+SMALL: Final = "166911"  # bytes of shared memory, too few for the Hopper kernels
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_causal_sequences_of_grouped_heads_begin_with_the_first_keys(
     ("heads", "budget", "backward"),
     [
         (4, 1 << 30, {"bwd_dkdv_sm90", "bwd_dq_gemm_sm90"}),
-        (4, 200 << 20, {"bwd_fused_sm90"}),  # half of which cannot hold dS
+        (4, 200 << 20, {"bwd_fused_sm90"}),  # half of this cannot hold dS
         (16, 1 << 30, {"bwd_fused_sm90"}),
     ],
     ids=["one round", "without the memory", "more rounds"],

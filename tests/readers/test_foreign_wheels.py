@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs("cuobjdump")
 
-# With their libraries with GPU code, and the number of images.
+# Each wheel, its libraries with GPU code, and the number of their images.
 WHEELS: Final = {
     "nvidia-nvjpeg-cu12==12.4.0.76": {"libnvjpeg.so.12": 175},
     "torchaudio==2.11.0": {"libtorchaudio.abi3.so": 21, "torchaudio_prefixctc.abi3.so": 7},

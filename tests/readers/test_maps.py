@@ -29,7 +29,7 @@ class Tensor:
     heads_kv: int = 3
     batches: int = 4
     strides: tuple[int, int, int, int] = (48000, 480, 160, 80)
-    offset: int = 0  # of its first byte
+    offset: int = 0  # byte offset of the tensor
     has_encoder: int = 1
 
     def __str__(self) -> str:

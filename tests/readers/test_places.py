@@ -58,7 +58,7 @@ def test_key_blocks_of_a_cache_are_computed_once_and_all_that_is_combined_was_st
     )
     assert tiles > 200_000
     assert never == 0
-    assert kept > 500  # of 4,000, where partials are whole groups
+    assert kept > 500  # of 4000 calls, where partials are whole groups
     in_blocks, in_groups = cut
     assert in_blocks > 300
     assert in_groups == 0

@@ -1,8 +1,8 @@
-// The order in which blocks of keys add to a query tile's dQ (sm90/bwd/work.cuh), for random calls.
-// Prints each tile whose turns are not 0, 1, 2, ... in the launch order of the blocks, whose last
-// block is not marked as the last, or to which a block that sees it never adds: a block would wait
-// for ever, or dQ would lack a part. Then it prints the number of tiles, of visible tiles, and of
-// those at which the blocks of the first keys start first.
+// Checks the order in which blocks of keys add to a query tile's dQ (sm90/bwd/work.cuh), for random
+// calls. Prints each tile with an error. It is an error if the turns are not 0, 1, 2, ... in launch
+// order, if the last block is not marked as last, or if a block that sees the tile never adds to
+// it: a block would wait forever, or dQ would be incomplete. Then prints the number of tiles, of
+// visible tiles, and of tiles at which the blocks of the first keys start first.
 //
 //   nvcc -std=c++17 -I csrc -I GENERATED turns.cpp -o turns
 #include <climits>
@@ -18,7 +18,7 @@ using namespace flash_dist;
 
 namespace {
 
-constexpr int KEYS = 128;  // of a block
+constexpr int KEYS = 128;  // keys per block
 
 struct Config {
   static constexpr int BLOCK_M = MASK_TILE, BLOCK_N = KEYS;
@@ -33,7 +33,7 @@ int one_of(std::initializer_list<int> numbers) {
 }
 int tiles_of(int rows) { return (rows + MASK_TILE - 1) / MASK_TILE; }
 
-// A sequence under a band, packed or not, or under an interval of keys for each query.
+// A sequence, packed or not, with a band, or with a key interval per query.
 struct Problem {
   BwdParams p{};
   Sequence sequence{0, 0, 0, 0};
@@ -70,9 +70,9 @@ struct Problem {
     return below(3) == 0 ? one_of({1, 63, 64, 65, 127, 128, 129, 192, 257, 3000}) : 1 + below(700);
   }
 
-  // Of a call whose longest sequences are longer.
+  // Makes it part of a packed call with longer sequences.
   void pack() {
-    static const int cu_seqlens[] = {0, 0};  // not read here
+    static const int cu_seqlens[] = {0, 0};  // never read here
     p.packing = {cu_seqlens, cu_seqlens};
     p.seqlen_q += below(300);
     p.seqlen_k += below(300);
@@ -81,7 +81,7 @@ struct Problem {
     if (below(8) == 0) sequence.seqlen_k = 0;
   }
 
-  // The arrays of flash_dist/masks/intervals.py.
+  // Makes the arrays of flash_dist/masks/intervals.py.
   void make_intervals() {
     MaskParams& mask = p.mask;
     mask.kind = MaskKind::ROWS;
@@ -146,7 +146,7 @@ struct Turns {
 
 int tiles = 0, seen_tiles = 0, seen_from_the_first = 0;
 
-// The items of a block of keys and a query chunk, as described to its loader.
+// The items of a block of keys and a query split, as its loader sees them.
 void add_block(const Problem& problem, int key0, int query_split, std::vector<Turns>& turns) {
   const BwdParams& p = problem.p;
   alignas(DkdvSm90Work) char bytes[sizeof(DkdvSm90Work)] = {};
@@ -155,9 +155,9 @@ void add_block(const Problem& problem, int key0, int query_split, std::vector<Tu
   block.key0 = key0;
   block.query_split = query_split;
   find_dkdv_work<Config>(work, p, block, problem.sequence);
-  FusedCursor<Config> next(p, work, 0);  // as the thread that loads goes through the items
+  FusedCursor<Config> next(p, work, 0);  // as the loading thread iterates
   for (int i = 0; i < work.items; ++i, next.next(p, work)) {
-    const FusedCursor<Config> cursor(p, work, i);  // as the threads that store dQ find theirs
+    const FusedCursor<Config> cursor(p, work, i);  // as the threads that store dQ look up items
     if (cursor.row0() != next.row0() || cursor.head_in_group != next.head_in_group) {
       std::printf("item %d is two\n", i);
     }

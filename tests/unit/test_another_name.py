@@ -17,7 +17,7 @@ from tests.unit.made.wheels import write_dist
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Importing the package by its name fails.
+# Makes importing the package by its own name fail.
 RUN = """
 import runpy, sys
 sys.modules["flash_dist"] = None

@@ -15,7 +15,7 @@ from flash_dist.masks import BlockMask
 from tests.default_device import default_device
 
 PACKAGE: Final = Path(flash_dist.__file__).parent
-# Calls without an argument for a device: torch.Tensor(2, 3), torch.FloatTensor([1.0]), and so on.
+# Calls without a device argument: torch.Tensor(2, 3), torch.FloatTensor([1.0]) and so on.
 WITHOUT_DEVICE: Final = frozenset({"Tensor", "normal"}) | {
     f"{kind}Tensor" for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Bool")
 }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_RANKS = 4
-LIMIT = timedelta(seconds=120)  # for a rank that waits for one that has failed
+LIMIT = timedelta(seconds=120)  # for a rank to wait for a rank that has failed
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def processes(request: pytest.FixtureRequest) -> Iterator[list[ProcessPoolExecut
     import torch  # noqa: PLC0415 - only tests of several ranks
 
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(request.path.parent)  # they import the module of the test, and this
+        patched.syspath_prepend(request.path.parent)  # modules beside the test are importable
         context = multiprocessing.get_context("spawn")
         yield [
             stack.enter_context(ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)))

@@ -362,4 +362,4 @@ def test_a_compiled_function_reads_the_workspace_limit_when_its_backward_runs(
             monkeypatch.setenv("FLASH_DIST_WORKSPACE_MB", megabytes)
         q, k, v = (draw(1, 5, 2, 16).requires_grad_() for _ in range(3))
         compiled(q, k, v).sum().backward()
-    assert budgets == [BUDGET_NOW]  # one graph, and no number in it
+    assert budgets == [BUDGET_NOW]  # a single graph, without a fixed budget

@@ -92,7 +92,7 @@ def test_a_leaf_that_is_expanded_gets_the_sum(expanded: int) -> None:
     copies.requires_grad_()
     (each,) = torch.autograd.grad(flash_attn_func(q, k, v, bias=copies), copies, dout)
     torch.testing.assert_close(got, each.sum(expanded, keepdim=True))
-    shared = draw(*shape, seed=3).expand(FULL).requires_grad_()  # a leaf of one memory
+    shared = draw(*shape, seed=3).expand(FULL).requires_grad_()  # a leaf of shared memory
     (alike,) = torch.autograd.grad(flash_attn_func(q, k, v, bias=shared), shared, dout)
     torch.testing.assert_close(alike, each)
 
@@ -100,7 +100,7 @@ def test_a_leaf_that_is_expanded_gets_the_sum(expanded: int) -> None:
 @pytest.mark.parametrize("low", [-INF, -65504.0, -2.3819763e38])
 def test_low_numbers_hide_keys(low: float) -> None:
     hidden = torch.zeros(QUERIES, KEYS, dtype=torch.bool)
-    hidden[0, 1] = hidden[2, :3] = hidden[1] = True  # the second query sees none
+    hidden[0, 1] = hidden[2, :3] = hidden[1] = True  # query 2 of batch entry 1 sees no key
     bias = (
         draw(QUERIES, KEYS, seed=3, dtype=torch.float32).masked_fill(hidden, low).requires_grad_()
     )
@@ -124,7 +124,7 @@ def test_a_higher_number_is_added() -> None:
     q, k, v = (x.detach() for x in inputs(torch.float32))
     bias = torch.full((QUERIES, KEYS), -10000.0)
     got, want = flash_attn_func(q, k, v, bias=bias), flash_attn_func(q, k, v)
-    torch.testing.assert_close(got, want, atol=4e-3, rtol=0.0)  # 10000 is exact to 2^-10
+    torch.testing.assert_close(got, want, atol=4e-3, rtol=0.0)  # 10000 has a precision of 2^-10
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, INF])
@@ -393,4 +393,4 @@ def test_diffusers_adds_its_mask_of_keys(low: float) -> None:
     out = diffusers.attend(query, key, value, mask)
     want = flash_attn_func(query, key, value, bias=mask[:, None, None])
     torch.testing.assert_close(out, want)
-    assert bool(out[0].any()) == (low != -INF)  # nothing is seen: zeros
+    assert bool(out[0].any()) == (low != -INF)  # no visible key: zeros

@@ -83,7 +83,7 @@ CHECKS: Final[dict[str, Callable[[Tensor], bool]]] = {
 }
 
 
-IN_PYTHON: Final = ("attention_masked", "plan_")  # operators that call the binding's
+IN_PYTHON: Final = ("attention_masked", "plan_")  # operators in Python, which call the binding's
 
 
 def find_bound() -> dict[str, Any]:
@@ -220,7 +220,7 @@ CALLS: Final[dict[str, Call]] = {
         {"head_dim_v": 16},
     ),
 }
-# Operators that these calls do not use: eager ones of plain tensors, and backwards.
+# Operators that these calls do not use: eager operators of plain tensors, and backwards.
 OTHERS: Final = {
     "attention_no_grad",
     "attention_backward",
@@ -331,7 +331,7 @@ def test_strides_of_axes_of_one_never_matter(name: str) -> None:
     out = flash_dist.flash_attn_with_kvcache(**given, **odd)
     assert torch.equal(out.as_subclass(Tensor), half(1, 1, 1, 16))
     ((_, called),) = OnGpu.called
-    assert all(called[key].data_ptr() == x.data_ptr() for key, x in odd.items())  # no copy
+    assert all(called[key].data_ptr() == x.data_ptr() for key, x in odd.items())  # without a copy
 
 
 def test_one_used_key_may_be_told_by_a_column() -> None:

@@ -77,7 +77,7 @@ def count_copies(
     given, compared = make(), make()
     compiled = torch.compile(function, fullgraph=True)
     config: Any = torch.compiler.config
-    with (  # a cached graph writes no code
+    with (  # a cached graph would write no code
         config.patch(force_disable_caches=True),
         warnings.catch_warnings(record=True) as caught,
     ):

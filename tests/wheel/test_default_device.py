@@ -89,7 +89,7 @@ def test_boolean_masks_and_those_of_flex_attention_are_converted() -> None:
         lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=SEEN.clone()), *HEADS_FIRST
     )
     assert_unmoved(
-        lambda q, k, v: flex_attention(q, k, v, block_mask=FLEX.to("cpu")),  # another object
+        lambda q, k, v: flex_attention(q, k, v, block_mask=FLEX.to("cpu")),  # a new object
         *HEADS_FIRST,
     )
 

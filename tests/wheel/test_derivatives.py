@@ -67,7 +67,7 @@ def test_an_operator_with_a_mask_called_by_hand_has_gradients() -> None:
     where = None, mask.handle, 1, 1, False, SCALE, False, False
     got = torch.ops.flash_dist.attention_masked(*inputs, *where)
     want = flash_attn_func(*inputs, mask=mask, softmax_scale=SCALE, return_lse=True)
-    del mask  # the graph keeps it
+    del mask  # the graph must keep it alive
     assert_same(gradients(got, inputs), gradients(want, inputs))
 
 

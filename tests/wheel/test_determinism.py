@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "determinism.py"
 SMALL = ("--device", "cpu", "--shorter", "128", "--runs", "2")
-# The last gradient differs in every third run.
+# Makes the last gradient differ in every third run.
 PLANTED = """
 import runpy, sys
 import torch

@@ -27,7 +27,7 @@ torch.distributed.init_process_group("nccl")
 assert torch.distributed.get_backend() == "gloo"
 """
 
-# Each block of this page and its problem: the text after `LINE: `, or None.
+# Each block of the page, and its expected problem: the text after `LINE: `, or None.
 PLANTED = [
     ("kept = 1", None),
     ("print(kept)", "NameError: name 'kept' is not defined"),

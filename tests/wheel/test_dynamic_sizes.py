@@ -22,7 +22,7 @@ from flash_dist import (
 )
 
 Tensor = torch.Tensor
-ANY: Any = flash_dist  # a type checker cannot count these arguments
+ANY: Any = flash_dist  # type checkers cannot check these calls
 Attention = Any  # a function of q, k and v
 SLOPES, SINKS = torch.tensor([0.5, 0.25]), torch.tensor([0.1, 0.2])
 PADDING = BlockMask.padding([1])
@@ -138,7 +138,7 @@ RECORDED: dict[str, Attention] = {
     "packed, slopes of each": packed(rows=True),
     "packed, keys that are used": packed(rows=True, used=True),
 }
-MASKED: dict[str, Attention] = {  # by a handle, which no exported program has
+MASKED: dict[str, Attention] = {  # masks with a handle, which exported programs cannot store
     "mask": dense(mask=PADDING),
     "mask, slopes": dense(mask=PADDING, alibi_slopes=SLOPES),
     "flex": flex,
@@ -153,7 +153,7 @@ def test_one_graph_serves_all_batches_and_lengths(attend: Attention) -> None:
     for sizes in SIZES:
         inputs = draw(*sizes)
         for x in inputs:
-            torch._dynamo.mark_dynamic(x, (0, 1))  # raises if a size is treated as a constant
+            torch._dynamo.mark_dynamic(x, (0, 1))  # raises if the size becomes a constant
         assert torch.equal(compiled(*inputs), attend(*inputs))
     assert counter.frame_count == 1
 
@@ -186,7 +186,7 @@ def test_a_scale_that_is_a_tensor_compiles_once() -> None:
     counter = CompileCounter()
     compiled: Any = torch.compile(attend, fullgraph=True, backend=counter)
     inputs = draw(*SIZES[0])
-    for scale in (0.25, 0.5, 2.0):  # powers of two: the products are exact
+    for scale in (0.25, 0.5, 2.0):  # powers of two: products are exact
         out = compiled(*inputs, torch.tensor(scale))
         torch.testing.assert_close(out, ANY.flash_attn_func(*inputs, softmax_scale=scale))
     assert counter.frame_count == 1

@@ -97,7 +97,7 @@ def test_packed_sequences_without_queries_or_keys_are_served(
     out, lse = flash_attn_varlen_func(*inputs, *ends, longest_q, longest_k, return_lse=True)
     assert lse.shape == (4, total_q)
     assert_nothing(out, lse, inputs)
-    with torch.no_grad():  # by way of a cache, if there are keys
+    with torch.no_grad():  # runs through a cache, if there are keys
         used = torch.tensor(lengths_k, dtype=torch.int32)
         call = *inputs, *ends, longest_q, longest_k
         again, again_lse = flash_attn_varlen_func(*call, seqused_k=used, return_lse=True)
@@ -124,7 +124,7 @@ def test_empty_calls_of_torchs_functions_give_what_torch_gives(
     assert_nothing(out, lse, inputs)
 
 
-# torch's own check cannot copy a tensor with two axes of 0
+# torch's opcheck cannot copy a tensor with two axes of 0
 @pytest.mark.parametrize("shape", [one for one in SHAPES if one.count(0) == 1], ids=str)
 def test_the_operators_take_empty_calls_and_pass_opcheck(shape: tuple[int, int, int]) -> None:
     batch, seqlen_q, seqlen_k = shape

@@ -19,9 +19,9 @@ import flash_dist
 
 PACKAGE = Path(flash_dist.__file__).parent
 LIBRARY = PACKAGE / "libflash_dist_kernels.so"
-RUNS = "open('ran.txt', 'w').close(); raise SystemExit(9)\n"  # a script with the name of a package
+RUNS = "open('ran.txt', 'w').close(); raise SystemExit(9)\n"  # must not run: it is no package
 
-# Commands that work without a GPU, and their status without a fault.
+# Commands that work without a GPU, and their expected exit status.
 COMMANDS = {
     "doctor --no-selftest": 3,
     "doctor --gpu 9.0 --driver 580": 0,

@@ -30,7 +30,7 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 
 # --- Unused keys ---------------------------------------------------------------------------------
 
-ENDS_Q: Final = (0, 3, 3, 8)  # before rows that belong to no sequence
+ENDS_Q: Final = (0, 3, 3, 8)  # rows from 8 on are uncovered
 ENDS_K: Final = (0, 10, 13, 25)
 USED: Final = (4, 3, MOST)
 OPTIONS: dict[str, dict[str, Any]] = {

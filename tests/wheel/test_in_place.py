@@ -84,7 +84,7 @@ def test_a_backward_refuses_a_saved_cache_that_was_written_since(
 ) -> None:
     caches = [torch.zeros(2, 32, 2, 16) for _ in range(2)]
     weight = draw(16).requires_grad_()
-    loss = (caches[which][:, :8] * weight).sum()  # saves a view
+    loss = (caches[which][:, :8] * weight).sum()  # autograd saves a view
     call(*caches, cache_seqlens=3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()

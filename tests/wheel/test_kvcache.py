@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.kvcache import SMALL, Problem
-else:  # the parent folder is not on the path: it has the sources' package, without kernels
+else:  # otherwise it would be the sources' package, without kernels
     path = Path(__file__).resolve().parents[1] / "kvcache.py"
     spec = importlib.util.spec_from_file_location("kvcache_problems", path)
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
@@ -97,7 +97,7 @@ def test_a_length_may_be_an_int_and_is_the_whole_cache_where_there_is_none() -> 
 def test_packed_queries_on_pages_are_those_of_each_sequence_alone() -> None:
     problem = Problem(page=16, heads=4, heads_kv=2, causal=True)
     tensors = problem.make(torch.float64)
-    ends = (0, 3, 3, 8)  # before rows that belong to no sequence
+    ends = (0, 3, 3, 8)  # rows from 8 on are uncovered
     q = torch.randn(11, 4, 32, dtype=torch.float64)
     out, lse = flash_dist.flash_attn_varlen_func(
         q,
@@ -572,4 +572,4 @@ def test_what_has_no_gradients_says_so_to_torch_func(
         torch.vmap(torch.func.grad(call))(x[None])
     assert torch.vmap(call)(x[None]).shape == (1,)
     by_scale = torch.func.grad(lambda scale: scale * call(x))(torch.tensor(2.0))
-    assert torch.equal(by_scale, call(x))  # it is no input of this
+    assert torch.equal(by_scale, call(x))  # not an input of this graph

@@ -65,7 +65,7 @@ def test_adding_in_place_is_merging(dtype: torch.dtype, *, grouped: bool) -> Non
         out_a, out_b = out_a.unflatten(2, (3, 1)), out_b.unflatten(2, (3, 1))
     wide = out_a.to(lse_a.dtype)
     want = merge_attention(wide, lse_a, out_b, lse_b)
-    rows = slice(1, None)  # as ring attention does
+    rows = slice(1, None)  # as in ring attention
     got = wide.clone(), lse_a.clone()
     add_attention(got[0][:, rows], got[1][..., rows], out_b[:, rows], lse_b[..., rows])
     torch.testing.assert_close(got[0][:, rows], want[0][:, rows])
@@ -77,7 +77,7 @@ def test_adding_in_place_is_merging(dtype: torch.dtype, *, grouped: bool) -> Non
 def test_a_row_that_one_side_did_not_see_keeps_its_values() -> None:
     out_a, lse_a, out_b, lse_b = parts(torch.bfloat16)
     lse_a, lse_b = lse_a.float(), lse_b.float()
-    out_a[:, 0] = torch.nan  # contents of a row without a key do not matter
+    out_a[:, 0] = torch.nan  # arbitrary values in a row without keys
     out, lse = merge_attention(out_a, lse_a, out_b, lse_b)
     assert torch.equal(out[:, 0], out_b[:, 0])
     assert torch.equal(lse[:, :, 0], lse_b[:, :, 0])

@@ -16,7 +16,7 @@ from flash_dist.compat import flash_mla
 
 if TYPE_CHECKING:
     from tests.mla import SMALL, Problem
-else:  # the parent folder is not on the path: it has the sources' package, without kernels
+else:  # otherwise it would be the sources' package, without kernels
     path = Path(__file__).resolve().parents[1] / "mla.py"
     spec = importlib.util.spec_from_file_location("mla_problems", path)
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)

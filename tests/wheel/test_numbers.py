@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SEQLENS: Final = torch.tensor([0, 3, 8], dtype=torch.int32)
 TABLE: Final = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
-FUNCTIONS: Any = flash_dist  # wrong for its types, but right here
-HUGE: Final = 10**5000  # beyond floats, and beyond Python's printable ints
+FUNCTIONS: Any = flash_dist  # the wrong types are intended
+HUGE: Final = 10**5000  # beyond floats, and too long for Python to print
 
 
 def draw(*shape: int) -> torch.Tensor:

@@ -18,8 +18,8 @@ Tensor = torch.Tensor
 CAUSAL = [0, -1, 0, 1]
 SCALE = 0.25
 BUDGET = 1 << 20
-REGISTRATION = "test_autograd_registration"  # a backward has a formula, too: it refuses
-FLAGS = (False,)  # keep, or batch_invariant
+REGISTRATION = "test_autograd_registration"  # a backward has a formula that refuses
+FLAGS = (False,)  # keep or batch_invariant
 IDS_Q = [0, 0, 1, 1, 2]
 IDS_K = [0, 1, 1, 2, 2, 2, 3]
 
@@ -141,7 +141,7 @@ def test_shapes_of_gpu_tensors_are_told_without_a_gpu(call: Inputs) -> None:
 
 def test_an_error_inside_the_binding_arrives_as_a_python_exception() -> None:
     q, k, v, packed = CALLS[0]
-    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # for these tensors it is wrong
+    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # the wrong key for CPU tensors
     fwd = torch.ops.flash_dist.attention.default
     for _ in range(3):
         with pytest.raises(RuntimeError, match=r"q must be on a GPU, got float\d+ .* on cpu"):

@@ -85,7 +85,7 @@ def test_masks_compile_once_for_the_first_and_once_for_all_others() -> None:
     counts = []
     for start in range(1, SEQLEN):
         mask = make_mask(start)
-        for dtype in (torch.float64, torch.float32):  # stubs of two devices
+        for dtype in (torch.float64, torch.float32):  # dtypes stand for two devices
             check_step(function, mask, dtype)
         counts.append(counter.frame_count)
     assert counts == [2, 4, 4, 4, 4]
@@ -235,7 +235,7 @@ def test_tensors_of_shapes_not_used_for_long_are_dropped() -> None:
     assert first() is None
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch reads it
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch reads .grad of a non-leaf
 @pytest.mark.parametrize("inside", [False, True], ids=["torch's", "made inside"])
 def test_a_graph_that_breaks_at_a_mask_gives_what_eager_gives(*, inside: bool) -> None:
     ids = torch.arange(130) // 40

@@ -86,14 +86,14 @@ def test_a_step_of_decoding_enters_few_functions_of_python() -> None:
     }
     for name, step in steps.items():
         names = entered(step)
-        before = names[: names.index("run")]  # of the CPU's kernel
+        before = names[: names.index("run")]  # events before the CPU kernel
         assert len(before) <= 32, (name, before)
 
 
 def test_an_operator_that_nobody_differentiates_enters_one_function_before_its_kernel() -> None:
     q, k, v = draw(1, 8, 2, 16)
     names = entered(lambda: torch.ops.flash_dist.attention(q, k, v, *CALL))
-    own = names.index("run")  # of the CPU's kernel
+    own = names.index("run")  # the CPU kernel
     assert names[:own] == ["<lambda>", "__call__", "kernel", "redispatch"], names
 
 
@@ -182,14 +182,14 @@ def test_no_formula_runs_for_scores_or_intervals(options: dict[str, Any]) -> Non
     leaf = q.clone().requires_grad_()
     plain = entered(lambda: flash_attn_func(q, k, v, **options))
     trained = entered(lambda: flash_attn_func(leaf, k, v, **options))
-    assert "autograd_impl" not in plain + trained, trained  # torch's, in front of a formula
+    assert "autograd_impl" not in plain + trained, trained  # torch's, for a formula
     assert "forward" not in plain
-    assert "forward" in trained  # of an autograd.Function
+    assert "forward" in trained  # from an autograd.Function
     out = flash_attn_func(leaf, k, v, **options).sum()
     backward = entered(lambda: torch.autograd.grad(out, leaf, retain_graph=True))
     assert "autograd_impl" not in backward
     twice = entered(lambda: torch.autograd.grad(out, leaf, retain_graph=True, create_graph=True))
-    assert "autograd_impl" in twice  # refuses a second derivative
+    assert "autograd_impl" in twice  # raises for a second derivative
 
 
 def test_a_formula_of_bent_scores_is_there_for_whoever_calls_the_operator() -> None:

@@ -38,7 +38,7 @@ BUDGET = 1 << 20
 
 def is_ieee(operator: Any, args: Sequence[Any]) -> bool:  # noqa: ANN401 - torch.ops.X.Y
     place = [argument.name for argument in operator._schema.arguments].index("ieee")
-    return len(args) > place and bool(args[place])  # defaults are omitted
+    return len(args) > place and bool(args[place])  # torch omits arguments equal to their default
 
 
 class Calls(TorchDispatchMode):

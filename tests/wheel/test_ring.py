@@ -179,7 +179,7 @@ def attend_across() -> None:
     want = torch.autograd.grad(flash_attn_func(whole[0], whole[1], whole[2]), whole, dout)
     rank = dist.get_rank()
     parts = [q, k[:, rank : rank + 1], v[:, rank : rank + 1]]
-    if rank == 0:  # who has queries may differ, too
+    if rank == 0:  # queries may be different per rank
         parts[0], dout = q[:, :5], dout[:, :5]
     else:
         parts[0], dout = q[:, 5:], dout[:, 5:]
@@ -202,7 +202,7 @@ def walk_through_shards() -> None:
     assert torch.equal(back, whole)
     weight = torch.arange(SEQLEN) * (1.0 + dist.get_rank())
     (gradient,) = torch.autograd.grad((back * weight).sum(), mine)
-    ranks = sum(range(1, dist.get_world_size() + 1))  # the losses of all ranks are added
+    ranks = sum(range(1, dist.get_world_size() + 1))  # sum of the factors of all ranks' losses
     assert torch.equal(gradient, ring_shard((torch.arange(SEQLEN) * ranks).expand(2, -1)).float())
     with pytest.raises(ValueError, match="multiple of 6, got 25"):
         ring_shard(torch.zeros(1, 25))
@@ -297,7 +297,7 @@ def attend_nothing() -> None:
         (gradient,) = torch.autograd.grad(ring_unshard(out).sum(), whole)
         assert gradient.shape == whole.shape
     assert ring_positions(0).tolist() == []
-    dist.barrier()  # nothing was sent: a rank may end before the other has found it
+    dist.barrier()  # no data was sent: a rank may exit before the other has noticed
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

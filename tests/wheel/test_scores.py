@@ -262,7 +262,7 @@ def test_a_sink_of_infinity_has_all_of_the_weight() -> None:
         (out, lse), (q, k, v, sinks), (out + 1, torch.ones_like(lse))
     )
     assert not any(bool(x.any()) for x in (dq, dk, dv))
-    assert torch.equal(dsinks, torch.full_like(dsinks, 4.0))  # of 4 queries
+    assert torch.equal(dsinks, torch.full_like(dsinks, 4.0))  # sum over 4 queries
 
 
 @pytest.mark.parametrize("softcap", [2.0**-10, 1e-3, 1e4, 2.0**40])

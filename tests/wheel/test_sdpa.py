@@ -197,7 +197,7 @@ def test_flex_attention_has_the_gradients_of_the_other_entries() -> None:
 
 
 def test_converting_a_mask_leaves_cuda_uninitialised(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []  # these call cuInit, after which a forked process has no CUDA
+    asked = []  # forbids functions that call cuInit: a forked process could not use CUDA afterwards
 
     def is_available() -> bool:
         asked.append("is_available")

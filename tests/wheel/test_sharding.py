@@ -24,7 +24,7 @@ ENDS = torch.tensor([0, 4, 9], dtype=torch.int32)
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 1.0])
 DOCUMENTS = [0, 0, 0, 1, 1, 1, 1]
 
-# mesh, placements of q, and what differs from 4 heads on 2 kv heads of a batch of 2
+# Mesh, placements of q, and changes of the base case: batch 2, 4 heads, 2 kv heads.
 CASES: dict[str, tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = {
     "batch": ((2,), (BATCH,), {}),
     "batch of 3": ((2,), (BATCH,), {"batch": 3}),
@@ -122,7 +122,7 @@ def compare(mesh_shape: tuple[int, ...], placements: tuple[Any, ...], case: dict
         )
         sent_before = sent.get_total_counts()
         gradients = torch.autograd.grad((got_out, got_lse), given, above)
-    assert sent.get_total_counts() in {sent_before, 2 * sent_before}  # those of distribute_tensor
+    assert sent.get_total_counts() in {sent_before, 2 * sent_before}  # of distribute_tensor
     for x, expected in zip([got_out, got_lse, *gradients], want, strict=True):
         assert x.shape == expected.shape
         assert x.stride() == expected.stride()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 CU_SEQLENS = torch.tensor([0, 3, 3, 8], dtype=torch.int32)
 
-# Neutral values that programs pass: flash-attention 2's own, then those added by 3 and 4.
+# Values without effect that programs pass: those of flash-attention 2, then those added by 3 and 4.
 NEUTRAL: dict[str, dict[str, Any]] = {
     "defaults": {"dropout_p": 0.0, "softcap": 0.0, "alibi_slopes": None, "deterministic": True},
     "softcap-None": {"softcap": None},
@@ -45,7 +45,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "speed": {"pack_gqa": True, "sm_margin": 0, "attention_chunk": 0},
     "mods": {"score_mod": None, "mask_mod": None, "aux_tensors": None, "page_table": None},
 }
-# The same window in all spellings.
+# Spellings of the same window.
 WINDOWS: dict[str, Any] = {
     "numpy": (np.int64(2), np.int32(1)),
     "tensor": torch.tensor([2, 1]),
@@ -204,7 +204,7 @@ def test_a_length_found_inside_of_a_compiled_graph_is_taken(
         longest_q, longest_k = lengths(cu_seqlens.diff().max())
         return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, longest_q, longest_k)
 
-    torch._dynamo.reset()  # it counts compilations of this line
+    torch._dynamo.reset()  # resets dynamo's count of compilations
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         for needs_grad in (False, True):

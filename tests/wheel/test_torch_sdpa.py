@@ -126,7 +126,7 @@ def test_keys_in_pages_are_read_to_the_bits_of_our_function(window: tuple[int, i
     assert torch.equal(out, want)
     with pytest.raises(ValueError, match=r"^cu_seq_q\[0\] must be 0, got 1"):
         varlen_attn(q, k, v, ends.clamp(min=1), None, 5, 32, enable_gqa=True, **pages)
-    if hasattr(varlen, "varlen_attn_out"):  # as torchtitan's generator in vLLM calls it
+    if hasattr(varlen, "varlen_attn_out"):  # torchtitan's generator calls it in vLLM
         counted = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
         written = torch.full_like(q, torch.nan)
         varlen.varlen_attn_out(
@@ -140,7 +140,7 @@ def test_a_gradient_that_torch_would_compute_without_seqused_k_is_refused() -> N
     q, k, v = draw(14, 4, 16), draw(14, 4, 16), draw(14, 4, 16)
     ends, used = (torch.tensor(x, dtype=torch.int32) for x in ((0, 4, 14), (2, 7)))
     packing = ends, ends, 10, 10
-    with pytest.raises(RuntimeError, match="inference-only"):  # torch's own sentence
+    with pytest.raises(RuntimeError, match="inference-only"):  # torch's message
         varlen_attn(q, k, v, *packing, seqused_k=used)
     forward = torch.ops.aten._flash_attention_forward
     with pytest.raises(ValueError, match=r"must want no gradient .*\n\nhint: .*torch\.no_grad"):

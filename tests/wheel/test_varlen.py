@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-LENGTHS_Q, LENGTHS_K = (3, 0, 5, 1, 4), (4, 2, 5, 0, 9)  # one has no query, one no key
+LENGTHS_Q, LENGTHS_K = (3, 0, 5, 1, 4), (4, 2, 5, 0, 9)  # one document has no query, one has no key
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -90,7 +90,7 @@ def test_a_tail_that_no_document_covers_is_served() -> None:
         assert grad.isfinite().all()
 
 
-TABLE = torch.arange(5, dtype=torch.int32).view(5, 1)  # a page for each document
+TABLE = torch.arange(5, dtype=torch.int32).view(5, 1)  # one page per document
 USED = torch.tensor(LENGTHS_K, dtype=torch.int32)
 
 
@@ -155,7 +155,7 @@ def test_cu_seqlens_that_do_not_begin_with_0_are_named_at_every_entry(
     call(q, k, v, cu_q, cu_k, **options)
     (cu_q if side == "q" else cu_k)[0] = 1
     if side == "k" and entry in {"all in one", "keys that are used of pages"}:
-        call(q, k, v, cu_q, cu_k, **options)  # which do not read it
+        call(q, k, v, cu_q, cu_k, **options)  # the call does not read them
         return
     with pytest.raises(Exception, match=rf"cu_seqlens(_{side})?\[0\] must be 0, got (1|another)"):
         call(q, k, v, cu_q, cu_k, **options)

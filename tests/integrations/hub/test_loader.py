@@ -18,7 +18,7 @@ from tests.integrations.hub.repository import copy_repository
 
 kernels = pytest.importorskip("kernels")
 
-# Loads the copy and the package in the given order, and compares both.
+# Loads the kernel from the Hub and the package in the given order, and compares both.
 PROGRAM = """
 import sys
 from importlib import import_module
@@ -53,7 +53,8 @@ loaded = {line.split()[-1] for line in maps if line.endswith("_kernels.so")}
 assert len(loaded) == (1 if order == "alone" else 2), loaded
 """
 
-# transformers takes the copy for flash-attention, which need not be installed, nor need we.
+# transformers uses the Hub copy as flash-attention. Neither flash-attention nor our package need be
+# installed.
 MODEL = """
 import sys
 import torch
@@ -74,8 +75,8 @@ torch.testing.assert_close(got[mask.bool()], want[mask.bool()], rtol=1e-5, atol=
 assert any(name.startswith("f_") for name in sys.modules)
 """
 
-# Requests of several lengths at once, on pages. transformers passes single queries their pages on
-# CUDA alone: its test of the machine is skipped.
+# Requests of several lengths at once, with a paged cache. transformers passes pages for single
+# queries only on CUDA, so the program skips its test of the machine.
 BATCHES = """
 import inspect
 import torch
@@ -126,7 +127,7 @@ assert len(calls) == 2 * 11, calls  # layers, and tokens behind the first
 """
 
 
-# The lines of the card, from its folder, with the tensors that they name.
+# Runs the lines of the card from its folder, with the tensors that they name.
 PRINTED = """
 import re
 import sys

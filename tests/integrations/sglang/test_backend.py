@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEADS, HEADS_KV, HEAD_DIM, PAGE, CONTEXT = 8, 2, 64, 16, 64
-PREFIXES, NEW = [49, 21, 0], [1, 9, 4]  # keys in the cache, and queries of each sequence
+PREFIXES, NEW = [49, 21, 0], [1, 9, 4]  # keys in the cache, and queries, of each sequence
 TOKENS = 24
 
 
@@ -45,7 +45,7 @@ def _one_rank() -> Iterator[None]:
 
 def make_runner(**changes: Any) -> Any:  # noqa: ANN401 - the attributes of a ModelRunner
     requests = ReqToTokenPool(4, CONTEXT, "cpu", enable_memory_saver=False)
-    pages = 4 * CONTEXT // PAGE  # the first page of a pool is one of no request
+    pages = 4 * CONTEXT // PAGE  # page 0 of a pool belongs to no request
     slots = torch.arange(pages, 0, -1)[:, None] * PAGE + torch.arange(PAGE)
     requests.req_to_token[1:] = slots.reshape(4, CONTEXT).to(torch.int32)
     pool = MHATokenToKVPool(
@@ -243,13 +243,13 @@ def test_what_cuda_graphs_read_gives_the_bits_of_a_plain_step() -> None:
     wanted = torch.stack(step(backend, runner, ForwardMode.DECODE, prefixes, inputs))
     backend.init_cuda_graph_state(4, 4)
     fewer = make_batch(runner, ForwardMode.DECODE, [0], [0], [1])
-    backend.init_forward_metadata_out_graph(fewer, in_capture=True)  # another graph
+    backend.init_forward_metadata_out_graph(fewer, in_capture=True)  # a second graph
     batch = make_batch(runner, ForwardMode.DECODE, [1, 2, 3], prefixes, [1, 1, 1])
     backend.init_forward_metadata_out_graph(batch, in_capture=True)
     read = backend.forward_metadata
     batch.seq_lens.fill_(backend.get_cuda_graph_seq_len_fill_value())
     backend.init_forward_metadata_in_graph(batch)
-    batch.seq_lens.copy_(torch.tensor(prefixes) + 1)  # a replay
+    batch.seq_lens.copy_(torch.tensor(prefixes) + 1)  # as for a replay
     addresses = read.seq_lens.data_ptr(), read.block_table.data_ptr()
     backend.init_forward_metadata_in_graph(batch)
     assert (read.seq_lens.data_ptr(), read.block_table.data_ptr()) == addresses
@@ -336,7 +336,7 @@ def engine(model: Path) -> Iterator[sglang.Engine]:
 
 def draw_prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
-    lengths = (5, 100, 33, 1, 64)  # one is prefilled in chunks
+    lengths = (5, 100, 33, 1, 64)  # one prompt is prefilled in chunks
     return [torch.randint(0, 512, (n,), generator=generator).tolist() for n in lengths]
 
 

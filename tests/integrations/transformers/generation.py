@@ -32,7 +32,7 @@ def generate(
         do_sample=False,
         return_dict_in_generate=True,
         output_logits=True,
-        disable_compile=True,  # as a GPU would with a static cache; test_compiled.py does
+        disable_compile=True,  # a GPU would compile for a static cache; test_compiled.py tests that
         **options,
     )
     return out.sequences, torch.stack(out.logits)

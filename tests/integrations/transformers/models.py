@@ -62,7 +62,7 @@ class Family:
         model = self.model_class._from_config(config, attn_implementation=attention)
         torch.manual_seed(SEED)
         with torch.no_grad():
-            for parameter in model.parameters():  # sinks and biases are zero or not set at first
+            for parameter in model.parameters():  # sinks and biases may be zero or unset
                 parameter.add_(0.1 * torch.randn_like(parameter))
         return model.to(DEVICE, dtype).eval()
 
@@ -169,7 +169,7 @@ WHISPER: Final = Family(
         "begin_suppress_tokens": None,
     },
 )
-OWN: Final = {  # with attention of their own, and masks of transformers
+OWN: Final = {  # models with their own attention, but transformers' masks
     "bloom": Family(
         "BloomForCausalLM",
         "BloomConfig",

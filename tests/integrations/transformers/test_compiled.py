@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 NAME = register()
-TOLERANCE = 1e-5  # of the largest number
+TOLERANCE = 1e-5  # relative to the largest number
 SPLIT = 7  # start of the second document
 GAPS = torch.ones_like(IDS)
 GAPS[0, 3:5] = 0
@@ -128,7 +128,7 @@ def test_generate_compiles_one_query_with_a_static_cache() -> None:
             max_new_tokens=6,
             cache_implementation="static",
             compile_config=compile_config,
-            disable_compile=compile_config is None,  # as a GPU would
+            disable_compile=compile_config is None,  # a GPU would compile
         )
         for name, compile_config in (("eager", None), (NAME, config))
     ]
@@ -142,7 +142,7 @@ def test_generate_with_a_static_cache_compiles_by_itself_and_replays_cuda_graphs
     torch._dynamo.reset()
     model, options = DECODERS["llama"].make(NAME), {"max_new_tokens": 8, "do_sample": False}
     want = DECODERS["llama"].make("eager").generate(IDS, attention_mask=LEFT, **options)
-    for _ in range(2):  # the second replays what the first captured
+    for _ in range(2):  # the first call captures, the second replays
         got = model.generate(IDS, attention_mask=LEFT, cache_implementation="static", **options)
         assert torch.equal(got, want)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1

@@ -14,7 +14,7 @@ from tests.integrations.transformers.generation import IDS, LEFT
 from tests.integrations.transformers.models import DECODERS, DEVICE, T5
 
 Tensor = torch.Tensor
-TOLERANCE = 1e-5  # of the largest number
+TOLERANCE = 1e-5  # relative to the largest number
 PADDINGS = {"padded": LEFT, "whole": torch.ones_like(LEFT)}
 
 
@@ -61,7 +61,7 @@ def test_a_mask_that_wants_a_gradient_gets_one() -> None:
 @pytest.mark.skipif(
     Version("5.4") > Version(transformers.__version__), reason="T5 has its own attention"
 )
-@pytest.mark.parametrize("queries", [5, IDS.shape[1]])  # of the decoder
+@pytest.mark.parametrize("queries", [5, IDS.shape[1]])  # queries of the decoder
 @pytest.mark.parametrize("padding", PADDINGS.values(), ids=PADDINGS)
 def test_t5_and_its_position_bias_have_the_gradients_of_eager(
     padding: Tensor, queries: int

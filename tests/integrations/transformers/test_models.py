@@ -39,9 +39,9 @@ Tensor = torch.Tensor
 
 NAME = register()
 VERSION = Version(transformers.__version__)
-TOLERANCE = 1e-5  # of the largest number
+TOLERANCE = 1e-5  # relative to the largest number
 LARGE_TOLERANCE = 1e-4  # with scores of up to 512
-HALF_TOLERANCE = 1e-3  # likewise, beside twice the error of eager attention
+HALF_TOLERANCE = 1e-3  # in addition to twice the error of eager attention
 SPLIT = 7  # start of the second document
 
 BOTH = LEFT.clone()
@@ -105,7 +105,7 @@ def _ran(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     assert calls
 
 
-SINCE = {"bert": since_5, "roberta": since_5, "modernbert": since_5_4}  # of the interface
+SINCE = {"bert": since_5, "roberta": since_5, "modernbert": since_5_4}  # first supported version
 MODELS = {**DECODERS, **ENCODERS}
 FAMILIES = [
     pytest.param(family, id=name, marks=SINCE.get(name, ())) for name, family in MODELS.items()
@@ -210,7 +210,7 @@ def test_positions_that_do_not_start_again_are_of_one_document(
     inputs: dict[str, Any] = {
         "input_ids": IDS[:1],
         "position_ids": torch.tensor([positions], device=IDS.device),
-        "use_cache": True,  # without one, transformers takes these for documents
+        "use_cache": True,  # otherwise transformers takes position_ids for documents
     }
     want = DECODERS["llama"].make("eager")(**inputs).logits
     model = DECODERS["llama"].make(NAME)
@@ -433,4 +433,4 @@ def test_positions_are_read_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(once, "find_documents", find)
     for positions in (POSITIONS.clone(), POSITIONS.clone()):
         model(input_ids=IDS[:1], position_ids=positions)
-    assert len(read) == 2  # of two forwards with two layers each
+    assert len(read) == 2  # two forwards of two layers each

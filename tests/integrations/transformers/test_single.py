@@ -34,7 +34,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 def test_what_one_query_sees_is_looked_into_once_a_forward(found: list[Tensor]) -> None:
     generate(DECODERS["llama"], NAME, LEFT)
-    assert len(found) == 9  # ten tokens of two layers each, of which the first had all queries
+    assert len(found) == 9  # nine steps: the first of ten tokens has all queries
 
 
 def one_query(**options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # noqa: ANN401
@@ -51,7 +51,7 @@ def one_query(**options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # noqa:
 def test_an_interval_that_changes_in_place_is_looked_into_anew(
     monkeypatch: pytest.MonkeyPatch, found: list[Tensor], dtype: torch.dtype, *, recorded: bool
 ) -> None:
-    if recorded:  # as in a CUDA graph, which must do it in every replay
+    if recorded:  # as in a CUDA graph, where every replay must do it
         monkeypatch.setattr(single, "_is_repeated", lambda _: True)
     query, key, value, interval = one_query(dtype=dtype)
     module = torch.nn.Module()
@@ -85,7 +85,7 @@ def test_one_query_with_gradients_is_what_it_is_to_a_cache(options: dict[str, An
     query, key, value, interval = one_query(dtype=torch.bfloat16)
     options = {n: x.to(query) if isinstance(x, Tensor) else x for n, x in options.items()}
     module = torch.nn.Module()
-    seen = interval.new_tensor([[0, 8], [8, 8]]).view(2, 1, 2, 1)  # all, and none
+    seen = interval.new_tensor([[0, 8], [8, 8]]).view(2, 1, 2, 1)  # all keys, no keys
     for mask in (interval, seen):
         want, _ = attention.attention_forward(module, query, key, value, mask, **options)
         q, k, v = (x.detach().requires_grad_() for x in (query, key, value))
@@ -127,4 +127,4 @@ def test_tokens_that_are_generated_read_caches_with_their_scores(
     scores = {"gemma2": {"softcap"}, "gpt_oss": {"learnable_sink"}}.get(name, set())
     assert len(calls) == 9 * DECODERS[name].options["num_hidden_layers"]
     assert all(call - where == scores for call in calls)
-    assert cache is None or any(where <= call for call in calls)  # of windows some see all keys
+    assert cache is None or any(where <= call for call in calls)  # windows may show all keys

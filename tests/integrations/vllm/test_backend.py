@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEADS, HEADS_KV, HEAD_DIM, PAGE, PAGES = 8, 2, 64, 16, 12
-LENGTHS, USED = [1, 9, 4], [50, 30, 4]  # queries and keys of each sequence
+LENGTHS, USED = [1, 9, 4], [50, 30, 4]  # queries and keys per sequence
 TOKENS = 24
 CONFIG = {
     "head_size": HEAD_DIM,
@@ -62,7 +62,7 @@ def test_an_older_vllm_is_told(
 ) -> None:
     monkeypatch.setattr("vllm.__version__", version)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    monkeypatch.setattr(AttentionBackendEnum, "register", None)  # would fail
+    monkeypatch.setattr(AttentionBackendEnum, "register", None)  # calling None would fail
     register()
     assert f"{NAME} needs vLLM 0.32 or newer, this is {version}" in caplog.text
 
@@ -265,7 +265,7 @@ def engine(model: Path) -> Iterator[LLM]:
 
 def draw_prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
-    lengths = (5, 100, 33, 1, 64)  # one is prefilled in chunks
+    lengths = (5, 100, 33, 1, 64)  # one prompt is prefilled in chunks
     return [torch.randint(0, 512, (n,), generator=generator).tolist() for n in lengths]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 SHAPE = (1, 1, 256, 256)
-IDS = torch.zeros(256, dtype=torch.int64)  # read by its global name
+IDS = torch.zeros(256, dtype=torch.int64)  # read as a global variable
 
 
 def draw_ids() -> Tensor:

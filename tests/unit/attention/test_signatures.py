@@ -25,7 +25,7 @@ from flash_dist.toolkit.make.project import ROOT
 PUBLISHED: Final = json.loads(Path(__file__).with_name("signatures.json").read_text("utf-8"))
 PACKAGE: Final = ROOT / "flash_dist"
 BERT_PADDING: Final = "flash_attn.bert_padding"
-RENAMED: Final = {  # by torch's varlen_attn
+RENAMED: Final = {  # names in torch's varlen_attn
     "query": "q",
     "key": "k",
     "value": "v",
@@ -41,7 +41,7 @@ class Signature:
     """Names with their defaults as text, None where there is none."""
 
     positional: tuple[tuple[str, str | None], ...]
-    named: tuple[tuple[str, str | None], ...]  # by name alone
+    named: tuple[tuple[str, str | None], ...]  # keyword-only
 
     @classmethod
     def of(cls, arguments: ast.arguments) -> Signature:
@@ -109,7 +109,7 @@ def test_what_newer_flash_attentions_take_is_taken_by_name(
             assert choose_band(value, causal=False) == choose_band((-1, -1), causal=False)
         elif argument in Others.__annotations__:
             refuse_unsupported(**{argument: value})
-        else:  # cu_seqlens and max_seqlen, which are not None here
+        else:  # cu_seqlens and max_seqlen: not None here
             assert own[argument] is None, module
 
 
@@ -120,9 +120,9 @@ def test_others_are_arguments_that_a_peer_published_with_a_reason_each() -> None
         for text in module["functions"].values()
         for argument in Signature.parse(text).all
     }
-    vllm = {"s_aux"}  # of its own flash-attention 3; transformers passes sinks by that name, too
+    vllm = {"s_aux"}  # vLLM's own name of sinks; transformers uses it, too
     assert set(Others.__annotations__) <= known | vllm
-    assert set(Others.__annotations__) - set(REASONS) == set(SINKS)  # which are served
+    assert set(Others.__annotations__) - set(REASONS) == set(SINKS)  # sinks are supported
     assert set(ALLOWED) <= set(REASONS)
     assert list(Others.__annotations__) == sorted(Others.__annotations__)
 
@@ -146,7 +146,7 @@ def test_the_data_is_what_the_torch_at_hand_has(module: str, name: str, theirs: 
     if torch.__version__.partition("+")[0] not in versions:
         pytest.skip(f"the data is of torch {versions}, this is {torch.__version__}")
     function = getattr(import_module(module), name)
-    if name == "scaled_dot_product_attention":  # compiled: its signature is the first line of help
+    if name == "scaled_dot_product_attention":  # compiled: its help has the signature
         text = " ".join((function.__doc__ or "").partition(" -> ")[0].split())
         assert Signature.parse(text.removeprefix(name)) == theirs
         return

@@ -15,7 +15,7 @@ PAPER = Plan(paper_shapes()[1:3], ("sdpa-cudnn",), ("forward", "backward"), ("wa
 
 
 def test_loops_are_what_takes_the_time() -> None:
-    loops = 2 * 2 * 2 * 3 * 0.5  # shapes, baselines, passes, rounds, with the lead
+    loops = 2 * 2 * 2 * 3 * 0.5  # shapes, baselines, passes, rounds, seconds with warm-up
     assert loops < estimate_seconds(PAPER, H200) < 1.3 * loops
     both = replace(PAPER, states=("warm", "cold"))
     assert estimate_seconds(both, H200) == pytest.approx(

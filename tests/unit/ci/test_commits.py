@@ -50,7 +50,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a repository with one commit whose subject breaks the rule: the base of the tests."""
     for name, value in IDENTITY.items():
         monkeypatch.setenv(name, value)
-    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):  # of a hook that runs the tests
+    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):  # a git hook sets them
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "clone"
     git(tmp_path, "init", "--quiet", "--initial-branch=main", str(folder))

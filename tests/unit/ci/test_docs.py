@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 TEXTS = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in sources.TEXTS)]
 
-COLUMNS = 100  # of code beside the menu, at 1280 pixels
+COLUMNS = 100  # columns of code beside the menu, at 1280 pixels
 PROGRAM = re.compile(
     r"(?:python3?|\.venv/bin/python|torchrun(?: --\S+)+) "
     r"(?:-m flash_dist|\S*flash_dist\.pyz)(?= |$)"
 )
-ENDS = {"|", "||", "&&", ";", ">", ">>", "2>", "&"}  # of a command, in a shell
+ENDS = {"|", "||", "&&", ";", ">", ">>", "2>", "&"}  # tokens that end a shell command
 
 
 def find_commands(text: str) -> Iterator[list[str]]:
@@ -54,7 +54,7 @@ def read_arguments(text: str) -> list[str]:
     lexer.whitespace_split = True
     try:
         words = list(lexer)
-    except ValueError:  # a quotation mark of the surrounding text, such as TOML
+    except ValueError:  # a quote of the surrounding text, such as TOML
         words = text.rstrip("\"'").split()
     end = next((place for place, word in enumerate(words) if word in ENDS), len(words))
     return words[:end]

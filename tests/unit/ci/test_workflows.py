@@ -153,7 +153,8 @@ def test_a_pull_request_of_a_fork_never_reaches_a_gpu() -> None:
     assert "github.event.pull_request.head.repo.full_name == github.repository" in job["if"]
 
 
-# Programs of GitHub's machines beside Python and nox, with the options and subcommands in use.
+# Programs that GitHub's machines have besides Python and nox, with the options and subcommands in
+# use.
 PROGRAMS: Final = {
     "apt-get": {"install", "--yes"},
     "chown": {"-R"},
@@ -177,7 +178,7 @@ def release_args(words: list[str]) -> bool:
     return all(make_parser().parse_args([stage, *words]) for stage in STAGES)
 
 
-# Arguments that sessions get, and what accepts them.
+# Validators of the arguments that sessions get.
 ACCEPTED: Final[dict[str, Callable[[list[str]], bool]]] = {
     "build_arm": build_args,
     "build_wheels": build_args,

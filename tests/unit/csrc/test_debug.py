@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "csrc" / "debug"
 TILE = 64
 
-# The program's substitute for running kernels: it prints the arrays of the mask.
+# Replaces run.cpp: prints the arrays of the mask instead of running kernels.
 STUB = """
 #include <cstdio>
 #include "run.h"

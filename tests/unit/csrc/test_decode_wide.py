@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 pytestmark = pytest.mark.slow  # the first test compiles: 30 s
 
-GENERAL: Final = Gpu(plan=99, capability=90)  # too little shared memory for the other
+GENERAL: Final = Gpu(plan=99, capability=90)  # has too little shared memory for the wide kernel
 HOPPER: Final = Gpu(plan=227, capability=90)
 
 

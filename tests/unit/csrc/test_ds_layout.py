@@ -10,7 +10,7 @@ from tests.unit.made.planner import compile_program
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Prints each band and tile of queries on which both sides differ, and the number compared.
+# Prints each band and query tile for which both sides differ, and the number of comparisons.
 PROGRAM = """
 #include <cstdio>
 #include <initializer_list>

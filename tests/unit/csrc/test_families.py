@@ -17,10 +17,10 @@ CSRC: Final = Path(__file__).parents[3] / "csrc"
 HEADERS: Final = (".h", ".cuh")
 INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
-# Folders without a kernel family: shared code, and the host's.
+# Folders without kernel families: shared code, and host code.
 SHARED: Final = ("ptx", "core")
 HOST: Final = ("host", "binding", "debug")
-# Generated: they include no code of ours.
+# Generated headers, which include none of ours.
 COMMON: Final = ("plans.h", "decode_plans.h", "fwd_pair_plans.h", "wgmma_shapes.h")
 
 
@@ -36,7 +36,7 @@ def families(csrc: Path) -> list[str]:
 def allowed(csrc: Path) -> dict[str, tuple[str, ...]]:
     """Return what each folder of device code may include, beside COMMON."""
     return {
-        "ptx": ("ptx", "native"),  # one wrapper per instruction depends on nothing above
+        "ptx": ("ptx", "native"),  # wrappers of instructions depend on no other folder
         "core": ("core", "ptx", "native"),
         **{family: (family, "core", "ptx", "native") for family in families(csrc)},
     }

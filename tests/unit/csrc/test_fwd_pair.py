@@ -94,7 +94,7 @@ def test_documents_see_their_own_keys_alone(head_dim: int) -> None:
             own = in_window(q1 - q0, k1 - k0, CAUSAL)
             exact = solve(q[:, q0:q1], k[:, k0:k1], v[:, k0:k1], own)
             out[:, q0:q1], lse[:, :, q0:q1] = exact
-    for x in (k, v):  # nobody may read them
+    for x in (k, v):  # unused keys must not be read
         x[:, :before] = x[:, ends_k[-1] :] = math.nan
     documents = tuple(torch.tensor(ends, dtype=torch.int32) for ends in (ends_q, ends_k))
     got = emulate_forward(

@@ -12,7 +12,7 @@ from csrc.headers import WGMMA_COLUMNS, render_wgmma_shapes
 @pytest.mark.parametrize("columns", WGMMA_COLUMNS)
 def test_a_matrix_instruction_names_each_register_of_its_accumulator_once(columns: int) -> None:
     lines = [line for line in render_wgmma_shapes().splitlines() if f".m64n{columns}k16." in line]
-    # A in shared memory or in registers, D written or added to, float16 or bfloat16.
+    # A in shared memory or registers, D written or added to, float16 or bfloat16.
     assert len(lines) == 2 * 2 * 2
     for line in lines:
         registers = re.findall(r'"[=+]f"\(d\[(\d+)\]\[(\d)\]\)', line)

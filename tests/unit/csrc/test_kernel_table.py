@@ -61,7 +61,7 @@ def launched_for(size: Size, dtype: str) -> Iterator[tuple[str, Size]]:
     yield "bwd_dq_recompute", size
     if dtype in {"fp16", "bf16"}:
         yield "bwd_dq_gemm", size
-    if dtype == "ieee32":  # without a product, fp32's
+    if dtype == "ieee32":  # kernels without a product use fp32's
         return
     yield "bwd_delta", (head_dim_v, head_dim_v)
     yield "bwd_reduce", (head_dim, head_dim)
@@ -149,7 +149,7 @@ def test_no_target_carries_a_plan_that_none_of_its_devices_would_take(target: Ar
     rooms = {device.smem_optin for device in KNOWN_DEVICES if judge(target, device)}
     for variant in variants_of(target):
         if variant.family.refuses or variant.row.kept_for == target.number:
-            continue  # it takes calls that the largest plan refuses, or its place is explained
+            continue  # the largest plan refuses some calls, or the table explains it
         same = [
             TABLE.smem_plans[v.row.plan]
             for v in variants_of(target)

@@ -85,9 +85,9 @@ PROBLEMS: Final = {
     "parts of a group": Problem((512, 513, 1537), heads=17),
     "a few more heads": Problem((0, 63, 65, 129), heads=50, seqlen_q=3),
     "many heads of few columns": Problem((150,), heads=48, head_dim=288, head_dim_v=256),
-    # the emulator on a kernel that is proven on GPUs
+    # checks the emulator itself, with a kernel that is proven on GPUs
     "values of their own": Problem((300, 70), 8, 3, 2, 64, 64, values_in_keys=False),
-    # warps that take tiles of keys in turn
+    # several warps take turns at tiles of keys
     "large values of their own": Problem((300, 70), 8, 3, 2, 512, 512, values_in_keys=False),
     "some large columns": Problem((0, 1100), 4, 2, 1, 264, 264, values_in_keys=False),
 }
@@ -111,11 +111,11 @@ def test_values_are_those_of_float64(name: str, gpu: Gpu, *, causal: bool) -> No
 
 
 LENGTHS: Final = (1500, 0, 300, 2500, 128)
-CALLS: Final = {  # of each kernel, and of the inputs that decide the distribution of work
+CALLS: Final = {  # calls that reach each kernel, and each way to distribute the work
     "8.0": (Problem(LENGTHS, seqlen_q=2), AMPERE),
     "9.0, many heads": (Problem(LENGTHS, heads=50, seqlen_q=2), HOPPER),
     "9.0, half a tile of rows": (Problem(LENGTHS, heads=17, seqlen_q=2), HOPPER),
-    # tasks are split if there are as many as multiprocessors
+    # work tiles are split if there are as many as multiprocessors
     "9.0, equal lengths": (Problem((1300,) * len(LENGTHS), heads=64, seqlen_q=1), HOPPER),
 }
 CHANGES: Final[dict[str, dict[str, int]]] = {

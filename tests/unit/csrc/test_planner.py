@@ -112,7 +112,7 @@ def assert_unit_is_complete(
     """Check that every visible tile is in one chunk, and that sums have ordered, marked chunks."""
     for key in {0, shape["seqlen_k"] - 1, *(chunk["key_begin"] for chunk in chunks)}:
         mine = [chunk for chunk in chunks if chunk["key_begin"] <= key < chunk["key_end"]]
-        if stripes > 1:  # another kernel adds their partial sums
+        if stripes > 1:  # another kernel adds the partial sums
             assert [(chunk["sums_first"], chunk["sums_last"]) for chunk in mine] == [(True, False)]
             continue
         assert_ends(mine, "sums_first", "sums_last")
@@ -238,13 +238,13 @@ def assert_memory_follows_the_formula(made: dict[str, Any], shape: dict[str, Any
     queries = max(chunk["query_end"] - chunk["query_begin"] for chunk in chunks)
     are_cells = any(not chunk["sums_last"] for chunk in chunks)
     keys_first = any(chunk["dq_accum"] > 0 for chunk in chunks)
-    # fp32 dQ, while keys are striped, is of a stripe of queries where all its keys come first.
+    # fp32 dQ between key chunks: of one query chunk, if all its key chunks run in a row.
     rests = units * shape["group"] * up(shape["seqlen_q"])
     if are_cells and not keys_first:
         rests = units * split * members * up(queries)
     if all(chunk["last_stripe"] for chunk in chunks) and not are_cells:
         rests = 0
-    # fp32 dK and dV: of splits, else of the cells whose queries are not all done.
+    # fp32 dK and dV: of all splits, else of the key chunks whose queries are not complete.
     keys = shape["batch"] * shape["num_heads_kv"] * shape["seqlen_k"] * split
     if split == 1:
         keys = units * shape["seqlen_k"] if are_cells else 0
@@ -270,7 +270,7 @@ def test_no_chunk_of_several_leaves_multiprocessors_idle(
         wave = H200["sm_count"] * H200["blocks_per_sm"] * 0.95
         for chunk in made["chunks"]:
             if chunk["key_end"] == 16384:
-                continue  # the rest of the keys
+                continue  # the remaining keys
             tiles = -(-(chunk["key_end"] - chunk["key_begin"]) // 64)
             assert chunk["units"] * tiles * made["group_split"] >= int(wave)
 
@@ -327,7 +327,7 @@ def test_stripes_begin_at_whole_tiles_of_ds_and_whole_blocks(key_tile: int) -> N
 def test_chunks_of_equal_blocks_fill_whole_rounds(batch: int, seqlen: int, units: int) -> None:
     sizes = {"batch": batch, "seqlen_q": seqlen, "seqlen_k": seqlen, "num_heads_kv": 32}
     made = plan(**sizes, head_dim=64, key_tile=128, budget=3 << 29)
-    assert {chunk["units"] for chunk in made["chunks"]} == {units}  # 256 blocks of 264 a round
+    assert {chunk["units"] for chunk in made["chunks"]} == {units}  # 256 of 264 resident blocks
 
 
 def test_fewer_splits_leave_room_for_ds() -> None:
@@ -359,11 +359,11 @@ def test_blocks_of_unknown_length_get_sixteen_waves(
     sm_count: int, one_wave: int, changes: dict[str, Any]
 ) -> None:
     sizes = {"num_heads_kv": 1, "group": 64, "sm_count": sm_count, "blocks_per_sm": 1}
-    assert plan(**sizes)["group_split"] == one_wave  # 16 blocks of keys, all equally long
+    assert plan(**sizes)["group_split"] == one_wave  # 16 key blocks of equal length
     assert plan(**sizes, **changes)["group_split"] == 16 * one_wave
 
 
-TRIANGLE = [n * 16 - n * (n - 1) // 2 for n in range(17)]  # of 16 key tiles, as under a causal mask
+TRIANGLE = [n * 16 - n * (n - 1) // 2 for n in range(17)]  # slots before 16 key tiles, causal
 
 
 @pytest.mark.parametrize("sm_count", [8, 16, 24])
@@ -399,7 +399,7 @@ PAIRS = {"key_tile": 128, "blocks_per_sm": 1, "dq_blocks_per_sm": 1, "cluster": 
 def test_a_group_is_split_until_more_partial_sums_cost_more_than_blocks_that_end_late(
     sizes: dict[str, int], split: int
 ) -> None:
-    made = plan(**PAIRS, **sizes, mask=CAUSAL)  # the fastest on an H200, or within 3 % of it
+    made = plan(**PAIRS, **sizes, mask=CAUSAL)  # fastest on an H200, or within 3 % of it
     assert made["group_split"] == split
 
 
@@ -457,7 +457,7 @@ LONG = {
     "16 heads on 4": {"num_heads_kv": 4, "group": 4},
     "64 heads on 1": {"num_heads_kv": 1, "group": 64},
 }
-SCALE = 16  # multiprocessors and budget are a sixteenth, and so are the lengths
+SCALE = 16  # multiprocessors, budget and lengths are divided by 16
 
 
 def long_shape(heads: str, seqlen: int, mask: tuple[int, ...]) -> dict[str, Any]:
@@ -568,7 +568,7 @@ def test_gradients_of_what_sees_nothing_and_of_what_nothing_sees_are_written(
     shape = {**long_shape("1 head", 0, mask), "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     made = plan(**shape, sm_count=4, budget=10 << 20)
     assert are_cells(made)
-    assert_complete(made, shape)  # among others that every tile is in some chunk
+    assert_complete(made, shape)  # also checks that every tile is in a chunk
 
 
 def test_packed_documents_have_no_cells() -> None:
@@ -594,7 +594,7 @@ def test_slots_of_a_mask_with_arrays_are_those_it_brings() -> None:
 
 
 def test_stripes_of_a_mask_with_arrays_hold_its_tiles() -> None:
-    # Blocks of keys seen by 1, 2, 3, .. query tiles.
+    # Key block n is seen by n query tiles.
     tiles = 512
     slots = [n * (n + 1) // 2 for n in range(tiles + 1)]
     sizes = {"seqlen_q": tiles * TILE, "seqlen_k": tiles * TILE, "num_heads_kv": 1}
@@ -671,7 +671,7 @@ def test_what_decides_the_bits_is_the_same_in_every_batch(
 
 def test_multiprocessors_decide_the_bits_unless_it_is_batch_invariant() -> None:
     sizes = {"seqlen_q": 2048, "seqlen_k": 2048, "num_heads_kv": 2, "group": 8}
-    counts = (16, 60, 114, 132)  # of parts of a GPU, and of a whole one
+    counts = (16, 60, 114, 132)  # multiprocessors of MIG slices and of a whole GPU
     alike = [plan(**sizes, batch_invariant=True, sm_count=count) for count in counts]
     assert all(made == alike[0] for made in alike)
     splits = [plan(**sizes, sm_count=count)["group_split"] for count in counts]
@@ -697,13 +697,13 @@ def test_delta_is_first_and_each_chunk_has_its_keys_before_its_queries() -> None
 
 def test_kernels_that_share_the_workspace_are_of_the_size_of_the_key_side() -> None:
     made = plan(num_heads_kv=1, group=16, head_dim=160, head_dim_v=40, budget=1 << 30)
-    size = [192, 128]  # as many columns as 160/160, fewer of v
+    size = [192, 128]  # the columns of 160/160 are fewer
     assert made["group_split"] > 1
     assert roles(made) == [
         ("bwd_delta", [40, 40]),
         ("bwd_dkdv", size),
         ("bwd_dq_gemm", size),
-        ("bwd_reduce", size),  # of dK and of dV
+        ("bwd_reduce", size),  # for dK and dV
     ]
 
 
@@ -797,7 +797,7 @@ def test_a_fused_backward_has_the_same_bits_in_every_batch_if_asked(
         sizes["total_q"] = batch * 1024 - 1
     made = fused_plan(**sizes, batch_invariant=True)
     assert (made["fused"], made["group_split"]) == (True, 1)
-    units = max(chunk["units"] for chunk in made["chunks"])  # what is over the budget fills the GPU
+    units = max(chunk["units"] for chunk in made["chunks"])  # beyond the budget, but fills the GPU
     assert made["dq_accum"] <= budget or (units - 1) * 1024 // 128 < sm_count
 
 
@@ -842,9 +842,9 @@ def test_the_first_keys_come_first_where_more_queries_see_them(changes: dict[str
     [
         {"mask": FULL, "group": 4},
         {"mask": WINDOW, "group": 4},
-        {"mask": CAUSAL, "batch": 64},  # many waves of one query head to a kv head
+        {"mask": CAUSAL, "batch": 64},  # many waves, one query head per kv head
         {"mask": CAUSAL, "group": 4, "total_q": 1024},
-        {"mask": CAUSAL, "group": 4, "seqlen_q": 64, "seqlen_k": 16384},  # all see nearly all
+        {"mask": CAUSAL, "group": 4, "seqlen_q": 64, "seqlen_k": 16384},  # most see most keys
         {**FALLING, "seqlen_q": 4096, "seqlen_k": 4096, "per_head": True},
         {"mask": (TILES, -1, -1, 0), "key_slots": TRIANGLE, "group": 4},
         {"mask": (ROWS, -1, -1, 0), "group": 4},
@@ -861,11 +861,11 @@ def test_elsewhere_the_last_keys_come_first(changes: dict[str, Any]) -> None:
         (square(1, 4096, 1, 1), 4),
         (square(1, 1024, 4, 4), 4),
         (square(1, 8192, 1, 1), 2),
-        (square(1, 300, 2, 2), 5),  # as many as there are tiles of 64 queries
-        (square(1, 256, 2, 2), 1),  # of four, which are as fast one after the other
+        (square(1, 300, 2, 2), 5),  # one split per tile of 64 queries
+        (square(1, 256, 2, 2), 1),  # four tiles are as fast without splits
         (square(1, 128, 4, 4), 1),
-        (square(1, 2048, 8, 8), 1),  # a block for each multiprocessor
-        (square(1, 1024, 8, 2), 2),  # of each of four splits of a group
+        (square(1, 2048, 8, 8), 1),  # one block per multiprocessor
+        (square(1, 1024, 8, 2), 2),  # two query splits for each of four group splits
     ],
     ids=str,
 )
@@ -915,9 +915,9 @@ def test_partial_sums_of_shared_queries_take_half_the_budget() -> None:
         (square(1, 8192, 4, 4), 128, True),
         (square(1, 4096, 16, 4), 128, True),
         (square(1, 4096, 4, 4), 96, True),
-        (square(1, 4096, 4, 4), 64, False),  # there storing dS takes half as long again
-        (square(1, 4096, 16, 16), 128, False),  # more rounds, of which only the first waits
-        (square(1, 4096, 1, 1), 128, False),  # its queries are shared
+        (square(1, 4096, 4, 4), 64, False),  # at head_dim 64 storing dS takes 1.5 times as long
+        (square(1, 4096, 16, 16), 128, False),  # with more waves only the first waits
+        (square(1, 4096, 1, 1), 128, False),  # its queries are split
     ],
     ids=str,
 )

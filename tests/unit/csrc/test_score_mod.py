@@ -78,7 +78,7 @@ inline float2 load_shared_8(uint32_t at) { return {shared[at / 4], shared[at / 4
 """,
 }
 
-# Prints the largest error of the forward's scores, then those of P and of the factors of dS.
+# Prints the largest error of the forward's scores, of P, and of the factors of dS.
 PROGRAM: Final = """
 #include <algorithm>
 #include <cstdio>

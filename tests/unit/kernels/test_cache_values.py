@@ -34,7 +34,7 @@ def test_two_sequences_may_not_write_to_one_entry_of_the_cache() -> None:
 def test_two_sequences_may_read_one_page() -> None:
     in_pages((0, 1), (0, 2), seqlens=(20, 17)).check_values(3)
     in_pages((0, 1), (0, 1), seqlens=(20, 20)).check_values(0)
-    in_pages((0,), (0,), seqlens=(2, 7)).check_values(5)  # rows 2 to 7, and 7 to 12
+    in_pages((0,), (0,), seqlens=(2, 7)).check_values(5)  # appends rows 2 to 6, and 7 to 11
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.make.kernels.table import Table
 
-# The published sets, written out so that a change of the data file does not change tests.
+# The published sets, spelled out so that tests do not depend on the data file.
 ALL = "7.5;8.0+PTX;9.0a;10.0;12.0"
 TURING_AMPERE_ADA = "7.5;8.0;8.6;8.9+PTX"
 HOPPER = "9.0a"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 EMULATOR: Final = Path(__file__).parents[2] / "emulator"
-SIZES: Final = {  # head_dims of each role, or of a family
+SIZES: Final = {  # head_dims per role or family
     "decode": {64, 128, 384, 512},
     "decode_wide": {64, 128},
     "decode_fold": {256, 512},
@@ -35,7 +35,7 @@ SIZES: Final = {  # head_dims of each role, or of a family
     "mla": {576},
     "mla_fold": {576},
 }
-ROOM: Final = {99: 101376, 163: 166912, 227: 232448}  # bytes of shared memory, by the plan
+ROOM: Final = {99: 101376, 163: 166912, 227: 232448}  # bytes of shared memory per plan
 UNBOUNDED: Final = 1 << 30  # as in core/params.h
 ENOUGH: Final = 1 << 30  # bytes of workspace
 
@@ -83,7 +83,7 @@ class Gpu:
     plan: int = 163
     capability: int = 80
     budget: int = ENOUGH
-    seed: int = 0  # of the order of warps
+    seed: int = 0  # seed for the order of warps
 
 
 @cache
@@ -111,7 +111,7 @@ def _library() -> ctypes.CDLL:
     sources.append(NATIVE / "recording.cpp")
     library = folder / "emulated.so"
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
-    flags.append("-Wno-psabi")  # notes on passing maps by value
+    flags.append("-Wno-psabi")  # warns about passing maps by value
     include = [f"-I{path}" for path in (EMULATOR, *INCLUDES, folder)]
     command = [os.environ.get("CXX", "g++"), *flags, *include, *map(str, sources), "-o"]
     subprocess.run([*command, str(library)], check=True)

@@ -109,9 +109,9 @@ class Kernel:
     smem: int = 0
     max_threads: tuple[int, int, int] | None = None
     code: bytes = field(default=bytes(128))
-    entry: bool = True  # False: a device function
+    entry: bool = True  # False: a device function, not a kernel
     externs: tuple[str, ...] = ()  # functions it calls
-    cuda: int = 0  # attribute of the toolkit: 130
+    cuda: int = 0  # toolkit attribute, e.g. 130
     constant: int = 0
     local: int = 0
 
@@ -152,7 +152,7 @@ def cubin(
 
 def _kernel_parts(kernel: Kernel, numbers: dict[str, int]) -> list[Part]:
     parts = [Part(f".text.{kernel.name}", kernel.code)]
-    own = attribute(0x1B, b"\xff\0", form=3)[:4]  # in place: MAXREG_COUNT
+    own = attribute(0x1B, b"\xff\0", form=3)[:4]  # stored in place: MAXREG_COUNT
     if kernel.cuda:
         own += attribute(0x37, struct.pack("<I", kernel.cuda))
     if kernel.max_threads is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[3]
-# Not imported from `make.locks`, which would load modules to hide.
+# Not imported from `make.locks`: that would load modules which must stay hidden.
 LOCKS = (ROOT / "ci" / "locks", ROOT / "flash_dist" / "toolkit" / "make" / "locks")
 OURS = {"flash_dist", "ci", "csrc", "tests", "noxfile", "setup"}
 
@@ -80,7 +80,7 @@ class Fresh(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def main(groups: str, module: str, *words: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] not in OURS]:
-        if name.partition(".")[0] not in sys.stdlib_module_names:  # loaded by .pth files
+        if name.partition(".")[0] not in sys.stdlib_module_names:  # loaded through .pth files
             del sys.modules[name]
     sys.meta_path.insert(0, Fresh(distributions([one for one in groups.split(",") if one])))
     if words:

@@ -126,7 +126,7 @@ def draw_ids(draw: st.DrawFn, shape: Shape, seqlen: int) -> Tensor:
     if order == "none":
         return ids
     ids = ids.sort(-1, descending=order == "descending").values
-    if order == "runs":  # contiguous, in an order of their own
+    if order == "runs":  # contiguous runs, in random order
         ids = torch.randperm(16, generator=generator)[ids + 2]
     return ids
 
@@ -161,7 +161,7 @@ def intervals(draw: st.DrawFn, shape: Shape) -> Case:
         )
     )
     lo, hi = torch.randint(0, shape.seqlen_k + 1, (2, *size), generator=generator)
-    if draw(st.booleans()):  # narrow ones, with gaps between those of neighbours
+    if draw(st.booleans()):  # narrow intervals, with gaps between those of neighbours
         hi = torch.minimum(hi, lo + 20)
     lows, highs = (x.unsqueeze(1) if x.dim() == 2 else x for x in (lo, hi))
     seen = (lows.unsqueeze(-1) <= shape.j()) & (shape.j() < highs.unsqueeze(-1))
@@ -173,7 +173,7 @@ def far_apart(draw: st.DrawFn, shape: Shape) -> Case:
     """Intervals that end on tiles or beside; in some tiles every other row has a different one."""
     generator = seeded(draw)
     planes = draw(st.sampled_from([(), (shape.batch,), (shape.batch, shape.heads)]))
-    size = (*planes, -(-shape.seqlen_q // 64), 2, 2)  # a tile's even and odd rows; lo and hi
+    size = (*planes, -(-shape.seqlen_q // 64), 2, 2)  # per tile: even and odd rows, lo and hi
     ends = 64 * torch.randint(0, shape.seqlen_k // 64 + 2, size, generator=generator)
     ends += torch.randint(-1, 2, size, generator=generator)
     ends = ends.clamp(0, shape.seqlen_k).sort(-1).values
@@ -192,7 +192,7 @@ def dense(draw: st.DrawFn, shape: Shape) -> Case:
     planes = draw(st.sampled_from([(), (1, 1), (shape.batch, 1), (1, shape.heads), shape[:2]]))
     share = draw(st.sampled_from([0.0, 1e-4, 0.01, 0.5, 0.99, 1.0]))
     seen = torch.rand(*planes, *shape[2:], generator=generator) < share
-    for _ in range(draw(st.integers(0, 3))):  # rectangles that end on tiles or beside
+    for _ in range(draw(st.integers(0, 3))):  # rectangles that end at tiles or between
         top, left = draw(st.integers(0, 5)) * 64, draw(st.integers(0, 5)) * 64
         off = draw(st.integers(-1, 1))
         seen[..., top : top + 128 + off, left + max(off, 0) : left + 128] = draw(st.booleans())

@@ -25,9 +25,9 @@ class Visit:
 
     m: int
     n: int
-    full: bool  # without a mask
+    full: bool  # no mask needed
     seen: Tensor  # [TILE, TILE] booleans
-    slot: int  # of dS
+    slot: int  # dS slot
 
 
 class Reader:
@@ -161,7 +161,7 @@ class Reader:
                         assert m < self.query_tiles
                         assert n < self.key_tiles
                         found.append(self._listed_visit(m, n, code, slot))
-        for given in turns.values():  # of the lines that have a tile, from the first to the last
+        for given in turns.values():  # lines with this tile, first to last
             after = range(len(given))[::-1]
             last = [2 * n + (n == len(given) - 1) for n in after]
             assert given == (last if (axis, group) == ("key", 2) else [0] * len(given))

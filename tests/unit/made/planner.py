@@ -18,7 +18,7 @@ from ci.places import INCLUDES, SOURCES, read_table
 from flash_dist.toolkit.make.kernels.generate import render_product, render_roles
 
 MIB: Final = 1 << 20
-BAND: Final = 0  # of masks
+BAND: Final = 0  # kind of mask
 
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed with the process
 
@@ -30,10 +30,10 @@ class Gpu:
     sm_count: int
     key_tile: int
     blocks_per_sm: int
-    dq_rows: int = 128  # 0: no kernel takes dQ from a stored dS
+    dq_rows: int = 128  # 0: there is no dQ = dS @ K kernel
     dq_blocks_per_sm: int = 2
     cluster: int = 1  # blocks that share a key tile
-    fused: bool = False  # the numbers of keys are of the kernel that makes all gradients
+    fused: bool = False  # the dK/dV numbers are those of the fused kernel
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Call:
     budget: int = 1536 * MIB
     batch_invariant: bool = False
     normalizes: bool = False
-    aligned: bool = False  # scores depend on the position of the last query (ALiBi)
+    aligned: bool = False  # scores depend on absolute positions (ALiBi, bias)
     per_head: bool = False  # query heads have masks of their own
 
 

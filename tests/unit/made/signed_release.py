@@ -136,7 +136,7 @@ def verify_sound(folder: Path, sound: Path, pair: Pair) -> Verification:
     return verify(file.parent, file, pair)
 
 
-# The finding that refuses a changed file in each way; it may have another name than the sound one.
+# The finding that rejects each kind of change. It may differ from that of a sound file.
 REFUSED_BY = {
     "files of the sound one": {"verify-checksum", "verify-not-listed"},
     "unsigned": {"verify-unsigned"},

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from flash_dist.bench.measuring.clocks import Mark, Milliseconds, Run
 
-SHORT_MS: Final = 0.125  # graphs are replayed below 0.3 ms, with 1 ms of attention in each
+SHORT_MS: Final = 0.125  # below 0.3 ms, so that graphs with 1 ms of work are replayed
 LONG_MS: Final = 0.5
 
 
@@ -44,7 +44,7 @@ class Told:
 
     captures = True
     milliseconds = SHORT_MS
-    attentions = 0  # launched so far, those of a graph with each replay
+    attentions = 0  # launched so far; a graph counts with each replay
 
     def counted(self, make: Callable[..., Run]) -> Callable[..., Run]:
         """Return a function that makes counted runs."""
@@ -83,7 +83,7 @@ class Told:
         def launch() -> object:
             before = self.attentions
             result = replay()
-            self.attentions = before + repeats  # a CPU launches each of them again
+            self.attentions = before + repeats  # a CPU launches each one again
             return result
 
         return launch

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.targets.archs import Arch, ArchSet
 
 TAGS = "py3-none-manylinux_2_34_{machine}"
-PADDING = {  # in units of 100 bytes, so that sizes are ordered as those of real wheels
+PADDING = {  # unit: 100 bytes; ordered as the sizes of real wheels
     "turing-ampere-ada": 5500,
     "hopper": 1700,
     "blackwell": 2200,

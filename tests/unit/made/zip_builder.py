@@ -20,18 +20,18 @@ class Packed:
     name: str
     data: bytes = b""
     mode: int = FILE
-    before: bytes = b""  # before its header
+    before: bytes = b""  # bytes before its header
     header_name: str = ""  # in its own header, if different
     header_extra: bytes = b""
     header_size: int | None = None
     list_extra: bytes = b""
     comment: bytes = b""
-    behind: bytes = b""  # after the end of the unpacked data, and counted as its own
+    behind: bytes = b""  # bytes after its data, counted as its own
     flags: int = 0
     method: int = 8
     in_list: bool = True
-    at: int | None = None  # listed with another member's header, and no bytes of its own
-    made: int = 3  # operating system, in the list
+    at: int | None = None  # index of another member whose header it shares, without own bytes
+    made: int = 3  # operating system field in the central directory
     needed: int = 20
     disk: int = 0
     attributes: int = 0

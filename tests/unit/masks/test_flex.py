@@ -50,7 +50,7 @@ def constant(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG
 
 
 def row_by_row(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001
-    return PAIRS[q].to(torch.int32).sum() > k  # needs 0-d indices, as torch promises
+    return PAIRS[q].to(torch.int32).sum() > k  # indexing needs 0-d tensors, which torch guarantees
 
 
 MODS: dict[str, tuple[MaskMod, int | None, int | None]] = {

@@ -245,4 +245,4 @@ def test_planning_takes_memory_for_one_row_of_tiles(*, causal: bool) -> None:
     largest = Largest()  # type: ignore[no-untyped-call]
     with largest:
         intervals._plan_intervals(lo, hi, seqlen, causal)
-    assert largest.bytes <= 20 * seqlen  # two int64 of each query, and the tiles'; pairs: 256 MiB
+    assert largest.bytes <= 20 * seqlen  # two int64 per query, plus tiles; pairs would take 256 MiB

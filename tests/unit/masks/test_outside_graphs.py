@@ -69,7 +69,7 @@ def test_torch_compile_has_no_graph_of_a_mask_that_is_made_where_it_looks(
     assert counter.frame_count == 0
     assert torch.equal(seen, make().visible(*SHAPE))
     torch.compiler.reset()
-    if make is OTHERS["sdpa's"]:  # compiling without graph breaks uses torch's function there
+    if make is OTHERS["sdpa's"]:  # without graph breaks, compiling uses torch's function
         return
     with pytest.raises(Unsupported, match=r"made before|once outside"):
         torch.compile(work, backend=counter, fullgraph=True)(torch.ones(3))

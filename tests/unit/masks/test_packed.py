@@ -55,7 +55,7 @@ def test_many_sequences_of_trees_are_planned_in_little_memory() -> None:
     ends = list(range(0, 70001, 70))
     tree = torch.rand(70, 70, device="cpu") < 0.5
     plan = BlockMask.packed(BlockMask.from_dense(tree), ends).plan(1, 1, 70000, 70000)
-    assert plan.packed.numel() < 4 * 70000 * 20  # the booleans of the pack are 4.9e9
+    assert plan.packed.numel() < 4 * 70000 * 20  # a dense mask has 4.9e9 booleans
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -73,7 +73,7 @@ def test_intervals_are_those_of_each_sequence(*, causal: bool) -> None:
         want[:, :, top:bottom, left:right] = seen
     assert torch.equal(mask.visible(), want)
     assert mask.is_packed
-    assert not mask.causal  # the diagonal of the pack is another one
+    assert not mask.causal  # causality of parts differs from that of the pack
     assert mask.is_within(numbers(Q), numbers(K))
     assert not mask.is_within(numbers([0, 0, 60, 200, 230]), numbers(K))
 
@@ -81,7 +81,7 @@ def test_intervals_are_those_of_each_sequence(*, causal: bool) -> None:
 def test_one_cu_seqlens_keeps_the_diagonal_of_the_pack() -> None:
     lo = torch.zeros(230, dtype=torch.int64, device="cpu")
     mask = IntervalMask.packed(lo, lo + 999, numbers(Q), causal=True)
-    assert mask.causal  # so that the backward takes half the workspace
+    assert mask.causal  # halves the workspace of the backward
     want = BlockMask.packed(CAUSAL, Q).visible(1, 1, 230, 230)
     assert torch.equal(mask.visible(), want)
 

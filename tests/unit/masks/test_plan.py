@@ -208,7 +208,7 @@ def test_intervals_in_booleans_have_the_plan_of_the_intervals(case: Case) -> Non
 def test_ranges_are_least_and_greatest_ends_of_the_rows_of_a_tile() -> None:
     rows = [torch.arange(64), torch.arange(64), torch.zeros(64), torch.full((8,), 40)]
     lo, hi = torch.cat(rows).long(), torch.cat([x + 90 for x in rows]).long()
-    hi[80], lo[80] = 0, 0  # sees nothing: its tile is not full
+    hi[80], lo[80] = 0, 0  # a query without keys: its tile is not full
     lo[128:192] = hi[128:192] = 0
     assert query_ranges(lo, hi).tolist() == [
         [0, 63, 90, 153],
@@ -280,7 +280,7 @@ def test_padding_is_in_the_key_bounds_of_every_kind() -> None:
 
 def test_keys_that_nobody_of_a_batch_entry_sees_are_outside_of_the_key_bounds() -> None:
     seen = torch.zeros(3, 2, 130, 200, dtype=torch.bool)
-    seen[0, 0, 5, 70] = seen[0, 1, 129, 131] = True  # each head sees another key
+    seen[0, 0, 5, 70] = seen[0, 1, 129, 131] = True  # each head sees one different key
     seen[1, 0, 128, 199] = seen[1, 1, 3, 190] = seen[1, 1, 3, 193] = True
     tiles = torch.tensor([[False, True, False, True, False]])
     ids = torch.tensor([[7] * 9 + [1, 2] * 40 + [3] * 11, [2] * 100])

@@ -14,7 +14,7 @@ from flash_dist.toolkit.make.project import ROOT
 
 
 def test_a_thread_has_ended_when_its_call_returns() -> None:
-    for _ in range(50):  # one in two was still alive after a join of Python 3.11
+    for _ in range(50):  # repeat: with Python 3.11, join left every second one alive
         number = in_a_thread(lambda: (torch.ones(9).sum(), threading.get_native_id())[1])
         assert number != threading.get_native_id()
         assert not (THREADS / str(number)).exists()
@@ -46,7 +46,7 @@ def test_on_the_cpu_there_is_no_thread_and_no_copy() -> None:
     assert upload(plan, torch.device("meta")).is_meta
 
 
-# A mask of 70,000 rows for each head, and an exit right after a thread copied its arrays.
+# Makes a mask with 70,000 rows per head, and exits right after a thread has copied its arrays.
 PROGRAM = """
 import threading, torch
 from flash_dist.masks import BlockMask

@@ -30,7 +30,7 @@ from flash_attn.layers.rotary import apply_rotary_emb
 def test(): flash_attn_func()  # of flash_attn
 """
 
-# Stub of flash_dist: the second argument is refused unless it is 0.
+# Stub of flash_dist: attend() refuses dropout_p unless it is 0.
 PACKAGE = """\
 def attend(d, dropout_p):
     if dropout_p:
@@ -54,7 +54,7 @@ def test_cached(d):
 def test_long(seqlen_q, seqlen_k):
     assert seqlen_k == 64
 """
-# The same for version 3: pages of 32 give wrong results.
+# Stub for version 3: pages of 32 keys give wrong results.
 PACKAGE_3 = """\
 def flash_attn_with_kvcache(q, k, v, new_k, new_v, block_table=None, cache_leftpad=None, **others):
     if others or (block_table and cache_leftpad):
@@ -170,7 +170,7 @@ def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_
     assert "not imported: cached" in done.stdout
     assert "served  test_attend: 1 failed, 2 passed" in done.stdout
     assert "served  test_long: 1 passed" in done.stdout
-    assert "other   test_attend: 1 passed, 4 refused" in done.stdout  # d 59, which this one serves
+    assert "other   test_attend: 1 passed, 4 refused" in done.stdout  # the stub serves head_dim 59
     assert "other   all 7: 1 passed, 6 refused" in done.stdout
 
 
@@ -180,7 +180,7 @@ def test_caches_of_version_3_are_asked_for_by_our_names(tmp_path: Path) -> None:
     (tmp_path / "hopper" / "test_flash_attn.py").write_text(TESTS_3)
     (tmp_path / "hopper" / "test_util.py").write_text("def expect(page):\n    return page\n")
     (tmp_path / "hopper" / "padding.py").write_text("")
-    done = run_tests(tmp_path, PACKAGE_3, "--suite=3", "-n", "2")  # which counts for both
+    done = run_tests(tmp_path, PACKAGE_3, "--suite=3", "-n", "2")  # both processes are counted
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not imported: flash_attn_func" in done.stdout
     assert "served  all 4: 1 failed, 3 passed" in done.stdout

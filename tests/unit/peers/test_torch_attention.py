@@ -15,7 +15,7 @@ from tests.peers.torch_attention import KNOWN, Result, Sample, draw, find_own, r
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Stub of flash_dist: it has no kernel for dropout, and computes 7 wrongly.
+# Stub of flash_dist: it does not support dropout, and returns a wrong result for 7.
 PROVIDER = """\
 from . import calls
 
@@ -33,7 +33,8 @@ class Registration:
         assert key == "CPU"
         installed.append(_KERNELS["forward"])
 """
-# Torch's file: its operator asks the installed provider first, and is itself wrong for 9.
+# Stub of torch's test file. Its operator calls the installed provider, if any. Its own result for 9
+# is wrong.
 TESTS = """\
 import sys
 import pytest
@@ -102,7 +103,7 @@ def run_tests(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_served_calls_are_counted_and_failures_of_torchs_own_kernels_are_separate(
     tmp_path: Path,
 ) -> None:
-    done = run_tests(tmp_path, "-n", "2")  # which counts for both processes
+    done = run_tests(tmp_path, "-n", "2")  # both processes are counted
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "served test_attend: 1 failed, 2 passed" in lines

@@ -15,13 +15,13 @@ else:
     import tomli as tomllib
 
 DATA = tomllib.loads(GROUPS.read_text(encoding="utf-8"))
-TEMPLATE = "make/template/"  # its modules are those of another package
+TEMPLATE = "make/template/"  # modules of the template are those of another package
 
 
 def list_files() -> list[str]:
     paths = (path for path in TOOLKIT.rglob("*") if path.is_file())
     names = (path.relative_to(TOOLKIT).as_posix() for path in paths)
-    built = ("build/", f"{DISTRIBUTION}.egg-info/")  # left there by `pip install ./toolkit`
+    built = ("build/", f"{DISTRIBUTION}.egg-info/")  # left by `pip install ./toolkit`
     return sorted(
         name for name in names if "__pycache__" not in name and not name.startswith(built)
     )

@@ -34,7 +34,7 @@ OURS = re.compile(r"flash[_-]dist", re.IGNORECASE)
 
 def find_files() -> dict[str, Path]:
     """Return modules and data of the toolkit by relative path."""
-    built = {"__pycache__", "build", "fatwheel.egg-info"}  # `pip install ./toolkit` leaves two
+    built = {"__pycache__", "build", "fatwheel.egg-info"}  # two are of `pip install ./toolkit`
     paths = {path.relative_to(TOOLKIT): path for path in sorted(TOOLKIT.rglob("*"))}
     return {
         name.as_posix(): path

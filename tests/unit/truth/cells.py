@@ -60,7 +60,7 @@ VARIABLES: Final[dict[str, dict[str, str]]] = {
 }
 
 
-HOW: Final = {  # doctor's words for distinctions of the rules
+HOW: Final = {  # doctor's words, and the rules' distinctions
     "native": "native",
     "same-major": "native",
     "family": "native",
@@ -70,7 +70,7 @@ HOW: Final = {  # doctor's words for distinctions of the rules
     "none": "no",
     "not-on-this-hardware": "no",
 }
-OBSTACLES: Final = {  # its words for each rule against running code; the first match counts
+OBSTACLES: Final = {  # doctor's words for each rule against running code; first match
     "or older, not": "ends",
     "a GPU of compute capability": "begins",
     "so the driver ignores": "force",

@@ -31,7 +31,7 @@ class Image:
 
     number: Number
     suffix: str = ""
-    isa: str = ""  # of PTX
+    isa: str = ""  # PTX ISA
 
     def __str__(self) -> str:
         """Return the name of the target, with the ISA of PTX."""
@@ -45,10 +45,10 @@ class Library:
 
     name: str
     images: tuple[Image, ...]
-    toolkit: str = ""  # that compiled it, if the file says so
+    toolkit: str = ""  # the toolkit that compiled it, if known
     codec: str = "none"
     machine: str = "x86_64"
-    of_tile: bool = False  # kernels of CUDA Tile: the headers of its cubins lack their suffix
+    of_tile: bool = False  # CUDA Tile kernels: their cubin headers lack the suffix
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 PACKED = Shape(1, 9, 9, 2, 2, 16, 16, CAUSAL, "fp32", documents=(2, 3, 4))
 
-# The arguments of both packages that matter here, in their order and with their defaults.
+# The arguments of both packages that matter here, in order, with their defaults.
 RECORDER = """
 import torch
 from flash_dist.bench.baselines.eager import attend_eagerly
@@ -167,7 +167,7 @@ def test_a_mask_that_is_none_of_theirs_is_refused(folder: Path) -> None:
         make_package("fa3", make_problem(Mask("random", (50,))))
 
 
-# The arguments of cudnn-frontend's functions that matter here. The mask is computed from the ends.
+# The arguments of cudnn-frontend that matter here. The mask is computed from the ends.
 CUDNN = """
 import torch
 from flash_dist.bench.baselines.eager import Masked, attend_eagerly
@@ -247,7 +247,7 @@ def test_cudnns_refusals_are_told(folder: Path) -> None:
         make_package("cudnn-flex", make_problem(Mask("random", (50,))))
 
 
-# What follows the tensors in both schemas of flash-attention's own source.
+# Arguments after the tensors, in both schemas of flash-attention.
 OPTIONS = {
     "cu_seqlens_q": "Tensor?",
     "cu_seqlens_k": "Tensor?",

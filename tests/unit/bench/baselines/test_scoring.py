@@ -40,7 +40,7 @@ def draw(scores: str, factor: float = 1.0) -> Problem:
 
 @pytest.mark.parametrize("scores", SCORES)
 def test_plain_torch_does_what_our_arguments_mean(scores: str) -> None:
-    problem = draw(scores, factor=8.0)  # that scores reach the cap
+    problem = draw(scores, factor=8.0)  # so that scores reach the cap
     q, k, v = (x.detach() for x in problem.inputs)
     arguments = score_arguments(problem)
     dlse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])

@@ -155,7 +155,7 @@ def test_a_probe_is_the_least_of_a_few_runs(clock: MadeClock) -> None:
 
     found = probe("one", run, clock, cold=False)
     assert (found.milliseconds, found.cpu_us) == pytest.approx((2.0, 2000.0))
-    assert clock.ms == 22.0  # no more after 20 milliseconds
+    assert clock.ms == 22.0  # no more probes after 20 ms
 
 
 def test_a_long_run_is_probed_once(clock: MadeClock) -> None:
@@ -165,7 +165,7 @@ def test_a_long_run_is_probed_once(clock: MadeClock) -> None:
 
 def test_chunks_fill_their_time_with_whole_runs() -> None:
     assert Chunk.of(Probe(0.5, 10.0), 0.02) == Chunk(40, 40 * 0.0005)
-    assert Chunk.of(Probe(0.01, 100.0), 0.02).runs == 200  # the CPU is what takes long
+    assert Chunk.of(Probe(0.01, 100.0), 0.02).runs == 200  # the CPU is the bottleneck
     assert Chunk.of(Probe(900.0, 10.0), 0.02) == Chunk(1, 0.9)
 
 

@@ -84,7 +84,7 @@ def splits_a_cache(one: Recorded) -> bool:
     return any(entry.get("shares", 0) > H200.sm_count for entry in one.plans)
 
 
-# A rule, what is planted in its place, and the cases that it is of.
+# Each rule: its file, its text, a wrong replacement, and the cases that it affects.
 PLANTED: Final[dict[str, tuple[str, str, str, Callable[[Recorded], bool]]]] = {
     "cache": ("host/decode_splits.h", "SPLITS_PER_SM = 2", "SPLITS_PER_SM = 1", splits_a_cache),
     "what may be stored": ("host/plan.cpp", "has_dq_gemm && budget > 0", "false", stores_ds),
@@ -102,7 +102,7 @@ def test_a_planted_rule_changes_the_plans_of_its_own_cases_alone(
     name, old, new, concerns = fault
     csrc = tmp_path / "csrc"
     shutil.copytree(SOURCES, csrc)
-    layout = csrc.parent / LAYOUT.relative_to(ROOT)  # which csrc/headers.py reads
+    layout = csrc.parent / LAYOUT.relative_to(ROOT)  # csrc/headers.py reads it
     layout.parent.mkdir(parents=True)
     shutil.copy(LAYOUT, layout)
     text = (csrc / name).read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ FUNCTIONS = {
         made.sliding_window_bidirectional_overlay(2), made.bidirectional_mask_function
     ),
 }
-GEOMETRIES = {  # queries, keys, position of the first query, and of the first key
+GEOMETRIES = {  # queries, keys, first query position, first key position
     "prefill": (10, 10, 0, 0),
     "decode": (1, 10, 9, 0),
     "window-decode": (1, 4, 9, 6),
@@ -54,7 +54,7 @@ FORWARDS = {
     f"{name}-{kind}": (function, geometry)
     for name, function in FUNCTIONS.items()
     for kind, geometry in GEOMETRIES.items()
-    if function in CAUSAL or geometry[0] in {1, geometry[1]}  # of a cache all are causal
+    if function in CAUSAL or geometry[0] in {1, geometry[1]}  # with a cache, only causal masks
 }
 
 
@@ -214,7 +214,7 @@ def test_one_query_that_sees_all_keys_needs_no_mask() -> None:
 
 
 def test_what_a_module_may_contradict_is_said_by_a_mask() -> None:
-    assert make(FUNCTIONS["full"]).band.is_full  # some encoders claim to be causal
+    assert make(FUNCTIONS["full"]).band.is_full  # some encoders set is_causal
 
 
 @pytest.mark.parametrize("name", ["prefill", "static-prefill"])

@@ -191,7 +191,7 @@ def drop(name: str) -> Callable[[Signed], None]:
 
 STATEMENT = f"provenance/{NAME}.intoto.json"
 OLDER = NAME.replace("0.1.0", "0.0.9")
-# A change of the release, and the findings that refuse it.
+# Each change of the release, and the findings that reject it.
 REFUSED: dict[str, tuple[set[str], Callable[[Signed], None]]] = {
     "untampered but unsigned": (
         {"verify-unsigned"},
@@ -295,7 +295,7 @@ def test_a_download_without_folders_passes(signed: Signed, tmp_path: Path) -> No
 
 def test_any_of_the_given_keys_may_have_signed(signed: Signed, tmp_path: Path) -> None:
     new, stranger = make_pair(tmp_path, "new"), make_pair(tmp_path, "stranger")
-    write_signed(signed.dist, signed.pair, new)  # both sign while keys are replaced
+    write_signed(signed.dist, signed.pair, new)  # both keys sign while they are being rotated
     for keys in ([signed.pair], [new], [stranger, new], [signed.pair, new]):
         assert main(signed.words(*(one.path for one in keys))) == 0
     assert main(signed.words(stranger.path)) == 1

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class Tampered:
     """A change of the files, of their compression, or of the file's name."""
 
-    refused_by: set[str]  # names of checks; empty: only a release's manifest reveals it
+    refused_by: set[str]  # names of checks; empty: only the release's manifest reveals it
     files: Callable[[Files], Files] = lambda files: files
     pack: Pack = build_zip
     name: str = NAME
@@ -153,7 +153,7 @@ FOREIGN = {"files"}
 ALL_UNREAD = {"files", "record", "metadata", "audit", "sbom"}
 
 TAMPERED: dict[str, Tampered] = {
-    # Files that an installer would put beside other packages, or run.
+    # Files that an installer would put next to other packages, or execute.
     "pth": Tampered(FOREIGN, add("flash_dist.pth")),
     "pth in the package": Tampered(FOREIGN, add("flash_dist/x.pth")),
     "module of its own": Tampered(FOREIGN, add("sitecustomize.py")),
@@ -188,7 +188,7 @@ TAMPERED: dict[str, Tampered] = {
     "library with a version": Tampered(
         {"files", "audit", "sbom"}, add("flash_dist.libs/libgomp.so.1", b"\x7fELF")
     ),
-    # Names that mean another file.
+    # Names that resolve to another file.
     "dot in front": Tampered(FOREIGN, add("./flash_dist/__init__.py")),
     "dot inside": Tampered(FOREIGN, add("flash_dist/./__init__.py")),
     "two slashes": Tampered(FOREIGN, add("flash_dist//__init__.py")),
@@ -221,7 +221,7 @@ TAMPERED: dict[str, Tampered] = {
         {"archive"}, pack=more(Packed("flash_dist/", b"MZ" * 9, FOLDER, method=0))
     ),
     "foreign folder": Tampered(FOREIGN, pack=more(Packed("torch/", b"", FOLDER, method=0))),
-    # Bytes that belong to nothing, and contradictory headers.
+    # Bytes outside of any member, and contradictory headers.
     "program in front": Tampered({"archive"}, pack=text(lambda data: b"#!/bin/sh\n" + data)),
     "bytes behind": Tampered({"archive"}, pack=text(lambda data: data + b"\0" * 9)),
     "archive behind": Tampered(
@@ -257,7 +257,7 @@ TAMPERED: dict[str, Tampered] = {
     "fewer members by the count": Tampered({"archive"}, pack=text(uncounted)),
     "comment of a member": Tampered({"archive"}, pack=one(WHEEL, comment=b"evil")),
     "size behind the member": Tampered({"archive"}, pack=one(WHEEL, flags=8)),
-    # The wheel's claims about itself.
+    # The wheel's statements about itself.
     "version of METADATA": Tampered(
         {"metadata", "audit"}, edit(METADATA, b"Version: 0.1.0+cu130", b"Version: 0.1.1+cu130")
     ),
@@ -355,7 +355,7 @@ TAMPERED: dict[str, Tampered] = {
         FOREIGN,
         both(add("flash_dist/x.pth"), edit(MANIFEST, TYPED, TYPED + b', "x.pth"')),
     ),
-    # Text that two readers, or a newer one, read differently.
+    # Text that two readers interpret differently, or only a newer one.
     "newer kind of METADATA": Tampered(
         {"metadata"}, edit(METADATA, b"Metadata-Version: 2.4", b"Metadata-Version: 9.9")
     ),
@@ -365,7 +365,7 @@ TAMPERED: dict[str, Tampered] = {
         {"files", "metadata", "audit", "sbom"}, edit(MANIFEST, b"{", b'{"version": 1,')
     ),
     "name twice in the bill": Tampered({"sbom"}, edit(SBOM, b"{", b'{"bomFormat": "CycloneDX",')),
-    # Only the manifest of a release reveals that these are not ours.
+    # Only the release's manifest reveals these changes.
     "changed module": Tampered(set(), add(INIT)),
     "more modules, which are listed": Tampered(
         set(),

@@ -107,7 +107,7 @@ def without(name: str) -> Callable[[Files], Files]:
     return lambda files: {key: data for key, data in files.items() if key != name}
 
 
-# A change of the files before RECORD was made again, and the expected finding.
+# Each change made before RECORD is written, and the expected findings.
 FAULTS: dict[str, tuple[Callable[[Files], Files], dict[str, str]]] = {
     "nothing": (lambda files: files, {}),
     "no bill of materials": (without(SBOM), {"sbom": "verify-sbom-missing"}),
@@ -215,7 +215,7 @@ def test_a_wheel_without_record_is_noticed(tmp_path: Path) -> None:
     wheel = write_whole_wheel(tmp_path)
     wheel.write_bytes(wheel.read_bytes().replace(RECORD.encode(), RECORD[:-1].encode() + b"X"))
     assert failures(wheel) == {
-        "archive": "verify-archive",  # both names were changed, except in the header
+        "archive": "verify-archive",  # both names were changed, but not in the local header
         "files": "verify-foreign-file",
         "record": "verify-record",
     }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PLATFORM = "manylinux_2_28_x86_64"
 MINORS = range(10, 16)
-FREE = 13  # the first that can be free-threaded
+FREE = 13  # first Python with a free-threaded build
 
 
 @pytest.mark.parametrize(

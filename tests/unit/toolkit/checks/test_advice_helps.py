@@ -134,7 +134,7 @@ def follow(step: str, state: State) -> Iterator[State]:
             behind = tuple(take(state, *found.groups()))
             rest = step[found.end() :]
             assert behind, step
-            if rest.startswith(", and NVIDIA driver"):  # both
+            if rest.startswith(", and NVIDIA driver"):  # two steps
                 taken = re.fullmatch(rf", and {DRIVER}", rest)
                 assert taken, rest
                 yield from (new for one in behind for new in _with_driver(one, *taken.groups()))
@@ -204,7 +204,7 @@ def insist(state: State, done: tuple[State, ...] = (), known: set[State] | None 
     for step in advise(state):
         for behind in follow(step, state):
             if behind == state:
-                continue  # a step for testing changes nothing
+                continue  # steps for testing change nothing
             assert step not in advise(behind), (step, state, behind)
             assert behind not in (*done, state), (step, done, behind)
             insist(behind, (*done, state), known)

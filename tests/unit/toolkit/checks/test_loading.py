@@ -346,7 +346,7 @@ def test_libraries_of_others_that_will_not_load_are_named(
     assert not loading("--wheel", make_wheel(tmp_path, name, good=good))
     (plain,) = loading("--wheel", str(lost))
     assert (plain["status"], plain["id"]) == ("fail", "library-missing")
-    assert not loading("--wheel", str(lost), "--gpu", "8.6")  # another machine
+    assert not loading("--wheel", str(lost), "--gpu", "8.6")  # judges another machine
 
 
 @pytest.mark.parametrize(

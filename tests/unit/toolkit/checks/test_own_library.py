@@ -150,4 +150,4 @@ def test_a_wheel_whose_kernels_cannot_be_read_fails(
     out = cli("doctor", "--wheel", path, "--gpu", "7.5", "--json", status=1).out
     checks = json.loads(out)["checks"]
     found = [(check["status"], check["id"]) for check in checks if check["name"] == "library"]
-    assert found == [("fail", "library-unread")]  # and no result for libraries without GPU code
+    assert found == [("fail", "library-unread")]  # and no finding about libraries without GPU code

@@ -141,12 +141,17 @@ def test_a_table_of_everybody_keeps_its_rows_whole_on_a_terminal(width: int) -> 
     lines = render_on_terminal(make_crowd(paper_shapes()[::7]), width)
     assert max(map(len, lines)) <= width
     tables = [place for place, line in enumerate(lines) if line.startswith("shape (bf16, warm L2)")]
-    assert len(tables) > len(PASSES)  # some in several parts
+    assert len(tables) > len(PASSES)  # some passes are split into several tables
     for place in tables:
         names = [line.split("  ")[0] for line in lines[place + 1 : place + 7]]
         assert names == [shape.name.removeprefix("bf16 ") for shape in paper_shapes()[::7]]
     heads = " ".join(lines[place] for place in tables[: len(tables) // len(PASSES)]).split()
-    assert [heads.count(x) for x in ("ms", "TFLOP/s", "best", "copy")] == [2, 1, 1, 1]  # `ms det.`
+    assert [heads.count(x) for x in ("ms", "TFLOP/s", "best", "copy")] == [
+        2,
+        1,
+        1,
+        1,
+    ]  # and `ms det.`
 
 
 def test_long_sequences_are_told_by_their_memory() -> None:
@@ -173,7 +178,7 @@ def test_what_is_replayed_and_what_is_eager_is_told_apart() -> None:
     assert "d64 full 16x1024 h32/32 eager  0.4581" in text
     assert "[1] sdpa-flash: RuntimeError: not permitted" in text
     assert "graph: replayed CUDA graphs, for less than 0.3 ms" in text
-    assert "geometric mean" not in text  # one row, once
+    assert "geometric mean" not in text  # a single row
 
 
 def test_clock_power_and_the_spread_of_rounds_are_said() -> None:
@@ -215,7 +220,7 @@ def test_only_takes_choices() -> None:
 
 
 def test_the_defaults_of_every_set_are_names_of_baselines_passes_and_states() -> None:
-    assert set(DEFAULTS) == set(SETS) - {"overhead"}  # which has rules of its own
+    assert set(DEFAULTS) == set(SETS) - {"overhead"}  # `overhead` has its own rules
     for peers, passes, states in DEFAULTS.values():
         assert set(peers) <= set(PEERS)
         assert set(passes) <= set(PASSES)

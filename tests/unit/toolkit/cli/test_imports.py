@@ -17,7 +17,7 @@ from tests.unit.made.whole_wheel import NAME, write_whole_wheel
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Modules that take seconds to import, and the module that loads our extension.
+# Modules that take seconds to import, and the one that loads our extension.
 HEAVY = ("torch", "numpy", "flash_dist.kernels.operators")
 RUN = """
 import sys

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[4]
 __all__ = ["interruptible"]
 
-# Two GPUs that are not here, each with a child that needs half a second.
+# Two imaginary GPUs, each with a child that takes half a second.
 PROGRAM = """
 import sys
 from dataclasses import replace
@@ -176,7 +176,7 @@ def test_a_fleet_shows_its_round_its_cases_and_the_time_left(environ: dict[str, 
     ends = [line for line in lines if "2 ranks on 1 host" in line]
     assert re.search(r"^round 1 of 2: 2 ranks on 1 host .*; \d s, about \d s left$", ends[0])
     assert re.search(r"^round 2 of 2: 2 ranks on 1 host .*; \d s$", ends[1])
-    assert "round" not in first[1].replace("2 rounds", "")  # stdout has the report alone
+    assert "round" not in first[1].replace("2 rounds", "")  # only the report goes to stdout
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_a_schema_is_one(name: str) -> None:
 def test_every_command_with_json_has_a_schema() -> None:
     assert set(SCHEMAS) - {"record"} == set(SUBCOMMANDS) - {
         "bench",  # its --json writes a run to a file
-        "explain",  # doctor's schema contains these two
+        "explain",  # doctor's schema contains explain's
         "fleet",
     }
 
@@ -149,7 +149,7 @@ def test_an_audit_is_as_the_schema_says(
     assert main(["audit", str(lib), "--require", "9.0", "--json"]) == 1
     check("audit", json.loads(capsys.readouterr().out))
     wheel = tmp_path / "flash_dist-0.1.0-py3-none-any.whl"
-    wheel.write_bytes(b"PK\x05\x06" + bytes(18))  # an empty archive; its contents come from here
+    wheel.write_bytes(b"PK\x05\x06" + bytes(18))  # an empty archive; the test supplies its contents
     monkeypatch.setattr("flash_dist.toolkit.audit.own.read_contents", lambda _: make_contents())
     main(["audit", str(wheel), "--json"])
     document = json.loads(capsys.readouterr().out)

@@ -123,7 +123,7 @@ def test_ctrl_c_ends_the_children_and_is_130(argv: list[str], tmp_path: Path) ->
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert children
-    wait_until(lambda: not any(map(is_running, children)))  # a new process ends a bit later
+    wait_until(lambda: not any(map(is_running, children)))  # a child may end slightly later
     assert list(tmp_path.iterdir()) == []
 
 

@@ -71,7 +71,7 @@ def test_the_hash_of_an_index_page_is_held_against_what_came(site: Path, cli: Cl
         status, out, err = doctor(cli, f"{url}simple/flash-dist/", "9.0")
     assert (status, out) == (2, "")
     assert "has the sha256 " in err
-    status, out, _ = doctor(cli, str(page), "9.0")  # another wheel is judged, and reported
+    status, out, _ = doctor(cli, str(page), "9.0")  # judges and reports another wheel
     assert status == 0
     assert "judged: flash_dist-0.1.0+cu130.hopper" not in out
     assert ".hopper-py3-none-manylinux_2_34_x86_64.whl is not judged: " in out
@@ -206,7 +206,7 @@ def test_several_wheels_are_judged_after_one_option(site: Path, cli: Cli) -> Non
     for words in (["--wheel", hopper, blackwell], ["--wheel", hopper, "--wheel", blackwell]):
         out = cli("doctor", *words, "--gpu", "9.0", status=1).out
         assert re.search(r"\[fail\] +gpu 0 +flash_dist-0\.1\.0\+cu130\.blackwell", out)
-        assert out.count("driver ") == 2  # the check, and its sentence
+        assert out.count("driver ") == 2  # from the check and from the sentence
 
 
 def test_a_line_that_is_refused_shows_no_password(cli: Cli) -> None:

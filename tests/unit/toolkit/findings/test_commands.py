@@ -32,7 +32,7 @@ COMPUTED: Final = "8.6"
 PROGRAM: Final = "python -m flash_dist "
 COMMAND: Final = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:python3? |pip |nox |torchrun )[^`]*)`")
 OURS: Final = "-m flash_dist "
-PLACES: Final = {  # placeholders in commands, with the value that a test gives them
+PLACES: Final = {  # placeholder -> value in the tests
     "FILE": "lib.so",
     "ID": "no-gpu",
     "LOG": "build.log",
@@ -254,7 +254,7 @@ def told_with(*words: str) -> list[str]:
 
 def test_commands_that_reinstall_a_package_keep_its_dependencies() -> None:
     """With --force-reinstall pip takes the newest of every dependency, even of a pinned numpy."""
-    ours = {"flash_dist", COMPUTED}  # of our own package; of one of three without a dependency
+    ours = {"flash_dist", COMPUTED}  # our package; one of three has no such dependency
     for command in told_with("pip", "install", "--force-reinstall"):
         assert "--no-deps" in command or ours & set(command.split()), command
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ENTRIES = [pytest.param(name, id=name) for name in FINDINGS]
 PACKAGE = Path(findings.__file__).parents[2]
 CAUSES = set(get_args(Cause)) - {""}
-ENDS = {  # the finding of each part and end of loading
+ENDS = {  # the finding for each part of loading and its outcome
     f"{stage}-{status}": (stage, status)
     for stage in ("kernels", "torch", "extension")
     for status in ("failed", "crashed")
@@ -43,7 +43,7 @@ ENDS = {  # the finding of each part and end of loading
 @cache
 def users() -> dict[str, set[Entry]]:
     """Return the entries that each module of the package imports or makes."""
-    make_parser()  # it imports every subcommand, and so every check
+    make_parser()  # imports every subcommand, and with them every check
     return {
         name: {value for value in vars(module).values() if isinstance(value, Entry)}
         for name, module in list(sys.modules.items())
@@ -60,7 +60,7 @@ def test_every_entry_is_found_by_somebody_or_explains_a_message() -> None:
     named = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", sources))
     told = {name for name, entry in FINDINGS.items() if entry.messages or entry.codes}
     told |= {one.finding["id"] for one in PRODUCT.variables} | CAUSES | set(ENDS)
-    told.add(OWN_SENTENCE.id)  # it explains sentences of this package from its source
+    told.add(OWN_SENTENCE.id)  # explains sentences of this package from its source
     unused = {name for name in FINDINGS if name.upper().replace("-", "_") not in named} - told
     assert not unused, "no module names it: delete the entry, or find it"
 

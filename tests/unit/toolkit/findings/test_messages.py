@@ -23,10 +23,10 @@ DATA: Final = Path(__file__).with_name("messages.toml")
 MESSAGES: Final[list[dict[str, Any]]] = read_toml(DATA)["message"]
 OURS: Final = [one for one in MESSAGES if one["ids"]]
 STRANGE: Final = [one for one in MESSAGES if not one["ids"]]
-REPORTS: Final = [  # of public reports, whose threads were not kept: the ids, and a message
+REPORTS: Final = [  # ids and a message of public reports whose threads were not kept
     line.split("\t") for line in DATA.with_name("reports.tsv").read_text("utf-8").splitlines()
 ]
-DOCUMENTED: Final = {  # of CUDA, the loader or a library, found in no thread
+DOCUMENTED: Final = {  # documented by CUDA, the loader or a library, but found in no thread
     "PTX JIT compilation was disabled": "jit-disabled",
     "RuntimeError: Expect q/k/v and block_mask to be on the same device but got cuda:1 and "
     "cuda:0.": "flex-mask-device",
@@ -199,7 +199,7 @@ def test_the_longer_of_two_overlapping_phrases_counts() -> None:
         ("...is available for execution on the device", "no-kernel-image"),
         ("sm_120 ... current PyTorch installation", "torch-lacks-gpu"),
         ("undefined symbol: ...", "undefined-symbol"),
-        ("version ... not found", None),  # of which library
+        ("version ... not found", None),  # the library is unknown
         ("Downloading ... done", None),
         ("...", None),
     ],

@@ -476,7 +476,7 @@ def test_broken_payloads_and_bombs_are_refused(
 
 def test_lz4_in_c_gives_the_same_and_refuses_what_is_broken() -> None:
     pytest.importorskip("lz4.block")
-    good = lz4_sequence(b"abc", 2, 300) + lz4_literals(b"!" * 16)  # C requires a literal end
+    good = lz4_sequence(b"abc", 2, 300) + lz4_literals(b"!" * 16)  # LZ4 must end with literals
     assert decompress("lz4", good, 319) == codecs.decompress_lz4(good, 319)
     broken = (
         (lz4_sequence(b"abcd", 5, 4), 8),
@@ -495,7 +495,7 @@ def test_a_zstd_frame_with_a_dictionary_or_a_huge_window_is_refused() -> None:
     dictionary = zstd.train_dict(samples, 4096)
     with pytest.raises(FatbinError, match="broken zstd image"):
         decompress("zstd", zstd.compress(TEXT, zstd_dict=dictionary), len(TEXT))
-    # Frame header by hand: no single segment, window descriptor 2^31, then one raw block.
+    # A frame header made by hand: no single segment, window descriptor 2^31, then one raw block.
     frame = b"\x28\xb5\x2f\xfd\x00\xa8" + struct.pack("<I", 8 << 3 | 1)[:3] + b"12345678"
     with pytest.raises(FatbinError, match="broken zstd image"):
         decompress("zstd", frame, 8)
@@ -629,7 +629,7 @@ def damage(good: bytes, chance: random.Random) -> bytes:
     for _ in range(chance.choice((1, 1, 4, 32))):
         data[chance.randrange(len(data))] = chance.randrange(256)
     if chance.random() < 0.3:
-        # headers and section table, where most fields are
+        # headers and section table, which have most fields
         place = chance.choice((chance.randrange(64), len(data) - 1 - chance.randrange(640)))
         data[place] = chance.choice((0, 1, 0x7F, 0xFF))
     if chance.random() < 0.2:
@@ -657,7 +657,7 @@ def test_offsets_beyond_four_gib_are_read(tmp_path: Path) -> None:
     far = 5 << 30
     sections = bytearray(head[table:])
     struct.pack_into("<Q", sections, 64 + 24, far)
-    with path.open("wb") as file:  # sparse: a few blocks on disk
+    with path.open("wb") as file:  # sparse: few blocks on disk
         file.write(head[:40] + struct.pack("<Q", far + 4096) + head[48:])
         file.seek(far)
         file.write(GOOD)
@@ -724,7 +724,7 @@ print(most[0])
 def test_a_large_library_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "large.so"
     write_large(path, 1000, 64 << 10)
-    with path.open("r+b") as file:  # without holes: existing pages are mapped many at a time
+    with path.open("r+b") as file:  # fill holes: existing pages are mapped many at a time
         data = file.read()
         file.seek(0)
         file.write(data)

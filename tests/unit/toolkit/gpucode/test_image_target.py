@@ -42,7 +42,7 @@ def make(
     return bytes(data)
 
 
-# The cubin, and its target if the header has no suffix, `a` and `f`.
+# The cubin, and its target if the header has no suffix, suffix `a`, or suffix `f`.
 TOLD = {
     "nothing": (make(90), "sm_90", "sm_90a", "sm_90f"),
     "a flag of CUDA 12": (make(90, abi=7, flags=0x800), "sm_90a", "sm_90a", "sm_90a"),

@@ -424,7 +424,7 @@ def test_a_package_is_the_files_that_it_installed(site: Path) -> None:
     assert read == [str(site / "../tool"), str(site / "demo/lib.so")]
     unread = [(item.name, item.reason) for item in items if isinstance(item, Unread)]
     gone = (str(site / "demo/gone.so"), "No such file or directory")
-    assert unread == ([] if sys.version_info >= (3, 12) else [gone])  # 3.12 omits it itself
+    assert unread == ([] if sys.version_info >= (3, 12) else [gone])  # Python 3.12 omits it
 
 
 @pytest.mark.usefixtures("site")

@@ -17,7 +17,7 @@ from tests.unit.made.budgets import allow
 from tests.unit.made.fatbin_builder import Kernel, cubin, ptx
 
 SM_61, SM_90 = Arch(6, 1), Arch(9, 0)
-MOV, EXIT, BRA, NOP = 0x7A02, 0x794D, 0x7947, 0x7918  # as predicated by PT
+MOV, EXIT, BRA, NOP = 0x7A02, 0x794D, 0x7947, 0x7918  # opcodes with predicate PT
 TRAP, LDG, STG, CALL, UTMALDG = 0x795C, 0x7981, 0x7986, 0x7343, 0x75B4
 
 

@@ -97,7 +97,7 @@ def test_credentials_of_an_address_are_used_and_not_shown(private: Private) -> N
     (wheel,) = index.wheels
     assert wheel.location == f"http://{private.host}/files/{WHEEL}"
     assert "cret" not in index.place + wheel.index
-    assert fetch(wheel.location)  # the file, too, is private
+    assert fetch(wheel.location)  # the file is private, too
     with pytest.raises(FetchError) as caught:
         fetch(f"http://eve:s%40cret@{private.host}/x")
     assert "cret" not in str(caught.value)
@@ -134,7 +134,7 @@ def test_a_redirection_takes_no_password_to_another_server(private: Private) -> 
             fetch(f"http://bob:s%40cret@{private.host}/go/")
         assert other.told == [None]
     private.redirect = f"http://{private.host}/simple/"
-    assert fetch(f"http://{private.host}/go/")  # its own server gets it again
+    assert fetch(f"http://{private.host}/go/")  # its own server receives them again
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_redirection_takes_no_password_to_another_server(private: Private) -> 
         ("https://h/a:b@c", "https://h/a:b@c", None),
         ("file:///a:b@c", "file:///a:b@c", None),
         ("https://a:b@[", "https://[", None),
-        ("https://a:b/c@h/", "https://h/", None),  # a slash is encoded in a password
+        ("https://a:b/c@h/", "https://h/", None),  # a slash in a password must be encoded
         ("ftp://a:b@h/x", "ftp://h/x", None),
         ("https://h?x=a@b", "https://h?x=a@b", None),
     ],

@@ -85,7 +85,7 @@ def test_an_index_is_followed_to_the_project_and_judged_by_labels(tmp_path: Path
             assert {one.name for one in offer.candidates} == NAMES
             sizes = {one.name: one.size for one in offer.candidates}
             hopper = tmp_path / "dist" / "hopper" / HOPPER
-            assert sizes["hopper"] == hopper.stat().st_size  # from the server
+            assert sizes["hopper"] == hopper.stat().st_size  # as told by the server
             assert commands(place, "hopper") == {
                 "pip": 'pip install "flash_dist==0.1.0+cu130.hopper" '
                 f"--extra-index-url {url}simple/",
@@ -172,7 +172,7 @@ def test_wheels_for_another_python_or_system_are_left_out_here(tmp_path: Path) -
     write_wheel(tmp_path, hopper)
     assert len(read_offer(read_index(str(tmp_path))).candidates) == 2
     offer = read_offer(read_index(str(tmp_path)), python="3.11.0")
-    assert len(offer.candidates) <= 1  # none if this runs on another machine than x86_64 Linux
+    assert len(offer.candidates) <= 1  # none on machines other than x86_64 Linux
     assert "wheels are not for this Python or system" in offer.problems[0]
 
 
@@ -379,7 +379,7 @@ def test_a_page_of_more_links_than_any_is_refused_before_they_are_read(kind: str
     start = time.process_time()
     with pytest.raises(FetchError, match="it has more than 50000 links"):
         parse_page(text, "https://example.org/simple/a/")
-    assert time.process_time() - start < 20  # a third of the work, on the slowest machine
+    assert time.process_time() - start < 20  # takes a third of that on the slowest machine
 
 
 @pytest.mark.parametrize("place", ["file:///%00", "file:///a%00.html", "a\0b"])

@@ -22,7 +22,7 @@ from flash_dist.toolkit.targets.devices import KNOWN_DEVICES, Device, Driver
 from flash_dist.toolkit.targets.verdict import FLOOR
 
 R580 = Driver.parse("580")
-# For this test only: the choice between two equal sets does not change with a release.
+# Fixed sizes, so that the choice between equal sets does not change with a release.
 MEGABYTES = {
     "turing-ampere-ada": 9.5,
     "hopper": 3.8,
@@ -47,19 +47,19 @@ def chosen_name(gpus: str, driver: Driver | None = R580) -> str | None:
 @pytest.mark.parametrize(
     ("gpus", "name"),
     [
-        ("7.5", "turing-ampere-ada"),  # as natively as `cuda12`, and smaller
+        ("7.5", "turing-ampere-ada"),  # serves it as natively as `cuda12`, and is smaller
         ("8.6", "turing-ampere-ada"),
         ("7.5,8.6,8.9", "turing-ampere-ada"),
         ("9.0", "hopper"),
         ("9.0,9.0,9.0", "hopper"),
         ("10.3,12.1", "blackwell"),
-        ("8.6,9.0", "cuda12"),  # as natively as `all`, and smaller
+        ("8.6,9.0", "cuda12"),  # serves them as natively as `all`, and is smaller
         ("7.5,9.0", "cuda12"),
-        ("9.0,13.0", "all"),  # SASS for one of them; the smaller set has PTX for both
+        ("9.0,13.0", "all"),  # has SASS for one; the smaller set has PTX for both
         ("8.6,9.0,12.0", "all"),
         ("7.5,9.0,12.0", "all"),
-        ("8.7", "all"),  # integrated: SASS of 8.6 is not promised, PTX of 8.0 is
-        ("11.0", "turing-ampere-ada"),  # through the JIT in both
+        ("8.7", "all"),  # integrated GPU: PTX of 8.0 runs, SASS of 8.6 is not promised
+        ("11.0", "turing-ampere-ada"),  # both would use the JIT
     ],
 )
 def test_the_smallest_of_the_sets_that_serve_all_gpus_best(gpus: str, name: str) -> None:
@@ -146,7 +146,7 @@ def make_candidate(archs: str, version: str, size: int | None = None) -> Candida
 
 
 def test_a_set_without_code_for_a_dtype_does_not_serve() -> None:
-    # the PTX of 7.5 has no bfloat16, and the wheel's other target is for another chip
+    # PTX of 7.5 has no bfloat16, and the other target is for another chip
     selection = select(devices("8.6"), None, [make_candidate("7.5+PTX;9.0a", "1.0")])
     assert selection.chosen is None
     assert describe_lack(selection.smaller[0], None) == "code for some dtypes only for 8.6"

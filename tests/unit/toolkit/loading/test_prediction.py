@@ -28,7 +28,7 @@ pytestmark = needs_gcc
 
 CPU_TORCH, CUDA_TORCH = Torch("ok", "2.11.0+cpu"), Torch("ok", "2.11.0", "13.0")
 INIT = define("PyInit_m")
-ERROR = "_ZN3c105ErrorC2ENS_14SourceLocationESs"  # c10::Error's constructor with an old string
+ERROR = "_ZN3c105ErrorC2ENS_14SourceLocationESs"  # c10::Error's constructor, old std::string
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_symbol_of_another_torch_is_named_as_its_source_has_it(lab: Lab, host:
 
 
 def test_a_symbol_without_a_known_library_is_left_open(lab: Lab, host: LoadHost) -> None:
-    own = "_Z6launchRKN2at6TensorE"  # takes a tensor, and is no function of torch
+    own = "_Z6launchRKN2at6TensorE"  # has a Tensor argument, but is not a function of torch
     prediction = predict_loading(lab.build("m.so", call(own, "mystery")), host)
     assert (prediction.status, len(prediction.unknown)) == ("unknown", 1)
     assert "and 1 more" in prediction.unknown[0]
@@ -263,7 +263,7 @@ def test_code_for_another_cpu_is_named(lab: Lab, host: LoadHost) -> None:
     cause = only_cause(path, host)
     assert cause.id == "wrong-architecture"
     assert cause.summary.startswith("m.so is compiled for s390x, this Python runs on ")
-    data[4] = 1  # a 32-bit file cannot be read further, and need not be
+    data[4] = 1  # a 32-bit file is not read further
     path.write_bytes(data)
     assert only_cause(path, host).id == "wrong-architecture"
 
@@ -276,7 +276,7 @@ def test_a_module_for_another_python_is_named(lab: Lab, host: LoadHost) -> None:
     )  # fmt: skip
     free = lab.build("m.cpython-313t-x86_64-linux-gnu.so", INIT)
     assert "CPython 3.13t" in only_cause(free, host).summary
-    lab.build("m.cpython-311-x86_64-linux-gnu.so", INIT)  # the package is for several
+    lab.build("m.cpython-311-x86_64-linux-gnu.so", INIT)  # the package is for several Pythons
     assert predict_loading(path, host).status == "ok"
 
 
@@ -304,7 +304,7 @@ def test_a_function_that_this_python_lacks_is_named(lab: Lab, host: LoadHost) ->
     assert cause.summary == (
         "m.abi3.so needs `PyObject_GetOptionalAttr`, which Python 3.11 does not have"
     )
-    assert predict_loading(path, host).status == "ok"  # nothing is known without its symbols
+    assert predict_loading(path, host).status == "ok"  # without symbols nothing can be predicted
 
 
 def test_a_library_that_nothing_provides_is_named_with_what_needs_it(
@@ -409,7 +409,7 @@ def test_a_file_that_is_no_library_is_an_error(lab: Lab, host: LoadHost) -> None
 def test_the_cache_of_the_linker_is_read(tmp_path: Path) -> None:
     newer = 1 << 62
     data = make_cache(
-        ("libx.so.1", "/opt/fast/libx.so.1", newer),  # for newer CPUs
+        ("libx.so.1", "/opt/fast/libx.so.1", newer),  # a variant for newer CPUs
         ("libx.so.1", "/opt/a/libx.so.1"),
         damaged=1 << 30,
     )

@@ -34,7 +34,7 @@ def test_a_child_looks_for_modules_where_its_parent_does(
     given: list[str], expected: list[str]
 ) -> None:
     command = [sys.executable, *given, "-c", ASK, str(PACKAGE.parent)]
-    environ = {"LC_ALL": "C.UTF-8"}  # else Python chooses another encoding
+    environ = {"LC_ALL": "C.UTF-8"}  # otherwise Python chooses another encoding
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
     passed, own, childs = json.loads(done.stdout)
     assert passed == expected

@@ -110,7 +110,7 @@ def test_memory_is_limited_by_cgroup_v1_too(tmp_path: Path, inside: str) -> None
     ("stat", "free"),
     [
         ("anon 100\ninactive_file 300\nactive_file 500", 4400),
-        ("inactive_file 200\ntotal_inactive_file 300", 4400),  # v1: with the groups below
+        ("inactive_file 200\ntotal_inactive_file 300", 4400),  # cgroup v1: including child groups
         ("inactive_file 9000", 5000),
     ],
 )

@@ -22,7 +22,7 @@ from flash_dist.toolkit.machine.loader_path import LoaderPath, find_loaded
 from flash_dist.toolkit.machine.nvml import Nvml
 from tests.unit.made.library_builder import make_cache
 
-ELF = Path(sys.executable).read_bytes()[:64]  # the readable part of a library for this machine
+ELF = Path(sys.executable).read_bytes()[:64]  # an ELF header for this machine
 FOLDER = "usr/lib/x86_64-linux-gnu"
 MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Release Build\n"
 
@@ -136,7 +136,7 @@ def test_wsl_is_known_and_its_jit_compiler_is_not_missed(tmp_path: Path) -> None
 def test_a_missing_jit_compiler_is_reported_if_the_driver_should_have_one(tmp_path: Path) -> None:
     plant_library(tmp_path, FOLDER, "libcuda.so", "580.65.06")
     assert look(tmp_path).lacks_jit_compiler
-    newer = Host(libcuda=f"/{FOLDER}/libcuda.so.999.10")  # its parts are unknown
+    newer = Host(libcuda=f"/{FOLDER}/libcuda.so.999.10")  # a driver with unknown parts
     jetson = Host(libcuda="/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1.1")
     assert not newer.lacks_jit_compiler
     assert not jetson.lacks_jit_compiler

@@ -208,7 +208,7 @@ def test_a_source_tree_alone_is_to_be_built_and_left(tree: Path) -> None:
 
 def test_only_the_tree_that_python_started_in_is_to_be_left(package: Path, tree: Path) -> None:
     inside = read_install_files(tree / "flash_dist", [str(package.parent), str(tree)])
-    assert not inside.in_sources  # PYTHONPATH names it: `cd` would not help
+    assert not inside.in_sources  # PYTHONPATH has it, so `cd` would not help
     assert not read(package).in_sources
     assert build_fix(read(package)) == (
         "install a wheel: `python -m flash_dist select` says which, and how"
@@ -227,7 +227,7 @@ def test_an_egg_info_beside_the_sources_is_no_record(package: Path) -> None:
 
 def test_doctor_in_a_clone_says_to_leave_it(tmp_path: Path) -> None:
     (tmp_path / "flash_dist").mkdir()
-    (tmp_path / "flash_dist" / "__init__.py").touch()  # stub of the installed package
+    (tmp_path / "flash_dist" / "__init__.py").touch()  # stands for the installed package
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(
         [sys.executable, "-m", "flash_dist", "doctor", "--only", "install,build", "--json"],

@@ -14,8 +14,8 @@ from flash_dist.toolkit.targets.devices import Device
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Names and structures as in nvml.h. Two GPUs: an A100 in MIG mode with a gap between its two
-# instances, and one without MIG support. INIT, COUNT and SECOND are return codes.
+# Names and structures as in nvml.h. GPU 0 is an A100 in MIG mode with a gap between its two
+# instances; GPU 1 has no MIG. INIT, COUNT and SECOND are return codes.
 SOURCE = r"""
 #include <cstdio>
 #include <cstring>

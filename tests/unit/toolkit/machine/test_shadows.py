@@ -174,7 +174,7 @@ def test_a_file_from_neither_folder_nor_variable_is_to_be_renamed(
 def test_the_installed_one_an_editable_one_and_an_empty_folder_are_no_shadows(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (Path.cwd() / "torch").mkdir()  # it contains no module: Python continues
+    (Path.cwd() / "torch").mkdir()  # no module inside: Python searches on
     assert find_shadow("torch") is None
     assert read_torch() == Torch("ok", "2.13.0", "13.0")
     link = tmp_path / "link"

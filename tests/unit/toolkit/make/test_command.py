@@ -104,7 +104,7 @@ def test_other_errors_stay_what_they_are() -> None:
         broken()
 
 
-OTHERS = {"gate.py", "repair.py"}  # they end like the program that they start
+OTHERS = {"gate.py", "repair.py"}  # they exit like the program that they start
 ENDING = 'if __name__ == "__main__":\n    sys.exit(main('
 
 

@@ -57,7 +57,7 @@ def test_a_table_without_an_error_is_read_whole(tmp_path: Path) -> None:
         spills=({"symbol": "*_bwd_*", "spill_bytes": 64, "reason": "measured"},),
         licenses=("LICENSE",),
     )
-    assert data == PYPROJECT  # restores it
+    assert data == PYPROJECT  # the change was undone
     assert found.wheel_version("13.0", "hopper") == "0.1.0+cu130.hopper"
 
 
@@ -82,9 +82,9 @@ def test_keys_with_a_default_are_optional(place: str, tmp_path: Path) -> None:
     data = make_project(tmp_path, **{"csrc/kernels.toml": ""} if place == "dispatch" else {})
     put(data, place, ...)
     if place == "include":
-        put(data, "dispatch", ...)  # whose headers it has
+        put(data, "dispatch", ...)  # these headers belong to dispatch
     if place in {"include", "dispatch"}:
-        put(data, "sets", {"all": "9.0a"})  # the targets of its plain files
+        put(data, "sets", {"all": "9.0a"})  # targets of the plain files
     read_declaration(data, tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_an_unknown_key_is_named_with_the_one_that_was_meant(
     )
 
 
-# Values of every TOML type; no key accepts the value that its whole kind excludes.
+# Values of every TOML type. Each key must reject those of other kinds.
 ODD: dict[str, Any] = {
     "empty text": "",
     "a line break": "a\nb",
@@ -203,7 +203,7 @@ PLACES = [
         for key in ("name", "requires-python", "dynamic", "scripts", "license-files")
     ),
 ]
-# No errors: nothing to add, and values of the kind.
+# Combinations without an error: empty additions, and valid values.
 FINE = {
     "namespace": {"a word"},
     "binding": {"an empty list"},
@@ -509,7 +509,7 @@ def test_an_example_is_accepted(kind: str, key: str) -> None:
 
 def test_an_error_of_the_table_is_one_of_the_toolkit() -> None:
     assert issubclass(DeclarationError, KernelsError)
-    assert issubclass(DeclarationError, ValueError)  # which backend.py catches
+    assert issubclass(DeclarationError, ValueError)  # backend.py catches ValueError
 
 
 def test_a_table_of_another_folder_names_it(tmp_path: Path) -> None:

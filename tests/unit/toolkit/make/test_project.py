@@ -32,7 +32,7 @@ def leave_unfinished(folder: Path) -> None:
         assert missing
         folder.mkdir()
         (folder / "stray").touch()
-        (folder / "stray").mkdir()  # a file is in the way: this fails
+        (folder / "stray").mkdir()  # a folder instead of a file, so that it fails
 
 
 def test_an_unfinished_folder_is_deleted_before_it_is_made_again(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ READERS = (
     "ci.install_tests.install",
 )  # load all channels
 OWN = ("ci.", "tests.", "flash_dist")
-NATIVE = ("build_wheels", "build_arm")  # in a container they install less: both cases are tested
+NATIVE = ("build_wheels", "build_arm")  # install less in a container: both cases are tested
 
 
 @dataclass
@@ -121,7 +121,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tests", "csrc"):
         (folder / name).mkdir()
     (folder / "examples" / "own_kernels").mkdir(parents=True)
-    own = folder / "build" / "own_kernels" / "dist" / "all"  # the session itself builds it
+    own = folder / "build" / "own_kernels" / "dist" / "all"  # built by the session itself
     own.mkdir(parents=True)
     (own / "own_kernels-0.1.0-py3-none-linux_x86_64.whl").touch()
     (folder / "pyproject.toml").touch()
@@ -141,7 +141,7 @@ def record(name: str, posargs: list[str], tree: Path, monkeypatch: pytest.Monkey
         "is_covered": lambda: True,
         "walk": lambda _dist, _basis, steps, run: [
             *filter(None, map(run, steps))
-        ],  # no file is made
+        ],  # nothing is built
     }
     for place in (module, helpers):
         for one, function in played.items():
@@ -152,7 +152,7 @@ def record(name: str, posargs: list[str], tree: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(helpers, "find_engine", lambda _: engine)
     session = Fake(tree, posargs)
     if "--system-site-packages" in (sessions[name].venv_params or ()):
-        session.groups.append("torch")  # of the machine with the GPU
+        session.groups.append("torch")  # the machine with the GPU has it
     sessions[name].func(session)
     return session
 
@@ -265,7 +265,7 @@ def test_upgrading_packages_keeps_the_pinned_torch(
     calls = record("integrations", posargs, tree, monkeypatch).installed
     upgrades = [words for words in calls if "--upgrade" in words]
     assert upgrades
-    for words in upgrades:  # uv upgrades all dependencies: torch would be the newest, for CUDA
+    for words in upgrades:  # otherwise uv would upgrade torch to the newest, for CUDA
         assert any(word.startswith("torch==") for word in words), words
 
 
@@ -316,7 +316,7 @@ def test_a_session_sees_the_torch_of_the_virtual_environment_that_nox_is_in(
     for name in ("torch", "numpy"):
         (site / name).mkdir(parents=True)
         (site / name / "__init__.py").touch()
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # of an earlier test
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # left by an earlier test
     monkeypatch.syspath_prepend(site)
     helpers.see_torch(empty.session)
     printed = empty.run("python", "-c", "import torch, numpy; print(torch.__file__)")

@@ -100,7 +100,7 @@ def findings(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_the_hash_gives_the_same_bits_for_ever() -> None:
-    # lowbias32 with the constants of its publication, in plain Python
+    # lowbias32 in plain Python, with its published constants
     def mix(x: int) -> int:
         x = ((x ^ x >> 16) * 0x7FEB352D) % (1 << 32)
         x = ((x ^ x >> 15) * 0x846CA68B) % (1 << 32)
@@ -325,7 +325,7 @@ def test_only_kernels_that_are_complete_are_tested() -> None:
         Kernels("bf16", 576, 576),
         Kernels("fp16", 48, 48),
         Kernels("fp16", 64, 64),
-    )  # bf16's backward of 64, which does not load, would serve its forward of 48 too
+    )  # the bf16 backward of 64, which fails to load, would also serve 48
 
 
 def test_a_correct_implementation_passes() -> None:
@@ -344,7 +344,7 @@ def test_one_flipped_bit_in_one_run_is_found() -> None:
         nonlocal calls
         calls += 1
         out, lse = textbook(*tensors, **options)
-        if calls == 5:  # the second case's second run
+        if calls == 5:  # second run of the second case
             lse = lse.clone()
             lse.view(torch.int32)[0, 0, 3] ^= 1
         return out, lse
@@ -367,7 +367,7 @@ def test_who_leaves_scores_as_they_are_is_found(ignored: str) -> None:
         nothing: dict[str, Any] = {ignored: 0.0 if ignored == "softcap" else None}
         out, lse = textbook(*tensors, scores=scores._replace(**nothing), **options)
         trained = [x for x in (scores.sinks, scores.bias) if x is not None]
-        return out + sum(0.0 * x.sum() for x in trained), lse  # they have a gradient
+        return out + sum(0.0 * x.sum() for x in trained), lse  # so that they have a gradient
 
     found = findings(run_on_cpu(deaf, runs=1))
     named = {finding["case"] for finding in found}

@@ -156,7 +156,7 @@ def test_progress_counts_the_cases_of_all_and_says_how_long_they_take() -> None:
     done = [one.done for one in shown]
     assert done == sorted(done)
     half = next(one for one in shown if one.done >= 2)
-    assert half.total == 8  # the second is unknown: it counts like the first
+    assert half.total == 8  # an unknown total counts like the known one
     assert half.seconds_left is not None
     assert 0 < half.seconds_left < 20
 

@@ -35,7 +35,7 @@ def explain(
         ("8.6", ["12.1"], "all"),
         ("12.1", ["8.6"], "all"),
         ("8.6", ["7.5"], "turing-ampere-ada"),
-        ("8.6", ["5.2"], "turing-ampere-ada"),  # nothing serves 5.2: the others still count
+        ("8.6", ["5.2"], "turing-ampere-ada"),  # 5.2 is unservable; the others still count
     ],
 )
 def test_sentence_and_fix_name_one_set(device: str, others: list[str], name: str) -> None:
@@ -99,11 +99,11 @@ def test_a_driver_that_does_not_work_the_gpu_is_to_be_the_one_that_does() -> Non
 @pytest.mark.parametrize(
     ("toolkit", "device", "driver", "name", "end"),
     [
-        # a set that the driver loads precedes a better one for a newer driver
+        # a set that this driver loads comes before a better set for a newer driver
         ("13.0", "8.6", "535", "cuda12", "install that wheel"),
         ("12.4", "8.6", "535", "cuda12", "install that wheel"),
         ("13.0", "12.0", "580", "blackwell", "install that wheel"),
-        # if only a newer driver has any, both steps are printed at once
+        # if all sets need a newer driver, both steps are printed
         ("12.4", "12.0", "535", "blackwell", ", and NVIDIA driver 580 or newer"),
         ("13.0", "12.0", "570", "blackwell", ", and NVIDIA driver 580 or newer"),
     ],

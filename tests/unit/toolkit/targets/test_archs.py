@@ -213,7 +213,7 @@ UNKNOWN = Origin(toolkit=None)
         ("sm_80", "575", CUDA_13, "no", "needs driver 580"),
         ("compute_80", "575", CUDA_13, "no", "needs driver 580"),
         ("compute_80", "580", CUDA_13, "jit", ""),
-        # a newer minor of the toolkit: its SASS loads, its PTX does not
+        # a newer minor toolkit: its SASS loads, its PTX does not
         ("sm_80", "580", Origin("13.2"), "native", ""),
         ("compute_80", "580", Origin("13.1"), "no", "PTX ISA 9.1 needs driver 590"),
         ("compute_80", "590", Origin("13.1"), "jit", ""),
@@ -239,7 +239,7 @@ UNKNOWN = Origin(toolkit=None)
         ("sm_80", "545", Origin("12.8", codec="zstd"), "no", "zstd needs driver 550"),
         ("sm_80", "545", Origin("12.8", codec="lz4"), "native", ""),
         ("sm_80", "550", Origin("12.8", codec="zstd"), "native", ""),
-        # an entry's own PTX ISA overrides the toolkit's usual one
+        # the entry's PTX ISA overrides the toolkit's
         ("compute_80", "525", Origin("12.8", ptx_isa=(8, 0)), "jit", ""),
         ("compute_80", "525", Origin(None, ptx_isa=(8, 1)), "no", "PTX ISA 8.1 needs driver 530"),
         ("compute_80", "580", Origin(None, ptx_isa=(99, 0)), "no", "PTX ISA 99.0 needs a driver"),

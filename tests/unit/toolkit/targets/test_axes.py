@@ -20,7 +20,7 @@ from flash_dist.toolkit.targets.axes import (
     smallest_size,
 )
 
-# Axes of another package: two axes of words, one size, no shared-memory plans.
+# Axes of another package: two word axes, one size, no shared-memory plans.
 NORMS = Axes.from_json(
     [
         {"name": "dtype", "rule": "equal", "words": {"fp16": {"floor": "7.5"}}},

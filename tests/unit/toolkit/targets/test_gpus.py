@@ -17,7 +17,7 @@ from flash_dist.toolkit.targets.gpus import CHIPS, SOLD
 
 OLD = "5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2"
 KEPT = "7.5 8.0 8.6 8.7 8.9 9.0 9.0a"
-# From each `nvcc --list-gpu-code` and `nvcc --help`.
+# From `nvcc --list-gpu-code` and `nvcc --help` of each version.
 COMPILED = {
     "12.0": f"{OLD} {KEPT}",
     "12.8": f"{OLD} {KEPT} 10.0 10.0a 10.1 10.1a 12.0 12.0a",

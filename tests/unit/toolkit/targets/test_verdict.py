@@ -48,18 +48,18 @@ TABLE = [
     (ALL, "7.5", "native", "sm_75"),
     (ALL, "8.0", "native", "sm_80"),
     (ALL, "8.6", "same-major", "sm_80"),
-    (ALL, "8.7", "jit", "compute_80"),  # integrated: sm_80 is not promised, PTX is
+    (ALL, "8.7", "jit", "compute_80"),  # integrated GPU: PTX runs, sm_80 is not promised
     (ALL, "8.9", "same-major", "sm_80"),
     (ALL, "9.0", "native", "sm_90a"),
     (ALL, "10.0", "native", "sm_100"),
     (ALL, "10.3", "same-major", "sm_100"),
-    (ALL, "11.0", "jit", "compute_80"),  # a major of its own
+    (ALL, "11.0", "jit", "compute_80"),  # the only GPU of its major
     (ALL, "12.0", "native", "sm_120"),
     (ALL, "12.1", "same-major", "sm_120"),
     (TURING_AMPERE_ADA, "7.5", "native", "sm_75"),
     (TURING_AMPERE_ADA, "8.0", "native", "sm_80"),
     (TURING_AMPERE_ADA, "8.6", "native", "sm_86"),
-    (TURING_AMPERE_ADA, "8.7", "unverified", "sm_86"),  # compute_89 is too new for it
+    (TURING_AMPERE_ADA, "8.7", "unverified", "sm_86"),  # compute_89 is too new for 8.7
     (TURING_AMPERE_ADA, "8.9", "native", "sm_89"),
     (TURING_AMPERE_ADA, "9.0", "jit", "compute_89"),
     (TURING_AMPERE_ADA, "10.0", "jit", "compute_89"),
@@ -216,7 +216,7 @@ def test_machine_code_is_preferred_and_refusals_are_kept() -> None:
     [
         (["9.0"], ["hopper", "all"]),
         (["7.5"], ["turing-ampere-ada", "all"]),
-        (["7.5", "8.6"], ["turing-ampere-ada"]),  # `all` has no code of 8.6 itself
+        (["7.5", "8.6"], ["turing-ampere-ada"]),  # `all` has no code for 8.6 itself
         (["8.6", "12.1"], ["all"]),
         (["7.5", "9.0", "12.0"], ["all"]),
         (["7.0"], []),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIZE: Final = 16 << 20  # bytes
-SLOWEST = 3.0  # seconds of CPU time beside other work; without a bound they took minutes
+SLOWEST = 3.0  # CPU seconds on a busy machine; without limits these took minutes
 START: Final = bytes.fromhex("50ed55ba01001000")
 EMPTY: Final = START + bytes(8)
 STRUCT: Final = struct.pack("<IIQQ", 0x466243B1, 1, 5, 0)
@@ -69,7 +69,7 @@ def test_holes_of_a_file_are_passed_whatever_their_size(tmp_path: Path, kind: st
             elf([Part(".nv_fatbin" if kind == "section" else ".data", code, flags=2)])
         )
         table = struct.unpack_from("<Q", whole, 40)[0]
-        struct.pack_into("<Q", whole, table + 64 + 32, size - len(whole))  # of the section
+        struct.pack_into("<Q", whole, table + 64 + 32, size - len(whole))  # of the section header
         path.write_bytes(whole)
     with path.open("r+b") as file:
         file.truncate(size)

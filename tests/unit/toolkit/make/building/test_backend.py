@@ -34,7 +34,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gxx.chmod(gxx.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(gxx))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
-    monkeypatch.setenv("TORCH_ROOT", str(tmp_path))  # no index is asked for headers
+    monkeypatch.setenv("TORCH_ROOT", str(tmp_path))  # avoids downloading headers
     monkeypatch.setattr(
         "flash_dist.toolkit.make.toolchain.nvcc.importlib.metadata.distribution", _none_installed
     )

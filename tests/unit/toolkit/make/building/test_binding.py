@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STABLE = "#include <torch/csrc/stable/library.h>\nSTABLE_TORCH_LIBRARY(mine, m) {}\n"
-PATIENCE = 20  # seconds of CPU; repeated reading of a text would take minutes
+PATIENCE = 20  # CPU seconds; reading a text repeatedly would take minutes
 
 
 def write(folder: Path, **texts: str) -> None:
@@ -148,7 +148,7 @@ def test_a_header_of_the_project_is_read_in_the_order_of_include_folders(tmp_pat
     assert find(tmp_path, text, *folders) == found.replace(f"{tmp_path}/", "")
     assert find(tmp_path, text, *reversed(folders)) == ""
     assert find(tmp_path, f"{STABLE}#include <angled.h>\n", *reversed(folders)) == ""
-    write(tmp_path, util="")  # beside the source: first
+    write(tmp_path, util="")  # next to the source: found first
     assert find(tmp_path, text, *folders) == ""
 
 

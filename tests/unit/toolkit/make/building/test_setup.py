@@ -12,7 +12,7 @@ from flash_dist.toolkit.make.project import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Runs setup.py up to the compiler, then prints the number of plans made, and their set.
+# Runs setup.py up to the compiler. Prints how many plans were made, and their set.
 COUNT_PLANS = """
 import runpy, sys
 from flash_dist.toolkit.make.building import plan

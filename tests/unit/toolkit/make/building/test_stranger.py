@@ -47,7 +47,7 @@ class Stranger:
             "PYTHONDONTWRITEBYTECODE": "1",
             "TORCH_CUDA_ARCH_LIST": "9.0a",
             "CXX": str(gxx),
-            "TORCH_ROOT": str(folder),  # no index is asked for headers
+            "TORCH_ROOT": str(folder),  # avoids downloading headers
         }
 
     def run(
@@ -228,8 +228,8 @@ def list_files(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
-# A table as written by `new`, with one change: text, replacement, and error. The commands do not
-# need the files named in some of them, and work without these.
+# Each row changes one text in the table that `new` writes, and has the expected error. Some
+# commands do not need the named files, and must work without them.
 BROKEN = {
     "a test that is not there": (
         "wheel_mb = 5",
@@ -314,7 +314,7 @@ def test_nox_ends_with_the_sentence_as_well(stranger: Stranger, tmp_path: Path) 
 def require_sentence(done: subprocess.CompletedProcess[str], entry: str, said: str) -> None:
     assert "Traceback" not in done.stderr, done.stderr
     if entry == "the commands" and done.returncode == 0:
-        assert (done.stderr, bool(done.stdout)) == ("", True)  # they do not need it
+        assert (done.stderr, bool(done.stdout)) == ("", True)  # these commands do not need the file
         return
     assert done.returncode in {1, 2}, done.stderr
     assert said in done.stderr

@@ -48,7 +48,7 @@ def test_groups_of_other_flags_have_other_names() -> None:
     every = [Group(archs(text), one, ()) for text in ("9.0a", "8.0;9.0a") for one in flags]
     names = [one.name for one in every]
     assert len(set(names)) == len(names)
-    assert all(re.fullmatch("[A-Za-z0-9_-]+", name) for name in names)  # a target of CMake
+    assert all(re.fullmatch("[A-Za-z0-9_-]+", name) for name in names)  # names of CMake targets
     assert names[0] == "plain-sm_90a"
 
 
@@ -84,7 +84,7 @@ def test_flags_reach_the_compiler_as_they_are_and_in_order(flags: tuple[str, ...
     group = Group((HOPPER,), flags, (Path("/p/a.cu"),))
     told = read_cmake(group.to_cmake())[f"{group.name}_FLAGS"]
     assert told[0] == "-gencode=arch=compute_90a,code=sm_90a"
-    assert len(told) == 2  # CMake would drop the second of two that are equal
+    assert len(told) == 2  # CMake would drop the second of two equal options
     assert told[1].startswith("SHELL:")
     assert shlex.split(told[1].removeprefix("SHELL:")) == list(flags)
 

@@ -59,7 +59,7 @@ def _compile(folder: Path, name: str, argument: str) -> Path:
 @needs_gxx
 def test_objects_of_two_targets_share_nothing(tmp_path: Path) -> None:
     objects = [_compile(tmp_path, "a", "75"), _compile(tmp_path, "b", "80")]
-    assert check_symbols(objects) == 4  # a function and its static, per target
+    assert check_symbols(objects) == 4  # per target: a function and its static variable
 
 
 @needs_gxx

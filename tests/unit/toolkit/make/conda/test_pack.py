@@ -206,6 +206,6 @@ def test_the_index_has_the_channel_and_select_finds_it(tmp_path: Path) -> None:
     assert isinstance(package, CondaPackage)
     assert package.channel == f"{place}conda"
     assert (out / "conda" / "linux-64" / path.name).read_bytes() == path.read_bytes()
-    page = re.sub("</?span[^>]*>", "", (out / "index.html").read_text())  # of whole options
+    page = re.sub("</?span[^>]*>", "", (out / "index.html").read_text())  # spans color options
     line = f"conda install -c {place}conda -c conda-forge"
     assert line in page

@@ -42,16 +42,16 @@ def allows(constraint: str, device: Device) -> bool:
 @pytest.mark.parametrize(
     ("archs", "constraint"),
     [
-        (TURING_AMPERE_ADA, ">=7.5,<8.7a0|>=8.8"),  # 8.7 is a Jetson: NVIDIA does not promise it
+        (TURING_AMPERE_ADA, ">=7.5,<8.7a0|>=8.8"),  # not 8.7, a Jetson: NVIDIA does not promise it
         (HOPPER, ">=9.0,<9.1a0"),
-        (BLACKWELL, ">=10.0,<10.1a0|>=10.2,<11.0a0|>=12.0,<13.0a0"),  # 10.1 is an old name of 11.0
+        (BLACKWELL, ">=10.0,<10.1a0|>=10.2,<11.0a0|>=12.0,<13.0a0"),  # 10.1 is the old name of 11.0
         (ALL, ">=7.5"),
         ("9.0a;12.0", ">=9.0,<9.1a0|>=12.0,<13.0a0"),
         ("10.0f;12.0f", ">=10.0,<10.1a0|>=10.3,<10.4a0|>=10.7,<10.8a0|>=12.0,<12.2a0"),
         ("11.0", ">=10.1,<10.2a0|>=11.0,<11.1a0"),
         ("8.7", ">=8.7,<8.8a0"),
         ("compute_90a", ">=9.0,<9.1a0"),
-        ("7.0+PTX", ">=7.5"),  # no kernel of ours runs before 7.5
+        ("7.0+PTX", ">=7.5"),  # our kernels need 7.5
     ],
 )
 def test_the_gpus_are_those_that_the_targets_serve(archs: str, constraint: str) -> None:
@@ -97,7 +97,7 @@ def test_the_pick_outranks_every_set_and_no_two_have_one_number() -> None:
     assert sorted(numbers.values()) == list(range(1, len(archsets) + 1))
     assert max(numbers, key=lambda name: numbers[name]) == pick.name
     assert rank_set("sm75.sm86", "13.0", archsets.values(), pick) == 0
-    assert rank_set("hopper", "12.4", [archsets["hopper"]], pick) == 0  # of another toolkit
+    assert rank_set("hopper", "12.4", [archsets["hopper"]], pick) == 0  # it has another toolkit
 
 
 def test_a_newer_toolkit_outranks_an_older_one_for_the_same_gpus() -> None:

@@ -42,7 +42,7 @@ class Package:
     outer: dict[str, bytes]
     info: dict[str, bytes]
     files: dict[str, bytes]
-    entries: list[tarfile.TarInfo]  # more members of the archive of files
+    entries: list[tarfile.TarInfo]  # additional members of the archive
     behind: bytes = b""
     modes: dict[str, int] | None = None
 

@@ -71,7 +71,7 @@ def test_a_wheel_for_another_cpu_is_built_in_our_own_image_and_not_run_there() -
 
 def test_an_image_of_an_older_recipe_is_reported_before_anything_is_built(tmp_path: Path) -> None:
     podman = tmp_path / "podman"
-    podman.write_text("#!/bin/sh\necho 4.3.1\n")  # its version and its recipe
+    podman.write_text("#!/bin/sh\necho 4.3.1\n")  # prints a version, as podman does
     podman.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/bin", IMAGE: LOCAL}
     with pytest.raises(KernelsError, match=r"by an older recipe[\s\S]*nox -s image"):

@@ -229,7 +229,7 @@ def test_errors_of_the_generator_appear_with_the_declaration(
     put(data, "dispatch.axes", [axis.to_json() for axis in OWN_AXES.every])
     text = TABLE.replace("hidden", "head_dim").replace('name = "rms"', 'name = "sm"\nrole = "rms"')
     write(tmp_path / "csrc/kernels.toml", text)
-    read_declaration(data, tmp_path)  # of another package
+    read_declaration(data, tmp_path)  # the declaration of another package
     monkeypatch.setattr(declaration, "NAME", "my_norms")
     said = refuse(data, tmp_path)
     assert "`csrc/kernels.toml`: a family that serves rms for all targets must be named rms" in said

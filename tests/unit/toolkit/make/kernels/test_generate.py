@@ -314,7 +314,7 @@ def test_a_family_for_all_targets_has_no_row_with_scored(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("smem", [232448, 166912, 101376, 65536])
 def test_families_of_bent_scores_are_not_what_is_known_to_serve_a_size(smem: int) -> None:
-    # doctor reports the choice without arguments, and fingerprints record its code
+    # doctor reports the kernel that is chosen without arguments; fingerprints record its code
     built = make_table_build(read_table())
     assert any(one.comes_last for one in built.variants)
     here = Situation(Device(9, 0), smem_limit=smem)

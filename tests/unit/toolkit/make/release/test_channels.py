@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
-# mypy compares them with the protocol
+# mypy checks that each implements the protocol
 MODULES: list[Channel] = [sdist, conda, index, pypi, zipapp, toolkit_wheel, variants, hub]
 URL = "https://example.org/x/"
 
@@ -301,7 +301,7 @@ def test_words_are_those_of_the_code() -> None:
 
 
 def test_no_other_module_names_conda() -> None:
-    # sets of a table may not use folder names in dist/ of any channel
+    # A table may not use any channel's folder in dist/ as the name of a set
     modules = [path for path in find_modules() if path.parts[-2:] != ("declared", "sets.py")]
     assert len(modules) > 50
     named = [

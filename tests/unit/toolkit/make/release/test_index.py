@@ -94,7 +94,7 @@ def test_the_page_tells_targets_from_the_wheels_and_needs_nothing_else(tmp_path:
     assert "sm_75, sm_80, compute_80, sm_90a, sm_100, sm_120" in page
     code = re.findall(r"<b>pip</b><code>(.*?)</code>", page)
     command = f'pip install "flash_dist==0.1.0+cu130.all" --extra-index-url {URL}simple/'
-    assert html.unescape(re.sub("<[^>]*>", "", code[0])) == command  # separate, for copying
+    assert html.unescape(re.sub("<[^>]*>", "", code[0])) == command  # an element to copy from
     assert ".commands b { color: var(--dim); font-weight: 400; user-select: none; }" in page
     assert "<th>" not in page
     assert page.count('<th scope="col">') == 4 * page.count("<table>")
@@ -114,7 +114,7 @@ def test_the_page_says_which_set_serves_which_gpu(tmp_path: Path) -> None:
     assert [number for _, number, _ in arm_rows][:1] == ["8.0"]
     assert {"11.0", "12.1"} <= {number for _, number, _ in arm_rows}
     assert {number: name for _, number, name in rows} == {
-        "7.5": "cuda12",  # as natively as the larger turing-ampere-ada
+        "7.5": "cuda12",  # as native as the larger turing-ampere-ada
         "8.0": "cuda12",
         "8.6": "turing-ampere-ada",
         "8.9": "turing-ampere-ada",

@@ -225,7 +225,7 @@ def test_parts_are_those_that_were_linked(tmp_path: Path) -> None:
     cudart = parts["cudart_static"]
     assert (cudart.version, cudart.how) == ("13.0.96", "static")
     assert cudart.sha256 == hashlib.sha256(b"archive").hexdigest()
-    assert parts["libdevice"].version == "13.0.88"  # of a toolkit from another source: its own
+    assert parts["libdevice"].version == "13.0.88"  # another toolkit's version
     cache.write_text("")
     with pytest.raises(ToolchainError, match="does not say which"):
         find_cudart(tmp_path)

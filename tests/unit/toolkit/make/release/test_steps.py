@@ -59,7 +59,7 @@ def test_a_changed_or_lost_file_repeats_its_step(runner: Runner) -> None:
     (runner.dist / "pack" / "more").write_text("")
     assert runner.walk()[1] == ["pack"]
     (runner.dist / "set" / "a.whl").unlink()
-    assert runner.walk() == (["judge", "pack"], ["build"])  # it made the same bytes again
+    assert runner.walk() == (["judge", "pack"], ["build"])  # the repeated step made the same bytes
 
 
 def test_other_bytes_repeat_every_later_step(runner: Runner) -> None:
@@ -88,7 +88,7 @@ def test_a_failed_step_is_not_recorded(runner: Runner) -> None:
     assert runner.ran[-2:] == ["nothing", "nothing"]
 
 
-# Real steps on a small wheel; the process kills itself before the N-th change of a file.
+# Runs real steps on a small wheel. The process kills itself before the N-th change of a file.
 DRIVER = """
 import os, pathlib, shutil, signal, sys
 from flash_dist.toolkit.make.conda import pack

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flash_dist.toolkit.make.wheels.artefacts import Artefact
 
 PLAIN = NAME.replace("+cu130.hopper", "")
-# The label that uv chooses for the driver's CUDA and a GPU; without one it is the default set.
+# The label that uv chooses for the driver's CUDA version and a GPU. No label: the default set.
 CHOSEN = {
     ("13.0", "7.5"): "sm75to89",
     ("13.0", "8.6"): "sm75to89",

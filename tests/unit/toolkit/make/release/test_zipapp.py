@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.slow  # packs the program, and starts a Python for each question
+pytestmark = pytest.mark.slow  # packs the program, and starts Python many times
 
 Run = subprocess.CompletedProcess[str]
 
@@ -66,7 +66,7 @@ def test_a_what_if_of_our_wheels_needs_no_module_for_zstd(
     assert "native code (sm_90a)" in done.stdout
     assert "judged by only its headers and _build.json: " in done.stdout
     assert run("doctor", "--wheel", "wheelhouse", "--gpu", "8.6").returncode == 1
-    lacking = make_files(make_declared(), ("sm_100",))  # differs from its declaration
+    lacking = make_files(make_declared(), ("sm_100",))  # contradicts its declaration
     write_whole_wheel(tmp_path / "other", lacking)
     assert run("doctor", "--wheel", "other", "--gpu", "9.0").returncode == 1
     done = run("audit", "wheelhouse", "--require", "9.0a")

@@ -68,7 +68,7 @@ def test_the_index_of_pips_own_settings_is_read_inside_an_isolated_build(
 ) -> None:
     pytest.importorskip("pip", reason="this environment was made without pip")
     pip_settings.write_text("[global]\nindex-url = https://mirror.example/simple\n")
-    site = tmp_path / "site"  # pip puts this first: it hides the packages around it
+    site = tmp_path / "site"  # pip puts this folder first, which hides other packages
     site.mkdir()
     (site / "sitecustomize.py").write_text(
         "import sys; sys.path = [one for one in sys.path if 'site-packages' not in one]"

@@ -68,7 +68,7 @@ def test_the_toolkit_of_this_cpu_stays_as_it_is(tmp_path: Path) -> None:
     toolkit, parts = make_toolkits(tmp_path)
     before = sorted(path.relative_to(toolkit) for path in toolkit.rglob("*"))
     assemble_home(toolkit, parts, ARM)
-    assemble_home(toolkit, parts, ARM)  # a second call is no error
+    assemble_home(toolkit, parts, ARM)  # repeating it is allowed
     assert sorted(path.relative_to(toolkit) for path in toolkit.rglob("*")) == before
     files = (path for path in toolkit.rglob("*") if path.is_file())
     assert {path.read_text() for path in files} == {"x86"}

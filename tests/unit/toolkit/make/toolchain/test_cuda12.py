@@ -71,7 +71,7 @@ def test_every_program_comes_to_its_place(parts: Path, tmp_path: Path) -> None:
     for name, target in PROGRAMS.items():
         assert (home / target).read_text() == name
         assert (home / target).stat().st_mode & 0o111
-    assert (home / "bin" / "ptxas").read_text() == "12.9"  # the one that spills less
+    assert (home / "bin" / "ptxas").read_text() == "12.9"  # the version that spills less
     assert (home / "lib64" / "libcudart.so").read_text() == "runtime"
     for name in ("nv/target", "crt/host_config.h", "cuda.h"):
         assert (home / "include" / name).is_file()
@@ -99,7 +99,7 @@ def test_the_next_address_is_tried_and_the_file_kept(tmp_path: Path) -> None:
         download = make_download(f"{url}gone/x.deb", f"{url}x.deb")
         path = fetch_package(download, tmp_path / "kept")
     assert path.read_bytes() == b"package"
-    assert fetch_package(download, tmp_path / "kept") == path  # the server is gone
+    assert fetch_package(download, tmp_path / "kept") == path  # without the server
     assert [one.name for one in path.parent.iterdir()] == ["x.deb"]
 
 

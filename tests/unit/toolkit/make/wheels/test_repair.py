@@ -43,6 +43,6 @@ def test_auditwheel_runs_as_on_the_cpu_that_the_wheel_is_for(
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setenv("FLASH_DIST_MACHINE", "aarch64")
-    monkeypatch.setenv("AUDITWHEEL_PLAT", "manylinux_2_28_x86_64")  # of the image
+    monkeypatch.setenv("AUDITWHEEL_PLAT", "manylinux_2_28_x86_64")  # set in manylinux images
     assert main(["--plat", "manylinux_2_28", "raw.whl", "repaired"]) == 0
     assert asked == [("aarch64", None, ["auditwheel", "repair"])]
