@@ -146,12 +146,7 @@ def test_a_table_of_everybody_keeps_its_rows_whole_on_a_terminal(width: int) -> 
         names = [line.split("  ")[0] for line in lines[place + 1 : place + 7]]
         assert names == [shape.name.removeprefix("bf16 ") for shape in paper_shapes()[::7]]
     heads = " ".join(lines[place] for place in tables[: len(tables) // len(PASSES)]).split()
-    assert [heads.count(x) for x in ("ms", "TFLOP/s", "best", "copy")] == [
-        2,
-        1,
-        1,
-        1,
-    ]  # and `ms det.`
+    assert [heads.count(x) for x in ("ms", "TFLOP/s", "best", "copy")] == [2, 1, 1, 1]  # `ms det.`
 
 
 def test_long_sequences_are_told_by_their_memory() -> None:
