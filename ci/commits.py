@@ -42,7 +42,7 @@ _IMPERATIVE_OF: Final = {"made": "make"} | {
 
 
 class NotCheckedError(FlashDistError):
-    """There is no history to check: no git checkout, or a clone without the base."""
+    """The history cannot be checked: no git checkout, or a clone without the base."""
 
 
 def find_problem(subject: str) -> str | None:
@@ -63,7 +63,7 @@ def find_problem(subject: str) -> str | None:
 
 
 def check_message(path: Path) -> Iterator[str]:
-    """Yield the problem of the message in a file, if it has one; `fixup!` and such are allowed."""
+    """Yield the problem of a commit message in a file, if any; allow `fixup!` and the like."""
     with path.open("rb") as file:
         done = subprocess.run(
             ["git", "stripspace", "--strip-comments"], stdin=file, capture_output=True, check=True

@@ -255,7 +255,7 @@ def count_installed_files() -> int:
 
 
 def count_wheel_files() -> int:
-    """Count the entries of RECORD in a wheel of this tree, including itself."""
+    """Count the entries of RECORD in a wheel of this tree, with RECORD itself."""
     package = ROOT / "flash_dist"
     modules = [path for path in find_installed(package) if path.suffix == ".py"]
     others = read_pyproject()["tool"]["setuptools"]["package-data"]["flash_dist"]
@@ -266,7 +266,7 @@ def count_wheel_files() -> int:
 
 
 def count_again(text: str) -> str:
-    """Update the numbers of files in an output."""
+    """Update the file counts in an output."""
     for pattern, count in COUNTS:
         text = pattern.sub(str(count()), text)
     return text
@@ -279,7 +279,7 @@ COUNTS: Final = (
 
 
 def build_of(name: str) -> list[Variant]:
-    """Return the kernels of a published set."""
+    """Return the build of a published set."""
     table = read_table()
     archset = next(one for one in published_sets() if one.name == name)
     return [variant for arch in archset.archs for variant in table.variants(arch)]
@@ -296,7 +296,7 @@ def count_kernels() -> int:
 
 
 def count_cases() -> int:
-    """Count the selftest's cases on the GPU of the records."""
+    """Count the selftest cases for the GPU in the records."""
     sizes = {
         Kernels(one.words[0], *one.row.sizes)
         for one in _variants_for_hopper()

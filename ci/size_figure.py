@@ -66,7 +66,7 @@ def count_bytes(
 
 
 def sum_parts(targets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the megabytes of each part, of all targets."""
+    """Return the megabytes of each part, summed over all targets."""
     return {part: sum(one.get(part, 0.0) for one in targets.values()) for part in PARTS}
 
 
@@ -81,7 +81,7 @@ def _share(image: Image, roles: Mapping[str, str]) -> dict[str, float]:
 
 
 def draw(sets: Mapping[str, Mapping[str, float]], plt: Any) -> Any:  # noqa: ANN401 - matplotlib
-    """Draw a bar for each set, the first on top."""
+    """Draw a bar per set, the first one on top."""
     figure, axis = plt.subplots(figsize=(WIDTH, _BESIDE + _HEIGHT * len(sets)))
     places = range(len(sets))
     begins = [0.0] * len(sets)

@@ -56,7 +56,7 @@ def write_ratios(rows: Iterable[Row], peer: str, pass_: str) -> str:
 
 
 def compare_pass(pass_: str) -> str:
-    """Compare one pass of all shapes of the paper set: three lengths in one row.
+    """Compare one pass of the paper set: one row has three lengths.
 
     The mode of FLASH that is not deterministic, and faster, has its mean in another table.
     """

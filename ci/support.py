@@ -49,7 +49,7 @@ DTYPES: Final = {
 
 @dataclass(frozen=True)
 class Row:
-    """One pass for the dtypes with equal sizes; these are sizes with kernels on each GPU."""
+    """One pass for dtypes with equal sizes, and the supported sizes per GPU."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def common(self) -> tuple[Size, ...]:
-        """The sizes common to all GPUs with kernels of this pass and dtype."""
+        """The sizes that all GPUs with kernels for this pass and dtype support."""
         first, *others = filter(None, self.sizes)
         return tuple(size for size in first if all(size in own for own in others))
 
@@ -110,12 +110,12 @@ def _cell(sizes: Sequence[Size], common: Sequence[Size]) -> str:
 
 
 def native_target(device: Device) -> Arch:
-    """Return the target made for one GPU, which can use every kernel for this GPU."""
+    """Return the target made for a GPU, which runs every kernel for this GPU."""
     return Arch(device.major, device.minor, "a" if device.number >= SUFFIXED else "")
 
 
 def find_sizes(variants: Sequence[Variant], roles: Sequence[str], dtype: str) -> Iterator[Size]:
-    """Yield the sizes of the first kernel that all other kernels support."""
+    """Yield the sizes of the first kernel that all the others support, too."""
     own = [
         {one.row.sizes for one in variants if one.words[0] == dtype and one.family.role == role}
         for role in roles

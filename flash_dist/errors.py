@@ -1,7 +1,7 @@
 """Errors that this package raises on purpose: its public ones, and those of the toolkit.
 
-The toolkit serves any package, and its base class is named after none. This module gives that class
-itself its public name, which tracebacks and pickles then show.
+The toolkit serves any package, so its base class has a neutral name. This module gives that class
+its public name, which tracebacks and pickles show.
 """
 
 from .toolkit.errors import (

@@ -73,7 +73,7 @@ class Links(HTMLParser):
 
 
 def check_site(out: Path) -> Iterator[str]:
-    """Yield broken links, content from the network, and findings without a place."""
+    """Yield broken links, content loaded from the network, and findings without a page."""
     pages = {
         path.resolve(): Links(path.read_text(encoding="utf-8"))
         for path in sorted(out.rglob("*.html"))

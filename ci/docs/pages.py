@@ -147,7 +147,7 @@ def _describe_method(node: ast.FunctionDef) -> str:
 
 
 def _signature(node: Function, *, bound: bool = False) -> str:
-    """Write the arguments. Without annotations they fit on a line; the text states the types."""
+    """Write the arguments without annotations, to fit on a line; the text states the types."""
     arguments = node.args
     for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.kwarg):
         if one is not None:

@@ -98,6 +98,6 @@ def list_sections(site: Path) -> Iterator[tuple[str, str, str, str]]:
 
 
 def write_index(site: Path) -> None:
-    """Write the sections as a script: a page opened as a file may load no other data."""
+    """Write the sections as a script: a page opened from a file cannot load other data."""
     sections = json.dumps(list(list_sections(site)), ensure_ascii=False, separators=(",", ":"))
     (site / INDEX).write_text(f"const SECTIONS = {sections};\n", encoding="utf-8")

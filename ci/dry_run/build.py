@@ -1,7 +1,7 @@
 """Compile the two libraries for a dry run: g++, the headers of torch, no CUDA.
 
-It compiles the host code and the binding of csrc/ and of the toolkit. A kernel consists only of its
-entry, with the sizes of its tile and the arguments that it refuses. Launches do nothing.
+It compiles the host code and the binding of csrc/ and of the toolkit. Of each kernel it compiles
+only the entry: the sizes of its tile, and the arguments that it refuses. Launches do nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KernelEntry make_dry_entry(const KernelEntry* self, const char* (*refuses)(const
 
 
 class DryRunError(FlashDistError):
-    """The host code does not compile, or a case does not run."""
+    """The host code does not compile, or a case fails."""
 
 
 def build_package(folder: Path, archs: Sequence[Arch], torch: Path, csrc: Path = SOURCES) -> Path:
@@ -103,7 +103,7 @@ def _objects(folder: Path, sources: Iterable[Path]) -> list[str]:
 
 
 def write_entries(folder: Path, archs: Iterable[Arch], csrc: Path = SOURCES) -> list[Path]:
-    """Write the entries of all kernels, one file for each header, and return the files."""
+    """Write one file per header with the entries of its kernels, and return the files."""
     table = Table.load(csrc / "kernels.toml")
     by_header: defaultdict[str, list[Variant]] = defaultdict(list)
     for arch in archs:

@@ -31,7 +31,7 @@ SHOWN: Final = 5
 
 
 def find_changed(reference: Reference, plans: Plans) -> list[str]:
-    """Name the cases that were recorded with another plan or other kernels."""
+    """List the cases whose recorded plan or kernels differ from the current ones."""
     return [
         one.case
         for one in reference.fingerprints
@@ -41,7 +41,7 @@ def find_changed(reference: Reference, plans: Plans) -> list[str]:
 
 
 def find_unrecorded(reference: Reference, plans: Plans) -> list[str]:
-    """Name the cases without a fingerprint, which the selftest does not compare."""
+    """List the cases without a fingerprint, which the selftest does not compare."""
     return sorted(plans.keys() - {one.case for one in reference.fingerprints})
 
 
@@ -53,14 +53,14 @@ def find_archs(reference: Reference) -> tuple[Arch, ...]:
 
 
 def describe(reference: Reference) -> str:
-    """Name a recording."""
+    """Return the name of a recording."""
     drivers = sorted({one.driver for one in reference.fingerprints} - {""})
     compiled = f"driver {drivers[0]}" if drivers else f"CUDA {reference.toolkit}"
     return f"{reference.gpu}, {compiled}, recorded {reference.recorded}"
 
 
 def check(references: Iterable[Reference]) -> Iterator[str]:
-    """Name recordings whose cases have other plans, and print those that lack a case."""
+    """Return recordings whose cases have other plans; print recordings that lack a case."""
     known: dict[tuple[Setting, tuple[Arch, ...]], Plans] = {}
     for reference in references:
         asked = reference.setting, find_archs(reference)

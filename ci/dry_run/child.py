@@ -25,7 +25,7 @@ DEVICE: Final = -1  # index of the CPU, for torch and for the library of a dry r
 
 
 def use_kernels_of_gpus() -> Any:  # noqa: ANN401
-    """Let our operators treat CPU tensors as GPU tensors; the caller must keep the result."""
+    """Register our GPU operators for CPU tensors; the caller must keep the result alive."""
     library = torch.library.Library("flash_dist", "IMPL")
     for full_name in _C._dispatch_get_all_op_names():  # noqa: SLF001
         package, _, name = full_name.partition("::")
@@ -38,11 +38,11 @@ def use_kernels_of_gpus() -> Any:  # noqa: ANN401
 
 
 def hold_nothing(*_: object) -> None:
-    """Replace the function that keeps a mask's arrays for a stream: there is no stream."""
+    """Replace the function that keeps a mask's arrays alive for a stream: there are no streams."""
 
 
 def make_no_values(_seed: int, shape: tuple[int, ...], dtype: torch.dtype, **_: object) -> Tensor:
-    """Replace the functions that make inputs, which nothing reads."""
+    """Return uninitialised inputs, because nothing reads them."""
     return torch.empty(shape, dtype=dtype)
 
 

@@ -31,14 +31,14 @@ H200: Final = Setting("9.0", 132, 232448)
 
 
 class Recorded(NamedTuple):
-    """One case: the library's record, and the case's description of its inputs."""
+    """One case: the library's record, and the description of its inputs."""
 
     plans: list[dict[str, Any]]
     inputs: dict[str, Any]
 
     @property
     def plan(self) -> CasePlan:
-        """The plan in the form of a fingerprint."""
+        """The plan, as fingerprints store it."""
         return CasePlan.of(self.plans, self.inputs)
 
 

@@ -60,7 +60,7 @@ print(f"{platform.machine()}: {len(found)} kernels as declared; without a driver
 
 @dataclass(frozen=True)
 class Root:
-    """A Debian for another CPU, in which an emulator runs Python; nothing is installed."""
+    """A Debian for another CPU, whose Python an emulator runs; nothing is installed."""
 
     folder: Path
     emulator: str
@@ -140,7 +140,7 @@ class WheelTest:
         return self._run("-c", LIBRARY)
 
     def try_gpus(self, numbers: list[str]) -> str:
-        """Ask doctor about GPUs that are not here and that the wheel was built for."""
+        """Ask doctor about imaginary GPUs that the wheel was built for."""
         checks = self._ask_doctor(",".join(numbers), code=0)
         found = [f"{one['data']['compute_capability']} {one['data']['how']}" for one in checks]
         if len(found) != len(numbers):
@@ -149,7 +149,7 @@ class WheelTest:
         return ", ".join(found)
 
     def try_unserved(self) -> str:
-        """Ask doctor about a GPU that the wheel has no code for."""
+        """Ask doctor about an imaginary GPU that the wheel has no code for."""
         (check,) = self._ask_doctor(UNSERVED, code=1)
         if check["status"] != "fail":
             message = f"doctor says {check['status']} of {UNSERVED}: {check['summary']}"

@@ -54,13 +54,13 @@ INSTALL: Final = {
 
 @dataclass(frozen=True)
 class Root:
-    """A Debian in a folder."""
+    """A Debian system in a folder."""
 
     path: Path
     python: str  # name of the program and of its package
 
     def make(self, suite: str) -> None:
-        """Install Debian; check its signatures, but not its dates: mirrors may be snapshots."""
+        """Install Debian; check its signatures but not their dates, as mirrors may be snapshots."""
         fresh = '--aptopt=Acquire::Check-Valid-Until "false"'
         command = ["mmdebstrap", "--quiet", "--variant=apt", fresh]
         command += [f"--include={self.python},{self.python}-venv", suite, str(self.path), MIRROR]
@@ -72,7 +72,7 @@ class Root:
         return self.run(self.python, "-c", code).strip()
 
     def run(self, *words: str, network: bool = False, fine: Sequence[int] = (0,)) -> str:
-        """Run a program in it, with /proc, and with this machine's network only on request."""
+        """Run a program in it, with /proc; with this machine's network only if asked."""
         apart = ["unshare", "--pid", "--fork", *([] if network else ["--net"])]
         inside = [*apart, f"--root={self.path}", "--wd=/", "--mount-proc"]
         environ = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
@@ -104,7 +104,7 @@ def list_small(one: Artefact) -> list[str]:
 
 
 def write_pypi(folder: Path, one: Artefact, torch: str, python: str) -> None:
-    """Write an index of the plain wheel, and of everything that a Python needs for it, and uv."""
+    """Write an index with the plain wheel, all its dependencies for one Python, and uv."""
     write_files(folder, {name_plain(one): make_plain(one)})
     wheel, listed = folder / PROJECT / name_plain(one), folder / "requirements.txt"
     wanted = [str(wheel), f"torch=={torch}.*"] if torch else list_small(one)
@@ -147,7 +147,7 @@ def try_clients(one: Artefact, root: Root, url: str, checks: str) -> None:
 
 
 def try_conda(one: Artefact, root: Root, work: Path, checks: str) -> None:
-    """Install with conda's solver; its Python is a stub that starts the one of pip and uv."""
+    """Install with conda's solver; a stub starts the Python that pip and uv used."""
     recipe, gpu = recipe_of(one), next(arch for arch in one.embedded if not arch.ptx).device
     write_channel(work / "conda", [one], epoch=load_project().epoch)
     write_stubs(work / "stubs", [recipe], f"{VENV}/bin/python", root.version())

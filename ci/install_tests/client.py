@@ -83,7 +83,7 @@ class ClientTests:
         self._count = 0
 
     def results(self) -> Iterator[Result]:
-        """Run all tests; one that cannot run is a result, too."""
+        """Run all tests; a test that cannot run becomes a result, too."""
         names = [one.name for one in published_sets() if one.machine == DEFAULT_MACHINE]
         if self.pick in self.by_set:
             yield attempt(self.client, "default index", self.try_default)
@@ -134,20 +134,20 @@ class ClientTests:
         return Environment(self.client, folder, f"{self.url}{DEFAULT}/", cache)
 
     def try_default(self) -> str:
-        """Ask for no version: expect the pick of the table."""
+        """Install without naming a version: expect the set that the table picks."""
         environment = self._fresh()
         environment.install("flash-dist")
         return environment.require(self.by_set[self.pick].version)
 
     def try_set(self, name: str) -> str:
-        """Ask for a set by the address of its index, and require the hash."""
+        """Install a set from the address of its index, with a required hash."""
         one, environment = self.by_set[name], self._fresh()
         pinned = self._pin(one, one.sha256)
         environment.install("--require-hashes", "-r", pinned, index=f"{self.url}{name}/")
         return environment.require(one.version)
 
     def try_wrong_hash(self) -> str:
-        """Ask for a file with a wrong hash: expect that nothing is installed."""
+        """Install with a wrong hash: expect a refusal."""
         environment, pinned = self._fresh(), self._pin(self.by_set[self.pick], "0" * 64)
         try:
             environment.install("--require-hashes", "-r", pinned)
@@ -201,7 +201,7 @@ class ClientTests:
         return " -> ".join(map(str, passed))
 
     def try_switch(self) -> str:
-        """Replace one set by another, through all of them, and uninstall the last."""
+        """Replace each set by the next one, and uninstall the last."""
         environment, passed = self._fresh(), []
         for name, one in self.by_set.items():
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{name}/")
@@ -228,7 +228,7 @@ class ClientTests:
         return f"{version.partition('+')[2]}: {how}"
 
     def try_foreign(self, archset: ArchSet) -> str:
-        """Ask for a machine with other CPUs: expect its pick, and that select names its set."""
+        """Install for a machine with another CPU: expect its pick, which select must name, too."""
         machine, gpu = archset.machine, str(archset.archs[-1].device)
         pick = self.foreign[load_picks(ARCHSETS, machine)[self.client].name].file_name
         found = self._download(machine)
@@ -260,7 +260,7 @@ class ClientTests:
         return names[next(folder.glob("*.dist-info")).name]
 
     def _try_refused(self, machine: str, driver: str, said: dict[str, Any]) -> str:
-        """If select names nothing, require that doctor refuses every set, too."""
+        """Require that doctor refuses every set if select names none."""
         for candidate in said["candidates"]:
             one, environment = self.by_set[candidate["name"]], self._fresh()
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{one.set_name}/")
@@ -270,7 +270,7 @@ class ClientTests:
 
 
 def _words_for(version: Version, passed: Sequence[Version]) -> list[str]:
-    """Return what a user types to get from the last version to another."""
+    """Return what a user types to move from the last version to another."""
     if passed and version.local == passed[-1].local and version > passed[-1]:
         return ["--upgrade", PROJECT]
     again = passed and version.public == passed[-1].public  # pip keeps a label for a plain version

@@ -75,7 +75,7 @@ class Environment:
         return self.run("-c", "import flash_dist; print(flash_dist.__version__)").strip()
 
     def require(self, version: Version) -> str:
-        """Check that this version imports, and that no file comes from elsewhere."""
+        """Check that this version imports, and that no file of another version is left."""
         found = self.version()
         if found != str(version):
             message = f"{found} was installed, expected {version}"
@@ -87,7 +87,7 @@ class Environment:
         return found
 
     def require_sound(self, wheel: Path, record: Path) -> None:
-        """Let the installed program judge its wheel, itself, and a record; then save a new one."""
+        """Run verify and doctor of the installed wheel, read an old record, and save a new one."""
         program = (str(self.folder / "bin" / "flash-dist"),)
         self.run(*program, "verify", str(wheel))
         checks = ("--only", "install,build")
@@ -97,7 +97,7 @@ class Environment:
         self.run(*program, "doctor", "--save", str(record), "--no-selftest", fine=ANY_VERDICT)
 
     def run(self, *words: str, fine: Sequence[int] = (0,)) -> str:
-        """Run Python; the Python that runs this provides the dependencies of flash_dist's tools."""
+        """Run Python, with the tools' dependencies from the Python that runs this."""
         place = next(path for path in sys.path if path.endswith("site-packages"))
         variables = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}
         return call([str(self.python), *words], variables, fine=fine)

@@ -147,7 +147,7 @@ class CondaTests:
         return f"{how}; {len(fitting)} GPUs, refused on {', '.join(refused) or 'none'}"
 
     def try_switch(self) -> str:
-        """Replace one set by another in one prefix, and uninstall that."""
+        """Replace one set by another in the same prefix, and uninstall the latter."""
         prefix, passed = self._fresh(), []
         for one in list(self.members)[:2]:
             gpu = next(gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu)))
@@ -162,7 +162,7 @@ class CondaTests:
         return " -> ".join([*passed, "nothing"])
 
     def try_upgrades(self) -> str:
-        """Go to the next version, which lacks one file, and back, with one cache of packages."""
+        """Upgrade to the next version, which lacks one file, and back, with one package cache."""
         from flash_dist.toolkit.make.conda.pack import write_channel  # noqa: PLC0415 - may be absent
 
         one, prefix, passed = next(iter(self.members)), self._fresh(), []
@@ -179,7 +179,7 @@ class CondaTests:
         return " -> ".join(passed)
 
     def _expect(self, gpu: str, cuda: str) -> Artefact | None:
-        """Return the expected set: the pick, where its package fits."""
+        """Return the expected set: the pick, if its package fits."""
         fitting = [
             one
             for one in self.members
@@ -240,7 +240,7 @@ class CondaTests:
         raise InstallError(message)
 
     def _require_served(self, prefix: Path, gpus: str, cuda: str) -> str:
-        """Ask the installed doctor; it reads the code in its library, and runs none."""
+        """Ask the installed doctor, which reads the library's code without running it."""
         driver = str(first_driver(parse_version(cuda)))
         words = ["--gpu", gpus, "--driver", driver, "--only", "build,driver,gpu"]
         checks = _ask_doctor(prefix, *words)

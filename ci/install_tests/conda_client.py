@@ -2,7 +2,7 @@
 
 It reads JSON on stdin and answers on stdout: the packages, or why there are none.
 
-NOTE: the process ends without Python's own exit: py-rattler 0.28 crashes in that.
+NOTE: the process skips Python's normal exit, in which py-rattler 0.28 crashes.
 """
 
 from __future__ import annotations

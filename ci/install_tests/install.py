@@ -49,7 +49,7 @@ class ChannelTests(Protocol):
     """Interface of a module that tests another channel."""
 
     def results(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Result]:
-        """Run all tests in an empty folder; one that cannot run is a result, too."""
+        """Run all tests in an empty folder; a test that cannot run becomes a result, too."""
 
 
 def try_client(client: str, stage: Stage) -> Iterator[Result]:
@@ -64,7 +64,7 @@ def try_channel(row: Row, stage: Stage) -> Iterator[Result]:
 
 
 def try_torch(stage: Stage) -> Iterator[Result]:
-    """Test the pick with every torch and Python."""
+    """Test the default set with every torch and Python."""
     return try_torches(stage.artefacts, pick_name(DEFAULT_MACHINE), stage.work, stage.download)
 
 
@@ -89,7 +89,7 @@ def try_all(
 
 
 def conclude(results: Sequence[Result], phases: Sequence[str]) -> str:
-    """Return one line: the counts of results, and the phases run and omitted."""
+    """Return a line with the counts of results, and the phases that ran and did not run."""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in count(results).items())
     others = ", ".join(name for name in PHASES if name not in phases)
     return f"{counts}: {', '.join(phases)}" + (f"; not asked for: {others}" if others else "")

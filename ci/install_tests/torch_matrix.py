@@ -61,7 +61,7 @@ class Pair:
 
     @property
     def requirement(self) -> str:
-        """The requirement for the index; for CPU a build without CUDA."""
+        """The requirement for pip; for CPU a build without CUDA."""
         return f"torch=={self.torch}.0{CPU}" if self.cpu else f"torch=={self.torch}.*"
 
 
@@ -105,7 +105,7 @@ def try_torches(
 
 @dataclass(frozen=True)
 class Matrix:
-    """Environments of one torch, one after the other, and uv's cache of its packages."""
+    """Environments for one torch, used in turn, and uv's cache of its packages."""
 
     work: Path
     most: int | None = None  # bytes to download
@@ -172,7 +172,7 @@ class Matrix:
 
 
 def sum_sizes(packages: Iterable[Mapping[str, Any]]) -> int:
-    """Return the bytes of the largest wheel of each package; those on this disk count nothing."""
+    """Return the bytes of the largest wheel of each package; local packages count 0."""
     wheels = (one.get("wheels", ()) for one in packages)
     return sum(max((wheel.get("size", 0) for wheel in of), default=0) for of in wheels)
 

@@ -1,1 +1,1 @@
-"""The functions that users call, and what they check before the operators are called."""
+"""The functions that users call, and their checks of arguments."""

@@ -49,14 +49,14 @@ SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is ne
 
 
 def is_symbolic(x: object) -> bool:
-    """Return whether a tensor is fake: its sizes may be symbols, and it has no address."""
+    """Return whether a tensor is fake: its sizes may be symbolic, and it has no address."""
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
 def prepare_inputs(
     q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE, names: Names = NAMES
 ) -> Triple:
-    """Check q, k, v, cast them as autocast wants and leave out heads_per_kv of k and v.
+    """Check q, k, v, cast them under autocast, and drop the heads_per_kv axis of k and v.
 
     Args:
         q: Queries, with num_heads or with num_heads_kv and heads_per_kv.
@@ -95,13 +95,13 @@ def prepare_inputs(
 
 @lru_cache(maxsize=4096)
 def _check_once(tokens: int, names: Names, *fields: Any) -> bool:  # noqa: ANN401
-    """Check layouts that no call had before; return whether k or v has a heads_per_kv axis.
+    """Check a combination of layouts for the first time; return if k or v has heads_per_kv.
 
     Args:
         tokens: DENSE or PACKED.
         names: What the caller calls q, k and v.
-        fields: Those of the layouts of q, k and v, one after the other: most calls had theirs
-            before, and three layouts take longer to make than their fields to look up.
+        fields: The fields of the layouts of q, k and v in a row. Most calls repeat earlier ones,
+            and looking fields up is faster than making three layouts.
 
     Raises:
         TypeError: A dtype is not supported.
@@ -148,7 +148,7 @@ def read_cu_seqlens(
 
 
 def may_wait() -> bool:
-    """Return whether FLASH_DIST_CHECK asks for checks of values on a GPU, and a wait is allowed."""
+    """Return whether values on a GPU are checked (FLASH_DIST_CHECK=1), and waiting is allowed."""
     if not is_checking():
         return False
     if torch.cuda.is_current_stream_capturing():
@@ -158,14 +158,14 @@ def may_wait() -> bool:
 
 
 def may_look(q: Tensor) -> bool:
-    """Return whether values are checked: always on the CPU, on a GPU with FLASH_DIST_CHECK=1."""
+    """Return whether values are checked: always on the CPU, on a GPU if FLASH_DIST_CHECK=1."""
     if is_symbolic(q) or is_traced() or is_transformed():
         return False
     return not q.is_cuda or may_wait()
 
 
 def require_tensor(name: str, x: Tensor | None) -> None:
-    """Raise TypeError for an argument that is no tensor, ValueError for a nested or sparse one."""
+    """Raise TypeError if an argument is no tensor, ValueError if it is nested or sparse."""
     if not isinstance(x, torch.Tensor):
         message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
         if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
@@ -183,9 +183,9 @@ def require_tensor(name: str, x: Tensor | None) -> None:
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's
-    """Cast as the inputs of torch's own attention are: all but float64, by the device of the first.
+    """Cast tensors as autocast does for torch's attention, by the device of the first.
 
-    Other arguments stay: later checks name them.
+    float64 and other arguments stay: later checks name them.
     """
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
@@ -203,7 +203,7 @@ def _drop_group(x: Tensor, tokens: int) -> Tensor:
 
 
 def check_addresses(names: Sequence[str], *tensors: Tensor) -> None:
-    """Raise ValueError for a tensor of a GPU whose address is no multiple of 16 bytes."""
+    """Raise ValueError if a GPU tensor's address is not a multiple of 16 bytes."""
     for name, x in zip(names, tensors, strict=True):
         address = find_address(x)
         if address % ALIGNMENT:
@@ -212,7 +212,7 @@ def check_addresses(names: Sequence[str], *tensors: Tensor) -> None:
 
 
 def are_aligned(*tensors: Tensor) -> bool:
-    """Return whether all addresses are multiples of 16; False if a transform has no address."""
+    """Return whether all addresses are multiples of 16; False if a transform hides them."""
     bits = 0
     try:
         for x in tensors:
@@ -223,7 +223,7 @@ def are_aligned(*tensors: Tensor) -> bool:
 
 
 def find_address(x: Tensor) -> int:
-    """Return the address of a tensor; under vmap, with the bits of its entries' addresses."""
+    """Return a tensor's address; under vmap, combined with the bits of its entries' addresses."""
     bits = 0
     while functorch.is_functorch_wrapped_tensor(x):
         axis = functorch.maybe_get_bdim(x)
@@ -234,7 +234,7 @@ def find_address(x: Tensor) -> int:
 
 
 def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale") -> float:
-    """Return the factor on the scores, head_dim ** -0.5 unless one is given."""
+    """Return the scale of the scores: head_dim ** -0.5 if none is given."""
     if scale is None:
         default: float = int(head_dim) ** -0.5
         return default
@@ -285,7 +285,7 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
 
 
 def _read_sides(window_size: object) -> tuple[int, int] | None:
-    """Return both sides with -1 for no bound, None if they are no window."""
+    """Return both sides, with -1 for unbounded; None if they are no valid window."""
     if isinstance(window_size, torch.Tensor) and window_size.dim() == 1:
         window_size = window_size.unbind()
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # noqa: PLR2004
@@ -297,7 +297,7 @@ def _read_sides(window_size: object) -> tuple[int, int] | None:
 
 
 def read_whole(value: object) -> int | None:
-    """Return a whole number of Python, numpy or a tensor, which is waited for; None for others."""
+    """Return an int from Python, numpy or a tensor, for which it may wait; None for other types."""
     if isinstance(value, torch.Tensor):
         if value.is_nested or value.is_meta or value.numel() != 1 or value.dtype not in _WHOLE:
             return None
@@ -309,7 +309,7 @@ def read_whole(value: object) -> int | None:
 
 
 def require_whole(name: str, value: object) -> int:
-    """Return the same; raise TypeError for others."""
+    """Return an int as `read_whole` does; raise TypeError for other types."""
     number = read_whole(value)
     if number is None:
         message = f"{name} must be an int, got {describe_value(value)}"
@@ -318,7 +318,7 @@ def require_whole(name: str, value: object) -> int:
 
 
 def is_within(number: int, most: int) -> bool:
-    """Return whether a number is from 0 to most; a graph asserts it for a number known later."""
+    """Return whether 0 <= number <= most; a graph asserts it for numbers known only at run time."""
     if not torch.compiler.is_compiling():
         return 0 <= number <= most
     from torch.fx.experimental.symbolic_shapes import guard_or_true  # noqa: PLC0415
@@ -331,7 +331,7 @@ def is_within(number: int, most: int) -> bool:
 
 
 def is_known(condition: bool) -> bool:  # noqa: FBT001 - may be symbolic
-    """Return whether a condition holds for all values of a graph's symbols."""
+    """Return whether a condition holds for all values of a graph's symbolic sizes."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415
 
     return statically_known_true(condition)
@@ -340,7 +340,7 @@ def is_known(condition: bool) -> bool:  # noqa: FBT001 - may be symbolic
 def choose_mask(
     mask: BlockMask | IntervalMask | None, window_size: Window, *, causal: bool
 ) -> Band | BlockMask | IntervalMask:
-    """Return the mask object, or the band of the other arguments; both cannot be given."""
+    """Return the mask, or the band of causal and window_size; raise if both are given."""
     band = choose_band(window_size, causal=causal)
     if mask is None:
         return band
@@ -363,7 +363,7 @@ def _name_joint(mask: BlockMask | IntervalMask) -> str:
 
 
 def describe_type(value: object) -> str:
-    """Name a type, with its module if its name is ours, and how to make a mask of it."""
+    """Return the name of a type, with its module if needed, and how to make a mask from it."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return f"{kind.__name__}\n\nhint: `BlockMask.from_dense` makes one of booleans, once"
@@ -373,7 +373,7 @@ def describe_type(value: object) -> str:
 
 
 def describe_value(value: object) -> str:
-    """Describe a value that is no number: its type, or shape and dtype of a tensor."""
+    """Describe a value that is no number: by its type, or a tensor's shape and dtype."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     if value.is_nested:

@@ -30,7 +30,7 @@ Pair = tuple[Tensor, Tensor]
 def attend(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool = True
 ) -> tuple[Tensor, Any]:
-    """Return out and lse of checked tensors; k and v are without heads_per_kv.
+    """Return out and lse of checked tensors; k and v have no heads_per_kv axis.
 
     lse may be None if wants_lse is False.
     """
@@ -64,13 +64,13 @@ def attend(
 
 
 def pad_head_dims(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy tensors to the next head_dim that kernels load, with columns of zeros, where needed."""
+    """Copy tensors to the next head_dim that kernels can load, if needed, padded with zeros."""
     more, more_v = -q.shape[-1] % HEAD_DIM_STEP, -v.shape[-1] % HEAD_DIM_STEP
     return pad(q, (0, more)), pad(k, (0, more)), pad(v, (0, more_v))
 
 
 def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
-    """Copy the first columns of out, if it has more."""
+    """Drop the padded columns of out, by a copy."""
     if out.shape[-1] == head_dim_v:
         return out
     return out.narrow(-1, 0, head_dim_v).clone(memory_format=torch.contiguous_format)
@@ -79,9 +79,10 @@ def cut_head_dim(out: Tensor, head_dim_v: int) -> Tensor:
 def concerns_autograd(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None
 ) -> bool:
-    """Return whether a call wants gradients, or is in forward mode, which is refused.
+    """Return whether a call wants gradients, or uses forward mode, which is refused.
 
-    An autograd.Function finds out itself, which takes longer than all else of a small call.
+    An autograd.Function would find out by itself, but that takes longer than the rest of a small
+    call.
     """
     if torch.is_grad_enabled() and (
         q.requires_grad
@@ -95,7 +96,7 @@ def concerns_autograd(
 
 
 def _require_transformable(problem: Problem) -> None:
-    """Raise for what transforms of torch.func do not support."""
+    """Raise if torch.func transforms do not support the call."""
     if problem.scores is not None:
         message = (
             "softcap, alibi_slopes, sinks and bias must be used outside of torch.func, got one "
@@ -128,7 +129,7 @@ def _attend_traced(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
 
 
 def _make_distinct(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Make views of tensors that were seen before: dynamo wants each argument to be another."""
+    """Replace repeated tensors by views: dynamo requires distinct arguments."""
     made: list[Tensor | None] = []
     for x in tensors:
         made.append(x if x is None or all(x is not other for other in made) else x.view_as(x))
@@ -136,7 +137,7 @@ def _make_distinct(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 class _TracedAttention(torch.autograd.Function):
-    """Attention with each part of a Problem as an argument, which a graph may have as a symbol."""
+    """Attention that takes each field of a Problem as an argument, which may be symbolic."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
@@ -173,9 +174,9 @@ class _TracedAttention(torch.autograd.Function):
 
 
 class _EagerAttention(torch.autograd.Function):
-    """Attention with few arguments, in a form that torch.compile does not take.
+    """Attention with few arguments, for eager mode only: torch.compile does not support it.
 
-    Returns out and lse, or only out without wants_lse: one result costs autograd less.
+    Returns out and lse, or only out without wants_lse: a single result is cheaper for autograd.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""BlockMasks made of other libraries' masks, remembered as long as those live and stay as they are.
+"""BlockMasks converted from other libraries' masks, cached until those die or change.
 
-Making one waits for the GPU and plans on the host, so that it must not happen in every call. torch
-counts the changes of a tensor in place, but not those through `.data`, NumPy or DLPack.
+A conversion waits for the GPU and plans on the host, so it must not run in every call. torch counts
+in-place changes of a tensor, but not those through `.data`, NumPy or DLPack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GONE: Final = -1  # stands for a version
 
 
 class Conversions(Generic[Made]):
-    """Cache of the masks made of each object, by identity; an entry dies with its object."""
+    """Cache of masks by the identity of their source object; an entry dies with its object."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[Any], dict[Hashable, Made]]] = {}
@@ -46,7 +46,7 @@ class Conversions(Generic[Made]):
 
     @outside_graphs
     def find(self, source: object, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return the value made of an object in this state, or make it."""
+        """Return the cached mask of an object in its current state, or make it."""
         with self._lock:
             masks = self._masks_of(source)
             if key not in masks:
@@ -57,7 +57,7 @@ class Conversions(Generic[Made]):
             return masks[key]
 
     def forget(self, source: object) -> None:
-        """Let the next call make what it needs of an object."""
+        """Drop the masks of an object, so that the next call makes them again."""
         with self._lock:
             known = self._made.get(id(source))
             if known is not None and known[0]() is source:
@@ -84,18 +84,19 @@ _held: Final[Conversions[list[weakref.ref[Tensor]]]] = Conversions()
 
 
 def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
-    """Convert a mask again in its next call, after a change that torch does not count.
+    """Make the next call convert a mask again, after a change that torch does not count.
 
-    A mask of torch is read in its first call, and again when torch counts a change in place. It
-    does not count one through `.data`, NumPy or DLPack, nor of a tensor made under
-    `torch.inference_mode`, nor that a name which a mask_mod reads stands for another object now.
+    A mask of torch is read in its first call, and again after each in-place change that torch
+    counts. torch does not count changes through `.data`, NumPy or DLPack, changes of tensors made
+    under `torch.inference_mode`, and names that a mask_mod reads and that now refer to another
+    object.
 
-    A BlockMask of this package never changes: make a new one. Gradients of calls before are those
-    of the mask as it was.
+    A BlockMask of this package never changes: make a new one. Gradients of earlier calls belong to
+    the earlier mask.
 
     Args:
-        mask: A BlockMask of torch, a tensor of booleans or of numbers as `attn_mask`, or position
-            ids: the object that calls are given.
+        mask: The object that calls are given: a BlockMask of torch, a tensor of booleans or numbers
+            as `attn_mask`, or position ids.
 
     Raises:
         TypeError: It is neither a tensor nor a BlockMask of torch.
@@ -147,7 +148,7 @@ def _find_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
 
 
 def _read_versions(block_mask: flex_attention.BlockMask) -> tuple[int, ...]:
-    """Return how often each tensor was changed that a BlockMask and its mask_mod hold."""
+    """Return the version counters of the tensors that a BlockMask and its mask_mod hold."""
     held = _held.find(block_mask, None, lambda: [*map(weakref.ref, _list_held(block_mask))])
     return tuple(map(_read_version, held))
 
@@ -189,7 +190,7 @@ def _list_held(block_mask: flex_attention.BlockMask) -> Iterator[Tensor]:
 
 
 def _list_inside(value: Any) -> Iterable[Any]:  # noqa: ANN401
-    """Return what a function, an object that is called as one, or a collection holds."""
+    """Return the objects that a function, a callable object or a collection holds."""
     if isinstance(value, (list, tuple)):
         return value[:MOST_HELD]
     if isinstance(value, dict):
@@ -205,7 +206,7 @@ def _list_inside(value: Any) -> Iterable[Any]:  # noqa: ANN401
 
 
 def _list_captured(function: Any, owner: object) -> list[Any]:  # noqa: ANN401
-    """Return what a function of Python reads: captured objects, and their fields that it names."""
+    """Return what a Python function reads: captured objects, and their fields that it names."""
     names = function.__code__.co_names
     found = [owner, *(function.__defaults__ or ()), function.__kwdefaults__]
     for cell in function.__closure__ or ():

@@ -1,4 +1,4 @@
-"""Attention with the signature and layout of torch's flex_attention, for masks alone."""
+"""Attention with the signature and layout of torch's flex_attention, without score_mod."""
 
 from __future__ import annotations
 

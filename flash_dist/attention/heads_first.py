@@ -59,7 +59,7 @@ def attend_heads_first(
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor, dims: tuple[int, ...]) -> None:
-    """Raise TypeError for what is no tensor, ValueError for other numbers of dimensions."""
+    """Raise TypeError if one is no tensor, ValueError if its number of dimensions is wrong."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         require_tensor(name, x)
         if x.dim() not in dims or x.dim() != query.dim():

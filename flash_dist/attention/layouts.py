@@ -35,7 +35,7 @@ _TOKEN_AXES: Final = {DENSE: "batch, seqlen", PACKED: "total"}
 
 @dataclass(frozen=True, eq=False)  # by identity, since what is remembered of a check has it
 class Names:
-    """Names of a caller's tensors and the order of their axes, for messages."""
+    """Names of a caller's tensors, and the order of their axes, for messages."""
 
     q: str = "q"
     k: str = "k"
@@ -47,7 +47,7 @@ class Names:
     heads_first: bool = False  # [batch, num_heads, seqlen, head_dim]
 
     def order(self, numbers: Sequence[int]) -> list[int]:
-        """Return a shape or strides with the axes as the caller has them."""
+        """Return a shape or strides in the caller's order of axes."""
         if not self.heads_first:
             return list(numbers)
         batch, seqlen, heads, head_dim = numbers
@@ -59,13 +59,13 @@ TORCH: Final = Names("query", "key", "value", heads_first=True)
 
 
 class Seen:
-    """What calls of this process had, which few calls have: the others need not look for it."""
+    """Rare properties that calls of this process have had; without any, checks can be skipped."""
 
     odd_head_dim = False  # not a multiple of HEAD_DIM_STEP
 
 
 class Layout(NamedTuple):
-    """All of a tensor that decides whether it can be attended, apart from its address."""
+    """All properties of a tensor that decide whether attention supports it, except its address."""
 
     dtype: torch.dtype
     device: torch.device
@@ -93,7 +93,7 @@ def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int, names: Names = N
         tokens: DENSE or PACKED.
         names: What the caller calls them.
 
-    A tensor whose head_dim is no multiple of HEAD_DIM_STEP may have any strides: it is padded.
+    A tensor whose head_dim is not a multiple of HEAD_DIM_STEP may have any strides: it is padded.
     """
     for name, x, what in (
         (names.q, q, "head_dim"),
@@ -117,7 +117,7 @@ def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int, names: Names = N
 
 
 def stride_error(x: Layout, names: Names = NAMES) -> str | None:
-    """Say why 16-byte loads cannot step through x, None if they can."""
+    """Return why x cannot be read with 16-byte loads; None if it can."""
     if x.stride[-1] != 1:
         return f"must be contiguous in its last dimension, got strides {names.order(x.stride)}"
     step = ALIGNMENT // x.dtype.itemsize
@@ -178,7 +178,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _drop_group(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> Layout:
-    """Leave out the heads_per_kv axis of k or v, along which it must be expanded."""
+    """Drop the heads_per_kv axis of k or v, which must be expanded."""
     if len(x.shape) == tokens + 2:
         return x
     heads_q, heads_kv, group = math.prod(q.shape[tokens:-1]), x.shape[tokens], x.shape[-2]
@@ -198,7 +198,7 @@ def _drop_group(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> L
 
 
 def require_same_dtype(name: str, x: Layout, q: Layout, name_q: str = "q") -> None:
-    """Raise TypeError where a tensor has another dtype than q."""
+    """Raise TypeError if the dtype of a tensor differs from that of q."""
     if x.dtype != q.dtype:
         both = f"{dtype_name(q.dtype)} and {dtype_name(x.dtype)}"
         message = f"{name_q} and {name} must have the same dtype, got {both}"
@@ -212,14 +212,14 @@ def require_same_dtype(name: str, x: Layout, q: Layout, name_q: str = "q") -> No
 def require_device(
     name: str, x: Layout | torch.Tensor, device: torch.device, name_q: str = "q"
 ) -> None:
-    """Raise ValueError where a tensor is on another device than q."""
+    """Raise ValueError if the device of a tensor differs from that of q."""
     if x.device != device:
         message = f"{name_q} and {name} must be on the same device, got {device} and {x.device}"
         raise ValueError(message)
 
 
 def require_int32(name: str, x: Layout | torch.Tensor) -> None:
-    """Raise TypeError for numbers of another dtype."""
+    """Raise TypeError if a tensor is not int32."""
     if x.dtype != torch.int32:
         message = f"{name} must be int32, got {dtype_name(x.dtype)}\n\nhint: `{name}.int()`"
         raise TypeError(message)

@@ -209,7 +209,7 @@ def _require_no_mask(mask: object) -> None:
 def _choose_mask(
     mask: BlockMask | IntervalMask | None, window_size: Window, *, causal: bool
 ) -> Band | BlockMask | IntervalMask:
-    """Return the band of each sequence, or a mask of the pack that is none."""
+    """Return the band of each sequence, or a mask of the pack that is not a band."""
     if mask is None:
         return choose_band(window_size, causal=causal)
     chosen = choose_mask(mask, window_size, causal=causal)
@@ -225,7 +225,7 @@ def _check_mask(
     *,
     batch_invariant: bool,
 ) -> None:
-    """Raise ValueError for a mask that may cross sequences, and for options that it excludes."""
+    """Raise ValueError for a mask that is not kept within sequences, or options that exclude it."""
     if not mask.is_packed:
         message = (
             f"mask must keep {packing.cu_seqlens_q.shape[0] - 1} packed sequences apart, got one "
@@ -253,10 +253,10 @@ def _join(
     mask: Any,  # noqa: ANN401 - not a band
     packing: Packing,
 ) -> Triple:
-    """Return a pack as one sequence, in a batch of 1.
+    """Return a pack as one sequence, with batch 1.
 
     Raises:
-        BoundariesError: The mask is one of other sequences, checked where values are.
+        BoundariesError: The mask was made for other sequences; checked if values are checked.
     """
     if may_look(q):
         ends_q, ends_k = packing.cu_seqlens_q, packing.cu_seqlens_k
@@ -275,9 +275,9 @@ def _join(
 
 
 def _reads_cache(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, object]) -> bool:
-    """Return whether a call wants no gradients and has keys, which a cache must have.
+    """Return whether a call can run as attention to a cache: no gradients, and at least one key.
 
-    Arguments that are no sinks are refused later.
+    Other unsupported arguments than sinks are refused later.
     """
     if not torch.compiler.is_compiling() and k.shape[0] == 0:
         return False
@@ -291,7 +291,7 @@ def _read_queries(
     max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor | None,
 ) -> Packed:
-    """Return where queries of sequences in a cache are; nothing needs max_seqlen_k."""
+    """Return where the queries of sequences in a cache are; max_seqlen_k is unused."""
     if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):
         _read_max_seqlen("max_seqlen_k", max_seqlen_k)
     ends = read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
@@ -309,14 +309,14 @@ def read_packing(
     *,
     used: bool = False,
 ) -> Packing:
-    """Return where each sequence of packed queries and keys is, checked.
+    """Check and return the boundaries of packed queries and keys.
 
     Args:
-        q: Packed queries, which may be attended.
-        k: Their keys.
+        q: Packed queries, already checked.
+        k: Packed keys, already checked.
         packing: cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k of the call.
-        names: What the caller calls all of them.
-        used: Whether seqused_k bounds the keys of a sequence.
+        names: The caller's names of all arguments.
+        used: Whether seqused_k limits the keys of a sequence.
 
     Raises:
         TypeError: cu_seqlens is no tensor of int32, or a length no int.
@@ -350,7 +350,7 @@ def _check_packing(packing: Packing, names: Names) -> None:
 
 
 def check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
-    """Check where sequences begin; waits for a GPU that has the numbers.
+    """Check the values of cu_seqlens; waits if they are on a GPU.
 
     Raises:
         BoundariesError: They are wrong.
@@ -363,7 +363,7 @@ def check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
 
 
 def _read_max_seqlen(name: str, value: int | Tensor) -> int:
-    """Return a length as a number of the host; one on a GPU is waited for."""
+    """Return a max_seqlen as a Python int; waits if it is on a GPU."""
     number = read_whole(value)
     if number is None:
         message = f"{name} must be an int or a tensor with one, got {describe_value(value)}"

@@ -26,7 +26,7 @@ FLAGS: Final = {
 
 
 class ReturnsLse(Protocol[P]):
-    """Function that returns lse, too, by return_lse or return_attn_probs."""
+    """A function that also returns lse, on return_lse or return_attn_probs."""
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
@@ -45,7 +45,7 @@ class ReturnsLse(Protocol[P]):
 
 
 class ReturnsSoftmaxLse(Protocol[P]):
-    """Function that returns lse, too, by return_softmax_lse."""
+    """A function that also returns lse, on return_softmax_lse."""
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
@@ -58,7 +58,7 @@ class ReturnsSoftmaxLse(Protocol[P]):
 
 
 class ReturnsAux(Protocol[P]):
-    """Function that returns lse, too, by return_lse or torch's return_aux."""
+    """A function that also returns lse, on return_lse or torch's return_aux."""
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
@@ -73,7 +73,7 @@ class ReturnsAux(Protocol[P]):
 
 
 def returns_lse(function: Callable[P, Result]) -> ReturnsLse[P]:
-    """Return the function itself, typed by the flags of a call."""
+    """Return the function itself, with a type that depends on the flags of a call."""
     typed: ReturnsLse[P] = _annotate(function)
     return typed
 

@@ -31,13 +31,13 @@ def choose_scores(
     others: Mapping[str, Any],
     cu_seqlens_q: Tensor | None = None,
 ) -> Scores | None:
-    """Return the score modifications of a call, None without.
+    """Check the score modifications of a call; return them, or None if there are none.
 
     Args:
         q: Checked queries.
         softcap: As in `flash_attn_func`.
         alibi_slopes: Likewise.
-        others: Has the sinks, by one of their names.
+        others: Contains the sinks, under one of their names.
         cu_seqlens_q: [batch + 1], if the queries are packed.
 
     Raises:
@@ -57,10 +57,10 @@ def choose_scores(
 
 
 def join_bias(scores: Scores | None, bias: Tensor, q: Tensor, seqlen_k: int) -> Scores:
-    """Return score modifications with a bias for so many keys, as `flash_attn_func` has them.
+    """Return score modifications with a bias for seqlen_k keys, as in `flash_attn_func`.
 
     Raises:
-        TypeError: The bias is no tensor, or of another dtype.
+        TypeError: The bias is no tensor, or has an unsupported dtype.
         ValueError: Its shape or device does not fit, or there is a soft cap.
     """
     scores = scores or PLAIN
@@ -73,16 +73,16 @@ def join_bias(scores: Scores | None, bias: Tensor, q: Tensor, seqlen_k: int) -> 
 
 
 def read_bias(name: str, bias: Tensor, q: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """Return a bias as operators take it: of four dimensions, of the dtype of q or float32.
+    """Return a bias for the operators: 4-D, with the dtype of q or float32.
 
     Args:
-        name: That of the argument.
-        bias: Numbers that broadcast to a shape.
+        name: The name of the argument.
+        bias: Numbers that broadcast to `shape`.
         q: Checked queries.
         shape: [batch, num_heads_q, seqlen_q, seqlen_k].
 
     Raises:
-        TypeError: It is no tensor, or not of floating point.
+        TypeError: It is no tensor, or has no floating point dtype.
         ValueError: Its shape or device does not fit.
     """
     require_tensor(name, bias)

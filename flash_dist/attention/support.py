@@ -40,16 +40,16 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
     role: str = ROLE,
     name: str = "q",
 ) -> None:
-    """Raise if no variant of the kernels runs on a GPU; ieee: of those without TF32.
+    """Raise if no kernel runs on a GPU; ieee: no float32 kernel without TF32.
 
     Args:
-        device: Its number.
-        dtype: Of q.
+        device: Index of the GPU.
+        dtype: Dtype of q.
         head_dim: Columns of q and k.
         head_dim_v: Columns of v.
         ieee: Whether float32 is multiplied without TF32.
-        role: What the kernels are for; others than the forward may be of this dtype alone.
-        name: What the caller calls q.
+        role: The role of the kernels. Roles other than the forward may support this dtype alone.
+        name: The caller's name of q.
 
     Raises:
         TypeError: The GPU has no matrix instruction for the dtype.
@@ -85,7 +85,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
 
 
 def _log_choice(device: int, gpu: Device, chosen: dict[str, Any]) -> None:
-    """Tell what runs; and once per GPU that it was made for others, where it was."""
+    """Log which kernels were chosen; warn once per GPU if they were made for other GPUs."""
     symbol, binary = str(chosen["symbol"]), int(chosen["binary_version"])
     versions = f"binaryVersion {binary}, ptxVersion {chosen['ptx_version']}"
     _log.debug("GPU %d: the variant is %s (%s)", device, symbol, versions)

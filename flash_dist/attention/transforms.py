@@ -1,7 +1,7 @@
 """Attention under torch.func: grad, vjp, vmap, and transforms made of these.
 
-torch wants an autograd.Function of another form for them, which costs every call more, so that
-other calls have their own, see autograd.py. vmap moves its axis into the batch: one launch.
+These transforms need an autograd.Function of another form, which makes every call slower. So other
+calls have their own, see autograd.py. vmap moves its axis into the batch: one launch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def require_no_gradients(name: str, **tensors: Tensor | None) -> None:
-    """Refuse to make a result without gradients of tensors that are to have them.
+    """Raise if a tensor needs gradients that the result cannot have.
 
     Args:
-        name: What has no gradients.
-        tensors: All that it computes with, by the names that the caller knows.
+        name: The function without gradients.
+        tensors: All of its inputs, by the caller's names.
 
     Raises:
         FlashDistError: autograd or torch.func differentiates by one of them, in either mode.
@@ -81,7 +81,7 @@ def _is_tracked(x: Tensor) -> bool:
 
 
 def _has_tangent(x: Tensor | None) -> bool:
-    """Return whether forward mode follows a tensor, at any level of torch.func."""
+    """Return whether forward mode has a tangent for a tensor, at any level of torch.func."""
     if x is None or forward_ad._current_level < 0 or torch.compiler.is_compiling():  # noqa: SLF001 - as above
         return False
     while functorch.is_batchedtensor(x) or forward_ad.unpack_dual(x).tangent is None:
@@ -92,7 +92,7 @@ def _has_tangent(x: Tensor | None) -> bool:
 
 
 def refuse_compilation() -> NoReturn:
-    """Raise where torch.compile would trace a transform: it takes no operator's own gradient."""
+    """Raise if torch.compile traces a transform, which supports no operator's own gradient."""
     message = (  # torch.compile shows only the text of built-in exceptions
         "torch.compile must find no torch.func.grad, vjp or vmap around attention, got one"
         "\n\nhint: without fullgraph=True the code inside of it runs eagerly"
@@ -101,13 +101,13 @@ def refuse_compilation() -> NoReturn:
 
 
 def refuse_intervals() -> NoReturn:
-    """Raise where a transform meets a mask that is a tensor: vmap could not say whose it is."""
+    """Raise for an IntervalMask in a transform: vmap could not say whose entry it belongs to."""
     message = "torch.func.grad, vjp and vmap take a BlockMask as mask, got an IntervalMask"
     raise FlashDistError(message, hint="`BlockMask.from_intervals`, made once outside")
 
 
 class Attention(torch.autograd.Function):
-    """out and lse of q, k, v and a Problem taken apart, without scores."""
+    """out and lse from q, k, v and the flattened fields of a Problem without scores."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Pair:  # noqa: ANN401
@@ -138,7 +138,7 @@ class Attention(torch.autograd.Function):
         v: Tensor,
         *call: Any,  # noqa: ANN401
     ) -> tuple[Pair, tuple[int, int]]:
-        """Compute the whole axis at once."""
+        """Compute all entries of the vmapped axis at once."""
         _require_same_for_all(info.batch_size, *call)
         axis_of_vmap = _VmapAxis(info.batch_size)
         q, k, v = map(axis_of_vmap.merge, (q, k, v), in_dims)
@@ -152,7 +152,7 @@ class Attention(torch.autograd.Function):
 
 
 class Backward(torch.autograd.Function):
-    """dq, dk and dv of dout, dlse, the saved tensors and a Problem taken apart."""
+    """dq, dk and dv from dout, dlse, the saved tensors and the flattened fields of a Problem."""
 
     @staticmethod
     def forward(dout: Tensor | None, dlse: Tensor | None, *inputs: Any) -> Gradients:  # noqa: ANN401
@@ -170,7 +170,7 @@ class Backward(torch.autograd.Function):
         in_dims: Sequence[int | None],
         *inputs: Any,  # noqa: ANN401
     ) -> tuple[Gradients, tuple[int, int, int]]:
-        """Compute the whole axis at once."""
+        """Compute all entries of the vmapped axis at once."""
         tensors, call = inputs[:7], inputs[7:]
         _require_same_for_all(info.batch_size, *call)
         axis_of_vmap = _VmapAxis(info.batch_size)
@@ -190,7 +190,7 @@ class Backward(torch.autograd.Function):
 
 
 class _VmapAxis:
-    """An axis of so many entries, put before the batch and made one with it."""
+    """A vmapped axis, merged into the batch."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -218,7 +218,7 @@ def _require_same_for_all(
     mask: Band | BlockMask,
     *_: object,
 ) -> None:
-    """Raise ValueError for what belongs to one entry of the batch."""
+    """Raise ValueError if vmap varies an argument that all entries must share."""
     if cu_seqlens_q is not None:
         message = f"packed sequences have no batch for torch.vmap, got an axis of {size}"
         raise FlashDistError(message, hint="pack the sequences of all its entries")

@@ -129,13 +129,13 @@ def refuse_unsupported(**arguments: object) -> None:
 
 
 def check_others(function: Callable[..., object], others: Mapping[str, object]) -> None:
-    """Raise likewise for arguments of flash-attention 3 and 4, and TypeError for other names.
+    """Raise for unsupported flash-attention 3 and 4 arguments, TypeError for unknown names.
 
     Sinks are supported, and checked by `choose_scores`.
 
     Args:
-        function: The function called, whose arguments a misspelt name may have meant.
-        others: Arguments by name beyond its own.
+        function: The called function, used to suggest a name.
+        others: Keyword arguments beyond its own.
     """
     require_known(function, others, KNOWN)
     refuse_unsupported(**{name: value for name, value in others.items() if name in REASONS})
@@ -144,12 +144,12 @@ def check_others(function: Callable[..., object], others: Mapping[str, object]) 
 def require_known(
     function: Callable[..., object], others: Iterable[str], known: Collection[str]
 ) -> None:
-    """Raise TypeError for the first name of others that is none of known.
+    """Raise TypeError for the first name in others that is not in known.
 
     Args:
-        function: The function called, whose arguments a misspelt name may have meant.
-        others: Names of arguments beyond its own.
-        known: Names that it takes beyond its own.
+        function: The called function, used to suggest a name.
+        others: Names of the arguments beyond its own.
+        known: Names that it accepts beyond its own.
     """
     for name in others:
         if name not in known:

@@ -1,5 +1,5 @@
-"""Speed and memory beside other attentions: shapes, peers, timing, results, plot.
+"""Measure speed and memory of ours and other attentions: shapes, peers, timing, results, plot.
 
-`plan`, `results`, `plot` and, of the baselines, `names`, `shapes` and `sets` need neither torch
-nor a GPU.
+`plan`, `results`, `plot` and, in `baselines`, `names`, `shapes` and `sets` need neither torch nor a
+GPU.
 """

@@ -34,7 +34,7 @@ LIMITS: Final = {
 
 @dataclass(frozen=True)
 class Call:
-    """One kind of call on one problem: medians of microseconds, the GPU's work included."""
+    """One kind of call on one problem: median microseconds, including the GPU's work."""
 
     name: str
     shape: Shape
@@ -43,12 +43,12 @@ class Call:
 
     @property
     def ratio(self) -> float:
-        """Our time over the peer's: below 1 ours is faster."""
+        """Our time divided by the peer's: below 1 ours is faster."""
         return self.ours_us / self.peer_us
 
     @property
     def limit(self) -> float | None:
-        """The largest ratio allowed; None: any."""
+        """The largest allowed ratio; None: unlimited."""
         return LIMITS.get(self.name) if self.shape == SHAPES[0] else None
 
     @property

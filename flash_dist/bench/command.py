@@ -113,7 +113,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def add_own_shape(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the one problem of `--shapes mine`."""
+    """Add the options that describe the problem of `--shapes mine`."""
     mine = parser.add_argument_group("--shapes mine")
     for name, default, what in (
         ("batch", 1, "number of sequences"),
@@ -191,7 +191,7 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
 
 
 def pick_shapes(shapes: tuple[Shape, ...], words: str, name: str) -> tuple[Shape, ...]:
-    """Return the problems in whose names all words are; ` or ` stands between other choices."""
+    """Return the problems whose names contain all words; ` or ` separates alternatives."""
     choices = [choice.split() for choice in words.split(" or ")]
     found = tuple(x for x in shapes if any(all(w in x.name for w in choice) for choice in choices))
     if words and not found:
@@ -205,7 +205,7 @@ _OWN = ("batch", "seqlen", "seqlen_k", "head_dim", "head_dim_v", "heads", "mask"
 
 
 def own_shape(args: argparse.Namespace) -> Shape:
-    """Return the one problem of `--shapes mine`."""
+    """Return the problem that `--shapes mine` describes."""
     seqlen, head_dim = args.seqlen or 4096, args.head_dim or 128
     lengths = (seqlen, args.seqlen_k or seqlen)
     dims = (head_dim, args.head_dim_v or head_dim)
@@ -230,7 +230,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_or_measure(args: argparse.Namespace) -> Report | CallReport | None:
-    """Return the recorded or a new measurement, None where nothing can be measured."""
+    """Return a recorded or new measurement; None if nothing can be measured."""
     shapes = choose_shapes(args)
     if args.plot:
         require_matplotlib()  # fail before minutes of measuring
@@ -247,7 +247,7 @@ def _read_or_measure(args: argparse.Namespace) -> Report | CallReport | None:
 
 
 def find_obstacle() -> str:
-    """Say why nothing can be measured here, empty if something can."""
+    """Return why nothing can be measured here; empty if something can."""
     torch, cuda = read_torch(), read_cuda()
     if torch.status != "ok":
         return f"nothing was measured: {torch.reason}\n\nhint: {torch.advise()}"
@@ -309,7 +309,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
 
 
 def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
-    """Say what will be measured, and which baselines are not installed."""
+    """Print what will be measured, and which baselines are not installed."""
     rows = count(len(plan.shapes) * len(plan.states), "row")
     names = ", ".join(add_ours(plan.peers))
     missing = f"\nskipped, because not installed: {', '.join(absent)}" if absent else ""
@@ -324,7 +324,7 @@ def follow(
     *,
     quiet: bool = False,
 ) -> Report:
-    """Measure row by row, show progress, and keep what there is on disk."""
+    """Measure row by row, show progress, and save partial results to disk."""
     from .runner import ContextLostError  # noqa: PLC0415
 
     expected = len(plan.states) * sum(bool(plan.passes_of(x)) for x in plan.shapes)

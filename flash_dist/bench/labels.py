@@ -1,4 +1,4 @@
-"""The words of the figure: a panel's title says what varies, the caption what all panels share."""
+"""Texts of the figure: a panel's title says what varies, the caption what all panels share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _KILO: Final = 1024
 
 @dataclass(frozen=True)
 class Group:
-    """The shapes side by side in one panel, and what tells it from the others, in two lines."""
+    """The shapes of one panel, and a title of two lines that tells it from the others."""
 
     title: tuple[tuple[str, ...], ...]
     rows: list[Row]
 
 
 def group_rows(rows: Sequence[Row]) -> list[Group]:
-    """Return the panels: by head_dim, mask, dtype, heads and state of L2."""
+    """Return the panels, grouped by head_dim, mask, dtype, heads and state of L2."""
     shared = set(find_shared(rows))
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
@@ -65,7 +65,7 @@ def describe_row(row: Row) -> tuple[str, ...]:
 
 
 def label_shape(row: Row) -> str:
-    """Name a shape below its bars; it may be broken at a space."""
+    """Name a shape below its bars; the text may break at a space."""
     if row.shape.documents:
         return row.shape.size
     length = row.shape.seqlen_q
@@ -137,7 +137,7 @@ def caption(report: Report, rows: Sequence[Row], *, failed: bool) -> list[str]:
 
 
 def write_titles(groups: Iterable[Group], width: float, measure: Measure) -> list[str]:
-    """Write each title in one line if all have room for that, else in two, and cut in more."""
+    """Write all titles in one line if they fit, else in two lines; cut those that are too long."""
     titles = [group.title for group in groups]
     whole = [", ".join(part for line in title for part in line) for title in titles]
     if max(map(measure, whole), default=0) <= width:
@@ -149,7 +149,7 @@ def write_titles(groups: Iterable[Group], width: float, measure: Measure) -> lis
 
 
 def fill(parts: Iterable[str], width: float, measure: Measure, separator: str = ", ") -> list[str]:
-    """Put parts into lines of at most a width; one that is wider itself is cut into lines."""
+    """Break parts into lines of at most `width`; a part that is wider itself is broken, too."""
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]}{separator}{part}" if lines else part

@@ -1,7 +1,8 @@
-"""Time the CPU cost of calls with little work for the GPU: ours and SDPA's FLASH in turns.
+"""Time the CPU cost of calls that give the GPU little work: ours and SDPA's FLASH, alternating.
 
-A loop is many calls of one kind in a row, then a wait for the GPU. Loops of ours and of SDPA take
-turns in one process; SDPA gets contiguous tensors of its own layout, and no mask: FLASH takes none.
+A loop is many calls of one kind in a row, then a wait for the GPU. Loops of ours and of SDPA
+alternate in one process. SDPA gets contiguous tensors in its own layout and no mask, which FLASH
+does not support.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def time_pair(pair: Pair, device: torch.device, calls: int) -> tuple[float, floa
 
 
 def time_loop(run: Run, device: torch.device, calls: int) -> float:
-    """Return the microseconds of one of so many calls, until the GPU is done with them."""
+    """Return the microseconds per call of a loop, including the GPU's work."""
     _wait(device)
     begin = time.perf_counter()
     for _ in range(calls):
@@ -72,7 +73,7 @@ def _wait(device: torch.device) -> None:
 
 
 def make_pairs(problem: Problem) -> dict[str, Pair]:
-    """Return every kind of call; the names are those of LIMITS, and two more."""
+    """Return every kind of call; the names are those in LIMITS, and two more."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - an import error belongs to the run
     from ..kernels.problem import NOT_PACKED  # noqa: PLC0415
     from ..masks import Band, BlockMask  # noqa: PLC0415
@@ -129,18 +130,18 @@ class Peer:
             self.options["enable_gqa"] = True
 
     def infer(self) -> Tensor:
-        """Run the forward on tensors that want no gradients."""
+        """Run the forward on tensors that do not require gradients."""
         return scaled_dot_product_attention(*self.inputs, **self.options)
 
     def train(self) -> Tensor:
-        """Run the forward on leaves."""
+        """Run the forward on leaves that require gradients."""
         q, k, v = self.leaves
         return scaled_dot_product_attention(q, k, v, **self.options)
 
     def differentiate(self, out: Tensor) -> Run:
-        """Return the backward of what `train` returned."""
+        """Run the backward of the result of `train`."""
         return lambda: torch.autograd.grad(out, self.leaves, self.dout, retain_graph=True)
 
     def step(self) -> object:
-        """Run both."""
+        """Run forward and backward."""
         return torch.autograd.grad(self.train(), self.leaves, self.dout)

@@ -41,7 +41,7 @@ DEFAULTS: Final = {
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a measurement. Each of the three loops lasts so many seconds."""
+    """Plan of a measurement. Each of the three loops takes `seconds` seconds."""
 
     shapes: tuple[Shape, ...]
     peers: tuple[str, ...]
@@ -56,7 +56,7 @@ class Plan:
         return tuple(x for x in self.peers if not (plain and x in self.for_masks))
 
     def passes_of(self, shape: Shape) -> tuple[str, ...]:
-        """Return the passes of a shape; a stack has the checkpointed one, a cache a forward."""
+        """Return the passes of a shape: for a stack the checkpointed one, for a cache a forward."""
         if shape.cached:
             return tuple(x for x in self.passes if x == "forward")
         return tuple(x for x in self.passes if shape.layers == 1 or x == "checkpointed")

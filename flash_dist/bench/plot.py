@@ -1,4 +1,4 @@
-"""The figure: a panel per pass and group of shapes, in lines; bars per baseline."""
+"""The figure: one panel per pass and group of shapes, one bar per baseline."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def draw_plot(report: Report, path: Path) -> None:
 
 
 def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib
-    """Draw the panels, then the words around them in the room that they take.
+    """Draw the panels, then place the texts around them.
 
     Raises:
         FlashDistError: Nothing was timed.
@@ -103,25 +103,25 @@ def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib
 
 
 def choose_baselines(names: Sequence[str]) -> tuple[str, ...]:
-    """Leave out the copy, which is no attention, and ours in torch's mode, which fills memory."""
+    """Drop the copy, which is no attention, and ours in deterministic mode, which fills memory."""
     left_out = {COPY, OURS_DETERMINISTIC} if OURS in names else {COPY}
     return tuple(name for name in names if name not in left_out)
 
 
 def panel_width(across: int) -> float:
-    """Return the inches of each of the panels side by side."""
+    """Return the width of a panel in inches, for `across` panels side by side."""
     return min(_WIDEST, (WIDTH - _LABELS) / across)
 
 
 def lay_out(groups: Sequence[Group]) -> Lines:
-    """Break the panels into lines of equal length, neighbours below each other."""
+    """Break the panels into lines of equal length; related panels are below each other."""
     count = -(-len(groups) // _MOST_ACROSS)
     padded = [*groups, *[None] * (-len(groups) % count)]
     return [padded[line::count] for line in range(count)]
 
 
 def _draw_pass(axes: Any, lines: Lines, pass_: str, names: tuple[str, ...]) -> None:  # noqa: ANN401
-    """Draw all panels of one pass, to one scale."""
+    """Draw all panels of one pass, with a common scale."""
     for line, groups in zip(axes, lines, strict=True):
         for axis, group in zip(line, groups, strict=True):
             if group is None:
@@ -137,7 +137,7 @@ def _draw_pass(axes: Any, lines: Lines, pass_: str, names: tuple[str, ...]) -> N
 
 
 def _draw_panel(axis: Any, rows: list[Row], pass_: str, names: tuple[str, ...]) -> None:  # noqa: ANN401
-    """Draw the bars; in place of one that could not run stands a sign."""
+    """Draw the bars; a sign stands for a baseline that could not run."""
     names = choose_bars(names, pass_)
     width = _GROUP_WIDTH / len(names)
     for place, name in enumerate(names):
@@ -157,7 +157,7 @@ def _draw_panel(axis: Any, rows: list[Row], pass_: str, names: tuple[str, ...]) 
 
 
 def choose_bars(names: tuple[str, ...], pass_: str) -> tuple[str, ...]:
-    """Leave out forwards that another bar shows: the deterministic mode only fills their memory."""
+    """Drop forwards that equal another bar: deterministic mode only fills their memory."""
     if pass_ != "forward":
         return names
     shown = {f"{name}{DETERMINISTIC}" for name in names}
@@ -165,7 +165,7 @@ def choose_bars(names: tuple[str, ...], pass_: str) -> tuple[str, ...]:
 
 
 def _measure(figure: Any, size: float) -> Measure:  # noqa: ANN401
-    """Return what measures a line of text of a size, in inches."""
+    """Return a function that measures a line of text of some font size, in inches."""
     font = importlib.import_module("matplotlib.font_manager").FontProperties(size=size)
     renderer = figure.canvas.get_renderer()
 
@@ -177,7 +177,7 @@ def _measure(figure: Any, size: float) -> Measure:  # noqa: ANN401
 
 
 def _label_panels(figure: Any, axes: Any, lines: Lines) -> None:  # noqa: ANN401
-    """Write titles and shapes, in lines that are as wide as a panel."""
+    """Write titles and shapes; lines are at most as wide as a panel."""
     groups = [group for line in lines for group in line if group is not None]
     width = panel_width(axes.shape[1])
     size = importlib.import_module("matplotlib").rcParams["axes.titlesize"]
@@ -199,7 +199,7 @@ def _label_panels(figure: Any, axes: Any, lines: Lines) -> None:  # noqa: ANN401
 
 
 def _label_shapes(figure: Any, axis: Any, width: float, labels: list[str]) -> None:  # noqa: ANN401
-    """Write the shapes side by side: whole, broken at spaces, or else upright."""
+    """Write the shapes side by side: in one line, broken at spaces, or else upright."""
     room = (width - _BESIDE) / (len(labels) + 0.1) * 0.92
     measure = _measure(figure, _TICKS)
     upright = max(map(measure, " ".join(labels).split())) > room
@@ -210,7 +210,7 @@ def _label_shapes(figure: Any, axis: Any, width: float, labels: list[str]) -> No
 
 
 def _finish(figure: Any, names: tuple[str, ...], labels: list[str], said: list[str]) -> None:  # noqa: ANN401
-    """Write legend and caption; the figure grows by what they take beyond the room for labels."""
+    """Write legend and caption; the figure grows if they need more room than the labels."""
     width, height = figure.get_size_inches()
     lines = fill(said, width - 2 * _MARGIN, _measure(figure, TEXT))
     below = _MARGIN + len(lines) * TEXT * _LINE / 72
@@ -223,7 +223,7 @@ def _finish(figure: Any, names: tuple[str, ...], labels: list[str], said: list[s
 
 
 def _draw_legend(figure: Any, names: tuple[str, ...], labels: list[str]) -> float:  # noqa: ANN401
-    """Write the legend in as many columns as there is room for; return its height in inches."""
+    """Write the legend in as many columns as fit; return its height in inches."""
     patch = importlib.import_module("matplotlib.patches").Patch
     handles = [patch(facecolor=COLOURS[name]) for name in names]
     room = figure.get_size_inches()[0] - 2 * _MARGIN
@@ -237,7 +237,7 @@ def _draw_legend(figure: Any, names: tuple[str, ...], labels: list[str]) -> floa
 
 
 def _write_numbers(figure: Any, axes: Sequence[Any]) -> None:  # noqa: ANN401
-    """Write rates above bars: all side by side, else all upright, else none."""
+    """Write rates above bars: all horizontal if they fit, else all upright, else none."""
     measure = _measure(figure, TEXT)
     rates = [f"{bar.get_height():.0f}" for axis in axes for bar in axis.patches]
     room = min(_bar_room(figure, axis) for axis in axes)
@@ -253,7 +253,7 @@ def _write_numbers(figure: Any, axes: Sequence[Any]) -> None:  # noqa: ANN401
 
 
 def _bar_room(figure: Any, axis: Any) -> float:  # noqa: ANN401
-    """Return the inches from one bar to the next."""
+    """Return the distance between bars in inches."""
     pitch = axis.patches[0].get_width() / 0.92 if axis.patches else _GROUP_WIDTH
     (left, _), (right, _) = axis.transData.transform([(0, 0), (pitch, 0)])
     return float(right - left) / float(figure.dpi)

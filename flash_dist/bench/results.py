@@ -1,6 +1,6 @@
-"""Results of a measurement: frozen values that become JSON and come back from it.
+"""Results of a measurement: frozen values that convert to JSON and back.
 
-A file of results is whole at every moment.
+A results file is complete at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Loop:
-    """Runs back to back: the mean milliseconds of one, and readings of NVML, if any."""
+    """Runs back to back: their mean milliseconds, and NVML readings, if any."""
 
     mean_ms: float
     runs: int
@@ -41,16 +41,16 @@ class Loop:
     power_w: float | None = None  # board power, mean of the loop
 
     def divide(self, repeats: int) -> Loop:
-        """Return the loop in runs of which one had so many."""
+        """Return the loop with times per attention, of which each run had `repeats`."""
         return replace(self, mean_ms=self.mean_ms / repeats, runs=self.runs * repeats)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one run on the GPU, and the microseconds of CPU time that launch it.
+    """Milliseconds of one run on the GPU, and the CPU microseconds of its launch.
 
-    `median_ms` and `fastest_ms` are of the means of loops; in recorded files without loops they are
-    of `samples` single runs.
+    `median_ms` and `fastest_ms` refer to the means of loops; in recorded files without loops, to
+    `samples` single runs.
     """
 
     median_ms: float
@@ -62,20 +62,20 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Time of the slowest loop over that of the fastest, less 1; 0 without loops."""
+        """Time of the slowest loop divided by that of the fastest, minus 1; 0 without loops."""
         means = [loop.mean_ms for loop in self.loops]
         return max(means) / min(means) - 1 if means else 0.0
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Timing:
-        """Read what `asdict` made, or a file of before there were loops."""
+        """Read the output of `asdict`, or an older file without loops."""
         loops = tuple(Loop(**loop) for loop in data.get("loops", ()))
         return cls(**{**data, "loops": loops})
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One baseline on one problem. A reason says why it could not run, or not to the end."""
+    """One baseline on one problem; a reason says why it did not run, or not to the end."""
 
     name: str
     timings: Mapping[str, Timing] = field(default_factory=dict)  # by pass
@@ -86,7 +86,7 @@ class Entry:
     uncaptured: Mapping[str, str] = field(default_factory=dict)  # why there is no graph, by pass
 
     def with_timing(self, pass_: str, timing: Timing) -> Entry:
-        """Return it with one more timing."""
+        """Return the entry with an additional timing."""
         return replace(self, timings={**self.timings, pass_: timing})
 
     def to_json(self) -> dict[str, Any]:
@@ -119,10 +119,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    """All baselines on one problem with L2 in one state.
+    """All baselines on one problem, with one state of L2.
 
-    Passes that are shorter than a launch should be are replayed as graphs. A second row, which is
-    `eager`, has them as programs launch them call by call.
+    Passes that are too short to be launched one by one are replayed as graphs. A second row, which
+    is `eager`, has their times with eager launches.
     """
 
     shape: Shape
@@ -132,24 +132,24 @@ class Row:
     eager: bool = False
 
     def launched(self, pass_: str) -> str:
-        """Say how a pass was launched where that matters: `graph`, `eager` or nothing."""
+        """Return how a pass was launched, if it matters: `graph`, `eager` or nothing."""
         if self.eager:
             return "eager"
         timings = [entry.timings.get(pass_) for entry in self.entries.values()]
         return "graph" if any(timing is not None and timing.graph for timing in timings) else ""
 
     def ours_beside(self, peer: str) -> str:
-        """Return which of ours a peer is compared with: the one that ran in the peer's mode."""
+        """Return which of ours to compare a peer with: the one with the peer's mode."""
         both = in_deterministic_mode(peer) and OURS_DETERMINISTIC in self.entries
         return OURS_DETERMINISTIC if both else OURS
 
     def ratio(self, peer: str, pass_: str) -> float | None:
-        """Return the peer's time over ours: above 1 ours is faster. None if one has no time."""
+        """Return the peer's time over ours: above 1 ours is faster; None if one is missing."""
         times = [self.milliseconds(name, pass_) for name in (peer, self.ours_beside(peer))]
         return None if times[0] is None or times[1] is None else times[0] / times[1]
 
     def memory_ratio(self, peer: str, pass_: str) -> float | None:
-        """Return the peer's peak memory over ours."""
+        """Return the peer's peak memory divided by ours."""
         names = (peer, self.ours_beside(peer))
         both = [self.entries[name].memory.get(pass_) for name in names]
         return None if both[0] is None or not both[1] else both[0] / both[1]
@@ -160,7 +160,7 @@ class Row:
         return None if timing is None else timing.median_ms
 
     def teraflops(self, name: str, pass_: str) -> float | None:
-        """Return the rate of visible work; None for a stack, which is more than attention."""
+        """Return the rate of visible work; None for a stack, which does more than attention."""
         time = self.milliseconds(name, pass_)
         if time is None or self.shape.layers > 1:
             return None
@@ -188,7 +188,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """A run, or the part of it that is done."""
+    """A run, possibly incomplete."""
 
     machine: Mapping[str, Any]
     options: Mapping[str, Any]
@@ -243,20 +243,20 @@ def require_version(data: Mapping[str, Any]) -> None:
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """Return the geometric mean, None of nothing."""
+    """Return the geometric mean; None without values."""
     logarithms = [math.log(value) for value in values]
     return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else None
 
 
 def collect_ratios(rows: Iterable[Row], peer: str, pass_: str) -> list[float]:
-    """Return the ratios of all rows that have one; of a row of graphs not those beside it."""
+    """Return the existing ratios of all rows; `eager` rows beside graph rows do not count."""
     own = [row for row in rows if peer in row.entries and not row.eager]
     found = [row.ratio(peer, pass_) for row in own]
     return [ratio for ratio in found if ratio is not None]
 
 
 def best_peer(row: Row, pass_: str) -> str | None:
-    """Return the fastest attention but ours."""
+    """Return the fastest attention other than ours."""
     times = {
         name: time
         for name in row.entries
@@ -266,7 +266,7 @@ def best_peer(row: Row, pass_: str) -> str | None:
 
 
 def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
-    """Return our rate on unequal over that on equal documents: (unequal row, pass, ratio)."""
+    """Return our rates on unequal divided by equal documents: (unequal row, pass, ratio)."""
 
     def are_held_together(unequal: Row, equal: Row) -> bool:
         if not unequal.shape.documents or len(set(equal.shape.documents)) != 1:
@@ -277,7 +277,7 @@ def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 
 
 def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
-    """Return our rate on equal documents over that on the same as a batch: (row, pass, ratio)."""
+    """Return our rates on packed documents divided by the same batch: (row, pass, ratio)."""
 
     def are_held_together(packed: Row, batch: Row) -> bool:
         lengths = packed.shape.documents
@@ -292,7 +292,7 @@ def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
 def _rate_ratios(
     rows: Iterable[Row], are_held_together: Callable[[Row, Row], bool]
 ) -> list[tuple[Row, str, float]]:
-    """Return our rate on a row over that on another: (row, pass, ratio)."""
+    """Return our rate on one row divided by that on another: (row, pass, ratio)."""
     timed = [row for row in rows if not row.eager]
     found = []
     for row in timed:
@@ -307,7 +307,7 @@ def _rate_ratios(
 
 
 def write_json(data: Mapping[str, Any], path: Path) -> None:
-    """Replace a file at once, so that a reader never sees half of it."""
+    """Replace a file atomically, so that no reader sees half of it."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)  # noqa: PTH105 - clearer than Path.replace
@@ -319,7 +319,7 @@ def read_report(path: Path) -> Report:
 
 
 def read_result(path: Path, parse: Callable[[Mapping[str, Any]], Result]) -> Result:
-    """Read a file that a run has written.
+    """Read a results file of a run.
 
     Raises:
         UsageError: The file is absent or no result of `bench`.

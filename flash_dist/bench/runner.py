@@ -1,6 +1,6 @@
-"""Describe the machine, say how long a plan takes, and measure baselines shape by shape.
+"""Describe the machine, estimate how long a plan takes, and measure shape by shape.
 
-A baseline that fails is an entry with its reason.
+A baseline that fails becomes an entry with the reason.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _DISTRIBUTIONS: Final = {
 
 
 class ContextLostError(Exception):
-    """The GPU takes no more work from this process."""
+    """The GPU accepts no more work from this process."""
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Return the GPU and every version that decides about speed."""
+    """Return the GPU, and every version that affects speed."""
     driver = read_cuda().driver
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -88,7 +88,7 @@ def _read_versions() -> dict[str, str]:
 
 
 def estimate_seconds(plan: Plan, sm_count: int) -> float:
-    """Guess the seconds that a plan takes on a GPU of so many multiprocessors."""
+    """Estimate the seconds that a plan takes on a GPU with sm_count multiprocessors."""
     return sum(_estimate_shape(plan, shape, sm_count) for shape in plan.shapes)
 
 
@@ -120,13 +120,13 @@ def say_duration(seconds: float) -> str:
 def measure(
     plan: Plan, device: torch.device, clock: Clock, tell: Tell = lambda _: None
 ) -> Iterator[Row]:
-    """Yield a row per shape and state of L2; one with graphs is followed by one that is eager.
+    """Yield a row per shape and state of L2; an eager row follows each row with graphs.
 
     Args:
         plan: What to measure.
-        device: Where.
-        clock: Of the device.
-        tell: Called with a description of the work that begins.
+        device: The device to use.
+        clock: The clock of the device.
+        tell: Called with a description of the work that starts.
 
     Raises:
         ContextLostError: After the row in which it happened.
@@ -150,7 +150,7 @@ def measure(
 def _measure_state(
     plan: Plan, baselines: Baselines, clock: Clock, state: str, tell: Tell
 ) -> Iterator[Row]:
-    """Yield the row with L2 in a state, and a row of eager launches."""
+    """Yield the row for a state of L2, and an eager row if there are graphs."""
     shape = baselines.problem.shape
     eager: dict[str, Mapping[str, Timing]] = {}
     for name in plan.passes_of(shape):

@@ -79,7 +79,7 @@ _FONTS: Final = "'DejaVu Sans', Verdana, sans-serif"
 
 
 def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib
-    """Write a figure in the format that the suffix names; an SVG has no date and two schemes."""
+    """Write a figure in the format of the suffix; an SVG has no date, and two colour schemes."""
     if path.suffix != ".svg":
         figure.savefig(path)
         return
@@ -89,7 +89,7 @@ def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib
 
 
 def add_style_sheet(svg: str) -> str:
-    """Name the fonts once, and replace colours where the reader prefers dark pages."""
+    """Name the fonts once, and replace colours if the reader prefers dark pages."""
     rules = "".join(
         f'[style*="{name}: {light}"] {{ {name}: {dark} !important }}\n'
         for light, dark in DARK.items()

@@ -1,4 +1,4 @@
-"""The functions of this package under other packages' names, for programs written for those."""
+"""The functions of this package under other packages' names, for programs that use those."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def install() -> None:
-    """Let `import flash_attn` give `flash_dist.compat.flash_attn`, with its modules, from now on.
+    """Make `import flash_attn` import `flash_dist.compat.flash_attn` and its modules from now on.
 
-    In this process, before anything imports flash_attn; a flash_attn that is installed is then not
-    looked for. Calling this again changes nothing.
+    This affects the current process. Call it before anything imports flash_attn; an installed
+    flash_attn is then ignored. Calling it again changes nothing.
 
     Raises:
         FlashDistError: Another flash_attn is imported already.

@@ -16,8 +16,8 @@ def __getattr__(name: str) -> object:
 
 
 def get_mla_metadata(*_: object, **__: object) -> tuple[None, None]:
-    """Return arguments that `flash_mla_with_kvcache` ignores: nothing is scheduled ahead.
+    """Return arguments that `flash_mla_with_kvcache` ignores: it needs no schedule.
 
-    Takes the arguments of FlashMLA's own in any version.
+    Accepts the arguments of any version of FlashMLA.
     """
     return None, None

@@ -1,6 +1,6 @@
-"""The functions that vLLM calls of `vllm.vllm_flash_attn`, with its arguments.
+"""The functions of `vllm.vllm_flash_attn` that vLLM calls, with vLLM's arguments.
 
-They serve vLLM's own calls unchanged: with `out`, without `cu_seqlens_k`, and with pages as
+They support vLLM's own calls unchanged: with `out`, without `cu_seqlens_k`, and with pages as
 [num_pages, 2, page_size, heads, head_dim].unbind(1). The bits are those of
 `flash_attn_with_kvcache`, whatever the batch.
 """
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> object:
 
 
 def is_fa_version_supported(fa_version: int) -> bool:
-    """Return True: the functions here stand for each version that vLLM knows.
+    """Return True: these functions replace every version that vLLM knows.
 
     Raises:
         ValueError: vLLM does not know this one.
@@ -60,7 +60,7 @@ def is_fa_version_supported(fa_version: int) -> bool:
 
 
 def fa_version_unsupported_reason(fa_version: int) -> str | None:
-    """Return None, as vLLM does for a version that is supported.
+    """Return None, as vLLM does for a supported version.
 
     Raises:
         ValueError: vLLM does not know this one.
@@ -108,7 +108,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
     cp_tot_seqused_k: None = None,
     **others: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of packed queries to keys in pages, or to packed keys.
+    """Attention of packed queries to paged keys, or to packed keys.
 
     Arguments that choose among kernels change nothing: `fa_version`, `scheduler_metadata`,
     `num_splits`. `q_descale`, `k_descale` and `v_descale` scale 8-bit inputs, which raise; other
@@ -127,16 +127,16 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - vLLM's signature
         block_table: [batch, pages], int32.
         window_size: (left, right), -1 for no bound; None for none.
         return_softmax_lse: Return (out, lse).
-        out: Is filled and returned: [total_q, num_heads_q, head_dim_v], dtype and device of q. It
-            must not overlap q, k, v, s_aux and alibi_slopes.
+        out: Filled and returned: [total_q, num_heads_q, head_dim_v], dtype and device of q. It must
+            not overlap q, k, v, s_aux and alibi_slopes.
         s_aux: [num_heads_q]: a sink for each head.
 
     Returns:
         out, or (out, lse) with lse as [num_heads_q, total_q] in float32.
 
     Raises:
-        ValueError: An argument asks for something unsupported, out does not fit, or not one of
-            cu_seqlens_k and seqused_k is given.
+        ValueError: An argument asks for something unsupported, out does not fit, or neither or both
+            of cu_seqlens_k and seqused_k are given.
         TypeError: A dtype is not supported, or an argument is unknown.
         RuntimeError: out is given and gradients are wanted.
     """
@@ -191,7 +191,7 @@ def _refuse(arguments: dict[str, object]) -> None:
 
 
 def _check_out(out: Tensor, q: Tensor, v: Tensor, **others: Tensor | None) -> None:
-    """Raise for an out that cannot be filled, or whose filling would change an input."""
+    """Raise if out cannot be written, or if writing it would change an input."""
     if not isinstance(out, Tensor):
         message = f"out must be a tensor, got {type(out).__name__}"
         raise TypeError(message)
@@ -220,7 +220,7 @@ def _describe(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Return whether the bytes from first to last element of both have one in common."""
+    """Return whether the memory ranges of two tensors, first to last element, overlap."""
     (a_begin, a_end), (b_begin, b_end) = map(_find_bytes, (a, b))
     return a_begin < b_end and b_begin < a_end
 

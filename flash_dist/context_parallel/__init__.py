@@ -1,1 +1,1 @@
-"""Attention over a sequence that is spread over the GPUs of a process group."""
+"""Attention over a sequence that is distributed over the GPUs of a process group."""

@@ -1,4 +1,4 @@
-"""Pass tensors from rank to rank around a ring during other work."""
+"""Pass tensors from rank to rank around a ring, concurrently with other work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors = tuple[Tensor, ...]
 
 @dataclass
 class Arriving:
-    """Tensors on their way from the rank before this one."""
+    """Tensors that are being received from the previous rank."""
 
     received: Tensors
     sent: Tensors  # must stay alive until sent
@@ -38,7 +38,7 @@ class Arriving:
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks of a group in their order; the last one's neighbour is the first."""
+    """The ranks of a group in order; the last one's neighbour is the first."""
 
     group: ProcessGroup | None
     rank: int
@@ -46,7 +46,7 @@ class Ring:
 
     @classmethod
     def of(cls, group: ProcessGroup | None, device: torch.device) -> Ring:
-        """Return the ring of a group whose backend takes tensors of a device.
+        """Return the ring of a group, whose backend must support tensors of a device.
 
         Raises:
             GroupError: There is no group, this rank is not in it, or its backend does not fit.
@@ -62,11 +62,11 @@ class Ring:
         return cls(group, rank, size)
 
     def pass_on(self, *tensors: Tensor) -> Arriving:
-        """Send contiguous tensors to the next rank, and receive like ones from the one before.
+        """Send contiguous tensors to the next rank; receive tensors like them from the previous.
 
-        NOTE: NCCL sends by a kernel, and one of attention holds every multiprocessor until it ends.
-        Whichever starts first delays the other, so send before small work, not right before
-        attention.
+        NOTE: NCCL sends with a kernel, and an attention kernel occupies every multiprocessor until
+        it ends. The one that starts first delays the other. So send before small work, not right
+        before attention.
         """
         if self.size == 1 or not any(x.numel() for x in tensors):
             return Arriving(tensors, tensors, ())
@@ -80,11 +80,11 @@ class Ring:
         return Arriving(received, tensors, dist.batch_isend_irecv(operations))
 
     def find_source(self, step: int) -> int:
-        """Return whose tensors this rank has after it has passed on those of all steps before."""
+        """Return whose tensors this rank has after `step` steps of passing on."""
         return (self.rank - step) % self.size
 
     def require_same(self, *words: str) -> None:
-        """Raise GroupError on every rank if one passes other words than the first."""
+        """Raise GroupError on every rank if any rank's text differs from the first rank's."""
         mine = ", ".join(words)
         said: list[str] = [""] * self.size
         dist.all_gather_object(said, mine, self.group)

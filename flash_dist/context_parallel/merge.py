@@ -13,14 +13,14 @@ Tensor = torch.Tensor
 def merge_attention(
     out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return attention over the keys of a and b together from attention over each alone.
+    """Return attention over the keys of a and b together, from attention over each alone.
 
-    Both took the same queries and scale, and no key twice. Computed in the dtype of lse by plain
-    torch operations, rounded once to the wider dtype of out_a and out_b, and differentiable with
-    respect to all four, as often as wanted. A row with lse -inf saw no key and adds nothing,
-    whatever its out holds: merged with it, a row keeps its values exactly. If both are -inf, so is
-    the result, with out 0 and gradients 0. Swapping a and b changes no bit; the order in which
-    three are merged may.
+    Both must have the same queries and scale, and disjoint keys. Computed in the dtype of lse with
+    plain torch operations, and rounded once to the wider dtype of out_a and out_b. Differentiable
+    with respect to all four, any number of times. A row with lse -inf has seen no key: it
+    contributes nothing, whatever its out contains, and the other row's values are returned exactly.
+    If both are -inf, so is the result, with out 0 and gradients 0. Swapping a and b changes no bit;
+    the order of merging three may.
 
     Args:
         out_a: [batch, seqlen_q, num_heads_q, head_dim_v], [batch, seqlen_q, num_heads_kv,
@@ -50,7 +50,8 @@ def add_attention(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) ->
     Args:
         out: Like out_a of `merge_attention`, in the dtype of lse.
         lse: Like lse_a.
-        other: Like out; its dtype may be narrower. Finite, also where no key was seen.
+        other: Like out; its dtype may be narrower. Must be finite, also in rows without visible
+            keys.
         other_lse: Like lse.
     """
     weight, other_weight, merged = _find_weights(lse, other_lse)
@@ -71,18 +72,18 @@ def _find_weights(lse_a: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _share(lse: Tensor, largest: Tensor) -> Tensor:
-    """Return exp(lse - largest); 1 where both are +inf, as of a sink that has all of the weight."""
+    """Return exp(lse - largest); 1 if both are +inf, as with a sink that takes all weight."""
     return (lse - largest).masked_fill(lse == torch.inf, 0.0).exp()
 
 
 def _weigh(out: Tensor, weight: Tensor) -> Tensor:
-    """Multiply rows by weights [..., num_heads_q, seqlen_q]; 0 removes even NaN."""
+    """Multiply rows by weights [..., num_heads_q, seqlen_q]; weight 0 removes even NaN."""
     weight = _spread(weight, out)
     return out.masked_fill(weight.detach() == 0, 0.0) * weight
 
 
 def _spread(weight: Tensor, out: Tensor) -> Tensor:
-    """Return weights [..., num_heads_q, seqlen_q] with the axes of out, of length 1 for columns."""
+    """Return weights [..., num_heads_q, seqlen_q] in the layout of out, with one column."""
     weight = weight.transpose(-1, -2).contiguous()  # [..., seqlen_q, num_heads_q]
     if out.dim() == weight.dim() + 2:
         weight = weight.unflatten(-1, out.shape[-3:-1])
@@ -115,7 +116,7 @@ def _check(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
 
 
 def _check_rows(out: Tensor, lse: Tensor) -> None:
-    """Each row of out, [..., seqlen_q, heads..., head_dim_v], has its lse."""
+    """Check that each row of out, [..., seqlen_q, heads..., head_dim_v], has an lse."""
     tokens = lse.dim() - 1
     fits = tokens in {1, 2} and out.dim() - tokens in {2, 3}
     if fits:

@@ -1,8 +1,8 @@
-"""Ring attention: every rank keeps its queries, and keys and values go around.
+"""Ring attention: every rank keeps its queries, and keys and values are passed around.
 
-Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv:2310.01889, with chunks
-in zigzag order. Rank r sees the keys of r, r - 1, and so on; their parts are merged in that order,
-and what is summed for a rank's dk and dv goes around with them, so that no bit depends on timing.
+Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv:2310.01889, with chunks in
+zigzag order. Rank r uses the keys of r, r - 1, and so on, and merges the results in that order. The
+sums for a rank's dk and dv are passed around with its keys. So no bit depends on timing.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
 ) -> Result:
-    """Attention of this rank's queries over the keys of all ranks of a process group.
+    """Attention of this rank's queries to the keys of all ranks of a process group.
 
-    Each rank passes its keys and values on to the next while it computes with those that it has.
-    With `causal`, tokens must be spread as by `ring_shard`, and every rank has the same work;
-    without, they may be spread in any way. All ranks must call it in the same order and with the
-    same shapes, forward and backward: a rank that raises, computes without gradients or does not
-    use the result in its loss keeps the others waiting. The result equals attention on one GPU up
-    to the rounding of partial results to the dtype of q, once for each rank. It has the same bits
-    on every run. torch.compile leaves it out of its graphs.
+    Each rank passes its keys and values to the next one while it computes. With `causal`, tokens
+    must be distributed as by `ring_shard`, and all ranks have equal work; without, any distribution
+    works. All ranks must call it in the same order and with the same shapes, forward and backward.
+    A rank that raises, computes without gradients or does not use the result in its loss makes the
+    others wait. The result equals attention on one GPU except for the rounding of each rank's
+    partial result to the dtype of q. It has the same bits on every run. torch.compile leaves it out
+    of its graphs.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -75,11 +75,11 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         k: [batch, seqlen_k, num_heads_kv, head_dim], this rank's tokens.
         v: [batch, seqlen_k, num_heads_kv, head_dim_v].
         group: The ranks, in their order; by default all. NCCL for tensors on GPUs, gloo on the CPU.
-        causal: A token sees itself and those before it in the whole sequence; seqlen_q is seqlen_k
-            and even.
-        first_key: The first token of the whole sequence that each query sees, such as that of its
-            document, with causal: [seqlen_q] or [batch or 1, seqlen_q], int32 or int64, on the
-            device of q. `ring_shard` makes it of that of all tokens. By default 0.
+        causal: A token sees itself and earlier tokens of the whole sequence. seqlen_q must be
+            seqlen_k and even.
+        first_key: With causal: the first token of the whole sequence that each query sees, for
+            example that of its document. [seqlen_q] or [batch or 1, seqlen_q], int32 or int64, on
+            the device of q. Use `ring_shard` to get it from that of all tokens. Defaults to 0.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         return_lse: Return (out, lse).
         batch_invariant: As in `flash_attn_func`.
@@ -135,7 +135,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
 
 
 def _describe(*tensors: Tensor) -> str:
-    """Say what must be the same on every rank."""
+    """Return a text of what must be equal on every rank."""
     return ", ".join(
         f"{name} {list(x.shape)} {dtype_name(x.dtype)}"
         for name, x in zip(("q", "k", "v"), tensors, strict=True)
@@ -174,7 +174,7 @@ def _require_first_key(first_key: Tensor, q: Tensor, *, causal: bool) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """Work of a rank with the keys of another: rows of its queries, and the keys they see."""
+    """A rank's work with the keys of another rank: a range of its queries, and the visible keys."""
 
     rows: slice
     keys: slice
@@ -186,8 +186,8 @@ def choose_parts(ring: Ring, seqlen: int, *, causal: bool, first_key: Tensor | N
 
     Args:
         ring: The ranks.
-        seqlen: Keys of a rank.
-        causal: Whether a token sees only those before it.
+        seqlen: Keys per rank.
+        causal: Whether a token sees only earlier tokens.
         first_key: As in `ring_attention`.
     """
     sources = [ring.find_source(step) for step in range(ring.size)]
@@ -200,13 +200,13 @@ def choose_parts(ring: Ring, seqlen: int, *, causal: bool, first_key: Tensor | N
 
 
 def find_intervals(rank: int, source: int, world_size: int, first_key: Tensor) -> IntervalMask:
-    """Return which keys of another rank are visible: those from the first on, up to the token.
+    """Return the visible keys of another rank: from first_key up to the query's token.
 
-    Two chunks in zigzag order are in order, so tokens in a row are keys in a row.
+    Two chunks in zigzag order are ascending, so a range of tokens is a range of keys.
 
     Args:
-        rank: Whose queries.
-        source: Whose keys.
+        rank: The rank with the queries.
+        source: The rank with the keys.
         world_size: The number of ranks.
         first_key: As in `ring_attention`.
     """
@@ -217,7 +217,7 @@ def find_intervals(rank: int, source: int, world_size: int, first_key: Tensor) -
         return of * half, (2 * world_size - 1 - of) * half
 
     def count_before(position: Tensor) -> Tensor:
-        """Return how many keys stand before a position in the whole sequence."""
+        """Return how many keys of a rank are before a position of the whole sequence."""
         counts = ((position - begin).clamp(0, half) for begin in begins(source))
         return sum(counts, torch.zeros_like(position))
 
@@ -231,10 +231,10 @@ def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
     """Return the visible part of another rank's keys.
 
     Args:
-        rank: Whose queries.
-        source: Whose keys.
-        seqlen: Tokens of a rank, if causal: two chunks in zigzag order.
-        causal: Whether a token sees only those before it.
+        rank: The rank with the queries.
+        source: The rank with the keys.
+        seqlen: Tokens per rank; if causal, two chunks in zigzag order.
+        causal: Whether a token sees only earlier tokens.
     """
     half = seqlen // 2
     if not causal:
@@ -324,7 +324,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _is_batched(x: Tensor) -> bool:
-    """Return whether a gradient is of many losses; `is_grads_batched` has its own vmap."""
+    """Return whether a gradient belongs to many losses; `is_grads_batched` uses its own vmap."""
     return "Batched" in torch._C._dispatch_key_set(x)  # noqa: SLF001 - no public function tells
 
 

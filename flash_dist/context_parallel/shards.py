@@ -1,8 +1,8 @@
-"""Tokens of each rank, such that causal masks give every rank the same work.
+"""Distribution of tokens over ranks, so that causal masks give every rank equal work.
 
-A sequence is cut into 2 * world_size chunks, and rank r has chunks r and 2 * world_size - 1 - r:
-one that sees few keys and one that sees many. It is the zigzag order of
-https://github.com/zhuzilin/ring-flash-attention, and the one of Llama 3 (arXiv:2407.21783, 3.3.2).
+A sequence is cut into 2 * world_size chunks. Rank r has chunks r and 2 * world_size - 1 - r: one
+that sees few keys, and one that sees many. This is the zigzag order of
+https://github.com/zhuzilin/ring-flash-attention and of Llama 3 (arXiv:2407.21783, 3.3.2).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 
 def ring_positions(seqlen: int, group: ProcessGroup | None = None) -> Tensor:
-    """Return where the tokens of this rank stand in the whole sequence, for rotary embeddings.
+    """Return the positions of this rank's tokens in the whole sequence, for rotary embeddings.
 
     Args:
         seqlen: Of the whole sequence, a multiple of 2 * world_size.
@@ -47,7 +47,7 @@ def ring_positions(seqlen: int, group: ProcessGroup | None = None) -> Tensor:
 
 
 def ring_shard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) -> Tensor:
-    """Return this rank's tokens of a whole sequence: what `ring_attention` takes. Differentiable.
+    """Return this rank's tokens of a whole sequence, for `ring_attention`. Differentiable.
 
     Args:
         x: A tensor with all tokens along `dim`, equal on every rank: ids, labels, q, k or v.
@@ -71,9 +71,9 @@ def ring_shard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) ->
 
 
 def ring_unshard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) -> Tensor:
-    """Return the whole sequence from every rank's tokens, in order, on every rank.
+    """Return the whole sequence in order, on every rank, from each rank's tokens.
 
-    Differentiable: as in torch.distributed.nn, the loss is the sum of those of all ranks.
+    Differentiable: as in torch.distributed.nn, the loss is the sum of all ranks' losses.
 
     Args:
         x: A tensor with this rank's tokens along `dim`, of the same shape on every rank.
@@ -92,14 +92,14 @@ def ring_unshard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) 
 
 
 def positions(seqlen: int, rank: int, world_size: int) -> Tensor:
-    """Return where the tokens of a rank stand in the whole sequence."""
+    """Return the positions of a rank's tokens in the whole sequence."""
     require_chunks(seqlen, 2 * world_size)
     chunks = torch.arange(seqlen, device="cpu").chunk(2 * world_size)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
 
 def find_length(x: Tensor, dim: int) -> int:
-    """Return the length of an axis; raise ValueError where there is none."""
+    """Return the length of an axis; raise ValueError if it does not exist."""
     axis = require_whole("dim", dim)
     if not -x.dim() <= axis < x.dim():
         message = (
@@ -111,7 +111,7 @@ def find_length(x: Tensor, dim: int) -> int:
 
 
 def require_chunks(seqlen: int, count: int) -> None:
-    """Raise ValueError where tokens cannot be cut into that many chunks of one length."""
+    """Raise ValueError if tokens cannot be divided into `count` chunks of equal length."""
     if seqlen % count:
         missing = -seqlen % count
         message = (
@@ -122,10 +122,10 @@ def require_chunks(seqlen: int, count: int) -> None:
 
 
 def find_rank(group: ProcessGroup | None) -> tuple[int, int]:
-    """Return the number of this process in a group, and the size of it.
+    """Return the rank of this process in a group, and the group's size.
 
     Raises:
-        TypeError: group is none.
+        TypeError: group is no process group.
         GroupError: torch.distributed is not initialized, or this process is not in the group.
     """
     if not (dist.is_available() and dist.is_initialized()):

@@ -1,4 +1,4 @@
-"""Masks of numbers that are added to scores: one rule for all integrations."""
+"""Masks that are added to scores: one rule for all integrations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def read_added(mask: Tensor) -> Tensor | None:
-    """Return booleans, True where a key is visible; None for a number between 0 and the bound.
+    """Return a boolean mask, True for visible keys; None if a number is between 0 and the bound.
 
     Args:
         mask: Numbers that are added to scores, of any dtype with a fraction.

@@ -1,4 +1,4 @@
-"""Look up names of other libraries; say in a sentence what one lacks."""
+"""Look up names in other libraries; raise a clear error if one is missing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..errors import FlashDistError
 
 
 def find_names(user: str, module: str, *names: str, oldest: str) -> list[Any]:
-    """Return what a module of another package calls by these names.
+    """Return the objects with some names in a module of another package.
 
     Args:
         user: The module that needs them.
-        module: Its name, that of the package first.
-        names: What it must have.
-        oldest: The version of the package from which on it has them.
+        module: The name of the module, starting with the package.
+        names: The names that it must have.
+        oldest: The first version of the package that has them.
 
     Raises:
         FlashDistError: The package is not installed, or is too old.

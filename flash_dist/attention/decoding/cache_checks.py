@@ -49,7 +49,7 @@ class LatentLayouts(NamedTuple):
 
 
 class Supported(NamedTuple):
-    """True for tensors whose strides kernels read, and for absent ones."""
+    """Per tensor: True if kernels can read its strides, or if it is absent."""
 
     q: bool
     k: bool
@@ -57,16 +57,17 @@ class Supported(NamedTuple):
 
 
 def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: bool) -> Supported:
-    """Raise if the tensors of a call do not fit; return which of them are read as they lie.
+    """Raise if the tensors of a call do not fit; return which of them kernels can read in place.
 
     Args:
         tensors: Those of `CallLayouts`.
-        counted: Whether there is a cache_seqlens, maybe one for all.
-        symbolic: Whether they only stand for tensors: then no GPU is asked, and nothing kept.
+        counted: Whether cache_seqlens is given, possibly one number for all.
+        symbolic: Whether the tensors are fake: then no GPU is asked, and nothing is cached.
 
     Raises:
-        TypeError: One is no tensor, or of a dtype that does not fit.
-        ValueError: Shapes, devices or strides do not fit, or what belongs together is not given.
+        TypeError: One is no tensor, or has an unsupported dtype.
+        ValueError: Shapes, devices or strides do not fit, or only one of two joint arguments is
+            given.
         FlashDistError: This build has no code that runs on the GPU.
     """
     if symbolic:
@@ -77,7 +78,7 @@ def check_call(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: boo
 
 
 def check_latent_call(tensors: Sequence[Tensor | None], head_dim_v: int, *, symbolic: bool) -> bool:
-    """Raise if tensors of a call on latent keys do not fit; return if the strides of q are read.
+    """Raise if tensors of a call on latent keys do not fit; return if q's strides can be read.
 
     Args:
         tensors: Those of `LatentLayouts`.
@@ -104,7 +105,7 @@ def _read_layouts(names: Sequence[str], tensors: Sequence[Tensor | None]) -> lis
 def _read_fields(
     names: Sequence[str], tensors: Sequence[Tensor | None]
 ) -> tuple[Fields | None, ...]:
-    """Return what layouts are made of, which takes longer than to look it up."""
+    """Return the fields of layouts, which serve as a cache key: layouts take longer to make."""
     fields: list[Fields | None] = []
     try:
         for x in tensors:
@@ -187,7 +188,7 @@ def _require_arguments(layouts: CallLayouts | LatentLayouts, *names: str) -> Non
 
 
 def _check_where(layouts: CallLayouts) -> None:
-    """Raise if what tells where keys lie does not fit."""
+    """Raise if the arguments that locate keys do not fit."""
     q, table = layouts.q, layouts.block_table
     hints = {
         "cache_batch_idx": "\n\nhint: `block_table[cache_batch_idx]` has the rows of the batch",
@@ -205,7 +206,7 @@ def _check_where(layouts: CallLayouts) -> None:
 
 
 def _check_new(layouts: CallLayouts, *, counted: bool) -> None:
-    """Raise if new keys and values do not fit queries and cache."""
+    """Raise if new keys and values do not fit the queries and the cache."""
     q, k, v = layouts.q, layouts.k, layouts.v
     if k is None and v is None:
         return
@@ -241,7 +242,7 @@ def _check_new(layouts: CallLayouts, *, counted: bool) -> None:
 
 
 def _check_rotary(layouts: CallLayouts) -> None:
-    """Raise if angles do not fit, or rotate nothing."""
+    """Raise if angles do not fit, or if there is nothing to rotate."""
     cos, sin = layouts.rotary_cos, layouts.rotary_sin
     if cos is None and sin is None:
         return

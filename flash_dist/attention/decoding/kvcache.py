@@ -199,13 +199,13 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
 def _cast_call(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, *others: Tensor | None
 ) -> tuple[Any, ...]:
-    """Cast what is read, as for every function under autocast; a cache that is written stays.
+    """Cast the tensors that are only read, as autocast does; a cache that is written stays.
 
     Args:
         q: Queries.
-        k_cache: A copy is returned where it has another dtype.
+        k_cache: Cast to a copy if it has another dtype.
         v_cache: Likewise.
-        k: New keys, None where nothing is written.
+        k: New keys, None if nothing is written.
         others: New values and angles.
 
     Raises:
@@ -225,32 +225,32 @@ def _cast_call(
 
 
 def make_supported(x: Tensor, *, is_supported: bool) -> Tensor:
-    """Return queries, new keys or values with strides that kernels read, a copy where they cannot.
+    """Return queries, new keys or values with strides that kernels can read; copy them if needed.
 
-    An address that they cannot read is the operator's to copy: a compiled graph has none yet.
+    The operator copies a tensor with an unaligned address: compiled graphs know no address yet.
 
     Args:
-        x: Checked.
-        is_supported: Whether its strides are read.
+        x: A checked tensor.
+        is_supported: Whether kernels can read its strides.
     """
     return x if is_supported else x.clone(memory_format=torch.contiguous_format)
 
 
 def choose_lengths(seqlens: int | Tensor | None) -> Tensor | None:
-    """Return cache_seqlens that has one for each batch entry, else None."""
+    """Return cache_seqlens if it has one entry per batch entry, else None."""
     return seqlens if isinstance(seqlens, torch.Tensor) and seqlens.dim() > 0 else None
 
 
 def read_seqlens(
     seqlens: int | Tensor | None, q: Tensor, capacity: int, seqlen_new: int = 0
 ) -> Tensor:
-    """Return the [batch] tensor of one cache_seqlens for all batch entries.
+    """Return the [batch] tensor for a single cache_seqlens that all batch entries share.
 
     Args:
-        seqlens: As the caller has it.
-        q: On the device of all.
-        capacity: Keys that a sequence may have.
-        seqlen_new: Keys of these that are to be appended.
+        seqlens: As the caller passes it.
+        q: A tensor on the common device.
+        capacity: Most keys of a sequence.
+        seqlen_new: How many of these are to be appended.
     """
     number = read_whole(seqlens)
     if number is None:

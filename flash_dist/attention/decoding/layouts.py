@@ -36,17 +36,18 @@ _CACHES: Final = ("k_cache", "v_cache")
 def check_tensors(
     q: Layout, k: Layout, v: Layout, *, named: bool, names: tuple[str, str] = _CACHES
 ) -> bool:
-    """Raise if a cache cannot be read by queries; return whether kernels read its strides.
+    """Raise if queries cannot use a cache; return whether kernels can read its strides.
 
     Args:
-        q: Of the queries.
-        k: Of the keys.
-        v: Of the values.
-        named: Whether a table says which entries are whose; else each batch entry has its own.
+        q: Layout of the queries.
+        k: Layout of the keys.
+        v: Layout of the values.
+        named: Whether a table maps batch entries to cache entries; else entry i belongs to batch
+            entry i.
         names: What the caller calls k and v.
 
     Raises:
-        TypeError: A dtype is not read, or another than that of q.
+        TypeError: A dtype is unsupported, or differs from that of q.
         ValueError: Shapes, device or strides do not fit.
     """
     _check_queries(q, CUDA_DTYPES, MAX_HEAD_DIM)
@@ -60,16 +61,16 @@ check_tensors_once = lru_cache(maxsize=4096)(check_tensors)  # most calls repeat
 
 
 def check_latent(q: Layout, k: Layout, head_dim_v: int, *, named: bool) -> bool:
-    """Raise if latent keys cannot be read by queries; return likewise.
+    """Raise if queries cannot use latent keys; return whether kernels can read their strides.
 
     Args:
-        q: Of the queries.
-        k: Of the keys.
-        head_dim_v: How many of their first columns are values.
+        q: Layout of the queries.
+        k: Layout of the keys.
+        head_dim_v: How many of their first columns are the values.
         named: As in `check_tensors`.
 
     Raises:
-        TypeError: A dtype is not read, or another than that of q.
+        TypeError: A dtype is unsupported, or differs from that of q.
         ValueError: Shapes, device or strides do not fit.
     """
     most, most_v = MAX_LATENT
@@ -140,11 +141,11 @@ def _check_cache(q: Layout, k: Layout, v: Layout, names: tuple[str, str], most: 
 
 
 def check_table(table: Layout, batch: int, device: torch.device, page: int) -> None:
-    """Raise if a table of pages does not fit.
+    """Raise if a block_table does not fit.
 
     Raises:
         TypeError: It is not int32.
-        ValueError: Shape, device or strides do not fit, or pages of so many keys.
+        ValueError: Shape, device, strides or the page size do not fit.
     """
     require_int32("block_table", table)
     require_device("block_table", table, device)
@@ -172,7 +173,7 @@ def check_table(table: Layout, batch: int, device: torch.device, page: int) -> N
 
 
 def check_numbers(name: str, x: Layout, batch: int, device: torch.device) -> None:
-    """Raise if numbers for each batch entry do not fit.
+    """Raise if a tensor with a number per batch entry does not fit.
 
     Raises:
         TypeError: They are not int32.
@@ -189,10 +190,10 @@ def check_numbers(name: str, x: Layout, batch: int, device: torch.device) -> Non
 
 
 def check_angles(name: str, x: Layout, q: Layout) -> None:
-    """Raise if angles for each position do not fit.
+    """Raise if rotary angles do not fit.
 
     Raises:
-        TypeError: A dtype is another than that of q.
+        TypeError: The dtype differs from that of q.
         ValueError: Shape or device do not fit.
     """
     require_same_dtype(name, x, q)

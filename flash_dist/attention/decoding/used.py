@@ -1,7 +1,6 @@
-"""Packed sequences of which only the first keys are used, as sequences that autograd knows.
+"""Packed sequences with partly used keys, split into sequences that autograd supports.
 
-Keys that are not used become those of sequences without a query, so that nothing is copied and
-their gradients are 0.
+Unused keys become sequences without queries. Nothing is copied, and their gradients are 0.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ Tensor = torch.Tensor
 
 
 def find_last(cu_seqlens_k: Tensor, used: Tensor) -> Tensor:
-    """Return where the used keys of each sequence end.
+    """Return the end of the used keys of each sequence.
 
-    NOTE: A sum of begins and `used` first would wrap around where `used` is the greatest int32.
+    NOTE: begin + `used` could overflow, as `used` may be the largest int32.
     """
     lengths = cu_seqlens_k.diff()
     return cu_seqlens_k[:-1] + torch.minimum(used.clamp(min=0), lengths)
 
 
 def split(packing: Packing, used: Tensor, k: Tensor) -> Packing:
-    """Return two sequences for each: one with the used keys, one with the others and no query.
+    """Split each sequence in two: one with the used keys, one with the others and no query.
 
     Args:
-        packing: The sequences; their boundaries are checked where numbers are looked at.
+        packing: The sequences; their boundaries are checked if values are checked.
         used: [batch], int32, checked.
         k: [total_k, num_heads_kv, head_dim].
     """
@@ -51,7 +50,7 @@ def split(packing: Packing, used: Tensor, k: Tensor) -> Packing:
 
 
 def repeat(scores: Scores | None) -> Scores | None:
-    """Return what becomes of the scores of twice as many sequences."""
+    """Return the scores for twice as many sequences, each one repeated."""
     slopes = None if scores is None else scores.alibi_slopes
     if scores is None or slopes is None or slopes.dim() == 1:
         return scores
@@ -60,13 +59,13 @@ def repeat(scores: Scores | None) -> Scores | None:
 
 
 def check_used(used: Tensor, packing: Packing, q: Tensor, *, looks: bool) -> None:
-    """Raise if the numbers of used keys do not fit.
+    """Raise if seqused_k does not fit.
 
     Args:
-        used: As a caller has it, a tensor.
+        used: seqused_k as the caller passes it, a tensor.
         packing: The sequences.
-        q: On the device of all.
-        looks: Whether numbers are looked at.
+        q: A tensor on the common device.
+        looks: Whether values are checked.
 
     Raises:
         TypeError: They are not int32.

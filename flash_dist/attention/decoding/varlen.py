@@ -1,4 +1,4 @@
-"""Packed queries on keys in pages, or on some of packed keys, as torch's varlen attention has."""
+"""Packed queries with paged keys, or with a part of packed keys, as in torch's varlen attention."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def attend_to_cache(
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
-        ValueError: Shapes, devices, alignment or numbers do not fit. That q, k and v have so many
-            dimensions `check_packed` has seen to.
+        ValueError: Shapes, devices, alignment or numbers do not fit. `check_packed` has already
+            checked the numbers of dimensions.
         FlashDistError: This build has no code that runs on the GPU, or gradients are wanted.
     """
     (q, k, v), (cu_seqlens_k, seqused_k, block_table) = tensors, keys
@@ -117,7 +117,7 @@ def attend_to_cache(
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool, names: Names = NAMES) -> None:
-    """Raise for what cannot be packed queries and their keys, before anything is made of them.
+    """Check the dimensions of packed queries and their keys, before anything else.
 
     Raises:
         TypeError: An argument is no tensor.
@@ -158,7 +158,7 @@ def _make_cache(
     used: Tensor | None,
     table: Tensor | None,
 ) -> Cache:
-    """Return pages, or packed keys as one entry of which a sequence leaves out what is before."""
+    """Return a paged cache, or packed keys as one entry with an offset per sequence."""
     if ends is None or table is not None:
         return Cache(k, v, _lengths(ends, used), None, None, table)
     begins = ends[:-1].contiguous()
@@ -169,7 +169,7 @@ def _make_cache(
 def _check_values(
     k: Tensor, ends: Tensor | None, used: Tensor | None, table: Tensor | None
 ) -> None:
-    """Look at numbers by the names that a caller knows; waits for a GPU that has them.
+    """Check values, with the caller's names in messages; waits if they are on a GPU.
 
     Raises:
         ValueError: A number is not what it must be.
@@ -189,7 +189,7 @@ def _check_values(
 
 
 def _check_differences(ends: Sequence[int], keys: int) -> None:
-    """Raise where cu_seqlens_k gives a sequence fewer keys than none, or more than its pages."""
+    """Raise if cu_seqlens_k gives a sequence fewer than 0 keys, or more than its pages hold."""
     require_zero("cu_seqlens_k", ends)
     for i, (begin, end) in enumerate(pairwise(ends), 1):
         if not begin <= end <= begin + keys:
@@ -201,5 +201,5 @@ def _check_differences(ends: Sequence[int], keys: int) -> None:
 
 
 def _lengths(ends: Tensor | None, used: Tensor | None) -> Tensor | None:
-    """Return how many keys each sequence has in its pages: those that are used, if given."""
+    """Return how many keys of each sequence are in its pages: the used ones, if given."""
     return used if ends is None or used is not None else ends.diff()

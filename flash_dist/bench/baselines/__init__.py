@@ -1,1 +1,1 @@
-"""Attention functions to measure, and the problems."""
+"""The attention functions and problems to measure."""

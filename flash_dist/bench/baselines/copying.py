@@ -1,4 +1,4 @@
-"""A copy of every tensor that attention reads and writes: the cost of memory alone."""
+"""Copies of the tensors that attention reads and writes: the cost of memory traffic alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def make_copy(problem: Problem, pass_: str) -> Callable[[], object]:
-    """Return a copy of q, k, v and out; of the backward dout, dq, dk and dv as well.
+    """Return a function that copies q, k, v and out; for the backward also dout, dq, dk and dv.
 
     Raises:
-        CannotRun: It is another pass.
+        CannotRun: The pass has no copy.
     """
     q, k, v = problem.inputs
     inputs = (q, k) if problem.shape.latent else (q, k, v)  # latent: v is part of k

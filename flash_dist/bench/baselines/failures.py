@@ -16,7 +16,7 @@ class CannotRun(Exception):  # noqa: N818 - a state, not an error
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return the first line that says something."""
+    """Return the first informative line of an error."""
     if isinstance(error, CannotRun):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError):
@@ -30,7 +30,7 @@ def describe_failure(error: BaseException) -> str:
 def is_fatal(error: BaseException) -> bool:
     """Return whether the error leaves the GPU's context unusable.
 
-    torch appends its advice on device-side assertions to every error of CUDA: it tells nothing.
+    torch appends its advice on device-side assertions to every CUDA error, so it proves nothing.
     """
     said = [line for line in str(error).splitlines() if "TORCH_USE_CUDA_DSA" not in line]
     return any(phrase in line for line in said for phrase in _FATAL)

@@ -23,9 +23,9 @@ _LARGE: Final = 1 << 30  # from this many scores on, compiled code makes the blo
 def make_flex(problem: Problem) -> Attend:
     """Return compiled FlexAttention.
 
-    NOTE: past dynamo's limit on recompilations it would run eagerly without a word: dynamo is reset
-    and `fullgraph` raises instead. The backward runs many times on one graph, so donated buffers
-    are off.
+    NOTE: beyond dynamo's limit on recompilations it would silently run eagerly. So dynamo is reset,
+    and `fullgraph` raises instead. The backward runs many times on one graph, which donated buffers
+    do not allow.
     """
     import torch._functorch.config as functorch  # noqa: PLC0415 - takes a second
 
@@ -60,7 +60,7 @@ def make_flex(problem: Problem) -> Attend:
 
 
 def make_mask_mod(problem: Problem) -> MaskMod | None:
-    """Return the mask as its users write it; None if everything is visible."""
+    """Return the mask_mod as users write it; None if all keys are visible."""
     shape = problem.shape
     kind = shape.mask.kind
     if shape.documents:

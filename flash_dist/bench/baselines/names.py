@@ -55,7 +55,7 @@ STATES: Final = ("warm", "cold")
 
 
 def parse_peers(text: str) -> tuple[str, ...]:
-    """Read `sdpa-flash,flex`, `flash` and `FLASH` for the first; `none` measures only ours."""
+    """Parse `sdpa-flash,flex`; `flash` and `FLASH` mean the first, `none` measures only ours."""
     if text == "none":
         return ()
     meant = {short.lower(): name for name in PEERS for short in (_short(name), label_of(name))}
@@ -74,7 +74,7 @@ def parse_states(text: str) -> tuple[str, ...]:
 
 
 def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all baselines: ours too, and in the deterministic mode if a peer runs in it."""
+    """Return all baselines: also ours, and ours in deterministic mode if a peer runs in it."""
     return (*(OWN if any(map(in_deterministic_mode, peers)) else (OURS,)), *peers)
 
 
@@ -89,7 +89,7 @@ def label_of(name: str) -> str:
 
 
 def is_deterministic(name: str) -> bool:
-    """Return whether the backward claims to give the same bits on every run."""
+    """Return whether a backward promises equal bits on every run."""
     return name in {OURS, "flex", COPY} or name.endswith(DETERMINISTIC)
 
 

@@ -35,7 +35,7 @@ def make_ours(problem: Problem) -> Attend:
 
 
 def mask_arguments(problem: Problem) -> dict[str, Any]:
-    """Return the arguments of `flash_attn_func` that stand for the mask."""
+    """Return the arguments of `flash_attn_func` for the mask."""
     mask = problem.shape.mask
     if mask.kind == "full":
         return {}

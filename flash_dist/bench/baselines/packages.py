@@ -1,8 +1,8 @@
-"""Attention of other packages, deterministic by an argument.
+"""Attention of other packages, which have an argument for determinism.
 
-`fa4` is flash_attn.cute, `fa3` are the kernels of flash_attn_3, `cudnn-flex` is the interval
-attention of cudnn-frontend. Their functions differ from release to release. An argument that an
-installed one lacks raises; it is never left out.
+`fa4` is flash_attn.cute, `fa3` calls the kernels of flash_attn_3, `cudnn-flex` is the interval
+attention of cudnn-frontend. Their functions differ between releases. If the installed one lacks an
+argument, the call raises; arguments are never dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MASKS: Final = ("full", "causal", "window")
 
 
 def find_installed() -> tuple[str, ...]:
-    """Return those that can be imported, without importing them."""
+    """Return the packages that can be imported, without importing them."""
     return tuple(
         name
         for name in PACKAGES
@@ -87,7 +87,7 @@ def _make_flash_attention(base: str, problem: Problem, *, deterministic: bool) -
 
 
 def _make_cudnn_flex(problem: Problem, *, deterministic: bool) -> Attend:
-    """Return attention by a plan of visible intervals, made and compiled before any timing.
+    """Return attention with a plan of visible intervals, made and compiled before any timing.
 
     NOTE: it prints a line for each kernel that it compiles.
     """
@@ -135,7 +135,7 @@ def _describe_packing(problem: Problem) -> dict[str, Any]:
 
 
 def _is_there(module: str) -> bool:
-    """Look for the module's file: its packages would take seconds to import."""
+    """Return whether the module's file exists; importing its package would take seconds."""
     package, *inside = module.split(".")
     try:
         spec = importlib.util.find_spec(package)
@@ -148,7 +148,7 @@ def _is_there(module: str) -> bool:
 
 
 def _find_function(base: str, function: str) -> Callable[..., Any]:
-    """Import a function of a package; of fa3 the operators do, too."""
+    """Import a function of a package; for fa3, the operators are enough."""
     try:
         module = importlib.import_module(_MODULES[base])
     except ImportError as error:
@@ -204,7 +204,7 @@ def attend_by_operators(  # noqa: PLR0913 - the signature of the function it rep
 
 
 class _ByOperators(torch.autograd.Function):
-    """Forward and backward of the operators; `more` are arguments of the backward alone."""
+    """Forward and backward through the operators; `more` are arguments of the backward only."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - torch's

@@ -19,7 +19,7 @@ DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.fl
 
 @dataclass(frozen=True)
 class Problem:
-    """Random normal q, k, v and dout, [batch, seqlen, heads, head_dim]; packed without batch."""
+    """Random normal q, k, v and dout, [batch, seqlen, heads, head_dim]; packed: no batch axis."""
 
     shape: Shape
     q: Tensor
@@ -29,7 +29,7 @@ class Problem:
 
     @classmethod
     def draw(cls, shape: Shape, device: torch.device, *, seed: int = 0) -> Problem:
-        """Fill the tensors; q, k and v want gradients."""
+        """Fill the tensors; q, k and v require gradients."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(seqlen: int, heads: int, head_dim: int) -> Tensor:
@@ -54,7 +54,7 @@ class Problem:
         return self.q, self.k, self.v
 
     def with_own_leaves(self) -> Problem:
-        """Return it with other leaves of autograd on the same memory; masks are not kept.
+        """Return the problem with new autograd leaves on the same memory, without cached masks.
 
         NOTE: a leaf's gradient belongs to the stream on which the leaf was first used; a backward
         that is captured on another stream would wait for that one, which ends the capture.
@@ -82,7 +82,7 @@ class Problem:
         )
 
     def block_ids(self, seqlen: int) -> Tensor:
-        """Return the block of every token of a block-causal mask."""
+        """Return the block of each token, for a block-causal mask."""
         tokens = torch.arange(seqlen, device=self.device)
         return (tokens * self.shape.mask.numbers[0]).div(seqlen, rounding_mode="floor").int()
 
@@ -106,7 +106,7 @@ class Problem:
 
     @cached_property
     def random_mask(self) -> Tensor:
-        """[seqlen_q, seqlen_k] with as many keys for every query."""
+        """Random mask [seqlen_q, seqlen_k] with equally many visible keys for each query."""
         generator = torch.Generator("cpu").manual_seed(0)
         size = (self.shape.seqlen_q, self.shape.seqlen_k)
         scores = torch.rand(size, generator=generator, device="cpu")

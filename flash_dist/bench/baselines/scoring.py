@@ -1,4 +1,4 @@
-"""Score modifications of a problem, in the terms of each baseline."""
+"""Score modifications of a problem, as arguments of each baseline."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _STEEPEST: Final = 8.0  # -log2 of the last head's slope, as in the ALiBi paper
 
 @dataclass(frozen=True)
 class Scoring:
-    """A function of FlexAttention on a score, its batch entry, head, query and key; and sinks.
+    """A FlexAttention function of (score, batch entry, head, query, key); and sinks.
 
-    Sinks are one more score of each row, [num_heads_q] in float32, that has no value.
+    Sinks are an additional score per row without a value, [num_heads_q], float32.
     """
 
     score_mod: ScoreMod | None = None
     sinks: Tensor | None = None
 
     def weigh(self, out: Tensor, lse: Tensor) -> Tensor:
-        """Give a part of each row of out, [batch, heads, seqlen_q, head_dim], to its sink."""
+        """Scale rows of out, [batch, heads, seqlen_q, head_dim], by the weight left by the sink."""
         if self.sinks is None:
             return out
         part = torch.sigmoid(lse - self.sinks[:, None])
@@ -43,20 +43,20 @@ PLAIN: Final = Scoring()
 
 
 def alibi_slopes(problem: Problem) -> Tensor:
-    """Return a slope for each query head, a geometric sequence, float32."""
+    """Return one slope per query head, a geometric sequence, float32."""
     heads = problem.shape.num_heads_q
     steps = torch.arange(1, heads + 1, dtype=torch.float32, device=problem.device)
     return torch.exp2(-_STEEPEST * steps / heads)
 
 
 def sinks_of(problem: Problem) -> Tensor:
-    """Return a sink for each query head: as heavy as some of the keys, to as heavy as many."""
+    """Return one sink per query head, from the weight of a few keys to that of many."""
     heads = problem.shape.num_heads_q
     return torch.linspace(0.0, 4.0, heads, dtype=torch.float32, device=problem.device)
 
 
 def score_arguments(problem: Problem) -> dict[str, Any]:
-    """Return the arguments of `flash_attn_func`, in our package and in flash-attention's."""
+    """Return the arguments of `flash_attn_func`, for our package and flash-attention."""
     scores = problem.shape.scores
     if scores == "softcap":
         return {"softcap": SOFTCAP}

@@ -75,7 +75,7 @@ def _try_out(attend: Attend, problem: Problem) -> None:
 
 
 def _explain(said: list[str], error: str) -> str:
-    """Pick the reason out of the warnings: it follows the `not used because` of the backend."""
+    """Extract the reason from the warnings: it follows `not used because` of the backend."""
     for place, text in enumerate(said):
         if "not used because" in text and place + 1 < len(said):
             following = said[place + 1]

@@ -39,7 +39,7 @@ def paper_shapes() -> tuple[Shape, ...]:
 
 
 def long_shapes() -> tuple[Shape, ...]:
-    """Return 48 rows of one sequence of 16k to 256k: 16 heads on 16 and on 4, full and causal."""
+    """Return 48 rows of one sequence of 16k to 256k: 16 heads, 16 or 4 kv heads; full, causal."""
     return tuple(
         square(1, seqlen, heads, head_dim, mask)
         for head_dim in (64, 128, 256)
@@ -50,7 +50,7 @@ def long_shapes() -> tuple[Shape, ...]:
 
 
 def corner_shapes() -> tuple[Shape, ...]:
-    """Return 16 odd problems: few heads, short or few keys, head_dims of vision, masks, packing."""
+    """Return 16 odd shapes: few heads, few keys, head_dims of vision models, masks, packing."""
     return (
         square(1, 16384, (1, 1), 128, CAUSAL),
         square(1, 1024, (4, 4), 128, CAUSAL),
@@ -70,12 +70,12 @@ def corner_shapes() -> tuple[Shape, ...]:
 
 
 def pack(lengths: tuple[int, ...], head_dim: int, mask: Mask) -> Shape:
-    """Return packed documents of 16 heads."""
+    """Return packed documents with 16 heads."""
     return Shape(1, sum(lengths), sum(lengths), 16, 16, head_dim, head_dim, mask, documents=lengths)
 
 
 def seed_shapes() -> tuple[Shape, ...]:
-    """Return the block-causal shapes of robotics policies, and 18 layers of the first."""
+    """Return the block-causal shapes of robotics policies, and 18 layers of the first one."""
     mask = Mask("block-causal", (_BLOCKS,))
     return (
         square(2, 1024, (8, 1), 256, mask),
@@ -87,7 +87,7 @@ def seed_shapes() -> tuple[Shape, ...]:
 
 
 def document_lengths() -> tuple[int, ...]:
-    """Return 64 lengths of 100 to 4000 tokens, the same on every machine; 64 divides the sum."""
+    """Return 64 lengths of 100 to 4000 tokens, equal on every machine; 64 divides their sum."""
     generator = random.Random(_DOCUMENT_SEED)  # noqa: S311 - not for secrets
     low, high = _DOCUMENT_LENGTHS
     lengths = [generator.randint(low, high) for _ in range(_DOCUMENTS)]
@@ -97,9 +97,9 @@ def document_lengths() -> tuple[int, ...]:
 
 
 def varlen_shapes() -> tuple[Shape, ...]:
-    """Return packed documents of unequal and, with the same total, of equal lengths.
+    """Return packed documents of unequal lengths, and of equal lengths with the same total.
 
-    And those of equal lengths as a batch, not packed.
+    The latter also as a batch, not packed.
     """
     unequal = document_lengths()
     length = sum(unequal) // len(unequal)
@@ -125,7 +125,7 @@ def fp32_shapes() -> tuple[Shape, ...]:
 
 
 def score_shapes() -> tuple[Shape, ...]:
-    """Return 24 rows of 4k: plain scores, capped ones, with ALiBi, with sinks; full and causal."""
+    """Return 24 rows of 4k tokens: plain, with soft cap, ALiBi or sinks; full and causal."""
     return tuple(
         replace(square(4, 4096, (_WIDTH // head_dim,) * 2, head_dim, mask), scores=scores)
         for head_dim in (64, 128, 256)
@@ -135,9 +135,9 @@ def score_shapes() -> tuple[Shape, ...]:
 
 
 def decode_shapes() -> tuple[Shape, ...]:
-    """Return one query to caches of 5 MB to 2 GB: head_dim 64, 128, 256, eight kv heads and one.
+    """Return one query with caches of 5 MB to 2 GB: head_dim 64, 128, 256, eight kv heads or one.
 
-    And to latent keys (MLA), of 16, 64 and 128 heads.
+    Also with latent keys (MLA), for 16, 64 and 128 heads.
     """
     lengths = (1, 131072), (64, 4096), (256, 1024), (1, 4096)
     plain = (

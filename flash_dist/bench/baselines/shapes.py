@@ -1,6 +1,6 @@
-"""Problems to measure, their masks and amount of work; without torch.
+"""Problems to measure, their masks and amount of work; needs no torch.
 
-Only what the mask leaves visible counts as work.
+Only visible pairs of query and key count as work.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ FACTORS: Final = {
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask. Printed and parsed as `window:128,0`.
+    """A mask. Written and parsed as `window:128,0`.
 
-    One interval per query; but with `random:50` each query sees its own random half of the keys.
+    Each query sees one interval of keys. With `random:50` it sees its own random half of them.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Mask:
 
     @classmethod
     def parse(cls, text: str) -> Mask:
-        """Read a mask of the command line."""
+        """Parse a mask of the command line."""
         kind, _, rest = text.partition(":")
         parts = rest.split(",") if rest else []
         known = kind in _NUMBERS and len(parts) == _NUMBERS[kind]
@@ -108,13 +108,13 @@ class Mask:
             yield (low, high) if low < high else (0, 0)
 
     def count_pairs(self, seqlen_q: int, seqlen_k: int) -> int:
-        """Return how many pairs of query and key are visible."""
+        """Return the number of visible (query, key) pairs."""
         if self.kind == "random":
             return seqlen_q * self.count_random(seqlen_k)
         return sum(high - low for low, high in self.intervals(seqlen_q, seqlen_k))
 
     def count_random(self, seqlen_k: int) -> int:
-        """Return how many keys each query of a random mask sees, at least one."""
+        """Return the number of keys that each query of a random mask sees, at least one."""
         return max(1, seqlen_k * self.numbers[0] // _ALL)
 
 
@@ -124,10 +124,10 @@ CAUSAL: Final = Mask("causal")
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem. With documents (lengths), tokens are packed; with layers, it is a stack.
+    """One problem. With documents (lengths) tokens are packed; with layers it is a stack.
 
-    A cached one has a cache as k and v, and only a forward; v may lie in k. scores is a score
-    modification, one of SCORES.
+    A cached problem has k and v in a cache, and only a forward; v may be part of k. scores is a
+    score modification, one of SCORES.
     """
 
     batch: int
@@ -146,12 +146,12 @@ class Shape:
 
     @property
     def latent(self) -> bool:
-        """True if v is the first columns of a cached k: it is smaller."""
+        """True if v is the first columns of a cached k, and so smaller."""
         return self.cached and self.head_dim_v != self.head_dim
 
     @property
     def group(self) -> str:
-        """The group of its geometric mean: `d64 causal`, `d64 full alibi`, `d64 cache`."""
+        """The group for its geometric mean: `d64 causal`, `d64 full alibi`, `d64 cache`."""
         return f"{self._width} {'cache' if self.cached else self.pattern}"
 
     @property
@@ -175,7 +175,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """A name that says everything: `bf16 d64 causal 16x1024 h32/32`."""
+        """A unique name: `bf16 d64 causal 16x1024 h32/32`."""
         heads = f"h{self.num_heads_q}/{self.num_heads_kv}"
         layers = f" {self.layers} layers" if self.layers > 1 else ""
         return f"{self.dtype} {self.group} {self.size} {heads}{layers}"
@@ -193,12 +193,12 @@ class Shape:
 
 
 def square(batch: int, seqlen: int, heads: tuple[int, int], head_dim: int, mask: Mask) -> Shape:
-    """Return a problem with as many keys as queries; heads are (num_heads_q, num_heads_kv)."""
+    """Return a problem with as many keys as queries; heads: (num_heads_q, num_heads_kv)."""
     return Shape(batch, seqlen, seqlen, *heads, head_dim, head_dim, mask)
 
 
 def visible_pairs(shape: Shape) -> int:
-    """Return the number of (query, key) pairs that the mask leaves, over batch and heads."""
+    """Return the number of visible (query, key) pairs, over batch and heads."""
     documents = [(length, length) for length in shape.documents]
     lengths = documents or [(shape.seqlen_q, shape.seqlen_k)]
     pairs = sum(_pairs(shape.mask, *one) for one in lengths)

@@ -43,9 +43,9 @@ def make_attend(name: str, problem: Problem) -> Attend:
 
 @contextmanager
 def determinism_of(name: str) -> Iterator[None]:
-    """Run a baseline as its name says, in torch's own mode as users get it.
+    """Run a baseline in deterministic mode if its name says so, as users would.
 
-    Torch then fills new memory, too: outputs, and what a peer works in.
+    torch then also fills new memory: outputs, and workspaces of a peer.
     """
     if not in_deterministic_mode(name):
         yield
@@ -58,7 +58,7 @@ def determinism_of(name: str) -> Iterator[None]:
 
 
 def bind(name: str, run: Run) -> Run:
-    """Return a run in the mode of its baseline."""
+    """Return a run that uses the mode of its baseline."""
     if not in_deterministic_mode(name):
         return run
 

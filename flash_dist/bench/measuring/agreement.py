@@ -1,4 +1,4 @@
-"""Compare the results of two attentions: a wrong mask shows before anything is timed."""
+"""Compare the results of two attentions, so that a wrong mask shows before timing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BY_ROW: Final = ("out", "dv")  # weighted sums with positive weights: rows do n
 
 
 def compute(attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
-    """Return out, dq, dk, dv; only out of a cache."""
+    """Return out, dq, dk, dv; for decoding only out."""
     if problem.shape.cached:
         with torch.no_grad():
             return (attend(*problem.inputs),)
@@ -30,10 +30,10 @@ def compute(attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
 
 
 def measure_errors(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> dict[str, float]:
-    """Return an error per tensor: out and dv by the worst row, dq and dk in the mean square.
+    """Return the error of each tensor: the worst row of out and dv, the mean square of dq and dk.
 
-    Relative to the row's and the tensor's norm: one key too many in one row of out is seen, and so
-    is one query too many in one row of dv.
+    Errors are relative to the norm of the row or tensor. This detects one key too many in one row
+    of out, and one query too many in one row of dv.
     """
     return {
         name: _worst_row(a, b) if name in _BY_ROW else _relative_norm(a, b)

@@ -1,4 +1,4 @@
-"""The baselines on one problem, with the reason of those that failed."""
+"""The baselines on one problem, and why some failed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Baselines:
         self.lost = ""  # why the GPU accepts no more work
 
     def attempt(self, name: str, step: Callable[[], object]) -> None:
-        """Run a step of a baseline; if it fails, the baseline is out."""
+        """Run a step of a baseline; if it fails, exclude the baseline."""
         if self.lost:
             self._drop(name, f"not measured: {self.lost}")
             return
@@ -40,7 +40,7 @@ class Baselines:
             self.fail(name, error)
 
     def fail(self, name: str, error: Exception) -> None:
-        """Take a baseline out; of ours that is a finding."""
+        """Exclude a baseline; for ours that is a finding."""
         reason, shape = describe_failure(error), self.problem.shape.name
         if is_fatal(error):
             self.lost = f"the GPU accepts no work after {name} failed on {shape}"
@@ -55,21 +55,21 @@ class Baselines:
             release_memory(self.problem.device)
 
     def keep_uncaptured(self, name: str, pass_: str, error: Exception) -> None:
-        """Remember why a pass has no graph; the baseline stays in."""
+        """Record why a pass has no graph; the baseline is not excluded."""
         entry = self.entries[name]
         reasons = {**entry.uncaptured, pass_: describe_failure(error)}
         self.entries[name] = replace(entry, uncaptured=reasons)
         release_memory(self.problem.device)
 
     def forget_times(self) -> None:
-        """Begin anew with L2 in another state."""
+        """Drop all times before L2 is put into another state."""
         self.entries = {
             name: replace(entry, timings={}, uncaptured={}) for name, entry in self.entries.items()
         }
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what is no longer used."""
+    """Free unused memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

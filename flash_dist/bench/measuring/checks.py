@@ -1,4 +1,4 @@
-"""Each baseline runs once before anything is timed: its results, its kernels."""
+"""Run each baseline once before timing: check its results and list its kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check_baselines(baselines: Baselines, tell: Callable[[str], None]) -> None:
-    """Run all baselines once, ours first, since the others are compared with it."""
+    """Run all baselines once, ours first, because the others are compared with it."""
     results: Results = {}
     for name in [name for name in baselines.entries if name != COPY]:
         tell(f"{baselines.problem.shape.name}: test {name}")
@@ -36,7 +36,7 @@ def check_baselines(baselines: Baselines, tell: Callable[[str], None]) -> None:
 
 
 def _try_out(baselines: Baselines, name: str, results: Results) -> None:
-    """Run it once, compare with ours, list its kernels."""
+    """Run a baseline once, compare it with ours, and list its kernels."""
     attend = make_attend(name, baselines.problem)
     kernels: tuple[str, ...] = ()
     results[name] = compute_as(name, attend, baselines.problem)
@@ -51,7 +51,7 @@ def _try_out(baselines: Baselines, name: str, results: Results) -> None:
 
 
 def _compare(baselines: Baselines, name: str, results: Results) -> dict[str, float]:
-    """Return the errors, and tell those that are too large."""
+    """Return the errors, and report those that are too large."""
     shape = baselines.problem.shape
     if name == OURS:
         if shape.dtype != "fp32" or shape.documents:
@@ -75,7 +75,7 @@ def _compare(baselines: Baselines, name: str, results: Results) -> dict[str, flo
 
 
 def profile(run: Run) -> tuple[str, ...]:
-    """Return the kernels of a run that worked before; none where the profiler does not."""
+    """Return the kernels of a run; none if the profiler does not work."""
     try:
         return launched_kernels(run)
     except RuntimeError as error:
@@ -100,7 +100,7 @@ def shorten(name: str) -> str:
 
 
 def _is_runtime(name: str) -> bool:
-    """Return whether it is a call of the CPU (`cudaLaunchKernel`), or only memory."""
+    """Return whether it is a CPU call (`cudaLaunchKernel`) or a memory operation."""
     return re.match(r"cu(da)?[A-Z]|Mem(set|cpy)\b|Activity Buffer|Lazy|INVALID", name) is not None
 
 

@@ -1,4 +1,4 @@
-"""The clock of a GPU: one run, marks between many, and graphs of runs."""
+"""Time runs on a GPU: single runs, events around many, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _WARM_UPS: Final = 2  # runs before a capture; the first ones compile and alloca
 
 
 class Mark(Protocol):
-    """A moment between runs; an event of torch is one."""
+    """A moment between runs, such as a torch event."""
 
     def synchronize(self) -> None:
-        """Wait until everything that was launched before it is done."""
+        """Wait until all work launched before this moment is done."""
 
     def elapsed_time(self, later: Any, /) -> float:  # noqa: ANN401 - an event of the same class
-        """Return the milliseconds until a later mark; both have been waited for."""
+        """Return the milliseconds until a later mark; both must have been synchronized."""
 
 
 class Clock(Protocol):
@@ -36,27 +36,26 @@ class Clock(Protocol):
     captures: bool  # true if runs can be captured in CUDA graphs
 
     def start(self, run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
-        """Launch a run; the milliseconds it took can be asked for after `wait`."""
+        """Launch a run; its duration can be read after `wait`."""
 
     def mark(self) -> Mark:
-        """Remember this moment."""
+        """Record the current moment."""
 
     def wait(self) -> None:
         """Wait until everything that was launched is done."""
 
     def capture(self, make: Callable[[], Run], repeats: int) -> Run:
-        """Return a run that replays a graph of so many runs one after the other."""
+        """Capture `repeats` runs in a CUDA graph, and return a run that replays it."""
 
     def read(self) -> Reading:
-        """Return the device's clock and power of now."""
+        """Return the device's current clock and power."""
 
 
 class GpuClock:
     """Times runs with events.
 
-    The GPU idles in front of a run that is timed alone for as long as the CPU takes to launch it,
-    so that the launches of a short run are not what is timed. Cold: a buffer larger than L2 is
-    written before.
+    Before a run that is timed alone, the GPU sleeps for as long as the CPU needs to launch it, so
+    that launches are not measured. Cold: a buffer larger than L2 is written before the run.
     """
 
     captures = True
@@ -118,5 +117,5 @@ class GpuClock:
         return replay
 
     def read(self) -> Reading:
-        """Ask NVML."""
+        """Read them from NVML."""
         return self._gauge.read()

@@ -1,4 +1,4 @@
-"""One pass of one problem: attention or a stack of layers, in loops and in replayed graphs."""
+"""Time one pass of one problem: attention or a stack of layers, in loops and in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PARAMETER_SCALE: Final = 0.02
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of the baselines on a problem, timed."""
+    """Times of one pass, for all baselines on a problem."""
 
     name: str
     baselines: Baselines
@@ -45,7 +45,7 @@ class Pass:
     tell: Callable[[str], None]
 
     def time(self) -> tuple[Timings, Timings]:
-        """Return all times; if graphs are replayed, also those of eager launches."""
+        """Return all times; if graphs are replayed, also the times of eager launches."""
         runs: dict[str, Run] = {}
         for name in self._taking_part():
             self.baselines.attempt(name, partial(self._prepare, name, runs))
@@ -56,7 +56,7 @@ class Pass:
         return self._time_graphs({name: short[name] for name in timings}), timings
 
     def _taking_part(self) -> tuple[str, ...]:
-        """Return the baselines that did not fail; a copy only has a forward and a backward."""
+        """Return the baselines that have not failed; a copy only has a forward and a backward."""
         entry = self.baselines.entries.get(COPY)
         copied = entry is not None and self.name in {"forward", "backward"} and not entry.reason
         return (*self.baselines.attends, *([COPY] if copied else []))
@@ -77,7 +77,7 @@ class Pass:
         return make_run(name, self.baselines.attends[name], problem, self.name)
 
     def _find_short(self, runs: dict[str, Run]) -> dict[str, float]:
-        """Return all milliseconds if those of the fastest attention are few, else none."""
+        """Return all times if the fastest attention is short enough for graphs, else none."""
         times: dict[str, float] = {}
         for name in tuple(runs):
             try:
@@ -91,7 +91,7 @@ class Pass:
     def _time(
         self, runs: dict[str, Run], how: str, repeats: Mapping[str, int] | None = None
     ) -> Timings:
-        """Time runs; a baseline that fails is out, and the others begin anew."""
+        """Time runs; if a baseline fails, exclude it and repeat the others."""
         shape = self.baselines.problem.shape.name
         what = f"{shape}: {self.name} {how}".rstrip()
         while runs and not self.baselines.lost:
@@ -110,7 +110,7 @@ class Pass:
         return {}
 
     def _time_graphs(self, times: Mapping[str, float]) -> Timings:
-        """Time replays; a baseline that cannot be captured stays in, with the reason."""
+        """Time replays; a baseline that cannot be captured is kept, with the reason."""
         runs: dict[str, Run] = {}
         repeats: dict[str, int] = {}
         for name, milliseconds in times.items():
@@ -127,7 +127,7 @@ class Pass:
 
 
 def measure_peak(run: Run, device: torch.device) -> int:
-    """Return the most bytes that torch's allocator held during a run, above those before it."""
+    """Return the peak bytes of torch's allocator during a run, minus those before it."""
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -137,7 +137,7 @@ def measure_peak(run: Run, device: torch.device) -> int:
 
 
 def make_run(name: str, attend: Attend, problem: Problem, pass_: str) -> Run:
-    """Return one pass; all work that is not part of it is done before this returns."""
+    """Return a function that runs only the pass; preparations are done before."""
     if problem.shape.layers > 1:
         return bind(name, Stack(attend, problem).run)
     make = {
@@ -175,10 +175,10 @@ def _make_checkpointed(attend: Attend, problem: Problem) -> Run:
 
 
 class Stack:
-    """Pre-norm attention layers with residuals, each an activation checkpoint of its own.
+    """Pre-norm attention layers with residuals, each in its own activation checkpoint.
 
-    A layer is x + W_out attention(W_q norm(x), W_k norm(x), W_v norm(x)); its width is that of the
-    query heads. There is no feed-forward part, which would be the same for everyone.
+    A layer is x + W_out attention(W_q norm(x), W_k norm(x), W_v norm(x)). Its width is that of the
+    query heads. There is no feed-forward part, because it would cost all baselines the same.
     """
 
     def __init__(self, attend: Attend, problem: Problem) -> None:

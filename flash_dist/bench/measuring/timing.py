@@ -1,12 +1,12 @@
 """Sustained loops of runs, in rounds of alternating order.
 
-A GPU that is power limited clocks down under load within tens of milliseconds, and how far depends
-on what it runs: a burst on a cool one says nothing. So each baseline runs alone in a loop,
-back to back, three times: round by round, in reversed order in the second one, so that none always
-follows the same neighbour. A loop yields the mean of its runs and a round counts once: the
-result is the median of the three means. The median of single runs would leave out the slow ones
-after the clock went down, which a program of many layers pays for; it also wants two events around
-each run, which part runs that otherwise follow each other without a gap.
+A GPU with a power limit clocks down within tens of milliseconds under load, and by how much depends
+on the work: a short burst on a cool GPU tells nothing. So each baseline runs alone in a loop, back
+to back, in three rounds. The second round has the reverse order, so that a baseline does not always
+follow the same neighbour. A loop gives the mean time of its runs, and the result is the median of
+the three means. A median over single runs would drop the slow runs at lower clocks, although a
+program with many layers pays for them. It would also need two events around each run, which
+separate runs that otherwise follow without a gap.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LONGEST_COVER_US: Final = 2000.0
 
 
 class RunFailed(Exception):  # noqa: N818
-    """A run that worked before raised; `name` says whose."""
+    """A run that worked before has raised; `name` is its baseline."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(str(error))
@@ -57,7 +57,7 @@ class Probe:
 
 
 def probe(name: str, run: Run, clock: Clock, *, cold: bool) -> Probe:
-    """Time a few runs, each alone and without its launches; of a long one a single run.
+    """Time a few runs, each alone and without its launch; only one run if it is long.
 
     Raises:
         RunFailed: It raised.
@@ -91,15 +91,15 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
     repeats: Mapping[str, int] | None = None,
     tell: Tell = lambda _: None,
 ) -> dict[str, Timing]:
-    """Time the runs in loops of so many seconds.
+    """Time the runs in loops of `seconds` seconds.
 
     Args:
-        runs: By baseline.
-        clock: Of their device.
-        seconds: Of one loop, of which each baseline has three.
+        runs: The runs by baseline.
+        clock: The clock of their device.
+        seconds: Length of a loop. Each baseline has three loops.
         cold: Empty L2 before each run. Runs are then timed one by one, with the flushes between.
-        repeats: How often attention runs in one run; given for graphs, which are then replayed.
-        tell: Called with the baseline that runs.
+        repeats: Number of attentions in a run. Given for graphs, whose runs are replays.
+        tell: Called with each baseline before it runs.
 
     Raises:
         RunFailed: One of them raised.
@@ -122,7 +122,7 @@ def time_in_rounds(  # noqa: PLR0913 - one measurement
 
 
 def _summarize(loops: list[Loop], found: Probe, repeats: int, *, graph: bool) -> Timing:
-    """Return the median of the loops, of one attention each."""
+    """Return the median of the loops' times for one attention."""
     per_run = tuple(loop.divide(repeats) for loop in loops)
     means = [loop.mean_ms for loop in per_run]
     return Timing(
@@ -137,21 +137,21 @@ def _summarize(loops: list[Loop], found: Probe, repeats: int, *, graph: bool) ->
 
 @dataclass(frozen=True)
 class Chunk:
-    """Runs between two marks, and the seconds that they take; one is queued while another runs."""
+    """Runs between two marks, and their duration; one chunk is queued while another runs."""
 
     runs: int
     seconds: float
 
     @classmethod
     def of(cls, found: Probe, seconds: float) -> Chunk:
-        """Return as many runs as fill the time, at least one."""
+        """Return as many runs as fill `seconds`, at least one."""
         each = max(found.milliseconds, found.cpu_us / 1e3, 1e-3) / 1e3
         runs = max(1, math.ceil(seconds / each))
         return cls(runs, runs * each)
 
 
 def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
-    """Run back to back; L2 holds what the run before left there."""
+    """Run back to back; L2 holds what the previous run has left there."""
     chunk = Chunk.of(found, min(_CHUNK_SECONDS, seconds / _CHUNKS))
     lead = seconds * LEAD
     if found.milliseconds / 1e3 < lead:  # otherwise a single run is as long as the warm-up
@@ -164,7 +164,7 @@ def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
 def _launch_for(
     seconds: float, run: Run, clock: Clock, chunk: Chunk, readings: list[Reading] | None = None
 ) -> tuple[list[Mark], int]:
-    """Launch chunks of runs; a chunk is on its way while the one before is waited for.
+    """Launch chunks of runs; one chunk is queued while the previous one is waited for.
 
     Returns:
         The marks around all chunks, and the number of runs between the first and the last.
@@ -184,7 +184,7 @@ def _launch_for(
 
 
 def _loop_cold(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
-    """Time run by run, each after L2 was emptied."""
+    """Time single runs, each after L2 was flushed."""
     readings: list[Reading] = []
     cover_us = min(_COVER * found.cpu_us, _LONGEST_COVER_US)
     times: list[float] = []

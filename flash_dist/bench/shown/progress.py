@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def watch(
     expected: int, *, quiet: bool = False
 ) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
-    """Show a progress bar on a terminal; elsewhere a line on stderr for each row; or neither.
+    """Show a progress bar on a terminal, or a line per row on stderr elsewhere; nothing if quiet.
 
     Yields two functions: one to call with a description of the work, one with each row.
     """

@@ -1,4 +1,4 @@
-"""Print measurements: a table per pass, reasons below it."""
+"""Print measurements: one table per pass, and below it the reasons of missing values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 class Notes:
-    """Numbered reasons; the same reason has the same number."""
+    """Numbered reasons; equal reasons share a number."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -98,7 +98,7 @@ def make_pass_tables(
 
 
 def lay_out(columns: Sequence[Column], width: int) -> list[Table]:
-    """Return a table, or several that repeat the first column where one would be too wide."""
+    """Return a table, or several that repeat the first column if one would be too wide."""
     first, *others = columns
     pages = [[first]]
     for column in others:
@@ -122,7 +122,7 @@ def _make_table(columns: Sequence[Column]) -> Table:
 
 
 def _name_rows(rows: Sequence[Row], pass_: str) -> tuple[str, list[str]]:
-    """Return a title with what all rows share, and their names without it."""
+    """Return a title with the properties that all rows share, and row names without these."""
     dtypes, states = {row.shape.dtype for row in rows}, {row.state for row in rows}
     shared = [*dtypes] if len(dtypes) == 1 else []
     shared += [f"{rows[0].state} L2"] if len(states) == 1 else []
@@ -142,7 +142,7 @@ def _name_rows(rows: Sequence[Row], pass_: str) -> tuple[str, list[str]]:
 def make_memory_tables(
     rows: Sequence[Row], pass_: str, names: Sequence[str], width: int
 ) -> list[Table]:
-    """Return the peak of each baseline."""
+    """Return the peak memory of each baseline."""
     shown = [row for row in rows if not row.eager]
     columns = [("peak above the inputs, MiB", _name_rows(shown, pass_)[1])]
     for name in [name for name in names if name != COPY]:
@@ -152,7 +152,7 @@ def make_memory_tables(
 
 
 def _is_long(row: Row) -> bool:
-    """Return whether memory decides what runs."""
+    """Return whether memory limits what runs."""
     return row.shape.seqlen_q > _LONG and not row.shape.documents
 
 

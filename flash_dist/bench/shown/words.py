@@ -1,4 +1,4 @@
-"""Sentences around the tables: machine, method, agreement of the results."""
+"""Sentences around the tables: machine, method, agreement of results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGEST_KERNEL: Final = 48
 
 
 def describe_run(report: Report) -> Iterator[str]:
-    """Say where it ran and what the numbers are."""
+    """Describe where the run took place, and what the numbers mean."""
     machine = report.machine
     packages = sorted({name.removesuffix(DETERMINISTIC) for name in report.peers} & {*PACKAGES})
     names = ("driver", "torch", "cudnn", "triton", *packages, "flash_dist")
@@ -53,7 +53,7 @@ def describe_run(report: Report) -> Iterator[str]:
 
 
 def describe_load(report: Report) -> Iterator[str]:
-    """Say how the GPU was clocked, what it took, and how far the rounds of a loop lie apart."""
+    """Describe clock and power of the GPU, and how much the rounds of a loop differ."""
     timings = [
         (timing, f"{name} {pass_}, {row.shape.name}{' eager' if row.eager else ''}")
         for row in report.rows
@@ -114,7 +114,7 @@ def _group_of(row: Row) -> str:
 
 
 def describe_checks(report: Report) -> Iterator[str]:
-    """Say which were deterministic and agreed with ours, which kernels ran, and all faults."""
+    """Describe which were deterministic and agreed with ours, which kernels ran, and all faults."""
     names = report.baselines
     attentions = [name for name in names if name != COPY]
     certain = [name for name in attentions if is_deterministic(name)]

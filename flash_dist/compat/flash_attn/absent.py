@@ -30,7 +30,7 @@ _REASONS: Final = {
 
 
 def refuse(module: str, name: str, served: Iterable[str]) -> AttributeError | ImportError:
-    """Return what a module's `__getattr__` raises: an import drops the words of AttributeError."""
+    """Return the error for a module's `__getattr__`: an import drops the text of AttributeError."""
     reason = _REASONS.get(name) or f"there are {', '.join(sorted(served))}"
     message = f"`{module}` has no `{name}`: {reason}"
     if _is_imported():
@@ -39,6 +39,6 @@ def refuse(module: str, name: str, served: Iterable[str]) -> AttributeError | Im
 
 
 def _is_imported() -> bool:
-    """Return whether the module is asked by `from ... import`, not by `.` or getattr."""
+    """Return whether `from ... import` asks the module, rather than `.` or getattr."""
     asking = sys._getframe(3)  # noqa: SLF001 - of refuse's caller's caller
     return asking.f_code.co_code[asking.f_lasti] == dis.opmap["IMPORT_FROM"]

@@ -1,6 +1,6 @@
-"""Take the padding out of a batch and put it back, as flash_attn.bert_padding does.
+"""Remove the padding of a batch and restore it, like flash_attn.bert_padding.
 
-Plain torch: differentiable as often as wanted, the same bits on every run, on any device.
+Plain torch: differentiable any number of times, deterministic, on any device.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def __getattr__(name: str) -> object:
 
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 - flash-attention's name
-    """Return the rows `input[indices]`; gradients of a row that is taken twice are added.
+    """Return the rows `input[indices]`; gradients of repeated rows are added.
 
     Raises:
         TypeError: An argument is no tensor, or indices are no integers.
-        ValueError: indices have another shape than [total], or on the CPU a number beside the rows.
+        ValueError: indices does not have shape [total], or on the CPU has a number out of range.
     """
     _require_rows("input", input)
     _check_indices(indices)
@@ -46,17 +46,17 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 - 
 
 
 def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
-    """Return `index_first_axis(input, indices)`, and input for what is added to it later."""
+    """Return `index_first_axis(input, indices)`, and input, to which something is added later."""
     return index_first_axis(input, indices), input
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """Return zeros of [first_axis_dim, ...] with `values` at rows `indices`, each there once.
+    """Return zeros of [first_axis_dim, ...] with `values` at the distinct rows `indices`.
 
     Raises:
         TypeError: An argument is no tensor, or indices are no integers, or first_axis_dim is none.
-        ValueError: There are other than one index for each row of values, or on the CPU one that is
-            beside the rows of the result, or these are more than 2**31 - 1.
+        ValueError: The number of indices is not that of rows of values, or on the CPU an index is
+            out of range, or the result would have more than 2**31 - 1 rows.
     """
     _require_rows("values", values)
     _check_indices(indices)
@@ -77,23 +77,23 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """Take the tokens that a mask names, one sequence after the other. Waits for the GPU.
+    """Return the tokens that a mask marks, one sequence after the other. Waits for the GPU.
 
     Args:
         hidden_states: [batch, seqlen, ...].
         attention_mask: [batch, seqlen], bool or numbers: 0 is padding, anything else a token.
-        unused_mask: Likewise: 1 is a place that is taken and not used.
+        unused_mask: Likewise: 1 is an allocated position that is not used.
 
     Returns:
         hidden_states: [total, ...], the tokens of both masks.
         indices: [total], where each token was in [batch * seqlen]; for `pad_input`.
-        cu_seqlens: [batch + 1], int32: where each sequence begins in them.
+        cu_seqlens: [batch + 1], int32: where each sequence begins in hidden_states.
         max_seqlen: Tokens of the longest sequence.
-        seqused: [batch], int32: how many tokens of each sequence attention_mask names.
+        seqused: [batch], int32: how many tokens of each sequence attention_mask marks.
 
     Raises:
         TypeError: An argument is no tensor.
-        ValueError: A mask has not the shape [batch, seqlen] of hidden_states.
+        ValueError: A mask does not have the shape [batch, seqlen] of hidden_states.
     """
     _check_mask("attention_mask", attention_mask, hidden_states)
     used = attention_mask != 0
@@ -111,23 +111,24 @@ def unpad_input(
 def unpad_input_for_concatenated_sequences(
     hidden_states: Tensor, attention_mask_in_length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Take the tokens of rows that hold several sequences each. Waits for the GPU.
+    """Return the tokens of rows that hold several sequences each. Waits for the GPU.
 
     Args:
         hidden_states: [batch, seqlen, ...].
         attention_mask_in_length: [batch, seqlen], integers: the lengths of a row's sequences, which
-            lie one after the other from its begin, in any places of the row; 0 elsewhere.
+            follow each other from the start of the row. The lengths may be at any positions; the
+            others are 0.
 
     Returns:
         hidden_states: [total, ...].
         indices: [total], where each token was in [batch * seqlen]; for `pad_input`.
-        cu_seqlens: [sequences + 1], int32: where each sequence begins in them.
+        cu_seqlens: [sequences + 1], int32: where each sequence begins in hidden_states.
         max_seqlen: Tokens of the longest sequence.
 
     Raises:
         TypeError: An argument is no tensor.
-        ValueError: attention_mask_in_length has not the shape [batch, seqlen] of hidden_states, or
-            a row's lengths are together more than seqlen.
+        ValueError: attention_mask_in_length does not have the shape [batch, seqlen] of
+            hidden_states, or a row's lengths add up to more than seqlen.
     """
     lengths = attention_mask_in_length
     _check_mask("attention_mask_in_length", lengths, hidden_states)
@@ -148,13 +149,13 @@ def unpad_input_for_concatenated_sequences(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """Put tokens back to where `unpad_input` found them; padding is 0.
+    """Put tokens back to the positions where `unpad_input` found them; padding becomes 0.
 
     Args:
         hidden_states: [total, ...].
-        indices: [total], the place of each token in [batch * seqlen].
-        batch: Sequences.
-        seqlen: Places of a sequence.
+        indices: [total], the position of each token in [batch * seqlen].
+        batch: Number of sequences.
+        seqlen: Positions per sequence.
 
     Returns:
         [batch, seqlen, ...].
@@ -207,7 +208,7 @@ def _check_indices(indices: Tensor) -> None:
 
 
 def _refuse_index(indices: Tensor, rows: int) -> ValueError:
-    """Return what is said of an index that torch has refused: on the CPU, where it looks."""
+    """Return the message for an index that torch has rejected, which it checks only on the CPU."""
     least, most = (int(x) for x in indices.aminmax())
     wrong = most if most >= rows else least
     return ValueError(f"indices must be from 0 to {rows - 1}, the last row, got {wrong}")

@@ -1,7 +1,7 @@
-"""diffusers runs its models on these kernels: `register()`, once, and a name.
+"""Run models of diffusers on these kernels: call `register()` once.
 
-`pipe.transformer.set_attention_backend("fdist")` is the second line. Like the package itself this
-needs torch and diffusers only when `register` is called.
+Then call `pipe.transformer.set_attention_backend("fdist")`. Like the package itself this needs
+torch and diffusers only when `register` is called.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["NAME", "register"]
 
 
 def register() -> str:
-    """Register attention with diffusers, and return the name it has there.
+    """Register attention with diffusers, and return its name there.
 
-    The name, `fdist`, is what `set_attention_backend` of a model takes, and
-    `diffusers.attention_backend` for a `with` block. diffusers keeps its names in an enum, to which
+    Pass the name, `fdist`, to `set_attention_backend` of a model, or to
+    `diffusers.attention_backend` for a `with` block. diffusers keeps names in an enum, to which
     this adds a member. Calling it again changes nothing.
 
     Raises:
@@ -38,7 +38,7 @@ def register() -> str:
 
 
 def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings
-    """Return the member of our name, which is made as the class statement makes its own."""
+    """Return the enum member of our name, made as the class statement makes members."""
     member = names._value2member_map_.get(NAME)
     if member is None:
         member = str.__new__(names, NAME)

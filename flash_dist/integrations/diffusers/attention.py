@@ -28,9 +28,9 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
         query: [batch, seqlen_q, num_heads_q, head_dim].
         key: [batch, seqlen_k, num_heads_kv, head_dim].
         value: [batch, seqlen_k, num_heads_kv, head_dim_v].
-        attn_mask: [batch, seqlen_k], which keys there are, or what torch's function takes; booleans
-            or numbers that are added to scores, of which -65504 and less hide; -10000, which some
-            models write, is added. Or a mask of ours.
+        attn_mask: [batch, seqlen_k], which keys exist, or a mask for torch's function: booleans, or
+            numbers that are added to scores. Numbers up to -65504 hide a key; -10000, which some
+            models use, is added. Or a mask of ours.
         dropout_p: Other than 0 goes to torch.
         is_causal: Query i sees key j if j <= i.
         scale: Factor on the scores. Defaults to head_dim ** -0.5.
@@ -38,8 +38,8 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
         _parallel_config: Must be None.
 
     Raises:
-        ValueError: Sequences are cut over several GPUs by diffusers, or what ours do not serve has
-            a mask that torch does not know.
+        ValueError: diffusers splits sequences over several GPUs, or an unsupported call has a mask
+            that torch does not support.
     """
     if _parallel_config is not None:
         message = (
@@ -66,9 +66,9 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
 
 
 def _read_keys(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor | BlockMask | None:
-    """Return a mask of keys for scores of a shape; a tensor where it must be one.
+    """Return the mask of the keys; the tensor itself if it must stay a tensor.
 
-    NOTE: A view of it would be another tensor in every layer, and read in each.
+    NOTE: a view of it would be a new tensor in every layer, which each layer would read again.
     """
     view = mask[:, None, None]
     visible = None if is_unread(mask) else read_mask(view, shape, source=mask)

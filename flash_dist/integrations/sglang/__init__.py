@@ -1,8 +1,8 @@
 """An attention backend for SGLang: `--attention-backend flash_dist --page-size 64`.
 
-SGLang runs `register` as a plug-in in each of its processes, by the entry point
-`sglang.srt.plugins` of this package. The attention of a sequence has the same bits in any batch, in
-chunks of any size and after a cached prefix.
+SGLang runs `register` as a plug-in in each of its processes, through this package's entry point
+`sglang.srt.plugins`. A sequence has the same attention bits in any batch, in chunks of any size and
+after a cached prefix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME: Final = "flash_dist"
 def register() -> None:
     """Add flash_dist to SGLang's attention backends; a second call changes nothing.
 
-    It is one that `--enable-deterministic-inference` takes, with cached prefixes.
+    `--enable-deterministic-inference` accepts this backend, with cached prefixes.
     """
     # the caller has imported sglang
     from sglang.srt.arg_groups import choices  # noqa: PLC0415

@@ -56,7 +56,7 @@ class FlashDistBackend(AttentionBackend):
         """Describe a batch once for all layers.
 
         Raises:
-            NotImplementedError: It is one of speculative decoding or of a diffusion model.
+            NotImplementedError: The batch is one of speculative decoding or of a diffusion model.
         """
         check_mode(forward_batch.forward_mode, (*_DECODING, *_CHUNKS))
         lengths = forward_batch.seq_lens.to(torch.int32)
@@ -70,7 +70,7 @@ class FlashDistBackend(AttentionBackend):
         self.forward_metadata = FlashDistMetadata(ends, longest, lengths, table)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:  # noqa: ARG002
-        """Allocate the description that all CUDA graphs read."""
+        """Allocate the batch description that all CUDA graphs read."""
         table = self._slots.new_zeros(max_bs, self._slots.shape[1])  # int32, like all numbers here
         self._static = FlashDistMetadata(
             _count(max_bs, table.device), 1, table.new_ones(max_bs), table
@@ -81,7 +81,7 @@ class FlashDistBackend(AttentionBackend):
         forward_batch: ForwardBatch,
         in_capture: bool = False,  # noqa: ARG002, FBT001, FBT002 - SGLang's
     ) -> None:
-        """Choose the part of the allocated description that a graph of decoding reads.
+        """Select the part of the allocated description that a decoding graph reads.
 
         Raises:
             NotImplementedError: The graph is not one of decoding.
@@ -93,7 +93,7 @@ class FlashDistBackend(AttentionBackend):
         )
 
     def init_forward_metadata_in_graph(self, forward_batch: ForwardBatch) -> None:
-        """Fill it, in the graph itself."""
+        """Fill the selected description; the graph records this work."""
         batch, n = self.forward_metadata, forward_batch.batch_size
         batch.seq_lens.copy_(forward_batch.seq_lens[:n])
         indices = forward_batch.req_pool_indices[:n]
@@ -101,7 +101,7 @@ class FlashDistBackend(AttentionBackend):
         batch.block_table.floor_divide_(self.page_size)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """Return how many keys a sequence has that fills up a batch."""
+        """Return the number of keys of sequences that pad a batch."""
         return 1
 
     def forward_extend(  # noqa: PLR0913, PLR0917 - SGLang's
@@ -121,10 +121,10 @@ class FlashDistBackend(AttentionBackend):
             q: [tokens, num_heads_q * head_dim].
             k: [tokens, num_heads_kv, head_dim]; None if they are in the cache already.
             v: Likewise, with head_dim_v.
-            layer: Which layer of the model this is.
-            forward_batch: The batch, described already.
+            layer: The layer of the model.
+            forward_batch: The batch; its description must exist already.
             save_kv_cache: False if new keys are in the cache already.
-            sinks: [num_heads_q], of models that have some.
+            sinks: [num_heads_q], for models with sinks.
             others: Arguments of other backends, which must be None.
 
         Returns:
@@ -161,5 +161,5 @@ class FlashDistBackend(AttentionBackend):
 
 
 def _count(batch: int, device: torch.device) -> Tensor:
-    """Return cu_seqlens_q of sequences of one query."""
+    """Return cu_seqlens_q for a batch with one query per sequence."""
     return torch.arange(batch + 1, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Limits of the backend for SGLang: models, servers, batches and layers that it refuses."""
+"""Limits of the SGLang backend: which models, servers, batches and layers it refuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_runner(runner: ModelRunner) -> None:
     """Raise for a model or a server that is not supported.
 
     Raises:
-        NotImplementedError: The message says what, and which option of the server helps.
+        NotImplementedError: The message says what is unsupported, and which server option helps.
     """
     parallel = get_parallel()
     ranks = {name: getattr(parallel, name) for name in ("attn_cp_size", "attn_dcp_size")}
@@ -61,10 +61,10 @@ def check_runner(runner: ModelRunner) -> None:
 
 
 def check_mode(mode: ForwardMode, allowed: Sequence[ForwardMode]) -> None:
-    """Raise for a batch, or the CUDA graph of one, that is not supported.
+    """Raise if a batch, or its CUDA graph, is not supported.
 
     Raises:
-        NotImplementedError: The message says which are.
+        NotImplementedError: The message says which batches are supported.
     """
     if mode not in allowed:
         message = f"forward_mode must be {_either(one.name for one in allowed)}, got {mode.name}"
@@ -72,7 +72,7 @@ def check_mode(mode: ForwardMode, allowed: Sequence[ForwardMode]) -> None:
 
 
 def check_layer(layer: RadixAttention, others: Mapping[str, object]) -> None:
-    """Raise for a layer that is not supported, or an argument of another backend.
+    """Raise if a layer, or an argument of another backend, is not supported.
 
     Raises:
         NotImplementedError: The message says what is supported.

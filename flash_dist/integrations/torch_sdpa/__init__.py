@@ -1,11 +1,11 @@
-"""torch's own attention runs on these kernels: `activate()`, once.
+"""Run torch's own attention on these kernels: call `activate()` once.
 
 `torch.nn.functional.scaled_dot_product_attention`, torch's `varlen_attn`, nested tensors, context
-parallelism and their callers then run ours whenever torch's selector chooses flash. Calls for other
-backends stay with them; `flash_dist.sdpa()` takes those, too.
+parallelism and their callers then use our kernels whenever torch's selector chooses flash. Calls
+that use other backends are not affected; `flash_dist.sdpa()` serves those, too.
 
-Like the package itself this needs torch only when a function is called, and nothing is activated
-by an import.
+Like the package itself this needs torch only when a function is called. Importing it activates
+nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Status:
 
 
 def register() -> str:
-    """Make the provider known to torch's registry under the name that is returned.
+    """Register the provider with torch under the returned name.
 
     `torch.nn.attention.activate_flash_attention_impl("flash_dist")` then activates it, as
     `activate()` does. Calling this again changes nothing.
@@ -77,16 +77,16 @@ def register() -> str:
 
 
 def activate(*, varlen_first: bool = False) -> None:
-    """Let torch's flash backend run these kernels in this process.
+    """Make torch's flash backend use these kernels in this process.
 
-    Another provider, such as FA4, gives way; one that is activated later displaces this one.
-    Calling this again changes `varlen_first` alone.
+    This replaces another provider, such as FA4; a provider that is activated later replaces this
+    one. Calling it again only changes `varlen_first`.
 
     Args:
-        varlen_first: Whether torch's `varlen_attn` takes flash where it would take cuDNN, as torch
-            2.14 and newer do on compute capability 9.0 and 10.0. Under
-            `torch.use_deterministic_algorithms(True)` it does anyway. An order that
-            `sdpa_kernel(..., set_priority=True)` gives goes before this.
+        varlen_first: Whether torch's `varlen_attn` prefers flash to cuDNN. torch 2.14 and newer
+            prefer cuDNN on compute capability 9.0 and 10.0. Under
+            `torch.use_deterministic_algorithms(True)` flash is always preferred. An order given by
+            `sdpa_kernel(..., set_priority=True)` takes precedence.
 
     Raises:
         FlashDistError: torch is not installed or is too old, or its `varlen_attn` is newer than
@@ -108,7 +108,7 @@ def activate(*, varlen_first: bool = False) -> None:
 
 
 def deactivate() -> None:
-    """Give torch's flash backend back to its own kernels; nothing if another provider is active."""
+    """Restore torch's own kernels in its flash backend; does nothing for another provider."""
     attention = _find_registry()
     if attention.current_flash_attention_impl() != NAME:
         return
@@ -121,12 +121,13 @@ def deactivate() -> None:
 
 
 def status() -> Status:
-    """Describe the backends of torch's attention here, with torch's settings of now.
+    """Describe the backends of torch's attention here, with torch's current settings.
 
-    Where CUDA is initialised or there is a GPU, torch's selector is asked for each GPU with 16-bit
-    tensors that need gradients: on compute capability 9.0 and 10.0 it prefers cuDNN unless
-    `torch.use_deterministic_algorithms(True)`, `sdpa_kernel` or TORCH_CUDNN_SDPA_DEPRIORITIZED=1
-    say otherwise. `varlen_attn` is asked with sequences of 4096, without a window.
+    If CUDA is initialised or there is a GPU, it asks torch's selector for each GPU, with 16-bit
+    tensors that need gradients. On compute capability 9.0 and 10.0 the selector prefers cuDNN,
+    unless `torch.use_deterministic_algorithms(True)`, `sdpa_kernel` or
+    TORCH_CUDNN_SDPA_DEPRIORITIZED=1 change that. It asks `varlen_attn` with sequences of 4096
+    tokens, without a window.
 
     Raises:
         FlashDistError: torch is not installed or is too old.
@@ -150,11 +151,11 @@ def status() -> Status:
 
 
 def describe(devices: Iterable[Device], version: str = "") -> str:
-    """Say what `doctor` can of torch's attention: torch is neither imported nor asked.
+    """Return doctor's text about torch's attention, without importing torch.
 
     Args:
-        devices: The GPUs that are here.
-        version: That of torch, where it is known.
+        devices: The GPUs of this machine.
+        version: torch's version, if known.
     """
     attention = sys.modules.get("torch.nn.attention")
     active = attention.current_flash_attention_impl() if attention is not None else None
@@ -170,7 +171,7 @@ def describe(devices: Iterable[Device], version: str = "") -> str:
 
 
 def _describe_varlen(version: str, *, is_active: bool) -> list[str]:
-    """Say which backend varlen_attn takes on GPUs where torch prefers cuDNN."""
+    """Return which backend varlen_attn uses on GPUs where torch prefers cuDNN."""
     numbers = tuple(int(x) for x in re.findall(r"\d+", version)[:2])
     if numbers < VARLEN_CUDNN:
         return []
@@ -189,7 +190,7 @@ def _find_registry() -> Any:  # noqa: ANN401 - a module
 
 
 def _register_kernels() -> Registration:
-    """Do what torch's registry calls to activate a provider, and return its handle."""
+    """Register the kernels and return their handle; torch's registry calls this to activate us."""
     from .provider import Registration  # noqa: PLC0415 - loads torch and the extension
 
     registration = Registration()

@@ -38,7 +38,7 @@ _NAMES: Final = Names(
 
 
 class Call(NamedTuple):
-    """Arguments of our operators."""
+    """A call, in our operators' terms."""
 
     q: Tensor  # [batch, seqlen_q, num_heads_q, head_dim], or [total_q, ...] if packed
     k: Tensor  # [batch, seqlen_k, num_heads_kv, head_dim], or [total_k, ...]
@@ -57,7 +57,7 @@ class Call(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Arguments of torch's operators that are not about single tensors."""
+    """Arguments of torch's operators that do not belong to a single tensor."""
 
     dropout_p: float  # only 0 is supported
     is_causal: bool  # aligned to the bottom right
@@ -76,17 +76,17 @@ class Options(NamedTuple):
 
 
 def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: object) -> Call | None:
-    """Return a call of torch's operators as one of ours, None if ours do not support it.
+    """Translate a call of torch's operators into ours; None if ours do not support it.
 
     Args:
         tensors: query [batch, seqlen_q, num_heads_q, head_dim], or [total_q, num_heads_q,
             head_dim]; key and value likewise, with seqlen_k and num_heads_kv.
-        bounds: cum_seq_q and cum_seq_k, None for tensors with a batch axis, max_q and max_k.
+        bounds: cum_seq_q and cum_seq_k (None for tensors with a batch axis), max_q and max_k.
         options: Further arguments.
-        others: Arguments of which only None and False are supported.
+        others: Arguments that are supported only if None or False.
 
     Raises:
-        BoundariesError: Numbers of cum_seq are not what they must be, where they are looked at.
+        BoundariesError: Values of cum_seq are wrong; checked if values are checked.
         FlashDistError: This build has no code that runs on the GPU.
     """
     query, key, value = tensors
@@ -111,17 +111,17 @@ def find_call(tensors: Triple, bounds: Bounds, options: Options, **others: objec
 def infer(
     tensors: Triple, bounds: Bounds, keys: Keys, options: Options, **others: object
 ) -> tuple[Tensor, Tensor] | None:
-    """Return out and lse of packed queries on keys in pages, or on the first of each sequence.
+    """Return out and lse of packed queries with paged keys, or with each sequence's first keys.
 
     None if ours do not support it.
 
     Args:
         tensors: query [total_q, num_heads_q, head_dim]; key [num_pages, page_size, num_heads_kv,
             head_dim], or [total_k, num_heads_kv, head_dim]; value like key.
-        bounds: cum_seq_k may be None where keys are in pages.
-        keys: With seqused_k or block_table.
+        bounds: As in `find_call`; cum_seq_k may be None if keys are in pages.
+        keys: seqused_k, block_table, or both.
         options: Further arguments.
-        others: Arguments of which only None and False are supported.
+        others: Arguments that are supported only if None or False.
     """
     query = tensors[0]
     cum_seq_q, _, max_q, _ = bounds
@@ -148,7 +148,7 @@ def infer(
 
 
 def _find_reason(options: Options, others: dict[str, object]) -> str:
-    """Name the first argument that ours have no kernel for; empty if there is none."""
+    """Return the first argument that ours do not support; empty if they support all."""
     if options.dropout_p != 0.0:
         return "dropout"
     scale = options.scale
@@ -177,7 +177,7 @@ def _read_packing(
 
 
 def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
-    """Return tensors that our loads can step through, copied where they must be."""
+    """Return tensors whose strides our loads can read, copied if needed."""
     if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
         return None  # torch registers no result shapes for other operators
     if query.shape[-1] % HEAD_DIM_STEP:  # torch's function pads first
@@ -192,7 +192,7 @@ def _make_supported(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> T
 
 @lru_cache(maxsize=4096)
 def _are_supported(q: Layout, k: Layout, v: Layout, tokens: int) -> bool:
-    """Return whether our operators take tensors of these layouts, cached."""
+    """Return whether our operators support tensors of these layouts; cached."""
     try:
         check_layouts(q, k, v, tokens)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 """Masks of scaled_dot_product_attention as BlockMasks, unless they add a bias.
 
-Reading a tensor waits for the GPU. What was found is remembered with the tensor, until that is
-changed; nn.MultiheadAttention, however, makes its masks anew in every call.
+Reading a tensor waits for the GPU. The result is cached with the tensor until it changes.
+nn.MultiheadAttention, however, makes new masks in every call.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _found: Final[Conversions[Any]] = Conversions()
 
 
 def is_unread(mask: Tensor) -> bool:
-    """Return whether a mask must not be read: a graph would keep it, or it wants a gradient."""
+    """Return whether a mask must not be read: a graph would store it, or it needs a gradient."""
     return torch.compiler.is_compiling() or is_traced() or mask.requires_grad
 
 
 @outside_graphs
 def read_mask(mask: Tensor, shape: Shape, source: Tensor | None = None) -> BlockMask | Band | None:
-    """Return the BlockMask of a mask that broadcasts to a shape; None for a bias.
+    """Return the BlockMask for a mask that broadcasts to a shape; None if it is a bias.
 
     Args:
-        mask: Booleans, True where a key is seen, or numbers that are added to scores.
-        shape: Of the scores.
-        source: What mask is a view of, if that is made anew in every call.
+        mask: Booleans, True for visible keys, or numbers that are added to scores.
+        shape: Shape of the scores.
+        source: The tensor of which mask is a view, if the view is new in every call.
     """
     source = mask if source is None else source
     if source.is_inference():  # has no version counter, so a change cannot be detected
@@ -61,13 +61,13 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
 
 
 def _drop_copies(visible: Tensor, axis: int) -> Tensor:
-    """Return one of the entries along an axis where all are equal; MultiheadAttention copies."""
+    """Return one entry along an axis if all are equal, because MultiheadAttention copies masks."""
     one = visible.narrow(axis, 0, 1)
     return one if bool((visible == one).all()) else visible
 
 
 def _read_keys(visible: Tensor, shape: Shape) -> BlockMask | Band:
-    """Return the mask that shows every query the same keys, [batch or 1, heads or 1, seqlen_k]."""
+    """Return the mask if all queries see the same keys, [batch or 1, heads or 1, seqlen_k]."""
     if bool(visible.all()):
         return Band()
     numbers = torch.arange(1, visible.shape[-1] + 1, device="cpu")

@@ -1,8 +1,8 @@
-"""The backend that torch's `varlen_attn` chooses, which asks no selector of SDPA.
+"""The backend that torch's `varlen_attn` chooses, by a rule of its own.
 
-On compute capability 9.0 and 10.0 it takes cuDNN before flash: torch 2.14 whatever is set, 2.15
-unless cuDNN is disabled or `sdpa_kernel(..., set_priority=True)` gives another order. Neither asks
-whether algorithms must be deterministic. Before 2.14 it takes flash.
+On compute capability 9.0 and 10.0 it prefers cuDNN to flash: torch 2.14 always, 2.15 unless cuDNN
+is disabled or `sdpa_kernel(..., set_priority=True)` sets another order. Neither considers
+deterministic mode. Before 2.14 it uses flash.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ def find_varlen() -> ModuleType:
 
 
 def is_known(varlen: ModuleType) -> bool:
-    """True if the choice of this torch can be read and changed here."""
+    """True if the choice of this torch version can be read and changed here."""
     return any(hasattr(varlen, name) for name in (_SELECT, _ASK, _FIXED))
 
 
 def prefer(*, always: bool) -> None:
-    """Let flash go before cuDNN in every call, or where algorithms must be deterministic only."""
+    """Prefer flash to cuDNN: in every call, or only in deterministic mode."""
     _wishes["always"] = always
 
 
 def is_preferred() -> bool:
-    """True if `prefer` was told so."""
+    """True if `prefer` was called for every call."""
     return _wishes["always"]
 
 
 def choose(varlen: ModuleType, query: torch.Tensor, max_q: int) -> str:
-    """Return what `varlen_attn` takes for packed sequences of some length: "cudnn_attention".
+    """Return the backend that `varlen_attn` uses for packed sequences, such as "cudnn_attention".
 
     Args:
         varlen: torch's module.
         query: [total_q, num_heads, head_dim]; keys and values are like it.
-        max_q: The length.
+        max_q: Length of the longest sequence.
     """
     tensors, window = (query, query, query), [-1, -1]
     if hasattr(varlen, _SELECT):
@@ -68,10 +68,10 @@ def choose(varlen: ModuleType, query: torch.Tensor, max_q: int) -> str:
 
 
 class Order:
-    """Our rule in front of torch's choice, until `remove` is called."""
+    """Our rule, installed before torch's own choice until `remove` is called."""
 
     def __init__(self) -> None:
-        """Put it there; nothing where torch has no such choice."""
+        """Install the rule; do nothing if this torch has no such choice."""
         self._varlen = find_varlen()
         makers = {_SELECT: _put_before_select, _ASK: _put_before_ask}
         self._name = next((name for name in makers if hasattr(self._varlen, name)), "")
@@ -81,7 +81,7 @@ class Order:
             setattr(self._varlen, self._name, self._ours)
 
     def remove(self) -> None:
-        """Give torch its choice back, unless it was replaced since."""
+        """Restore torch's choice, unless something else has replaced it since."""
         prefer(always=False)
         if self._name and getattr(self._varlen, self._name) is self._ours:
             setattr(self._varlen, self._name, self._torchs)
@@ -106,15 +106,15 @@ def _put_before_ask(torchs: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether flash serves what cuDNN does; both are told of no other differences."""
+    """Return whether flash supports the tensors of a call that cuDNN supports."""
     return query.shape[-1] == value.shape[-1]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _goes_first() -> bool:
-    """Return whether flash goes first now; in a graph, when it is traced, as torch's own order.
+    """Return whether flash is preferred now; in a graph, at tracing time, as torch's own order is.
 
-    torch's selector of SDPA leaves cuDNN out in deterministic mode, unless that only warns.
+    torch's SDPA selector excludes cuDNN in deterministic mode, unless that mode only warns.
     """
     attention: Any = torch.nn.attention
     has_order = getattr(attention, "_is_sdp_priority_order_active", None)

@@ -1,8 +1,7 @@
-"""The operators of torch's flash backend, on our kernels.
+"""The operators of torch's flash backend, with our kernels.
 
-torch keeps the layers above them: its selector, autocast, autograd and the shapes for tracing. Here
-are only the kernels for CUDA. A call that ours do not support goes to the previous kernel, torch's
-own.
+torch keeps the layers above: its selector, autocast, autograd and the shapes for tracing. This
+module only has the CUDA kernels. Calls that ours do not support go to torch's own kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Registration:
     """Our kernels in torch's dispatcher, until `remove` is called."""
 
     def __init__(self, key: str = "CUDA") -> None:
-        """Put them there, for the devices of a dispatch key."""
+        """Register them for the devices of a dispatch key."""
         self._library: Any = torch.library.Library("aten", "IMPL", key)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_OVERRIDING)  # overriding is intended
@@ -43,7 +42,7 @@ class Registration:
         self._order = Order()
 
     def remove(self) -> None:
-        """Give the operators back to the kernels that were there before."""
+        """Restore the previous kernels of the operators."""
         if self._library is not None:
             self._library._destroy()  # noqa: SLF001 - as torch's own scoped library does
             self._library = None
@@ -51,7 +50,7 @@ class Registration:
 
 
 def _find_kernel(name: str, key: str) -> Callable[..., Any]:
-    """Return what calls the kernel that an operator has now."""
+    """Return a function that calls the current kernel of an operator."""
     try:
         call: Callable[..., Any] = torch.library.get_kernel(name, key).call_boxed
     except RuntimeError:  # a torch without CUDA, or built without its flash kernels
@@ -65,7 +64,7 @@ def _refuse(name: str, *_: object, **__: object) -> NoReturn:
 
 
 def _join(serve: Callable[..., Any], previous: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that asks ours first."""
+    """Return a kernel that tries ours first."""
 
     def kernel(keys: object, *args: object, **options: object) -> Any:  # noqa: ANN401
         results = serve(*args, **options)
@@ -98,7 +97,7 @@ def _forward(  # noqa: PLR0913, PLR0917
     num_splits: int | None = None,  # noqa: ARG001 - has no effect
     **others: object,
 ) -> Outputs | None:
-    """Return out, lse and what dropout would need; [batch, seqlen, heads, head_dim] or packed."""
+    """Return out, lse and unused results of dropout; [batch, seqlen, heads, head_dim] or packed."""
     bounds = cum_seq_q, cum_seq_k, max_q, max_k
     tensors = query, key, value
     options = Options(dropout_p, is_causal, scale, (window_size_left, window_size_right))
@@ -117,9 +116,9 @@ def _forward(  # noqa: PLR0913, PLR0917
 
 
 def _require_no_gradient(*tensors: Tensor) -> None:
-    """Raise ValueError where torch's backward would be asked, which knows neither of the two.
+    """Raise ValueError if gradients are needed: torch's backward supports neither argument.
 
-    `varlen_attn` raises itself, and calls its operator without gradients.
+    `varlen_attn` raises by itself, and calls its operator without gradients.
     """
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         message = (
@@ -213,16 +212,16 @@ def _sdpa_backward(  # noqa: PLR0913, PLR0917
 
 
 def _swap(*tensors: Tensor) -> list[Tensor]:
-    """Swap heads and tokens: none is copied."""
+    """Swap the axes of heads and tokens, without a copy."""
     return [x.transpose(1, 2) for x in tensors]
 
 
 def lay_out(made: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor with the values of one and the layout of `torch.empty_like` of another.
+    """Return `made` in the layout of `torch.empty_like(like)`.
 
-    torch.compile lays out what follows by the strides that torch's meta kernels promise. Ours write
-    [batch, seqlen, num_heads, head_dim], contiguous. That is what is promised where the heads of a
-    query lie last in memory, as linear layers leave them; for others the result is copied once.
+    torch.compile relies on the strides that torch's meta kernels report. Our kernels write
+    contiguous [batch, seqlen, num_heads, head_dim]. Both agree if the heads of a query are last in
+    memory, as after linear layers. Otherwise the result is copied once.
 
     Args:
         made: Values; any dense layout.
@@ -240,7 +239,7 @@ def lay_out(made: Tensor, like: Tensor) -> Tensor:
 
 
 def _make_unused(query: Tensor) -> Triple:
-    """Return the random state and the mask of dropout, which are unused without dropout."""
+    """Return dropout's random state and mask, which are unused without dropout."""
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
     return state, state.new_empty(()), query.new_empty(0)
 

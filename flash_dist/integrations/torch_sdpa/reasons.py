@@ -15,7 +15,7 @@ told: Final[list[str]] = []  # in order of occurrence, for `describe`
 
 
 def tell(reason: str) -> None:
-    """Log at level INFO, once for each reason; a graph of torch.compile says nothing.
+    """Log a reason once, at level INFO; never inside a graph of torch.compile.
 
     Raises:
         ValueError: `flash_dist.match_kvcache` is chosen, and torch's kernels have other bits.

@@ -1,8 +1,8 @@
-"""`with flash_dist.sdpa():` replaces torch's scaled_dot_product_attention by ours where ours serve.
+"""`with flash_dist.sdpa():` replaces torch's scaled_dot_product_attention by ours, where supported.
 
-torch's flash backend knows neither masks nor float32 nor Turing, so that `activate` cannot reach
-them. Here the function itself is replaced, in torch.nn.functional, where modules of torch and most
-libraries look it up in every call.
+torch's flash backend supports neither masks nor float32 nor Turing, so `activate` cannot serve
+them. This module replaces the function itself, in torch.nn.functional, where torch's modules and
+most libraries look it up in every call.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ _found: Final[list[Any]] = []  # the function that each open context replaced; t
 
 
 class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():`
-    """Run these kernels where `torch.nn.functional.scaled_dot_product_attention` is called.
+    """Use these kernels in calls of `torch.nn.functional.scaled_dot_product_attention`.
 
-    As a context (`with flash_dist.sdpa():`) or a decorator (`@flash_dist.sdpa()`), which may be
-    nested; for all threads of the process, since autograd computes checkpointed layers again in
-    others. Such a computation must happen inside, too. Modules that hold the function under a name
-    of their own (`from torch.nn.functional import ...`) do not see the change. What torch.compile
-    made before is compiled again; the context itself must be entered outside of what is compiled.
+    Use it as a context (`with flash_dist.sdpa():`) or a decorator (`@flash_dist.sdpa()`); contexts
+    may be nested. It affects all threads of the process, because autograd recomputes checkpointed
+    layers in other threads. Such a recomputation must happen inside, too. Modules that imported the
+    function by name (`from torch.nn.functional import ...`) are not affected. Code that
+    torch.compile has compiled before is compiled again; enter the context outside of compiled code.
 
-    Supported are float16, bfloat16 and float32, on the CPU also float64; masks of booleans and of
-    floats, which are added to the scores and may need a gradient (-65504 and less, -inf included,
-    hide a key); BlockMasks and IntervalMasks; `is_causal`, `scale` and `enable_gqa`. The rest goes
-    to torch's own function: dropout, a head_dim over 512 (in float32 and on compute capability 7.5
-    over 256), bfloat16 on compute capability 7.5, tensors of other types, calls under transforms of
-    torch.func. So do boolean masks under torch.compile, which cannot read them, and
-    torch.jit.trace, which would keep them. The logger `flash_dist` logs at level INFO, once for
-    each reason, that a call went to torch.
+    Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and float
+    masks, which are added to the scores and may need a gradient (-65504 and less, including -inf,
+    hide a key); BlockMasks and IntervalMasks; `is_causal`, `scale` and `enable_gqa`. Other calls go
+    to torch's function: with dropout, a head_dim over 512 (over 256 in float32 and on compute
+    capability 7.5), bfloat16 on compute capability 7.5, tensors of other types, calls under
+    transforms of torch.func. Also boolean masks under torch.compile, which cannot read them, and
+    under torch.jit.trace, which would store them. The logger `flash_dist` logs each reason once, at
+    level INFO.
 
-    A mask is read in its first call, which waits for the GPU: one that only hides is faster than
-    one that adds. A mask made anew for every call is read in every call. A query that sees no key
-    gives zero.
+    A mask is read in its first call, which waits for the GPU. A mask that only hides keys is faster
+    than one that adds numbers. A mask that is made anew for every call is read in every call. A
+    query without visible keys gives zero.
 
     Raises:
-        ValueError: In a call: it is not supported, and its mask is one that torch does not know.
+        ValueError: In a call that is not supported, with a mask that torch does not support.
         FlashDistError: In a call: this build has no code that runs on the GPU, or a CUDA graph is
-            captured with a mask that was not read before.
+            captured with a mask that has not been read before.
     """
 
     def __enter__(self) -> None:
-        """Put ours in the place of torch's."""
+        """Replace torch's function by ours."""
         with _lock:
             _found.append(getattr(functional, _NAME))
             setattr(functional, _NAME, attend_or_leave)
@@ -85,7 +85,7 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the place back, once the last context is left."""
+        """Restore the function when the last context is left."""
         with _lock:
             found = _found.pop()
             if not _found:
@@ -102,7 +102,7 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    """Compute what torch's function of this signature does, on our kernels if supported."""
+    """Call our kernels if they support the call, else torch's function; same signature."""
     tensors = query, key, value
     flags = dropout_p, is_causal
     call = _find_call(tensors, attn_mask, flags, scale=scale, enable_gqa=enable_gqa)
@@ -165,12 +165,12 @@ def _find_call(
 
 
 def _is_added(mask: Tensor, query: Tensor) -> bool:
-    """Return whether torch adds a mask to the scores of a query."""
+    """Return whether torch adds this mask to the scores."""
     return mask.device == query.device and mask.dtype in {query.dtype, torch.float32}
 
 
 def _refuse(mask: Own, reason: str) -> NoReturn:
-    """Raise ValueError where torch's function would be given a mask that it does not know."""
+    """Raise ValueError if torch's function would get a mask that it does not support."""
     sizes = "batch, num_heads_q, seqlen_q, seqlen_k" if isinstance(mask, BlockMask) else ""
     message = (
         f"attn_mask must be a tensor or None where torch's own attention is called, got a "
@@ -181,7 +181,7 @@ def _refuse(mask: Own, reason: str) -> NoReturn:
 
 
 def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
-    """Return whether a mask has two axes or more, each of 1 or of the scores."""
+    """Return whether a mask has at least two axes, each of size 1 or that of the scores."""
     sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
     fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbolic
     return 2 <= mask.dim() <= len(shape) and fits  # noqa: PLR2004

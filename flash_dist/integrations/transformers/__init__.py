@@ -1,7 +1,7 @@
-"""Hugging Face transformers runs its models on these kernels: `register()`, once, and a name.
+"""Run models of Hugging Face transformers on these kernels: call `register()` once.
 
-`AutoModelForCausalLM.from_pretrained(name, attn_implementation="fdist")` is the second line. Like
-the package itself this needs torch and transformers only when `register` is called.
+Then call `AutoModelForCausalLM.from_pretrained(name, attn_implementation="fdist")`. Like the
+package itself this needs torch and transformers only when `register` is called.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["NAME", "register"]
 
 
 def register() -> str:
-    """Register attention and masks with transformers, and return the name they have there.
+    """Register attention and masks with transformers, and return their name there.
 
-    The name, `fdist`, is what `attn_implementation` takes, and `model.set_attn_implementation`.
-    Calling this again changes nothing.
+    Pass the name, `fdist`, as `attn_implementation` or to `model.set_attn_implementation`. Calling
+    this again changes nothing.
 
     Raises:
         FlashDistError: transformers is not installed, or is too old.

@@ -43,29 +43,29 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
     cache: object = None,
     **others: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
-    """Return [batch, seqlen_q, num_heads_q, head_dim_v], and no weights.
+    """Return out, [batch, seqlen_q, num_heads_q, head_dim_v], and None for the weights.
 
     Args:
-        module: The layer; its `is_causal` counts where the argument is None.
+        module: The layer; its `is_causal` is used if the argument is None.
         query: [batch, num_heads_q, seqlen_q, head_dim], any strides.
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
-        attention_mask: Made by `make_mask`, or a mask of the caller's own, [batch or 1,
-            num_heads_q or 1, seqlen_q, seqlen_k]: booleans, or numbers that are added, of which
-            -65504 and less hide. A query that sees no key gives zero.
+        attention_mask: Made by `make_mask`, or the caller's own mask, [batch or 1, num_heads_q or
+            1, seqlen_q, seqlen_k]: booleans, or numbers that are added, of which -65504 and less
+            hide a key. A query without visible keys gives zero.
         dropout: Must be 0.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
-        sliding_window: Keys that a query sees, its own included, if no mask says it.
-        softcap: A score s becomes softcap * tanh(s / softcap); None or 0: it stays.
-        is_causal: Whether a query sees no later keys, if no mask says it.
-        s_aux: [num_heads_q], sinks: a score of each row without a value. Differentiable.
-        position_bias: Numbers that are added to the scores, as of T5. Differentiable.
+        sliding_window: Number of keys that a query sees, including its own; unless a mask is given.
+        softcap: A score s becomes softcap * tanh(s / softcap); None or 0: no cap.
+        is_causal: Whether a query sees no later keys; unless a mask is given.
+        s_aux: [num_heads_q], sinks: one more score per row, without a value. Differentiable.
+        position_bias: Numbers that are added to the scores, as in T5. Differentiable.
         cache: Must be None.
-        others: Of which cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and position_ids
-            are read; the documents of position_ids only where no mask says more than a band.
+        others: Reads cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and position_ids.
+            Documents of position_ids are used only if the mask is no more than a band.
 
     Raises:
-        ValueError: The module asks for what has no kernel.
+        ValueError: The module asks for something that has no kernel.
     """
     require_supported(module, dropout, others | {"cache": cache})
     if query.shape[0] == 1 < key.shape[0]:  # learned queries; `len` makes a size constant
@@ -95,7 +95,7 @@ def _choose(
     *,
     causal: bool,
 ) -> LayerMask:
-    """Return the mask of a layer, also if the mask function did not make it."""
+    """Return the mask of a layer, even if the mask function did not make it."""
     if isinstance(mask, LayerMask):
         return mask
     (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
@@ -111,7 +111,7 @@ def _choose(
 
 
 def _require_sizes(module: torch.nn.Module, layer_mask: LayerMask, queries: int, keys: int) -> None:
-    """Raise ValueError where a mask says nothing of keys, as of those that deepseek_v4 adds."""
+    """Raise ValueError if the mask does not cover all keys, such as those that deepseek_v4 adds."""
     made, got = layer_mask.sizes, (queries, keys)
     if made is not None and made != got and not (layer_mask.is_band and layer_mask.band.is_full):
         refuse_sizes(module, made, got)
@@ -163,7 +163,7 @@ def _attend(
 
 
 def _see_unpacked(layer_mask: LayerMask, packing: Packing | None) -> BlockMask | None:
-    """Return the mask of a call whose bias needs the batch axis, None for a band."""
+    """Return the mask of a call whose bias needs the batch axis; None for a band."""
     if packing is not None:
         refuse_packed_bias()
     segments = layer_mask.segments
@@ -171,7 +171,7 @@ def _see_unpacked(layer_mask: LayerMask, packing: Packing | None) -> BlockMask |
 
 
 def _read_packing(others: dict[str, Any]) -> Packing | None:
-    """Return what the caller says of packed documents."""
+    """Return the packed documents that the caller passes, if any."""
     bounds_q, bounds_k = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")
     if bounds_q is None or bounds_k is None:
         return None
@@ -183,7 +183,7 @@ def _read_packing(others: dict[str, Any]) -> Packing | None:
 def _choose_documents(
     q: Tensor, k: Tensor, layer_mask: LayerMask, positions: Tensor | None
 ) -> Tensor | None:
-    """Return position_ids if they may tell of documents."""
+    """Return position_ids if they may describe documents."""
     batch, seqlen = q.shape[:2]
     if positions is None or layer_mask.band.right != 0 or not k.shape[1] == seqlen > 1:
         return None

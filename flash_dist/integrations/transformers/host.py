@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 class Padding(NamedTuple):
-    """Padding of the keys; on the host, but in a graph."""
+    """Padding of the keys; on the host, except in a graph."""
 
     exists: Tensor  # booleans [batch, seqlen_k]
     first: Tensor  # [batch]
@@ -25,19 +25,19 @@ class Padding(NamedTuple):
 
     @classmethod
     def of(cls, exists: Tensor) -> Padding:
-        """Return it with where each row's keys begin and end."""
+        """Return the padding, with the first and last existing key of each row."""
         keys = torch.arange(exists.shape[1], device=exists.device)
         end = torch.where(exists, keys + 1, 0).amax(1)
         first = torch.where(exists, keys, exists.shape[1]).amin(1)
         return cls(exists, torch.minimum(first, end), end)
 
     def has_gaps(self) -> Tensor:
-        """Return whether there is padding between a row's keys, as a tensor."""
+        """Return, as a tensor, whether any row has padding between its keys."""
         return (self.exists.sum(1) != self.end - self.first).any()
 
 
 def read_padding(tokens: Tensor | None, keys: int) -> Padding | None:
-    """Return which keys exist, None if all do that there is a token for. Waits for the GPU."""
+    """Return which keys exist; None if all keys with a token do. Waits for the GPU."""
     if tokens is None:
         return None
     exists = tokens.to("cpu", torch.bool)
@@ -47,12 +47,12 @@ def read_padding(tokens: Tensor | None, keys: int) -> Padding | None:
 
 
 def find_changes(ids: Tensor) -> Tensor:
-    """Return where the id is another than before."""
+    """Return where the id differs from the previous one."""
     return pad(ids[:, 1:] != ids[:, :-1], (1, 0))
 
 
 def has_parts(ids: Tensor) -> bool:
-    """Return whether an id comes back behind others: its tokens lie in more than one part."""
+    """Return whether an id occurs again after others, so that its tokens are in several parts."""
     return bool((find_changes(ids).sum(1) != find_changes(ids.sort(1).values).sum(1)).any())
 
 
@@ -63,7 +63,7 @@ def see_once(
     keys: int,
     device: torch.device | str,
 ) -> Tensor | None:
-    """Return the keys that one query sees [batch or 1, 1, 2, 1], None if they are all keys."""
+    """Return the keys visible to a single query, [batch or 1, 1, 2, 1]; None if all are."""
     everything = torch.tensor([[0, keys]], device="cpu")
     bounds = everything
     if padding is not None:
@@ -82,7 +82,7 @@ def see_once(
 
 
 def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: int) -> LayerMask:
-    """Return what queries see of keys, of which the first is `offset` before the first query."""
+    """Return the mask of queries; the first key is `offset` positions before the first query."""
     end = offset + queries
     exist = end if band.right == 0 and end < keys else None  # a static cache is empty from there on
     used = keys if exist is None else exist

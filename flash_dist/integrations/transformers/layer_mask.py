@@ -19,10 +19,10 @@ Tensor = torch.Tensor
 
 
 class Segments:
-    """Sequences that lie one after the other in the tokens of a batch, [batch * seqlen]."""
+    """Consecutive sequences in the tokens of a batch, [batch * seqlen]."""
 
     def __init__(self, starts: Tensor) -> None:
-        """Take booleans [batch, seqlen] of the host: where a row's second, third ... one begins."""
+        """Take booleans [batch, seqlen] on the host: where later sequences of a row begin."""
         self.starts: Final = starts.clone()
         self.starts[:, 0] = True
         bounds = pad(self.starts.flatten().nonzero().flatten(), (0, 1), value=starts.numel())
@@ -33,14 +33,14 @@ class Segments:
         self._masks: Final[dict[Band, BlockMask]] = {}
 
     def on(self, device: torch.device) -> Tensor:
-        """Return cu_seqlens there, copied on first use without a wait."""
+        """Return cu_seqlens on a device; the first use copies it without waiting."""
         found = self._copies.get(device)
         if found is None:
             found = self._copies[device] = send(self._bounds, device)
         return found
 
     def see(self, band: Band) -> BlockMask:
-        """Return the mask of a band within each, for tensors that are not packed."""
+        """Return the mask of a band within each sequence, for tensors that are not packed."""
         found = self._masks.get(band)
         if found is None:
             inside = BlockMask.documents(self.starts.cumsum(1))
@@ -53,8 +53,8 @@ class Segments:
 class LayerMask:
     """A mask of more than one query: a band within segments, or a BlockMask.
 
-    transformers passes it on as it does a tensor, and asks it for the two names of a tensor that
-    are below. Anything else that would be done with a tensor is refused by name.
+    transformers passes it on like a tensor, and only uses the two attributes below. Any other use
+    as a tensor raises an error that names it.
     """
 
     band: Band = EVERYTHING
@@ -70,7 +70,7 @@ class LayerMask:
 
     @property
     def is_band(self) -> bool:
-        """True if nothing but the band is known yet."""
+        """True if only the band is known yet."""
         return self.segments is None and self.mask is None and self.graph is None
 
     def contiguous(self) -> LayerMask:
@@ -96,16 +96,17 @@ def _describe(use: str) -> str:
 
 
 def find_documents(positions: Tensor) -> Segments | None:
-    """Return the documents of position_ids [batch, seqlen] of the host, None if each row is one."""
+    """Return the documents of position_ids [batch, seqlen] on the host; None if each row is one."""
     starts = find_restarts(positions)
     return Segments(starts) if bool(starts[:, 1:].any()) else None
 
 
 def find_restarts(positions: Tensor) -> Tensor:
-    """Return where position_ids [batch, seqlen] start again: at the least or at a lower one.
+    """Return where position_ids [batch, seqlen] restart: at the minimum, or at a lower position.
 
-    NOTE: One that is left out or comes twice starts no document in transformers' flash attention,
-    nor in eager attention with a mask or a cache. Without both, the mask function is told of them.
+    NOTE: skipped or repeated positions start no document in transformers' flash attention, nor in
+    eager attention with a mask or a cache. Without a mask and a cache, the mask function gets the
+    positions.
     """
     lower = pad(positions.diff() < 0, (1, 0), value=True)
     if positions.shape[1] == 0:
@@ -114,6 +115,6 @@ def find_restarts(positions: Tensor) -> Tensor:
 
 
 def send(host: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a tensor of the host without a wait for the GPU."""
+    """Copy a tensor from the host without waiting for the GPU."""
     pinned = host.pin_memory() if torch.device(device).type == "cuda" else host
     return pinned.to(device, non_blocking=True)

@@ -1,14 +1,14 @@
 """The mask function: makes the mask of a forward, which transformers passes to its layers.
 
-For one query that is None, where it sees all keys, or a tensor, int32 [batch, 1, 2, 1]: the first
-key that is seen and the end. `generate` compiles such forwards, and a mask is an argument of them.
-For more queries it is a `LayerMask`, never None, as it is where no interval is seen. Some models
-ask for a mask and have attention of their own, to which None shows later keys: there a LayerMask is
-refused, and so are two rows for one query; booleans would be added. And modules of encoders may say
-that they are causal, as they do in phi4_multimodal.
+For a single query the mask is None if all keys are visible. Otherwise it is an int32 tensor [batch,
+1, 2, 1] with the first visible key and the end: `generate` compiles such forwards, and a mask is an
+argument of them. For more queries it is a `LayerMask`, never None. Some models ask for a mask but
+have their own attention, to which None would show later keys. Such a model fails with a LayerMask,
+and with two rows for a single query; booleans it would silently add. Modules of encoders may claim
+to be causal, as in phi4_multimodal.
 
-The padding of tokens is read here, once a forward, which waits for the GPU. So are the position in
-a static cache, for more than one query, and documents, where transformers itself has found some.
+Padding is read here, once per forward, which waits for the GPU. So is the position in a static
+cache for more than one query, and documents that transformers itself has found.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def make_mask(
         batch_size: Sequences.
         kv_length: Keys, empty slots of a static cache included.
         kv_offset: Position of the first key.
-        mask_function: Whether a query sees a key, as a function of their positions.
-        attention_mask: Booleans [batch, positions], which tokens exist; or what was made before.
-        others: Among them q_length, q_offset (a tensor with a static cache) and device; older
-            transformers give cache_position for all three.
+        mask_function: Whether a query sees a key, as a function of positions.
+        attention_mask: Booleans [batch, positions], which tokens exist; or a mask made before.
+        others: Contains q_length, q_offset (a tensor with a static cache) and device; older
+            transformers pass cache_position instead of all three.
 
     Raises:
         ValueError: The model is on the meta device.
@@ -92,7 +92,7 @@ def make_mask(
 
 
 def _require_one(ids: Tensor) -> None:
-    """Raise ValueError for several documents in a row, which a trace would keep."""
+    """Raise ValueError if a row has several documents, which a trace would store."""
     if bool(find_changes(ids).any()):
         refuse_constant("position_ids")
 
@@ -105,7 +105,7 @@ def _find_queries(
     cache_position: Tensor | None = None,
     **_: object,
 ) -> tuple[int, int | Tensor, torch.device | str]:
-    """Return how many queries there are, the position of the first, and their device."""
+    """Return the number of queries, the position of the first one, and their device."""
     if cache_position is not None:
         return len(cache_position), cache_position[0], cache_position.device
     return q_length or 0, q_offset, device
@@ -116,7 +116,7 @@ def _see_any(
     attention_mask: Tensor | None,
     others: dict[str, Any],
 ) -> LayerMask:
-    """Return what transformers' own code finds, pair by pair."""
+    """Return the mask that transformers' own code computes, pair by pair."""
     visible = import_module("transformers.masking_utils").sdpa_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,

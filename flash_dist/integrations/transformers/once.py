@@ -1,7 +1,7 @@
-"""Facts that all layers share: read when the first layer asks.
+"""Facts that all layers share, read when the first layer asks.
 
-Known by the identity and version of a tensor, and forgotten with it. Reading waits for the GPU. A
-tensor made under `torch.inference_mode` has no version: it is read in every layer.
+They are cached by the identity and version of a tensor, and dropped with it. Reading waits for the
+GPU. A tensor made under `torch.inference_mode` has no version, so every layer reads it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _found: Final[Conversions[Any]] = Conversions()
 
 
 def find_packed(positions: Tensor, batch: int) -> Segments | None:
-    """Return the documents of position_ids [batch or 1, seqlen], None if rows are one each."""
+    """Return the documents of position_ids [batch or 1, seqlen]; None if rows are one each."""
     return find_once(
         positions,
         ("documents", batch),
@@ -38,7 +38,7 @@ def find_packed(positions: Tensor, batch: int) -> Segments | None:
 
 
 def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tensor:
-    """Return the length of the longest sequence, which is read unless it is an int."""
+    """Return the length of the longest sequence; reads it from the GPU unless it is an int."""
     if given is not None and not isinstance(given, torch.Tensor):
         return given  # e.g. numpy: the varlen function checks it
     if is_symbolic(cu_seqlens):  # the varlen function reads it
@@ -49,7 +49,7 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
 
 
 def is_added(mask: Tensor) -> bool:
-    """Return whether a mask of numbers does more than to hide keys, or must not be read."""
+    """Return whether a mask of numbers is more than a mask that hides keys, or must not be read."""
     if not mask.is_floating_point():
         return False
     if (mask.requires_grad and torch.is_grad_enabled()) or is_symbolic(mask) or is_traced():
@@ -60,10 +60,10 @@ def is_added(mask: Tensor) -> bool:
 def cut_added(
     module: torch.nn.Module, name: str, numbers: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor:
-    """Return numbers that are added, without those behind the last key, which must hide.
+    """Return numbers that are added, without those past the last key, which must hide.
 
     Raises:
-        ValueError: They do not, or must not be read.
+        ValueError: Those do not hide, or must not be read.
     """
     behind = numbers[..., shape[-1] :]
     if behind.shape[-1] == 0:
@@ -76,13 +76,13 @@ def cut_added(
 def read_dense(
     module: torch.nn.Module, mask: Tensor, shape: tuple[int, int, int, int]
 ) -> BlockMask:
-    """Return a mask of the caller's own, [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k].
+    """Return the mask that the caller made, [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k].
 
-    Hidden keys beyond those that there are, of a static cache, are left out.
+    Masked keys beyond the existing ones, as in a static cache, are cut off.
 
     Raises:
-        ValueError: It is for other queries or keys: the cache of a layer with a window has the last
-            keys alone.
+        ValueError: It was made for other queries or keys: a layer with a window caches only the
+            last keys.
     """
     if is_symbolic(mask):
         refuse_tracing()
@@ -103,13 +103,13 @@ def read_dense(
 
 
 def _broadcasts(has: torch.Size, wants: tuple[int, ...]) -> bool:
-    """Return whether torch would expand a shape to another, from the last axis on."""
+    """Return whether torch could expand one shape to another."""
     pairs = zip(reversed(has), reversed(wants), strict=False)
     return len(has) <= len(wants) and all(x in {1, y} for x, y in pairs)
 
 
 def find_once(source: Tensor, key: object, find: Callable[[], Found]) -> Found:
-    """Return what was found of a tensor with the numbers that it has now, or find it."""
+    """Return the cached result for a tensor with its current values, or compute it."""
     if source.is_inference():
         return find()
     found: Found = _found.find(source, (source._version, key), find)  # noqa: SLF001 - no public version counter

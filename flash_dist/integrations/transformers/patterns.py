@@ -1,8 +1,8 @@
 """Read a mask function of transformers instead of evaluating it for every pair.
 
-transformers builds a mask of small functions of (batch, head, query, key) and combines them with
-`and_masks`. They are known by their names and the variables that they close over, as they have been
-since 4.57. What is not known here is evaluated, by transformers' own code.
+transformers builds a mask from small functions of (batch, head, query, key) and combines them with
+`and_masks`. We recognise them by their names and the variables in their closures, unchanged since
+4.57. Other functions are evaluated by transformers' own code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pattern:
     documents: Tensor | None = None  # [batch, seqlen], integers: equal within a document
 
     def join(self, other: Pattern) -> Pattern | None:
-        """Return what both show, None where both have documents."""
+        """Return the intersection of both; None if both have documents."""
         if self.documents is not None and other.documents is not None:
             return None
         band = self.band.intersect(other.band)
@@ -39,7 +39,7 @@ class Pattern:
 
 
 def read_pattern(function: Callable[..., Any]) -> Pattern | None:
-    """Return what a mask function shows, None if that cannot be told by its looks."""
+    """Return the pattern of a mask function; None if it is not recognised."""
     if getattr(function, "__module__", None) != _MODULE:
         return None
     variables = _variables(function)
@@ -65,7 +65,7 @@ def read_pattern(function: Callable[..., Any]) -> Pattern | None:
 
 
 def _variables(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return what a function closes over, by name."""
+    """Return the variables in a function's closure, by name."""
     cells = function.__closure__ or ()
     names = function.__code__.co_freevars
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}

@@ -1,4 +1,4 @@
-"""Errors for what models ask for and no kernel does; they name the module."""
+"""Errors for requests that no kernel supports; they name the module."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _UNSUPPORTED: Final = {  # by name: what a module asks for, what is missing, a h
 
 
 def refuse_match(what: str) -> None:
-    """Raise ValueError if match_kvcache is chosen for what has other bits than a cache."""
+    """Raise ValueError if match_kvcache is chosen for a call with other bits than a cache."""
     if find_match_kvcache():
         message = f"match_kvcache must be False for {what}, got True"
         raise ValueError(message)
@@ -60,7 +60,7 @@ def refuse_match(what: str) -> None:
 def require_supported(
     module: torch.nn.Module, dropout: float, arguments: Mapping[str, object]
 ) -> None:
-    """Raise ValueError for the first argument that asks for what has no kernel."""
+    """Raise ValueError for the first unsupported argument."""
     if dropout:
         _refuse(module, f"dropout={dropout}", "no kernels with dropout", _advise(module, dropout))
     for name, words in _UNSUPPORTED.items():
@@ -69,7 +69,7 @@ def require_supported(
 
 
 def require_numbers(device: torch.device | str) -> None:
-    """Raise ValueError for a model whose tensors have no numbers that a mask could be read of."""
+    """Raise ValueError for a model on the meta device, from which no mask can be read."""
     if str(device) == "meta":
         message = (
             "a model must be on a CUDA device or the CPU, got device meta"
@@ -79,7 +79,7 @@ def require_numbers(device: torch.device | str) -> None:
 
 
 def refuse_dtype(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
-    """Raise TypeError for a mask of whole numbers, to which each library gives another meaning."""
+    """Raise TypeError for a mask of integers, which libraries interpret differently."""
     message = (
         f"the attention_mask of {type(module).__name__} must be of booleans or of numbers that are "
         f"added to scores, got {str(dtype).removeprefix('torch.')}\n\n"
@@ -91,7 +91,7 @@ def refuse_dtype(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
 def refuse_shape(
     module: torch.nn.Module, name: str, got: torch.Size, wanted: tuple[int, int, int, int]
 ) -> NoReturn:
-    """Raise ValueError for a mask of other queries or keys than a layer has."""
+    """Raise ValueError for a mask with other queries or keys than the layer."""
     message = (
         f"the {name} of {type(module).__name__} must broadcast to [batch, num_heads_q, "
         f"seqlen_q, seqlen_k], {list(wanted)}, and show no key behind these, got shape {list(got)}"
@@ -102,7 +102,7 @@ def refuse_shape(
 
 
 def refuse_packed_bias() -> NoReturn:
-    """Raise ValueError for a bias of sequences that lie one after the other."""
+    """Raise ValueError for a bias with packed sequences."""
     message = (
         "position_bias and an attention_mask that is added must be None with cu_seq_lens_q, got a "
         f"tensor: packed sequences have no bias\n\n{_EAGER}"
@@ -111,7 +111,7 @@ def refuse_packed_bias() -> NoReturn:
 
 
 def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int, int]) -> NoReturn:
-    """Raise ValueError for other numbers of queries and keys than the mask was made for."""
+    """Raise ValueError for other numbers of queries or keys than the mask was made for."""
     message = (
         f"{type(module).__name__} gives {got[0]} queries and {got[1]} keys, and its attention_mask "
         f"was made for {made[0]} and {made[1]}\n\n{_EAGER}"
@@ -120,12 +120,12 @@ def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int,
 
 
 def refuse_tracing() -> NoReturn:
-    """Raise ValueError, whose text torch.compile shows, for a mask that no graph can hold."""
+    """Raise ValueError, whose text torch.compile shows, for a mask that graphs cannot store."""
     raise ValueError(UNTRACEABLE)
 
 
 def refuse_constant(name: str) -> None:
-    """Raise ValueError where torch.jit.trace would keep what is read of a tensor, for all calls."""
+    """Raise ValueError if torch.jit.trace would store the values of a tensor for all calls."""
     if is_traced():
         message = (
             f"torch.jit.trace must be given no {name}, got one: its values are read now, and the "
@@ -141,7 +141,7 @@ def _refuse(module: torch.nn.Module, what: str, why: str, hint: str) -> NoReturn
 
 
 def _advise(module: torch.nn.Module, dropout: float) -> str:
-    """Say what to set, by its name in the configuration of the model."""
+    """Return which option of the model's configuration to set."""
     config: Any = getattr(module, "config", None)
     names = (name for name in _DROPOUTS if getattr(config, name, None) == dropout)
     name = next(names, _DROPOUTS[0])

@@ -1,11 +1,10 @@
-"""Attention of one query, for `generate`: nothing is read on the host.
+"""Attention of a single query, for `generate`: reads nothing on the host.
 
-flash_attn_with_kvcache reads the keys where they lie, so that a sequence has the same bits in any
-batch, however it is padded. What a cache has no kernel for (gradients, float32 on a GPU, autocast)
-goes to the functions that have one. There each sequence and kv head is a sequence of
-flash_attn_varlen_func with one token, whose heads are the query heads of the kv head: a cache
-[batch, num_heads_kv, seqlen_k, head_dim] is packed as it lies, and keys that are not seen are those
-of sequences without a query in between.
+flash_attn_with_kvcache reads the keys in place, so a sequence has the same bits in any batch,
+whatever its padding. Calls that it does not support (gradients, float32 on a GPU, autocast) go to
+flash_attn_varlen_func. There each (sequence, kv head) pair is a sequence with one token, whose
+heads are the query heads of the kv head. A cache [batch, num_heads_kv, seqlen_k, head_dim] is
+packed without a copy, and masked keys belong to sequences without queries in between.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ class Scores(NamedTuple):
     bias: Tensor | None = None  # added to the scores
 
     def add(self, mask: Tensor) -> Scores:
-        """Return them with a mask of numbers added."""
+        """Return them, with a mask of numbers added."""
         return self._replace(bias=mask if self.bias is None else self.bias + mask)
 
     def cut(self, keys: int) -> Scores:
-        """Return them for the first keys: a static cache has more, which are empty."""
+        """Return them for the first keys only: the other slots of a static cache are empty."""
         if self.bias is None or self.bias.shape[-1] <= keys:
             return self
         return self._replace(bias=self.bias[..., :keys])
 
     def find_options(self) -> dict[str, Any]:
-        """Return the same as arguments of the attention functions."""
+        """Return them as arguments of the attention functions."""
         chosen: dict[str, Any] = {"softmax_scale": self.scale}
         if self.softcap:
             chosen["softcap"] = self.softcap
@@ -66,7 +65,7 @@ class Scores(NamedTuple):
 
 
 def is_interval(mask: Tensor) -> bool:
-    """Return whether a mask is the first key and the end, [batch, 1, 2, 1]."""
+    """Return whether a mask holds the first key and the end, [batch, 1, 2, 1]."""
     return mask.dtype == torch.int32 and mask.shape[1:] == (1, 2, 1)
 
 
@@ -96,7 +95,7 @@ def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
 def attend_once(
     query: Tensor, key: Tensor, value: Tensor, interval: Tensor, scores: Scores
 ) -> Tensor:
-    """Return out [batch, 1, num_heads_q, head_dim_v] of one query to an interval of keys.
+    """Return out [batch, 1, num_heads_q, head_dim_v] of one query to a range of keys.
 
     Args:
         query: [batch, num_heads_q, 1, head_dim].
@@ -120,7 +119,7 @@ def attend_once(
 
 
 def lay_out(x: Tensor) -> Tensor:
-    """Return [batch, seqlen, num_heads, head_dim] of what has heads first, a copy if it must be."""
+    """Return [batch, seqlen, num_heads, head_dim] from heads first; copies if needed."""
     x = x.transpose(1, 2)
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -128,7 +127,7 @@ def lay_out(x: Tensor) -> Tensor:
 def _attend_packed(
     query: Tensor, key: Tensor, value: Tensor, interval: Tensor, scores: Scores
 ) -> Tensor:
-    """Do the same as packed sequences; what is not contiguous is copied."""
+    """Compute the same with packed sequences; tensors that are not contiguous are copied."""
     batch, heads_kv, seqlen, _ = key.shape
     where = "bounds", heads_kv, seqlen
     bounds_q, bounds_k = _find(interval, where, lambda: _pack(interval, heads_kv, seqlen))
@@ -154,25 +153,25 @@ def _attend_packed(
 
 
 def _find(interval: Tensor, key: object, find: Callable[[], Found]) -> Found:
-    """Return what is found of an interval, which takes kernels: the first layer of a forward."""
+    """Return a result derived from an interval; only the first layer launches the kernels."""
     return find() if _is_repeated(interval) else find_once(interval, key, find)
 
 
 def _is_repeated(interval: Tensor) -> bool:
-    """Return whether this call will run again on other values of the same tensors."""
+    """Return whether this code will run again with other values of the same tensors."""
     if is_symbolic(interval) or is_traced():
         return True
     return interval.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _split(interval: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first key of each sequence, and the end."""
+    """Return the first key and the end of each sequence."""
     first, end = interval.view(-1, 2).t().contiguous()
     return first, end
 
 
 def _pack(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
-    """Return cu_seqlens of queries and keys: intervals, and what lies before each of them."""
+    """Return cu_seqlens of queries and keys: the intervals, and the gaps before each of them."""
     rows = interval.view(-1, 2).repeat_interleave(heads_kv, 0)
     numbers = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device).unsqueeze(1)
     queries = torch.cat([numbers, numbers + 1], 1)

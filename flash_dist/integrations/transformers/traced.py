@@ -1,12 +1,12 @@
-"""The mask function in a graph of torch.compile: intervals of keys, as tensors of the graph.
+"""The mask function in a graph of torch.compile: key intervals, as tensors of the graph.
 
-Nothing is read on the host: what tokens exist and where documents begin becomes the first key and
-the end for each query where these tensors are, and IntervalMask plans them there.
+Nothing is read on the host. Which tokens exist and where documents begin are converted on the
+device to each query's first key and end, from which IntervalMask makes a plan there.
 
-A mask function is neither read nor evaluated for every pair here. A few pairs for each query tell
-where sequences begin; the others of them must be seen as a band within these shows them. That is
-held against the mask when the graph runs, as is that padding has no gaps: otherwise torch stops at
-an assertion, which on a GPU ends what the process can do there.
+The mask function is neither recognised nor evaluated for every pair. A few pairs per query tell
+where sequences begin, and some others must agree with a band within these. The graph checks this
+when it runs, and that padding has no gaps. If a check fails, torch stops at an assertion, after
+which the process cannot use a GPU any more.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def trace_mask(
     """Return the mask of a forward that is traced.
 
     Args:
-        mask_function: As `make_mask` has it.
+        mask_function: As in `make_mask`.
         tokens: [batch, keys or less], which keys exist.
-        sizes: Sequences, queries and keys.
-        first: Position of the first query, in the sequence and from the first key.
-        device: Where the queries are.
-        others: As `make_mask` has them.
+        sizes: Numbers of sequences, queries and keys.
+        first: Position of the first query: in the sequence, and counted from the first key.
+        device: The device of the queries.
+        others: As in `make_mask`.
     """
     (batch, queries, keys), (position, offset) = sizes, first
     band = _find_band(queries == keys, **others)
@@ -71,14 +71,14 @@ def trace_mask(
 def plan_traced(
     layer_mask: LayerMask, documents: Tensor | None, queries: int, keys: int, device: torch.device
 ) -> IntervalMask:
-    """Return the plan of what is seen; made once for all layers that ask for the same.
+    """Return the plan of the visible keys; layers that ask for the same share it.
 
     Args:
         layer_mask: Made by the mask function.
-        documents: position_ids [batch or 1, seqlen] that begin anew in each document.
-        queries: How many there are.
-        keys: Likewise.
-        device: Where they are.
+        documents: position_ids [batch or 1, seqlen], which restart in each document.
+        queries: Number of queries.
+        keys: Number of keys.
+        device: The device of the queries.
     """
     for known, mask in layer_mask.planned:
         if known is documents:
@@ -95,19 +95,19 @@ def plan_traced(
 
 
 def _follow(band: Band, rows: Tensor, keys: int) -> Pair:
-    """Return what rows, numbers of keys, see in a band."""
+    """Return the keys that queries, given by their index among the keys, see in a band."""
     lo = rows - band.left if band.left >= 0 else torch.zeros_like(rows)
     hi = rows + band.right + 1 if band.right >= 0 else torch.zeros_like(rows) + keys
     return lo, hi
 
 
 def _join(one: Pair, other: Pair) -> Pair:
-    """Return what both show."""
+    """Return the intersection of both intervals."""
     return torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1])
 
 
 def _spread(starts: Tensor) -> Pair:
-    """Return where the sequence of each token begins and ends, of where sequences begin."""
+    """Return where each token's sequence begins and ends, given where sequences begin."""
     numbers = torch.arange(starts.shape[1], device=starts.device)
     first = torch.where(starts, numbers, 0).cummax(1).values
     ends = pad(starts[:, 1:], (0, 1), value=True)
@@ -123,7 +123,7 @@ def _find_band(
     config: object = None,
     **others: object,
 ) -> Band:
-    """Return the band that a kind of mask is named for."""
+    """Return the band for a kind of mask, by its name."""
     is_whole = others.get("allow_is_bidirectional_skip") is not None
     is_causal = others.get("allow_is_causal_skip", True) and not _is_chunked(local_size, config)
     if use_vmap or not (is_square or is_whole or is_causal):
@@ -134,7 +134,7 @@ def _find_band(
 
 
 def _is_chunked(size: int | None, config: object) -> bool:
-    """Return whether a size is that of chunks, which cu_seq_lens do not have."""
+    """Return whether a size is a chunk size, which cu_seq_lens do not include."""
     return size is not None and size == getattr(config, "attention_chunk_size", None)
 
 
@@ -145,7 +145,7 @@ def _find_starts(
     position: int | Tensor,
     device: torch.device | str,
 ) -> Tensor:
-    """Return where sequences begin [batch, seqlen]; and hold the mask against a band in these."""
+    """Return where sequences begin [batch, seqlen]; check that the mask is a band within them."""
     batch, seqlen = sizes
     row = torch.arange(batch, device=device).unsqueeze(1)
     head = torch.zeros_like(row)
@@ -169,7 +169,7 @@ def _find_starts(
 
 
 def _list_edges(band: Band) -> list[int]:
-    """Return how far from a query the keys at the edges of a band are, and those behind them."""
+    """Return the offsets from a query to the keys at the edges of a band, and just outside."""
     edges = []
     if band.left >= 0:
         edges += [-band.left, -band.left - 1]

@@ -1,4 +1,4 @@
-"""The backend for vLLM: its limits, the description of a batch, the attention of a layer."""
+"""The vLLM backend: its limits, the description of a batch, the attention of a layer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FlashDistBackend(AttentionBackend):
     def get_supported_kernel_block_sizes(
         kv_cache_spec: object = None,  # noqa: ARG004 - the same for all
     ) -> list[int | MultipleOf]:
-        """Return the sizes of pages."""
+        """Return the supported page sizes."""
         return [MultipleOf(_PAGE)]
 
     @classmethod
@@ -68,7 +68,7 @@ class FlashDistBackend(AttentionBackend):
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Return whether it is a decoder's or an encoder's attention to itself."""
+        """Return whether it is a decoder, or an encoder's self-attention."""
         return attn_type in (AttentionType.DECODER, *_ENCODERS)
 
     @classmethod
@@ -109,7 +109,7 @@ class FlashDistBackend(AttentionBackend):
         use_mm_prefix: bool,  # noqa: ARG003, FBT001
         device_capability: DeviceCapability,
     ) -> str | None:
-        """Return why a dtype and a GPU do not go together, None if they do."""
+        """Return why a dtype is unsupported on a GPU; None if it is supported."""
         if not cls.supports_dtype(dtype):  # vLLM reports the dtype by itself
             return None
         floor = AXES.words[DTYPE_NAMES[dtype]].floor
@@ -220,15 +220,15 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Fill output, whose rows after num_actual_tokens are left alone.
+        """Fill output; rows after num_actual_tokens are not written.
 
         Args:
             layer: The attention layer.
             query: [num_tokens, num_heads, head_size].
-            key: [num_tokens, num_kv_heads, head_size], in the cache already.
+            key: [num_tokens, num_kv_heads, head_size], already in the cache.
             value: Likewise.
             kv_cache: [num_pages, num_kv_heads, page_size, 2 * head_size], in any layout.
-            attn_metadata: The batch; None while vLLM measures how much memory a step needs.
+            attn_metadata: The batch; None while vLLM measures the memory of a step.
             output: [num_tokens, num_heads, head_size].
             output_scale: None.
             output_block_scale: None.
@@ -270,7 +270,7 @@ class FlashDistImpl(AttentionImpl[FlashDistMetadata]):
         kv_cache: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """Write key and value into the slots of the cache; a slot below 0 is of no token."""
+        """Write key and value into the slots of the cache; negative slots are skipped."""
         if self.attn_type in _ENCODERS:
             return
         keys, values = self._split(kv_cache)
