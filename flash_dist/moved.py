@@ -1,4 +1,4 @@
-"""Names the new place of a module that is imported from its place in an earlier version."""
+"""Raises an error with the new place of a module that is imported from its old place."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The two compiled libraries seen from Python, and the same computed on the CPU."""
+"""The two compiled libraries, called from Python, and their CPU implementation."""

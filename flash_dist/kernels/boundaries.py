@@ -1,7 +1,7 @@
 """Checks of the values of cu_seqlens.
 
-Every call on the CPU checks them, and with FLASH_DIST_CHECK=1 also calls on a GPU. Without, kernels
-take any values and stay within the tensors.
+CPU calls always check them, GPU calls if FLASH_DIST_CHECK=1. Without the check, kernels accept any
+values and stay within the tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEY: Final = os.fsencode(CHECK_VARIABLE)
 
 
 def is_checking() -> bool:
-    """Return whether calls on a GPU wait for cu_seqlens and check it: FLASH_DIST_CHECK is 1."""
+    """Return whether GPU calls wait for cu_seqlens and check it: FLASH_DIST_CHECK is 1."""
     if is_unset(_KEY):
         return False
     text = os.environ.get(CHECK_VARIABLE, "")
@@ -34,17 +34,17 @@ def is_checking() -> bool:
 
 
 def find_check_problem(text: str) -> str:
-    """Say what is wrong with a value of the variable, empty if nothing is."""
+    """Return what is wrong with a value of the variable; empty if it is valid."""
     return "" if text in {"", "0", "1"} else f"{CHECK_VARIABLE} must be 0 or 1, got `{text:.60}`"
 
 
 class BoundariesError(ValueError):
-    """Values of cu_seqlens are wrong: no kernel supports such a call, nor do torch's."""
+    """Values of cu_seqlens are wrong. No kernel supports such a call, and torch's do not either."""
 
 
 @cache
 def warn_unchecked(where: str) -> None:
-    """Warn, once for each place, that FLASH_DIST_CHECK cannot check there."""
+    """Warn, once per place, that FLASH_DIST_CHECK cannot check there."""
     message = f"{CHECK_VARIABLE}=1 does not check cu_seqlens in {where}, which must not wait"
     warnings.warn(message, stacklevel=2)
 
@@ -56,21 +56,21 @@ def check_boundaries(
     longest: int,
     arguments: tuple[str, str] | None = None,
 ) -> None:
-    """Raise where sequences do not lie one after the other on an axis of so many tokens.
+    """Raise if sequences do not lie one after the other on an axis with `tokens` tokens.
 
-    The first begins with the axis: without the leading 0 one sequence would silently be left out.
-    Tokens after the last may belong to no sequence.
+    The first sequence must begin at 0: a missing leading 0 would silently drop a sequence. Tokens
+    after the last sequence may belong to none.
 
     Args:
         name: What is packed, such as `q` or `k`.
         ends: The values of cu_seqlens.
-        tokens: Of the packed axis.
-        longest: What max_seqlen says.
-        arguments: Names of cu_seqlens and max_seqlen, if not these with `_q` or `_k`.
+        tokens: Length of the packed axis.
+        longest: max_seqlen.
+        arguments: Names of cu_seqlens and max_seqlen, if they are not these with `_q` or `_k`.
 
     Raises:
-        BoundariesError: The first entry is not 0, one lies beside the axis or before the one in
-            front of it, or a sequence is longer than max_seqlen.
+        BoundariesError: The first entry is not 0, an entry is off the axis or less than the
+            previous one, or a sequence is longer than max_seqlen.
     """
     array, limit = arguments or (f"cu_seqlens_{name}", f"max_seqlen_{name}")
     require_zero(array, ends)
@@ -95,7 +95,7 @@ def check_boundaries(
 
 
 def require_zero(array: str, ends: Sequence[int]) -> None:
-    """Raise where the first of several sequences does not begin with the axis.
+    """Raise if the first of several sequences does not begin at 0.
 
     Raises:
         BoundariesError: The first entry is not 0.

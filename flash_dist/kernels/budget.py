@@ -18,13 +18,13 @@ MAX_BUDGET_MB: Final = (2**63 - 1) >> 20  # the operators take bytes as int64
 
 
 def is_unset(name: bytes) -> bool:
-    """Tell if a variable is known not to be set; reading os.environ would raise twice inside."""
+    """Return whether a variable is known to be unset; os.environ would raise twice internally."""
     known = getattr(os.environ, "_data", None)
     return known is not None and name not in known
 
 
 def workspace_budget() -> int:
-    """Return the bytes that a backward call may use for its workspace, see `flash_attn_func`.
+    """Return how many bytes of workspace a backward call may use, see `flash_attn_func`.
 
     1.5 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
     """
@@ -40,7 +40,7 @@ def workspace_budget() -> int:
 
 
 def find_budget_problem(text: str) -> str:
-    """Say what is wrong with a value of the variable, empty if nothing is."""
+    """Return what is wrong with a value of the variable; empty if it is valid."""
     if not text:
         return ""
     if not (text.isascii() and text.isdecimal()):

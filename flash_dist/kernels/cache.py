@@ -1,8 +1,8 @@
 """The operators on a cache of keys and values: `decode` and `append`.
 
-csrc/binding/decode.cpp declares them and has their CUDA kernels; cache_cpu.py has the CPU's. They
-have no autograd formula: calls here are without gradients. `decode_no_lse` is `decode` with few
-arguments and without lse: it costs less in eager mode.
+csrc/binding/decode.cpp declares them and their CUDA kernels; cache_cpu.py has the CPU kernels. They
+have no autograd formula: calls here have no gradients. `decode_no_lse` is `decode` with few
+arguments and without lse, which is cheaper in eager mode.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ for _name in ("decode", "decode_no_lse", "append"):
 
 
 class Packed(NamedTuple):
-    """Queries of several sequences, one behind the other."""
+    """Packed queries of several sequences."""
 
     cu_seqlens_q: Tensor  # [batch + 1]
     max_seqlen_q: int
 
 
 class Rotary(NamedTuple):
-    """Rotary embeddings: angles for each position."""
+    """Rotary embeddings: the angles of each position."""
 
     cos: Tensor  # [positions, rotary_dim / 2]
     sin: Tensor
@@ -65,15 +65,15 @@ def decode(  # noqa: PLR0913 - one attention problem
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim]; packed, [total_q, num_heads_q, head_dim].
-        cache: With the new keys in it.
+        cache: The cache, already with the new keys.
         band: Aligned to the bottom right.
         softmax_scale: Factor on the scores.
-        seqlen_new: Keys that were appended behind cache.seqlens.
+        seqlen_new: Number of keys that were appended after cache.seqlens.
         budget: Bytes of workspace, or BUDGET_NOW.
         packed: Where the queries of each sequence are, if they are packed.
-        scores: Score modifications and sinks; None: without.
-        head_dim_v: Values are so many of the first columns of the keys (latent keys); 0: cache.v
-            has them.
+        scores: Score modifications and sinks; None: none.
+        head_dim_v: The values are this many first columns of the keys (latent keys); 0: they are in
+            cache.v.
         wants_lse: If False, lse may be None.
 
     Returns:
@@ -99,14 +99,14 @@ def decode(  # noqa: PLR0913 - one attention problem
 def append(
     q: Tensor, cache: Cache, new: tuple[Tensor, Tensor], rotary: Rotary | None, *, advances: bool
 ) -> Tensor:
-    """Write new keys and values behind the sequences of a cache; return q, rotated if asked for.
+    """Append new keys and values to the sequences of a cache; return q, rotated if asked for.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim].
-        cache: With seqlens.
+        cache: The cache; it must have seqlens.
         new: k [batch, seqlen_new, num_heads_kv, head_dim] and v, with head_dim_v.
         rotary: Key i is at position cache.seqlens + i.
-        advances: Whether query i is at position cache.seqlens + i; else all are at cache.seqlens.
+        advances: Whether query i has position cache.seqlens + i; else all have cache.seqlens.
     """
     angles = (None, None, False) if rotary is None else rotary
     where = cache.seqlens, cache.batch_idx, cache.block_table
@@ -122,10 +122,10 @@ def append(
 
 
 def _append_in_place(keys: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
-    """Bump the versions of both caches, so that a backward that has saved one raises.
+    """Increment the versions of both caches, so that a backward that has saved one raises.
 
-    torch generates such a kernel for its own in-place operators. It serves direct calls of the
-    operator and compiled graphs.
+    torch generates such a kernel for its own in-place operators. It runs for direct calls of the
+    operator and in compiled graphs.
     """
     with torch._C._AutoDispatchBelowADInplaceOrView():  # noqa: SLF001 - as torch.library.custom_op
         below = keys & torch._C._after_ADInplaceOrView_keyset  # noqa: SLF001
@@ -139,14 +139,14 @@ _library.impl("append", _append_in_place, "ADInplaceOrView", with_keyset=True)
 
 
 def _is_watched() -> bool:
-    """Return whether a graph, a trace or a mode may look at the operator: they know `decode`."""
+    """Return whether a graph, a trace or a mode may see the operator: these know only `decode`."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
         return True
     return torch._C._get_tracing_state() is not None  # noqa: SLF001
 
 
 def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - torch.ops.X.Y.Z
-    """Call an operator without gradients, whatever its tensors want."""
+    """Call an operator without gradients, even if its tensors require them."""
     if torch.compiler.is_compiling():
         with torch.no_grad():
             return operator(*arguments)
@@ -154,7 +154,7 @@ def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - 
 
 
 def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - likewise
-    """Do the same where no graph is made: the object of `torch.no_grad` takes a tenth of a call."""
+    """Do this without a graph: the `torch.no_grad` object would take a tenth of a call."""
     run = operator._op  # noqa: SLF001 - the C++ callable, without torch's Python wrapper
     try:
         if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - as torch.autograd does

@@ -1,4 +1,4 @@
-"""The operators on a cache, on the CPU: each sequence's keys are gathered and attended to.
+"""The operators on a cache, on the CPU: gathers each sequence's keys and attends to them.
 
 The signatures are the operators' own, see csrc/binding/decode.cpp.
 """
@@ -89,7 +89,7 @@ def decode_no_lse(  # noqa: PLR0913, PLR0917 - the operator's schema
     seqlen_new: int,
     budget: int,
 ) -> Tensor:
-    """Return out of queries with a batch axis, without the arguments that most calls lack."""
+    """Return out of queries with a batch axis; has no rarely used arguments."""
     where = cache_seqlens, None, None, block_table, None, 0
     numbers = seqlen_new, softmax_scale, left, right, budget
     out: Tensor = decode(q, k_cache, v_cache, *where, *numbers)[0]
@@ -103,7 +103,7 @@ def _lse_dtype(q: Tensor) -> torch.dtype:
 def _decode_packed(
     q: Tensor, cache: Cache, ends: list[int], numbers: tuple[Any, ...], scores: Scores
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of packed queries: of each sequence as if it were alone."""
+    """Return out and lse of packed queries; each sequence is computed as if it were alone."""
     total, heads, _ = q.shape
     out = q.new_zeros((total, heads, cache.v.shape[-1]))
     lse = q.new_full((heads, total), -math.inf, dtype=_lse_dtype(q))
@@ -149,7 +149,7 @@ def append(  # noqa: PLR0913, PLR0917 - the operator's schema
 
 
 def _places(cache: Cache, i: int, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Return entry and row of keys of batch entry i."""
+    """Return the entry and row of each key of batch entry i."""
     if cache.block_table is not None:
         page = cache.k.shape[1]
         return cache.block_table[i, keys // page].long(), keys % page
@@ -158,7 +158,7 @@ def _places(cache: Cache, i: int, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Turn the first columns of [batch, seqlen, heads, head_dim] by the angles of positions."""
+    """Rotate the first columns of [batch, seqlen, heads, head_dim] by the angles of positions."""
     last = cos.shape[0] - 1
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     turn_cos, turn_sin = (

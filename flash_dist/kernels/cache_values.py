@@ -1,7 +1,7 @@
 """Checks of the values that describe a cache: lengths, entries, pages.
 
-Every call on the CPU checks them, and with FLASH_DIST_CHECK=1 also calls on a GPU. Without, kernels
-cut off values that are too large and stay within the tensors.
+CPU calls always check them, GPU calls if FLASH_DIST_CHECK=1. Without the check, kernels clamp
+values that are too large and stay within the tensors.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ class Cache(NamedTuple):
     block_table: Tensor | None
 
     def find_capacity(self) -> int:
-        """Return how many keys there is room for in a sequence."""
+        """Return the most keys that a sequence can have."""
         page = self.k.shape[1]
         return page if self.block_table is None else page * self.block_table.shape[1]
 
     def entry(self, i: int) -> Cache:
-        """Return the cache as a call of batch entry i alone has it."""
+        """Return the cache as a call with only batch entry i would have it."""
         own = slice(i, i + 1)
         named = self.block_table is not None or self.batch_idx is not None
         k, v = (self.k, self.v) if named else (self.k[own], self.v[own])
         return Cache(k, v, *(None if x is None else x[own] for x in self[2:]))
 
     def check_values(self, seqlen_new: int, angles: int | None = None, steps: int = 0) -> None:
-        """Raise for numbers beside the cache; waits for a GPU that has them.
+        """Raise for numbers outside the cache; waits if they are on a GPU.
 
         Args:
-            seqlen_new: Keys that are appended behind each sequence.
-            angles: Positions that have a rotary embedding, None without.
-            steps: How many of them a sequence needs from cache_seqlens on.
+            seqlen_new: Keys that are appended to each sequence.
+            angles: Number of positions with a rotary embedding; None: no rotation.
+            steps: Number of positions that a sequence needs from cache_seqlens on.
 
         Raises:
-            ValueError: A value is out of range, two sequences would write to one place, or a
+            ValueError: A value is out of range, two sequences would write to the same place, or a
                 position has no angle; the message names it.
         """
         seqlens = None if self.seqlens is None else self.seqlens.tolist()
@@ -75,7 +75,7 @@ class Cache(NamedTuple):
             _check_angles(seqlens or [], angles, steps)
 
     def _check_written(self, seqlens: Sequence[int], seqlen_new: int) -> None:
-        """Raise where two sequences would write new keys to one place."""
+        """Raise if two sequences would write new keys to the same place."""
         if self.batch_idx is not None:
             numbers = self.batch_idx.tolist()
             for i, number in enumerate(numbers):
@@ -100,7 +100,7 @@ def _check_numbers(name: str, numbers: Sequence[int], most: Sequence[int], what:
 def _check_pages(
     table: Sequence[Sequence[int]], page: int, seqlens: Sequence[int], seqlen_new: int
 ) -> None:
-    """Raise where two rows of new keys are the same row of one page."""
+    """Raise if two new keys would be written to the same row of a page."""
     written: dict[int, list[tuple[int, int, str]]] = {}  # first row, end, who
     for i, (pages, begin) in enumerate(zip(table, seqlens, strict=True)):
         end = begin + seqlen_new

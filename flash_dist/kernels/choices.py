@@ -1,4 +1,4 @@
-"""Choices of how to compute, for a call, a block or a thread: precision and order of sums."""
+"""Choices for a call, a block or a thread: precision, and order of sums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RUN_LATER: Final = (
 
 
 class _Thread(threading.local):
-    """Choices of one thread, None for none; attributes, which torch.compile can read."""
+    """Choices of one thread; None: no choice. Attributes, which torch.compile can read."""
 
     def __init__(self) -> None:
         self.is_main = threading.current_thread() is threading.main_thread()
@@ -42,7 +42,7 @@ class _Thread(threading.local):
 
 
 class _Process:
-    """Choices of the main thread, which are those of threads that made none."""
+    """Choices of the main thread, which also apply to threads without their own choice."""
 
     def __init__(self) -> None:
         self.precision: Precision = "tf32x3"
@@ -55,7 +55,7 @@ process: Final = _Process()
 
 
 class Choice:
-    """A choice from here on, within a `with` block, or in each call of a function it decorates."""
+    """A choice from now on, in a `with` block, or in each call of a decorated function."""
 
     _name: ClassVar[str]
 
@@ -65,10 +65,11 @@ class Choice:
         self._choose(value)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return the function with each call within such a block; here, undo the choice.
+        """Return the function with each call in such a block; undo the choice made here.
 
         Raises:
-            TypeError: It is no function, or one whose body runs after the call.
+            TypeError: It is no function, or its body runs after the call (a generator, for
+                example).
         """
         self._choose(self._before)
         fits = inspect.isroutine(function) and not any(does(function) for does in _RUN_LATER)
@@ -87,7 +88,7 @@ class Choice:
         return within
 
     def __enter__(self) -> None:
-        """Choose it, again if this is its second block."""
+        """Make the choice; once more if this is its second block."""
         self._choose(self._value)
 
     def __exit__(
@@ -96,7 +97,7 @@ class Choice:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Choose again what was chosen before."""
+        """Restore the previous choice."""
         self._choose(self._before)
 
     def _choose(self, value: object) -> None:
@@ -115,25 +116,24 @@ def find_match_kvcache() -> bool:
 
 
 class float32_precision(Choice):  # noqa: N801 - called as a function
-    """Choose how kernels multiply float32 from here on, or within a `with` block.
+    """Choose how kernels multiply float32 numbers from now on, or in a `with` block.
 
-    "tf32x3", the default, makes three products of TF32 on the matrix units, which leaves out 2^-22
-    of a term at most; "ieee" rounds each product and sum as IEEE 754 says (FFMA), and takes up to
-    2.5 times as long. GPUs of compute capability 7.5 have no TF32 and compute "ieee" either way.
-    float16 and bfloat16 are computed as ever, and so is everything on the CPU.
+    "tf32x3", the default, makes three TF32 products on tensor cores, which loses at most 2^-22 of a
+    term. "ieee" rounds each product and sum as IEEE 754 says (FFMA), and takes up to 2.5 times as
+    long. GPUs of compute capability 7.5 have no TF32 and always compute "ieee". float16, bfloat16
+    and CPU calls are not affected.
 
-    A thread's choice is its own, and goes for its calls of every attention function; threads that
-    made none, autograd's among them, take what the main thread has chosen at the time. The backward
-    of a call does as its forward did, whatever was chosen since. torch.compile makes the choice a
-    part of the graph, and compiles again where it meets another. An argument `float32_precision`
-    goes before all of it.
+    A choice belongs to one thread and applies to its calls of every attention function. Threads
+    without a choice, such as autograd's, use the current choice of the main thread. A backward uses
+    the choice of its forward. torch.compile stores the choice in the graph, and recompiles for
+    another one. An argument `float32_precision` takes precedence.
 
     Args:
         precision: "tf32x3" or "ieee".
 
     Raises:
         TypeError: precision is no string.
-        ValueError: It is another one.
+        ValueError: It is none of these.
     """
 
     _name = "precision"
@@ -143,11 +143,11 @@ class float32_precision(Choice):  # noqa: N801 - called as a function
 
 
 def read_precision(precision: object) -> Precision:
-    """Return a precision that a caller named.
+    """Return a precision, checked.
 
     Raises:
         TypeError: It is no string.
-        ValueError: There is none of that name.
+        ValueError: It is none of the known precisions.
     """
     if not isinstance(precision, str):
         message = f'float32_precision must be "tf32x3" or "ieee", got {type(precision).__name__}'
@@ -162,14 +162,14 @@ def read_precision(precision: object) -> Precision:
 
 
 def is_ieee(precision: Precision | None) -> bool:
-    """Return whether a call with this precision, None for the one chosen, uses no TF32."""
+    """Return whether a call uses no TF32; precision None means the current choice."""
     return (find_precision() if precision is None else read_precision(precision)) == IEEE
 
 
 class match_kvcache(Choice):  # noqa: N801 - called as a function
-    """Give out and lse the bits of `flash_attn_with_kvcache`, from here on or in a `with` block.
+    """Give out and lse the bits of `flash_attn_with_kvcache`, from now on or in a `with` block.
 
-    As a decorator, it goes for the calls of a function.
+    As a decorator, it applies to the calls of a function.
 
     Attention then sums in the order of the cache. A query has the same bits in training, in a
     prefill at once or in chunks, and in decoding, with or without pages, in any batch or packing.
@@ -179,13 +179,13 @@ class match_kvcache(Choice):  # noqa: N801 - called as a function
     bfloat16. float32 on a GPU and other masks raise an error. On the CPU, where it takes every
     dtype, the calls of the cache must be within the choice, too.
 
-    A thread's choice is its own; threads that made none take what the main thread has chosen at the
-    time. torch.compile makes the choice a part of the graph, and compiles again where it meets
-    another. An argument `match_kvcache` goes before all of it. A checkpointed layer that a backward
-    outside of the block computes again has other bits: run that backward inside, too.
+    A choice belongs to one thread; threads without a choice use the current choice of the main
+    thread. torch.compile stores the choice in the graph, and recompiles for another one. An
+    argument `match_kvcache` takes precedence. If a backward outside of the block recomputes a
+    checkpointed layer, that has other bits: run the backward inside, too.
 
     Args:
-        match: False takes the faster order again.
+        match: False chooses the faster order again.
 
     Raises:
         TypeError: match is no bool.
@@ -207,13 +207,13 @@ def is_matching(
     """Return whether a call must have the bits of a cache.
 
     Args:
-        match: The argument of the call; None: the choice of this thread.
+        match: The argument of the call; None: the current choice.
         q: Queries.
-        mask: Which keys each sees.
+        mask: Which keys each query sees.
 
     Raises:
-        TypeError: match is no bool, or no cache has the dtype.
-        ValueError: No cache has the mask.
+        TypeError: match is no bool, or caches do not support the dtype.
+        ValueError: Caches do not support the mask.
     """
     if match is None:
         match = find_match_kvcache()

@@ -1,7 +1,7 @@
-"""The operators on the CPU, by the formulas of reference.py.
+"""The operators on the CPU, with the formulas of reference.py.
 
-The signatures are those of the schemas, see csrc/binding/attention.cpp and operators.py; they end
-in the fields of Scores.
+The signatures are those of the operators, see csrc/binding/attention.cpp and operators.py; the last
+arguments are the fields of Scores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 def without_autocast(kernel: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Keep autocast away from the formulas: it would round the scores. Inputs are cast before."""
+    """Disable autocast in the formulas, which would round the scores. Inputs are already cast."""
 
     @wraps(kernel)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -72,7 +72,7 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     match_kvcache: bool = False,  # noqa: FBT001, FBT002
     bias: Tensor | None = None,
 ) -> Pair:
-    """Return out and lse for a band; cu_seqlens is checked, which costs nothing here."""
+    """Return out and lse for a band; checks cu_seqlens, which needs no wait here."""
     if bias is not None and (cu_seqlens_q is not None or match_kvcache):
         message = "bias must be None for packed sequences and with match_kvcache, got a tensor"
         raise ValueError(message)
@@ -86,7 +86,7 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
 
 
 def attention_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
-    """Return dq, dk, dv, dsinks for a band. Nothing is spilled here, so that no budget counts."""
+    """Return dq, dk, dv, dsinks for a band. Stores no dS, so the budget has no effect."""
     _, _, mask, cu_seqlens_q, cu_seqlens_k, _, _, softmax_scale, _, _, *how = call[7:]
     packed = cu_seqlens_q, cu_seqlens_k
     options = Options(softmax_scale, None, parse_band(mask), *packed, Scores(*how[1:]))
@@ -112,7 +112,7 @@ def _differentiate_bias(tensors: Sequence[Any], options: Options) -> Tensor:
 
 @without_autocast
 def _differentiate(tensors: Sequence[Any], options: Options) -> Gradients:
-    """Return the gradients; dsinks has no elements without sinks."""
+    """Return the gradients; without sinks, dsinks is empty."""
     dout, q, k, v, out, lse, dlse = tensors
     dsinks = lse.new_empty(0)
     if options.scores.sinks is not None:
@@ -132,14 +132,14 @@ def attention_no_grad(  # noqa: PLR0913, PLR0917 - the operator's schema
     ieee: bool = False,  # noqa: FBT001, FBT002
     *packed: Any,  # noqa: ANN401
 ) -> Pair:
-    """Return what `attention` returns; the integers of a mask are a tensor."""
+    """Return the results of `attention`; the integers of the mask are a tensor."""
     packed += NOT_PACKED[len(packed) :]
     call: tuple[Any, ...] = q, k, v, mask_data, mask.tolist(), *packed, softmax_scale, ieee
     return attention(*call)
 
 
 def attention_backward_no_grad(*call: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401 - likewise
-    """Return dq, dk, dv, likewise."""
+    """Return dq, dk, dv; arguments as in `attention_no_grad`."""
     mask, data, slots, softmax_scale, budget, batch_invariant, *rest = call[7:]
     ieee, *packed = rest or [False]
     packed += NOT_PACKED[len(packed) :]
@@ -192,7 +192,7 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
 
 
 def is_empty(handle: int, shape: Shape) -> bool:
-    """Return whether a call has no query or no key, and needs no plan of its mask."""
+    """Return whether a call has no queries or no keys, and so needs no plan of its mask."""
     if 0 not in shape:
         return False
     registry.find(handle).sizes.require(shape)
@@ -200,7 +200,7 @@ def is_empty(handle: int, shape: Shape) -> bool:
 
 
 def intervals_of(q: Tensor, k: Tensor, plan: Tensor, *sizes: Any) -> IntervalMask:  # noqa: ANN401
-    """Return the IntervalMask of a plan and the operator's batches, heads and causal."""
+    """Return the IntervalMask for a plan and the operator's batches, heads and causal."""
     batches, heads, causal = sizes
     return IntervalMask(plan, batches, heads, q.shape[1], k.shape[1], causal)
 
@@ -212,7 +212,7 @@ def visible(
     handle: int,
     *sizes: Any,  # noqa: ANN401
 ) -> Tensor | None:
-    """Return the booleans of a mask, None for a BlockMask and no query or no key."""
+    """Return the boolean mask; None for a BlockMask if there are no queries or no keys."""
     if plan is not None:
         return intervals_of(q, k, plan, *sizes).visible()
     shape = shape_of(q, k)
@@ -220,13 +220,13 @@ def visible(
 
 
 def check_ends(name: str, cu_seqlens: Tensor | None, total: int, max_seqlen: int) -> None:
-    """Raise ValueError where packed documents do not lie on their axis."""
+    """Raise ValueError if packed documents do not lie on their axis."""
     if cu_seqlens is not None:
         check_boundaries(name, cu_seqlens.tolist(), total, max_seqlen)
 
 
 def parse_band(mask: list[int]) -> Band:
-    """Return the band of an operator's numbers."""
+    """Return the band for an operator's integers."""
     kind, *numbers = mask
     if kind != BAND:
         raise complain(

@@ -1,9 +1,9 @@
 """The autograd formulas of the operators, for direct calls of `torch.ops.flash_dist`.
 
-That is an exported program, an AOTInductor package, or a hand-written call. Our own functions have
-an autograd.Function, attention/autograd.py, which costs less and knows more: a forward operator has
-no argument for the budget, and `attention` none for batch_invariant, so that these formulas take
-the budget of the moment. Both come to `differentiate`.
+Such calls come from exported programs, AOTInductor packages, or users. Our own functions use an
+autograd.Function, attention/autograd.py, which is cheaper and has more information: forward
+operators have no argument for the budget, and `attention` none for batch_invariant, so these
+formulas use the current budget. Both call `differentiate`.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ def differentiate(
     sinks: Tensor | None,
     max_seqlen_k: int | None = None,
 ) -> Gradients:
-    """Return dq, dk, dv and the gradient of the sinks of one call of a forward operator.
+    """Return dq, dk, dv and the gradient of the sinks for one call of a forward operator.
 
     Args:
-        backward: Its backward of dout and dlse, with dsinks of each query.
-        saved: Its inputs and what it returned for them.
-        of_results: What autograd has for out and lse, in whatever layout; None: nothing depends on
-            it.
-        sinks: Those of the call.
+        backward: Its backward, a function of dout and dlse. Its dsinks has an entry per query.
+        saved: The inputs and results of the forward.
+        of_results: Autograd's gradients of out and lse, in any layout; None: nothing depends on it.
+        sinks: The sinks of the call.
         max_seqlen_k: Keys of the longest sequence or more, if packed.
 
     Returns:
         dq, dk, dv: Like q, k, v.
-        dsinks: [num_heads_q]; None without sinks. It is torch's sum, whose order follows from the
+        dsinks: [num_heads_q]; None without sinks. Summed by torch, in an order that depends on the
             shape and the device.
     """
     q, k, _, out, _ = saved
@@ -76,7 +75,7 @@ def differentiate_bias(
     *,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Return the gradient of the bias of one call; the arguments are those of `differentiate`."""
+    """Return the gradient of the bias for one call; arguments as in `differentiate`."""
     _, k, _, out, _ = saved
     dout, dlse = of_results
     if dout is None or (sinks is None and _is_one(k.shape[1])):  # one key: no gradient, as above
@@ -85,7 +84,7 @@ def differentiate_bias(
 
 
 def _is_one(*numbers: int) -> bool:
-    """Whether the least of these is known to be 1; a graph may know it when it runs only."""
+    """Return whether the least of some sizes is known to be 1; graphs may not know it yet."""
     if not torch.compiler.is_compiling():
         return min(numbers) == 1
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # noqa: PLC0415 - slow
@@ -94,7 +93,7 @@ def _is_one(*numbers: int) -> bool:
 
 
 def refuse_second(*_: object) -> NoReturn:
-    """Raise where the gradient of a gradient is asked for."""
+    """Raise if a second derivative is requested."""
     message = "attention has first derivatives only, got a gradient of its gradient"
     raise FlashDistError(
         message,
@@ -103,13 +102,13 @@ def refuse_second(*_: object) -> NoReturn:
 
 
 def refuse_forward_mode(*_: object) -> NoReturn:
-    """Raise where a derivative is to be computed along with the values."""
+    """Raise if a forward-mode derivative is requested."""
     message = "attention has gradients only, got forward-mode differentiation (jvp, jacfwd)"
     raise FlashDistError(message, hint="`torch.func.vjp` and `torch.func.jacrev` work backwards")
 
 
 def require_no_tangents(*tensors: Any) -> None:  # noqa: ANN401 - all arguments of an operator
-    """Refuse inputs with tangents, which an operator of torch.library would drop or trip over."""
+    """Raise for inputs with tangents, which operators of torch.library would ignore or fail on."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # noqa: SLF001 - no public function tells
         return
     for x in tensors:
@@ -123,7 +122,7 @@ def _refuse_transform(name: str) -> NoReturn:
 
 
 def register(library: torch.library.Library) -> None:
-    """Give the operators their formulas, within the library that declares two of them."""
+    """Register the formulas of the operators, in the library that declares two of them."""
     in_front: Any = _Shortcut(library)
     for name, formula, save in (
         ("attention", _differentiate, _save),
@@ -138,17 +137,17 @@ def register(library: torch.library.Library) -> None:
 
 
 class _Shortcut:
-    """Registers a formula in a library behind the question whether anybody wants it.
+    """Registers a formula in a library so that it runs only if gradients are needed.
 
-    torch asks so, too, but only behind layers of Python that take half as long as a call of an
-    operator for a small problem. It has no words for forward mode, nor for transforms.
+    torch also checks this, but only after layers of Python that take half as long as a call for a
+    small problem. Its errors for forward mode and transforms have no text.
     """
 
     def __init__(self, library: torch.library.Library) -> None:
         self._library = library
 
     def impl(self, name: str, formula: Callable[..., Any], key: str, *, with_keyset: bool) -> None:
-        """Do as the method of a Library; it is torch's register_autograd that calls it."""
+        """Replace the method of a Library that torch's register_autograd calls."""
         redispatch = getattr(torch.ops.flash_dist, name).default.redispatch
         is_wanted = torch._C._any_requires_grad  # noqa: SLF001 - torch's own check
         below = torch._C._after_autograd_keyset  # noqa: SLF001

@@ -1,7 +1,7 @@
-"""Operators by the names that programs of earlier versions hold: each calls one of today's.
+"""Operators under the names that earlier versions used; each calls a current one.
 
-torch.export, AOTInductor and Inductor's cache on disk save an operator by its name and schema.
-Nothing of flash_dist calls these.
+torch.export, AOTInductor and Inductor's disk cache save an operator by its name and schema.
+flash_dist itself does not call these.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO: Final = False
 
 
 def register(library: torch.library.Library) -> None:
-    """Declare them; as CompositeImplicitAutograd they have gradients and fake kernels, too."""
+    """Declare them as CompositeImplicitAutograd, which gives them gradients and fake kernels."""
     for schema, call in OPERATORS.items():
         library.define(schema)
         library.impl(schema.partition("(")[0], call, "CompositeImplicitAutograd")

@@ -1,9 +1,9 @@
-"""Errors of memory, and warnings of memory that a graph would copy.
+"""Out-of-memory errors, and warnings about memory that a graph would copy.
 
-The kernels and operators say in words that there is none; torch has an exception for it. Where one
-operator writes to two inputs of a graph that share memory, Inductor copies all of it in every call,
-there and back. Two allocations are written in place, and so are two parts of one input that the
-graph cuts itself.
+The kernels report exhausted memory as text; torch has an exception for it. If one operator writes
+to two inputs of a graph that share memory, Inductor copies all of it in every call, there and back.
+Two separate allocations are written in place, and so are two parts that the graph itself cuts from
+one input.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ OUT_OF_MEMORY: Final = "CUDA out of memory."  # in torch, and in toolkit/native/
 
 
 def raise_out_of_memory(error: Exception) -> None:
-    """Raise torch.OutOfMemoryError in the words of an error that says so; return from any other.
+    """Raise torch.OutOfMemoryError if an error's message says so; return otherwise.
 
-    The compiled parts see torch through its stable ABI, which makes a RuntimeError of whatever they
-    throw; before torch 2.13 it puts the place in our sources in front.
+    torch's stable ABI turns any exception of the compiled parts into a RuntimeError. Before torch
+    2.13 its text starts with the position in our sources.
     """
     _, words, rest = str(error).partition(OUT_OF_MEMORY)
     if words and not isinstance(error, torch.OutOfMemoryError):
@@ -32,19 +32,19 @@ def raise_out_of_memory(error: Exception) -> None:
 
 
 def warn_of_copies(k_cache: Tensor, v_cache: Tensor) -> None:
-    """Warn once where Dynamo traces a step that writes to two views of one allocation."""
+    """Warn once if Dynamo traces a step that writes to two views of one allocation."""
     if _is_input(k_cache) and _address(k_cache) == _address(v_cache):
         _warn()
 
 
 def _address(x: Tensor) -> int:
-    """Return which memory a tensor is of, be it one that only stands for another."""
+    """Return the identity of a tensor's memory, also for fake tensors."""
     address: int = x.untyped_storage()._cdata  # noqa: SLF001 - as torch's own StorageWeakRef
     return address
 
 
 def _is_input(x: Tensor) -> bool:
-    """Return whether a tensor enters the graph that Dynamo traces, rather than being made in it."""
+    """Return whether a tensor is an input of the graph that Dynamo traces."""
     dynamo: Any = sys.modules.get("torch._dynamo.symbolic_convert")
     try:
         inputs = dynamo.InstructionTranslator.current_tx().output.tracked_fakes

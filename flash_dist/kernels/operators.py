@@ -1,15 +1,15 @@
-"""The registered operators of attention: the only module that knows `torch.ops.flash_dist`.
+"""The registered operators of attention: the only module that uses `torch.ops.flash_dist`.
 
-Importing it loads the extension, which declares `attention` and `attention_backward` and has their
-CUDA kernels. These take a mask as integers, and its arrays as a tensor on the device of q.
-`attention_masked` and `attention_masked_backward` are declared here: they take the handle of a
-BlockMask or the tensor of an IntervalMask, and find the arrays where torch.compile does not look.
-Fake kernels (shapes alone, for torch.compile) are here as well; cpu.py has the CPU kernels,
-derivatives.py the autograd formulas. The signatures are those of the schemas, flags among the
-positional arguments included.
+Importing it loads the extension, which declares `attention` and `attention_backward` with their
+CUDA kernels. These take a mask as integers, and its arrays as a tensor on q's device. This module
+declares `attention_masked` and `attention_masked_backward`: they take the handle of a BlockMask or
+the tensor of an IntervalMask, and find the arrays where torch.compile does not trace. The fake
+kernels (only shapes, for torch.compile) are here as well. cpu.py has the CPU kernels,
+derivatives.py the autograd formulas. The signatures are those of the operators, including
+positional flags.
 
-`attention_no_grad` and `attention_backward_no_grad`, the extension's as well, have no formula, and
-take the integers of a mask as a CPU tensor: calls in eager mode take them, which cost less there.
+The extension's `attention_no_grad` and `attention_backward_no_grad` have no autograd formula, and
+take the integers of a mask as a CPU tensor. Eager calls use them, because they are cheaper.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
             head_dim]; packed, without the batch axis.
         k: [batch, seqlen_k, num_heads_kv, head_dim]; packed, without the batch axis.
         v: Like k, with head_dim_v.
-        problem: All else.
+        problem: All other arguments.
 
     Returns:
         out: Like q with head_dim_v, contiguous.
@@ -128,10 +128,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
 
 
 def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
-    """Return out and lse as `attend` does, in eager mode, for a call that needs no gradients.
+    """Return out and lse as `attend` does, for an eager call that needs no gradients.
 
-    In an autograd.Function that is so. The autograd formula in front of the other operators is
-    written in Python: to find that nobody wants it takes as long as all else of a small call.
+    This is so inside an autograd.Function. The other operators have a Python autograd formula, and
+    finding out that no gradient is needed takes as long as the rest of a small call.
     """
     try:
         mask, softmax_scale, packing, scores, _, _, ieee, match_kvcache = problem
@@ -148,7 +148,7 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
 
 
 def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
-    """Call the operator that a graph may hold and a mode of torch.dispatch knows."""
+    """Call the operator that graphs can store and torch.dispatch modes know."""
     mask, softmax_scale, packing, scores, _, batch_invariant, ieee, match_kvcache = problem
     known = band_or_handle(mask)
     if isinstance(known, Band):
@@ -166,10 +166,10 @@ def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
 
 
 def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether a call is not only for a GPU: other code may look at its operator.
+    """Return whether other code may look at the operator, or the call is not for a GPU.
 
-    A mode of torch.dispatch, a subclass of Tensor and torch.jit.trace know operators by name. On
-    the CPU nothing is won.
+    torch.dispatch modes, Tensor subclasses and torch.jit.trace know operators by name. On the CPU
+    the shortcut gains nothing.
     """
     return not (
         type(q) is type(k) is type(v) is Tensor
@@ -182,7 +182,7 @@ def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _find_integers(
     mask: Band | BlockMask | IntervalMask, q: Tensor, k: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return mask, mask_data and mask_slots as the operators without autograd take them."""
+    """Return mask, mask_data and mask_slots for the operators without autograd."""
     if isinstance(mask, Band):
         return _integers_of(mask), None, None
     if isinstance(mask, BlockMask):
@@ -205,18 +205,18 @@ def _integers_of(band: Band) -> Tensor:
 
 
 def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
-    """Return dq, dk, dv and dsinks of a call; see `differentiate` for more.
+    """Return dq, dk, dv and dsinks of a call; see `differentiate` for the whole gradient.
 
     Args:
         dout: Gradient of out.
         saved: q, k, v, out and lse.
         dlse: Gradient of lse; None: nothing depends on it.
-        problem: That of the forward.
+        problem: The problem of the forward.
 
     Returns:
-        dq, dk, dv: Like their tensors, contiguous.
-        dsinks: Like lse, what each query adds to the gradient of its head's sink, in float32
-            (float64 for float64 inputs). Without sinks None or a tensor of no elements.
+        dq, dk, dv: Like q, k and v, contiguous.
+        dsinks: Like lse: each query's part of the gradient of its head's sink, in float32 (float64
+            for float64 inputs). Without sinks None or an empty tensor.
     """
     try:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():  # autograd's formula runs
@@ -233,7 +233,7 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
 def _backward_no_grad(
     dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
-    """Call the operator of eager mode, as `attend_no_grad` does."""
+    """Call the eager operator, as `attend_no_grad` does."""
     mask, softmax_scale, packing, _, *how, _ = problem  # match_kvcache only affects the forward
     arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
@@ -243,7 +243,7 @@ def _backward_no_grad(
 
 
 def _call_backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
-    """Call the operator that belongs to that of `_call_forward`."""
+    """Call the backward operator that belongs to `_call_forward`."""
     mask, softmax_scale, packing, scores, *how, _ = problem
     numbers = softmax_scale, *how, *(scores or PLAIN)
     known = band_or_handle(mask)
@@ -258,13 +258,13 @@ def _call_backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Pro
 def differentiate(
     dout: Tensor | None, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return dq, dk, dv and the gradient of the sinks for what autograd has of out and lse.
+    """Return dq, dk, dv and the gradient of the sinks for autograd's gradients of out and lse.
 
     Args:
-        dout: In whatever layout; None: nothing depends on out.
+        dout: In any layout; None: nothing depends on out.
         saved: q, k, v, out and lse.
-        dlse: Likewise for lse.
-        problem: That of the forward.
+        dlse: In any layout; None: nothing depends on lse.
+        problem: The problem of the forward.
     """
 
     def call(one_dout: Tensor, one_dlse: Tensor | None) -> Gradients:
@@ -278,7 +278,7 @@ def differentiate(
 def differentiate_bias(
     dout: Tensor | None, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Tensor:
-    """Return the gradient of the bias, like it; the arguments are those of `differentiate`."""
+    """Return the gradient of the bias, shaped like it; arguments as in `differentiate`."""
     mask, softmax_scale, _, scores, *_ = problem
     _, alibi_slopes, sinks, bias = scores or PLAIN
     known = band_or_handle(mask)
@@ -300,9 +300,9 @@ def differentiate_bias(
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces this; before 2.13 `is_exporting` says so of torch.compile, too.
+    """Return whether torch.export traces; before 2.13 torch's own test also matches torch.compile.
 
-    That is https://github.com/pytorch/pytorch/issues/176347.
+    See https://github.com/pytorch/pytorch/issues/176347.
     """
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
@@ -312,7 +312,7 @@ def band_or_handle(
 ) -> Band | tuple[Tensor | None, int, int, int, bool]:
     """Return a band, or the arguments of the masked operators from `plan` to `causal`.
 
-    The handle of a BlockMask is of this process alone.
+    The handle of a BlockMask is valid in this process only.
     """
     if isinstance(mask, IntervalMask):
         return mask.plan, 0, mask.batches, mask.heads, mask.causal
@@ -335,7 +335,7 @@ def band_or_handle(
 
 
 def find_plan(handle: int, q: Tensor, k: Tensor) -> registry.DevicePlan | None:
-    """Return a mask's tensors on the GPU of q; None where there is no query or no key."""
+    """Return a mask's tensors on q's GPU; None without queries or keys."""
     index, sizes_q, seqlen_k = q.get_device(), q.shape, k.shape[1]
     found = registry.lookup_last(handle, index, sizes_q, seqlen_k)
     if found is None:
@@ -354,10 +354,10 @@ def _find_arrays(
     handle: int,
     *sizes: Any,  # noqa: ANN401
 ) -> tuple[Tensor | None, Tensor | None, list[int]]:
-    """Return mask_data, mask_slots and mask as the extension's operators take them.
+    """Return mask_data, mask_slots and mask for the extension's operators.
 
-    What an IntervalMask shows is known on its device alone: a backward is planned for dS of every
-    tile.
+    The visible tiles of an IntervalMask are known on its device only, so a backward reserves dS of
+    every tile.
     """
     if plan is None:
         found = find_plan(handle, q, k)
@@ -439,7 +439,7 @@ def _attention_fake(
     cu_seqlens_q: Tensor | None,
     *_: object,
 ) -> Pair:
-    """Return the outputs; warn where the ends of packed sequences cannot be checked."""
+    """Return the outputs; warn if the boundaries of packed sequences cannot be checked."""
     packed = cu_seqlens_q is not None
     if packed and q.device.type == "cuda" and is_checking():
         warn_unchecked("a compiled graph")

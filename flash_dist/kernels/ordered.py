@@ -1,8 +1,8 @@
-"""Sums on the CPU whose order follows from the places of their terms alone.
+"""Sums on the CPU whose order depends only on the positions of their terms.
 
-torch's matrix products choose an order by the sizes of a call, so that a query alone has other bits
-than among others. These add by halves, element by element: slower, and the same for every query. A
-sum of more terms has the same bits if those behind are 0.
+torch's matrix products choose an order by the sizes of a call, so a query alone has other bits than
+among others. These functions add by halves, element by element: slower, but equal for every query.
+A longer sum has the same bits if the additional terms are 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def logsumexp(x: Tensor) -> Tensor:
 
 
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(exp(a) + exp(b)): torch's own has other bits in the last elements of a vector."""
+    """Return log(exp(a) + exp(b)); torch's own has other bits in the last elements of a vector."""
     top = _finite(torch.maximum(a, b))
     return ((a - top).exp() + (b - top).exp()).log() + top
 

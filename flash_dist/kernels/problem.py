@@ -1,4 +1,4 @@
-"""One call of attention as one value, from the public functions to the operators."""
+"""One attention call as a value that is passed from the public functions to the operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 
 class Packing(NamedTuple):
-    """Sequences packed one after the other: where each begins, and how long one may be."""
+    """Packed sequences: where each begins, and the largest length."""
 
     cu_seqlens_q: Tensor  # [batch + 1], int32
     cu_seqlens_k: Tensor  # [batch + 1], int32
@@ -33,9 +33,9 @@ NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments in place of a
 
 
 class Problem(NamedTuple):
-    """Attention of some q, k and v: all arguments but these three.
+    """An attention call: all arguments except q, k and v.
 
-    NOTE: It has no properties: Dynamo of torch 2.10 does not compute those of a NamedTuple.
+    NOTE: it has no properties, because Dynamo of torch 2.10 cannot compute those of a NamedTuple.
 
     mask: Which keys each query sees; a band if packed.
     softmax_scale: Factor on the scores.
@@ -69,7 +69,7 @@ class Problem(NamedTuple):
         float32_precision: Precision | None = None,
         match_kvcache: bool | None = None,
     ) -> Problem:
-        """Return the problem of a call with queries q, with the budget that is set now."""
+        """Return the problem of a call with queries q, with the current budget."""
         is_float32 = q.dtype == torch.float32
         ieee = (is_float32 or float32_precision is not None) and is_ieee(float32_precision)
         ieee = ieee and is_float32
@@ -87,7 +87,7 @@ class Problem(NamedTuple):
         return tuple.__new__(cls, fields)  # ten times faster than the constructor of a NamedTuple
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[Any, ...]]:
-        """Return the tensors, and all else: an autograd.Function takes each as an argument."""
+        """Return the tensors and the other fields, as arguments of an autograd.Function."""
         cu_seqlens_q, cu_seqlens_k, *longest = self.packing or NOT_PACKED
         softcap, *of_heads = self.scores or PLAIN
         tensors = [cu_seqlens_q, cu_seqlens_k, *of_heads]

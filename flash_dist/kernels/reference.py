@@ -1,7 +1,7 @@
-"""Attention in plain torch, by its formulas: for CPU tensors, and as the reference of kernels.
+"""Attention in plain torch from its formulas: for CPU tensors, and as reference of the kernels.
 
 Computes in float32, or float64 for float64 inputs, and stores the whole score matrix. Keys and
-values that no query sees are not read: NaN there changes nothing.
+values that no query sees are not read, so NaN there changes nothing.
 
 Layouts, here and in the operators: q is [batch, seqlen_q, num_heads_q, head_dim] or
 [batch, seqlen_q, num_heads_kv, group, head_dim]; k and v are [batch, seqlen_k, num_heads_kv,
@@ -28,7 +28,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class Options(NamedTuple):
-    """Attention but for its tensors. A key is visible if all masks that are given show it."""
+    """Arguments other than q, k and v. A key is visible if all given masks show it."""
 
     softmax_scale: float
     visible: Tensor | None = None  # broadcasts to [batch, num_heads_q, seqlen_q, seqlen_k], bool
@@ -46,8 +46,8 @@ class Options(NamedTuple):
 def visible(seqlen_q: int, seqlen_k: int, band: Band, device: torch.device | str = "cpu") -> Tensor:
     """Return [seqlen_q, seqlen_k] booleans: query i sees key j of a band.
 
-    i + shift - left <= j <= i + shift + right, where -1 is without bound, and shift is
-    seqlen_k - seqlen_q if the band is aligned to the bottom right, else 0.
+    That is i + shift - left <= j <= i + shift + right. -1 is unbounded. shift is seqlen_k -
+    seqlen_q if the band is aligned to the bottom right, else 0.
     """
     left, right, bottom_right = band
     shift = seqlen_k - seqlen_q if bottom_right else 0
@@ -111,7 +111,7 @@ def reference_backward(
 def bias_gradient(
     dout: Tensor, saved: Saved, dlse: Tensor | None, options: Options, bias: Tensor
 ) -> Tensor:
-    """Return the gradient of the bias in options.scores: dS, summed where it is broadcast."""
+    """Return the gradient of the bias in options.scores: dS summed over broadcast axes."""
     problem = _problem(_Document(), *saved[:3], options)
     doh = _heads_first(dout)
     _, ds, _ = _differentiate_scores(problem, doh, saved, dlse, options)
@@ -121,7 +121,7 @@ def bias_gradient(
 def _differentiate_scores(
     problem: _Problem, doh: Tensor, saved: Saved, dlse: Tensor | None, options: Options
 ) -> tuple[Tensor, Tensor, Tensor | float]:
-    """Return the weights, dS behind the modifications, and the derivative of these."""
+    """Return the weights, dS of the modified scores, and the derivative of the modification."""
     document = problem.document
     _, _, _, out, lse = saved
     oh = _heads_first(document.queries_of(out))
@@ -139,9 +139,9 @@ def _differentiate_scores(
 def sink_gradients(
     dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, sinks: Tensor
 ) -> Tensor:
-    """Return what each query adds to the gradient of its head's sink, like lse.
+    """Return each query's part of the gradient of its head's sink, shaped like lse.
 
-    exp(sink - lse) * (dlse - rowsum(dO out)): of a weight whose value is 0.
+    It is exp(sink - lse) * (dlse - rowsum(dO out)): a sink is a weight whose value vector is 0.
     """
     tokens = lse.dim() - 1  # axes before the heads
     flat = (x.flatten(tokens, -2).to(lse.dtype) for x in (dout, out))
@@ -154,7 +154,7 @@ def sink_gradients(
 
 
 class _Document(NamedTuple):
-    """Tokens of one document in packed tensors; None: the tensors have a batch axis."""
+    """One document of packed tensors; None: the tensors have a batch axis."""
 
     queries: slice | None = None
     keys: slice | None = None
@@ -192,7 +192,7 @@ def _documents(options: Options) -> list[_Document]:
 
 
 class _Problem(NamedTuple):
-    """One document, heads first and as many in all: [batch, num_heads_q, seqlen, head_dim]."""
+    """One document with heads first and heads repeated: [batch, num_heads_q, seqlen, head_dim]."""
 
     q: Tensor
     k: Tensor
@@ -203,7 +203,7 @@ class _Problem(NamedTuple):
     def scores(self, options: Options) -> tuple[Tensor, Tensor | float]:
         """Return [batch, num_heads_q, seqlen_q, seqlen_k], -inf where masked.
 
-        And their derivatives by q . k * softmax_scale.
+        Also return their derivatives by q . k * softmax_scale.
         """
         scores = options.scores
         products = options.multiply(self.q, self.k.transpose(-1, -2))

@@ -1,4 +1,4 @@
-"""Score modifications between scale and mask, and sinks; a bias: what masks, and its gradient."""
+"""Score modifications, sinks, and the bias with its masking values and its gradient."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Scores(NamedTuple):
     bias: Tensor | None = None
 
     def of_entry(self, i: int) -> Scores:
-        """Return the modifications of batch entry i."""
+        """Return the modifications for batch entry i."""
         slopes = self.alibi_slopes
         if slopes is not None and slopes.dim() > 1:
             slopes = slopes[i : i + 1]
@@ -45,12 +45,12 @@ PLAIN: Final = Scores()  # no score modification
 
 
 def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
-    """Return logits + bias, -inf where the bias masks."""
+    """Return logits + bias; -inf if the bias masks a key."""
     return (logits + bias.to(logits.dtype)).masked_fill(bias <= MASKED, -torch.inf)
 
 
 def count_splits(bias: Tensor, q: Tensor, k: Tensor) -> int:
-    """Return how many blocks share the batch entries and heads of a tile; shapes alone decide."""
+    """Return how many blocks share the batch entries and heads of a tile, from shapes alone."""
     batches, heads = bias.shape[:2]
     visits = (q.shape[0] if batches == 1 else 1) * (math.prod(q.shape[2:-1]) if heads == 1 else 1)
     tiles = batches * heads * -(-q.shape[1] // TILE) * -(-k.shape[1] // TILE)
@@ -58,10 +58,11 @@ def count_splits(bias: Tensor, q: Tensor, k: Tensor) -> int:
 
 
 def sum_parts(parts: Tensor, bias: Tensor) -> Tensor:
-    """Return the gradient of a bias, like it, of what the blocks found.
+    """Return the gradient of a bias, shaped like it, from partial sums.
 
     Args:
-        parts: [splits, batch, heads, queries, keys], the last two tiles where the bias has one.
+        parts: [splits, batch, heads, queries, keys]. An axis along which the bias is broadcast
+            counts tiles.
         bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k].
     """
     axes = [i for i in (0, 3, 4) if parts.shape[i] > 1 and (i == 0 or bias.shape[i - 1] == 1)]
@@ -70,7 +71,7 @@ def sum_parts(parts: Tensor, bias: Tensor) -> Tensor:
 
 
 def sum_like(gradient: Tensor, bias: Tensor) -> Tensor:
-    """Sum the gradient of all scores over the axes along which a bias is broadcast."""
+    """Sum a gradient of all scores over the axes along which a bias is broadcast."""
     axes = [axis for axis in range(4) if bias.shape[axis] == 1 != gradient.shape[axis]]
     summed = gradient.sum(axes, keepdim=True) if axes else gradient
     return summed.to(bias.dtype).contiguous()

@@ -18,8 +18,8 @@ MAX_WINDOW: Final = 2**30 - 1
 class Band(NamedTuple):
     """Query i sees the keys i + shift - left <= j <= i + shift + right.
 
-    shift is seqlen_k - seqlen_q if the band is aligned to the bottom right corner of the scores,
-    and 0 if it is aligned to the top left one. A left or right of -1 is without bound.
+    shift is seqlen_k - seqlen_q if the band is aligned bottom right, and 0 if it is aligned top
+    left. A left or right of -1 is unbounded.
     """
 
     left: int = UNBOUNDED
@@ -28,14 +28,14 @@ class Band(NamedTuple):
 
     @classmethod
     def of(cls, left: int | None, right: int | None, alignment: Alignment) -> Band:
-        """Return a checked band; None is without bound, as is -1."""
+        """Return a checked band; None and -1 are unbounded."""
         bottom_right = parse_alignment(alignment)
         left, right = _parse_window("left", left), _parse_window("right", right)
         return cls() if left == right == UNBOUNDED else cls(left, right, bottom_right)
 
     @property
     def ints(self) -> list[int]:
-        """The operators' list of integers for this mask: BAND_INTS, one by one."""
+        """The operators' integers for this mask, in the order of BAND_INTS."""
         return [BAND, int(self.left), int(self.right), int(self.bottom_right)]
 
     @property
@@ -44,13 +44,13 @@ class Band(NamedTuple):
         return self.left == self.right == UNBOUNDED
 
     def intersect(self, other: Band) -> Band:
-        """Return the band of what both show; both have the same alignment."""
+        """Return the intersection of two bands with the same alignment."""
         left, right = _least(self.left, other.left), _least(self.right, other.right)
         return Band(left, right, self.bottom_right)
 
 
 def parse_alignment(alignment: str) -> bool:
-    """Return whether an alignment is the bottom right one."""
+    """Return True for bottom right alignment; raise for unknown names."""
     if alignment not in get_args(Alignment):
         allowed = " or ".join(f"`{name}`" for name in get_args(Alignment))
         raise complain(ValueError, f"alignment must be {allowed}, got {show(alignment)}")

@@ -1,6 +1,6 @@
-"""Booleans as words of 64 bits, the unit in which masks that are no intervals are stored.
+"""Booleans as 64-bit words, in which masks other than intervals are stored.
 
-Bit j of word n of a query says whether it sees key 64 * n + j. Keys past the end are 0.
+Bit j of word n of a query says whether it sees key 64 * n + j. Bits past the last key are 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GATHER: Final = 0x0102040810204080  # times eight bytes of 0 or 1: their bits, 
 
 
 def words_of(keys: int) -> int:
-    """Return the number of words of a query."""
+    """Return the number of words per query."""
     return -(-keys // WORD)
 
 
@@ -37,7 +37,7 @@ def pack(visible: Tensor) -> Tensor:
 
 
 def parse_words(words: object, keys: int) -> Tensor:
-    """Return words [batch, heads, seqlen_q, ceil(keys / 64)] that a file has, checked."""
+    """Check words [batch, heads, seqlen_q, ceil(keys / 64)] from a file."""
     if not isinstance(words, Tensor) or words.dtype != torch.int64:
         kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
         raise complain(TypeError, f"the bits of a saved mask must be torch.int64, got {kind}")
@@ -54,7 +54,7 @@ def parse_words(words: object, keys: int) -> Tensor:
 
 
 def unpack(words: Tensor, keys: int) -> Tensor:
-    """Return the booleans [..., keys] of words."""
+    """Return the booleans [..., keys] for words."""
     bits = (words.unsqueeze(-1) >> torch.arange(WORD, device=words.device)) & 1
     return bits.flatten(-2)[..., :keys] != 0
 
@@ -62,7 +62,7 @@ def unpack(words: Tensor, keys: int) -> Tensor:
 def pack_strips(visible: Tensor) -> Tensor:
     """Return the words of booleans [batch, heads, seqlen_q, seqlen_k] on the CPU.
 
-    Works a strip of rows at a time, and on the booleans' device.
+    Processes a strip of rows at a time, on the device of the booleans.
     """
     keys = visible.shape[3]
     words = torch.empty((*visible.shape[:3], words_of(keys)), dtype=torch.int64, device="cpu")
@@ -74,12 +74,12 @@ def pack_strips(visible: Tensor) -> Tensor:
 def strips(
     sizes: tuple[int, ...], row_cost: int, *, step: int = 1
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield parts of [batch, heads, rows] in order, each of about STRIP elements or one step.
+    """Yield parts of [batch, heads, rows] in order, with about STRIP elements, at least one step.
 
     Args:
-        sizes: Batch entries, heads, rows.
-        row_cost: Elements of a row.
-        step: Strips begin at multiples of this row.
+        sizes: Numbers of batch entries, heads and rows.
+        row_cost: Elements per row.
+        step: Strips begin at multiples of this number of rows.
     """
     batch, heads, rows = sizes
     if heads * rows * row_cost <= STRIP:  # process whole batch entries together
@@ -95,7 +95,7 @@ def strips(
 
 
 def interval_words(lo: Tensor, hi: Tensor, words: int) -> Tensor:
-    """Return words [..., words] that show the keys lo <= j < hi."""
+    """Return words [..., words] with bits lo <= j < hi set."""
     lowest = [*((1 << n) - 1 for n in range(WORD)), -1]  # words with the lowest n bits set
     below = torch.tensor(lowest, device="cpu")
     first = WORD * torch.arange(words, device="cpu")
@@ -105,7 +105,7 @@ def interval_words(lo: Tensor, hi: Tensor, words: int) -> Tensor:
 
 
 def any_row(words: Tensor) -> Tensor:
-    """Return the words [..., words] of what some row of [..., rows, words] shows."""
+    """Return the union over rows of [..., rows, words], as [..., words]."""
     while (rows := words.shape[-2]) > 1:
         half = rows // 2
         both = words[..., :half, :] | words[..., half : 2 * half, :]
@@ -114,9 +114,9 @@ def any_row(words: Tensor) -> Tensor:
 
 
 def find_intervals(words: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return lo and hi [...] of rows of words if each shows one run of keys, or None.
+    """Return lo and hi [...] if each row of words is one run of keys; else None.
 
-    A row without a key is (0, 0).
+    A row without keys is (0, 0).
     """
     zero = words.new_zeros((*words.shape[:-1], 1))
     before = torch.cat([zero, words[..., :-1]], -1) >> (WORD - 1) & 1
@@ -132,7 +132,7 @@ def find_intervals(words: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _position(words: Tensor, nonzero: Tensor) -> Tensor:
-    """Return the place of the one bit that is set in each row [..., words]."""
+    """Return the position of the only set bit of each row [..., words]."""
     word = nonzero.to(torch.uint8).argmax(-1, keepdim=True)
     bit = words.gather(-1, word).to(torch.float64).abs()  # a power of two, exact
     return (word * WORD + torch.frexp(bit).exponent - 1).squeeze(-1)

@@ -1,4 +1,4 @@
-"""The BlockMask of FlexAttention, read once: its blocks, and mask_mod where they are partial."""
+"""Reads a BlockMask of FlexAttention once: its blocks, and mask_mod for the partial blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AXES: Final = 4  # [batch, heads, query blocks, key blocks]
 
 
 def read_flex(block_mask: flex_attention.BlockMask) -> DenseTerm:
-    """Return what a BlockMask shows: whole blocks, and of partial ones what mask_mod says."""
+    """Return the mask of a BlockMask: full blocks, and mask_mod for the partial ones."""
     _require_block_mask(block_mask)
     seqlen_q, seqlen_k = block_mask.seq_lengths
     states = _block_states(block_mask)
@@ -74,7 +74,7 @@ def _block_states(block_mask: flex_attention.BlockMask) -> Tensor:
 
 
 def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """Return [..., columns]: 1 where a block is among the first `counts` of `indices`."""
+    """Return [..., columns]: 1 if a block is among the first `counts` entries of `indices`."""
     valid = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
     places = torch.where(valid & (indices < columns), indices, columns).long()
     listed = counts.new_zeros((*counts.shape, columns + 1), dtype=torch.uint8)
@@ -88,7 +88,7 @@ def _read_lines(
 
     Args:
         block_mask: The mask.
-        lines: [lines, columns], states of some lines of blocks.
+        lines: [lines, columns], block states of some lines of blocks.
         place: [lines] each: batch entry, head and query block of a line.
     """
     block_q, block_k = block_mask.BLOCK_SIZE
@@ -103,7 +103,7 @@ def _read_lines(
 def _ask(
     block_mask: flex_attention.BlockMask, b: Tensor, h: Tensor, row: Tensor, column: Tensor
 ) -> Tensor:
-    """Return booleans [blocks, block_q, block_k]: what mask_mod says of some blocks."""
+    """Return the results of mask_mod for some blocks, booleans [blocks, block_q, block_k]."""
     from torch._dynamo._trace_wrapped_higher_order_op import (  # noqa: PLC0415 - slow to import
         TransformGetItemToIndex,
     )

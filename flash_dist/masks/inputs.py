@@ -1,4 +1,4 @@
-"""Check the inputs of masks, and copy them to the host once."""
+"""Checks the inputs of masks, and copies them to the host once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes a mask was made for; None: it suits any. A batch or heads of 1 suit any, too."""
+    """The sizes that a mask was made for; None: any. 1 batch entry or head also fits any number."""
 
     batch: int | None = None
     num_heads_q: int | None = None
@@ -45,15 +45,15 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, shape: torch.Size, seqlen_k: int | None) -> Sizes:
-        """Return those of a tensor [batch, heads, seqlen_q, ...]."""
+        """Return the sizes of a tensor [batch, heads, seqlen_q, ...]."""
         return cls(shape[0], shape[1], shape[2], seqlen_k)
 
     def planes(self) -> tuple[int, int]:
-        """Return how many batch entries and heads differ."""
+        """Return the numbers of different batch entries and heads."""
         return self.batch or 1, self.num_heads_q or 1
 
     def join(self, other: Sizes) -> Sizes:
-        """Return the sizes that suit both masks, or raise."""
+        """Return the sizes that fit both masks; raise if there are none."""
         return Sizes(
             *(
                 _join(name, mine, theirs)
@@ -82,12 +82,12 @@ def _join(name: str, mine: int | None, theirs: int | None) -> int | None:
 
 
 def parse_index(index: object, sizes: Sizes) -> tuple[slice, slice]:
-    """Return which batch entries and heads an index names; all along an axis that suits any.
+    """Return the batch entries and heads that an index selects; all along an axis that fits any.
 
     Raises:
         TypeError: It is neither ints nor slices.
-        IndexError: There is no such entry.
-        ValueError: A slice goes backwards, or names no entry.
+        IndexError: The index is out of range.
+        ValueError: A slice goes backwards, or is empty.
     """
     pair = index if isinstance(index, tuple) else (index,)
     if len(pair) > len(BROADCASTING):
@@ -121,18 +121,18 @@ def _parse_axis(name: str, index: object, size: int) -> slice:
 
 
 def complain(kind: type[Error], message: str, hint: str | None = None) -> Error:
-    """Return an error: one sentence and, where one is sure, a next step."""
+    """Return an error with one sentence and, if there is a sure one, a next step."""
     return kind(message if hint is None else f"{message}\n\nhint: {hint}")
 
 
 def parse_shape(batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Shape:
-    """Return the sizes of a call, checked."""
+    """Return the checked sizes of a call."""
     sizes = batch, num_heads_q, seqlen_q, seqlen_k
     return Shape(*map(parse_size, Shape._fields, sizes))
 
 
 def parse_size(name: str, size: int) -> int:
-    """Return a size, checked."""
+    """Return a checked size."""
     if isinstance(size, bool) or not isinstance(size, Integral):  # numpy's integers, too
         raise complain(TypeError, f"{name} must be an int, got {type(size).__name__}")
     if not 1 <= size <= MAX_SEQLEN:
@@ -141,12 +141,12 @@ def parse_size(name: str, size: int) -> int:
 
 
 def parse_integers(name: str, values: Integers, dims: tuple[str, ...]) -> Tensor:
-    """Return int64 on the CPU, a copy, with as many axes as the longest of `dims`.
+    """Return an int64 copy on the CPU, with as many axes as the longest of `dims`.
 
     Args:
-        name: Of the argument.
+        name: The name of the argument.
         values: Integers of any dtype, on any device.
-        dims: The shapes allowed, in words, such as "[batch, seqlen_q]".
+        dims: The allowed shapes as text, such as "[batch, seqlen_q]".
     """
     tensor = require_dims(name, _as_tensor(name, values), dims)
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
@@ -155,7 +155,7 @@ def parse_integers(name: str, values: Integers, dims: tuple[str, ...]) -> Tensor
 
 
 def parse_bools(name: str, values: Tensor, dims: tuple[str, ...]) -> Tensor:
-    """Return booleans as they are, with as many axes as the longest of `dims`."""
+    """Return booleans unchanged, but with as many axes as the longest of `dims`."""
     tensor = _as_tensor(name, values)
     if tensor.dtype != torch.bool:
         hint = "a mask of numbers is a bias, which is not supported; `mask == 0` only hides keys"
@@ -178,7 +178,7 @@ def _as_tensor(name: str, values: object) -> Tensor:
 
 
 def require_values(name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor whose values can be read where they lie, or raise ValueError."""
+    """Return a tensor whose values can be read in place, or raise ValueError."""
     require_dense(name, tensor)
     if tensor.is_meta or isinstance(tensor, FakeTensor):
         kind = "one on the meta device" if tensor.is_meta else "a FakeTensor"
@@ -194,7 +194,7 @@ def require_dense(name: str, tensor: Tensor) -> None:
 
 
 def require_dims(name: str, tensor: Tensor, dims: tuple[str, ...]) -> Tensor:
-    """Return a view with the leading axes of size 1 that it lacks, or raise ValueError."""
+    """Return a view with missing leading axes of size 1 added, or raise ValueError."""
     counts = [text.count(",") + 1 for text in dims]
     if tensor.dim() not in counts:
         raise complain(
@@ -214,7 +214,7 @@ def require_not_negative(name: str, values: Tensor) -> None:
 
 
 def require_most(name: str, values: Tensor, most: int) -> None:
-    """Raise ValueError if a value is beyond the keys of a call."""
+    """Raise ValueError if a value exceeds the number of keys of a call."""
     if int(values.max()) > most:
         raise complain(
             ValueError, f"{name} must be at most seqlen_k = {most}, got {int(values.max())}"
@@ -222,7 +222,7 @@ def require_most(name: str, values: Tensor, most: int) -> None:
 
 
 def require_bool(name: str, value: object) -> None:
-    """Raise TypeError for a value that is no bool, even if a condition would take it."""
+    """Raise TypeError for a value that is no bool, even if `if` would accept it."""
     if value is True or value is False:
         return
     if not isinstance(value, torch.SymBool) and not _is_numpy_bool(value):
@@ -233,7 +233,7 @@ def require_bool(name: str, value: object) -> None:
 
 
 def require_bools(**values: object) -> None:
-    """Raise TypeError likewise for the first of several."""
+    """Raise TypeError for the first of several values that is no bool."""
     for name, value in values.items():
         require_bool(name, value)
 
@@ -247,14 +247,14 @@ def _is_numpy_bool(value: object) -> bool:
 
 
 def parse_lengths(lengths: Integers) -> Tensor:
-    """Return [batch], none of them negative."""
+    """Return lengths [batch], checked to be at least 0."""
     parsed = parse_integers("lengths", lengths, LENGTHS)
     require_not_negative("lengths", parsed)
     return parsed
 
 
 def parse_ids(name: str, q_ids: Integers, k_ids: Integers | None) -> tuple[Tensor, Tensor]:
-    """Return [batch or 1, seqlen_q] and [batch or 1, seqlen_k]; those of queries serve for keys."""
+    """Return [batch or 1, seqlen_q] and [batch or 1, seqlen_k]; k_ids defaults to q_ids."""
     queries = parse_integers(f"q_{name}", q_ids, IDS_Q)
     if k_ids is None:
         return queries, queries
@@ -277,7 +277,7 @@ def parse_interval(name: str, bound: Integers) -> Tensor:
 def broadcast_bounds(
     lo: Tensor, hi: Tensor, given: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return both in one shape, or raise ValueError with the shapes of those that were given."""
+    """Broadcast lo and hi, or raise ValueError with the shapes that the caller passed."""
     try:
         lows, highs = torch.broadcast_tensors(lo, hi)
     except RuntimeError as error:
@@ -288,7 +288,7 @@ def broadcast_bounds(
 
 
 def parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the queries and the keys of a block."""
+    """Return block_q and block_k."""
     pair = (block_size, block_size) if isinstance(block_size, Integral) else block_size
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004
         message = f"block_size must be an int or (block_q, block_k), got {show(block_size)}"
@@ -297,7 +297,7 @@ def parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def blocked_seqlen(name: str, seqlen: int | None, blocks: int, block: int) -> int:
-    """Return a seqlen that has so many blocks, of which the last may stick out."""
+    """Return a checked seqlen that has this many blocks; the last block may be partial."""
     if seqlen is None:
         return blocks * block
     seqlen = parse_size(name, seqlen)

@@ -1,8 +1,8 @@
-"""Masks that are tensors: an interval of keys for each query, planned on the device that has it.
+"""Masks that are tensors: an interval of keys per query, planned on the tensors' device.
 
-A BlockMask is an object that was planned on the host before. This one is made of tensors by an
-operator: nothing waits for a GPU, torch.compile traces it, and a CUDA graph may be captured around
-it. Its plan is that of masks of kind ROWS, see plan.py, whatever the intervals are.
+A BlockMask is an object, planned on the host. An IntervalMask is made of tensors by an operator:
+nothing waits for a GPU, torch.compile traces it, and a CUDA graph can capture it. Its plan is
+always of kind ROWS, see plan.py.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _operators: Final[Any] = torch.ops.flash_dist
 
 
 class IntervalMask(NamedTuple):
-    """A mask of one interval of keys per query, as a tensor that a graph may make and hold.
+    """A mask with one interval of keys per query, as a tensor that graphs can make and store.
 
     Made by `IntervalMask.of`, and passed to attention functions as mask. It belongs to the device
-    of its tensors, has no `&`, and serves any number of layers. Like a BlockMask it equals only
-    itself: its values may be on a GPU, and no comparison waits.
+    of its tensors, has no `&`, and serves any number of layers. Like a BlockMask it only equals
+    itself: comparing values could wait for a GPU.
     """
 
     plan: Tensor  # [:] int32, the array that kernels read
@@ -59,16 +59,16 @@ class IntervalMask(NamedTuple):
     def of(cls, lo: Tensor, hi: Tensor, *, seqlen_k: int, causal: bool = False) -> IntervalMask:
         """Query i sees key j if lo[i] <= j < hi[i].
 
-        Nothing of it is read on the host: bounds are cut off at 0 and seqlen_k, and a query with
-        lo >= hi sees no key.
+        Nothing is read on the host: bounds are clamped to 0 and seqlen_k, and a query with lo >= hi
+        sees no key.
 
         Args:
             lo: [seqlen_q], [batch or 1, seqlen_q] or [batch or 1, num_heads_q or 1, seqlen_q],
                 int32 or int64, on the device of the queries.
             hi: Likewise, with axes that broadcast against those of lo.
             seqlen_k: Keys.
-            causal: Cut off hi[i] at i + seqlen_k - seqlen_q + 1 as well, as a causal mask does that
-                is aligned to the bottom right. The backward then takes half the workspace.
+            causal: Also clamp hi[i] to i + seqlen_k - seqlen_q + 1, like a causal mask aligned to
+                the bottom right. This halves the workspace of the backward.
 
         Raises:
             TypeError: lo or hi is no tensor of integers, seqlen_k no int, or causal no bool.
@@ -92,11 +92,11 @@ class IntervalMask(NamedTuple):
         total_k: int | None = None,
         causal: bool = False,
     ) -> IntervalMask:
-        """Query i of a packed sequence sees key j of it if lo[i] <= j < hi[i].
+        """Query i of a packed sequence sees the sequence's key j if lo[i] <= j < hi[i].
 
-        It is a mask for `flash_attn_varlen_func`, or for a batch of 1. Nothing of it is read on the
-        host: bounds are cut off at the keys of the sequence, whose first key is 0. Queries of no
-        sequence see no key.
+        Use it as a mask of `flash_attn_varlen_func`, or for a batch of 1. Nothing is read on the
+        host: bounds are clamped to the keys of the sequence, whose first key is 0. Queries outside
+        of every sequence see no key.
 
         Args:
             lo: [total_q], or [1, num_heads_q or 1, total_q], otherwise as in `of`.
@@ -104,7 +104,7 @@ class IntervalMask(NamedTuple):
             cu_seqlens_q: [sequences + 1], int32 or int64: where the queries of each begin.
             cu_seqlens_k: [sequences + 1], likewise of keys. Defaults to those of the queries.
             total_k: Keys of the pack. Defaults to total_q if cu_seqlens_k is None.
-            causal: Cut off hi at the diagonal of each sequence, aligned to the bottom right.
+            causal: Also clamp hi to the diagonal of each sequence, aligned to the bottom right.
 
         Raises:
             TypeError: As in `of`, or cu_seqlens is no tensor of integers.
@@ -140,7 +140,7 @@ class IntervalMask(NamedTuple):
         return _list_layout(self[1:5])
 
     def require(self, q: Tensor, k: Tensor) -> None:
-        """Raise ValueError if a call is of another shape or device than the mask."""
+        """Raise ValueError if a call has another shape or device than the mask."""
         sizes = Sizes(self.batches, self.heads, self.seqlen_q, self.seqlen_k)
         sizes.require(Shape(q.shape[0], math.prod(q.shape[2:-1]), q.shape[1], k.shape[1]))
         if self.plan.device != q.device:
@@ -149,7 +149,7 @@ class IntervalMask(NamedTuple):
             raise complain(ValueError, message)
 
     def is_within(self, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> bool:
-        """Return whether no query sees keys of another sequence; waits for a GPU."""
+        """Return whether no query sees keys of another sequence; waits if the mask is on a GPU."""
         lo, hi = self._bounds()
         none = torch.zeros_like(lo)
         first, end = _shift_bounds(
@@ -158,7 +158,7 @@ class IntervalMask(NamedTuple):
         return bool(((lo >= hi) | ((first <= lo) & (hi <= end))).all())
 
     def visible(self) -> Tensor:
-        """Return booleans [batches, heads, seqlen_q, seqlen_k] on the device of the plan."""
+        """Return booleans [batches, heads, seqlen_q, seqlen_k] on the plan's device."""
         lo, hi = (x.unsqueeze(-1) for x in self._bounds())
         keys = torch.arange(self.seqlen_k, device=self.plan.device)
         return (lo <= keys) & (keys < hi)
@@ -198,7 +198,7 @@ def load_intervals(
     causal: bool,  # noqa: FBT001
     is_packed: bool = False,  # noqa: FBT001, FBT002
 ) -> IntervalMask:
-    """Return a mask that was saved, planned anew: a file may hold anything."""
+    """Return a saved mask, planned anew, because a file may contain anything."""
     require_bool("is_packed", is_packed)
     mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
     return mask._replace(is_packed=is_packed)
@@ -208,7 +208,7 @@ torch.serialization.add_safe_globals([load_intervals])
 
 
 def _parse_keys(name: str, keys: int) -> int:
-    """Return a number of keys, checked: one of Python, of a graph or of numpy."""
+    """Return a checked number of keys: a Python int, a symbolic int or a numpy int."""
     if isinstance(keys, bool) or not isinstance(keys, (int, torch.SymInt, Integral)):
         raise complain(TypeError, f"{name} must be an int, got {type(keys).__name__}")
     if not 0 <= keys <= MAX_SEQLEN:
@@ -217,7 +217,7 @@ def _parse_keys(name: str, keys: int) -> int:
 
 
 def _parse_bounds(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-    """Return lo and hi, checked, in one shape [batch or 1, heads or 1, seqlen_q]."""
+    """Return checked lo and hi with a common shape [batch or 1, heads or 1, seqlen_q]."""
     lows, highs = broadcast_bounds(_parse("lo", lo), _parse("hi", hi), (lo, hi))
     if lows.device != highs.device:
         message = f"lo and hi must be on the same device, got {lows.device} and {highs.device}"
@@ -226,7 +226,7 @@ def _parse_bounds(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _parse_ends(name: str, cu_seqlens: Tensor, lo: Tensor) -> Tensor:
-    """Return cu_seqlens, checked but for its values."""
+    """Check everything of cu_seqlens but its values."""
     ends = _parse(name, cu_seqlens)
     if cu_seqlens.dim() != 1 or ends.shape[2] < 1:
         message = f"{name} must have shape [sequences + 1], got {list(cu_seqlens.shape)}"
@@ -240,13 +240,13 @@ def _parse_ends(name: str, cu_seqlens: Tensor, lo: Tensor) -> Tensor:
 def _shift_bounds(
     lo: Tensor, hi: Tensor, ends: tuple[Tensor, Tensor], *, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return bounds among the keys of a pack of those among the keys of its sequences.
+    """Convert bounds that count keys within sequences to bounds that count keys of the pack.
 
     Args:
         lo: [1, heads, total_q].
         hi: Likewise.
         ends: cu_seqlens of queries and of keys.
-        causal: Whether hi ends at the diagonal of the sequence.
+        causal: Whether hi ends at the diagonal of its sequence.
     """
     ends_q, ends_k = (x.to(torch.int64) for x in ends)
     rows = torch.arange(lo.shape[2], device=lo.device)
@@ -280,10 +280,10 @@ def _parse(name: str, x: Tensor) -> Tensor:
 
 
 def _sizes(sizes: tuple[int, ...]) -> dict[str, int]:
-    """Return how many numbers each array of a plan has; by their names in the layout.
+    """Return the number of elements of each array of a plan, by its name in the layout.
 
     Args:
-        sizes: Batches, heads, queries and keys.
+        sizes: Numbers of batches, heads, queries and keys.
     """
     batches, heads, seqlen_q, seqlen_k = sizes
     planes, query_tiles, key_tiles = batches * heads, _tiles(seqlen_q), _tiles(seqlen_k)
@@ -301,7 +301,7 @@ def _tiles(seqlen: int) -> int:
 
 
 def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tensor:  # noqa: FBT001
-    """Return the arrays of a plan, one behind the other, on the device of lo and hi.
+    """Return the arrays of a plan, concatenated, on the device of lo and hi.
 
     Args:
         lo: [batches, heads, seqlen_q].
@@ -330,7 +330,7 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
 
 
 def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, causal: bool) -> Tensor:
-    """Return room for dS of every tile: the host must not wait to learn which are visible."""
+    """Reserve dS slots for every tile: finding the visible ones would make the host wait."""
     query_tiles = _tiles(seqlen_q)
     numbers = torch.arange(_tiles(seqlen_k), device=device)
     masked = torch.zeros_like(numbers)
@@ -348,18 +348,18 @@ torch.library.register_fake("flash_dist::plan_intervals", _plan_fake, lib=_libra
 
 
 def _list_layout(sizes: tuple[int, ...]) -> list[int]:
-    """Return the layout of a mask of so many batches, heads, queries and keys."""
+    """Return the layout of a mask for these batches, heads, queries and keys."""
     return [ROWS, *sizes, *lay_out(_sizes(sizes))[0].values()]
 
 
 @lru_cache(maxsize=64)
 def list_integers(*sizes: int) -> Tensor:
-    """Return such a layout as a tensor; do not write to it, nor call this in a fake mode."""
+    """Return the layout as a shared tensor: do not write to it, nor call this in a fake mode."""
     return torch.tensor(_list_layout(sizes), dtype=torch.int64, device="cpu")
 
 
 @lru_cache(maxsize=64)
 def list_key_slots(seqlen_q: int, seqlen_k: int, *, causal: bool) -> Tensor:
-    """Return the slots of dS before each key tile, which the host plans the backward with."""
+    """Return the dS slots before each key tile, from which the host plans the backward."""
     require_index(_tiles(seqlen_q) * _tiles(seqlen_k))
     return _key_slots(seqlen_q, seqlen_k, "cpu", causal=causal).to(torch.int32)

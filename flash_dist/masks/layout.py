@@ -1,9 +1,9 @@
-"""The numbers that carry a mask from Python to the kernels, described once for both sides.
+"""The integers that pass a mask from Python to the kernels, defined once for both sides.
 
-A mask reaches the operators as a list of integers: BAND_INTS of a band; of others SIZES, then for
-each of ARRAYS where it begins in one buffer of int32. `csrc/headers.py` runs this file, which
-imports nothing of the package, and writes the same into `mask_layout.h`, where the compiler holds
-csrc/core/band.h and csrc/core/params.h against it.
+Operators take a mask as a list of integers. For a band these are BAND_INTS. For other masks they
+are SIZES, then each array's offset in one int32 buffer, in the order of ARRAYS. `csrc/headers.py`
+runs this file, which imports nothing of the package, and writes `mask_layout.h`, in which the
+compiler compares it with csrc/core/band.h and csrc/core/params.h.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Masks of packed sequences: that of each sequence, within its own queries and keys."""
+"""Masks of packed sequences: each sequence has its own mask over its queries and keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Terms = tuple[Term, ...]
 
 
 class _Sequence(NamedTuple):
-    """Queries and keys of one sequence in the pack, and what its mask shows."""
+    """The queries and keys of one sequence in the pack, and its mask."""
 
     rows: slice
     keys: slice
@@ -36,7 +36,7 @@ class _Sequence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedTerm(Term):
-    """Queries see keys of their own sequence only, those that its mask shows."""
+    """Queries see only keys of their own sequence, as far as its mask shows them."""
 
     name = "packed"
     masks: tuple[Terms, ...]  # one per sequence, or one for all
@@ -66,7 +66,7 @@ class PackedTerm(Term):
         object.__setattr__(self, "sequences", tuple(found))
 
     def _places(self) -> Iterator[tuple[Terms, slice, slice]]:
-        """Yield the terms, queries and keys of each sequence."""
+        """Yield each sequence's terms, queries and keys."""
         ends = zip(pairwise(self.ends_q.tolist()), pairwise(self.ends_k.tolist()), strict=True)
         for number, (q, k) in enumerate(ends):
             yield self.masks[number % len(self.masks)], slice(*q), slice(*k)
@@ -97,7 +97,7 @@ class PackedTerm(Term):
         return lo, hi
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:  # noqa: ARG002 - the pack has its own
-        """See Term; shows all where the intervals say it all."""
+        """See Term; sets all bits if the intervals are exact."""
         _, heads, rows = part
         planes = len(range(self.sizes.planes()[1])[heads]) if self.sizes.planes()[1] > 1 else 1
         size = (1, planes, rows.stop - rows.start, columns.stop - columns.start)
@@ -127,7 +127,7 @@ class PackedTerm(Term):
 
 @contextmanager
 def _naming(number: int, count: int) -> Iterator[None]:
-    """Name the sequence in a ValueError of its mask."""
+    """Prefix the ValueErrors of a sequence's mask with the sequence."""
     try:
         yield
     except ValueError as error:
@@ -136,7 +136,7 @@ def _naming(number: int, count: int) -> Iterator[None]:
 
 
 def _show(one: _Sequence, part: Part) -> Tensor:
-    """Return booleans [1, heads, rows, keys]: what the terms that are no intervals show."""
+    """Return booleans [1, heads, rows, keys] of the terms that are not intervals."""
     columns = slice(0, words_of(one.shape.seqlen_k))
     words = torch.full((1, 1, 1, columns.stop), -1, dtype=torch.int64, device="cpu")
     for term in one.others:
@@ -145,7 +145,7 @@ def _show(one: _Sequence, part: Part) -> Tensor:
 
 
 def _place(shown: Tensor, keys: slice, columns: slice) -> Tensor:
-    """Return words of the pack's keys in some columns of words, of booleans of a sequence's."""
+    """Return some columns of the pack's words, given booleans of one sequence's keys."""
     first, end = columns.start * WORD, columns.stop * WORD
     visible = shown.new_zeros((*shown.shape[:-1], end - first))
     begin, stop = max(keys.start, first), min(keys.stop, end)
@@ -157,7 +157,7 @@ def _place(shown: Tensor, keys: slice, columns: slice) -> Tensor:
 
 
 def parse_ends(name: str, cu_seqlens: Integers, total: int | None) -> tuple[Tensor, int]:
-    """Return [sequences + 1] on the CPU and the tokens of the pack, checked."""
+    """Return checked [sequences + 1] on the CPU, and the tokens of the pack."""
     ends = parse_integers(name, cu_seqlens, ("[sequences + 1]",))
     most = int(ends[-1]) if total is None else total
     if int(ends[0]) != 0 or bool((ends.diff() < 0).any()) or int(ends[-1]) > most:

@@ -1,8 +1,8 @@
-"""Plan of a mask for the kernels: int32 arrays in one buffer, and where each begins.
+"""Plan of a mask for the kernels: int32 arrays in one buffer, and their offsets.
 
-Pairs of TILE queries and TILE keys are tiles. The arrays of the leading axes [batches, heads] have
-1 there where a mask does not differ. They fill MaskParams of csrc/core/params.h; layout.py says how
-they get there.
+A tile is TILE queries by TILE keys. The leading axes [batches, heads] of an array are 1 if the mask
+does not differ along them. The arrays fill MaskParams of csrc/core/params.h; layout.py describes
+how.
 
     key_bounds    [batches, 2] first and end key that any query sees
     rows          [batches, heads, query_tiles * TILE, 2] first and end key of a query
@@ -53,11 +53,11 @@ class MaskPlan:
 
     @property
     def key_slots(self) -> Tensor:
-        """The slots of dS before each key tile, which the host plans the backward with."""
+        """The dS slots before each key tile, from which the host plans the backward."""
         return self.arrays["key_slots"]
 
     def digest(self) -> str:
-        """Return a hash of the sizes and the arrays; where these lie in the buffer is no matter."""
+        """Return a hash of the sizes and arrays, independent of their order in the buffer."""
         told = [
             [
                 name.rsplit("_", 1) if name.startswith("by_") else [name],  # its list and array
@@ -71,7 +71,7 @@ class MaskPlan:
 
 
 def pack_plan(kind: int, shape: Shape, arrays: Mapping[str, Tensor]) -> MaskPlan:
-    """Return the plan with its arrays in one buffer, which `MaskPlan.arrays` are views of."""
+    """Return the plan with its arrays in one buffer; `MaskPlan.arrays` are views of it."""
     offsets, end = lay_out({name: array.numel() for name, array in arrays.items()})
     require_index(end)
     # An empty array needs a valid address, too.
@@ -87,7 +87,7 @@ def pack_plan(kind: int, shape: Shape, arrays: Mapping[str, Tensor]) -> MaskPlan
 
 
 def lay_out(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Return where arrays of some sizes begin in one buffer, for all of ARRAYS, and where it ends.
+    """Return the offset of each of ARRAYS in one buffer, and the buffer's size.
 
     An array without a size is ABSENT.
     """
@@ -100,7 +100,7 @@ def lay_out(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def require_index(count: int) -> None:
-    """Raise ValueError if kernels could not count something of a mask."""
+    """Raise ValueError if a count exceeds what kernels can index."""
     if count > MAX_INDEX:
         raise complain(
             ValueError,

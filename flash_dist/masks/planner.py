@@ -1,4 +1,4 @@
-"""From the terms of a mask to its plan: intervals if they say it all, else lists of tiles."""
+"""Makes the plan of a mask from its terms: intervals if they are exact, else lists of tiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEAST_USE: Final = 0.9  # fraction of the tiles in key_ranges that must be visib
 
 
 def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
-    """Return the plan of a mask; shape has a batch and heads of 1 where the mask has."""
+    """Return the plan of a mask; shape has batch or heads 1 if the mask has."""
     rows, others = split_terms(terms, shape)
     if not others:
         return _plan_rows(rows, shape)
@@ -43,9 +43,9 @@ def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
 
 
 def split_terms(terms: Sequence[Term], shape: Shape) -> tuple[Intervals, list[Term]]:
-    """Return lo and hi beyond which no query sees a key, and the terms that they do not describe.
+    """Return lo and hi, outside of which no query sees a key, and the terms that they do not cover.
 
-    Without such terms they are what the mask shows.
+    Without such terms the intervals are the exact mask.
     """
     split = [(term, term.intervals(shape)) for term in terms]
     others = [term for term, found in split if found is None]
@@ -54,13 +54,13 @@ def split_terms(terms: Sequence[Term], shape: Shape) -> tuple[Intervals, list[Te
 
 
 def _key_bounds(bounds: Tensor, shape: Shape) -> dict[str, Tensor]:
-    """Return the first and end key that any query sees, [batch, 2]; nothing if all keys are."""
+    """Return the first and end key that any query sees, [batch, 2]; nothing if it is every key."""
     all_keys = (bounds[:, 0] == 0) & (bounds[:, 1] == shape.seqlen_k)
     return {} if bool(all_keys.all()) else {"key_bounds": bounds}
 
 
 def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
-    """Return lo and hi [batch, heads, seqlen_q]; a row without a key is (0, 0)."""
+    """Return lo and hi [batch, heads, seqlen_q]; a row without keys is (0, 0)."""
     lo = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
     hi = torch.full((1, 1, 1), shape.seqlen_k, device="cpu")
     for more_lo, more_hi in intervals:
@@ -86,7 +86,7 @@ def _plan_rows(intervals: Intervals, shape: Shape) -> MaskPlan:
 
 
 def _plan_tiles(tiles: VisibleTiles, shape: Shape, arrays: dict[str, Tensor]) -> MaskPlan:
-    """Return the plan of lists of tiles, and of arrays that are known already."""
+    """Return a plan with lists of tiles, and with arrays that are already known."""
     planes = shape.batch * shape.num_heads_q
     query_tiles, key_tiles = (-(-size // TILE) for size in shape[2:])
     key_slots, slots = slots_of(tiles, planes, query_tiles, key_tiles)

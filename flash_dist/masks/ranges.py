@@ -1,4 +1,4 @@
-"""Ranges of keys visible to a tile of queries, or to all queries of a batch entry."""
+"""Ranges of keys that a tile of queries, or all queries of a batch entry, see."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PAIRS_AT_ONCE: Final = 1 << 18  # pairs of tiles processed at a time: at most 5 
 
 
 def to_tiles(x: Tensor) -> Tensor:
-    """Return [..., tiles, TILE] of [..., rows]; rows that do not exist are 0."""
+    """Return [..., rows] as [..., tiles, TILE], padded with 0."""
     padded = pad(x, (0, -x.shape[-1] % TILE))
     tiles: Tensor = padded.unflatten(-1, (-1, TILE))
     return tiles
 
 
 def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
-    """Return [..., query tiles, 4]: least and greatest lo, least and greatest hi.
+    """Return [..., query tiles, 4]: min and max of lo, then min and max of hi.
 
-    Of the rows that see a key; with a row that sees none, greatest lo and least hi are 0, so that
-    no tile looks full.
+    Only rows that see a key count. If a row sees none, max of lo and min of hi are 0, so that the
+    tile does not count as full.
     """
     exists = to_tiles(torch.ones(lo.shape[-1], dtype=torch.bool, device=lo.device))
     lo, hi = to_tiles(lo), to_tiles(hi)
@@ -43,7 +43,7 @@ def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
 
 
 def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
-    """Return [batch, 2]: first and end key that some query of some head sees, (0, 0) if none does.
+    """Return [batch, 2]: first and end key that any query of any head sees; (0, 0) if none.
 
     Args:
         lo: [batch, heads, seqlen_q].
@@ -56,7 +56,7 @@ def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
 
 
 def bounds_of_keys(visible: Tensor) -> Tensor:
-    """Return the same of words [batch, words] of the keys that some query of some head sees."""
+    """Return the same from words [batch, words] of the keys that any query of any head sees."""
     keys = torch.arange(WORD * visible.shape[1], device="cpu")
     return bounds_of_intervals(keys, keys + unpack(visible, len(keys)))  # one interval per key
 
@@ -65,7 +65,7 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
     """Return [batch, heads, key tiles, 2]: first and end query tile that may see a key tile.
 
     Args:
-        ranges: [batch, heads, query tiles, 4], as `query_ranges` says; on any device.
+        ranges: [batch, heads, query tiles, 4], made by `query_ranges`, on any device.
         seqlen_k: Keys.
     """
     begin, end = ranges[..., 0] // TILE, -(-ranges[..., 3] // TILE)
@@ -77,9 +77,9 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
 
 
 def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
-    """Return first and end query tile [..., key tiles] of what each query tile sees [..., tiles].
+    """Return first and end query tile [..., key tiles] from the key tiles of each query tile.
 
-    Looks at each pair of tiles: few kernels, and memory for all pairs.
+    Compares every pair of tiles: few kernels, but memory for all pairs.
     """
     query_tiles = begin.shape[2]
     n = torch.arange(key_tiles, dtype=torch.int32, device=begin.device)
@@ -92,10 +92,11 @@ def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Ten
 
 
 def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
-    """Return the same in memory for the tiles of one axis, by kernels for each power of 2.
+    """Return the same with memory for the tiles of one axis, but more kernels: some per power of 2.
 
-    A run of key tiles is two that overlap, each as long as the largest power of 2 that fits. Entry
-    n of a size is what query tiles see of the run from n on; half of it goes to either half.
+    A run of key tiles is covered by two overlapping runs, each as long as the largest power of 2
+    that fits. Entry n for a length holds the query tiles that see the run from n on. Each entry is
+    then passed on to both halves of its run.
     """
     query_tiles, length = begin.shape[2], (end - begin).clamp(min=0)
     m = torch.arange(query_tiles, device=begin.device).expand_as(begin)

@@ -1,12 +1,12 @@
 """Finds masks by their handles, and their tensors on the device of a call.
 
-A compiled graph holds numbers and tensors, but no objects: it knows a mask by its handle, an int
-that no other mask of the process ever has. What needs the object (the plan, the lock, the copy to a
-device) happens here, inside a registered operator, never in traced code.
+A compiled graph stores numbers and tensors, but no objects. It refers to a mask by its handle, an
+int that is unique in the process. Work that needs the object (the plan, the lock, the copy to a
+device) happens here, in a registered operator, never in traced code.
 
-A mask's tensors are made once for each device and shape, on first use, and freed with the mask. A
-mask outlives its last user reference while it is among the MAX_CACHED masks that compiled graphs
-used last: their backward knows only the handle. Tensors that a CUDA graph was captured with are
+A mask's tensors are made once per device and shape, on first use, and freed with the mask. A mask
+stays alive beyond its last reference while it is among the MAX_CACHED masks that compiled graphs
+used last, because their backward has only the handle. Tensors that a CUDA graph has captured are
 never freed, since the graph may be replayed at any time.
 """
 
@@ -49,15 +49,15 @@ RECORDED: Final = (  # hint for graphs that must not store a handle
 
 
 def is_traced() -> bool:
-    """Return whether torch.jit.trace records the operators, maybe for another process."""
+    """Return whether torch.jit.trace is recording, possibly for another process."""
     return torch._C._get_tracing_state() is not None  # noqa: SLF001 - the public name has no type
 
 
 def outside_graphs(function: Function) -> Function:
-    """Keep torch.compile out of what makes or plans a mask on the host.
+    """Exclude a function that makes or plans a mask on the host from torch.compile.
 
-    Dynamo refuses a call that it traces. Where a graph breaks there it would compile each function
-    below on its own, for each of its shapes, and Inductor has no code for some of what they do.
+    Dynamo raises for a traced call. At a graph break it would compile each callee separately, for
+    each shape, and Inductor cannot compile some of their operations.
     """
     disabled: list[Callable[..., Any]] = []
 
@@ -82,7 +82,7 @@ def outside_graphs(function: Function) -> Function:
 def lookup_or_make(
     cached: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int
 ) -> Value:
-    """Return what is cached under a key, made if nothing is; the `most` used last stay."""
+    """Return the cached value of a key, or make it; keeps the `most` values used last."""
     if key not in cached:
         cached[key] = make()
     cached.move_to_end(key)
@@ -96,13 +96,13 @@ class Mask(Protocol):
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes the mask was made for."""
+        """The sizes that the mask was made for."""
 
     def plan(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> MaskPlan:
-        """Return what kernels read for calls of this shape."""
+        """Return the plan for calls of this shape."""
 
     def visible(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Tensor:
-        """Return booleans by the definition of the mask, on the CPU."""
+        """Return booleans from the definition of the mask, on the CPU."""
 
 
 class DevicePlan(NamedTuple):
@@ -113,9 +113,9 @@ class DevicePlan(NamedTuple):
     streams: set[int]  # cudaStream_t of streams that the allocator knows to use the buffer
 
     def hold(self, index: int) -> None:
-        """Keep the buffer from being used anew before the current stream of its GPU has read it.
+        """Keep the buffer's memory from being reused before the current stream has read it.
 
-        The allocator knows a stream until the buffer is freed: to tell it once is enough.
+        The allocator remembers a stream until the buffer is freed, so it is told once per stream.
         """
         stream = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001 - C only, like those below
         if stream == DEFAULT_STREAM and stream in self.streams:
@@ -154,7 +154,7 @@ class _DeviceCache:
 
 
 class _Entry:
-    """A mask that may be dropped, and what the devices have of it."""
+    """A mask that may be dropped, and its tensors on devices."""
 
     def __init__(self, mask: Mask) -> None:
         self.mask = weakref.ref(mask)
@@ -187,7 +187,7 @@ def find(handle: int) -> Mask:
 
 
 def cache(handle: int) -> None:
-    """Let a mask live until MAX_CACHED others were cached."""
+    """Keep a mask alive until MAX_CACHED others were cached after it."""
     mask = find(handle)
     with _cached_lock:
         _cached[handle] = mask
@@ -209,9 +209,9 @@ def lookup(handle: int, device: torch.device, shape: Shape) -> DevicePlan:
 def lookup_last(
     handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int
 ) -> DevicePlan | None:
-    """Return the plan of the last call on a GPU if that was of these sizes, for its current stream.
+    """Return the plan of the last call on a GPU if its sizes match, for the current stream.
 
-    Layers share a mask and a shape: to find the tensors otherwise takes several times as long.
+    Layers share a mask and a shape. A full lookup takes several times as long.
     """
     entry = _entries.get(handle)
     last = entry.last.get(index) if entry is not None else None
@@ -224,7 +224,7 @@ def lookup_last(
 def cache_last(
     handle: int, index: int, sizes_q: tuple[int, ...], seqlen_k: int, found: DevicePlan
 ) -> None:
-    """Let `lookup_last` find what `lookup` found for a call on a GPU."""
+    """Store the result of `lookup` for `lookup_last`."""
     entry = _entries.get(handle)
     if entry is not None:
         entry.last[index] = sizes_q, seqlen_k, found

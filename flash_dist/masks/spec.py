@@ -1,4 +1,4 @@
-"""BlockMask: what each query may see, as an object that belongs to no device."""
+"""BlockMask: which keys each query sees, as an object that belongs to no device."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ PARTS_KEPT: Final = 256  # indices per mask whose mask is remembered
 class BlockMask:
     """A mask: which keys each query sees. Immutable, and combined with `&`.
 
-    Made by the class methods only. They copy tensors of any device to the host at once, so that
-    later changes do not matter. A mask belongs to no device: one object serves layers on several
-    GPUs and on the CPU. Compiled functions use masks that were made outside of them.
+    Make masks with the class methods only. These copy tensors from any device to the host at once,
+    so later changes have no effect. A mask belongs to no device: one object serves layers on
+    several GPUs and on the CPU. Compiled functions use masks that were made outside of them.
 
-    `full`, `causal`, `sliding_window`, `padding` and `prefix` fit any seqlen; the others have fixed
+    `full`, `causal`, `sliding_window`, `padding` and `prefix` fit any seqlen. The others have fixed
     seqlens, and a call of another shape raises ValueError. A batch or heads axis of 1 fits any
-    batch or number of heads.
+    number.
     """
 
     __slots__ = (
@@ -142,7 +142,7 @@ class BlockMask:
         Args:
             left: Keys before the diagonal, 0 or more; None or -1: all of them.
             right: Keys after the diagonal, likewise.
-            alignment: Where the diagonal lies, as in `causal`.
+            alignment: Position of the diagonal, as in `causal`.
         """
         band = Band.of(left, right, alignment)
         return cls._of() if band.is_full else cls._of(BandTerm(band))
@@ -150,12 +150,12 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def padding(cls, lengths: Integers, *, side: Literal["left", "right"] = "right") -> BlockMask:
-        """Every query sees the keys that exist; keys in the padding are never read.
+        """Every query sees the existing keys; keys in the padding are never read.
 
         Args:
-            lengths: [batch], integers from 0 to seqlen_k: how many keys of a batch entry exist.
-            side: Where the padding is. `right`: the keys [0, length) exist; `left`: the keys
-                [seqlen_k - length, seqlen_k).
+            lengths: [batch], integers from 0 to seqlen_k: number of existing keys per batch entry.
+            side: The side of the padding. `right`: the keys [0, length) exist; `left`: the keys
+                from seqlen_k - length on.
         """
         if side not in ("left", "right"):
             raise complain(ValueError, f"side must be `left` or `right`, got {show(side)}")
@@ -164,13 +164,13 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def prefix(cls, lengths: Integers, *, alignment: Alignment = "bottom_right") -> BlockMask:
-        """Causal, apart from a prefix that every query sees all of (prefix-LM).
+        """Causal, except for a prefix that every query sees (prefix-LM).
 
         Query i sees key j if j < length or j <= i + shift.
 
         Args:
             lengths: [batch], integers from 0 to seqlen_k.
-            alignment: Of the causal part, as in `causal`.
+            alignment: Alignment of the causal part, as in `causal`.
         """
         bottom_right = parse_alignment(alignment)
         return cls._of(PrefixTerm(parse_lengths(lengths), bottom_right))
@@ -180,8 +180,8 @@ class BlockMask:
     def block_causal(cls, q_block_ids: Integers, k_block_ids: Integers | None = None) -> BlockMask:
         """Query i sees key j if k_block_ids[j] <= q_block_ids[i].
 
-        Blocks are causal, and a block sees all of itself. Ids need not be sorted; where the visible
-        keys of a query are not next to each other, the mask costs more.
+        Blocks are causal, and a block sees all of itself. Ids need not be sorted, but the mask is
+        slower if the visible keys of a query are not contiguous.
 
         Args:
             q_block_ids: [seqlen_q] or [batch, seqlen_q], integers.
@@ -195,8 +195,8 @@ class BlockMask:
     def documents(cls, q_ids: Integers, k_ids: Integers | None = None) -> BlockMask:
         """Query i sees key j if k_ids[j] == q_ids[i].
 
-        Combine with `causal` for packed documents that are causal each, if every document has as
-        many queries as keys.
+        For causal documents, combine it with `causal`, if every document has as many queries as
+        keys.
 
         Args:
             q_ids: [seqlen_q] or [batch, seqlen_q], integers: the document of each query. Any order.
@@ -215,7 +215,7 @@ class BlockMask:
             lo: [seqlen_q], [batch or 1, seqlen_q] or [batch or 1, num_heads_q or 1, seqlen_q],
                 integers, at least 0. A query with lo >= hi sees no key.
             hi: Like lo, with axes that broadcast against it; at most seqlen_k.
-            seqlen_k: If given, the mask suits this one only.
+            seqlen_k: If given, the mask fits this number of keys only.
         """
         lows, highs = broadcast_bounds(parse_interval("lo", lo), parse_interval("hi", hi))
         require_not_negative("lo", lows)
@@ -228,12 +228,12 @@ class BlockMask:
     def from_dense(cls, mask: Tensor) -> BlockMask:
         """Query i sees key j if mask[..., i, j].
 
-        Kept as one bit per pair. Batch and heads axes that were expanded (stride 0) are kept once.
+        Stored as one bit per pair. Expanded batch and heads axes (stride 0) are stored once.
 
         Args:
             mask: [seqlen_q, seqlen_k] or [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k],
-                torch.bool. True is visible, as in `scaled_dot_product_attention` of torch. One row
-                for all queries is given as `mask.expand(batch, 1, seqlen_q, seqlen_k)`.
+                torch.bool. True is visible, as in torch's `scaled_dot_product_attention`. For equal
+                rows pass `mask.expand(batch, 1, seqlen_q, seqlen_k)`.
         """
         visible = parse_bools("mask", mask, PAIRS)
         for axis in (0, 1):
@@ -255,8 +255,8 @@ class BlockMask:
 
         Args:
             tiles: [rows, columns] or [batch or 1, num_heads_q or 1, rows, columns], torch.bool.
-            block_size: Queries and keys of a block: one number, or (block_q, block_k).
-            seqlen_q: Queries; the last block may stick out. Defaults to rows * block_q.
+            block_size: Queries and keys per block: one number, or (block_q, block_k).
+            seqlen_q: Queries; the last block may be partial. Defaults to rows * block_q.
             seqlen_k: Keys, likewise.
         """
         visible = parse_bools("tiles", tiles, TILES)
@@ -277,16 +277,16 @@ class BlockMask:
         total_q: int | None = None,
         total_k: int | None = None,
     ) -> BlockMask:
-        """Query i of a packed sequence sees key j of it if the sequence's mask shows it.
+        """Query i of a packed sequence sees the sequence's key j if the sequence's mask shows it.
 
-        It is a mask for `flash_attn_varlen_func`, or for a batch of 1. Queries see no key of other
-        sequences. Combine with a mask of the whole pack by `&`.
+        Use it as a mask of `flash_attn_varlen_func`, or for a batch of 1. Queries see no key of
+        other sequences. `&` combines it with a mask of the whole pack.
 
         Args:
-            masks: A mask for each sequence, or one whose batch entries are the sequences.
+            masks: One mask per sequence, or a single mask whose batch entries are the sequences.
             cu_seqlens_q: [sequences + 1]: where the queries of each begin, as for the call.
             cu_seqlens_k: [sequences + 1], likewise of keys. Defaults to those of the queries.
-            total_q: Queries of the pack. Defaults to the last of cu_seqlens_q; those behind see no
+            total_q: Queries of the pack. Defaults to the last of cu_seqlens_q; later queries see no
                 key.
             total_k: Keys, likewise. Defaults to total_q if cu_seqlens_k is None.
         """
@@ -304,10 +304,10 @@ class BlockMask:
     @classmethod
     @outside_graphs
     def from_flex(cls, block_mask: flex_attention.BlockMask) -> BlockMask:
-        """The mask that FlexAttention applies for a BlockMask of torch.
+        """Return the mask that FlexAttention applies for a BlockMask of torch.
 
-        Its mask_mod is called once, here, on the BlockMask's device, for partial blocks, some rows
-        at a time. Later changes of what mask_mod reads do not change this mask.
+        This calls its mask_mod once, on the BlockMask's device, for partial blocks, some rows at a
+        time. Later changes of objects that mask_mod reads do not change this mask.
 
         Args:
             block_mask: As made by `torch.nn.attention.flex_attention.create_block_mask`. Its batch,
@@ -317,7 +317,7 @@ class BlockMask:
 
     @outside_graphs
     def __and__(self, other: BlockMask) -> BlockMask:
-        """Show what both masks show."""
+        """Return the intersection of both masks."""
         if not isinstance(other, BlockMask):
             raise _complain_of(other)
         return BlockMask._of(*self._terms, *other._terms)
@@ -327,10 +327,10 @@ class BlockMask:
 
     @outside_graphs
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> BlockMask:
-        """Return the mask of some batch entries, and of some heads, as torch's BlockMask does.
+        """Return the mask of some batch entries, and of some heads, like torch's BlockMask.
 
-        The same index gives the same object, so that it is planned once. Nothing is copied. An axis
-        of 1 fits any number, and stays as it is.
+        Equal indices return the same object, which is then planned once. Nothing is copied. An axis
+        of 1 fits any number and is kept.
 
         Args:
             index: `mask[b]`, `mask[b, h]`: ints, which keep an axis of 1, or slices.
@@ -348,20 +348,20 @@ class BlockMask:
 
     @property
     def band(self) -> Band | None:
-        """The mask as a band, which needs no memory, or None if it is none."""
+        """The mask as a band, which needs no arrays; None if it is not a band."""
         return self._band
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes the mask was made for."""
+        """The sizes that the mask was made for."""
         return self._sizes
 
     @outside_graphs
     def plan(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> MaskPlan:
-        """Return what kernels read for calls of this shape. Made once, thread-safe.
+        """Return the plan for calls of this shape. Made once; thread-safe.
 
         Raises:
-            ValueError: The mask does not suit the shape.
+            ValueError: The mask does not fit the shape.
         """
         shape = self._suited(batch, num_heads_q, seqlen_q, seqlen_k)
         batches, heads = self._sizes.planes()
@@ -374,10 +374,10 @@ class BlockMask:
     def visible(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Tensor:
         """Return booleans [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k] on the CPU.
 
-        By the definition of the mask: tests compare its plan with this.
+        Computed from the definition of the mask; tests compare its plan with this.
 
         Raises:
-            ValueError: The mask does not suit the shape.
+            ValueError: The mask does not fit the shape.
         """
         shape = self._suited(batch, num_heads_q, seqlen_q, seqlen_k)
         batches, heads = self._sizes.planes()
@@ -387,7 +387,7 @@ class BlockMask:
         return visible
 
     def has_ends(self, ends_q: Sequence[int], ends_k: Sequence[int]) -> bool:
-        """Return whether the mask keeps these sequences of a pack apart."""
+        """Return whether the mask was packed with these sequence boundaries."""
         return any(
             (term.ends_q.tolist(), term.ends_k.tolist()) == (list(ends_q), list(ends_k))
             for term in self._terms
@@ -436,7 +436,7 @@ def _complain_of(other: object) -> TypeError:
 def _split_masks(
     masks: BlockMask | Sequence[BlockMask], count: int
 ) -> tuple[tuple[Term, ...], ...]:
-    """Return the terms of the mask of each of some sequences, or once those of all."""
+    """Return the terms of each sequence's mask, or once if all share one."""
     if not isinstance(masks, (BlockMask, list, tuple)):
         message = f"masks must be a BlockMask or a list of them, got {type(masks).__name__}"
         raise complain(TypeError, message)
@@ -465,7 +465,7 @@ def _immutable(name: str) -> str:
 
 
 def _merge_bands(terms: tuple[Term, ...]) -> tuple[Term, ...]:
-    """Return the terms with bands of the same alignment made one."""
+    """Return the terms with bands of equal alignment merged."""
     bands: dict[bool, Band] = {}
     for term in terms:
         if isinstance(term, BandTerm):
@@ -483,13 +483,13 @@ def _plain_band(terms: tuple[Term, ...]) -> Band | None:
 
 
 def load_mask(*terms: tuple[Any, ...]) -> BlockMask:
-    """Return a mask that was saved, checked as if it were made anew: a file may hold anything.
+    """Return a saved mask, checked like a new one, because a file may contain anything.
 
     Args:
-        terms: The name of each term and what it was made of.
+        terms: The name and the values of each term.
 
     Raises:
-        TypeError: A term is made of something else.
+        TypeError: A value has the wrong type.
         ValueError: There is no such term, or its values do not fit.
     """
     loaded: list[Term] = []

@@ -1,8 +1,8 @@
-"""Terms of masks: each shows some keys to each query; a mask shows what all its terms show.
+"""Terms of masks. A term shows some keys to each query; a mask is the intersection of its terms.
 
-A term gives three things: the calls it fits, the interval of keys of each query (or None if they
-are no interval, then the words of bits.py), and, by its definition and sharing nothing with the
-other two, the visible pairs.
+A term provides the calls that it fits, the interval of keys of each query (or None if they are no
+interval, and then the words of bits.py), and the visible pairs. The latter follow from the
+definition and share no code with the others.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Term(ABC):
     sizes: Sizes = field(init=False, default=Sizes())
 
     def check(self, shape: Shape) -> None:
-        """Raise ValueError if the term does not suit a call."""
+        """Raise ValueError if the term does not fit a call."""
         self.sizes.require(shape)
 
     def values(self) -> tuple[Any, ...]:
-        """Return what the term was made of, for a file: a view does not bring all of its memory."""
+        """Return the term's values for a file; views are copied without their other memory."""
         given = (getattr(self, one.name) for one in fields(self) if one.init)
         return tuple(
             x.clone() if isinstance(x, Tensor) else tuple(x) if isinstance(x, Band) else x
@@ -42,7 +42,7 @@ class Term(ABC):
         )
 
     def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - only for terms with planes
-        """Return the term of some batch entries and heads: views. Axes of 1 stay as they are."""
+        """Return views for some batch entries and heads. Axes of 1 are kept."""
         return self
 
     @abstractmethod
@@ -50,20 +50,20 @@ class Term(ABC):
         """Return lo and hi [batch or 1, heads or 1, seqlen_q or 1]: query i sees lo <= j < hi."""
 
     def hull(self, shape: Shape) -> Intervals | None:  # noqa: ARG002 - only for terms with a hull
-        """Return intervals beyond which no query sees a key, of a term that is none; None: all."""
+        """Return intervals beyond which no query sees a key, if `intervals` has none; None: all."""
         return None
 
     def words(self, part: Part, columns: slice, shape: Shape) -> Tensor:
-        """Return some columns of the words of a part of [batch, heads, seqlen_q], see bits.py.
+        """Return some columns of the words for a part of [batch, heads, seqlen_q], see bits.py.
 
-        Batch and heads that do not matter are 1. Only asked of terms that are no intervals. Pairs
-        beyond the hull do not matter.
+        Only called for terms without intervals. Batch and heads are 1 if they do not matter. Pairs
+        outside of the hull may have any value.
         """
         raise NotImplementedError
 
     @abstractmethod
     def visible(self, shape: Shape) -> Tensor:
-        """Return booleans [batch or 1, heads or 1, seqlen_q, seqlen_k], by the definition."""
+        """Return booleans [batch or 1, heads or 1, seqlen_q, seqlen_k], from the definition."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class BandTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class LengthsTerm(Term):
-    """A term made of a number of keys for each batch entry."""
+    """A term defined by a number of keys per batch entry."""
 
     lengths: Tensor  # [batch]
 
@@ -117,7 +117,7 @@ class LengthsTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class PaddingTerm(LengthsTerm):
-    """Keys that exist."""
+    """Existing keys."""
 
     name = "padding"
     at_end: bool  # the padding comes after the keys
@@ -142,7 +142,7 @@ class PaddingTerm(LengthsTerm):
 
 @dataclass(frozen=True, eq=False)
 class PrefixTerm(LengthsTerm):
-    """Causal, and every query sees a prefix of the keys."""
+    """Causal, plus a prefix of the keys for every query."""
 
     name = "prefix"
     bottom_right: bool
@@ -163,7 +163,7 @@ class PrefixTerm(LengthsTerm):
 
 @dataclass(frozen=True, eq=False)
 class IntervalTerm(Term):
-    """One interval of keys for each query."""
+    """One interval of keys per query."""
 
     name = "intervals"
     lo: Tensor  # [batch or 1, heads or 1, seqlen_q]
@@ -195,7 +195,7 @@ class IntervalTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class DenseTerm(Term):
-    """A bit for each pair."""
+    """One bit per pair."""
 
     name = "dense"
     bits: Tensor  # words [batch or 1, heads or 1, seqlen_q, ceil(seqlen_k / 64)]
@@ -223,7 +223,7 @@ class DenseTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class TilesTerm(Term):
-    """A bit for each pair of a block of queries and a block of keys."""
+    """One bit per block of queries and block of keys."""
 
     name = "tiles"
     tiles: Tensor  # booleans [batch or 1, heads or 1, query blocks, key blocks]
@@ -263,9 +263,9 @@ class TilesTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class _IdsTerm(Term):
-    """Queries and keys with numbers: blocks and documents.
+    """Queries and keys with ids: blocks and documents.
 
-    They are intervals if no query sees keys with a gap between them, whatever the order of the ids.
+    It has intervals if no query sees keys with a gap between them, whatever the order of the ids.
     """
 
     q_ids: Tensor  # [batch or 1, seqlen_q]
@@ -283,10 +283,10 @@ class _IdsTerm(Term):
 
     @abstractmethod
     def _sees(self, q_ids: Tensor, k_ids: Tensor) -> Tensor:
-        """Return whether queries see keys."""
+        """Return whether queries with these ids see keys with these ids."""
 
     def _sorted_ids(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q_ids, and k_ids ascending with the keys they belong to, of equal batches."""
+        """Return q_ids, and sorted k_ids with the index of each key, with equal batches."""
         values, order = self.k_ids.sort(dim=-1, stable=True)
         batch, _ = self.sizes.planes()
         q_ids, values, order = (
@@ -309,7 +309,7 @@ class _IdsTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class BlockCausalTerm(_IdsTerm):
-    """A query sees the keys of its block and of those before: k_id <= q_id."""
+    """A query sees the keys of its own and of earlier blocks: k_id <= q_id."""
 
     name = "block-causal"
 
@@ -346,12 +346,12 @@ class DocumentTerm(_IdsTerm):
 
 
 def _contiguous(lo: Tensor, hi: Tensor, count: Tensor) -> Intervals | None:
-    """Return intervals [batch, 1, seqlen_q] if none of them has a gap, or None.
+    """Return intervals [batch, 1, seqlen_q] if none has a gap; else None.
 
     Args:
-        lo: [batch, seqlen_q], the first key a query sees.
-        hi: One more than the last one.
-        count: How many it sees.
+        lo: [batch, seqlen_q], the first key that a query sees.
+        hi: One more than the last key.
+        count: The number of keys that it sees.
     """
     visible = count > 0
     if bool((visible & (hi - lo != count)).any()):
@@ -360,12 +360,12 @@ def _contiguous(lo: Tensor, hi: Tensor, count: Tensor) -> Intervals | None:
 
 
 def _entries(x: Tensor, batch: slice) -> Tensor:
-    """Return some batch entries; an axis of 1 serves all of them."""
+    """Return some batch entries; an axis of 1 is kept."""
     return x[batch] if len(x) > 1 else x
 
 
 def _planes(x: Tensor, part: Part) -> Tensor:
-    """Return the batch entries and heads of a part; an axis of 1 serves all of them."""
+    """Return the batch entries and heads of a part; axes of 1 are kept."""
     batch, heads, _ = part
     one = slice(0, 1)
     return x[batch if x.shape[0] > 1 else one, heads if x.shape[1] > 1 else one]

@@ -24,7 +24,7 @@ LEAST_COST: Final = 1 << 11  # minimum per row: limits the rows processed togeth
 
 
 class VisibleTiles(NamedTuple):
-    """The tiles in which some query sees some key, ascending by plane, query tile, key tile."""
+    """Tiles in which any query sees any key, ordered by plane, query tile and key tile."""
 
     plane: Tensor  # [tiles] batch * heads + head
     m: Tensor  # [tiles] query tile
@@ -34,9 +34,10 @@ class VisibleTiles(NamedTuple):
 
 
 class TileList(NamedTuple):
-    """Visible tiles in compressed rows: those of line i are [begin[i], begin[i + 1]), ascending.
+    """Visible tiles as compressed sparse rows: line i has the entries [begin[i], begin[i + 1]).
 
-    A line is 64 or 128 queries (then tiles are of keys), or keys (then tiles are of queries).
+    A line is 64 or 128 queries (entries are key tiles) or keys (entries are query tiles). Entries
+    ascend.
     """
 
     begin: Tensor  # [batches * heads * lines + 1]
@@ -48,7 +49,7 @@ class TileList(NamedTuple):
 
 
 def count_interval_tiles(intervals: Intervals, shape: Shape) -> int:
-    """Return how many tiles are visible, in all planes."""
+    """Return the number of visible tiles in all planes."""
     return sum(int(visible.sum()) for _, visible in _interval_strips(intervals, shape))
 
 
@@ -57,8 +58,8 @@ def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> V
 
     Args:
         intervals: lo and hi, [batch, heads, seqlen_q].
-        ranges: As `query_ranges` says.
-        shape: Of the mask.
+        ranges: Made by `query_ranges`.
+        shape: Shape of the mask.
     """
     places, codes = [], []
     for part, visible in _interval_strips(intervals, shape):
@@ -72,9 +73,9 @@ def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> V
 
 
 def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[tuple[Part, Tensor]]:
-    """Yield which tiles some row's interval touches: the rows' ends, summed up along the keys.
+    """Yield which tiles the rows' intervals touch, by a cumulative sum along the keys.
 
-    Each part of [batch, heads, query tiles] comes with booleans [..., key tiles].
+    Yields parts of [batch, heads, query tiles], each with booleans [..., key tiles].
     """
     lo, hi = (to_tiles(x) for x in intervals)
     key_tiles = words_of(shape.seqlen_k)
@@ -92,13 +93,13 @@ def list_tiles(
 ) -> tuple[VisibleTiles, Intervals | None, Tensor]:
     """Return the visible tiles of any mask, with bits for those that are not FULL.
 
-    Also returns lo and hi [batch, heads, seqlen_q] if every row turns out to be one interval, and
-    the words [batch, words] of the keys that some query of a batch entry sees.
+    Also return lo and hi [batch, heads, seqlen_q] if every row turns out to be an interval, and the
+    words [batch, words] of the keys that any query of a batch entry sees.
 
     Args:
-        terms: Those that are no intervals.
-        intervals: lo and hi beyond which no query sees a key.
-        shape: Of the mask.
+        terms: The terms without intervals.
+        intervals: lo and hi, outside of which no query sees a key.
+        shape: Shape of the mask.
     """
     lo, hi = intervals
     key_tiles = words_of(shape.seqlen_k)
@@ -133,7 +134,7 @@ def list_tiles(
 
 
 def _columns(lo: Tensor, hi: Tensor, key_tiles: int) -> slice:
-    """Return the words of the keys in some intervals, at least one."""
+    """Return the slice of words that covers some intervals, at least one word."""
     visible = lo < hi
     end = max(-(-int(hi.max()) // TILE), 1)
     first = int(torch.where(visible, lo, (end - 1) * TILE).min()) // TILE
@@ -143,12 +144,12 @@ def _columns(lo: Tensor, hi: Tensor, key_tiles: int) -> slice:
 def _note_intervals(
     found: Intervals | None, part: Part, words: Tensor, first: int
 ) -> Intervals | None:
-    """Fill in the intervals of a strip of rows; None as soon as there is a row that is none.
+    """Fill in the intervals for a strip of rows; return None once a row is no interval.
 
     Args:
         found: lo and hi of all rows.
         part: The strip.
-        words: Its words, from key `first` on.
+        words: Words of the strip, from key `first` on.
         first: A key.
     """
     if found is None:
@@ -163,14 +164,14 @@ def _note_intervals(
 
 
 def _word_tiles(words: Tensor) -> Tensor:
-    """Return [batch, heads, query tiles, key tiles, TILE] of words [batch, heads, rows, words]."""
+    """Return words [batch, heads, rows, words] as [batch, heads, query tiles, key tiles, TILE]."""
     padded = pad(words, (0, 0, 0, -words.shape[2] % TILE))
     tiles: Tensor = padded.unflatten(2, (-1, TILE))
     return tiles.transpose(-1, -2)
 
 
 def _places(visible: Tensor, part: Part, shape: Shape) -> Tensor:
-    """Return [3, tiles]: plane, query tile and key tile of those seen."""
+    """Return [3, tiles]: plane, query tile and key tile of the visible tiles."""
     b, h, m, n = visible.nonzero().T
     plane = (b + part[0].start) * shape.num_heads_q + h + part[1].start
     return torch.stack([plane, m + part[2].start, n])
@@ -181,7 +182,7 @@ def slots_of(
 ) -> tuple[Tensor, Tensor]:
     """Return key_slots [key_tiles + 1], and the slot of each tile.
 
-    The slots of a key tile lie together, those of each plane from the same one on.
+    The slots of a key tile are contiguous. Each plane uses the same slots.
     """
     line = tiles.plane * key_tiles + tiles.n
     order = (line * query_tiles + tiles.m).argsort()
@@ -196,7 +197,7 @@ def slots_of(
 def make_lists(
     tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
 ) -> dict[str, Tensor]:
-    """Return the arrays of the lists of lines of 64 and of 128, of queries and of keys."""
+    """Return the lists' arrays, with 64 and 128 rows per line, by queries and by keys."""
     arrays: dict[str, Tensor] = {}
     for name, axes, sizes in (
         ("by_query", (tiles.m, tiles.n), (planes, query_tiles, key_tiles)),
@@ -212,10 +213,11 @@ def make_lists(
 
 
 def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:
-    """Return the turn of each entry of a list whose planes have so many lines of keys.
+    """Return the dQ order of each entry, for a list with `lines` lines of keys per plane.
 
-    The lines that see a query tile add to its dQ one after the other, from the last to the first:
-    2 * how many of them do so before the entry's line, plus 1 if none does after it.
+    The lines that see a query tile add to its dQ one after the other, from the last to the first.
+    An entry's value is 2 * (number of lines that add before this one) + (1 if no line adds after
+    it).
     """
     line = torch.repeat_interleave(by_key.begin.diff())
     column = line // lines * query_tiles + by_key.entries[:, 0]  # a query tile of a plane
@@ -233,7 +235,7 @@ def _list_lines(
     sizes: tuple[int, int, int],
     group: int,
 ) -> TileList:
-    """Return the list with `group` tiles of the first axis a line, and entries along the second."""
+    """Return a list: lines of `group` tiles along the first axis, entries along the second."""
     (along, across), (planes, lines, others) = axes, sizes
     lines = -(-lines // group)
     key = (tiles.plane * lines + along // group) * others + across

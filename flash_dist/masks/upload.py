@@ -1,10 +1,10 @@
-"""Copies a tensor to a GPU such that any stream may read it, whatever the caller is doing there.
+"""Copies a tensor to a GPU so that any stream may read it, whatever state the caller is in.
 
-A mask's tensors stay for later calls, but their first use may come at any time: while a CUDA graph
-is captured (nothing may be waited for, and the copy would be part of the graph), while torch routes
-the allocations of this thread or stream into a graph's own memory, or in inference mode. All of it
-is settings of a thread or a stream. So the copy is made by a new thread on an idle stream, and
-waited for: the host waits, no stream does. When the call returns, there is no such thread any more.
+A mask's tensors are kept for later calls, but the first use may come at any time: during the
+capture of a CUDA graph (where waiting is forbidden, and the copy would become part of the graph),
+while torch allocates from a graph's private memory, or in inference mode. All of these are states
+of a thread or a stream. So a new thread copies on an idle stream and waits for the copy. The host
+waits, but no stream does. The thread has ended when the call returns.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ LONGEST_END: Final = 5.0  # seconds to wait for a thread to end, which takes mil
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
-    """Return a copy of a CPU tensor that is complete, and that no other stream need wait for."""
+    """Return a copy of a CPU tensor that is complete, so that no stream has to wait for it."""
     if device.type != "cuda":
         return host.to(device)
     return in_a_thread(partial(_copy, host, device))
 
 
 def in_a_thread(work: Callable[[], Result]) -> Result:
-    """Return what work returns in a new thread, which has ended by then."""
+    """Run `work` in a new thread and return its result; the thread has ended by then."""
     numbers: list[int] = []
 
     def numbered() -> Result:
@@ -58,10 +58,10 @@ def in_a_thread(work: Callable[[], Result]) -> Result:
 
 
 def _await_end(number: int) -> None:
-    """Wait for the end of a thread that Python has joined.
+    """Wait until a thread that Python has joined has really ended.
 
-    NOTE: before Python 3.13 a join returns while the thread still frees what libraries keep for it.
-    A process that exits meanwhile takes these libraries down under it.
+    NOTE: before Python 3.13, join returns while the thread is still freeing libraries' thread-local
+    data. A process that exits meanwhile unloads these libraries too early.
     """
     latest = time.monotonic() + LONGEST_END
     while (THREADS / str(number)).exists() and time.monotonic() < latest:
@@ -79,7 +79,7 @@ def _copy(host: Tensor, device: torch.device) -> Tensor:
 
 @contextlib.contextmanager
 def _unaffected_by_captures() -> Iterator[None]:
-    """Allow this thread to allocate and wait while another one captures (capture mode `global`)."""
+    """Let this thread allocate and wait while another one captures (capture mode `global`)."""
     mode = ctypes.c_int(RELAXED)
     exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     if (code := exchange(ctypes.byref(mode))) != 0:

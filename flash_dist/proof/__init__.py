@@ -1,1 +1,1 @@
-"""Cases of the selftest: inputs, and the values that they must give."""
+"""Cases of the selftest: inputs and expected values."""

@@ -45,7 +45,7 @@ class Case(_Shape):
 
     @property
     def name(self) -> str:
-        """A name that says everything: `odd fp16 d64 b2 q37 k53 h3/3 full`."""
+        """A unique name: `odd fp16 d64 b2 q37 k53 h3/3 full`."""
         mask = self.mask or ("causal" if self.causal else "full")
         if self.lengths:
             mask += f" packed {len(self.lengths)}"
@@ -88,7 +88,7 @@ class Case(_Shape):
 
 @dataclass(frozen=True, order=True)
 class Kernels:
-    """A size that kernels are compiled for; smaller head_dims use them as well."""
+    """A compiled size of the kernels, which also serves smaller head_dims."""
 
     dtype: str
     head_dim: int
@@ -96,19 +96,19 @@ class Kernels:
 
     @property
     def is_usual(self) -> bool:
-        """True if most models use it: it gets every shape, the others few."""
+        """True if most models use this size: it gets every shape, other sizes get few."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
 
     @property
     def reads_caches(self) -> bool:
-        """True if there are kernels of this size for keys in a cache."""
+        """True if kernels of this size can read keys from a cache."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _CACHED_SIZES
 
     @property
     def is_latent(self) -> bool:
-        """True if values lie in the keys, which have more columns than others."""
+        """True if the values are part of the keys, which then have more columns."""
         return self.head_dim > max(_CACHED_SIZES)
 
 
@@ -222,13 +222,13 @@ _TAIL = 8  # columns less than the compiled head_dim
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
-    """Cover the usual sizes with small odd shapes and with some that fill the GPU; others briefly.
+    """Return small odd shapes and GPU-filling shapes for the usual sizes, and few for the others.
 
     Every kind of mask, packed documents and score modifications run at each usual size.
 
     Args:
         kernels: The compiled sizes to cover.
-        sm_count: Multiprocessors to fill; 0 leaves the large shapes out.
+        sm_count: Number of multiprocessors to fill; 0 omits the large shapes.
     """
     cases = []
     for one in kernels:

@@ -1,4 +1,4 @@
-"""The tensors of a selftest case, and the product called on them."""
+"""The tensors of a selftest case, and the call of attention on them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Inputs:
 
     @classmethod
     def make(cls, case: Case, device: torch.device) -> Inputs:
-        """Fill them from the integer hash, each with a seed of its own."""
+        """Fill the tensors from the integer hash, each with its own seed."""
         dtype = DTYPES[case.dtype]
         k = make_values(2, case.k_shape, dtype, device=device)
         v = make_values(3, case.v_shape, dtype, device=device)
@@ -55,14 +55,14 @@ class Inputs:
         )
 
     def describe_mask(self, case: Case) -> dict[str, Any]:
-        """Return a digest of the plan of the mask; nothing where it is a band, or there is none."""
+        """Return a digest of the mask's plan; empty without a mask or for a band."""
         if self.mask is None or self.mask.band is not None:
             return {}
         sizes = (case.batch, case.num_heads_q, case.seqlen_q, case.seqlen_k)
         return {"mask": self.mask.plan(*sizes).digest()}
 
     def attend(self, attention: Attention, case: Case) -> Tensors:
-        """Run forward and backward once; with keys in a cache only the forward."""
+        """Run forward and backward once; for a cache only the forward."""
         if case.page:
             return self._attend_to_cache(case)
         if case.budget is not None:
@@ -80,7 +80,7 @@ class Inputs:
         return {"out": out.detach(), "lse": lse.detach(), **named}
 
     def _attend_within(self, budget: int, case: Case) -> Tensors:
-        """Call the operators themselves, which take the workspace budget."""
+        """Call the operators directly, which take the workspace budget."""
         from ..kernels import operators  # noqa: PLC0415 - missing in a broken install
         from ..kernels.problem import Problem  # noqa: PLC0415
         from ..masks import Band  # noqa: PLC0415
@@ -97,7 +97,7 @@ class Inputs:
         return name_results(out, lse, *operators.differentiate(self.dout, saved, None, problem))
 
     def _attend_to_cache(self, case: Case) -> Tensors:
-        """Call the function that reads a cache, in which pages lie in another order."""
+        """Call the function that reads a cache, with shuffled pages."""
         from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415 - as above
         from ..attention.decoding.latent import flash_mla_with_kvcache  # noqa: PLC0415
 
@@ -123,14 +123,14 @@ class Inputs:
         return name_results(*results)
 
     def attend_exactly(self, case: Case, dtype: torch.dtype) -> Tensors:
-        """Return what the textbook formulas give on the CPU, every step rounded to `dtype`."""
+        """Return the results of the textbook formulas on the CPU, every step rounded to `dtype`."""
         visible = find_visible(case)
         tensors = (self.q, self.k, self.v, self.dout)
         return attend(tensors, causal=case.causal, dtype=dtype, visible=visible, scores=self.scores)
 
 
 def _name_arguments(scores: Scores) -> dict[str, Any]:
-    """Return score modifications as arguments that every attention function has."""
+    """Return score modifications as arguments that every attention function accepts."""
     return {
         "softcap": scores.softcap,
         "alibi_slopes": scores.alibi_slopes,
@@ -139,7 +139,7 @@ def _name_arguments(scores: Scores) -> dict[str, Any]:
 
 
 def load_attention() -> Attention:
-    """Return attention as the selftest calls it: packed documents have a batch of 1 and lengths."""
+    """Return attention as the selftest calls it: packed documents have batch 1 and lengths."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - missing in a broken install
     from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
 

@@ -38,7 +38,7 @@ _BIAS: Final = 2.0  # largest bias
 
 
 def make_mask(case: Case) -> BlockMask | None:
-    """Return the BlockMask of a case, None if it has none."""
+    """Return the BlockMask of a case; None without one."""
     return MASKS[case.mask](case) if case.mask else None
 
 
@@ -56,7 +56,7 @@ def find_visible(case: Case) -> Tensor | None:
 
 
 def cu_seqlens(lengths: tuple[int, ...]) -> list[int]:
-    """Return where each document starts, and the end."""
+    """Return where each document starts, and the end of the last."""
     return list(accumulate(lengths, initial=0))
 
 
@@ -82,7 +82,7 @@ def _padding(case: Case) -> BlockMask:
 
 
 def _count_off(case: Case, parts: int) -> Iterator[Tensor]:
-    """Return the part of each query and of each key, where both are cut into equal parts."""
+    """Return the part of each query and of each key, if both are cut into `parts` equal parts."""
     for seqlen in (case.seqlen_q, case.seqlen_k):
         yield torch.arange(seqlen, device="cpu") * parts // seqlen
 
@@ -134,9 +134,9 @@ MASKS: Final[dict[str, Callable[[Case], BlockMask]]] = {
 def make_scores(case: Case, device: torch.device) -> Scores:
     """Return the score modifications that `case.scores` names: softcap, alibi, sinks and bias.
 
-    Slopes are [batch, num_heads_q], of packed documents [num_heads_q]: both forms there are.
-    A bias is [1, num_heads_q, seqlen_q, seqlen_k] in the dtype of q; beside sinks it is in float32,
-    [batch, 1, seqlen_q, seqlen_k], and hides some keys.
+    Slopes are [batch, num_heads_q], for packed documents [num_heads_q], to cover both forms. A bias
+    is [1, num_heads_q, seqlen_q, seqlen_k] in the dtype of q. With sinks it is float32, [batch, 1,
+    seqlen_q, seqlen_k], and masks some keys.
     """
     words, heads = case.scores.split(), (case.num_heads_q,)
     return Scores(

@@ -1,4 +1,4 @@
-"""Attention by the textbook formulas on the CPU, and how far off the kernels may be."""
+"""Attention with the textbook formulas on the CPU, and the allowed errors of kernels."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _MARGIN = 2.0  # factor on the error of plain half precision
 
 
 def name_results(*values: torch.Tensor | None) -> Tensors:
-    """Return out, lse, dq, dk, dv and, where they are not None, dsinks and dbias by their names."""
+    """Return a dict of out, lse, dq, dk, dv and, if not None, dsinks and dbias."""
     names = (*NAMES, OF_SINKS, OF_BIAS)[: len(values)]
     pairs = zip(names, values, strict=True)
     return {name: value for name, value in pairs if value is not None}
 
 
 def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) -> float:
-    """Return the absolute error that is allowed in this tensor: twice that of half precision.
+    """Return the allowed absolute error of a tensor: twice that of plain half precision.
 
-    float32 may err 1e-4 of the largest value instead.
+    For float32 it is 1e-4 of the largest value instead.
 
     Args:
-        name: Of the tensor.
-        reference: In float64.
-        baseline: By the same formulas in the input's dtype.
+        name: The name of the tensor.
+        reference: The float64 result.
+        baseline: The result of the same formulas in the input's dtype.
     """
     if name == "lse":
         return _LSE_TOLERANCE
@@ -48,9 +48,9 @@ def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) ->
 
 
 def error_of_rounded_out(out: torch.Tensor, dout: torch.Tensor) -> float:
-    """Return how far a sink's gradient may be off as the rows' delta are of out as it was rounded.
+    """Return the error of a sink's gradient that comes from the rounding of out in delta.
 
-    A row errs by the rounding of its elements, which fall either way, and so do rows.
+    The roundings of a row's elements, and of rows, are independent and of either sign.
 
     Args:
         out: In float64, [batch, seqlen_q, num_heads_q, head_dim_v].
@@ -111,7 +111,7 @@ def attend(
 
 
 def _modify(s: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Return scores [batch, heads, seqlen_q, seqlen_k] as softmax has them, and the cap's slope."""
+    """Return the softmax's scores, [batch, heads, seqlen_q, seqlen_k], and the cap's slope."""
     slope: torch.Tensor | float = 1.0
     if scores.softcap:
         t = torch.tanh(s / scores.softcap)
@@ -125,14 +125,14 @@ def _modify(s: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _add_sinks(lse: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Let each head's sink join the sums of its rows, [batch, heads, seqlen_q] in float64."""
+    """Add each head's sink to the sums of its rows, [batch, heads, seqlen_q] in float64."""
     return lse if sinks is None else torch.logaddexp(lse, sinks.to("cpu", lse.dtype)[:, None])
 
 
 def _differentiate_sinks(
     lse: torch.Tensor, delta: torch.Tensor, sinks: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Return the gradient of each head's sink, [heads] in the dtype of delta; None without."""
+    """Return the gradient of each head's sink, [heads], in the dtype of delta; None without."""
     if sinks is None:
         return None
     weights = torch.exp(sinks.to("cpu", lse.dtype)[:, None] - lse).to(delta.dtype)
@@ -147,7 +147,7 @@ def _distances(seqlen_q: int, seqlen_k: int) -> torch.Tensor:
 
 
 def _sum_group(gradient: torch.Tensor, group: int) -> torch.Tensor:
-    """Sum over the query heads that share a key head: [batch, seqlen_k, num_heads_kv, head_dim]."""
+    """Sum over the query heads of each kv head: [batch, seqlen_k, num_heads_kv, head_dim]."""
     batch, heads, seqlen_k, head_dim = gradient.shape
     grouped = gradient.reshape(batch, heads // group, group, seqlen_k, head_dim)
     return grouped.sum(dim=2).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The cases that the selftest of the toolkit runs: attention, called as users call it."""
+"""The toolkit's selftest cases for attention, which call it as users do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TESTED: Final = ("fwd", "mla")  # roles with test cases for each size
 
 @dataclass(frozen=True)
 class AttentionCase(ToolkitCase):
-    """A case beside the implementation that it tests; see `toolkit.selftest.case.Case`."""
+    """A case and the implementation under test; see `toolkit.selftest.case.Case`."""
 
     case: Case
     attention: Attention
@@ -48,7 +48,7 @@ class AttentionCase(ToolkitCase):
 
     @property
     def fills_gpu(self) -> bool:
-        """True if float64 formulas take long."""
+        """True if the float64 formulas take long."""
         return self.case.fills_gpu
 
     def make_inputs(self, device: torch.device) -> Inputs:
@@ -56,15 +56,15 @@ class AttentionCase(ToolkitCase):
         return Inputs.make(self.case, device)
 
     def describe_inputs(self, inputs: Inputs) -> dict[str, Any]:
-        """Return a digest of the arrays of the mask, which lie on the device for the library."""
+        """Return a digest of the mask's arrays, which the library reads on the device."""
         return inputs.describe_mask(self.case)
 
     def run(self, inputs: Inputs) -> Tensors:
-        """Run forward and backward once; with keys in a cache only the forward."""
+        """Run forward and backward once; for a cache only the forward."""
         return inputs.attend(self.attention, self.case)
 
     def compute_exact(self) -> Exact:
-        """Compute the case in float64, and the error that its dtype makes anyway."""
+        """Return the float64 results, and the errors that the dtype itself causes."""
         inputs = self.make_inputs(torch.device("cpu"))
         values = inputs.attend_exactly(self.case, torch.float64)
         baseline = inputs.attend_exactly(self.case, DTYPES[self.case.dtype])
@@ -75,7 +75,7 @@ class AttentionCase(ToolkitCase):
 
 
 def load_cases() -> ChooseCases:
-    """Load attention, and return what chooses the cases of a device.
+    """Load attention, and return a function that chooses the cases of a device.
 
     Raises:
         ExtensionError: The compiled part does not load.
@@ -86,7 +86,7 @@ def load_cases() -> ChooseCases:
 def choose_cases(
     attention: Attention, device: torch.device, selected: Sequence[dict[str, Any]]
 ) -> tuple[AttentionCase, ...]:
-    """Return the cases of all sizes that a GPU has kernels for; on the CPU, of a few sizes."""
+    """Return cases for all sizes that a GPU has kernels for; on the CPU, for a few sizes."""
     kernels, sm_count = CPU_KERNELS, 0
     if device.type == "cuda":
         kernels = find_kernels(selected)
@@ -97,14 +97,14 @@ def choose_cases(
 def _find_size(
     role: str, sizes: Collection[tuple[int, ...]], head_dims: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Return the compiled sizes of a role that serve head_dims; of latent keys the same alone."""
+    """Return the compiled size of a role that serves head_dims; for latent keys an equal one."""
     if role.startswith(_LATENT):
         return head_dims if head_dims in sizes else None
     return smallest_size(sizes, head_dims)
 
 
 def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
-    """Return the sizes of forward and latent keys for which every role has a kernel that loads."""
+    """Return the forward and latent sizes for which every role has a kernel that loads."""
     loads: defaultdict[tuple[str, str], dict[tuple[int, ...], bool]] = defaultdict(dict)
     for kernel in selected:
         size = int(kernel["head_dim"]), int(kernel["head_dim_v"])

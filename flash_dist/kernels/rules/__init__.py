@@ -1,1 +1,1 @@
-"""What torch asks about operators beside their kernels: operations, and shards of their tensors."""
+"""Rules that torch needs for operators besides kernels: FLOP counts, and sharding."""

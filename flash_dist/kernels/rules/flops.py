@@ -1,7 +1,7 @@
 """Floating-point operations of a call, for torch.utils.flop_counter.
 
-As for torch's own attention: two for each multiplication and addition of the matrix products, of
-all pairs of a query and a key, masked ones included.
+As for torch's own attention: two per multiply-add of the matrix products, over all (query, key)
+pairs, including masked ones.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Tensor = torch.Tensor
 
 
 def _count_forward(q: Tensor, k: Tensor, v: Tensor, *call: Any, **_: object) -> int:  # noqa: ANN401
-    """S = Q @ K.T and O = P @ V of `attention`."""
+    """Count S = Q @ K.T and O = P @ V of `attention`."""
     count: int = 2 * _count_pairs(q, k, call[2:6]) * (q.shape[-1] + v.shape[-1])
     return count
 
 
 def _count_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
-    """S again, dP = dO @ V.T, dV = P.T @ dO, dQ = dS @ K and dK = dS.T @ Q."""
+    """Count S (recomputed), dP = dO @ V.T, dV = P.T @ dO, dQ = dS @ K and dK = dS.T @ Q."""
     _, q, k, v = call[:4]
     return int(2 * _count_pairs(q, k, call[10:14]) * (3 * q.shape[-1] + 2 * v.shape[-1]))
 
@@ -42,12 +42,12 @@ def _count_masked_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
 
 
 def _count_bias_backward(*call: Any, **_: object) -> int:  # noqa: ANN401
-    """S again and dP = dO @ V.T."""
+    """Count S (recomputed) and dP = dO @ V.T."""
     return _count_forward(*call[1:4])
 
 
 def _count_decode(q: Tensor, k: Tensor, v: Tensor | None, *call: Any, **_: object) -> int:  # noqa: ANN401
-    """Those of `decode`: of the keys that the cache has, as far as the host may know."""
+    """Count the products of `decode`, over the keys of the cache that the host knows of."""
     seqlens, _, _, table, cu_seqlens_q, longest, seqlen_new = call[:7]
     capacity = k.shape[1] * (1 if table is None else table.shape[1])
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
@@ -75,7 +75,7 @@ def _sum_pairs(heads: int, queries: Sequence[int], keys: Sequence[int]) -> int:
 
 
 def _lengths(cu_seqlens: Tensor, longest: int) -> list[int]:
-    """Return how long each sequence is; where no numbers are known, as long as it may be."""
+    """Return the length of each sequence; the longest if the host does not know the values."""
     if not _is_real(cu_seqlens):
         return [longest] * (cu_seqlens.shape[0] - 1)
     lengths: list[int] = cu_seqlens.diff().tolist()
@@ -87,9 +87,9 @@ def _is_real(x: Tensor) -> bool:
 
 
 def register() -> None:
-    """Give the operators of attention their formulas as soon as torch's counter is imported.
+    """Register the formulas as soon as torch's counter is imported.
 
-    It is not imported here: it imports triton, which takes long and turns on a GIL that is off.
+    It is not imported here, because it imports triton, which takes long and enables the GIL.
     """
     when_imported("torch.utils.flop_counter", _register)
 

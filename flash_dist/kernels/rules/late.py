@@ -1,4 +1,4 @@
-"""Registers what a module of torch asks of operators when that module is imported, not before."""
+"""Registers rules of operators for a torch module when that module is imported, not before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def when_imported(name: str, register: Callable[[], None]) -> None:
-    """Call a function now if a module is imported, else behind its code once it is."""
+    """Call a function now if a module is imported, else right after it is imported."""
     if name in sys.modules:
         register()
     else:
@@ -22,7 +22,7 @@ def when_imported(name: str, register: Callable[[], None]) -> None:
 
 
 class _Late(MetaPathFinder):
-    """Finds one module, once, as the other finders do."""
+    """A finder that finds one module once, like the other finders."""
 
     def __init__(self, name: str, register: Callable[[], None]) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class _Late(MetaPathFinder):
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Let the module's loader call the function."""
+        """Make the module's loader call the function."""
         if fullname != self.name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)

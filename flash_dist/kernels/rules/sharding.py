@@ -1,10 +1,10 @@
-"""The operators on DTensors: each rank computes its batch entries, or its heads, on its own.
+"""The operators on DTensors: each rank computes its own batch entries or heads.
 
-A rule for torch's `register_torch_dispatch` rather than for DTensor's `register_sharding`: it knows
-all dimensions of the mesh at once, which groups of heads need, and no cache of torch's confuses an
-optional tensor with another. `batch` and `heads` are sharded, each by any dimensions of the mesh;
-other dimensions of the mesh compute the same. No rank needs another's result, so that nothing is
-sent unless an input must be redistributed.
+The rule is registered with `register_torch_dispatch` instead of DTensor's `register_sharding`. It
+sees all mesh dimensions at once, which groups of heads need, and avoids a cache of torch that
+confuses optional tensors. Any mesh dimensions may shard `batch` or `heads`; along other mesh
+dimensions all ranks compute the same. No rank needs another's result, so nothing is sent unless an
+input must be redistributed.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _PLURAL: Final = {_BATCH: "batch entries", _HEADS: "heads"}
 
 
 class Axes(NamedTuple):
-    """The dimensions of a tensor that may be sharded; None: it has no such, or none that may."""
+    """Which dimensions of a tensor may be sharded; None: it has no such dimension."""
 
     batch: int | None
     heads: int | None
 
     @classmethod
     def of(cls, name: str, dims: int, *, packed: bool) -> Axes:
-        """Return those of an argument or a result of the operators."""
+        """Return the axes of an argument or a result of the operators."""
         if name in _TOKENS:
             return cls(None, 1) if packed else cls(0, 2)
         if name in _ROWS:
@@ -74,12 +74,12 @@ class Sharding(NamedTuple):
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Sharding:
-        """Return that of q, k and v: what one of them is sharded by, the others will be, too.
+        """Return the sharding of q, k and v: all of them get the sharding that one of them has.
 
         Raises:
             TypeError: One of them is no DTensor.
-            ValueError: One lies on another mesh or is sharded by another dimension, they are
-                sharded by different ones, or the heads of k and v cannot be divided.
+            ValueError: One is on another mesh or is sharded along an unsupported dimension, they
+                are sharded differently, or the heads of k and v cannot be divided.
         """
         q, k = given["q"], given["k"]
         packed = given.get("cu_seqlens_q") is not None
@@ -110,14 +110,14 @@ class Sharding(NamedTuple):
         return sharding
 
     def count(self, kind: str) -> int:
-        """Return over how many ranks the batch or the heads are spread."""
+        """Return the number of ranks that share the batch or the heads."""
         ranks = 1
         for i, one in enumerate(self.kinds):
             ranks *= self.mesh.size(i) if one == kind else 1
         return ranks
 
     def find_part(self, kind: str, size: int) -> slice:
-        """Return which entries or heads are this rank's, as Shard has them; of one, that."""
+        """Return this rank's entries or heads, as Shard distributes them; a single one is kept."""
         begin, end = 0, size
         for i, one in enumerate(self.kinds):
             if one == kind and size != 1:
@@ -127,7 +127,7 @@ class Sharding(NamedTuple):
         return slice(begin, end)
 
     def placements(self, axes: Axes) -> list[Any]:
-        """Return where a tensor with these dimensions is."""
+        """Return the placements of a tensor with these dimensions."""
         from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 - slow to import
 
         dims = {_BATCH: axes.batch, _HEADS: axes.heads, None: None}
@@ -151,7 +151,7 @@ class Sharding(NamedTuple):
         return value.to_local()
 
     def join(self, name: str, local: Tensor, batch: int) -> DTensor:
-        """Return the whole result of this rank's part."""
+        """Return the DTensor whose local part is this rank's result."""
         from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
         axes = Axes.of(name, local.dim(), packed=self.packed)
@@ -171,7 +171,7 @@ class Sharding(NamedTuple):
 
 
 def _require_dtensor(name: str, x: object, q: object) -> None:
-    """Raise for what is no DTensor on the mesh of q, where q is one."""
+    """Raise if a tensor is no DTensor on the mesh of q although q is one."""
     meshes = [getattr(one, "device_mesh", None) for one in (q, x)]
     if None in meshes:
         kinds = f"{type(q).__name__} and {type(x).__name__}"
@@ -186,7 +186,7 @@ def _require_dtensor(name: str, x: object, q: object) -> None:
 
 
 def _kind(name: str, x: DTensor, i: int, *, packed: bool) -> str | None:
-    """Return what dimension i of the mesh shards of q, k or v: the batch, the heads or nothing."""
+    """Return what mesh dimension i shards of q, k or v: the batch, the heads or nothing."""
     from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415
 
     placement = x.placements[i]
@@ -213,7 +213,7 @@ def _kind(name: str, x: DTensor, i: int, *, packed: bool) -> str | None:
 
 
 def _refuse_tokens(name: str, x: DTensor, placement: object) -> NoReturn:
-    """Raise where tokens of one sequence lie on several ranks."""
+    """Raise if tokens of a sequence are sharded over ranks."""
     raise complain(
         ValueError,
         f"{name} must not be sharded along its tokens, got {placement} (shape {list(x.shape)})",
@@ -223,7 +223,7 @@ def _refuse_tokens(name: str, x: DTensor, placement: object) -> NoReturn:
 
 
 def _require_no_bias(given: dict[str, Any]) -> None:
-    """Raise for a bias, whose broadcast axes no placement says."""
+    """Raise for a bias, because placements do not describe its broadcast axes."""
     if given.get("bias") is not None:
         raise complain(
             TypeError,
@@ -233,7 +233,7 @@ def _require_no_bias(given: dict[str, Any]) -> None:
 
 
 def _localize_mask(given: dict[str, Any], sharding: Sharding) -> None:
-    """Replace a BlockMask by its part for this rank; raise for what has no parts."""
+    """Replace a BlockMask by this rank's part; raise for masks that cannot be divided."""
     if given.get("mask_data") is not None:
         raise complain(
             TypeError,
@@ -266,7 +266,7 @@ def _run(
     args: Sequence[Any],
     kwargs: dict[str, Any] | None = None,
 ) -> tuple[DTensor, ...]:
-    """Call an operator on this rank's part of all tensors. Autograd's formulas come before."""
+    """Call an operator on this rank's part of all tensors; autograd has already run."""
     schema = operator._schema  # noqa: SLF001 - no public function has the names
     named = zip((one.name for one in schema.arguments), args, strict=False)
     given = dict(named) | (kwargs or {})
@@ -284,7 +284,7 @@ def _run(
 
 
 def _refuse(_cls: type, operator: Any, *_: object) -> NoReturn:  # noqa: ANN401 - torch's protocol
-    """Raise where a cache would be written to, or pages be shared, of several ranks."""
+    """Raise if several ranks would write to a cache or share pages."""
     name = operator._schema.name  # noqa: SLF001
     raise complain(
         TypeError,
@@ -294,7 +294,7 @@ def _refuse(_cls: type, operator: Any, *_: object) -> NoReturn:  # noqa: ANN401 
 
 
 def register() -> None:
-    """Register the rules, as soon as anybody imports torch's DTensor: it is slow to import."""
+    """Register the rules once torch's DTensor, which is slow to import, is imported."""
     when_imported("torch.distributed.tensor", _register)
 
 
