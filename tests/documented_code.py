@@ -58,7 +58,7 @@ class Block:
     code: str
 
     def parse(self) -> ast.Module:
-        """Return its syntax tree, with the lines of the page."""
+        """Return the block's syntax tree, with line numbers of the page."""
         return ast.parse("\n" * (self.line - 1) + self.code, self.page)
 
 
@@ -83,7 +83,7 @@ def _list_imported(node: ast.AST) -> set[str]:
 
 
 class _Cut(ast.NodeTransformer):
-    """Rules 1, 2 and 5."""
+    """Applies rules 1, 2 and 5 to a syntax tree."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         value = node.value
@@ -187,7 +187,7 @@ def _name_error(block: Block, error: BaseException) -> str:
 
 
 def _attempt(block: Block, packages: set[str], sender: Connection) -> None:
-    """Send the problem of a block, empty if there is none, or None if another run covers it."""
+    """Send the problem of a block: empty if there is none, None if another run covers the block."""
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, sys.stdout.fileno())
     try:

@@ -1,8 +1,8 @@
 """Programs that use operators by earlier names, saved by the wheel that had these names.
 
 `python -m tests.earlier FILE.zip`, with that wheel installed, saves one program per operator, with
-its inputs and results. Masks are known by handle: FIRST is the first mask of a process, which the
-runner must make before.
+its inputs and results. Programs refer to a mask by its handle. FIRST is the handle of the first
+mask of a process, so whoever runs a program must make that mask before.
 """
 
 from __future__ import annotations

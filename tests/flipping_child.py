@@ -1,6 +1,7 @@
 """Child process of a selftest in which rank 1 computes one wrong bit, which a fleet must find.
 
-It is wrong each time, or only once: then TEST_FLIPPED names a file that tells later processes.
+The bit is wrong in every process, or only in the first: then TEST_FLIPPED names a file that the
+first one creates.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _intervals(sizes: Sizes) -> Shown:
 
 
 def _intervals_far_apart(sizes: Sizes) -> Shown:
-    """Neighbouring rows see the first or the last keys; rows of later tiles, those in between."""
+    """Rows alternately see the first and the last keys; in later tiles, those in between."""
     i, seqlen_k = torch.arange(sizes.seqlen_q, device=HOST), sizes.seqlen_k
     few = seqlen_k // 5
     odd, later = i % 2 == 1, i >= max(64, sizes.seqlen_q * 2 // 3 // 64 * 64)
@@ -283,7 +283,7 @@ MASKS: Final[dict[str, Callable[[Sizes], Shown]]] = {
 
 @cache
 def show(name: str, sizes: Sizes, device: str = DEVICE) -> Shown:
-    """Make a mask of MASKS; its object stays on its device."""
+    """Make a mask of MASKS, with its visible pairs on a device."""
     shown = MASKS[name](sizes)
     return replace(shown, visible=None if shown.visible is None else shown.visible.to(device))
 

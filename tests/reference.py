@@ -205,12 +205,12 @@ def size_terms(problem: Problem) -> Tensor:
 def bound_delta(problem: Problem) -> dict[str, Tensor]:
     """Return the errors of dq and dk from delta and dS in 16 bits alone, about 1 sigma.
 
-    The backward of flash-attention (Dao, arXiv:2205.14135, section B.2) takes delta, the sum of
-    dout * out with the stored out, from dP, the sum of dout * v. If one key has nearly all the
-    weight of a row, the two cancel and the true gradient vanishes. The rest is the rounding of out
-    to 16 bits, independent for each element, and that of the two sums in float32. A formula that
-    keeps the weights gives 0 there. dS is rounded for the products with k and q, in torch as well;
-    with few remaining terms, either may be nearer by chance.
+    The backward of flash-attention (Dao, arXiv:2205.14135, section B.2) subtracts delta, the sum of
+    dout * out, from dP, the sum of dout * v. If one key has nearly all the weight of a row, the two
+    cancel and the true gradient vanishes. What remains is rounding: that of the stored out to 16
+    bits, independent for each element, and that of the two sums in float32. A formula that keeps
+    the weights gives 0 there. dS is rounded for the products with k and q, in torch as well; with
+    few remaining terms, either may be nearer by chance.
     """
     heads = problem.q[0, 0, ..., 0].numel()
     q, k, v, dout = (
@@ -284,10 +284,10 @@ def find_faults(
 ) -> list[str]:
     """Name the tensors with too large errors.
 
-    The allowed error is twice that of torch's MATH backend in maximum and root mean square, for
-    float32 `bound_single`, for lse 1e-4 of 1 + |lse| and 2^-22 of `size_terms`. Vanishing results,
-    such as gradients with one key, may have the error from rounding the inputs, dq and dk also that
-    of `bound_delta`.
+    The allowed error is twice that of torch's MATH backend, in maximum and in root mean square. In
+    float32 it is that of `bound_single`. For lse it is 1e-4 (1 + |lse|) + 2^-22 of `size_terms`.
+    Results that vanish, such as gradients with one key, may have the error from rounding the
+    inputs. dq and dk may also have that of `bound_delta`.
 
     Args:
         actual: Results of the product, any of NAMES.

@@ -44,7 +44,7 @@ class Scored:
 
     @property
     def learned(self) -> dict[str, Tensor]:
-        """Arguments with a gradient; its name is `d` and the field."""
+        """Arguments with a gradient, by name; the gradient of `sinks` is called `dsinks`."""
         given = {"sinks": self.sinks, "bias": self.bias}
         return {name: x for name, x in given.items() if x is not None}
 

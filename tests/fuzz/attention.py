@@ -158,7 +158,7 @@ def _draw_length(chance: random.Random, longest: int) -> int:
 
 
 def _draw_magnitudes(chance: random.Random, dtype: str) -> tuple[float, float, float, float]:
-    """Draw standard deviations; float16 ends at 65504, so its gradients stay below."""
+    """Draw standard deviations; those of gradients stay small enough for the range of float16."""
     low, high = math.log(SMALLEST), math.log(LARGEST)
     q, k, v, dout = (math.exp(chance.uniform(low, high)) for _ in range(4))
     if dtype == "fp16":

@@ -267,7 +267,7 @@ def replay(problem: Problem, tensors: Tensors) -> Iterator[Results]:
 
 
 def _compare(way: Way, whole: Results, part: Results, megabytes: int) -> list[str]:
-    """Say which results of a part are not those of the whole."""
+    """Say which results of a call differ from those of the whole call."""
     wanted = Results(
         whole.out[way.sequences, : way.queries],
         whole.lse[way.sequences, :, : way.queries],

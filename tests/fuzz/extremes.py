@@ -3,23 +3,25 @@
     python -m tests.fuzz.extremes [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
 
 Scores reach 1e4, factors on them 1e-3 to 1e3, soft caps 1e-3 to 2^40, sinks infinity; some inputs
-hold an infinity or NaN. The formula in 16 bits says nothing about such problems, so that the bound
-comes from the roundings: with A the largest value of the same formula with absolute values, u =
-2^-11 (2^-8 in bfloat16, 2^-22 in float32) and
+hold an infinity or NaN. The error of the formula in 16 bits is no measure for such problems, so the
+bound comes from the roundings. Let A be the largest value of the same formula with absolute values,
+u = 2^-11 (2^-8 in bfloat16, 2^-22 in float32) and
 
     e = 2^-20 (4 + the largest sum of |q| |k| * scale + the largest ALiBi term) + the cap's error,
 
-which is 2^-21 of a cap up to 100 and 2^-20 of the largest score above, results may be off by
+where the cap's error is 2^-21 of a cap up to 100, and 2^-20 of the largest score for larger caps.
+The allowed errors are
 
     lse        e + 2^-20 |lse|
     out, dv    (2 e + 3 u) A + what float16 leaves out below 2^-14
     dq, dk     (3 e + 4 u + d) A + likewise
 
-where d, 1 at most, is 2^-18 (8 + |lse| + the ALiBi term) / cap: general kernels take tanh from lse.
+where d = 2^-18 (8 + |lse| + the ALiBi term) / cap, at most 1: general kernels take tanh from lse.
 
-Where float64 is finite, so must a result be (up to 6e4 in float16), but for the batch entry and the
-heads that hold an infinity or NaN: there a row that sees a score of NaN or +infinity must not be
-finite, as no such input may vanish, and hidden ones may spread, since 0 times them is NaN.
+Where float64 is finite, a result must be finite, too (up to 6e4 in float16). Exempt are the batch
+entry and the heads with an infinity or NaN in their inputs. There, a row that sees a score of NaN
+or +infinity must not be finite: no such input may vanish. Hidden ones may spread, since 0 times
+them is NaN.
 """
 
 from __future__ import annotations
@@ -229,7 +231,7 @@ def _by_head(name: str, x: Tensor) -> Tensor:
 
 
 def _is_clean(name: str, like: Tensor, problem: Problem) -> Tensor:
-    """Return where no infinity or NaN is among the inputs of the batch entry and kv head."""
+    """Return True where the inputs of a batch entry and kv head hold no infinity or NaN."""
     groups = problem.k.shape[2]
     held = (problem.q.unflatten(2, (groups, -1)).flatten(3), problem.k, problem.v)
     clean = torch.stack([x.isfinite().all(-1).all(1) for x in held]).all(0)  # [batch, groups]

@@ -449,7 +449,7 @@ def read_symbols(shared: SharedObject) -> None:
 def run_case(path: Path) -> tuple[str, float]:
     """Read one file; return the problem, if any, and the seconds.
 
-    NOTE: it is read at several levels; a command reads one level in this time.
+    NOTE: The seconds are those of all levels together; a command reads one level.
     """
     start = time.process_time()  # CPU time: a busy machine is not a finding
     try:
@@ -461,7 +461,7 @@ def run_case(path: Path) -> tuple[str, float]:
 
 
 def run_bomb(path: Path) -> tuple[str, float]:
-    """Read one bomb as a command does, at the slowest level; return the same."""
+    """Read one bomb as a command does, at each level; return the problem and the longest time."""
     worst = 0.0
     for choice in (*map(Choice, LEVELS), Choice(checked=True)):
         start = time.process_time()

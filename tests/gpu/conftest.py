@@ -1,10 +1,10 @@
 """GPU tests run from an installed wheel; without a GPU each skips with the reason.
 
-FLASH_DIST_TEST_PTX=80 requires that the driver compiled every launched kernel from PTX of that
-number, FLASH_DIST_TEST_PTX=sass that it compiled none. Under FLASH_DIST_SMEM_LIMIT every kernel
-must be that of the largest plan that fits. FLASH_DIST_TEST_DEVICE=cpu runs the device-independent
-tests on the reference, to test the tests themselves. --share 2/5 runs every fifth test from the
-second on, to save time.
+FLASH_DIST_TEST_PTX=80 requires that the driver compiled every launched kernel from PTX of
+compute_80; FLASH_DIST_TEST_PTX=sass requires that it compiled none. Under FLASH_DIST_SMEM_LIMIT
+every kernel must be that of the largest plan that fits. FLASH_DIST_TEST_DEVICE=cpu runs the
+device-independent tests on the reference, to test the tests themselves. --share 2/5 runs every
+fifth test from the second on, to save time.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def attend_scored(
     poison: bool = True,
     **options: Any,  # noqa: ANN401 - of flash_attn_func
 ) -> dict[str, torch.Tensor]:
-    """Return the same with score modifications, and the gradients of sinks and of a bias."""
+    """Return what `attend` returns, with score modifications, and gradients of sinks and bias."""
     problem = scored.problem
     assert problem.dlse is not None
     given = {**problem.options, **scored.options, **options}
@@ -126,7 +126,7 @@ def peak_of(call: Callable[[], object]) -> int:
     """Return the peak of the bytes that a call allocates.
 
     The backward's thread may free memory of the previous call during the measurement, which then
-    looks smaller: the result is the largest of several.
+    looks smaller. The result is therefore the largest of several measurements.
     """
     call()  # one-time allocations happen here
     return max(_peak_of_one(call) for _ in range(3))

@@ -154,10 +154,10 @@ def run_cells(ran: Ran, sizes: Sequence[Size]) -> None:
 
 
 def run_caches(ran: Ran) -> None:
-    """Run queries to a cache at each size of their kernels: appended, rotated, in pages, folded.
+    """Run attention to a cache at each compiled size: appended keys, rotary angles, pages.
 
-    And to short caches, and to latent keys, of few heads and of many, which other kernels serve on
-    Hopper.
+    It also runs short caches, and latent keys with few and with many heads. Other kernels serve
+    these on Hopper.
     """
     for dtype, head_dim in sorted({(one["dtype"], one["head_dim"]) for one in of_role("decode")}):
         problem = KvProblem(

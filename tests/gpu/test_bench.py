@@ -1,6 +1,6 @@
-"""The benchmark on a GPU: loops, and graphs of what is short, backward included.
+"""The benchmark on a GPU: loops, and graphs of short runs, including the backward.
 
-The clock gets the duration of an attention, because others may use the GPU at the same time.
+The clock is given the duration of an attention, because others may use the GPU at the same time.
 """
 
 from __future__ import annotations

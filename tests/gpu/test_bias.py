@@ -35,7 +35,7 @@ BROADCASTS: Final = list(product((False, True), repeat=4))
 
 
 def draw(problem: Problem, taken: Iterable[bool], dtype: torch.dtype | None = None) -> Tensor:
-    """Return numbers for the axes that are taken, one for the others."""
+    """Return a random bias, full on the axes that are `taken` and of size 1 on the others."""
     q, k = problem.q, problem.k
     full = q.shape[0], q[0, 0, ..., 0].numel(), q.shape[1], k.shape[1]
     shape = [n if takes else 1 for n, takes in zip(full, taken, strict=True)]

@@ -1,4 +1,4 @@
-"""cu_seqlens with rows outside of documents, or invalid: zeros, and no other tensor changes.
+"""cu_seqlens that leave out rows or are invalid: those rows get zeros, other tensors stay.
 
 compute-sanitizer sees separate tensors if torch does not cache memory:
 

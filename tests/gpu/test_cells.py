@@ -91,7 +91,7 @@ def test_cells_of_strided_tensors_have_the_same_bits(half: torch.dtype) -> None:
 
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_cells_of_any_size_have_the_same_bits(head_dim: int, half: torch.dtype) -> None:
-    """One head of keys, whose dQ does not fit, so that no kernel makes all gradients."""
+    """With one kv head dQ does not fit, so that no kernel makes all gradients."""
     problem = random_problem(
         seqlen_q=16384, num_heads=16, num_heads_kv=1, head_dim=head_dim, dtype=half
     )
@@ -117,7 +117,7 @@ def test_distances_of_alibi_are_those_of_the_whole_sequence(half: torch.dtype) -
 
 
 def test_cells_of_a_longer_sequence_are_near_what_is_computed_again(half: torch.dtype) -> None:
-    """Compared with an independent kernel of dQ, without splits, at 64k tokens."""
+    """Compare with an independent kernel of dQ, without splits, at 64k tokens."""
     problem = replace(
         random_problem(seqlen_q=65536, num_heads=1, head_dim=256, dtype=half), options=CAUSAL
     )

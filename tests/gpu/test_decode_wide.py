@@ -53,7 +53,7 @@ ENDS: Final = ((0, 5, 5, 21, 36), (0, 1100, 2200, 4200, 8300))  # cu_seqlens of 
 
 
 def calls() -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Yield the results of each call, by name; few queries on many keys use the same kernels."""
+    """Yield the results of each call, by name. Few queries on many keys use the same kernels."""
     for dtype in DTYPES:
         for name, problem in PROBLEMS.items():
             for megabytes in BUDGETS:
@@ -153,9 +153,10 @@ def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: t
 def test_a_prefill_of_many_tiles_has_the_bits_of_its_chunks(
     window: tuple[int, int], half: torch.dtype
 ) -> None:
-    """With many tiles, each computes its visible keys; in a chunk, the keys visible to all.
+    """With many tiles, a tile computes the keys it sees; in a chunk, those that any sees.
 
-    On Hopper this is so without workspace. With it, the forward kernel computes both.
+    On Hopper the tiles do so without workspace. With workspace, the forward kernel computes prefill
+    and chunks.
     """
     problem = Problem((2000, 1700), 2000, 2000, 32, 8, 128, causal=True, window=window)
     check_chunks(problem, half, range(250, 2001, 250))

@@ -51,7 +51,7 @@ def pack_masked(
 
 
 def find_bounds(seen: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
-    """Return lo and hi among the keys of each sequence, of rows without gaps."""
+    """Return lo and hi of rows without gaps, counted from the first key of each sequence."""
     keys = torch.arange(seen.shape[-1], device=seen.device)
     lengths = torch.tensor(packed.lengths_q, device=seen.device)
     first = torch.tensor(starts(packed.lengths_k)[:-1], device=seen.device)

@@ -35,7 +35,7 @@ SECONDS = 60.0  # to wait for a rank that has failed
 
 @dataclass
 class Coming:
-    """Tensors that another thread puts into a queue: what a process group calls a work."""
+    """Tensors that another thread puts into a queue; a stub of a process group's Work."""
 
     received: tuple[Tensor, ...]
     link: SimpleQueue[tuple[Tensor, ...]]
@@ -80,7 +80,7 @@ def run_rank(rank: int, links: Links, problem: Problem, first_key: Tensor | None
 
 
 def attend(problem: Problem, size: int, first_key: Tensor | None) -> dict[str, Tensor]:
-    """Return the results of all ranks, tokens in their order."""
+    """Return the results of all ranks, with the tokens in their original order."""
     poison_memory(problem.q.device)
     links: Links = [SimpleQueue() for _ in range(size)]
     with ThreadPoolExecutor(size) as threads:

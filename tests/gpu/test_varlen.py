@@ -182,7 +182,7 @@ def test_a_captured_call_follows_the_boundaries_on_the_gpu(half: torch.dtype) ->
 
 @pytest.fixture
 def tight_workspace() -> Iterator[None]:
-    """A workspace for one entry but not for a batch, which would recompute by itself."""
+    """Set a workspace that is enough for one entry alone, but not for a batch."""
     with workspace(2):
         yield
 

@@ -56,7 +56,7 @@ def make_call(dtype: torch.dtype, head_dim: int, page: int) -> dict[str, Any]:
 
 
 def call(arguments: dict[str, Any], tokens: int, longest: int) -> dict[str, Tensor]:
-    """Return out and lse of a call beside a neighbour of so many tokens."""
+    """Return out and lse of a call beside a neighbour of `tokens` tokens."""
     poison_memory(arguments["q"].device)
     out, lse = vllm_flash_attn.flash_attn_varlen_func(
         **{**arguments, "q": arguments["q"][: 1 + tokens]},
@@ -116,7 +116,7 @@ def test_max_seqlen_changes_no_bit_of_packed_keys(
 def test_a_captured_call_follows_the_numbers_on_the_gpu(any_half: torch.dtype) -> None:
     """Decoding steps as a server captures them: out, block table and lengths are written in place.
 
-    A row that fills up the batch has one key.
+    The rows that fill up a batch have one key each.
     """
     arguments = make_call(any_half, 128, 16) | {"return_softmax_lse": False}
     batch = 3

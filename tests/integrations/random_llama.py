@@ -14,7 +14,7 @@ LONGEST: Final = 512  # tokens of a sequence
 
 
 def save_llama(folder: Path) -> Path:
-    """Save one into a folder; each is the same."""
+    """Save the model into a folder; its weights are the same each time."""
     config = LlamaConfig(
         initializer_range=0.2,
         hidden_size=128,

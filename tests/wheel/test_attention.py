@@ -138,7 +138,7 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
 
 
 def grouped(q: Tensor) -> dict[str, Tensor]:
-    """[batch, seqlen, 6 heads, head_dim] in 5 dimensions, 2 kv heads by 3, of several strides."""
+    """Return q with axes of 2 kv heads and 3 queries instead of 6 heads, in several layouts."""
     five = q.unflatten(2, (2, 3))
     room = torch.full((*five.shape[:2], 5, 4, five.shape[4] + 8), torch.nan, dtype=q.dtype)
     odd = room[:, :, 1:3, :3, : five.shape[4]].copy_(five)

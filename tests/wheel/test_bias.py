@@ -362,7 +362,7 @@ def test_numbers_of_other_keys_than_a_layer_has_are_refused_unless_they_hide(
     is_mask: bool,  # noqa: FBT001
     seqlen_q: int,
 ) -> None:
-    """The cache of a layer with a window has the last keys: they would be cut at the wrong end."""
+    """A layer with a window caches only the last keys; the bias would be cut at the wrong end."""
     added = draw(1, 1, seqlen_q, KEYS + 2, seed=3)
 
     def attend(numbers: Tensor) -> Any:  # noqa: ANN401

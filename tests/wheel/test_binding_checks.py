@@ -1,8 +1,8 @@
-"""No layout that the binding's checks reject gets there: Python copies it, or raises an error.
+"""Python copies or refuses every layout that the binding's checks reject.
 
-The binding's checks end in a RuntimeError, for direct calls of operators. Tensors here claim to be
-on a GPU; an operator's arguments are compared with the inputs of its CUDA kernel, and then computed
-on the CPU. A new operator or argument must be added to the tables below.
+The binding's checks raise RuntimeError; they are for direct calls of operators. Tensors here claim
+to be on a GPU. The test compares an operator's arguments with the inputs of its CUDA kernel, and
+then computes on the CPU. A new operator or argument must be added to the tables below.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALIGNMENT: Final = 16
 
 
 def is_of_rows(x: Tensor) -> bool:
-    """With strides that need no copy; the binding copies tensors at odd addresses."""
+    """Tell if strides need no copy. The binding itself copies tensors at odd addresses."""
     step = ALIGNMENT // x.element_size()
     outer = zip(x.shape[:-1], x.stride()[:-1], strict=True)
     dense = x.stride(-1) == 1 and x.shape[-1] % step == 0
@@ -39,7 +39,7 @@ def is_of_rows(x: Tensor) -> bool:
 
 
 def is_cache(x: Tensor) -> bool:
-    """As in check_cache."""
+    """Tell if check_cache accepts a tensor."""
     return is_of_rows(x) and x.data_ptr() % ALIGNMENT == 0
 
 
@@ -56,7 +56,7 @@ def is_of_floats(x: Tensor) -> bool:
 
 
 def is_bias(x: Tensor) -> bool:
-    """Tell if it may be a bias: in q's dtype or float32, with any strides (read_bias)."""
+    """Tell if a tensor may be a bias: in q's dtype or float32, with any strides (read_bias)."""
     return x.dim() == 4 and x.dtype in {torch.float16, torch.float32}
 
 
@@ -65,7 +65,7 @@ def is_of_angles(x: Tensor) -> bool:
 
 
 def is_ours(_: Tensor) -> bool:
-    """Made by this package, or by autograd in the shape of a result, which the binding copies."""
+    """Accept tensors of this package or of autograd: the binding copies them if it must."""
     return True
 
 
@@ -236,25 +236,25 @@ TWINS: Final = {
 
 
 def shift(x: Tensor) -> Tensor:
-    """Return the same at an odd address."""
+    """Return a copy of x at an odd address."""
     made = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     return made.copy_(x)
 
 
 def widen(x: Tensor) -> Tensor:
-    """Return the same with rows that are one longer in memory."""
+    """Return a copy of x whose rows are one longer in memory."""
     *outer, last = x.shape
     return torch.zeros(*outer, last + 1, dtype=x.dtype)[..., :last].copy_(x)
 
 
 def spread(x: Tensor) -> Tensor:
-    """Return the same with every other element of memory."""
+    """Return a copy of x on every other element of memory."""
     *outer, last = x.shape
     return torch.zeros(*outer, last * 2, dtype=x.dtype)[..., ::2].copy_(x)
 
 
 def turn(x: Tensor) -> Tensor:
-    """Return the same with reversed axes in memory."""
+    """Return a copy of x with reversed axes in memory."""
     axes = tuple(reversed(range(x.dim())))
     return x.permute(axes).contiguous().permute(axes)
 
@@ -305,7 +305,7 @@ def test_a_layout_is_read_copied_or_named(name: str, argument: str, change: str)
 
 
 def shrink(x: Tensor) -> Tensor:
-    """Return the first of each axis except the last, with strides that no other layout has."""
+    """Return the first element on each axis except the last, with strides of no other layout."""
     one = x[(slice(0, 1),) * (x.dim() - 1)]
     if not x.is_floating_point():
         one = one[..., :1]

@@ -25,7 +25,7 @@ IDS_K = [0, 1, 1, 2, 2, 2, 3]
 
 
 class Inputs(NamedTuple):
-    """q, k, v and what says which tokens are whose."""
+    """q, k, v, and the boundaries of packed documents."""
 
     q: Tensor
     k: Tensor

@@ -172,7 +172,7 @@ def test_what_is_chosen_for_float32_goes_for_the_keys_of_all_ranks(run: Run) -> 
 
 
 def attend_across() -> None:
-    """Queries of another length, and one key on each rank, which has not all of the weight."""
+    """Give each rank another number of queries, and one key, which does not get all the weight."""
     q, k, v, dout, _ = draw()
     k, v = k[:, : dist.get_world_size()], v[:, : dist.get_world_size()]
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
@@ -257,7 +257,7 @@ def test_a_rank_without_a_backward_is_told_so_where_it_is_asked_for(run: Run) ->
 
 @dataclass(frozen=True)
 class Counting(Ring):
-    """A ring of this process alone that counts what is held of all that goes around."""
+    """A ring of this process alone that counts how many of the passed tensors are alive at once."""
 
     own: tuple[Tensor, ...]
     passed: dict[StorageWeakRef, torch.dtype] = field(default_factory=dict)

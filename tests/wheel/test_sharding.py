@@ -60,7 +60,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def inputs_of(case: dict[str, Any]) -> list[Tensor]:
-    """Return q, k, v and maybe sinks, without what they are made of in the case."""
+    """Return q, k, v and maybe sinks; remove the entries of the case that describe them."""
     heads, heads_k, packed = 4, case.pop("heads_k", 2), case.pop("packed", False)
     batch = () if packed else (case.pop("batch", 2),)
     q, k = draw(*batch, 9 - 2 * (not packed), heads, 16), draw(*batch, 9, heads_k, 16)
@@ -141,7 +141,7 @@ def mesh_of(*shape: int) -> DeviceMesh:
 
 
 def move_what_lies_elsewhere() -> None:
-    """Sums are summed first, and a gradient along the tokens is moved."""
+    """Pass a q of partial sums, and a gradient that is sharded along the tokens."""
     mesh = mesh_of(2)
     q, k, v = (x.requires_grad_() for x in inputs_of({}))
     want = flash_attn_func(q, k, v)

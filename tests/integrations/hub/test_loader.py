@@ -1,8 +1,8 @@
 """Output of `nox -s hub` through Hugging Face's loader, alone and beside the installed package.
 
 FLASH_DIST_TEST_HUB is a repository. With a CUDA torch the loader uses it directly, with or without
-a GPU. With a CPU torch it uses only variants of that backend: a copy of the folder claims to be
-one.
+a GPU. With a CPU torch the loader accepts only CPU variants, so the test copies the folder and
+renames its variant.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ TOKENS = 24
 
 @pytest.fixture(autouse=True)
 def _one_rank() -> Iterator[None]:
-    """The engine publishes these numbers, in its own process."""
+    """Publish the sizes for one rank, as the engine does in its own process."""
     with get_parallel().override(attn_cp_size=1, attn_dcp_size=1):
         yield
 
@@ -220,7 +220,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch() -> None:
 
 
 def test_chunks_and_decoding_give_what_one_step_gives() -> None:
-    """On a CPU not its bits, which matrix products of another number of rows change."""
+    """Compare values only: on a CPU, the bits of a matrix product depend on its number of rows."""
     inputs, runner = draw([50], [50]), make_runner()
     backend = FlashDistBackend(runner)
     (wanted,) = step(backend, runner, ForwardMode.EXTEND, [0], inputs)
@@ -364,7 +364,7 @@ def test_the_engine_generates_the_tokens_of_transformers(
 def test_a_sequence_generates_the_same_tokens_alone_and_after_a_cached_prefix(
     engine: sglang.Engine,
 ) -> None:
-    """Its bits are those of attention only: matrix products of a CPU depend on the batch."""
+    """Log-probabilities are only close: on a CPU, bits of matrix products depend on the batch."""
     prompts = draw_prompts()
     together = generate(engine, prompts)
     for first, prompt in zip(together, prompts, strict=True):

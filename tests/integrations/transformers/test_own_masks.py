@@ -42,7 +42,7 @@ def test_low_numbers_hide_in_every_dtype(family: str, low: float, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_rule_holds_for_all_ways_to_say_it(dtype: torch.dtype) -> None:
-    """In bfloat16 the lowest float32 is -inf, and the lowest float16 is -65536."""
+    """In bfloat16 the lowest float32 becomes -inf, and the lowest float16 becomes -65536."""
     model = DECODERS["llama"].make(NAME, dtype)
     outs = [model(IDS, attention_mask=add(low, dtype)).logits for low in HIDING.values()]
     outs.append(model(IDS, attention_mask=SEEN).logits)
@@ -113,7 +113,7 @@ def test_a_causal_layer_without_a_mask_begins_at_the_first_key_as_in_sdpa(
 
 
 def test_a_mask_of_all_keys_is_refused_by_a_layer_whose_cache_has_the_last_ones() -> None:
-    """It would be cut at the wrong end: eager attention rejects it with an error of torch."""
+    """The layer would cut the mask at the wrong end; eager attention raises an error of torch."""
     seen = torch.ones(BATCH, 1, 2, SEQLEN, dtype=torch.bool, device=DEVICE)
     seen[:, :, 0, -1] = False
     for name, error in (("eager", RuntimeError), (NAME, ValueError)):

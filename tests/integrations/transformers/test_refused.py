@@ -78,7 +78,7 @@ def test_a_model_with_attention_of_its_own_never_sees_later_keys(name: str) -> N
     "padding", [[[0, 1], [1, 1]], [[1, 0, 1, 1], [1, 1, 1, 1]]], ids=["side", "gap"]
 )
 def test_a_mask_of_one_query_is_never_added_to_scores(padding: list[list[int]]) -> None:
-    """As cross attention of its own does with booleans, and with two numbers for two keys."""
+    """The model's own cross attention adds its masks: booleans, or one number for each key."""
     model = LED.make(NAME)
     if not hasattr(sys.modules[type(model).__module__], "create_bidirectional_mask"):
         pytest.skip("its masks are its own, too, in this version")

@@ -91,7 +91,7 @@ def test_vllm_is_told_what_is_supported(changes: dict[str, Any], reasons: list[s
 
 
 class Batch(NamedTuple):
-    """Queries, and keys in the pages of a cache and one after the other."""
+    """Queries, and their keys twice: in the pages of a cache, and contiguous."""
 
     q: torch.Tensor
     cache: torch.Tensor
@@ -106,7 +106,7 @@ def make_impl(**options: Any) -> backend.FlashDistImpl:  # noqa: ANN401 - vLLM's
 
 
 def make_batch(impl: backend.FlashDistImpl, *, head_major: bool, causal: bool = True) -> Batch:
-    """Write keys through the backend: into pages in reverse, which hold NaN elsewhere."""
+    """Write keys through the backend into pages in reverse order; the rest of the cache is NaN."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int) -> torch.Tensor:
@@ -242,7 +242,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[LLM]:
-    """vLLM in this process. On a CPU it asks for its own backend by name, which is ours here."""
+    """vLLM in this process. On a CPU it asks for its own backend by name; ours replaces it."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -294,7 +294,7 @@ def test_the_engine_generates_the_tokens_of_transformers(engine: LLM, model: Pat
 
 
 def test_a_sequence_generates_the_same_tokens_alone_and_after_a_cached_prefix(engine: LLM) -> None:
-    """Its bits are those of attention only: matrix products of a CPU depend on the batch."""
+    """Log-probabilities are only close: on a CPU, bits of matrix products depend on the batch."""
     prompts = draw_prompts()
     together = generate(engine, prompts)
     for (tokens, logs), prompt in zip(together, prompts, strict=True):

@@ -48,7 +48,7 @@ def by_partial(ids: Tensor) -> MaskMod:
 
 
 class Documents(torch.nn.Module):
-    """A model's own."""
+    """A model that keeps its documents in a buffer."""
 
     ids: Tensor
 
@@ -64,7 +64,7 @@ class Documents(torch.nn.Module):
 
 
 class Callable_:  # noqa: N801
-    """An object that is called."""
+    """A callable object with state."""
 
     def __init__(self, ids: Tensor) -> None:
         self.state = Documents(ids)

@@ -1,4 +1,4 @@
-"""The words of the figure: inside of it, apart from each other, and no more than vary."""
+"""The texts of the figure: inside of it, without overlaps, and only for what varies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The binding's messages for invalid tensors: the values received and those allowed.
 
-A dry run compiles it; CPU tensors pass as GPU tensors, whose number is then -1.
+A dry run compiles the binding. It treats CPU tensors as tensors of GPU -1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The C++ program's command line and masks, compiled without torch and CUDA; and its start."""
+"""The C++ program, compiled without torch and CUDA: its command line, its masks, its start."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_both_kernels_have_the_same_bits(name: str) -> None:
 
 
 def in_pages(arguments: dict[str, Any], page: int) -> dict[str, Any]:
-    """Return a call with its keys in shuffled pages; those behind a sequence have no number."""
+    """Return a call with its keys in shuffled pages; entries past a sequence's end are invalid."""
     batch, capacity, *rest = arguments["k"].shape
     order = torch.randperm(batch * capacity // page, generator=torch.Generator().manual_seed(page))
     table = order.reshape(batch, -1).to(torch.int32)
@@ -140,7 +140,7 @@ def test_bits_are_the_same_in_pages(page: int) -> None:
 
 @pytest.mark.parametrize("name", PREFILLS)
 def test_the_forward_kernel_has_the_same_bits(name: str) -> None:
-    """On one multiprocessor it computes what fills its tiles of 128 or 192 queries."""
+    """One multiprocessor makes it take the queries that fill its tiles of 128 or 192."""
     arguments = PREFILLS[name].make()
     expected = run(GENERAL, **arguments)
     one = replace(HOPPER, sm_count=1)
@@ -152,7 +152,7 @@ def test_the_forward_kernel_has_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("sm_count", [1, 3])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_chunk_of_few_queries_has_the_bits_of_all_at_once(head_dim: int, sm_count: int) -> None:
-    """Sixteen rows use the kernel for few queries; tiles of one multiprocessor differ in keys."""
+    """Sixteen rows use the kernel for few queries. sm_count decides the keys of each tile."""
     arguments = Problem((1100,), seqlen_q=150, head_dim=head_dim).make()
     out, lse = run(replace(HOPPER, sm_count=sm_count), **arguments)
     for begin, end in ((0, 16), (16, 80), (80, 150)):

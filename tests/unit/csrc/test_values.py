@@ -1,4 +1,4 @@
-"""The values of axes in C++: the sizes that hold a call's, and the nearest words."""
+"""The values of axes in C++: the compiled size for a call, and the built words nearest to it."""
 
 from __future__ import annotations
 

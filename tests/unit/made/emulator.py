@@ -1,4 +1,4 @@
-"""Kernels for a cache and of the forward, compiled for this machine's CPU: tests/emulator."""
+"""The decode and forward kernels, compiled for this machine's CPU: tests/emulator."""
 
 from __future__ import annotations
 

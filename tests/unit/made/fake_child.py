@@ -2,9 +2,9 @@
 
     python fake_child.py --device N --runs N --report FILE --parent PID --threads N --exact FOLDER
 
-TEST_CHILDREN names a folder where each writes its arguments and its times. TEST_TOGETHER is the
-number that must have started before one continues, however long that takes. Device 7 dies in its
-third case, device 8 never ends.
+TEST_CHILDREN names a folder where each child writes its arguments and its times. TEST_TOGETHER is
+the number of children that must have started before any of them continues, however long that takes.
+Device 7 dies in its third case, device 8 never ends.
 """
 
 from __future__ import annotations

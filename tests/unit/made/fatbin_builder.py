@@ -238,7 +238,7 @@ def entry(  # noqa: PLR0913  (one argument per field that a test bends)
 
 
 def stream(*images: bytes, codec: str = "zstd", table: bytes | None = None) -> bytes:
-    """Put stored images, separate entries, into one of kind 256, like `fatbinary --concat`."""
+    """Put the images of stored entries into one entry of kind 256, like `fatbinary --concat`."""
     records, whole = b"", b""
     for image in images:
         size, payload_size = struct.unpack_from("<IQ", image, 4)

@@ -54,7 +54,7 @@ SEQLENS = st.one_of(st.integers(1, 300), st.sampled_from([1, 63, 64, 65, 127, 12
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Sizes of a call: of a few tiles, often one off."""
+    """Sizes of a call: a few tiles, often off by one."""
     return Shape(draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(SEQLENS), draw(SEQLENS))
 
 
@@ -170,7 +170,7 @@ def intervals(draw: st.DrawFn, shape: Shape) -> Case:
 
 @st.composite
 def far_apart(draw: st.DrawFn, shape: Shape) -> Case:
-    """Intervals that end on tiles or beside; in some tiles every other row has a different one."""
+    """Intervals that end at tile edges or near; in some tiles every other row has another one."""
     generator = seeded(draw)
     planes = draw(st.sampled_from([(), (shape.batch,), (shape.batch, shape.heads)]))
     size = (*planes, -(-shape.seqlen_q // 64), 2, 2)  # per tile: even and odd rows, lo and hi
@@ -227,13 +227,13 @@ KINDS: dict[str, Callable[[Shape], st.SearchStrategy[Case]]] = {
 
 
 def cut(draw: st.DrawFn, size: int, count: int) -> list[int]:
-    """Return where so many sequences begin and end on an axis, which may be longer."""
+    """Return where `count` sequences begin and end on an axis, which may be longer."""
     return [0, *sorted(draw(st.lists(st.integers(0, size), min_size=count, max_size=count)))]
 
 
 @st.composite
 def packs(draw: st.DrawFn, shape: Shape) -> Case:
-    """Sequences with masks of all other kinds, some of them empty, and tokens of none."""
+    """Sequences with masks of all other kinds. Some are empty, and some tokens belong to none."""
     count = draw(st.integers(1, 4))
     q, k = cut(draw, shape.seqlen_q, count), cut(draw, shape.seqlen_k, count)
     seen, masks = torch.zeros(1, *shape[1:], dtype=torch.bool), []

@@ -15,12 +15,12 @@ SHARED = TOOLKIT / "make" / "shared_sessions.py"
 
 
 def own_sessions() -> set[str]:
-    """Return those of this repository."""
+    """Return the sessions of this repository."""
     return _read(ROOT / "noxfile.py") | _read(SHARED) | CHANNELS.keys()
 
 
 def every_project() -> set[str]:
-    """Return those of any project that imports them."""
+    """Return the sessions that any project can import."""
     return _read(TOOLKIT / "sessions.py") | _read(SHARED) | CHANNELS.keys()
 
 

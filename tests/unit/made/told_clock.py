@@ -94,7 +94,7 @@ class Told:
 
 
 class ToldHostClock(Told, HostClock):
-    """The clock of the CPU, told."""
+    """The clock of the CPU, with given durations."""
 
 
 def tell(monkeypatch: pytest.MonkeyPatch, clock: Told, milliseconds: float) -> None:

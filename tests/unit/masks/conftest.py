@@ -1,4 +1,4 @@
-"""Runs every mask test without a default device of torch, and with each other one."""
+"""Runs every mask test with each possible default device of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""flash-attention's tests with another import: changed, drawn and counted cases; no GPU."""
+"""flash-attention's tests with our import: rewritten files, drawn and counted cases; no GPU."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def run_tests(folder: Path, package: str, *options: str) -> subprocess.Completed
 
 
 def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_path: Path) -> None:
-    """With a package that serves one function, wrongly for d 16."""
+    """The package under test serves one function, and computes it wrongly for d 16."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_flash_attn.py").write_text(TESTS)
     done = run_tests(tmp_path, PACKAGE, "--longest=64")
@@ -175,7 +175,7 @@ def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_
 
 
 def test_caches_of_version_3_are_asked_for_by_our_names(tmp_path: Path) -> None:
-    """With a package that serves a paged cache, wrongly for pages of 32."""
+    """The package under test serves a paged cache, and computes it wrongly for pages of 32."""
     (tmp_path / "hopper").mkdir()
     (tmp_path / "hopper" / "test_flash_attn.py").write_text(TESTS_3)
     (tmp_path / "hopper" / "test_util.py").write_text("def expect(page):\n    return page\n")

@@ -31,7 +31,7 @@ BENT = [x for x in SCORES if x]
 
 
 def draw(scores: str, factor: float = 1.0) -> Problem:
-    """Return a problem with q as many times as large."""
+    """Return a problem whose q is multiplied by `factor`."""
     problem = Problem.draw(replace(SMALL, scores=scores), CPU)
     with torch.no_grad():
         problem.q.mul_(factor)

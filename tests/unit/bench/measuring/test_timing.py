@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class MadeMark:
-    """A moment of made time."""
+    """A moment of the made-up clock."""
 
     ms: float
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def elapsed_time(self, later: MadeMark) -> float:
         return later.ms - self.ms
@@ -30,7 +30,7 @@ class MadeMark:
 
 @dataclass
 class MadeClock:
-    """Time that passes as runs say; read by what is measured as by what measures."""
+    """A clock that stands still, except that each run advances it by its own duration."""
 
     ms: float = 0.0
     captures: bool = False
@@ -57,7 +57,7 @@ class MadeClock:
         return MadeMark(self.ms)
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def capture(
         self, make: Callable[[], Callable[[], object]], repeats: int

@@ -1,4 +1,4 @@
-"""The plans of all selftest cases, told by a dry run, and what a planted rule changes of them."""
+"""The plans of all selftest cases from a dry run, and how planted rules change them."""
 
 from __future__ import annotations
 

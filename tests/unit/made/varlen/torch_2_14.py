@@ -1,4 +1,4 @@
-"""The choice of a backend in torch/nn/attention/varlen.py of torch 2.14.1, only laid out anew.
+"""The choice of a backend in torch/nn/attention/varlen.py of torch 2.14.1, only reformatted.
 
 BSD-3-Clause, (c) the PyTorch contributors: https://github.com/pytorch/pytorch/blob/v2.14.1/LICENSE
 """

@@ -1,4 +1,4 @@
-"""The choice of a backend in torch/nn/attention/varlen.py of torch 2.15.0, only laid out anew.
+"""The choice of a backend in torch/nn/attention/varlen.py of torch 2.15.0, only reformatted.
 
 BSD-3-Clause, (c) the PyTorch contributors: https://github.com/pytorch/pytorch/blob/v2.15.0/LICENSE
 """

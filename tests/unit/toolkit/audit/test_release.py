@@ -553,7 +553,7 @@ OURS = (
 def test_fatbins_of_one_target_that_their_kernels_name_are_judged_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ours: the library, not the driver, takes the variant that is named after the GPU."""
+    """As in our library: it selects the variant named after the GPU; the driver does not."""
     path = tmp_path / "lib.so"
     write_variants(path, *OURS)
     assert problems(path, require="7.5;8.0+PTX;9.0a") == (
@@ -595,7 +595,7 @@ def test_a_variant_that_was_lost_among_those_of_other_kernels_is_found(tmp_path:
 
 
 def test_a_name_says_nothing_of_a_fatbin_with_several_targets(tmp_path: Path) -> None:
-    """torch: fmha_cutlassF_f16_aligned_64x64_rf_sm80 is in fatbins for all GPUs."""
+    """In torch, fmha_cutlassF_f16_aligned_64x64_rf_sm80 is in fatbins for all GPUs."""
     path = tmp_path / "lib.so"
     both, lost = cubin(Kernel("fmha_rf_sm75")), cubin(Kernel("fmha_rf_sm80"))
     whole = container(entry(SASS, 80, both), entry(SASS, 90, both))
@@ -606,7 +606,7 @@ def test_a_name_says_nothing_of_a_fatbin_with_several_targets(tmp_path: Path) ->
 
 
 def test_a_fatbin_without_a_kernel_lacks_nothing(tmp_path: Path) -> None:
-    """cuBLASLt: 944 of 2,639 hold a few constants, or nothing."""
+    """In cuBLASLt, 944 of 2,639 fatbins hold a few constants, or nothing."""
     path = tmp_path / "lib.so"
     kernels = container(entry(SASS, 80, ALPHA), entry(SASS, 90, ALPHA))
     nothing = container(entry(SASS, 80, cubin(Kernel("helper", entry=False))))

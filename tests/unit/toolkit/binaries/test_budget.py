@@ -105,7 +105,7 @@ def test_no_file_uses_up_the_budget_of_another_files_bytes() -> None:
 def test_a_hundred_small_files_that_ask_for_everything_are_as_much_work_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """Each unpacks to a thousand times its size, and each alone would be read as far as all."""
+    """Each file unpacks to a thousand times its size; together they get the budget of one."""
     worked: Counter[str] = Counter()
     spend = Budget.spend
 
@@ -151,7 +151,7 @@ def test_an_image_beyond_the_limit_ends_the_file_at_every_level(
 
 
 def test_a_small_file_cannot_ask_for_much(tmp_path: Path) -> None:
-    """Of 64 KB, over 1000 times its size per image, and many images."""
+    """A file of 64 KB has many images, each of which unpacks to over 1000 times its size."""
     text = random.Random(0).randbytes(4096) + b" " * (7 * MIB)  # noqa: S311 - no secret
     images = container(*[entry(PTX, 80, text, codec="zstd")] * 16)
     path = tmp_path / "bomb.fatbin"

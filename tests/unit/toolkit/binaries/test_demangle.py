@@ -33,7 +33,7 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[module._Child]:
 
 
 def bomb(levels: int) -> str:
-    """Each argument is twice as long as the one before."""
+    """Return a mangled name in which each argument is twice as long as the one before."""
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     seqs = [
         (digits[n // 36] if n >= 36 else "") + digits[n % 36] for n in range(levels)

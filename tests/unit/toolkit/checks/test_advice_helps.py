@@ -126,7 +126,7 @@ def follow(step: str, state: State) -> Iterator[State]:
     """Yield the state after each alternative of a step.
 
     Raises:
-        AssertionError: The test does not know a part of it.
+        AssertionError: The test does not know a part of the step.
     """
     for words, take in _WAYS:
         found = re.match(words, step)

@@ -126,7 +126,7 @@ def test_unknown_code_is_reported_before_any_verdict(tmp_path: Path) -> None:
 def test_a_library_of_which_nothing_is_understood_is_not_said_to_have_no_gpu_code(
     tmp_path: Path, parts: list[Part]
 ) -> None:
-    """It registers two containers, which were not found."""
+    """The library registers two containers that were not found."""
     path = tmp_path / "lib.so"
     path.write_bytes(elf(parts))
     *_, result = examine_libraries(MACHINE, open_libraries(path))

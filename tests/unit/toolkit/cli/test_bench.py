@@ -45,7 +45,7 @@ EVERYBODY = (OURS, OURS_DETERMINISTIC, *PEERS)
 
 
 def make_crowd(shapes: Sequence[Shape]) -> Report:
-    """Return everybody on some shapes."""
+    """Return results of all baselines on some shapes."""
     rows = [
         Row(shape, "warm", {name: make_entry(name, shape, 300.0) for name in EVERYBODY})
         for shape in shapes

@@ -281,7 +281,7 @@ def test_no_kernel_is_called_real_if_none_can_be_read(tmp_path: Path, cli: Cli) 
     ],
 )
 def test_an_empty_path_is_no_folder(command: str, cli: Cli) -> None:
-    """A script passes it if its variable is not set."""
+    """A script passes an empty path if its variable is not set."""
     err = cli(*command.split(), "", status=2).err
     assert "a path must name a file or folder, got an empty one" in err
 

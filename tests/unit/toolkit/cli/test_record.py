@@ -1,4 +1,4 @@
-"""`doctor --save` and `--load`: the output there is repeated here."""
+"""`doctor --save` and `--load`: a loaded record gives the output of its own machine."""
 
 from __future__ import annotations
 

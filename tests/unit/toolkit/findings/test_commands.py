@@ -65,7 +65,7 @@ def commands_in(text: str) -> list[str]:
 
 @cache
 def told_by_entries() -> dict[str, str]:
-    """Return the commands of all entries, and an id that contains each."""
+    """Return the commands in all entries, each with the id of an entry that contains it."""
     return {
         command: one.id
         for one in FINDINGS.values()
@@ -108,7 +108,7 @@ def literals(path: Path) -> Iterator[str]:
 
 @cache
 def told_anywhere() -> dict[str, str]:
-    """Return the commands in all texts of the package, and a module that contains each."""
+    """Return the commands in all texts of the package, each with a module that contains it."""
     return told_by_entries() | {
         command: path.stem
         for path in find_modules()

@@ -50,7 +50,7 @@ def test_the_steps_run_in_one_other_thread_that_ends() -> None:
 
 
 def test_a_single_step_needs_no_thread() -> None:
-    """An archive has thousands of objects; starting a thread takes longer than many an image."""
+    """An archive has thousands of objects, and starting a thread takes longer than most images."""
     with run_ahead(lambda _: threading.get_ident(), ["alone"]) as walk:
         assert [(item, result()) for item, result in walk] == [("alone", threading.get_ident())]
 

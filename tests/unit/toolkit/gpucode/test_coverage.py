@@ -33,7 +33,7 @@ def sass(number: int, *kernels: Kernel) -> bytes:
 
 
 def ptx(number: int, **bodies: str) -> bytes:
-    """Write PTX of these bodies; `40` stands for that many statements that store."""
+    """Write PTX of these bodies; the body `40` stands for 40 statements that store."""
     text = ".version 9.0\n"
     for name, body in bodies.items():
         inner = "st.global.u32 [a], 1;\n" * int(body) if body.isdigit() else body

@@ -79,7 +79,7 @@ def test_a_sound_install_is_as_recorded(package: Path) -> None:
 
 
 def test_a_script_that_is_elsewhere_is_no_damage(package: Path) -> None:
-    """`pip install --target` and a copy of site-packages leave it there."""
+    """`pip install --target` and a copy of site-packages leave the script in another place."""
     path = package.parent / "flash_dist-0.1.0.dist-info" / "RECORD"
     count = read(package).count
     path.write_text(path.read_text() + record("../../../bin/flash-dist", b"#!/bin/python\n"))

@@ -408,7 +408,7 @@ def test_a_child_that_dies_is_a_finding(code: str, cause: str, said: str) -> Non
 
 
 def test_a_child_that_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its timeout starts after all its output, however long that takes."""
+    """The timeout starts after the last output of the child, however long that takes."""
     now = [0.0]
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
     command = [sys.executable, "-c", CASE_THEN + "time.sleep(600)"]

@@ -302,7 +302,7 @@ def test_code_for_some_kernels_only_is_not_called_no_code() -> None:
 
 
 def general_forward(build: Build) -> Variant:
-    """Return that of head_dim 64 for 9.0a."""
+    """Return the forward variant of head_dim 64 for 9.0a."""
     (found,) = {
         v
         for v in build.variants
@@ -314,7 +314,7 @@ def general_forward(build: Build) -> Variant:
 def rename(
     variant: Variant, symbol: str, family: str, head_dim: int = 64, plan: int = 64
 ) -> Variant:
-    """Return a variant with another place."""
+    """Return a variant with another symbol, family and size."""
     place = Place(variant.key.words, (head_dim, head_dim), plan)
     return Variant.of(symbol, family, place, variant.arch, origin=variant.origin)
 

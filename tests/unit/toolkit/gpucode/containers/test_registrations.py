@@ -124,7 +124,7 @@ def test_a_struct_counts_by_what_it_points_to(tmp_path: Path, version: int, shif
 
 @pytest.mark.parametrize("section", [".data", ".nvFatBinSegment", ".textgpu"])
 def test_unknown_registered_containers_are_named(tmp_path: Path, section: str) -> None:
-    """`audit` reports everything as read if there is no warning."""
+    """Without a warning `audit` would report that everything was read."""
     newer = b"\x51" + TEXT[1:]
     structs = Part(section, wrapper(place()) + wrapper(1), flags=WRITABLE)
     report = read(tmp_path, Part(".other", newer, flags=WRITABLE), structs)
@@ -188,7 +188,7 @@ def test_false_beginnings_of_containers_give_a_warning(tmp_path: Path, data: byt
 def test_the_start_of_a_container_in_code_is_most_often_a_number(
     tmp_path: Path, size: int, said: int
 ) -> None:
-    """NVIDIA's fatbinary has it in .text, like every program that writes containers."""
+    """NVIDIA's fatbinary has that number in .text, like every program that writes containers."""
     code = ONE[:8] + struct.pack("<Q", size) + bytes(64)
     report = read(tmp_path, Part(".text", code, flags=RUN))
     assert (report.entries, len(report.warnings)) == ((), said)

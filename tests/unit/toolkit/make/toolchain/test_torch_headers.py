@@ -190,7 +190,7 @@ def test_the_real_lock_pins_what_the_binding_includes() -> None:
 def test_a_wheel_that_lists_its_folders_is_locked_without_them(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of torch 2.15 does."""
+    """The wheel of torch 2.15 lists its folders."""
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("torch/include/torch/csrc/stable/", b"")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
