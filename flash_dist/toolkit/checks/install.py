@@ -70,7 +70,7 @@ def check_torch(environment: Environment) -> CheckResult:
 
 
 def _prefer_another(environment: Environment, result: CheckResult) -> CheckResult:
-    """Name the folder of each torch, and let Python find a suitable one instead of a new one."""
+    """Name the folder of each torch. Advise using a suitable one before installing a new one."""
     if not environment.torch.copies:
         return result
     first, *others = environment.torch.copies
@@ -178,7 +178,7 @@ def _name_builds() -> str:
 
 
 def _leave(environment: Environment) -> str:
-    """Return the step for sources that hide a wheel; empty if they do not."""
+    """Return the step for sources that hide an installed wheel; empty if they hide none."""
     files = environment.files
     if files.in_sources and files.copies:
         return _LEAVE
@@ -189,7 +189,7 @@ def _leave(environment: Environment) -> str:
 
 
 def build_fix(environment: Environment) -> str:
-    """Return the step that leads to a build; the source tree may hide an existing one."""
+    """Return the step that leads to a build: the source tree may hide an existing one."""
     files = environment.files
     if leave := _leave(environment):
         return leave

@@ -169,16 +169,16 @@ def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResul
 
 
 def _lament(library: Unread) -> CheckResult:
-    """Say that a library cannot be read. A build is useless without its kernel library."""
+    """Report an unreadable library: a failure for the kernel library, a warning for others."""
     status: Status = "fail" if _is_kernels(library.name) else "warn"
     summary = f"{library.name} cannot be read: {library.reason}"
     return CheckResult(status, summary, entry=ids.LIBRARY_UNREAD, name="library")
 
 
 def _doubt(library: Library) -> Iterator[CheckResult]:
-    """Report GPU code of unknown format; if all of it is, nothing was judged.
+    """Report GPU code of unknown format: a failure if the library has no other code.
 
-    Code that is skipped on purpose, for other GPUs, does not count.
+    Code that is skipped on purpose, because it is for other GPUs, does not count.
     """
     report = library.fatbin.report
     unclear = [text for text in report.warnings if text != ROCM_WARNING]
@@ -198,7 +198,7 @@ def _is_kernels(name: str) -> bool:
 def check_libraries(
     environment: Environment, gpu: Gpu, reports: Sequence[FatbinReport], *, served: bool = False
 ) -> Iterator[CheckResult]:
-    """Say what one GPU takes of each library; fail only if none has code for the GPU."""
+    """Report the code that one GPU loads from each library; fail only if none has code for it."""
     situation = find_situation(environment, gpu)
     verdicts = [judge_library(report, situation) for report in reports]
     served = served or any(verdicts)
@@ -222,7 +222,7 @@ def _name_family(path: str) -> str:
 
 
 def _is_torchs(path: str, environment: Environment) -> bool:
-    """Whether a library is the one for the CUDA of this machine's torch, which loads that one."""
+    """Whether a library is the one that torch loads for its CUDA on this machine."""
     toolkit = environment.torch.cuda.replace(".", "")
     if environment.what_if or not toolkit:
         return False
@@ -232,7 +232,7 @@ def _is_torchs(path: str, environment: Environment) -> bool:
 def _describe(
     place: str, verdict: LibraryVerdict, *, served: bool, instead: str = ""
 ) -> CheckResult:
-    """Say how the code of a library gets to a GPU and, if it has none, whether that matters."""
+    """Report how the code of a library gets to a GPU, or whether missing code matters."""
     if not verdict:
         return _refuse(place, verdict, served=served, instead=instead)
     ways = ", ".join(f"{HOW_WORDS[how]} ({target})" for how, target in verdict.counts)

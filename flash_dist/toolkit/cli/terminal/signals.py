@@ -1,4 +1,4 @@
-"""Removes temporary files before a process that is asked to end does so."""
+"""Removes temporary files before SIGTERM or SIGHUP ends the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Terminated(BaseException):
 
 
 def raising_signals() -> AbstractContextManager[None]:
-    """Turn such a signal into an exception, which leaves the block through every `with`.
+    """Turn SIGTERM and SIGHUP into an exception, which leaves the block through every `with`.
 
     Signals that are ignored (nohup) or handled already stay unchanged.
     """
@@ -34,16 +34,16 @@ def raising_signals() -> AbstractContextManager[None]:
 
 
 def ending_at_once() -> AbstractContextManager[None]:
-    """Let such a signal end the process at once, as by default, within `raising_signals`.
+    """Let SIGTERM and SIGHUP end the process at once, as by default, within `raising_signals`.
 
-    For waits in compiled code, which raise no exception before they are over.
+    Use it for waits in compiled code, which delay an exception until they are over.
     """
     return _exchanging(_raise, signal.SIG_DFL)
 
 
 @contextmanager
 def _exchanging(old: Handler, new: Handler) -> Iterator[None]:
-    """Exchange the handlers of signals that have the old one; only the main thread may."""
+    """Replace the handler of signals that have the old one. Only the main thread may do so."""
     is_main = threading.current_thread() is threading.main_thread()
     taken = [one for one in _SIGNALS if is_main and signal.getsignal(one) is old]
     for one in taken:

@@ -1,11 +1,11 @@
 """Compiles each plain CUDA file once, with the flags of all its targets.
 
-They cannot have one object per target: a kernel template in two objects has one weak stub in the
-host code of both, and the linker would keep one, with the kernels of its target alone. Kernels of a
-table have their target in every name, so they can.
+These files cannot have one object per target. A kernel template in two objects has the same weak
+stub in both, and the linker would keep only one, with the kernels of its target. Kernels of a table
+have their target in every name, so they can have one object per target.
 
-One file for five targets is one command of ninja. nvcc compiles its targets in parallel while ninja
-has no other command for the cores: both take their jobs from one GNU make's jobserver.
+A file for five targets is one command of ninja. nvcc compiles the targets in parallel while ninja
+has no other command for the cores: both take their jobs from GNU make's jobserver.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def require_namespace(own: Mapping[str, Any]) -> None:
     """Check that a namespace has no other meaning.
 
     Raises:
-        DeclarationError: It has one.
+        DeclarationError: The namespace has another meaning.
     """
     name = str(own.get("namespace", ""))
     owner = find_owner(name) if name else ""

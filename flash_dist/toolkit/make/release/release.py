@@ -92,7 +92,7 @@ def require_changelog(text: str, version: str) -> None:
 
 
 def require_engine(environ: Mapping[str, str]) -> str:
-    """Require a container engine: wheels of this machine's compiler only run on its like."""
+    """Require a container engine: natively built wheels run only on systems like this machine."""
     engine = find_engine(environ)
     if engine is None:
         message = "no container engine answers, and natively built wheels are not released"

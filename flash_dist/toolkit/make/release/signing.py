@@ -109,10 +109,10 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 
 def find_signers(environ: Mapping[str, str] = os.environ) -> list[CryptoSigner]:
-    """Read the private keys that the environment names; none: the release is not signed.
+    """Read the private keys that the environment names. Without any, the release is not signed.
 
     Raises:
-        KeyFileError: A key is absent, is none, or is not kept safely.
+        KeyFileError: A file is absent, holds no private key, or is not kept safely.
     """
     named = environ.get(VARIABLE, "")
     return [_read_signer(Path(one)) for one in named.split(os.pathsep)] if named else []

@@ -1,8 +1,8 @@
-"""Walks the steps of a release, and goes on where an earlier walk was killed.
+"""Runs the steps of a release, and resumes after an earlier run was killed.
 
-`dist/release.json` records each step with the SHA-256 of every file that it made. A step is skipped
-if it was asked for the same, of the same files of the steps before it, and its own files are
-unchanged. It is recorded when it is complete: one that was killed is repeated.
+`dist/release.json` records each complete step with the SHA-256 of every file that it made. A step
+is skipped if its request, the files of the steps before it and its own files are unchanged. A step
+that was killed is not recorded, so it is repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION: Final = 1
 
 
 class StepError(KernelsError):
-    """A step ended well, and made nothing."""
+    """A step ended without an error, and made no file."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Step:
     """One step.
 
     Args:
-        name: Of its session.
-        made: Patterns of the files in dist/ that it makes; none: it only judges.
+        name: Name of its session.
+        made: Patterns of the files in dist/ that it makes; empty for a step that only checks.
         asked: Everything else that its result depends on.
     """
 
