@@ -30,6 +30,7 @@ struct Arguments {
   bool ieee;
   Scores scores = {};
   bool match_kvcache = false;
+  Dropout dropout = {};
 };
 
 // q, k and v in layouts that the kernels can read.
@@ -136,6 +137,7 @@ OutLse run_fwd(const Arguments& a) {
   const Sizes& s = in.sizes;
   auto p = make_params<FwdParams>(a, in);
   p.sinks = read_sinks(a.scores, in.q, s);
+  const DropoutParams dropout = read_dropout(a.dropout, in.q);
   const DeviceGuard guard(in.q.get_device_index());
   const Call call = make_call(in.q, a.ieee);
   Tensor out = allocate_like(in.q, s.head_dim_v);
@@ -147,6 +149,11 @@ OutLse run_fwd(const Arguments& a) {
   }
   p.out = read_view(out, s.packed, s.group);
   p.lse = pointer<float>(lse);
+  if (dropout.rng_state != nullptr) {
+    const FwdDropoutParams all{p, dropout};
+    check_status(flash_dist_fwd_dropout(&call, &all));
+    return {out, lse};
+  }
   Workspace workspace;
   const auto forward = a.match_kvcache ? flash_dist_fwd_as_cache : flash_dist_fwd;
   check_status(forward(&call, &p, &Workspace::allocate, &workspace));
@@ -178,6 +185,7 @@ Gradients run_bwd(const Arguments& a, const Outputs& saved, BwdOptions options,
   const Outputs o = read_outputs(saved, in.q, s);
   auto p = make_params<BwdParams>(a, in);
   options.key_slots = read_key_slots(mask_slots, p.mask);
+  options.dropout = read_dropout(a.dropout, in.q);
   const DeviceGuard guard(in.q.get_device_index());
   const Call call = make_call(in.q, a.ieee);
   Tensor dq = allocate_like(in.q), dk = allocate_like(in.k), dv = allocate_like(in.v);
@@ -201,7 +209,8 @@ Tensor run_bias_gradient(const Arguments& a, const Outputs& saved, int64_t split
   const Sizes& s = in.sizes;
   const Outputs o = read_outputs(saved, in.q, s);
   const Tensor& bias = *a.scores.bias;
-  BiasGradientParams all{};
+  BiasGradientDropoutParams all{};
+  all.dropout = read_dropout(a.dropout, in.q);
   BwdParams& p = all.p = make_params<BwdParams>(a, in);
   const DeltaParams delta = make_delta_params(o, a, in, nullptr);
   p.dout = delta.dout;
@@ -229,10 +238,12 @@ Tensor run_bias_gradient(const Arguments& a, const Outputs& saved, int64_t split
   return parts;
 }
 
-// Refuses the options with which the kernels would ignore the bias.
-void check_bias(const Scores& scores, bool match_kvcache) {
+// Refuses what the kernels would compute without the bias, or without dropout.
+void check_options(const Scores& scores, bool match_kvcache, const Dropout& dropout) {
   STD_TORCH_CHECK(!scores.bias || (scores.softcap == 0.0 && !match_kvcache),
                   "bias must be None with softcap or match_kvcache, got a tensor");
+  STD_TORCH_CHECK(dropout.p == 0.0 || !match_kvcache,
+                  "dropout_p must be 0 with match_kvcache, got ", dropout.p);
 }
 
 // --- Operators ----------------------------------------------------------------------------------
@@ -241,11 +252,13 @@ OutLse attention(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
                  const std::vector<int64_t>& mask, const MaybeTensor& cu_seqlens_q,
                  const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
                  double softmax_scale, bool ieee, double softcap, const MaybeTensor& alibi_slopes,
-                 const MaybeTensor& sinks, bool match_kvcache, const MaybeTensor& bias) {
+                 const MaybeTensor& sinks, bool match_kvcache, const MaybeTensor& bias,
+                 double dropout_p, const MaybeTensor& rng_state) {
   const Scores scores{softcap, alibi_slopes, sinks, bias};
-  check_bias(scores, match_kvcache);
+  const Dropout dropout{dropout_p, rng_state};
+  check_options(scores, match_kvcache, dropout);
   return run_fwd({q, k, v, mask, mask_data, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                  softmax_scale, ieee, scores, match_kvcache});
+                  softmax_scale, ieee, scores, match_kvcache, dropout});
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
@@ -255,16 +268,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
     int64_t max_seqlen_k, double softmax_scale, int64_t budget, bool batch_invariant, bool ieee,
     double softcap, const MaybeTensor& alibi_slopes, const MaybeTensor& sinks,
-    const MaybeTensor& bias) {
+    const MaybeTensor& bias, double dropout_p, const MaybeTensor& rng_state) {
   const std::vector<int64_t> none{0};
   const Tensor dsinks =
       allocate(sinks ? lse.sizes().vec() : none, aoti_torch_dtype_float32(), q.get_device_index());
   const Scores scores{softcap, alibi_slopes, sinks, bias};
-  check_bias(scores, false);
-  const auto [dq, dk, dv] = run_bwd({q, k, v, mask, mask_data, cu_seqlens_q, cu_seqlens_k,
-                                     max_seqlen_q, max_seqlen_k, softmax_scale, ieee, scores},
-                                    {dout, out, lse, dlse}, {budget, batch_invariant, nullptr},
-                                    mask_slots, sinks ? &dsinks : nullptr);
+  const Dropout dropout{dropout_p, rng_state};
+  check_options(scores, false, dropout);
+  const auto [dq, dk, dv] =
+      run_bwd({q, k, v, mask, mask_data, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+               softmax_scale, ieee, scores, false, dropout},
+              {dout, out, lse, dlse}, {budget, batch_invariant, nullptr}, mask_slots,
+              sinks ? &dsinks : nullptr);
   return {dq, dk, dv, dsinks};
 }
 
@@ -272,11 +287,13 @@ Tensor attention_bias_parts(const Tensor& dout, const Tensor& q, const Tensor& k
                             const Tensor& out, const Tensor& lse, const MaybeTensor& dlse,
                             const MaybeTensor& mask_data, const std::vector<int64_t>& mask,
                             double softmax_scale, bool ieee, const MaybeTensor& alibi_slopes,
-                            const Tensor& bias, int64_t splits) {
+                            const Tensor& bias, int64_t splits, double dropout_p,
+                            const MaybeTensor& rng_state) {
   const MaybeTensor none;
   const Scores scores{0.0, alibi_slopes, none, bias};
+  const Dropout dropout{dropout_p, rng_state};
   return run_bias_gradient(
-      {q, k, v, mask, mask_data, none, none, 0, 0, softmax_scale, ieee, scores},
+      {q, k, v, mask, mask_data, none, none, 0, 0, softmax_scale, ieee, scores, false, dropout},
       {dout, out, lse, dlse}, splits);
 }
 
@@ -308,23 +325,26 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "attention(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? "
       "cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
       "softmax_scale, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "
-      "sinks=None, bool match_kvcache=False, Tensor? bias=None) -> (Tensor out, Tensor lse)");
-  // Without sinks, dsinks is empty.
+      "sinks=None, bool match_kvcache=False, Tensor? bias=None, float dropout_p=0.0, Tensor? "
+      "rng_state=None) -> (Tensor out, Tensor lse)");
+  // dsinks has no elements without sinks.
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, "
       "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int "
       "budget, bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? "
-      "alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None) -> (Tensor dq, Tensor dk, Tensor "
-      "dv, Tensor dsinks)");
-  // Returns partial sums [splits, batch, heads, queries, keys]. The caller sums them over splits,
-  // and over the axes along which the bias is broadcast: queries and keys then count tiles.
+      "alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, float dropout_p=0.0, Tensor? "
+      "rng_state=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
+  // [splits, batch, heads, queries, keys] as bias, for whose gradient it must be summed: over splits,
+  // and over queries and keys, which are tiles where the bias has one.
   m.def(
       "attention_bias_parts(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, int[] mask, float softmax_scale, bool ieee, Tensor? "
-      "alibi_slopes, Tensor bias, int splits) -> Tensor");
-  // For eager calls without gradient and without score modification. No autograd formula is
-  // registered for it. The mask's integers are a CPU tensor, which torch passes as one argument.
+      "alibi_slopes, Tensor bias, int splits, float dropout_p=0.0, Tensor? rng_state=None) -> "
+      "Tensor");
+  // For eager calls that nobody differentiates and that leave scores as they are: no autograd
+  // formula is registered in front of these, and the integers of a mask are a CPU tensor, which
+  // passes torch as one argument.
   m.def(
       "attention_no_grad(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
       "softmax_scale, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "host/capi.h"
+#include "host/scores.h"
 #include "native/binding/torch.h"
 
 namespace flash_dist::binding {
@@ -246,7 +247,26 @@ inline BiasParams read_bias(const Scores& scores, const Tensor& q, const Sizes& 
   return p;
 }
 
-// Returns null without sinks.
+// The last arguments of the schemas.
+struct Dropout {
+  double p = 0.0;
+  MaybeTensor rng_state;  // [2] seed and offset
+};
+
+inline DropoutParams read_dropout(const Dropout& dropout, const Tensor& q) {
+  check_together(dropout.p != 0.0, "dropout_p", dropout.rng_state.has_value(), "rng_state");
+  if (!dropout.rng_state) return {};
+  STD_TORCH_CHECK(dropout.p >= 0.0 && dropout.p < 1.0,
+                  "dropout_p must be at least 0 and less than 1, got ", dropout.p);
+  const Tensor& t = *dropout.rng_state;
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Long && is_on_gpu_of(t, q) && t.dim() == 1 &&
+                      t.numel() == 2 && t.is_contiguous(),
+                  "rng_state must be contiguous int64 with shape [2] on ", show_device(q), ", got ",
+                  show(t));
+  return make_dropout(dropout.p, pointer<const int64_t>(t));
+}
+
+// Null without sinks.
 inline const float* read_sinks(const Scores& scores, const Tensor& q, const Sizes& s) {
   if (!scores.sinks) return nullptr;
   STD_TORCH_CHECK(scores.sinks->dim() == 1 && scores.sinks->numel() == s.num_heads_q(),

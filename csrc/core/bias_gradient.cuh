@@ -11,6 +11,7 @@
 
 #include "core/bias.cuh"
 #include "core/config.h"
+#include "core/dropout.cuh"
 #include "core/ds_scale.h"
 #include "core/mask.cuh"
 #include "core/pipeline.cuh"
@@ -21,8 +22,10 @@
 
 namespace flash_dist {
 
-template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool DROPS_ = false>
 struct AnyBiasConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  static constexpr bool DROPS = DROPS_;
   static constexpr int BLOCK_M = BIAS_TILE, BLOCK_N = BIAS_TILE;
   static constexpr int COLUMNS = 64;  // columns of the head_dim per step
   static constexpr int STAGES = 2;
@@ -167,7 +170,7 @@ struct BiasGradient {
   }
 
   // dBias += P * (dP - delta), from S and dP.
-  __device__ __forceinline__ void add(Scores& sum, Scores& s, const Scores& dp, int number) const {
+  __device__ __forceinline__ void add(Scores& sum, Scores& s, Scores& dp, int number) const {
     const BiasVisit visit(params, block, number);
     const Mask mask = mask_of(visit);
     const int code = code_of_tile(mask, row0, key0);
@@ -178,6 +181,10 @@ struct BiasGradient {
         {alibi_slope(p.scores, visit.batch, visit.head), first + p.seqlen_k - p.seqlen_q, key0});
     if constexpr (sizeof(E) > 2) begin_or_add<AddBias>(s, visit);
     if (code != TILE_FULL) apply_mask(s, mask, first, key0, code);
+    if constexpr (Config::DROPS) {
+      const DropoutParams& dropout = dropout_of(params);
+      drop(dp, dropout, {sequence_head(p, visit.batch, visit.head), first, key0}, dropout.scale);
+    }
     const float scale_log2 = p.scores.scale * LOG2_E;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

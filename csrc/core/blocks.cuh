@@ -1,6 +1,8 @@
 // The work tile of a block, from its number, and the grids of the kernels.
 #pragma once
 
+#include <type_traits>
+
 #include "core/params.h"
 #include "core/schedule.cuh"
 #include "ptx/registers.cuh"
@@ -49,7 +51,8 @@ struct FwdGrid {
 
 template <class Config>
 cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stream) {
-  FwdParams p = *static_cast<const FwdParams*>(params);
+  using Params = std::conditional_t<Config::DROPS, FwdDropoutParams, FwdParams>;
+  Params p = *static_cast<const Params*>(params);
   return launch_in_order<Config>(kernel, p, FwdGrid(p, Config::BLOCK_M), p, stream);
 }
 
@@ -96,8 +99,11 @@ struct DkdvGrid {
 };
 
 template <class Config>
+using BwdParamsOf = std::conditional_t<Config::DROPS, BwdDropoutParams, BwdParams>;
+
+template <class Config>
 cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t stream) {
-  BwdParams p = *static_cast<const BwdParams*>(params);
+  auto p = *static_cast<const BwdParamsOf<Config>*>(params);
   return launch_in_order<Config>(kernel, p, DkdvGrid(p, Config::BLOCK_N), p, stream);
 }
 
@@ -139,7 +145,7 @@ struct DqGrid {
 
 template <class Config>
 cudaError_t launch_dq(const void* kernel, const void* params, cudaStream_t stream) {
-  BwdParams p = *static_cast<const BwdParams*>(params);
+  auto p = *static_cast<const BwdParamsOf<Config>*>(params);
   return launch_in_order<Config>(kernel, p, DqGrid(p, Config::BLOCK_M), p, stream);
 }
 

@@ -6,6 +6,7 @@
 #include "core/bias.cuh"
 #include "core/block_iterators.cuh"
 #include "core/blocks.cuh"
+#include "core/dropout.cuh"
 #include "core/mask.cuh"
 #include "core/scores.cuh"
 #include "ptx/copy.cuh"
@@ -35,10 +36,17 @@ __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams
   add_bias<T, false, Put>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
 }
 
-// Applies soft cap, ALiBi, the bias (fp32 only) and the mask to a warp's scores S = Q @ K(j).T.
-// row0, key: the warp's first query and first key in the tile.
-template <Tanh TANH, class T, template <int, int> class Work, int BLOCK_M, int BLOCK_N, int MT,
-          int NT>
+// Which weights of the keys from key0 on are dropped, for a warp whose first query in the tile is row0.
+__device__ __forceinline__ DropoutPlace dropout_place(const FwdParams& p, int block_m, int row0,
+                                                      int key0) {
+  const FwdBlock again(p, block_m);
+  return {sequence_head(p, again.batch, again.head), again.row0 + row0, key0};
+}
+
+// Soft cap, ALiBi and, in fp32, the bias of a warp's scores S = Q @ K(j).T, then the mask. row0, key: the
+// warp's first query and first key in the tile. ALWAYS: blocks without a mask come here, too.
+template <Tanh TANH, class T, bool ALWAYS, template <int, int> class Work, int BLOCK_M, int BLOCK_N,
+          int MT, int NT>
 __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,
                                                 const Work<BLOCK_M, BLOCK_N>& work, int row0, int j,
                                                 int key = 0) {
@@ -49,24 +57,31 @@ __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const Fw
     if (TANH == Tanh::EXACT) add_bias<T>(s, p, BLOCK_M, row0, work.blocks.key0(j) + key);
     if (work.blocks.is_full(j)) code = TILE_FULL;
   }
+  if (ALWAYS && work.blocks.is_full(j)) code = TILE_FULL;
   if (code != TILE_FULL) {
     apply_mask(s, Mask(p.mask, work.place), work.row0 + row0, work.blocks.key0(j) + key, code);
   }
 }
 
-// Calls step(masked) for key blocks j down to the first: masked blocks, blocks without a mask, then
-// masked blocks. With a score modification all blocks count as masked.
-template <class Blocks, class Step>
+// Calls step(masked) for block j of keys and all before it: blocks with a mask, blocks without one, then
+// blocks with a mask. With a score modification all blocks count as masked, and if all of them are ALWAYS
+// to be, there is one loop.
+template <bool ALWAYS, class Blocks, class Step>
 __device__ __forceinline__ void for_key_blocks(const FwdParams& p, const Blocks& blocks, int& j,
                                                const Step& step) {
+  if constexpr (ALWAYS) {
 #pragma unroll 1
-  for (int round = 0; round < 2; ++round) {
-    const bool until_full = round == 0 && !p.scores.has_score_mod;
-    const int masked_until = until_full ? blocks.full_end : blocks.begin;
+    for (; j >= blocks.begin; --j) step(std::true_type{});
+  } else {
 #pragma unroll 1
-    for (; j >= masked_until; --j) step(std::true_type{});
+    for (int round = 0; round < 2; ++round) {
+      const bool until_full = round == 0 && !p.scores.has_score_mod;
+      const int masked_until = until_full ? blocks.full_end : blocks.begin;
 #pragma unroll 1
-    for (; j >= blocks.full_begin; --j) step(std::false_type{});
+      for (; j >= masked_until; --j) step(std::true_type{});
+#pragma unroll 1
+      for (; j >= blocks.full_begin; --j) step(std::false_type{});
+    }
   }
 }
 

@@ -109,9 +109,16 @@ struct BiasParams {
   float factor;  // 1 / softmax_scale; filled in at the call
 };
 
-// Where the rows of a batch entry are. Null pointers for tensors with a batch axis, whose entries
-// all have the full length. NOTE: nobody has checked the contents of the arrays. Only
-// core/sequence.cuh reads them.
+// Which weights of P are dropped, see core/dropout.cuh. All zero: none.
+struct DropoutParams {
+  const int64_t* rng_state;  // [2] seed and offset, on the device; null: no dropout
+  uint32_t threshold;        // 65536 * the fraction that is kept, times 65536
+  float scale;               // of what is kept: 1 / that fraction
+};
+
+// Where the rows of a batch entry lie: null pointers for tensors with a batch axis, whose entries
+// all have the full length. NOTE: what the arrays hold nobody has checked; core/sequence.cuh alone
+// reads them.
 struct Packing {
   const int* cu_seqlens_q;  // [batch + 1]
   const int* cu_seqlens_k;
@@ -150,7 +157,12 @@ struct FwdParams {
   BiasParams bias;     // set by the caller
 };
 
-// Arguments of a forward launch.
+// NOTE: derived, so that the arguments of kernels without dropout stay what they are.
+struct FwdDropoutParams : FwdParams {
+  DropoutParams dropout;
+};
+
+// What a launch of the forward is given.
 struct FwdCall {
   FwdParams params;
   unsigned* tickets;  // a zeroed counter for kernels with KernelEntry::takes_tickets, else null
@@ -218,7 +230,11 @@ struct BwdParams {
   BiasParams bias;            // set by the caller
 };
 
-// A backward that also computes delta.
+struct BwdDropoutParams : BwdParams {
+  DropoutParams dropout;
+};
+
+// A backward that makes delta, too.
 struct WholeParams {
   BwdParams p;
   View out;  // as in DeltaParams, like those below
@@ -237,6 +253,10 @@ struct BiasGradientParams {
   int splits;                    // blocks that share the visits of a tile
   int query_tiles, key_tiles;    // filled in at the launch
   bool sums_queries, sums_keys;  // axes along which the bias is broadcast
+};
+
+struct BiasGradientDropoutParams : BiasGradientParams {
+  DropoutParams dropout;
 };
 
 struct ReduceParams {

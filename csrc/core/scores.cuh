@@ -125,10 +125,10 @@ __device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
   });
 }
 
-// x -> x * ds / d(q . k * scale) under a soft cap. x is dS^T, or the P^T from which dS^T is made.
-// Recovers the scores from P^T: s = ln P + lse. lse_log2(n): lse of query n * 8 + lane % 4 * 2 and
-// of the next one.
-template <int MT, int NT, class Lse>
+// x -> x * ds / d(q . k * scale) under a soft cap. x: dS^T, or the P^T that dS^T is made from. The scores
+// follow from P^T: s = ln P + lse. lse_log2(n): of queries n * 8 + lane % 4 * 2 and the one behind. MARKED:
+// signs of P^T mark dropped weights.
+template <bool MARKED, int MT, int NT, class Lse>
 __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& x,
                                                            const Accumulator<MT, NT>& pt,
                                                            const ScoreParams& p,
@@ -142,7 +142,7 @@ __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& 
       for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float weight = pt.x[m][n][i];
+          const float weight = MARKED ? fabsf(pt.x[m][n][i]) : pt.x[m][n][i];
           const float s = (log2_of(weight) + (i % 2 == 0 ? lse.x : lse.y)) * LN_2;
           const float distance = fabsf(first + ScorePlace::step<true>(m, n, i));
           const float t = fmaf(at.slope, distance, s) * p.per_cap;

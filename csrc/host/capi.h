@@ -18,6 +18,7 @@ struct BwdOptions {
   int batch_invariant;  // 0 or 1
   // MaskParams::key_slots in host memory; null: unknown, dS is not stored
   const int* key_slots;
+  DropoutParams dropout = {};  // that of the forward
 };
 
 }  // namespace flash_dist
@@ -28,8 +29,12 @@ struct BwdOptions {
 KERNEL_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::FwdParams* params,
                               flash_dist::Allocate allocate, void* context);
 
-// The same, with the bits of flash_dist_decode for the same keys. Only for 16-bit dtypes and band
-// masks. allocate must not be null.
+// Likewise, with dropout of P.
+KERNEL_API int flash_dist_fwd_dropout(const flash_dist::Call* call,
+                                      const flash_dist::FwdDropoutParams* params);
+
+// Likewise, with the bits that flash_dist_decode gives for the same keys. The mask is a band, the
+// elements have 16 bits, and memory may be needed: allocate is not null.
 KERNEL_API int flash_dist_fwd_as_cache(const flash_dist::Call* call,
                                        const flash_dist::FwdParams* params,
                                        flash_dist::Allocate allocate, void* context);
@@ -47,7 +52,7 @@ KERNEL_API int flash_dist_bwd(const flash_dist::Call* call, const flash_dist::De
 // that `grads` has above except dq, dk and dv, and the bias.
 KERNEL_API int flash_dist_bias_gradient(const flash_dist::Call* call,
                                         const flash_dist::DeltaParams* delta,
-                                        const flash_dist::BiasGradientParams* gradient,
+                                        const flash_dist::BiasGradientDropoutParams* gradient,
                                         flash_dist::Allocate allocate, void* context);
 
 // Computes out and lse of queries to a cache with at least one key. budget: bytes of workspace; -1:

@@ -77,6 +77,13 @@ bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
   return tiles >= TICKETED_TILES * p.sm_count;
 }
 
+// Fills in what a forward in tiles of queries is not given.
+void complete(const Call& call, FwdParams& p) {
+  p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
+                                    row_bytes(call, p) * p.seqlen_k);
+  p.sm_count = device_info(call.device).sm_count;
+}
+
 void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
   check_sizes(p);
   const DeviceScope scope(call.device);
@@ -87,9 +94,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
     return;
   }
   p.leaves_few = has_few;
-  p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
-                                    row_bytes(call, p) * p.seqlen_k);
-  p.sm_count = device_info(call.device).sm_count;
+  complete(call, p);
   const KernelKey key = make_key(Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v});
   const Loaded kernel = require_kernel(call.device, key, &p);
   const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry);
@@ -101,6 +106,17 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   FwdCall all{p, ticketed ? static_cast<unsigned*>(memory) : nullptr};
   if (all.tickets != nullptr) clear(call, all.tickets, sizeof(unsigned));
   launch(call.device, kernel, &all, stream_of(call));
+}
+
+void run_forward_with_dropout(const Call& call, FwdDropoutParams p) {
+  check_sizes(p);
+  const DeviceScope scope(call.device);
+  static_cast<FwdParams&>(p) = with_scores<FwdParams>(p);
+  complete(call, p);
+  const KernelKey key = make_key(Role::FWD_DROPOUT, dtype_of(call), {p.head_dim, p.head_dim_v});
+  const Loaded kernel = require_kernel(call.device, key, &p);
+  record_forward(p);
+  launch(call.device, kernel, &p, stream_of(call));
 }
 
 // Percent of the rows of all multiprocessors' tiles that must be queries. For less the kernels of a cache
@@ -188,6 +204,7 @@ class Backward {
       : call_(call),
         delta_(delta),
         p_(with_options(with_scores(grads), options)),
+        dropout_(options.dropout),
         whole_(delta.dsinks != nullptr ? Loaded{} : find(Role::BWD_WHOLE)),  // it writes no dsinks
         fused_(find(Role::BWD_FUSED)),
         dkdv_(require(Role::BWD_DKDV, columns(), &p_)),
@@ -212,13 +229,20 @@ class Backward {
 
   KernelSize columns() const { return {p_.head_dim, p_.head_dim_v}; }
 
+  bool drops() const { return dropout_.rng_state != nullptr; }
+
   KernelKey key_of(Role role, const KernelSize& size) const {
+    if (drops() && role == Role::BWD_DKDV) role = Role::BWD_DKDV_DROPOUT;
+    if (drops() && role == Role::BWD_DQ_RECOMPUTE) role = Role::BWD_DQ_RECOMPUTE_DROPOUT;
     return flash_dist::key_of(call_, role, size);
   }
 
   // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
   // refuse views, sizes and masks, nothing that place() fills in.
-  Loaded find(Role role) const { return find_kernel(call_.device, key_of(role, columns()), &p_); }
+  // None of those that make all gradients drops weights.
+  Loaded find(Role role) const {
+    return drops() ? Loaded{} : find_kernel(call_.device, key_of(role, columns()), &p_);
+  }
   Loaded require(Role role, const KernelSize& size, const void* params) const {
     return require_kernel(call_.device, key_of(role, size), params);
   }
@@ -282,7 +306,7 @@ class Backward {
     shape.head_dim = size.head_dim;
     shape.head_dim_v = size.head_dim_v;
     shape.columns_v = p_.head_dim_v;
-    shape.aligned = p_.scores.alibi != nullptr || p_.bias.data != nullptr;
+    shape.aligned = p_.scores.alibi != nullptr || p_.bias.data != nullptr || drops();
     shape.normalizes = normalizes_;
     shape.mask = band_of(p_.mask);
     shape.key_slots = key_slots;
@@ -334,6 +358,13 @@ class Backward {
 
   void launch_kernel(const Loaded& kernel, const void* params) const {
     launch(call_.device, kernel, params, stream_of(call_));
+  }
+
+  // Launches a kernel that finds P again.
+  void launch_with_weights(const Loaded& kernel) const {
+    if (!drops()) return launch_kernel(kernel, &p_);
+    const BwdDropoutParams all{p_, dropout_};
+    launch_kernel(kernel, &all);
   }
 
   void run_delta(const BwdStep& step) {
@@ -394,14 +425,14 @@ class Backward {
     const int64_t rows = int64_t{p_.seqlen_q} * p_.members;
     p_.heads_together = heads_together(call_, p_, int64_t{p_.units} * plan_.group_split,
                                        row_bytes(call_, p_) * rows);
-    launch_kernel(dkdv_, &p_);
+    launch_with_weights(dkdv_);
   }
 
   void run_dq(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
     p_.heads_together = heads_together(call_, p_, int64_t{p_.units} * p_.group_split * p_.members,
                                        row_bytes(call_, p_) * (p_.key_end - p_.key_begin));
-    launch_kernel(require(step.role, step.size, &p_), &p_);
+    launch_with_weights(require(step.role, step.size, &p_));
   }
 
   void take(const BwdChunk& chunk) {
@@ -459,6 +490,7 @@ class Backward {
   const Call& call_;
   DeltaParams delta_;
   BwdParams p_;
+  const DropoutParams dropout_;
   const Loaded whole_, fused_, dkdv_;
   const bool normalizes_;  // fp32: dQ comes first, see BwdShape
   const int64_t budget_;
@@ -467,7 +499,7 @@ class Backward {
 };
 
 // The statistics, then the kernel that reads them. Nothing is stored between the two but these.
-void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientParams all,
+void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientDropoutParams all,
                        Allocate allocate, void* context) {
   check_sizes(all.p);
   const DeviceScope scope(call.device);
@@ -487,7 +519,8 @@ void run_bias_gradient(const Call& call, DeltaParams delta, BiasGradientParams a
   all.query_tiles = static_cast<int>(ceil_div(p.seqlen_q, BIAS_TILE));
   all.key_tiles = static_cast<int>(ceil_div(p.seqlen_k, BIAS_TILE));
   all.visits = (all.batches == 1 ? p.batch : 1) * (all.heads == 1 ? num_heads_q : 1);
-  const KernelKey second = key_of(call, Role::BWD_BIAS, {p.head_dim, p.head_dim_v});
+  const Role role = all.dropout.rng_state == nullptr ? Role::BWD_BIAS : Role::BWD_BIAS_DROPOUT;
+  const KernelKey second = key_of(call, role, {p.head_dim, p.head_dim_v});
   launch(call.device, require_kernel(call.device, second, &all), &all, stream_of(call));
 }
 
@@ -530,6 +563,13 @@ int flash_dist_fwd(const Call* call, const FwdParams* params, Allocate allocate,
   });
 }
 
+int flash_dist_fwd_dropout(const Call* call, const FwdDropoutParams* params) {
+  return guarded([&] {
+    run_forward_with_dropout(*call, *params);
+    return 0;
+  });
+}
+
 int flash_dist_fwd_as_cache(const Call* call, const FwdParams* params, Allocate allocate,
                             void* context) {
   return guarded([&] {
@@ -539,7 +579,8 @@ int flash_dist_fwd_as_cache(const Call* call, const FwdParams* params, Allocate 
 }
 
 int flash_dist_bias_gradient(const Call* call, const DeltaParams* delta,
-                             const BiasGradientParams* gradient, Allocate allocate, void* context) {
+                             const BiasGradientDropoutParams* gradient, Allocate allocate,
+                             void* context) {
   return guarded([&] {
     run_bias_gradient(*call, *delta, *gradient, allocate, context);
     return 0;

@@ -1,6 +1,9 @@
 // Derived parameters of the score modification.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/params.h"
 
 namespace flash_dist {
@@ -17,7 +20,15 @@ void set_bias_factor(Params&) {}
 inline void set_bias_factor(FwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
 inline void set_bias_factor(BwdParams& p) { p.bias.factor = 1.0f / p.softmax_scale; }
 
-// Returns the parameters with the "filled in" fields of ScoreParams set.
+// The dropout of a share p of the weights, which is rounded to a multiple of 1 / 65536, at most 1 - 1 / 65536.
+// rng_state: [2] on the device.
+inline DropoutParams make_dropout(double p, const int64_t* rng_state) {
+  const double kept = std::max(std::floor((1.0 - p) * 65536.0 + 0.5), 1.0);
+  if (kept == 65536.0) return {};
+  return {rng_state, static_cast<uint32_t>(kept) << 16, static_cast<float>(65536.0 / kept)};
+}
+
+// The parameters of a call with the fields of ScoreParams that are filled in.
 template <class Params>
 Params with_scores(Params p) {
   ScoreParams& scores = p.scores;

@@ -2,6 +2,8 @@
 // (sm_90a).
 #pragma once
 
+#include <cstdint>
+
 namespace flash_dist {
 
 // threadIdx.x and blockIdx.x, read again: the compiler recomputes derived values after each call
@@ -18,8 +20,12 @@ __device__ __forceinline__ int fresh_block() {
   return x;
 }
 
-// Reduces the registers of this warpgroup to REGISTERS per thread, a multiple of 8. All its warps
-// must call this.
+// What is derived from these is computed anew from here on.
+__device__ __forceinline__ void forget(uint32_t& x, uint32_t& y) {
+  asm volatile("" : "+r"(x), "+r"(y));
+}
+
+// All warps of a warpgroup keep REGISTERS per thread from here on, a multiple of 8.
 template <int REGISTERS>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));

@@ -106,8 +106,10 @@ struct F32DkdvCursor {
   }
 };
 
-template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool DROPS_ = false>
 struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  static constexpr bool DROPS = DROPS_;
   using Plan::SPLIT, Plan::WARPS, Plan::BLOCK_M;
   static constexpr int ROWS = 16;  // keys per warp
   static constexpr int BLOCK_N = WARPS / SPLIT * ROWS;
@@ -148,8 +150,10 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 using Ieee32DkdvConfig =
     F32DkdvTiles<Ieee32DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
 
-template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool DROPS_ = false>
 struct F32DqRecomputeTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  static constexpr bool DROPS = DROPS_;
   using Plan::SPLIT, Plan::WARPS, Plan::BLOCK_N;
   static constexpr int ROWS = 16;  // queries per warp
   static constexpr int BLOCK_M = WARPS / SPLIT * ROWS;

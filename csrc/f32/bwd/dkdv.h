@@ -15,6 +15,7 @@
 
 #include "core/bias.cuh"
 #include "core/bwd_load.cuh"
+#include "core/dropout.cuh"
 #include "core/mask.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
@@ -104,7 +105,7 @@ struct F32Dkdv {
     // P^T = exp2(S^T * scale - lse) * normalizer
     exponentiate(pt, item, warp, s, code);
     // dV += P^T @ dO                                     [16, SLICE]
-    Product::template ab<HEAD_DIM>(dv, pt, dout_slice);
+    multiply_weights(dv, pt, item, warp, dout_slice);
     // dP^T = V @ dO.T                                    [16, BLOCK_M]
     Scores dst;
     dst.clear();
@@ -112,6 +113,10 @@ struct F32Dkdv {
         dst, Rows::at(tiles.v, warp.row0(), warp.column0()), dout_slice);
     slices_done(warp);
     sum_slices(dst, warp, sExchange());
+    if constexpr (Config::DROPS) {
+      const DropoutParams& dropout = dropout_of(p);
+      drop<true>(dst, dropout, dropout_place(item, warp), dropout.scale);
+    }
     // dS^T = P^T * (dP^T - delta)
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
@@ -168,6 +173,25 @@ struct F32Dkdv {
   // Elements n * 8 + lane % 4 * 2 and the next one of `array`.
   __device__ __forceinline__ static float2 statistic(uint32_t array, const Warp& warp, int n) {
     return load_shared_8(array + (n * 8 + (warp.lane % 4) * 2) * 4);
+  }
+
+  __device__ __forceinline__ DropoutPlace dropout_place(const F32DkdvItem& item,
+                                                        const Warp& warp) const {
+    return {sequence_head(p, work.batch, work.head + item.head_in_group), item.row0,
+            work.key0 + warp.row0()};
+  }
+
+  // dV += P^T @ dO, with dropout of the kept weights of P^T.
+  __device__ __forceinline__ void multiply_weights(Sum& dv, const Scores& pt,
+                                                   const F32DkdvItem& item, const Warp& warp,
+                                                   uint32_t dout_slice) const {
+    if constexpr (Config::DROPS) {
+      Scores kept = pt;
+      drop<true>(kept, dropout_of(p), dropout_place(item, warp));
+      Product::template ab<HEAD_DIM>(dv, kept, dout_slice);
+    } else {
+      Product::template ab<HEAD_DIM>(dv, pt, dout_slice);
+    }
   }
 
   __device__ __forceinline__ ScorePlace place(const F32DkdvItem& item, const Warp& warp) const {
@@ -229,8 +253,8 @@ struct F32Dkdv {
           if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // masked: S may be anything
         }
     } else if (p.scores.softcap != 0.0f) {
-      apply_score_mod_derivative(dst, pt, p.scores, place(item, warp),
-                                 [&](int n) { return statistic(tiles.lse(s), warp, n); });
+      apply_score_mod_derivative<false>(dst, pt, p.scores, place(item, warp),
+                                        [&](int n) { return statistic(tiles.lse(s), warp, n); });
     }
   }
 };
@@ -262,6 +286,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
       },
       [&](int i, int s) { kernel.add(dk, dv, i, s); });
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
+  if constexpr (Config::DROPS) dv.scale(dropout_of(p).scale);
   kernel.store(dk, dv);
 }
 

@@ -13,6 +13,7 @@
 #include "core/bias.cuh"
 #include "core/block_iterators.cuh"
 #include "core/bwd_load.cuh"
+#include "core/dropout.cuh"
 #include "core/mask.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
@@ -82,6 +83,12 @@ struct F32DqRecompute {
         Rows::at(tiles.v(s), 0, warp.column0()));
     slices_done(warp);
     sum_slices(dp, warp, exchange);
+    if constexpr (Config::DROPS) {
+      const DropoutParams& dropout = dropout_of(p);
+      const DropoutPlace at{sequence_head(p, block.batch, head), block.row0 + warp.row0(),
+                            key_blocks.key0(j)};
+      drop(dp, dropout, at, dropout.scale);
+    }
     modify_scores(ds, dp, delta, warp, j, code);
     // P = exp2(S * scale - lse), dS = P * (dP - delta)
     Statistics tile_sum = {};

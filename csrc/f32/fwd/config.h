@@ -36,8 +36,10 @@ struct F32FwdWork {
         blocks(Mask(p.mask, place), block.row0) {}
 };
 
-template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool DROPS_ = false>
 struct F32FwdTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  static constexpr bool DROPS = DROPS_;
   using Plan::SPLIT, Plan::ROWS, Plan::WARPS, Plan::BLOCK_N;
   static constexpr int BLOCK_M = WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;

@@ -127,18 +127,22 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     commit_copies<Target>();
 
     if constexpr (decltype(masked)::value) {
-      modify_and_mask<Tanh::EXACT, typename Config::T>(s, p, work, warp.row0(), j);
+      modify_and_mask<Tanh::EXACT, typename Config::T, Config::DROPS>(s, p, work, warp.row0(), j);
     }
     online_softmax<Offsets::ROUNDED>(s, o, state, scale_log2);
+    if constexpr (Config::DROPS) {
+      drop(s, dropout_of(p), dropout_place(p, BLOCK_M, warp.row0(), work.blocks.key0(j)));
+    }
 
     // O += P @ V                                         [ROWS, SLICE] per warp
     Product::template ab<HEAD_DIM>(o, s, Rows::at(sV, 0, warp.column0()));
     if (j > work.blocks.begin) copy_k.land(sK);
   };
-  for_key_blocks(p, work.blocks, j, step);
+  for_key_blocks<Config::DROPS>(p, work.blocks, j, step);
 
   const FwdBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
+  if constexpr (Config::DROPS) o.scale(dropout_of(p).scale);
   store_f32_output<Config>(p, block, sequence, warp, o, state, scale_log2);
 }
 

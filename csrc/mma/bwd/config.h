@@ -16,20 +16,21 @@ namespace flash_dist {
 template <int HEAD_DIM>
 constexpr bool PARTLY_STORED = HEAD_DIM > 128;
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool DROPS_ = false>
+struct DkdvConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  static constexpr bool DROPS = DROPS_;
   using Plan::BLOCK_M, Plan::SPLIT, Plan::SUB_M, Plan::ROWS;
   // SPLIT warps share their keys. Each owns every SPLIT-th 16 columns of dK and dV. Each computes
   // S^T and dP^T for part of the queries, and they exchange the results.
   static constexpr int BLOCK_N = Plan::WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int ROW_TILES = ROWS / 16;
-  static constexpr int QUERIES = SUB_M / SPLIT;  // columns of a warp's S^T
-  // Unrolls products fully if the registers suffice: 5 % faster on an H200. At head_dim 64 that
-  // would spill 8 to 20 bytes.
-  static constexpr bool WHOLE = Target::HAS_CP_ASYNC && HEAD_DIM == 128;
-  static constexpr int UNROLL_S = WHOLE ? 8 : STEPS_AHEAD<Target>;
+  static constexpr int QUERIES = SUB_M / SPLIT;  // of a warp's S^T
+  // Whole products in one piece where the registers suffice: 5 % on an H200. At head_dim 64 they would
+  // spill 8 to 20 bytes.
+  static constexpr bool WHOLE = Target::HAS_CP_ASYNC && HEAD_DIM == 128 && !DROPS;
+  static constexpr int UNROLL_S = WHOLE ? 8 : DROPS ? 2 : STEPS_AHEAD<Target>;
   static constexpr int UNROLL_DP = WHOLE ? 8 : 2;
   static_assert(BLOCK_N % DS_TILE == 0 || PARTLY_STORED<HEAD_DIM>);
   static_assert(BLOCK_M % SUB_M == 0 && DS_TILE % BLOCK_M == 0 && DS_TILE % ROWS == 0);
@@ -54,7 +55,11 @@ struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// All gradients of a short sequence, which fits into one tile.
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using DkdvConfig =
+    DkdvConfigOf<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
+
+// All gradients of a short sequence, which fits one tile.
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct WholeConfig
     : Config<WholePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
@@ -99,12 +104,12 @@ struct DqGemmConfig
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN) && SMEM_BYTES >= BLOCK_M * HEAD_DIM * 2);
 };
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct DqRecomputeConfig
-    : Config<DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
-  // SPLIT warps share their queries. Each computes dS for part of the keys, and owns every SPLIT-th
-  // 16 columns of dQ.
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool DROPS_ = false>
+struct DqRecomputeConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  static constexpr bool DROPS = DROPS_;
+  // Warps that share their queries: each computes dS for a part of the keys, and owns every SPLIT-th 16
+  // columns of dQ.
   using Plan::SPLIT;
   static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
@@ -134,5 +139,9 @@ struct DqRecomputeConfig
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using DqRecomputeConfig = DqRecomputeConfigOf<DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target,
+                                              T, HEAD_DIM, HEAD_DIM_V, PLAN>;
 
 }  // namespace flash_dist

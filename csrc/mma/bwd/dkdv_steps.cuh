@@ -4,6 +4,7 @@
 #include "core/bias.cuh"
 #include "core/bwd_load.cuh"
 #include "core/dkdv_items.cuh"
+#include "core/dropout.cuh"
 #include "core/ds_scale.h"
 #include "core/mask.cuh"
 #include "core/scores.cuh"
@@ -50,6 +51,7 @@ struct DkdvStep {
   using T = typename Config::T;
   static constexpr int MT = Config::ROW_TILES;
   static constexpr int NT = Config::QUERIES / 8;
+  static constexpr bool DROPS = Config::DROPS;
   using Scores = Accumulator<MT, NT>;
 
   const BwdParams& p;
@@ -78,7 +80,7 @@ struct DkdvStep {
         a_v(Operand<Config::HEAD_DIM_V>::a(tiles.v + warp.row0 * Config::HEAD_DIM_V * 2)) {}
 
   // S^T = K @ Q.T                                        [ROWS, QUERIES] per warp
-  // P^T = exp2(S^T * scale - lse)
+  // P^T = exp2(S^T * scale - lse), with dropout the signs of dropped weights turned
   template <ScoreMod SCORE_MOD>
   __device__ __forceinline__ void probabilities(Scores& pt, int sub, float scale_log2) const {
     constexpr int UNROLL = SCORE_MOD == ScoreMod::YES ? 2 : Config::UNROLL_S;
@@ -106,6 +108,7 @@ struct DkdvStep {
           pt.x[m][n][2 * h + 1] = exp2_approx(fmaf(pt.x[m][n][2 * h + 1], scale_log2, -lse.y));
         }
     }
+    if constexpr (DROPS) mark_dropped(pt, dropout_of(p), dropout_place(sub));
   }
 
   // dP^T = V @ dO.T                                      [ROWS, QUERIES] per warp
@@ -116,6 +119,7 @@ struct DkdvStep {
     dst.clear();
     gemm_abt<Target, T, Config::HEAD_DIM_V, UNROLL, MT, NT>(
         dst, a_v, by_query<Config::HEAD_DIM_V>(tiles.dout(s)), sub);
+    if constexpr (DROPS) drop_marked(dst, pt, dropout_of(p).scale);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
       const float2 delta = load_shared_8(tiles.delta(s) + (sub + n * 8 + (warp.lane % 4) * 2) * 4);
@@ -123,9 +127,9 @@ struct DkdvStep {
       for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          dst.x[m][n][2 * h] = pt.x[m][n][2 * h] * minus_delta<T>(dst.x[m][n][2 * h], delta.x);
-          dst.x[m][n][2 * h + 1] =
-              pt.x[m][n][2 * h + 1] * minus_delta<T>(dst.x[m][n][2 * h + 1], delta.y);
+          const float left = weight(pt.x[m][n][2 * h]), right = weight(pt.x[m][n][2 * h + 1]);
+          dst.x[m][n][2 * h] = left * minus_delta<T>(dst.x[m][n][2 * h], delta.x);
+          dst.x[m][n][2 * h + 1] = right * minus_delta<T>(dst.x[m][n][2 * h + 1], delta.y);
         }
     }
   }
@@ -133,7 +137,7 @@ struct DkdvStep {
   // Multiplies x by the derivative of the soft cap. x is dS^T, or P^T after its use for dV.
   __device__ __forceinline__ void take_cap(Scores& x, const Scores& pt, int sub) const {
     if (p.scores.softcap == 0.0f) return;
-    apply_score_mod_derivative(x, pt, p.scores, place(sub), [&](int n) {
+    apply_score_mod_derivative<DROPS>(x, pt, p.scores, place(sub), [&](int n) {
       return load_shared_8(tiles.lse(s) + (sub + n * 8 + (warp.lane % 4) * 2) * 4);
     });
   }
@@ -149,6 +153,15 @@ struct DkdvStep {
   }
 
  private:
+  // A weight without its mark.
+  __device__ __forceinline__ static float weight(float x) { return DROPS ? fabsf(x) : x; }
+
+  __device__ __forceinline__ DropoutPlace dropout_place(int sub) const {
+    const DkdvWork& work = smem.work;
+    const int head = work.head + smem.stage[s].item.head_in_group;
+    return {sequence_head(p, work.batch, head), row0 + sub, work.key0 + warp.row0};
+  }
+
   __device__ __forceinline__ void begin_with_bias(Scores& pt, int sub) const {
     const DkdvWork& work = smem.work;
     const int head = work.head + smem.stage[s].item.head_in_group;
@@ -209,6 +222,7 @@ struct DkdvCompute {
       for (int k = 0; k < Config::SUB_M / 16; ++k) {
         uint32_t rP[MT][4];
         to_a_operand<Target, T>(rP, pt, k);
+        if constexpr (Config::DROPS) drop_marked(rP);
         gemm_ab_step<Target, T, Config::HEAD_DIM_V>(dv, rP, OperandV::b_trans(tiles.dout(s)),
                                                     sub + k * 16);
       }
@@ -255,7 +269,12 @@ struct DkdvCompute {
 #pragma unroll 1
     for (int sub = warp.part * Config::QUERIES; sub < Config::BLOCK_M; sub += Config::SUB_M) {
       typename Step::Scores pt, dst;
-      if (p.scores.has_score_mod) {
+      if constexpr (Config::DROPS) {
+        step.template probabilities<ScoreMod::MAYBE>(pt, sub, scale_log2);
+        step.template score_gradients<ScoreMod::MAYBE>(dst, pt, sub);
+        step.take_cap(dst, pt, sub);
+        drop_marked(pt, pt, 1.0f);
+      } else if (p.scores.has_score_mod) {
         step.template probabilities<ScoreMod::YES>(pt, sub, scale_log2);
         step.template score_gradients<ScoreMod::YES>(dst, pt, sub);
         step.take_cap(dst, pt, sub);

@@ -13,6 +13,7 @@
 #include "core/bias.cuh"
 #include "core/block_iterators.cuh"
 #include "core/bwd_load.cuh"
+#include "core/dropout.cuh"
 #include "core/ds_scale.h"
 #include "core/mask.cuh"
 #include "core/pipeline.cuh"
@@ -85,6 +86,11 @@ struct DqRecompute {
       dp.clear();
       gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL>(dp, a_dout, by_key<HEAD_DIM_V>(tiles.v(s)),
                                                       sub);
+      if constexpr (Config::DROPS) {
+        const DropoutParams& dropout = dropout_of(p);
+        drop(dp, dropout, {sequence_head(p, block.batch, head), block.row0 + row0, key0 + sub},
+             dropout.scale);
+      }
       modify_scores(ds, dp, delta, key0, sub, code);
       // dS = exp2(S * scale - lse) * (dP - delta)
 #pragma unroll

@@ -33,9 +33,10 @@ struct FwdWork {
         blocks(Mask(p.mask, place), block.row0) {}
 };
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct FwdConfig : Config<FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          bool DROPS_ = false>
+struct FwdConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  static constexpr bool DROPS = DROPS_;
   using Plan::
       SPLIT;  // warps that share ROWS queries: each has some keys of S, then some columns of O
   static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
@@ -61,9 +62,13 @@ struct FwdConfig : Config<FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   // head_dim 64 registers are 5 % faster on an H200.
   static constexpr bool SHARES_WORK =
       HEAD_DIM > 64 || !Target::HAS_CP_ASYNC || Target::NUMBER >= 100;
-  static constexpr int UNROLL = STEPS_AHEAD<Target>;
+  static constexpr int UNROLL = DROPS ? 2 : STEPS_AHEAD<Target>;
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using FwdConfig =
+    FwdConfigOf<FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
 
 }  // namespace flash_dist

@@ -198,7 +198,8 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(s, a_q, b_k, part * Config::KEYS);
     const auto mask = [&] {
       if constexpr (MASKED) {
-        modify_and_mask<Tanh::FAST, T>(s, p, work, warp_row0, j, part * Config::KEYS);
+        modify_and_mask<Tanh::FAST, T, Config::DROPS>(s, p, work, warp_row0, j,
+                                                      part * Config::KEYS);
       }
     };
     if constexpr (SPLIT > 1) {
@@ -221,6 +222,8 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     }
 
     // O += P @ V                                         [ROWS, HEAD_DIM_V / SPLIT] per warp
+    [[maybe_unused]] DropoutPlace place;
+    if constexpr (Config::DROPS) place = dropout_place(p, Config::BLOCK_M, warp_row0, key0(j));
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {
       uint32_t rP[MT][4];
@@ -228,6 +231,9 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
         team.load_weights(rP, k);
       } else {
         to_a_operand<Target, T>(rP, s, k);
+      }
+      if constexpr (Config::DROPS) {
+        drop_operand(rP, dropout_of(p), {place.sequence_head, place.row0, place.key0 + k * 16});
       }
       gemm_ab_step<Target, T, HEAD_DIM_V, SPLIT>(o, rP, b_v, k * 16);
     }
@@ -238,7 +244,7 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
       commit_copies<Target>();
     }
   };
-  for_key_blocks(p, work.blocks, j, step);
+  for_key_blocks<Config::DROPS>(p, work.blocks, j, step);
   if constexpr (SPLIT > 1) team.add_sums(state);
 }
 
@@ -269,6 +275,7 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   mainloop<Config>(p, smem, warp_row0, mine, work, o, state);
   const FwdBlock again(p, BLOCK_M);
   const Sequence rows(p, again.batch);
+  if constexpr (Config::DROPS) o.scale(dropout_of(p).scale);
   store_output<Config>(p, again, rows, o, state, warp_row0, part, lane, sQ);
 }
 
