@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .attention.conversions import refresh_mask
     from .attention.decoding.kvcache import flash_attn_with_kvcache
     from .attention.decoding.latent import flash_mla_with_kvcache
+    from .attention.dropout import dropout_mask
     from .attention.flex import flex_attention
     from .attention.packed import flash_attn_varlen_func
     from .attention.sdpa import scaled_dot_product_attention
@@ -45,6 +46,7 @@ __all__ = [
     "IntervalMask",
     "__version__",
     "check",
+    "dropout_mask",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
@@ -74,6 +76,7 @@ _MODULES: Final = {
     "BlockMask": ".masks",
     "IntervalMask": ".masks",
     "check": ".toolkit.doctor.gpu_report",
+    "dropout_mask": ".attention.dropout",
     "flash_attn_func": ".attention.batched",
     "flash_attn_kvpacked_func": ".attention.stacked",
     "flash_attn_qkvpacked_func": ".attention.stacked",

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from ..errors import FlashDistError
 from ..kernels import derivatives, operators
-from ..kernels.problem import Problem
+from ..kernels.problem import OTHERS, TENSORS, Problem
 from ..masks.intervals import IntervalMask
 from ..masks.registry import is_traced
 from . import transforms
@@ -42,7 +42,7 @@ def attend(
         return cut_head_dim(out, v.shape[-1]), lse
     if is_compiling:
         return _attend_traced(q, k, v, problem)
-    mask, _, _, scores, _, _, ieee, _ = problem
+    mask, _, _, scores, _, _, ieee, *_ = problem
     if ieee and q.is_cuda and not isinstance(q, FakeTensor):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
     if is_transformed():
@@ -150,9 +150,10 @@ class _TracedAttention(torch.autograd.Function):
         alibi_slopes: Tensor | None,
         sinks: Tensor | None,
         bias: Tensor | None,
+        rng_state: Tensor | None,
         *others: Any,  # noqa: ANN401
     ) -> Pair:
-        tensors = cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias
+        tensors = cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias, rng_state
         out, lse = operators.attend(q, k, v, Problem.unflatten(tensors, others))
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.others = others
@@ -162,7 +163,7 @@ class _TracedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         if dout is None and dlse is None:
-            return (None,) * 17
+            return (None,) * (3 + TENSORS + OTHERS)
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         saved = q, k, v, out, lse
         problem = Problem.unflatten(tensors, ctx.others)
@@ -170,7 +171,7 @@ class _TracedAttention(torch.autograd.Function):
         dbias = None
         if ctx.needs_input_grad[7]:
             dbias = operators.differentiate_bias(dout, saved, dlse, problem)
-        return dq, dk, dv, None, None, None, dsinks, dbias, *(None,) * 9
+        return dq, dk, dv, None, None, None, dsinks, dbias, None, *(None,) * OTHERS
 
 
 class _EagerAttention(torch.autograd.Function):
@@ -191,12 +192,13 @@ class _EagerAttention(torch.autograd.Function):
         problem, wants_lse = call
         out, lse = operators.attend_no_grad(q, k, v, problem)
         ctx.problem = problem
-        mask, _, packing, scores, *_ = problem
-        if packing is None and scores is None and type(mask) is not IntervalMask:
+        mask, _, packing, scores, *_, dropout = problem
+        plain = packing is None and scores is None and dropout is None
+        if plain and type(mask) is not IntervalMask:
             ctx.save_for_backward(q, k, v, out, lse)
         else:  # save all tensors, so that autograd notices in-place changes
             plan = mask.plan if isinstance(mask, IntervalMask) else None
-            tensors = *(packing or ())[:2], *(scores or ())[1:], plan
+            tensors = *(packing or ())[:2], *(scores or ())[1:], *(dropout or ())[1:], plan
             ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.set_materialize_grads(False)
         return (out, lse) if wants_lse else out

@@ -10,9 +10,10 @@ from ..kernels.problem import Problem
 from ..masks.inputs import require_bools
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
+from .dropout import choose_dropout, find_probs
 from .results import choose_result, returns_lse
 from .scores import choose_scores, join_bias
-from .unsupported import are_defaults, check_others, refuse_unsupported
+from .unsupported import are_defaults, check_others
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,8 +65,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
     return_lse, batch_invariant, float32_precision, match_kvcache and bias are ours, by name only.
-    Unsupported arguments may have values that change nothing: dropout_p 0 and, by name, those of
-    flash-attention 3 and 4 (num_splits 0 or 1, pack_gqa and so on). Sinks are supported. Every call
+    Unsupported arguments may have values that change nothing: by name, those of flash-attention 3
+    and 4 (num_splits 0 or 1, pack_gqa and so on). Sinks are supported. Every call
     is deterministic, whatever `deterministic` is.
 
     Args:
@@ -83,6 +84,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             autograd's own sum over that axis, which takes memory: 4 dimensions are better.
         v: [batch, seqlen_k, num_heads_kv, head_dim_v], otherwise like k. head_dim_v is at most
             head_dim.
+        dropout_p: Fraction of the weights that becomes 0, at least 0 and less than 1, rounded to a
+            multiple of 1 / 65536; others are divided by 1 - dropout_p. `dropout_mask` says which.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Query i sees key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
             bottom right.
@@ -97,7 +100,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         mask: Visible keys of each query, instead of causal and window_size;
             `mask & BlockMask.causal()` combines them. torch.compile can make an IntervalMask within
             a graph.
-        return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
+        return_attn_probs: Return (out, lse, None); with dropout (out, lse, S_dmask), for tests:
+            exp(score - lse), negative where dropped, [batch, num_heads_q, seqlen_q, seqlen_k].
         return_lse: Return (out, lse).
         batch_invariant: Whether the gradients of a sequence have the same bits whatever else is in
             the batch, as out and lse always have. The backward then recomputes scores (seven
@@ -142,14 +146,14 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         )
     plain = not others and bias is None and are_defaults(dropout_p, softcap, alibi_slopes)
     if not plain:
-        refuse_unsupported(dropout_p=dropout_p)
         check_others(flash_attn_func, others)
     q, k, v = prepare_inputs(q, k, v)
-    scores = None
+    scores = dropout = None
     if not plain:
         scores = choose_scores(q, softcap, alibi_slopes, others)
         if bias is not None:
             scores = join_bias(scores, bias, q, k.shape[1])
+        dropout = choose_dropout(q, dropout_p)
     mask_or_band = choose_mask(mask, window_size, causal=causal)
     softmax_scale = choose_scale(softmax_scale, q.shape[-1])
     problem = Problem.of(
@@ -160,9 +164,13 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
         match_kvcache=match_kvcache,
+        dropout=dropout,
     )
     wants_lse = return_lse or return_attn_probs
     out, lse = attend(q, k, v, problem, wants_lse=wants_lse)
     if not wants_lse:
         return out
-    return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
+    probs = find_probs(q, k, lse, problem) if return_attn_probs else None
+    return choose_result(
+        out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs, probs=probs
+    )

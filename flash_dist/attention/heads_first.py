@@ -9,6 +9,7 @@ from ..kernels.scores import Scores
 from ..masks.inputs import require_bool
 from .arguments import choose_scale, prepare_inputs, require_tensor
 from .autograd import attend
+from .dropout import choose_dropout
 from .layouts import DENSE, TORCH
 from .scores import read_bias
 
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from ..masks import Band, BlockMask, IntervalMask
 
 
-def attend_heads_first(
+def attend_heads_first(  # noqa: PLR0913 - one attention problem
     tensors: tuple[Tensor, Tensor, Tensor],
     mask: Band | BlockMask | IntervalMask,
     scale: float | None,
     *,
     enable_gqa: bool,
     bias: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of 4-D tensors in torch's layout. Nothing is copied: axes are swapped.
 
@@ -35,6 +37,7 @@ def attend_heads_first(
         scale: Factor on the scores, None for head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.
         bias: Numbers that are added to the scores.
+        dropout_p: As in `flash_attn_func`.
     """
     query, key, value = tensors
     require_bool("enable_gqa", enable_gqa)
@@ -50,11 +53,14 @@ def attend_heads_first(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     q, k, v = prepare_inputs(q, k, v, DENSE, TORCH)
     softmax_scale = choose_scale(scale, q.shape[-1], "scale")
-    scores = None
+    scores = dropout = None
     if bias is not None:
         shape = batch, query.shape[1], query.shape[2], key.shape[2]
         scores = Scores(bias=read_bias("attn_mask", bias, q, shape))
-    out, lse = attend(q, k, v, Problem.of(q, mask, softmax_scale, scores=scores))
+    if type(dropout_p) is not float or dropout_p != 0.0:
+        dropout = choose_dropout(q, dropout_p)
+    problem = Problem.of(q, mask, softmax_scale, scores=scores, dropout=dropout)
+    out, lse = attend(q, k, v, problem)
     return out.transpose(1, 2), lse
 
 

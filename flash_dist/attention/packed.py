@@ -29,11 +29,12 @@ from .arguments import (
 from .autograd import attend
 from .decoding.used import check_used, repeat, split
 from .decoding.varlen import Keys, attend_to_cache, check_packed
+from .dropout import NOT_CACHED, choose_dropout, find_probs, refuse_dropout
 from .layouts import NAMES, PACKED, Names
 from .results import choose_result, returns_lse
 from .scores import choose_scores
 from .transforms import find_differentiated
-from .unsupported import are_defaults, check_others, refuse_unsupported
+from .unsupported import are_defaults, check_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,6 +108,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             many keys each has, and None is allowed with seqused_k.
         max_seqlen_q: Queries of the longest sequence or more; an int, or a tensor with one.
         max_seqlen_k: Keys of the longest sequence or more, likewise.
+        dropout_p: As in `flash_attn_func`; 0 with block_table and seqused_k.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Aligned to the bottom right of each sequence.
         window_size: (left, right), -1 or None for no bound, aligned to the bottom right of each
@@ -114,7 +116,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         softcap: As in `flash_attn_func`.
         alibi_slopes: Likewise, with the distances within each sequence.
         block_table: [batch, pages], int32: the pages of each sequence, one after the other.
-        return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
+        return_attn_probs: As in `flash_attn_func`; S_dmask is [batch, num_heads_q, max_seqlen_q,
+            max_seqlen_k].
         return_lse: Return (out, lse).
         batch_invariant: Whether the gradients of a sequence have the same bits whatever else is
             packed with it. Not with a mask that is no band.
@@ -146,13 +149,12 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             batch_invariant=batch_invariant,
         )
     plain = are_defaults(dropout_p, softcap, alibi_slopes)
-    if not plain:
-        refuse_unsupported(dropout_p=dropout_p)
     seqused_k = others.pop("seqused_k", None)
     if others:
         check_others(flash_attn_varlen_func, others)
     if block_table is not None or seqused_k is not None:
         _require_no_mask(mask)
+        refuse_dropout(dropout_p, "block_table" if seqused_k is None else "seqused_k", NOT_CACHED)
         check_packed(q, k, v, paged=block_table is not None)
         if block_table is not None or _reads_cache(q, k, v, others):
             keys = Keys(cu_seqlens_k, seqused_k, block_table)
@@ -167,6 +169,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     q, k, v = prepare_inputs(q, k, v, PACKED)
     arguments = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     packing = read_packing(q, k, arguments, used=seqused_k is not None)
+    dropout = None if plain else choose_dropout(q, dropout_p)
     scores = None
     if others or not plain:
         scores = choose_scores(q, softcap, alibi_slopes, others, packing.cu_seqlens_q)
@@ -179,6 +182,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     is_one = mask is not None and not isinstance(chosen, Band)
     if is_one:
         _check_mask(chosen, packing, scores, batch_invariant=batch_invariant)
+        refuse_dropout(dropout_p, "a mask of packed sequences", "it would go by places in the pack")
         q, k, v = _join(q, k, v, chosen, packing)
     problem = Problem.of(
         q,
@@ -189,12 +193,16 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
         match_kvcache=match_kvcache,
+        dropout=dropout,
     )
     wants_lse = return_lse or return_attn_probs
     out, lse = attend(q, k, v, problem, wants_lse=wants_lse)
+    probs = find_probs(q, k, lse, problem) if return_attn_probs else None
     if is_one:
         out, lse = out.squeeze(0), lse.squeeze(0) if wants_lse else lse
-    return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
+    return choose_result(
+        out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs, probs=probs
+    )
 
 
 def _require_no_mask(mask: object) -> None:

@@ -98,9 +98,14 @@ def _annotate(function: Callable[..., Result]) -> Any:  # noqa: ANN401
 
 
 def choose_result(
-    out: Tensor, lse: Tensor | None, *, return_lse: bool, return_attn_probs: bool = False
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    return_lse: bool,
+    return_attn_probs: bool = False,
+    probs: Tensor | None = None,
 ) -> Result:
-    """Return out, (out, lse), or (out, lse, None) as flash-attention does without dropout."""
+    """Return out, (out, lse), or (out, lse, probs), which are None without dropout."""
     if return_attn_probs:
-        return out, lse, None  # probabilities are never stored
+        return out, lse, probs
     return (out, lse) if return_lse else out

@@ -12,7 +12,6 @@ from .arguments import describe_type
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .layouts import dtype_name
-from .unsupported import refuse_unsupported
 
 Tensor = torch.Tensor
 
@@ -47,7 +46,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         attn_mask: Which keys each query sees: a BlockMask, an IntervalMask, or booleans that
             broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True where the key is seen. Or
             floats that do, the `bias` of `flash_attn_func`; they are not read on the host.
-        dropout_p: Must be 0.
+        dropout_p: As in `flash_attn_func`; torch, too, drops whatever the module's mode.
         is_causal: Query i sees key j if j <= i: the mask is aligned to the top left, as in torch.
         scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query
@@ -59,12 +58,11 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
 
     Raises:
         TypeError: An argument is no tensor, attn_mask is no mask, or a dtype is not supported.
-        ValueError: Shapes, devices, alignment or scale do not fit, dropout is wanted, or both
-            attn_mask and is_causal are given.
+        ValueError: Shapes, devices, alignment, scale or dropout_p do not fit, or both attn_mask and
+            is_causal are given.
         FlashDistError: This build has no code that runs on the GPU.
     """
     check_tensors(query, key, value, (3, 4))
-    refuse_unsupported(dropout_p=dropout_p)
     require_bool("is_causal", is_causal)
     if attn_mask is not None and is_causal:
         message = (
@@ -79,8 +77,9 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     if isinstance(attn_mask, torch.Tensor) and attn_mask.is_floating_point():
         attn_mask, bias = None, attn_mask
     mask = _TOP_LEFT if is_causal else _read_mask(attn_mask, query, key)
-    tensors = query, key, value
-    out, _ = attend_heads_first(tensors, mask, scale, enable_gqa=enable_gqa, bias=bias)
+    out, _ = attend_heads_first(
+        (query, key, value), mask, scale, enable_gqa=enable_gqa, bias=bias, dropout_p=dropout_p
+    )
     return out.squeeze(0) if unbatched else out
 
 

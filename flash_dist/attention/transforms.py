@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from ..errors import FlashDistError
 from ..kernels import operators
 from ..kernels.derivatives import refuse_forward_mode, refuse_second
-from ..kernels.problem import Problem
+from ..kernels.problem import OTHERS, TENSORS, Problem
 from ..masks import BlockMask
 from .arguments import is_transformed
 
@@ -112,12 +112,12 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Pair:  # noqa: ANN401
         """Return out and lse."""
-        return operators.attend(q, k, v, Problem.unflatten(call[:5], call[5:]))
+        return operators.attend(q, k, v, Problem.unflatten(call[:TENSORS], call[TENSORS:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN401
         """Save what the backward needs."""
-        tensors, ctx.others = inputs[:8], inputs[8:]
+        tensors, ctx.others = inputs[: 3 + TENSORS], inputs[3 + TENSORS :]
         ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
         ctx.set_materialize_grads(False)
 
@@ -125,9 +125,9 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Return the gradients of q, k and v."""
         if dout is None and dlse is None:
-            return (None,) * 17
+            return (None,) * (3 + TENSORS + OTHERS)
         dq, dk, dv = Backward.apply(dout, dlse, *ctx.saved_tensors, *ctx.others)  # type: ignore[no-untyped-call]
-        return dq, dk, dv, *(None,) * 14
+        return dq, dk, dv, *(None,) * (TENSORS + OTHERS)
 
     @staticmethod
     def vmap(
@@ -157,7 +157,7 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def forward(dout: Tensor | None, dlse: Tensor | None, *inputs: Any) -> Gradients:  # noqa: ANN401
         """Return dq, dk, dv."""
-        problem = Problem.unflatten(inputs[5:10], inputs[10:])
+        problem = Problem.unflatten(inputs[5 : 5 + TENSORS], inputs[5 + TENSORS :])
         return operators.differentiate(dout, inputs[:5], dlse, problem)[:3]
 
     @staticmethod
@@ -215,6 +215,7 @@ def _require_same_for_all(
     _alibi_slopes: None,
     _sinks: None,
     _bias: None,
+    _rng_state: None,
     mask: Band | BlockMask,
     *_: object,
 ) -> None:

@@ -75,7 +75,6 @@ REASONS: Final[Mapping[str, str]] = {
         "it is a mask\n\n"
         "hint: `BlockMask.documents(positions // chunk) & BlockMask.causal()` is the mask of chunks"
     ),
-    "dropout_p": "there are no kernels with dropout",
     "gather_kv_indices": "there are no kernels that gather keys",
     "num_heads_q": (
         "queries, keys and values of one tensor have the same heads\n\n"
@@ -102,7 +101,6 @@ _NONE: Final = (None,)
 ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {  # other arguments allow only None
     "attention_chunk": (0,),
     "disable_scheduler_metadata": (False, True),
-    "dropout_p": (0,),
     "num_splits": (None, 0, 1),
     "pack_gqa": (None, False, True),
     "sm_margin": (0,),

@@ -18,6 +18,7 @@ from ..masks.inputs import Shape, complain
 from ..masks.intervals import IntervalMask
 from ..masks.layout import BAND
 from .boundaries import check_boundaries
+from .dropout import NOT_DROPPED, Dropout
 from .problem import NOT_PACKED
 from .reference import (
     Options,
@@ -26,7 +27,7 @@ from .reference import (
     reference_forward,
     sink_gradients,
 )
-from .scores import Scores
+from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +72,8 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     sinks: Tensor | None = None,
     match_kvcache: bool = False,  # noqa: FBT001, FBT002
     bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
 ) -> Pair:
     """Return out and lse for a band; checks cu_seqlens, which needs no wait here."""
     if bias is not None and (cu_seqlens_q is not None or match_kvcache):
@@ -80,26 +83,37 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     band = parse_band(mask)
     scores = Scores(softcap, alibi_slopes, sinks, bias)
-    packed = cu_seqlens_q, cu_seqlens_k
-    options = Options(softmax_scale, None, band, *packed, scores, ordered=match_kvcache)
+    dropout = _read_dropout(dropout_p, rng_state)
+    packed = cu_seqlens_q, cu_seqlens_k, scores, dropout
+    options = Options(softmax_scale, None, band, *packed, ordered=match_kvcache)
     return reference_forward(q, k, v, options)
+
+
+def _read_dropout(dropout_p: float, rng_state: Tensor | None) -> Dropout | None:
+    return None if rng_state is None else Dropout(dropout_p, rng_state)
+
+
+def _read_scores(*how: Any) -> tuple[Scores, Dropout | None]:  # noqa: ANN401
+    """Return what the last arguments of a schema say, from softcap on."""
+    defaults: tuple[Any, ...] = *PLAIN, *NOT_DROPPED
+    *scores, dropout_p, rng_state = *how, *defaults[len(how) :]
+    return Scores(*scores), _read_dropout(dropout_p, rng_state)
 
 
 def attention_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
     """Return dq, dk, dv, dsinks for a band. Stores no dS, so the budget has no effect."""
     _, _, mask, cu_seqlens_q, cu_seqlens_k, _, _, softmax_scale, _, _, *how = call[7:]
     packed = cu_seqlens_q, cu_seqlens_k
-    options = Options(softmax_scale, None, parse_band(mask), *packed, Scores(*how[1:]))
+    options = Options(softmax_scale, None, parse_band(mask), *packed, *_read_scores(*how[1:]))
     return _differentiate(call[:7], options)
 
 
 def attention_bias_backward(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
     """Return the gradient of the bias for a band."""
-    _, mask, softmax_scale, _, alibi_slopes, bias = call[7:]
-    scores = Scores(0.0, alibi_slopes, None, bias)
-    return _differentiate_bias(
-        call[:7], Options(softmax_scale, None, parse_band(mask), scores=scores)
-    )
+    _, mask, softmax_scale, _, alibi_slopes, bias, *last = call[7:]
+    how = Scores(0.0, alibi_slopes, None, bias), _read_dropout(*last)
+    options = Options(softmax_scale, None, parse_band(mask), None, None, *how)
+    return _differentiate_bias(call[:7], options)
 
 
 @without_autocast
@@ -167,22 +181,28 @@ def attention_masked(  # noqa: PLR0913, PLR0917 - the operator's schema
     if keep and plan is None:
         registry.cache(handle)
     mask = visible(q, k, plan, handle, batches, heads, causal)
-    return reference_forward(q, k, v, Options(softmax_scale, mask, scores=Scores(*scores)))
+    return reference_forward(q, k, v, _mask_options(softmax_scale, mask, scores))
 
 
 def attention_masked_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
     """Return dq, dk, dv, dsinks for a BlockMask or an IntervalMask."""
     softmax_scale, _, _, *how = call[12:]
     mask = visible(*call[1:3], *call[7:12])
-    return _differentiate(call[:7], Options(softmax_scale, mask, scores=Scores(*how[1:])))
+    return _differentiate(call[:7], _mask_options(softmax_scale, mask, how[1:]))
+
+
+def _mask_options(softmax_scale: float, mask: Tensor | None, how: Sequence[Any]) -> Options:
+    scores, dropout = _read_scores(*how)
+    return Options(softmax_scale, mask, scores=scores, dropout=dropout)
 
 
 def attention_masked_bias_backward(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
     """Return the gradient of the bias for a BlockMask or an IntervalMask."""
-    softmax_scale, _, alibi_slopes, bias = call[12:]
+    softmax_scale, _, alibi_slopes, bias, *last = call[12:]
     mask = visible(*call[1:3], *call[7:12])
-    scores = Scores(0.0, alibi_slopes, None, bias)
-    return _differentiate_bias(call[:7], Options(softmax_scale, mask, scores=scores))
+    return _differentiate_bias(
+        call[:7], _mask_options(softmax_scale, mask, (0.0, alibi_slopes, None, bias, *last))
+    )
 
 
 def shape_of(q: Tensor, k: Tensor) -> Shape:

@@ -166,20 +166,24 @@ class _Shortcut:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
     q, k, v, mask_data, ctx.mask, cu_seqlens_q, cu_seqlens_k, *numbers = inputs
-    *ctx.numbers, ctx.softcap, alibi_slopes, sinks, _, bias = numbers  # _: match_kvcache
-    kept = mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias
+    *numbers, alibi_slopes, sinks, _, bias, ctx.dropout_p, rng_state = numbers  # _: match_kvcache
+    *ctx.numbers, ctx.softcap = numbers
+    kept = mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias, rng_state
     ctx.save_for_backward(q, k, v, *output, *kept)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     if dout is None and dlse is None:
-        return (None,) * 16
-    *saved, mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias = ctx.saved_tensors
+        return (None,) * 18
+    *saved, mask_data, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias, rng_state = (
+        ctx.saved_tensors
+    )
     max_seqlen_q, max_seqlen_k, softmax_scale, ieee = ctx.numbers
     mask = mask_data, None, ctx.mask  # without mask_slots dS is not stored
     packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    how = softmax_scale, BUDGET_NOW, False, ieee, ctx.softcap, alibi_slopes, sinks, bias
+    scores = ctx.softcap, alibi_slopes, sinks, bias
+    how = softmax_scale, BUDGET_NOW, False, ieee, *scores, ctx.dropout_p, rng_state
 
     def backward(one_dout: Tensor, one_dlse: Tensor | None) -> Gradients:
         operator = torch.ops.flash_dist.attention_backward
@@ -187,8 +191,8 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
 
     def backward_bias(one_dout: Tensor, one_dlse: Tensor | None) -> Tensor:
         operator = torch.ops.flash_dist.attention_bias_backward
-        last = mask_data, ctx.mask, softmax_scale, ieee, alibi_slopes, bias
-        return operator(one_dout, *saved, one_dlse, *last)  # type: ignore[no-any-return]
+        last = softmax_scale, ieee, alibi_slopes, bias, ctx.dropout_p, rng_state
+        return operator(one_dout, *saved, one_dlse, mask_data, ctx.mask, *last)  # type: ignore[no-any-return]
 
     longest = None if cu_seqlens_q is None else max_seqlen_k
     dq, dk, dv, dsinks = differentiate(
@@ -197,14 +201,15 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     dbias = None
     if bias is not None and bias.requires_grad:
         dbias = differentiate_bias(backward_bias, tuple(saved), (dout, dlse), sinks=sinks)
-    return dq, dk, dv, *(None,) * 10, dsinks, None, dbias
+    return dq, dk, dv, *(None,) * 10, dsinks, None, dbias, None, None
 
 
 def _save_masked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-    q, k, v, plan, *numbers, alibi_slopes, sinks, bias = inputs
+    q, k, v, plan, *numbers = inputs
+    *numbers, alibi_slopes, sinks, bias, ctx.dropout_p, rng_state = numbers
     *ctx.mask, ctx.softmax_scale, _, invariant, ieee, softcap = numbers
     ctx.numbers = invariant, ieee, softcap
-    ctx.save_for_backward(q, k, v, *output, plan, alibi_slopes, sinks, bias)
+    ctx.save_for_backward(q, k, v, *output, plan, alibi_slopes, sinks, bias, rng_state)
     if plan is None and isinstance(ctx.mask[0], int):
         ctx.alive = registry.find(ctx.mask[0])  # the mask lives until the backward
     ctx.set_materialize_grads(False)
@@ -216,10 +221,10 @@ def _differentiate_masked(
     dlse: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     if dout is None and dlse is None:
-        return (None,) * 16
-    *saved, plan, alibi_slopes, sinks, bias = ctx.saved_tensors
+        return (None,) * 18
+    *saved, plan, alibi_slopes, sinks, bias, rng_state = ctx.saved_tensors
     mask = plan, *ctx.mask, ctx.softmax_scale, BUDGET_NOW
-    how = *ctx.numbers, alibi_slopes, sinks, bias
+    how = *ctx.numbers, alibi_slopes, sinks, bias, ctx.dropout_p, rng_state
 
     def backward(one_dout: Tensor, one_dlse: Tensor | None) -> Gradients:
         operator = torch.ops.flash_dist.attention_masked_backward
@@ -227,11 +232,12 @@ def _differentiate_masked(
 
     def backward_bias(one_dout: Tensor, one_dlse: Tensor | None) -> Tensor:
         operator = torch.ops.flash_dist.attention_masked_bias_backward
-        last = plan, *ctx.mask, ctx.softmax_scale, ctx.numbers[1], alibi_slopes, bias
-        return operator(one_dout, *saved, one_dlse, *last)  # type: ignore[no-any-return]
+        numbers = ctx.softmax_scale, ctx.numbers[1]
+        last = *numbers, alibi_slopes, bias, ctx.dropout_p, rng_state
+        return operator(one_dout, *saved, one_dlse, plan, *ctx.mask, *last)  # type: ignore[no-any-return]
 
     dq, dk, dv, dsinks = differentiate(backward, tuple(saved), (dout, dlse), sinks=sinks)
     dbias = None
     if bias is not None and bias.requires_grad:
         dbias = differentiate_bias(backward_bias, tuple(saved), (dout, dlse), sinks=sinks)
-    return dq, dk, dv, *(None,) * 11, dsinks, dbias
+    return dq, dk, dv, *(None,) * 11, dsinks, dbias, None, None

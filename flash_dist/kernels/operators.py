@@ -31,6 +31,7 @@ from ..toolkit.product import BINDING
 from . import cpu, derivatives, earlier
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
+from .dropout import NOT_DROPPED
 from .memory import raise_out_of_memory
 from .problem import NOT_PACKED, Problem
 from .rules import flops, sharding
@@ -63,11 +64,15 @@ _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _MASK: Final = "Tensor? plan, SymInt handle, SymInt batches, SymInt heads, bool causal"
 _LAST: Final = (
     "bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, "
-    "Tensor? sinks=None, Tensor? bias=None"
+    "Tensor? sinks=None, Tensor? bias=None, float dropout_p=0.0, Tensor? rng_state=None"
 )
 _SAVED: Final = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
-_HOW: Final = ("ieee", "softcap", "alibi_slopes", "sinks", "bias")  # the last arguments of _LAST
-_BIAS: Final = "float softmax_scale, bool ieee, Tensor? alibi_slopes, Tensor bias"
+# The last of _LAST.
+_HOW: Final = ("ieee", "softcap", "alibi_slopes", "sinks", "bias", "dropout_p", "rng_state")
+_BIAS: Final = (
+    "float softmax_scale, bool ieee, Tensor? alibi_slopes, Tensor bias, float dropout_p, "
+    "Tensor? rng_state"
+)
 
 _library.define(
     f"attention_masked(Tensor q, Tensor k, Tensor v, {_MASK}, float softmax_scale, bool keep, "
@@ -134,8 +139,9 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     finding out that no gradient is needed takes as long as the rest of a small call.
     """
     try:
-        mask, softmax_scale, packing, scores, _, _, ieee, match_kvcache = problem
-        if scores is not None or match_kvcache or _is_watched(q, k, v):
+        mask, softmax_scale, packing, scores, _, _, ieee, match_kvcache, dropout = problem
+        more = scores is not None or match_kvcache or dropout is not None
+        if more or _is_watched(q, k, v):
             with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
                 return _call_forward(q, k, v, problem)
         integers, data, _ = _find_integers(mask, q, k)
@@ -148,20 +154,22 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
 
 
 def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
-    """Call the operator that graphs can store and torch.dispatch modes know."""
-    mask, softmax_scale, packing, scores, _, batch_invariant, ieee, match_kvcache = problem
+    """Call the operator that a graph may hold and a mode of torch.dispatch knows."""
+    mask, softmax_scale, packing, scores, _, batch_invariant, *choices, dropout = problem
+    ieee, match_kvcache = choices
     known = band_or_handle(mask)
+    last = dropout or ()
     if isinstance(known, Band):
         how: tuple[Any, ...] = (ieee,)
-        if match_kvcache or scores is not None:
+        if match_kvcache or scores is not None or last:
             *of_heads, bias = scores or PLAIN
             how = ieee, *of_heads, match_kvcache, bias
         packed = packing or NOT_PACKED
-        out, lse = _attention(q, k, v, None, known.ints, *packed, softmax_scale, *how)
+        out, lse = _attention(q, k, v, None, known.ints, *packed, softmax_scale, *how, *last)
     else:
-        how = ieee, *(scores or ())
-        keep = torch.compiler.is_compiling()
-        out, lse = _attention_masked(q, k, v, *known, softmax_scale, keep, batch_invariant, *how)
+        how = ieee, *(scores or (PLAIN if last else ()))
+        choices = [torch.compiler.is_compiling(), batch_invariant]
+        out, lse = _attention_masked(q, k, v, *known, softmax_scale, *choices, *how, *last)
     return out, lse
 
 
@@ -221,7 +229,8 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
     try:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():  # autograd's formula runs
             return _call_backward(dout, saved, dlse, problem)
-        if problem.scores is None and not _is_watched(*saved[:3]):
+        plain = problem.scores is None and problem.dropout is None
+        if plain and not _is_watched(*saved[:3]):
             return _backward_no_grad(dout, saved, dlse, problem)
         with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
             return _call_backward(dout, saved, dlse, problem)
@@ -233,8 +242,8 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
 def _backward_no_grad(
     dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
-    """Call the eager operator, as `attend_no_grad` does."""
-    mask, softmax_scale, packing, _, *how, _ = problem  # match_kvcache only affects the forward
+    """Call the operator of eager mode, as `attend_no_grad` does."""
+    mask, softmax_scale, packing, _, *how, _, _ = problem  # match_kvcache is of the forward
     arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
         dout, *saved, dlse, *arrays, softmax_scale, *how, *(packing or ())
@@ -243,9 +252,9 @@ def _backward_no_grad(
 
 
 def _call_backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
-    """Call the backward operator that belongs to `_call_forward`."""
-    mask, softmax_scale, packing, scores, *how, _ = problem
-    numbers = softmax_scale, *how, *(scores or PLAIN)
+    """Call the operator that belongs to that of `_call_forward`."""
+    mask, softmax_scale, packing, scores, *how, _, dropout = problem
+    numbers = softmax_scale, *how, *(scores or PLAIN), *(dropout or ())
     known = band_or_handle(mask)
     if isinstance(known, Band):
         arrays = None, None, known.ints, *(packing or NOT_PACKED)
@@ -282,7 +291,7 @@ def differentiate_bias(
     mask, softmax_scale, _, scores, *_ = problem
     _, alibi_slopes, sinks, bias = scores or PLAIN
     known = band_or_handle(mask)
-    how = softmax_scale, problem.ieee, alibi_slopes, bias
+    how = softmax_scale, problem.ieee, alibi_slopes, bias, *(problem.dropout or NOT_DROPPED)
 
     def call(one_dout: Tensor, one_dlse: Tensor | None) -> Tensor:
         if isinstance(known, Band):
@@ -399,9 +408,9 @@ def _masked_backward_on_gpu(*call: Any) -> Gradients:  # noqa: ANN401 - the oper
 
 
 def _bias_backward_on_gpu(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
-    bias = call[-1]
+    bias = call[-3]
     splits = count_splits(bias, *call[1:3])
-    return sum_parts(_attention_bias_parts(*call, splits), bias)
+    return sum_parts(_attention_bias_parts(*call[:-2], splits, *call[-2:]), bias)
 
 
 def _masked_bias_backward_on_gpu(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
@@ -471,15 +480,15 @@ def _gradients_fake(
 
 
 def _attention_backward_fake(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
-    return *_gradients_fake(*call), _dsinks_like(call[5], *call[18:])
+    return *_gradients_fake(*call), _dsinks_like(call[5], *call[18:21])
 
 
 def _attention_masked_backward_fake(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
-    return *_gradients_fake(*call), _dsinks_like(call[5], *call[16:])
+    return *_gradients_fake(*call), _dsinks_like(call[5], *call[16:19])
 
 
 def _bias_backward_fake(*call: Any) -> Tensor:  # noqa: ANN401 - the operator's schema
-    bias: Tensor = call[-1]
+    bias: Tensor = call[-3]
     return bias.new_empty(bias.shape)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from .budget import BUDGET_NOW, workspace_budget
 from .choices import is_ieee, is_matching, process
+from .dropout import NOT_DROPPED, Dropout, require_dropping
 from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Packing(NamedTuple):
 
 
 NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments in place of a Packing
+TENSORS: Final = 6  # of a flattened Problem
+OTHERS: Final = 10  # and what else it has
 
 
 class Problem(NamedTuple):
@@ -45,6 +48,7 @@ class Problem(NamedTuple):
     batch_invariant: Whether the gradients of a sequence must not depend on the rest of the batch.
     ieee: Whether products of float32 are FFMA, see choices.py.
     match_kvcache: Whether out and lse must have the bits of a cache, see choices.py.
+    dropout: None: no weight is dropped.
     """
 
     mask: Band | BlockMask | IntervalMask
@@ -55,6 +59,7 @@ class Problem(NamedTuple):
     batch_invariant: bool = False
     ieee: bool = False
     match_kvcache: bool = False
+    dropout: Dropout | None = None
 
     @classmethod
     def of(  # noqa: PLR0913 - the options of a public function
@@ -68,6 +73,7 @@ class Problem(NamedTuple):
         batch_invariant: bool = False,
         float32_precision: Precision | None = None,
         match_kvcache: bool | None = None,
+        dropout: Dropout | None = None,
     ) -> Problem:
         """Return the problem of a call with queries q, with the current budget."""
         is_float32 = q.dtype == torch.float32
@@ -79,29 +85,34 @@ class Problem(NamedTuple):
             if matches and scores is not None and scores.bias is not None:
                 message = "match_kvcache must be False with a bias, got True: caches have none"
                 raise ValueError(message)
+        if dropout is not None:
+            require_dropping(dropout.p, ieee=ieee, match_kvcache=matches)
         if torch.compiler.is_compiling():
-            how = batch_invariant, ieee, matches
+            how = batch_invariant, ieee, matches, dropout
             return cls(mask, softmax_scale, packing, scores, BUDGET_NOW, *how)
         budget = workspace_budget()
-        fields = mask, softmax_scale, packing, scores, budget, batch_invariant, ieee, matches
-        return tuple.__new__(cls, fields)  # ten times faster than the constructor of a NamedTuple
+        how = batch_invariant, ieee, matches, dropout
+        fields = mask, softmax_scale, packing, scores, budget, *how
+        return tuple.__new__(cls, fields)  # the constructor of a NamedTuple takes ten times longer
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[Any, ...]]:
         """Return the tensors and the other fields, as arguments of an autograd.Function."""
         cu_seqlens_q, cu_seqlens_k, *longest = self.packing or NOT_PACKED
         softcap, *of_heads = self.scores or PLAIN
-        tensors = [cu_seqlens_q, cu_seqlens_k, *of_heads]
+        dropout_p, rng_state = self.dropout or NOT_DROPPED
+        tensors = [cu_seqlens_q, cu_seqlens_k, *of_heads, rng_state]
         how = self.budget, self.batch_invariant, self.ieee, self.match_kvcache
-        return tensors, (self.mask, self.softmax_scale, *longest, softcap, *how)
+        return tensors, (self.mask, self.softmax_scale, *longest, softcap, dropout_p, *how)
 
     @classmethod
     def unflatten(cls, tensors: Sequence[Tensor | None], others: Sequence[Any]) -> Problem:
         """Return the problem that `flatten` took apart."""
-        cu_seqlens_q, cu_seqlens_k, *of_heads = tensors
-        mask, softmax_scale, max_seqlen_q, max_seqlen_k, softcap, *how = others
+        cu_seqlens_q, cu_seqlens_k, *of_heads, rng_state = tensors
+        mask, softmax_scale, max_seqlen_q, max_seqlen_k, softcap, dropout_p, *how = others
         packing = scores = None
         if cu_seqlens_q is not None and cu_seqlens_k is not None:
             packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         if softcap != 0 or any(x is not None for x in of_heads):
             scores = Scores(softcap, *of_heads)
-        return cls(mask, softmax_scale, packing, scores, *how)
+        dropout = None if rng_state is None else Dropout(dropout_p, rng_state)
+        return cls(mask, softmax_scale, packing, scores, *how)._replace(dropout=dropout)

@@ -18,6 +18,7 @@ import torch
 
 from ..masks.band import Band
 from . import ordered
+from .dropout import Dropout, dropped, find_scale
 from .scores import MASKED, PLAIN, Scores, add_bias, sum_like
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Gradients = tuple[Tensor, Tensor, Tensor]
+Shape = tuple[int, int]
 
 
 class Options(NamedTuple):
@@ -36,7 +38,8 @@ class Options(NamedTuple):
     cu_seqlens_q: Tensor | None = None  # [documents + 1], of packed tensors
     cu_seqlens_k: Tensor | None = None
     scores: Scores = PLAIN
-    ordered: bool = False  # sum the forward in the order of ordered.py
+    dropout: Dropout | None = None
+    ordered: bool = False  # the forward sums as in ordered.py
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a @ b."""
@@ -82,7 +85,8 @@ def reference_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tupl
         if sinks is not None:
             add = ordered.logaddexp if options.ordered else torch.logaddexp
             row_lse = add(row_lse, sinks.to(row_lse.dtype)[:, None, None])
-        _store(document.queries_of(out), options.multiply(_weights(logits, row_lse), problem.v))
+        weights = problem.drop(_weights(logits, row_lse), options.dropout)
+        _store(document.queries_of(out), options.multiply(weights, problem.v))
         document.rows_of(lse).copy_(row_lse.squeeze(-1))
     return out, lse
 
@@ -93,7 +97,8 @@ def reference_backward(
     """Return dq, dk, dv from q, k, v and the saved out and lse.
 
     dV = P^T dO, dS = P (dO V^T - rowsum(dO out) + dlse), dQ = dS K, dK = dS^T Q, as in
-    FlashAttention (Dao et al., arXiv 2205.14135, appendix B).
+    FlashAttention (Dao et al., arXiv 2205.14135, appendix B). Dropout is of the P of dV, and of
+    dO V^T.
     """
     q, k, v, _, _ = saved
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
@@ -102,9 +107,10 @@ def reference_backward(
         doh = _heads_first(document.queries_of(dout))
         weights, ds, derivative = _differentiate_scores(problem, doh, saved, dlse, options)
         ds = ds * derivative * options.softmax_scale
+        kept = problem.drop(weights, options.dropout)
         _store(document.queries_of(dq), ds @ problem.k)
         _store(document.keys_of(dk), ds.transpose(-1, -2) @ problem.q)
-        _store(document.keys_of(dv), weights.transpose(-1, -2) @ doh)
+        _store(document.keys_of(dv), kept.transpose(-1, -2) @ doh)
     return dq, dk, dv
 
 
@@ -131,9 +137,35 @@ def _differentiate_scores(
     delta = (doh * oh).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
-    delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be inf without keys
-    dp = doh @ problem.v.transpose(-1, -2)
+    delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be infinite there
+    dp = problem.drop(doh @ problem.v.transpose(-1, -2), options.dropout)
     return weights, weights * (dp - delta), derivative
+
+
+def marked_weights(q: Tensor, k: Tensor, lse: Tensor, options: Options, longest: Shape) -> Tensor:
+    """Return exp(scores - lse), the signs of dropped weights turned.
+
+    Args:
+        q: As in `reference_forward`.
+        k: Likewise.
+        lse: As that returned it.
+        options: With dropout.
+        longest: seqlen_q and seqlen_k, of packed tensors those of the longest document.
+
+    Returns:
+        [batch or documents, num_heads_q, *longest], like q; 0 for what no document has.
+    """
+    parts = []
+    for document in _documents(options):
+        problem = _problem(document, q, k, k, options)
+        logits, _ = problem.scores(options)
+        weights = _weights(logits, document.rows_of(lse).unsqueeze(-1))
+        if options.dropout is not None:
+            weights = torch.where(problem.find_dropped(options.dropout), -weights, weights)
+        missing = (most - size for most, size in zip(longest, weights.shape[-2:], strict=True))
+        rows, columns = missing
+        parts.append(torch.nn.functional.pad(weights, (0, columns, 0, rows)))
+    return torch.cat(parts).to(q.dtype)
 
 
 def sink_gradients(
@@ -219,6 +251,19 @@ class _Problem(NamedTuple):
         if self.visible is not None:
             logits = logits.masked_fill(~self.visible, -torch.inf)
         return logits, derivative
+
+    def drop(self, weights: Tensor, dropout: Dropout | None) -> Tensor:
+        """Return [batch, num_heads_q, seqlen_q, seqlen_k] without what is dropped, scaled."""
+        if dropout is None:
+            return weights
+        gone = self.find_dropped(dropout)
+        return weights.masked_fill(gone, 0.0) * find_scale(dropout.p)
+
+    def find_dropped(self, dropout: Dropout) -> Tensor:
+        """Return booleans, true for weights that are dropped."""
+        number = self.document.number
+        batch, heads, seqlen_q, _ = self.q.shape
+        return dropped(dropout, heads, range(number, number + batch), seqlen_q, self.k.shape[-2])
 
     def _distances(self) -> Tensor:
         """Return |i + seqlen_k - seqlen_q - j|, [seqlen_q, seqlen_k]."""

@@ -245,8 +245,8 @@ VARLEN: dict[str, tuple[Callable[[], object], Refusal]] = {
 
 TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
     "dropout": (
-        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), dropout_p=0.1),
-        (ValueError, r"dropout_p must be 0, got 0\.1: there are no kernels with dropout"),
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), dropout_p=1.0),
+        (ValueError, r"dropout_p must be at least 0 and less than 1, got 1\.0"),
     ),
     "mask-of-numbers": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask=draw(8, 8).int()),
@@ -295,7 +295,7 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
 }  # fmt: skip
 
 UNSERVED: dict[str, tuple[object, str]] = {
-    "dropout_p": (0.1, r"dropout_p must be 0, got 0\.1: there are no kernels with dropout"),
+    "dropout_p": (-0.1, r"dropout_p must be at least 0 and less than 1, got -0\.1"),
     "attention_chunk": (4, r"(?s)attention_chunk must be 0, got 4: it is a mask.*hint: `BlockMask"),
     "num_splits": (4, "num_splits must be None, 0 or 1, got 4: keys are never split"),
     "qv": (draw(2), "qv must be None, got Tensor: there are no kernels with a second"),

@@ -87,7 +87,7 @@ def test_what_is_served_is_what_torch_computes(
 
 
 LEFT: dict[str, dict[str, Any]] = {
-    "dropout": {"dropout_p": 0.5},
+    "dropout_p": {"dropout_p": 1.0},
     "not positive": {"scale": -0.1},
 }
 
@@ -156,11 +156,11 @@ def test_masks_of_ours_are_served(mask: Any, caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize(
     ("reason", "options"),
     [
-        ("dropout", {"dropout_p": 0.5}),
+        ("a dropout_p that is not at least 0 and less than 1", {"dropout_p": 1.0}),
         ("a mask together with is_causal", {"is_causal": True}),
         ("a scale that is not positive", {"scale": -1.0}),
     ],
-    ids=["dropout", "causal", "scale"],
+    ids=["dropout_p", "causal", "scale"],
 )
 def test_what_is_not_served_with_a_mask_of_ours_is_refused_in_a_sentence(
     mask: Any,  # noqa: ANN401

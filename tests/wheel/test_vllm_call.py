@@ -170,7 +170,7 @@ def test_nothing_is_scheduled_ahead_and_every_version_is_there() -> None:
         ({"cp_world_size": 2}, ValueError, r"cp_world_size must be 1, got 2: each rank"),
         ({"q_v": torch.ones(1)}, ValueError, r"q_v must be None, got tensor.*second product"),
         ({"mask_mod": len}, ValueError, r"mask_mod must be None, got <built-in .*"),
-        ({"dropout_p": 0.1}, ValueError, r"dropout_p must be 0, got 0\.1"),
+        ({"dropout_p": 0.1}, ValueError, r"dropout_p must be 0 with seqused_k, got 0\.1"),
         ({"scheduler": None}, TypeError, r"'scheduler'\n\nhint: .*`scheduler_metadata`"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ...attention.arguments import SCALES, choose_scale, is_transformed, prepare_inputs
 from ...attention.autograd import attend
+from ...attention.dropout import choose_dropout, may_drop
 from ...attention.layouts import DENSE, TORCH
 from ...attention.scores import read_bias
 from ...attention.support import require_kernels
@@ -54,14 +55,14 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     function by name (`from torch.nn.functional import ...`) are not affected. Code that
     torch.compile has compiled before is compiled again; enter the context outside of compiled code.
 
-    Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and float
-    masks, which are added to the scores and may need a gradient (-65504 and less, including -inf,
-    hide a key); BlockMasks and IntervalMasks; `is_causal`, `scale` and `enable_gqa`. Other calls go
-    to torch's function: with dropout, a head_dim over 512 (over 256 in float32 and on compute
-    capability 7.5), bfloat16 on compute capability 7.5, tensors of other types, calls under
-    transforms of torch.func. Also boolean masks under torch.compile, which cannot read them, and
-    under torch.jit.trace, which would store them. The logger `flash_dist` logs each reason once, at
-    level INFO.
+    Supported are float16, bfloat16 and float32, on the CPU also float64; masks of booleans and of
+    floats, which are added to the scores and may need a gradient (-65504 and less, -inf included,
+    hide a key); BlockMasks and IntervalMasks; `is_causal`, `scale`, `enable_gqa` and dropout. The
+    rest goes to torch's own function: a head_dim over 512 (in float32, with dropout and on compute
+    capability 7.5 over 256), bfloat16 on compute capability 7.5, tensors of other types, calls
+    under transforms of torch.func. So do boolean masks under torch.compile, which cannot read them,
+    and torch.jit.trace, which would keep them. The logger `flash_dist` logs at level INFO, once for
+    each reason, that a call went to torch.
 
     A mask is read in its first call, which waits for the GPU. A mask that only hides keys is faster
     than one that adds numbers. A mask that is made anew for every call is read in every call. A
@@ -161,7 +162,8 @@ def _find_call(
         else:
             found = hides
     softmax_scale = choose_scale(scale, q.shape[-1], "scale")
-    return q, k, v, Problem.of(q, found, softmax_scale, scores=scores)
+    dropout = choose_dropout(q, dropout_p)
+    return q, k, v, Problem.of(q, found, softmax_scale, scores=scores, dropout=dropout)
 
 
 def _is_added(mask: Tensor, query: Tensor) -> bool:
@@ -204,7 +206,8 @@ def _find_reason(
             type(x) not in _PLAIN or x.is_nested for x in tensors
         ),
         "tensors of other than 3 or 4 dimensions": dims not in ({3}, {4}),
-        "dropout": dropout_p != 0.0,
+        "a dropout_p that is not at least 0 and less than 1": not 0.0 <= dropout_p < 1.0,
+        "dropout that has no kernel": dropout_p != 0.0 and not may_drop(tensors[0]),
         "a scale that is not positive": scale is not None and not SCALES[0] < scale < SCALES[1],
         "transforms of torch.func": is_transformed(),
         "boolean masks of a graph": (

@@ -14,7 +14,13 @@ from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band, BlockMask
 from .layer_mask import LayerMask
 from .once import choose_longest, cut_added, find_packed, is_added, read_dense
-from .refusals import refuse_constant, refuse_packed_bias, refuse_sizes, require_supported
+from .refusals import (
+    refuse_constant,
+    refuse_dropout,
+    refuse_packed_bias,
+    refuse_sizes,
+    require_supported,
+)
 from .single import Scores, attend_once, is_interval, lay_out, reads_cache
 from .traced import plan_traced
 
@@ -50,10 +56,10 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         query: [batch, num_heads_q, seqlen_q, head_dim], any strides.
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
-        attention_mask: Made by `make_mask`, or the caller's own mask, [batch or 1, num_heads_q or
-            1, seqlen_q, seqlen_k]: booleans, or numbers that are added, of which -65504 and less
-            hide a key. A query without visible keys gives zero.
-        dropout: Must be 0.
+        attention_mask: Made by `make_mask`, or a mask of the caller's own, [batch or 1,
+            num_heads_q or 1, seqlen_q, seqlen_k]: booleans, or numbers that are added, of which
+            -65504 and less hide. A query that sees no key gives zero.
+        dropout: Fraction of the weights that is dropped; 0 for one query of `generate`.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
         sliding_window: Number of keys that a query sees, including its own; unless a mask is given.
         softcap: A score s becomes softcap * tanh(s / softcap); None or 0: no cap.
@@ -67,16 +73,17 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
     Raises:
         ValueError: The module asks for something that has no kernel.
     """
-    require_supported(module, dropout, others | {"cache": cache})
-    if query.shape[0] == 1 < key.shape[0]:  # learned queries; `len` makes a size constant
+    require_supported(module, others | {"cache": cache})
+    if query.shape[0] == 1 < key.shape[0]:  # queries that are learned; `len` would fix a symbol
         query = query.expand(key.shape[0], -1, -1, -1)
     tensors = query, key, value
     (batch, heads, queries, _), keys = query.shape, key.shape[2]
     shape = batch, heads, queries, keys
     if position_bias is not None:
         position_bias = cut_added(module, "position_bias", position_bias, shape)
-    scores = Scores(scaling, softcap, s_aux, position_bias)
+    scores = Scores(scaling, softcap, s_aux, position_bias, dropout)
     if isinstance(attention_mask, torch.Tensor) and is_interval(attention_mask):
+        refuse_dropout(module, dropout)
         return attend_once(*tensors, attention_mask, scores), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if isinstance(attention_mask, torch.Tensor) and is_added(attention_mask):
@@ -147,7 +154,8 @@ def _attend(
     if packing is None and layer_mask.segments is not None:
         packing = _pack(q, k, layer_mask.segments)
     if packing is None:
-        alone = scores.bias is None and reads_cache(q, k, v, scores.sinks)
+        plain = scores.bias is None and not scores.dropout
+        alone = plain and reads_cache(q, k, v, scores.sinks)
         attend: Any = flash_attn_with_kvcache if alone else flash_attn_func
         out = attend(q, k, v, window_size=window, **scores.find_options())
         return out

@@ -57,12 +57,15 @@ def refuse_match(what: str) -> None:
         raise ValueError(message)
 
 
-def require_supported(
-    module: torch.nn.Module, dropout: float, arguments: Mapping[str, object]
-) -> None:
-    """Raise ValueError for the first unsupported argument."""
+def refuse_dropout(module: torch.nn.Module, dropout: float) -> None:
+    """Raise ValueError for dropout of one query on the keys of a cache."""
     if dropout:
-        _refuse(module, f"dropout={dropout}", "no kernels with dropout", _advise(module, dropout))
+        what = f"dropout={dropout} in `generate`"
+        _refuse(module, what, "no kernels of one query with it", _advise(module, dropout))
+
+
+def require_supported(module: torch.nn.Module, arguments: Mapping[str, object]) -> None:
+    """Raise ValueError for the first argument that asks for what has no kernel."""
     for name, words in _UNSUPPORTED.items():
         if arguments.get(name) is not None and arguments[name] is not False:
             _refuse(module, *words)

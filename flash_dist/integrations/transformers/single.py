@@ -40,7 +40,8 @@ class Scores(NamedTuple):
     scale: float | None  # None: head_dim ** -0.5
     softcap: float | None = None  # None or 0: none
     sinks: Tensor | None = None  # [num_heads_q]
-    bias: Tensor | None = None  # added to the scores
+    bias: Tensor | None = None  # added
+    dropout: float = 0.0
 
     def add(self, mask: Tensor) -> Scores:
         """Return them, with a mask of numbers added."""
@@ -61,6 +62,8 @@ class Scores(NamedTuple):
             chosen["learnable_sink"] = self.sinks
         if self.bias is not None:
             chosen["bias"] = self.bias
+        if self.dropout:
+            chosen["dropout_p"] = self.dropout
         return chosen
 
 

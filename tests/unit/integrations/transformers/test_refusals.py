@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flash_dist.integrations.transformers.refusals import (
+    refuse_dropout,
     refuse_packed_bias,
     refuse_sizes,
     refuse_tracing,
@@ -25,8 +26,8 @@ class Attention(torch.nn.Module):
 
 
 def test_none_and_false_are_supported_and_other_arguments_are_not_looked_at() -> None:
-    require_supported(Attention(), 0.0, {"use_cache": True, "head_mask": None, "indices": None})
-    require_supported(Attention(), 0.0, {**NO_WISH, "output_attentions": False})
+    require_supported(Attention(), {"use_cache": True, "head_mask": None, "indices": None})
+    require_supported(Attention(), {**NO_WISH, "output_attentions": False})
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_none_and_false_are_supported_and_other_arguments_are_not_looked_at() ->
 )
 def test_a_wish_is_refused_by_name(argument: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){words}"):
-        require_supported(Attention(), 0.0, {**NO_WISH, **argument})
+        require_supported(Attention(), {**NO_WISH, **argument})
 
 
 @pytest.mark.parametrize(
@@ -58,11 +59,13 @@ def test_a_wish_is_refused_by_name(argument: dict[str, Any], words: str) -> None
         ({}, "attention_dropout"),
     ],
 )
-def test_dropout_is_refused_with_what_its_configuration_calls_it(
+def test_dropout_of_a_cache_is_refused_with_what_its_configuration_calls_it(
     config: dict[str, float], name: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"asks for dropout=0.1, .*\n\nhint: .*`{name}=0.0`"):
-        require_supported(Attention(**config), 0.1, NO_WISH)
+    refuse_dropout(Attention(**config), 0.0)
+    words = rf"asks for dropout=0.1 in `generate`, .*\n\nhint: .*`{name}=0.0`"
+    with pytest.raises(ValueError, match=words):
+        refuse_dropout(Attention(**config), 0.1)
 
 
 def test_a_bias_of_packed_sequences_and_a_mask_that_no_graph_holds_are_refused() -> None:
