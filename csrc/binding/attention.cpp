@@ -242,8 +242,8 @@ Tensor run_bias_gradient(const Arguments& a, const Outputs& saved, int64_t split
 void check_options(const Scores& scores, bool match_kvcache, const Dropout& dropout) {
   STD_TORCH_CHECK(!scores.bias || (scores.softcap == 0.0 && !match_kvcache),
                   "bias must be None with softcap or match_kvcache, got a tensor");
-  STD_TORCH_CHECK(dropout.p == 0.0 || !match_kvcache,
-                  "dropout_p must be 0 with match_kvcache, got ", dropout.p);
+  STD_TORCH_CHECK(dropout.p == 0.0 || (scores.softcap == 0.0 && !match_kvcache),
+                  "dropout_p must be 0 with softcap or match_kvcache, got ", dropout.p);
 }
 
 // --- Operators ----------------------------------------------------------------------------------

@@ -132,8 +132,8 @@ __device__ __forceinline__ void add_bias_columns(Accumulator<MT, NT>& st, const 
     }
 }
 
-// Adds the bias of a call, if it has one.
-template <class T, bool TRANSPOSED = false, class Put = AddBias, int MT, int NT>
+// Adds the bias of a call, if it has one. PAIRS: there is code for neighbours, too.
+template <class T, bool TRANSPOSED = false, class Put = AddBias, bool PAIRS = true, int MT, int NT>
 __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const BiasParams& p,
                                          const BiasPlace& place, int seqlen_q, int seqlen_k) {
   constexpr bool HAS_16_BITS = std::is_same_v<T, Fp16> || std::is_same_v<T, Bf16>;
@@ -141,8 +141,8 @@ __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const BiasParam
     using Elements = decltype(elements);
     if constexpr (TRANSPOSED) {
       add_bias_columns<Elements, Put>(s, p, place, seqlen_q, seqlen_k);
-    } else if (p.in_pairs) {
-      add_bias_rows<Elements, true, Put>(s, p, place, seqlen_q, seqlen_k);
+    } else if (PAIRS && p.in_pairs) {
+      add_bias_rows<Elements, PAIRS, Put>(s, p, place, seqlen_q, seqlen_k);
     } else {
       add_bias_rows<Elements, false, Put>(s, p, place, seqlen_q, seqlen_k);
     }

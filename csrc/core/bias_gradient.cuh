@@ -176,7 +176,7 @@ struct BiasGradient {
     const int code = code_of_tile(mask, row0, key0);
     if (code == TILE_EMPTY) return;
     const int first = row0 + warp_row0;
-    apply_score_mod<Tanh::FAST>(
+    apply_score_mod<Config::DROPS ? Tanh::NONE : Tanh::FAST>(
         s, p.scores,
         {alibi_slope(p.scores, visit.batch, visit.head), first + p.seqlen_k - p.seqlen_q, key0});
     if constexpr (sizeof(E) > 2) begin_or_add<AddBias>(s, visit);
@@ -252,7 +252,7 @@ struct BiasGradient {
   template <class Put>
   __device__ __forceinline__ void begin_or_add(Scores& s, const BiasVisit& visit) const {
     const BiasPlace place{visit.batch, visit.head, row0 + warp_row0, key0};
-    add_bias<T, false, Put>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
+    add_bias<T, false, Put, !Config::DROPS>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
   }
 
   // Sums each row over its keys into the lane's first element of the row; sets the others to 0.

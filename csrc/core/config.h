@@ -18,7 +18,7 @@ struct Config : Plan_ {
   static constexpr int HEAD_DIM = HEAD_DIM_;      // of q and k
   static constexpr int HEAD_DIM_V = HEAD_DIM_V_;  // of v and out
   static constexpr int THREADS = Plan::WARPS * 32;
-  // Whether weights are dropped: then the arguments are FwdDropoutParams or BwdDropoutParams.
+  // Whether weights are dropped: then the arguments are FwdDropoutParams and so on, without a soft cap.
   static constexpr bool DROPS = false;
   // Whether blocks of the same keys may share the queries: BwdParams::query_split.
   static constexpr bool SHARES_QUERIES = false;

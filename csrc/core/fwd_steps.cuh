@@ -26,14 +26,14 @@ __device__ __forceinline__ void wait_for_copies() {
   __syncthreads();
 }
 
-// Adds the bias to a warp's scores. row0: the warp's first query in the tile.
-template <class T, class Put = AddBias, int MT, int NT>
+// The bias of a warp's scores. row0: the warp's first query in the tile.
+template <class T, class Put = AddBias, bool PAIRS = true, int MT, int NT>
 __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams& p, int block_m,
                                          int row0, int key0) {
   if (p.bias.data == nullptr) return;
   const FwdBlock again(p, block_m);
   const BiasPlace place{again.batch, again.head, again.row0 + row0, key0};
-  add_bias<T, false, Put>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
+  add_bias<T, false, Put, PAIRS>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
 }
 
 // Which weights of the keys from key0 on are dropped, for a warp whose first query in the tile is row0.
@@ -54,7 +54,8 @@ __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const Fw
   if (p.scores.has_score_mod) {
     const int first = work.row0 + row0 + work.place.seqlen_k - work.place.seqlen_q;
     apply_score_mod<TANH>(s, p.scores, {work.slope, first, work.blocks.key0(j) + key});
-    if (TANH == Tanh::EXACT) add_bias<T>(s, p, BLOCK_M, row0, work.blocks.key0(j) + key);
+    if (sizeof(Element<T>) > 2)
+      add_bias<T, AddBias, !ALWAYS>(s, p, BLOCK_M, row0, work.blocks.key0(j) + key);
     if (work.blocks.is_full(j)) code = TILE_FULL;
   }
   if (ALWAYS && work.blocks.is_full(j)) code = TILE_FULL;

@@ -13,9 +13,9 @@
 
 namespace flash_dist {
 
-// FAST: error 2^-23, on the special-function unit. Good enough for 16-bit operands under a cap up
-// to FAST_CAP, whose rounding error is larger. EXACT: for fp32 operands.
-enum class Tanh { FAST, EXACT };
+// FAST: to 2^-23, by the special-function unit, for 16-bit operands: under a cap up to FAST_CAP their
+// rounding is larger. EXACT: for fp32 operands. NONE: of kernels without soft caps.
+enum class Tanh { FAST, EXACT, NONE };
 
 // The smallest soft cap c for which apply_score_mod_derivative() is accurate to 2^-20 / c without
 // the exact logarithm. For smaller caps the fp32 kernels recompute the scores.
@@ -71,7 +71,7 @@ struct ScorePlace {
 template <Tanh TANH, bool TRANSPOSED, int MT, int NT, class Derivative>
 __device__ __forceinline__ void apply_score_mod(Accumulator<MT, NT>& s, const ScoreParams& p,
                                                 const ScorePlace& at, Derivative derivative) {
-  if (p.softcap == 0.0f) {
+  if (TANH == Tanh::NONE || p.softcap == 0.0f) {
     s.scale(p.scale_inside);
   } else {
     const auto cap = [&](auto tanh) {
@@ -126,9 +126,8 @@ __device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
 }
 
 // x -> x * ds / d(q . k * scale) under a soft cap. x: dS^T, or the P^T that dS^T is made from. The scores
-// follow from P^T: s = ln P + lse. lse_log2(n): of queries n * 8 + lane % 4 * 2 and the one behind. MARKED:
-// signs of P^T mark dropped weights.
-template <bool MARKED, int MT, int NT, class Lse>
+// follow from P^T: s = ln P + lse. lse_log2(n): of queries n * 8 + lane % 4 * 2 and the one behind.
+template <int MT, int NT, class Lse>
 __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& x,
                                                            const Accumulator<MT, NT>& pt,
                                                            const ScoreParams& p,
@@ -142,7 +141,7 @@ __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& 
       for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float weight = MARKED ? fabsf(pt.x[m][n][i]) : pt.x[m][n][i];
+          const float weight = pt.x[m][n][i];
           const float s = (log2_of(weight) + (i % 2 == 0 ? lse.x : lse.y)) * LN_2;
           const float distance = fabsf(first + ScorePlace::step<true>(m, n, i));
           const float t = fmaf(at.slope, distance, s) * p.per_cap;

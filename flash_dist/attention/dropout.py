@@ -37,7 +37,7 @@ def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401
         dropout_p: As in `flash_attn_func`.
 
     Raises:
-        TypeError: It is no number, or q is a DTensor.
+        TypeError: It is no number.
         ValueError: It is less than 0, 1 or more, or NaN, or q has more columns than MOST_COLUMNS.
         FlashDistError: A transform of torch.func runs.
     """
@@ -50,12 +50,6 @@ def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401
     if is_transformed():
         message = f"dropout_p must be 0 within torch.func and vmap, got {p}"
         raise FlashDistError(message, hint="`torch.autograd.grad` has its gradients")
-    if hasattr(q, "device_mesh"):
-        message = (
-            f"dropout_p must be 0 for DTensors, got {p}: ranks would drop the same of other heads"
-            "\n\nhint: `to_local()` is the part of this rank"
-        )
-        raise TypeError(message)
     return Dropout(p, draw_rng_state(q.device))
 
 

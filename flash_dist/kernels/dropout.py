@@ -40,8 +40,11 @@ def find_scale(p: float) -> float:
     return STEPS / count_kept(p)
 
 
-def require_dropping(p: float, *, ieee: bool, match_kvcache: bool) -> None:
+def require_dropping(p: float, *, softcap: float, ieee: bool, match_kvcache: bool) -> None:
     """Raise ValueError for choices of a call whose kernels drop nothing."""
+    if softcap != 0.0:
+        message = f"softcap must be 0 with dropout_p={p}, got {softcap}"
+        raise ValueError(message)
     if match_kvcache:
         message = (
             f"match_kvcache must be False with dropout_p={p}, got True"

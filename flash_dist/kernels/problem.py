@@ -86,7 +86,8 @@ class Problem(NamedTuple):
                 message = "match_kvcache must be False with a bias, got True: caches have none"
                 raise ValueError(message)
         if dropout is not None:
-            require_dropping(dropout.p, ieee=ieee, match_kvcache=matches)
+            softcap = 0.0 if scores is None else scores.softcap
+            require_dropping(dropout.p, softcap=softcap, ieee=ieee, match_kvcache=matches)
         if torch.compiler.is_compiling():
             how = batch_invariant, ieee, matches, dropout
             return cls(mask, softmax_scale, packing, scores, BUDGET_NOW, *how)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import flash_dist
 from flash_dist.errors import FlashDistError
+from flash_dist.kernels import operators  # noqa: F401 - registers the operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +93,63 @@ def test_masks_and_the_layout_of_torch_drop_the_same() -> None:
             q, k, v, seen, dropout_p=P, enable_gqa=True
         )
     assert torch.equal(replaced, like_torch)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_bias_has_the_gradient_of_the_weights_that_are_kept(masked: bool) -> None:  # noqa: FBT001
+    leaves = *draw_inputs(), draw(1, HEADS, QUERIES, KEYS)
+    q, k, v, bias = leaves
+    options: dict[str, Any] = {}
+    if masked:
+        seen = torch.ones(QUERIES, KEYS, dtype=torch.bool)
+        options["mask"] = flash_dist.BlockMask.from_dense(seen)
+    torch.manual_seed(7)
+    out = flash_dist.flash_attn_func(q, k, v, P, bias=bias, **options)
+    k_wide, v_wide = (x.repeat_interleave(HEADS // HEADS_KV, 2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k_wide) * HEAD_DIM**-0.5 + bias
+    gone = find_gone(BATCH, HEADS, QUERIES, KEYS)
+    weights = scores.softmax(-1).masked_fill(gone, 0.0) * SCALE
+    want = torch.einsum("bhqk,bkhd->bqhd", weights, v_wide)
+    torch.testing.assert_close(out, want)
+    dout = torch.randn_like(out)
+    grads = torch.autograd.grad(out, leaves, dout)
+    torch.testing.assert_close(grads, torch.autograd.grad(want, leaves, dout))
+
+
+def test_the_operators_pass_opcheck() -> None:
+    ops: Any = torch.ops.flash_dist
+    q, k, v = draw_inputs()
+    bias = draw(1, HEADS, 1, KEYS)
+    band = None, [0, -1, 0, 1], None, None, 0, 0
+    how = {"bias": bias, "dropout_p": P, "rng_state": torch.tensor([5, 6])}
+    documents = flash_dist.BlockMask.documents(torch.arange(KEYS) // 50)
+    mask = documents.handle, 1, 1, False
+    same = draw(BATCH, KEYS, HEADS, HEAD_DIM)  # as many queries as keys
+    plan = 0.25, 0, False
+    check = torch.library.opcheck
+    check(ops.attention, (q, k, v, *band, 0.25), how)
+    check(ops.attention_masked, (same, k, v, None, *mask, *plan[:1], *plan[2:] * 2), how)
+    q, k, v, same = (x.detach() for x in (q, k, v, same))
+    how["bias"] = bias.detach()
+    of_bias = 0.25, False, None, *how.values()
+    saved = (q, k, v, *ops.attention(q, k, v, *band, 0.25, **how))
+    dout = torch.ones_like(saved[3])
+    check(ops.attention_backward, (dout, *saved, None, None, None, *band[1:], *plan), how)
+    check(ops.attention_bias_backward, (dout, *saved, None, None, band[1], *of_bias))
+    saved = (same, k, v, *ops.attention_masked(same, k, v, None, *mask, 0.25, *plan[2:] * 2, **how))
+    dout = torch.ones_like(saved[3])
+    check(ops.attention_masked_backward, (dout, *saved, None, None, *mask, *plan), how)
+    check(ops.attention_masked_bias_backward, (dout, *saved, None, None, *mask, *of_bias))
+
+
+def test_dropout_changes_no_count_of_operations() -> None:
+    counts = []
+    for p in (0.0, P):
+        leaves = draw_inputs()
+        with FlopCounterMode(display=False) as counter:
+            flash_dist.flash_attn_func(*leaves, p).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 def test_packed_sequences_drop_by_their_number_and_their_own_positions() -> None:
@@ -189,6 +248,33 @@ REFUSED: dict[str, tuple[Callable[..., object], type[Exception], str]] = {
         ),
         ValueError,
         r"dropout_p must be 0 with seqused_k, got 0\.3: caches drop nothing",
+    ),
+    "softcap": (
+        lambda q, k, v: flash_dist.flash_attn_func(q, k, v, P, softcap=20.0),
+        ValueError,
+        r"softcap must be 0 with dropout_p=0\.3, got 20\.0",
+    ),
+    "ieee": (
+        lambda q, k, v: flash_dist.flash_attn_func(
+            q.float(), k.float(), v.float(), P, float32_precision="ieee"
+        ),
+        ValueError,
+        r'float32_precision must be "tf32x3" with dropout_p=0\.3, got "ieee"',
+    ),
+    "head_dim": (
+        lambda *_: flash_dist.flash_attn_func(*[torch.zeros(1, 2, 1, 320)] * 3, P),
+        ValueError,
+        "head_dim must be at most 256 with dropout, got 320",
+    ),
+    "mask of a pack": (
+        lambda q, k, v: flash_dist.flash_attn_varlen_func(
+            *(q[0], k[0, :70], v[0, :70], *[torch.tensor([0, 30, 70]).int()] * 2, 40, 40, P),
+            mask=flash_dist.BlockMask.packed(
+                [flash_dist.BlockMask.from_dense(torch.eye(n) > 0) for n in (30, 40)], [0, 30, 70]
+            ),
+        ),
+        ValueError,
+        r"dropout_p must be 0 with a mask of packed sequences, got 0\.3: ",
     ),
     "number": (
         lambda q, k, v: flash_dist.flash_attn_func(q, k, v, float("nan")),

@@ -208,6 +208,8 @@ def refuse() -> None:
         attend(replicas[0], k, replicas[2])
     with pytest.raises(TypeError, match="q and sinks must both be DTensors"):
         attend(*replicas, learnable_sink=draw(4))
+    with pytest.raises(TypeError, match=r"dropout_p must be 0 for DTensors, got 0\.1"):
+        attend(*replicas, dropout_p=0.1)
     shares = [x.redistribute(mesh, [BATCH]) for x in replicas]
     lo = torch.tensor([[0] * 7, [2] * 7])
     mask = IntervalMask.of(lo, lo + 4, seqlen_k=9)

@@ -127,7 +127,7 @@ struct F32Dkdv {
         x = pt.x[0][n][i] * (x - (i % 2 == 0 ? delta.x : delta.y));
       }
     }
-    take_cap(dst, pt, item, warp, q_slice, s);
+    if constexpr (!Config::DROPS) take_cap(dst, pt, item, warp, q_slice, s);
     // dK += dS^T @ Q                                     [16, SLICE]
     Product::template ab<HEAD_DIM>(dk, dst, q_slice);
   }
@@ -211,7 +211,8 @@ struct F32Dkdv {
   __device__ __forceinline__ void exponentiate(Scores& pt, const F32DkdvItem& item,
                                                const Warp& warp, int s, int code) const {
     if (p.scores.has_score_mod) {
-      apply_score_mod<Tanh::EXACT, true>(pt, p.scores, place(item, warp));
+      apply_score_mod<Config::DROPS ? Tanh::NONE : Tanh::EXACT, true>(pt, p.scores,
+                                                                      place(item, warp));
       add_bias<typename Config::T, true>(
           pt, p.bias,
           {work.batch, work.head + item.head_in_group, item.row0, work.key0 + warp.row0()},
@@ -253,8 +254,8 @@ struct F32Dkdv {
           if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // masked: S may be anything
         }
     } else if (p.scores.softcap != 0.0f) {
-      apply_score_mod_derivative<false>(dst, pt, p.scores, place(item, warp),
-                                        [&](int n) { return statistic(tiles.lse(s), warp, n); });
+      apply_score_mod_derivative(dst, pt, p.scores, place(item, warp),
+                                 [&](int n) { return statistic(tiles.lse(s), warp, n); });
     }
   }
 };

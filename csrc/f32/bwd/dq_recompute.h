@@ -139,10 +139,10 @@ struct F32DqRecompute {
                                                 const Warp& warp, int j, int code) const {
     if (p.scores.has_score_mod) {
       const int row0 = block.row0 + warp.row0() + mask.seqlen_k - mask.seqlen_q;
-      apply_score_mod_to_both<Tanh::EXACT>(
+      apply_score_mod_to_both<Config::DROPS ? Tanh::NONE : Tanh::EXACT>(
           scores, dp, {{delta[0], delta[1]}}, p.scores,
           {alibi_slope(p.scores, block.batch, head), row0, key_blocks.key0(j)});
-      add_bias<typename Config::T>(
+      add_bias<typename Config::T, false, AddBias, !Config::DROPS>(
           scores, p.bias, {block.batch, head, block.row0 + warp.row0(), key_blocks.key0(j)},
           p.seqlen_q, p.seqlen_k);
     }

@@ -127,7 +127,8 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     commit_copies<Target>();
 
     if constexpr (decltype(masked)::value) {
-      modify_and_mask<Tanh::EXACT, typename Config::T, Config::DROPS>(s, p, work, warp.row0(), j);
+      constexpr Tanh TANH = Config::DROPS ? Tanh::NONE : Tanh::EXACT;
+      modify_and_mask<TANH, typename Config::T, Config::DROPS>(s, p, work, warp.row0(), j);
     }
     online_softmax<Offsets::ROUNDED>(s, o, state, scale_log2);
     if constexpr (Config::DROPS) {

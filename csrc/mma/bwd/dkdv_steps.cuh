@@ -92,7 +92,8 @@ struct DkdvStep {
         SCORE_MOD == ScoreMod::YES || (SCORE_MOD == ScoreMod::MAYBE && p.scores.has_score_mod);
     // NOTE: a single branch for both: two branches spill registers at head_dim 64.
     if (code != TILE_FULL || has_score_mod) {
-      if (has_score_mod) apply_score_mod<Tanh::FAST, true>(pt, p.scores, place(sub));
+      if (has_score_mod)
+        apply_score_mod<DROPS ? Tanh::NONE : Tanh::FAST, true>(pt, p.scores, place(sub));
       const int head_in_group = smem.stage[s].item.head_in_group;
       apply_mask_transposed(pt, DkdvCursor<Config>::mask_of(p, smem.work, head_in_group),
                             row0 + sub, smem.work.key0 + warp.row0, code);
@@ -136,8 +137,8 @@ struct DkdvStep {
 
   // Multiplies x by the derivative of the soft cap. x is dS^T, or P^T after its use for dV.
   __device__ __forceinline__ void take_cap(Scores& x, const Scores& pt, int sub) const {
-    if (p.scores.softcap == 0.0f) return;
-    apply_score_mod_derivative<DROPS>(x, pt, p.scores, place(sub), [&](int n) {
+    if (DROPS || p.scores.softcap == 0.0f) return;
+    apply_score_mod_derivative(x, pt, p.scores, place(sub), [&](int n) {
       return load_shared_8(tiles.lse(s) + (sub + n * 8 + (warp.lane % 4) * 2) * 4);
     });
   }
@@ -272,7 +273,6 @@ struct DkdvCompute {
       if constexpr (Config::DROPS) {
         step.template probabilities<ScoreMod::MAYBE>(pt, sub, scale_log2);
         step.template score_gradients<ScoreMod::MAYBE>(dst, pt, sub);
-        step.take_cap(dst, pt, sub);
         drop_marked(pt, pt, 1.0f);
       } else if (p.scores.has_score_mod) {
         step.template probabilities<ScoreMod::YES>(pt, sub, scale_log2);

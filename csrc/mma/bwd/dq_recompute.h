@@ -77,7 +77,7 @@ struct DqRecompute {
       Scores ds;
       ds.clear();
       if (p.bias.data != nullptr) {
-        add_bias<T, false, BeginWithBias>(
+        add_bias<T, false, BeginWithBias, !Config::DROPS>(
             ds, p.bias, {block.batch, head, block.row0 + row0, key0 + sub}, p.seqlen_q, p.seqlen_k);
       }
       gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(ds, a_q, by_key<HEAD_DIM>(tiles.k(s)), sub);
@@ -142,7 +142,7 @@ struct DqRecompute {
                                                 int key0, int sub, int code) const {
     if (p.scores.has_score_mod) {
       const int row0 = block.row0 + warp_row0 + mask.seqlen_k - mask.seqlen_q;
-      apply_score_mod_to_both<Tanh::FAST>(
+      apply_score_mod_to_both<Config::DROPS ? Tanh::NONE : Tanh::FAST>(
           scores, dp, delta, p.scores,
           {alibi_slope(p.scores, block.batch, head), row0, key0 + sub});
     }

@@ -194,12 +194,13 @@ __device__ __forceinline__ void mainloop(const FwdParams& p, typename Config::Sm
     Accumulator<MT, NT> s;
     s.clear();
     if constexpr (MASKED)
-      add_bias<T, BeginWithBias>(s, p, Config::BLOCK_M, warp_row0, key0(j) + part * Config::KEYS);
+      add_bias<T, BeginWithBias, !Config::DROPS>(s, p, Config::BLOCK_M, warp_row0,
+                                                 key0(j) + part * Config::KEYS);
     gemm_abt<Target, T, HEAD_DIM, Config::UNROLL>(s, a_q, b_k, part * Config::KEYS);
     const auto mask = [&] {
       if constexpr (MASKED) {
-        modify_and_mask<Tanh::FAST, T, Config::DROPS>(s, p, work, warp_row0, j,
-                                                      part * Config::KEYS);
+        constexpr Tanh TANH = Config::DROPS ? Tanh::NONE : Tanh::FAST;
+        modify_and_mask<TANH, T, Config::DROPS>(s, p, work, warp_row0, j, part * Config::KEYS);
       }
     };
     if constexpr (SPLIT > 1) {

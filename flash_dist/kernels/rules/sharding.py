@@ -222,14 +222,18 @@ def _refuse_tokens(name: str, x: DTensor, placement: object) -> NoReturn:
     )
 
 
-def _require_no_bias(given: dict[str, Any]) -> None:
-    """Raise for a bias, because placements do not describe its broadcast axes."""
+def _require_plain(given: dict[str, Any]) -> None:
+    """Raise for a bias, whose broadcast axes no placement says, and for dropout."""
+    problem = ""
     if given.get("bias") is not None:
-        raise complain(
-            TypeError,
-            "bias must be None for DTensors, got a tensor",
-            "`torch.distributed.tensor.experimental.local_map` runs a function of this rank's part",
+        problem = "bias must be None for DTensors, got a tensor"
+    elif given.get("dropout_p"):
+        problem = f"dropout_p must be 0 for DTensors, got {given['dropout_p']}"
+    if problem:
+        hint = (
+            "`torch.distributed.tensor.experimental.local_map` runs a function of this rank's part"
         )
+        raise complain(TypeError, problem, hint)
 
 
 def _localize_mask(given: dict[str, Any], sharding: Sharding) -> None:
@@ -270,8 +274,8 @@ def _run(
     schema = operator._schema  # noqa: SLF001 - no public function has the names
     named = zip((one.name for one in schema.arguments), args, strict=False)
     given = dict(named) | (kwargs or {})
-    with torch.no_grad():  # DTensor's own operators would record gradients
-        _require_no_bias(given)
+    with torch.no_grad():  # what DTensor does here has formulas of its own
+        _require_plain(given)
         sharding = Sharding.of(given)
         _localize_mask(given, sharding)
         q = given["q"]

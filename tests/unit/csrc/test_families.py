@@ -20,8 +20,14 @@ INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # Folders without kernel families: shared code, and host code.
 SHARED: Final = ("ptx", "core")
 HOST: Final = ("host", "binding", "debug")
-# Generated headers, which include none of ours.
-COMMON: Final = ("plans.h", "decode_plans.h", "fwd_pair_plans.h", "wgmma_shapes.h")
+# Generated: they include no code of ours.
+COMMON: Final = (
+    "plans.h",
+    "decode_plans.h",
+    "dropout_plans.h",
+    "fwd_pair_plans.h",
+    "wgmma_shapes.h",
+)
 
 
 def families(csrc: Path) -> list[str]:
