@@ -262,7 +262,7 @@ REFUSED: dict[str, tuple[Callable[..., object], type[Exception], str]] = {
         r'float32_precision must be "tf32x3" with dropout_p=0\.3, got "ieee"',
     ),
     "head_dim": (
-        lambda *_: flash_dist.flash_attn_func(*[torch.zeros(1, 2, 1, 320)] * 3, P),
+        lambda *_: attend(*[torch.zeros(1, 2, 1, 320)] * 3),
         ValueError,
         "head_dim must be at most 256 with dropout, got 320",
     ),
