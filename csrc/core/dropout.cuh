@@ -1,11 +1,12 @@
 // Dropout of P: which scores are dropped follows from the seed, the offset, the batch entry (packed: the
 // document), the query head, the query and the key alone, so that kernels with any tiles drop the same.
 //
-// Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011) gives 128 bits for
-// a key and a counter: 16 bits for each of 8 scores, which are kept if below the threshold.
+// Philox4x32-7 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011: 7 rounds pass all of
+// BigCrush) gives 128 bits for a key and a counter: 16 bits for each of 8 scores, which are kept if below
+// the threshold.
 //
 //   key      seed
-//   counter  {key / 16 * 4 + key % 8 / 2, query / 16 * 8 + query % 8, batch * num_heads_q + head, offset}
+//   counter  {query / 16 * 8 + query % 8, key / 16 * 4 + key % 8 / 2, batch * num_heads_q + head, offset}
 //   word     key / 8 % 2 * 2 + query / 8 % 2; its lower half for even keys
 //
 // The 8 scores are queries {q, q + 8} x keys {k, k + 1, k + 8, k + 9}: those that a lane has of 16 x 16 in
@@ -21,6 +22,8 @@
 #include "ptx/registers.cuh"
 
 namespace flash_dist {
+
+constexpr int PHILOX_ROUNDS = 7;
 
 // The first query and key of a warp's scores, and batch * num_heads_q + head.
 struct DropoutPlace {
@@ -48,9 +51,9 @@ __device__ __forceinline__ uint32_t sequence_head(const Params& p, int batch, in
 template <int COUNT>
 __device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint64_t seed) {
   uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  forget(key0, key1);  // the keys of rounds are computed again, not kept in 20 registers
+  forget(key0, key1);  // the keys of rounds are computed again, not kept in 14 registers
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < PHILOX_ROUNDS; ++round) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       const uint64_t left = uint64_t{0xd2511f53u} * x[i][0];
@@ -77,8 +80,8 @@ __device__ __forceinline__ void draw(uint32_t (&x)[MT][4], const DropoutParams& 
   const int key = at.key0 / 16 * 4 + (TRANSPOSED ? down / 2 : right);
 #pragma unroll
   for (int m = 0; m < MT; ++m) {
-    x[m][0] = key + (TRANSPOSED ? m * 4 : 0);
-    x[m][1] = query + (TRANSPOSED ? 0 : m * 8);
+    x[m][0] = query + (TRANSPOSED ? 0 : m * 8);
+    x[m][1] = key + (TRANSPOSED ? m * 4 : 0);
     x[m][2] = at.sequence_head;
     x[m][3] = static_cast<uint32_t>(p.rng_state[1]);
   }

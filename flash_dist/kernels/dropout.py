@@ -13,7 +13,7 @@ STEPS: Final = 1 << 16  # dropout_p is rounded to a multiple of 1 / STEPS
 _WORD: Final = (1 << 32) - 1
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS: Final = 10
+_ROUNDS: Final = 7
 
 
 class Dropout(NamedTuple):
@@ -81,7 +81,7 @@ def dropped(dropout: Dropout, heads: int, batch: range, seqlen_q: int, seqlen_k:
     queries = torch.arange(rows * 8, device=device)
     keys = torch.arange(columns * 4, device=device)
     counter = torch.broadcast_tensors(
-        keys, queries[:, None], entries[:, None, None], (offset & _WORD)[None, None, None]
+        queries[:, None], keys, entries[:, None, None], (offset & _WORD)[None, None, None]
     )
     words = torch.stack(philox(list(counter), [seed & _WORD, seed >> 32 & _WORD]), -1)
     halves = torch.stack((words & 0xFFFF, words >> 16), -1)
@@ -94,7 +94,7 @@ def dropped(dropout: Dropout, heads: int, batch: range, seqlen_q: int, seqlen_k:
 
 
 def philox(x: list[Tensor], key: list[Tensor]) -> list[Tensor]:
-    """Return Philox4x32-10 of counters, words of 32 bits in int64, which wraps."""
+    """Return Philox4x32-7 of counters, words of 32 bits in int64, which wraps."""
     for _ in range(_ROUNDS):
         left, right = x[0] * _MULTIPLIERS[0], x[2] * _MULTIPLIERS[1]
         first = (right >> 32 & _WORD) ^ x[1] ^ key[0]
