@@ -149,12 +149,12 @@ OutLse run_fwd(const Arguments& a) {
   }
   p.out = read_view(out, s.packed, s.group);
   p.lse = pointer<float>(lse);
+  Workspace workspace;
   if (dropout.rng_state != nullptr) {
     const FwdDropoutParams all{p, dropout};
-    check_status(flash_dist_fwd_dropout(&call, &all));
+    check_status(flash_dist_fwd_dropout(&call, &all, &Workspace::allocate, &workspace));
     return {out, lse};
   }
-  Workspace workspace;
   const auto forward = a.match_kvcache ? flash_dist_fwd_as_cache : flash_dist_fwd;
   check_status(forward(&call, &p, &Workspace::allocate, &workspace));
   return {out, lse};

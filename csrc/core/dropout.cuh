@@ -49,9 +49,7 @@ __device__ __forceinline__ uint32_t sequence_head(const Params& p, int batch, in
 
 // Replaces counters by their random numbers.
 template <int COUNT>
-__device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint64_t seed) {
-  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  forget(key0, key1);  // the keys of rounds are computed again, not kept in 14 registers
+__device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint32_t key0, uint32_t key1) {
 #pragma unroll
   for (int round = 0; round < PHILOX_ROUNDS; ++round) {
 #pragma unroll
@@ -66,6 +64,21 @@ __device__ __forceinline__ void philox(uint32_t (&x)[COUNT][4], uint64_t seed) {
     key0 += 0x9e3779b9u;
     key1 += 0xbb67ae85u;
   }
+}
+
+// Exchanges halves of a lane's numbers for 16 x 16 scores of S^T with lane ^ 4: see above. odd: the lane's key.
+__device__ __forceinline__ void exchange_halves(uint32_t (&words)[4], bool odd) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {  // keys 8 * h + lane / 4: {first query, the one 8 behind}
+    const uint32_t own = permute(words[2 * h], words[2 * h + 1], odd ? 0x7632 : 0x5410);
+    const uint32_t give = permute(words[2 * h], words[2 * h + 1], odd ? 0x5410 : 0x7632);
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, give, 4);
+    words[2 * h] = permute(own, other, odd ? 0x1054 : 0x5410);
+    words[2 * h + 1] = permute(own, other, odd ? 0x3276 : 0x7632);
+  }
+  const uint32_t kept = words[1];  // {(key, second 8 queries)}
+  words[1] = words[2];
+  words[2] = kept;
 }
 
 // Gives 16 bits to each score of MT tiles of 16 x 16, as to_a_operand() orders them: {(row, column), (row,
@@ -85,31 +98,34 @@ __device__ __forceinline__ void draw(uint32_t (&x)[MT][4], const DropoutParams& 
     x[m][2] = at.sequence_head;
     x[m][3] = static_cast<uint32_t>(p.rng_state[1]);
   }
-  philox(x, static_cast<uint64_t>(p.rng_state[0]));
+  const uint64_t seed = p.rng_state[0];
+  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+  forget(key0, key1);  // the keys of rounds are computed again, not kept in 14 registers
+  philox(x, key0, key1);
   if constexpr (TRANSPOSED) {
 #pragma unroll
-    for (int m = 0; m < MT; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {  // keys 8 * h + down: {first query, the one 8 behind}
-        uint32_t (&words)[4] = x[m];
-        const uint32_t own = permute(words[2 * h], words[2 * h + 1], odd ? 0x7632 : 0x5410);
-        const uint32_t give = permute(words[2 * h], words[2 * h + 1], odd ? 0x5410 : 0x7632);
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, give, 4);
-        words[2 * h] = permute(own, other, odd ? 0x1054 : 0x5410);
-        words[2 * h + 1] = permute(own, other, odd ? 0x3276 : 0x7632);
-      }
-      const uint32_t kept = x[m][1];  // {(key, second 8 queries)}
-      x[m][1] = x[m][2];
-      x[m][2] = kept;
-    }
+    for (int m = 0; m < MT; ++m) exchange_halves(x[m], odd);
   }
 }
 
-__device__ __forceinline__ bool keeps_low(uint32_t x, const DropoutParams& p) {
+template <class Dropout>  // with a threshold
+__device__ __forceinline__ bool keeps_low(uint32_t x, const Dropout& p) {
   return x << 16 < p.threshold;
 }
-__device__ __forceinline__ bool keeps_high(uint32_t x, const DropoutParams& p) {
+template <class Dropout>
+__device__ __forceinline__ bool keeps_high(uint32_t x, const Dropout& p) {
   return x < p.threshold;
+}
+
+// Drops elements of an A operand of 16 x 16, by its random numbers.
+template <class Dropout>
+__device__ __forceinline__ void drop_words(uint32_t (&a)[4], const uint32_t (&x)[4],
+                                           const Dropout& p) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (!keeps_low(x[i], p)) a[i] &= 0xffff0000u;
+    if (!keeps_high(x[i], p)) a[i] &= 0xffffu;
+  }
 }
 
 // Drops elements of an A operand.
@@ -120,11 +136,7 @@ __device__ __forceinline__ void drop_operand(uint32_t (&a)[MT][4], const Dropout
   for (int m = 0; m < MT; ++m) {  // one by one: O leaves few registers
     uint32_t x[1][4];
     draw<false>(x, p, {at.sequence_head, at.row0 + m * 16, at.key0});
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (!keeps_low(x[0][i], p)) a[m][i] &= 0xffff0000u;
-      if (!keeps_high(x[0][i], p)) a[m][i] &= 0xffffu;
-    }
+    drop_words(a[m], x[0], p);
   }
 }
 

@@ -163,10 +163,13 @@ struct FwdDropoutParams : FwdParams {
 };
 
 // What a launch of the forward is given.
-struct FwdCall {
-  FwdParams params;
-  unsigned* tickets;  // a zeroed counter for kernels with KernelEntry::takes_tickets, else null
+template <class Params>
+struct FwdCallOf {
+  Params params;
+  unsigned* tickets;  // a counter, 0, for kernels with KernelEntry::takes_tickets, else null
 };
+using FwdCall = FwdCallOf<FwdParams>;
+using FwdDropoutCall = FwdCallOf<FwdDropoutParams>;
 
 struct DeltaParams {
   View out, dout;     // [batch, seqlen_q, num_heads_kv, group, head_dim_v]

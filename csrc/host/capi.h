@@ -31,7 +31,8 @@ KERNEL_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::Fw
 
 // Likewise, with dropout of P.
 KERNEL_API int flash_dist_fwd_dropout(const flash_dist::Call* call,
-                                      const flash_dist::FwdDropoutParams* params);
+                                      const flash_dist::FwdDropoutParams* params,
+                                      flash_dist::Allocate allocate, void* context);
 
 // Likewise, with the bits that flash_dist_decode gives for the same keys. The mask is a band, the
 // elements have 16 bits, and memory may be needed: allocate is not null.

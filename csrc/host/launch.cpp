@@ -108,15 +108,21 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   launch(call.device, kernel, &all, stream_of(call));
 }
 
-void run_forward_with_dropout(const Call& call, FwdDropoutParams p) {
+void run_forward_with_dropout(const Call& call, FwdDropoutParams p, Allocate allocate,
+                              void* context) {
   check_sizes(p);
   const DeviceScope scope(call.device);
   static_cast<FwdParams&>(p) = with_scores<FwdParams>(p);
   complete(call, p);
   const KernelKey key = make_key(Role::FWD_DROPOUT, dtype_of(call), {p.head_dim, p.head_dim_v});
   const Loaded kernel = require_kernel(call.device, key, &p);
+  FwdDropoutCall all{p, nullptr};
+  if (wants_tickets(p, *kernel.variant->entry)) {
+    all.tickets = static_cast<unsigned*>(require_workspace(call, ALIGNMENT, allocate, context));
+    clear(call, all.tickets, sizeof(unsigned));
+  }
   record_forward(p);
-  launch(call.device, kernel, &p, stream_of(call));
+  launch(call.device, kernel, &all, stream_of(call));
 }
 
 // Percent of the rows of all multiprocessors' tiles that must be queries. For less the kernels of a cache
@@ -563,9 +569,10 @@ int flash_dist_fwd(const Call* call, const FwdParams* params, Allocate allocate,
   });
 }
 
-int flash_dist_fwd_dropout(const Call* call, const FwdDropoutParams* params) {
+int flash_dist_fwd_dropout(const Call* call, const FwdDropoutParams* params, Allocate allocate,
+                           void* context) {
   return guarded([&] {
-    run_forward_with_dropout(*call, *params);
+    run_forward_with_dropout(*call, *params, allocate, context);
     return 0;
   });
 }

@@ -29,13 +29,20 @@ struct FwdScoredSm90Params : FwdSm90Params {
   FwdScoreModParams score_mod;
 };
 
+struct FwdDropoutSm90Params : FwdSm90Params {
+  DropoutParams dropout;
+};
+
 // For a plan from kernels.toml under PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a soft cap or ALiBi.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
-          bool HAS_SCORE_MOD_>
+          bool HAS_SCORE_MOD_, bool DROPS_ = false>
 struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
-  using Params = std::conditional_t<HAS_SCORE_MOD, FwdScoredSm90Params, FwdSm90Params>;
+  static constexpr bool DROPS = DROPS_;
+  using Params =
+      std::conditional_t<DROPS, FwdDropoutSm90Params,
+                         std::conditional_t<HAS_SCORE_MOD, FwdScoredSm90Params, FwdSm90Params>>;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
@@ -43,7 +50,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool IS_SMALL = Plan::LARGER > 0;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
   // Whether a step's mask is found before its scores are ready, which takes registers.
-  static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192 && !HAS_SCORE_MOD;
+  static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192 && !HAS_SCORE_MOD && !DROPS;
   // Whether each warpgroup passes over the steps of which its 64 queries see nothing. Larger ones have
   // no registers for it.
   static constexpr bool SKIPS_STEPS = HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD;

@@ -65,6 +65,7 @@ struct FwdSm90Consumer {
     const float* sink = p.sinks == nullptr ? nullptr : p.sinks + work.block.head;
     normalize_rows(o, softmax, lse, fresh_thread() % 32, work.sequence.seqlen_q - row,
                    Tiles::HAS_SCORE_MOD ? LN_2 : p.softmax_scale, sink);
+    if constexpr (Tiles::DROPS) o.scale(params.dropout.scale);
     Output{params, smem, work}.store(o);
   }
 

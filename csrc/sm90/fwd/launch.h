@@ -33,9 +33,11 @@ const char* refuse_fwd_sm90(const void* params) {
 
 template <class Config>
 cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t stream) {
-  const auto& call = *static_cast<const FwdCall*>(params);
+  using Call = std::conditional_t<Config::DROPS, FwdDropoutCall, FwdCall>;
+  const auto& call = *static_cast<const Call*>(params);
   typename Config::Params all;
   FwdParams& p = all.p = call.params;
+  if constexpr (Config::DROPS) all.dropout = call.params.dropout;
   if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_fwd_score_mod<typename Config::T>(p);
   const CallAxes axes(p);
   const int box_keys = p.mask.kind == MaskKind::TILES ? MASK_TILE : Config::BLOCK_N;

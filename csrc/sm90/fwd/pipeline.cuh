@@ -4,6 +4,7 @@
 #include "core/softmax.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
+#include "sm90/dropout.cuh"
 #include "sm90/fwd/softmax.cuh"
 #include "sm90/fwd/tiles.cuh"
 #include "sm90/rows.cuh"
@@ -39,6 +40,8 @@ struct FwdSm90Pipeline {
   Fragments& f;
   const float scale_log2;
   const float slope;  // of ALiBi
+  struct KeepsAll {};
+  const std::conditional_t<Tiles::DROPS, QueryDropout, KeepsAll> dropout;
   const typename Tiles::Queries queries;
   const uint64_t a_q;
   typename Tiles::Keys keys;      // the stage of K for the next scores,
@@ -58,6 +61,7 @@ struct FwdSm90Pipeline {
         f(f_),
         scale_log2(Tiles::HAS_SCORE_MOD ? 1.0f : params.p.softmax_scale * LOG2_E),
         slope(slope_of(params, work)),
+        dropout(make_dropout(params, work)),
         queries{work.queries},
         a_q(QTile::by_rows(
             uniform(shared_address(smem.q[queries.stage()]) + consumer() * 64 * QTile::ROW_BYTES))),
@@ -118,7 +122,7 @@ struct FwdSm90Pipeline {
     }
     const bool grown = weigh();
     if (has_tail && __any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
-    to_operands(f.p, f.s);
+    to_operands(f.p, f.s, j);
     previous = keys;
     keys.advance();
     if (j > bounds.begin) smem.k_barriers.wait_for_data(keys);
@@ -135,7 +139,7 @@ struct FwdSm90Pipeline {
     const bool grown = weigh();
     hold(f.s.x[0]);
     end_step(j, f.p);
-    to_operands(f.p, f.s);
+    to_operands(f.p, f.s, j);
     // Multiplying by 1 changes nothing, so the skip does not change a bit.
     if (__any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
   }
@@ -161,6 +165,27 @@ struct FwdSm90Pipeline {
     return minus_alibi_slope(params.p.scores, work.block.batch, work.block.head);
   }
 
+  __device__ __forceinline__ static auto make_dropout(const typename Tiles::Params& params,
+                                                      const typename Tiles::Work& work) {
+    if constexpr (Tiles::DROPS) {
+      const FwdBlock& block = work.block;
+      return QueryDropout(params.dropout, sequence_head(params.p, block.batch, block.head),
+                          block.row0 + warp_row());
+    } else {
+      return KeepsAll{};
+    }
+  }
+
+  // Returns f(p, k), which drops weights of part k of block i.
+  __device__ __forceinline__ auto drop_in(int i) const {
+    if constexpr (Tiles::DROPS) {
+      const StepKeys<Steps> first(Steps{work.bounds}, i);
+      return [this, first](uint32_t (&p)[1][4], int k) { dropout.drop(p[0], first[k * 16]); };
+    } else {
+      return [](uint32_t (&)[1][4], int) {};
+    }
+  }
+
   // Adds the first TAIL_N keys of the last block: the others would add nothing.
   __device__ __forceinline__ void add_tail() {
     Accumulator<1, Tiles::TAIL_N / 8> s;
@@ -173,7 +198,7 @@ struct FwdSm90Pipeline {
     const int2 ranges[2] = {mask.keys(row), mask.keys(row + 8)};
     mask_ranges(s, ranges, j * BLOCK_N);
     make_probabilities(s, softmax, rescale, scale_log2);
-    to_operands(p, s);
+    to_operands(p, s, j);
     smem.v_barriers.wait_for_data(keys);
     if (!is_clean(j)) clear_values(j, keys.stage());
     issue_values(p, keys.stage());
@@ -221,9 +246,9 @@ struct FwdSm90Pipeline {
     modify_scores(f.s, i, false);
     clean = true;
     bool grown = false;
-    if (!try_operands(next)) {
+    if (!try_operands(next, i)) {
       grown = weigh();
-      to_operands(next, f.s);
+      to_operands(next, f.s, i);
     }
     hold(next);
     end_step(i, p);
@@ -265,11 +290,11 @@ struct FwdSm90Pipeline {
   }
 
   // S -> P, rounded, if all maxima stay; not where they are known.
-  __device__ __forceinline__ bool try_operands(Probabilities& next) {
+  __device__ __forceinline__ bool try_operands(Probabilities& next, int i) {
     if constexpr (Tiles::HAS_SCORE_MOD) {
       if (is_bounded()) return false;
     }
-    return try_probabilities<Target, T>(next, f.s, softmax, scale_log2);
+    return try_probabilities<Target, T>(next, f.s, softmax, scale_log2, drop_in(i));
   }
 
   // True if a maximum of all rows is subtracted from the scores already.
@@ -291,11 +316,16 @@ struct FwdSm90Pipeline {
                              consumer(), work.block.row0 + warp_row());
   }
 
+  // The weights of block i, rounded.
   template <int KT>
-  __device__ __forceinline__ static void to_operands(uint32_t (&p)[KT][1][4],
-                                                     const Accumulator<1, KT * 2>& s) {
+  __device__ __forceinline__ void to_operands(uint32_t (&p)[KT][1][4],
+                                              const Accumulator<1, KT * 2>& s, int i) const {
+    const auto drop = drop_in(i);
 #pragma unroll
-    for (int k = 0; k < KT; ++k) to_a_operand<Target, T>(p[k], s, k);
+    for (int k = 0; k < KT; ++k) {
+      to_a_operand<Target, T>(p[k], s, k);
+      drop(p[k], k);
+    }
   }
 
   // O += P @ V                                              [64, HEAD_DIM_V]

@@ -69,11 +69,13 @@ __device__ __forceinline__ void make_bounded_probabilities(Accumulator<1, NT>& s
 }
 
 // Makes the same P, rounded, from the maxima so far, and keeps S. Returns false if a sum shows that a
-// maximum may have to grow: then only p has changed, and the caller calls make_probabilities().
-template <class Target, class T, int NT>
+// maximum may have to grow: then only p has changed, and the caller calls make_probabilities(). drop(p[k],
+// k) drops weights.
+template <class Target, class T, int NT, class Drop>
 __device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4],
                                                   const Accumulator<1, NT>& s,
-                                                  SoftmaxState<1>& state, float scale_log2) {
+                                                  SoftmaxState<1>& state, float scale_log2,
+                                                  const Drop& drop) {
   // A row without a maximum has an offset of -inf, P of inf.
   const float offset[2] = {state.row_max[0][0] * scale_log2, state.row_max[0][1] * scale_log2};
   float sum[2] = {0.0f, 0.0f};
@@ -89,6 +91,7 @@ __device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4],
         sum[i / 2] += x;
       }
     to_a_operand<Target, T>(p[k], part, 0);
+    drop(p[k], k);
   }
   const bool small = sum[0] <= SURELY_SMALL && sum[1] <= SURELY_SMALL;
   if (!__all_sync(0xffffffffu, small)) return false;

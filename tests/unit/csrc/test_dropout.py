@@ -1,7 +1,7 @@
 """Dropout in kernels, each lane of a warp, against the same in torch.
 
-This machine's C++ compiler compiles csrc/core/dropout.cuh: headers that come first replace what a
-GPU has. A lane is a thread.
+This machine's C++ compiler compiles csrc/core/dropout.cuh and csrc/sm90/dropout.cuh: headers that
+come first replace what a GPU has. A lane is a thread.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ template <class Target, class T>
 uint32_t pack(float, float);  // of other functions
 }  // namespace flash_dist
 """,
+    "core/panels.cuh": """
+#pragma once
+#include "cuda_runtime_api.h"
+namespace flash_dist {
+inline uint32_t uniform(uint32_t x) { return x; }
+}  // namespace flash_dist
+""",
+    "sm90/steps.cuh": "",
     "ptx/permute.cuh": """
 #pragma once
 #include "cuda_runtime_api.h"
@@ -80,15 +88,16 @@ inline int __float_as_int(float x) {
 """,
 }
 
-# Prints a line of 0 and 1 for each query of a tile: those of S, of its A operand, and of S^T.
+# Prints a line of 0 and 1 for each query of a tile: those of S and S^T, of the A operand of S, and of both on
+# Hopper.
 PROGRAM: Final = """
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
 #include <vector>
-#include "core/dropout.cuh"
 #include "host/scores.h"
+#include "sm90/dropout.cuh"
 using namespace flash_dist;
 
 DropoutParams p;
@@ -151,19 +160,30 @@ int main(int, char** words) {
   run_both<1, 2>();
   run_both<2, 4>();
   run_both<1, 1>();
-  run(16, 16, [] {
-    uint32_t a[1][4] = {{0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80}};
-    drop_operand(a, p, at);
-    Accumulator<1, 2> s;
-    for (int i = 0; i < 8; ++i) s.x[0][i / 4][i % 4] = a[0][i / 2] >> i % 2 * 16 & 0xffff;
-    store<false>(s);
+  const auto run_operand = [](const auto& drop) {
+    run(16, 16, [&] {
+      uint32_t a[1][4] = {{0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80}};
+      drop(a);
+      Accumulator<1, 2> s;
+      for (int i = 0; i < 8; ++i) s.x[0][i / 4][i % 4] = a[0][i / 2] >> i % 2 * 16 & 0xffff;
+      store<false>(s);
+    });
+  };
+  run_operand([](auto& a) { drop_operand(a, p, at); });
+  const int row0 = at.row0 / 16 * 16, key0 = at.key0 / 16 * 16;  // Hopper's tiles are aligned
+  run_operand([&](auto& a) { QueryDropout(p, at.sequence_head, row0).drop(a[0], key0); });
+  run(64, 16, [&] {
+    Accumulator<1, 8> st;
+    fill(st);
+    KeyDropout(p, key0).mark(st, at.sequence_head, row0);
+    store<true>(st);
   });
   uint32_t marks[1][4] = {{0xbf803f80, 0x3f80bf80, 0xbf80bf80, 0x3f803f80}};
   drop_marked(marks);
   std::printf("%08x%08x%08x%08x\\n", marks[0][0], marks[0][1], marks[0][2], marks[0][3]);
 }
 """
-TILES: Final = ((16, 16), (16, 16), (32, 32), (32, 32), (16, 8), (8, 16), (16, 16))
+TILES: Final = ((16, 16), (16, 16), (32, 32), (32, 32), (16, 8), (8, 16), *[(16, 16)] * 2, (64, 16))
 
 
 @pytest.fixture(scope="module")
