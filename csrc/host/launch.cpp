@@ -211,7 +211,7 @@ class Backward {
         delta_(delta),
         p_(with_options(with_scores(grads), options)),
         dropout_(options.dropout),
-        whole_(delta.dsinks != nullptr ? Loaded{} : find(Role::BWD_WHOLE)),  // it writes no dsinks
+        whole_(may_be_whole() ? find(Role::BWD_WHOLE) : Loaded{}),
         fused_(find(Role::BWD_FUSED)),
         dkdv_(require(Role::BWD_DKDV, columns(), &p_)),
         normalizes_(is_fp32(dtype_of(call))),
@@ -237,7 +237,11 @@ class Backward {
 
   bool drops() const { return dropout_.rng_state != nullptr; }
 
+  // The kernel of short sequences writes no dsinks and drops nothing.
+  bool may_be_whole() const { return delta_.dsinks == nullptr && !drops(); }
+
   KernelKey key_of(Role role, const KernelSize& size) const {
+    if (drops() && role == Role::BWD_FUSED) role = Role::BWD_FUSED_DROPOUT;
     if (drops() && role == Role::BWD_DKDV) role = Role::BWD_DKDV_DROPOUT;
     if (drops() && role == Role::BWD_DQ_RECOMPUTE) role = Role::BWD_DQ_RECOMPUTE_DROPOUT;
     return flash_dist::key_of(call_, role, size);
@@ -245,10 +249,7 @@ class Backward {
 
   // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
   // refuse views, sizes and masks, nothing that place() fills in.
-  // None of those that make all gradients drops weights.
-  Loaded find(Role role) const {
-    return drops() ? Loaded{} : find_kernel(call_.device, key_of(role, columns()), &p_);
-  }
+  Loaded find(Role role) const { return find_kernel(call_.device, key_of(role, columns()), &p_); }
   Loaded require(Role role, const KernelSize& size, const void* params) const {
     return require_kernel(call_.device, key_of(role, size), params);
   }
@@ -394,7 +395,7 @@ class Backward {
     take(plan_.chunks[step.chunk]);
     p_.heads_together = fused_heads_together();
     if (step.chunk > 0) clear(call_, p_.dq_turns, plan_.dq_turns);  // delta did so for the first
-    launch_kernel(fused_, &p_);
+    launch_with_weights(fused_);
   }
 
   // How many groups of blocks run side by side, two at least: neighbours in time are then blocks of

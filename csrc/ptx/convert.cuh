@@ -41,6 +41,18 @@ __device__ __forceinline__ float2 unpack(uint32_t x) {
   }
 }
 
+// Both elements of a register, 0 for negative ones. Since sm_80.
+template <class T>
+__device__ __forceinline__ uint32_t relu(uint32_t x) {
+  uint32_t r;
+  if constexpr (std::is_same_v<T, Bf16>) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0));
+  }
+  return r;
+}
+
 // 2 ** x; relative error 2 ** -22, -inf gives 0.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;

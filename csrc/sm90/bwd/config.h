@@ -24,6 +24,10 @@ struct DkdvScoredSm90Params : DkdvSm90Params {
   ScoreModParams score_mod;
 };
 
+struct DkdvDropoutSm90Params : DkdvSm90Params {
+  DropoutParams dropout;
+};
+
 struct DqSm90Params {
   alignas(128) CUtensorMap k;
   AxisSteps k_axes;
@@ -109,11 +113,14 @@ struct DkdvScoredSm90Config : DkdvSm90ConfigOf<DkdvScoredSm90Plan<HEAD_DIM, HEAD
 
 // The configuration of the fused kernel; as above.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
-          bool HAS_SCORE_MOD_>
+          bool HAS_SCORE_MOD_, bool DROPS_ = false>
 struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
-  using Params = std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>;
+  static constexpr bool DROPS = DROPS_;
+  using Params =
+      std::conditional_t<DROPS, DkdvDropoutSm90Params,
+                         std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>>;
   static constexpr bool SHARES_QUERIES = true;
   static constexpr int CONSUMERS = 2;  // warpgroups of 64 keys, two halves of a list's entries
   static constexpr int BLOCK_M = MASK_TILE;
@@ -121,6 +128,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_ROWS = BLOCK_N;
   // Whether the warpgroups of keys multiply for dQ, too: their sums leave no registers for another one.
   static constexpr bool KEYS_MULTIPLY = HEAD_DIM + HEAD_DIM_V > 256;
+  static_assert(!DROPS || !KEYS_MULTIPLY, "dV is added behind dS, for which P^T has marks");
   static constexpr int WARPGROUPS = CONSUMERS + (KEYS_MULTIPLY ? 1 : 2);  // one loads
   static_assert(Plan::WARPS == WARPGROUPS * WARPS_OF_GROUP);
   // How many of S^T and dP^T a warpgroup of keys has registers for, beside its sums.

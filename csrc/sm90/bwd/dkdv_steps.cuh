@@ -189,6 +189,13 @@ struct DkdvSm90Steps {
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k) to_a_operand<Target, T>(a[k], c, k);
   }
+  // Makes 0 of negative elements.
+  __device__ __forceinline__ static void drop_marked(Fragments& a) {
+#pragma unroll
+    for (int k = 0; k < BLOCK_M / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[k][0][i] = relu<T>(a[k][0][i]);
+  }
 
   // Fragments by the columns of Q or dO.
   template <int NT>

@@ -48,6 +48,7 @@
 #include "ptx/semaphore.cuh"
 #include "sm90/bwd/dkdv_steps.cuh"
 #include "sm90/bwd/dq_sum.cuh"
+#include "sm90/dropout.cuh"
 
 namespace flash_dist {
 
@@ -201,6 +202,7 @@ struct FusedSm90 {
     dv.clear();
     mainloop(dk, dv);
     if (SHIFT != 0) dv.scale(BACK);
+    if constexpr (Config::DROPS) dv.scale(params.dropout.scale);
     steps.store(dk, dv);
   }
 
@@ -319,12 +321,29 @@ struct FusedSm90 {
     }
   };
 
+  struct DropoutThread : Thread {
+    KeyDropout dropout;
+
+    __device__ __forceinline__ DropoutThread(const Smem& smem, const DropoutParams& p, int key0)
+        : Thread(smem), dropout(p, key0) {}
+  };
+  using OwnThread = std::conditional_t<Config::DROPS, DropoutThread, Thread>;
+
+  __device__ __forceinline__ OwnThread make_thread() const {
+    if constexpr (Config::DROPS) {
+      const int key0 = work.key0 + Steps::group_row0() + warp_of_consumer() * 16;
+      return OwnThread(smem, params.dropout, key0);
+    } else {
+      return OwnThread(smem);
+    }
+  }
+
   __device__ __forceinline__ void mainloop(DkSum& dk, DvSum& dv) const {
     if (work.items == 0) return;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     steps.clear_keys();
     if constexpr (!Config::KEYS_MULTIPLY) barrier_arrive(KEYS_CLEARED, KEY_READERS);
-    const Thread thread(smem);
+    const OwnThread thread = make_thread();
     Stages stages;
     stagger(thread, 1);
     if constexpr (!Config::KEYS_MULTIPLY) {
@@ -337,7 +356,7 @@ struct FusedSm90 {
       // NOTE: a thread's constants are computed anew: what follows from them would stay in registers.
 #pragma unroll 1
       for (; static_cast<int>(stages.passed) < work.items; stages.advance()) {
-        step(dk, dv, Thread(smem), stages);
+        step(dk, dv, make_thread(), stages);
       }
       hand_over();
     }
@@ -351,7 +370,7 @@ struct FusedSm90 {
   }
 
   // Goes through a stage.
-  __device__ __forceinline__ void step(DkSum& dk, DvSum& dv, const Thread& thread,
+  __device__ __forceinline__ void step(DkSum& dk, DvSum& dv, const OwnThread& thread,
                                        const Stages& stages) const {
     smem.barriers.wait_for_data(stages);
     const FusedItem& item = smem.item[stages.stage()];
@@ -434,7 +453,7 @@ struct FusedSm90 {
   }
 
   // Adds a stage to the sums of dK and dV, and leaves dS^T for dQ.
-  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, const Thread& thread,
+  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, const OwnThread& thread,
                                       const Stages& stages, const FusedItem& item, int code) const {
     const int s = stages.stage();
     const Gradients place{stages.passed};
@@ -454,7 +473,14 @@ struct FusedSm90 {
                              steps.alibi_of(item, slope));
       } else {
         steps.template exponentiate<SHIFT>(pt, lse);
+        if constexpr (Config::DROPS) {
+          thread.dropout.mark(pt, sequence_head(p, work.batch, work.head + item.head_in_group),
+                              item.row0);
+        }
         Steps::to_fragments(probabilities, pt);
+        if constexpr (Config::DROPS && Config::SCORES_AT_A_TIME == 2) {
+          Steps::drop_marked(probabilities);
+        }
       }
     };
     // S^T = K @ Q.T                                       [64, BLOCK_M]
@@ -498,6 +524,7 @@ struct FusedSm90 {
         differentiate(dst, probabilities, delta);
       }
       hold(dst.x[0]);
+      if constexpr (Config::DROPS) Steps::drop_marked(probabilities);
       if constexpr (!Config::KEYS_MULTIPLY) Steps::issue_sum(dv, probabilities, dout);
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
@@ -543,6 +570,14 @@ struct FusedSm90 {
     }
   }
 
+  // P (dP - delta) from TIMES P, whose sign is turned where it is dropped: there dP is 0.
+  template <int TIMES>
+  __device__ __forceinline__ float differentiate_marked(float weight, float dp, float delta) const {
+    constexpr float BACK_FROM = 1.0f / TIMES;
+    const float scaled = dp * (BACK_FROM * DS_SCALE<T> * params.dropout.scale);
+    return fmaf(fmaxf(weight, 0.0f), scaled, -fabsf(weight) * (BACK_FROM * delta));
+  }
+
   // P^T (dP^T - delta) in the place of dP^T.
   template <class Delta>
   __device__ __forceinline__ void differentiate(Scores& dst, const Scores& pt,
@@ -552,7 +587,12 @@ struct FusedSm90 {
       const float2 x = delta[n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        dst.x[0][n][i] = pt.x[0][n][i] * minus_delta<T>(dst.x[0][n][i], i % 2 == 0 ? x.x : x.y);
+        if constexpr (Config::DROPS) {
+          dst.x[0][n][i] =
+              differentiate_marked<1>(pt.x[0][n][i], dst.x[0][n][i], i % 2 == 0 ? x.x : x.y);
+        } else {
+          dst.x[0][n][i] = pt.x[0][n][i] * minus_delta<T>(dst.x[0][n][i], i % 2 == 0 ? x.x : x.y);
+        }
       }
     }
   }
@@ -567,7 +607,10 @@ struct FusedSm90 {
       for (int h = 0; h < 2; ++h) {
         float (&own)[4] = dst.x[0][n];
         const float2 two = unpack<T>(pt[n / 2][0][n % 2 * 2 + h]);
-        if constexpr (SHIFT == 0) {
+        if constexpr (Config::DROPS) {
+          own[2 * h] = differentiate_marked<1 << SHIFT>(two.x, own[2 * h], x.x);
+          own[2 * h + 1] = differentiate_marked<1 << SHIFT>(two.y, own[2 * h + 1], x.y);
+        } else if constexpr (SHIFT == 0) {
           own[2 * h] = two.x * minus_delta<T>(own[2 * h], x.x);
           own[2 * h + 1] = two.y * minus_delta<T>(own[2 * h + 1], x.y);
         } else {

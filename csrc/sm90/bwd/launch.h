@@ -17,6 +17,7 @@ template <class Config>
 cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_t stream) {
   typename Config::Params all;
   BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
+  if constexpr (Config::DROPS) all.dropout = static_cast<const BwdDropoutParams*>(params)->dropout;
   if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_score_mod(p);
   const CallAxes axes(p);
   const MapRequest maps[] = {
