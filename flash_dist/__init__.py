@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .attention.conversions import refresh_mask
     from .attention.decoding.kvcache import flash_attn_with_kvcache
     from .attention.decoding.latent import flash_mla_with_kvcache
-    from .attention.dropout import dropout_mask
+    from .attention.dropout.dropped import dropout_mask
     from .attention.flex import flex_attention
     from .attention.packed import flash_attn_varlen_func
     from .attention.sdpa import scaled_dot_product_attention
@@ -76,7 +76,7 @@ _MODULES: Final = {
     "BlockMask": ".masks",
     "IntervalMask": ".masks",
     "check": ".toolkit.doctor.gpu_report",
-    "dropout_mask": ".attention.dropout",
+    "dropout_mask": ".attention.dropout.dropped",
     "flash_attn_func": ".attention.batched",
     "flash_attn_kvpacked_func": ".attention.stacked",
     "flash_attn_qkvpacked_func": ".attention.stacked",

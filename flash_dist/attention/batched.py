@@ -10,7 +10,8 @@ from ..kernels.problem import Problem
 from ..masks.inputs import require_bools
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
-from .dropout import choose_dropout, find_probs
+from .dropout.choice import choose_dropout
+from .dropout.dropped import find_probs
 from .results import choose_result, returns_lse
 from .scores import choose_scores, join_bias
 from .unsupported import are_defaults, check_others

@@ -9,7 +9,7 @@ from ..kernels.scores import Scores
 from ..masks.inputs import require_bool
 from .arguments import choose_scale, prepare_inputs, require_tensor
 from .autograd import attend
-from .dropout import choose_dropout
+from .dropout.choice import choose_dropout
 from .layouts import DENSE, TORCH
 from .scores import read_bias
 

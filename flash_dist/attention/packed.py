@@ -29,7 +29,8 @@ from .arguments import (
 from .autograd import attend
 from .decoding.used import check_used, repeat, split
 from .decoding.varlen import Keys, attend_to_cache, check_packed
-from .dropout import NOT_CACHED, choose_dropout, find_probs, refuse_dropout
+from .dropout.choice import NOT_CACHED, choose_dropout, refuse_dropout
+from .dropout.dropped import find_probs
 from .layouts import NAMES, PACKED, Names
 from .results import choose_result, returns_lse
 from .scores import choose_scores

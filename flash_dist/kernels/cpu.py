@@ -18,7 +18,7 @@ from ..masks.inputs import Shape, complain
 from ..masks.intervals import IntervalMask
 from ..masks.layout import BAND
 from .boundaries import check_boundaries
-from .dropout import NOT_DROPPED, Dropout
+from .dropout.state import NOT_DROPPED, Dropout
 from .problem import NOT_PACKED
 from .reference import (
     Options,

@@ -31,7 +31,7 @@ from ..toolkit.product import BINDING
 from . import cpu, derivatives, earlier
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
-from .dropout import NOT_DROPPED
+from .dropout.state import NOT_DROPPED
 from .memory import raise_out_of_memory
 from .problem import NOT_PACKED, Problem
 from .rules import flops, sharding

@@ -8,7 +8,7 @@ import torch
 
 from .budget import BUDGET_NOW, workspace_budget
 from .choices import is_ieee, is_matching, process
-from .dropout import NOT_DROPPED, Dropout, require_dropping
+from .dropout.state import NOT_DROPPED, Dropout, require_dropping
 from .scores import PLAIN, Scores
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ import torch
 
 from ..masks.band import Band
 from . import ordered
-from .dropout import Dropout, dropped, find_scale
+from .dropout.philox import dropped
+from .dropout.state import Dropout, find_scale
 from .scores import MASKED, PLAIN, Scores, add_bias, sum_like
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import flash_dist
-from flash_dist.attention.dropout import MOST_COLUMNS
-from flash_dist.kernels.dropout import Dropout, draw_rng_state, dropped
+from flash_dist.kernels.dropout.philox import dropped
+from flash_dist.kernels.dropout.state import MOST_COLUMNS, Dropout, draw_rng_state
 from tests.gpu.running import workspace
 from tests.reference import DEVICE
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ...attention.arguments import SCALES, choose_scale, is_transformed, prepare_inputs
 from ...attention.autograd import attend
-from ...attention.dropout import choose_dropout, may_drop
+from ...attention.dropout.choice import choose_dropout, may_drop
 from ...attention.layouts import DENSE, TORCH
 from ...attention.scores import read_bias
 from ...attention.support import require_kernels

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from ci.places import INCLUDES
-from flash_dist.kernels.dropout import Dropout, count_kept, dropped, philox
+from flash_dist.kernels.dropout.philox import dropped, philox
+from flash_dist.kernels.dropout.state import Dropout, count_kept
 from tests.unit.made.planner import require_compiler
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ inline int __float_as_int(float x) {
 """,
 }
 
-# Prints a line of 0 and 1 for each query of a tile: those of S and S^T, of the A operand of S, and of both on
-# Hopper.
+# Prints a line of 0 and 1 for each query of a tile: those of S and S^T, of the A operand of S, and
+# of both on Hopper.
 PROGRAM: Final = """
 #include <algorithm>
 #include <cstdio>

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 HOPPER: Final = Device(9, 0)
 STAND_INS: Final = 'bwd_fused = ["bwd_dkdv", "bwd_dq_recompute"]'
 LEAVES: Final = "leaves_half_filled = true\n"
+FUSED: Final = 'kernel = "fused_sm90_block"\nparams = "DkdvSm90Params"\n'
 
 
 @pytest.fixture
@@ -106,8 +107,8 @@ def test_roles_with_stand_ins_need_not_run(plant: Plant) -> None:
         (STAND_INS, "", "bwd_fused_sm90 leaves calls to bwd_fused, which has no general family"),
         (STAND_INS, 'bwd_fused = ["nothing"]', "bwd_fused_sm90 leaves calls to nothing, which has"),
         (
-            '"fused_sm90_block"\n',
-            f'"fused_sm90_block"\n{LEAVES}',
+            FUSED,
+            f"{FUSED}{LEAVES}",
             "bwd_fused_sm90 leaves calls to bwd_fused, which has no general family",
         ),
         (
@@ -123,7 +124,7 @@ def test_calls_are_left_to_general_families(plant: Plant, old: str, new: str, sa
 
 
 def test_cpp_and_the_manifest_get_the_same_facts(plant: Plant, tmp_path: Path) -> None:
-    for table in (read_table(), plant(*without_leaves("refuse_fwd_sm90"))):
+    for table in (read_table(), plant(*without_leaves("refuse_decode_sm90"))):
         generate(table.only([32], ["bf16"]), ArchSet.parse("9.0a").archs, [], tmp_path)
         data = json.loads((tmp_path / "fallbacks.json").read_text(encoding="utf-8"))
         assert Fallbacks.from_json(data) == table.fallbacks

@@ -1,82 +1,28 @@
-"""Dropout of a call, checked, and which weights it dropped."""
+"""Which weights a call dropped."""
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..errors import FlashDistError
-from ..kernels.choices import is_ieee
-from ..kernels.cpu import shape_of
-from ..kernels.dropout import STEPS, Dropout, count_kept, draw_rng_state, dropped
-from ..kernels.reference import Options, marked_weights
-from ..kernels.scores import PLAIN
-from ..masks import Band, IntervalMask
-from ..toolkit.errors import show
-from .arguments import describe_value, is_transformed, require_whole, to_float
+from ...kernels.cpu import shape_of
+from ...kernels.dropout.philox import dropped
+from ...kernels.dropout.state import Dropout, draw_rng_state
+from ...kernels.reference import Options, marked_weights
+from ...kernels.scores import PLAIN
+from ...masks import Band, IntervalMask
+from ..arguments import require_whole
+from .choice import read_dropout_p
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..kernels.problem import Problem
+    from ...kernels.problem import Problem
 
 Tensor = torch.Tensor
 
-MOST_COLUMNS: Final = 256
-NOT_CACHED: Final = "caches drop nothing"
 _AXES: Final = ("batch", "num_heads_q", "seqlen_q", "seqlen_k")
-
-
-def choose_dropout(q: Tensor, dropout_p: Any) -> Dropout | None:  # noqa: ANN401 - a user's
-    """Return the dropout of a call, with a state drawn from the generator of q's device.
-
-    Args:
-        q: Checked queries.
-        dropout_p: As in `flash_attn_func`.
-
-    Raises:
-        TypeError: It is no number.
-        ValueError: It is less than 0, 1 or more, or NaN, or q has more columns than MOST_COLUMNS.
-        FlashDistError: A transform of torch.func runs.
-    """
-    p = read_dropout_p(dropout_p)
-    if count_kept(p) == STEPS:
-        return None
-    if q.shape[-1] > MOST_COLUMNS:
-        message = f"head_dim must be at most {MOST_COLUMNS} with dropout, got {q.shape[-1]}"
-        raise ValueError(message)
-    if is_transformed():
-        message = f"dropout_p must be 0 within torch.func and vmap, got {p}"
-        raise FlashDistError(message, hint="`torch.autograd.grad` has its gradients")
-    return Dropout(p, draw_rng_state(q.device))
-
-
-def may_drop(q: Tensor) -> bool:
-    """Tell if calls with these queries may have dropout."""
-    return q.shape[-1] <= MOST_COLUMNS and not (q.dtype == torch.float32 and is_ieee(None))
-
-
-def refuse_dropout(dropout_p: Any, name: str, reason: str) -> None:  # noqa: ANN401 - a user's
-    """Raise for dropout together with another argument."""
-    p = read_dropout_p(dropout_p)
-    if p != 0.0:
-        message = f"dropout_p must be 0 with {name}, got {p}: {reason}"
-        raise ValueError(message)
-
-
-def read_dropout_p(dropout_p: Any) -> float:  # noqa: ANN401 - a user's
-    """Return dropout_p as a float, checked."""
-    numbers = (float, int, torch.SymFloat, Real)
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, numbers):
-        message = f"dropout_p must be a float, got {describe_value(dropout_p)}"
-        raise TypeError(message)
-    p = to_float(dropout_p)
-    if not 0.0 <= p < 1.0:
-        message = f"dropout_p must be at least 0 and less than 1, got {show(dropout_p)}"
-        raise ValueError(message)
-    return p
 
 
 def find_probs(q: Tensor, k: Tensor, lse: Tensor, problem: Problem) -> Tensor | None:

@@ -1,0 +1,1 @@
+"""Dropout of a call, checked, and which weights it dropped."""

@@ -1,0 +1,1 @@
+"""Dropout: its state, and which weights it drops."""

@@ -1,0 +1,61 @@
+"""Dropout of a call: its fraction, and the state that it draws."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+
+MOST_COLUMNS: Final = 256  # of q, that kernels with dropout take
+STEPS: Final = 1 << 16  # dropout_p is rounded to a multiple of 1 / STEPS
+
+
+class Dropout(NamedTuple):
+    """Dropout of a call.
+
+    p: The fraction of the weights that is dropped, at least 0 and less than 1.
+    rng_state: [2] seed and offset, int64; of the offset 32 bits count.
+    """
+
+    p: float
+    rng_state: Tensor
+
+
+NOT_DROPPED: Final = (0.0, None)  # the operators' arguments in place of a Dropout
+
+
+def count_kept(p: float) -> int:
+    """Return how many of STEPS weights are kept, at least one."""
+    return max(math.floor((1.0 - p) * STEPS + 0.5), 1)
+
+
+def find_scale(p: float) -> float:
+    """Return the factor of kept weights."""
+    return STEPS / count_kept(p)
+
+
+def require_dropping(p: float, *, softcap: float, ieee: bool, match_kvcache: bool) -> None:
+    """Raise ValueError for choices of a call whose kernels drop nothing."""
+    if softcap != 0.0:
+        message = f"softcap must be 0 with dropout_p={p}, got {softcap}"
+        raise ValueError(message)
+    if match_kvcache:
+        message = (
+            f"match_kvcache must be False with dropout_p={p}, got True"
+            "\n\nhint: caches drop nothing; `match_kvcache=False` goes for one call"
+        )
+        raise ValueError(message)
+    if ieee:
+        message = (
+            f'float32_precision must be "tf32x3" with dropout_p={p}, got "ieee"'
+            '\n\nhint: `float32_precision="tf32x3"` goes for one call'
+        )
+        raise ValueError(message)
+
+
+def draw_rng_state(device: torch.device) -> Tensor:
+    """Return a seed and an offset from torch's generator of a device."""
+    return torch.randint((1 << 63) - 1, (2,), dtype=torch.int64, device=device)
