@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..kernels.choices import IEEE32
+from ..kernels.dropout.state import MOST_COLUMNS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -12,7 +15,8 @@ _USUAL = (64, 128)
 _TILE = 128  # rows of the largest tile; this many tiles per SM fill a GPU
 _WAVES = 2
 WHOLE = -1
-_SMALL_SEQLEN = 256  # largest size with a fast float64 reference on the CPU
+_P = 0.25  # of dropout
+_SMALL_SEQLEN = 256  # up to here the float64 reference on the CPU is quick
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,13 @@ class _Shape:
     num_heads_kv: int
     causal: bool
     budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
-    mask: str = ""  # name in MASKS of masks.py, in addition to causal
-    lengths: tuple[int, ...] = ()  # lengths of packed documents
-    page: int = 0  # keys per page of the cache with k and v; WHOLE: no pages
-    appended: int = 0  # keys that the call appends to the cache
-    scores: str = ""  # score modifications: some of softcap, alibi, bias and sinks
-    matched: bool = False  # request the bits of attention to a cache
+    mask: str = ""  # of MASKS in masks.py, on top of causal
+    lengths: tuple[int, ...] = ()  # of documents packed one after the other
+    page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
+    appended: int = 0  # how many of them are no part of the cache before the call
+    scores: str = ""  # modifications: some of softcap, alibi, bias and sinks
+    matched: bool = False  # whether the bits are those of attention to a cache
+    dropout_p: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,8 @@ class Case(_Shape):
             mask += f" {self.scores}"
         if self.matched:
             mask += " match_kvcache"
+        if self.dropout_p:
+            mask += f" dropout {self.dropout_p}"
         budget = "" if self.budget is None else f" budget {self.budget}"
         head_dim_v = "" if self.head_dim_v is None else f"/{self.head_dim_v}"
         return (
@@ -105,6 +112,11 @@ class Kernels:
         """True if kernels of this size can read keys from a cache."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _CACHED_SIZES
+
+    @property
+    def drops(self) -> bool:
+        """True if there are kernels of this size with dropout."""
+        return self.head_dim <= MOST_COLUMNS and self.dtype != IEEE32
 
     @property
     def is_latent(self) -> bool:
@@ -178,7 +190,16 @@ _SCORED_LARGE = (
     _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores="bias"),
 )
 
-# Attention to a cache, forward only. The last case has key blocks split among thread blocks.
+# With dropout, on GPUs; with a bias, for its gradient; and where dS may not be stored.
+_DROPPED = (
+    _Shape("dropped", 2, 150, 190, 4, 2, causal=True, dropout_p=_P),
+    _Shape("dropped", 2, 150, 190, 4, 2, causal=False, mask="dense", dropout_p=_P),
+    _Shape("dropped", 1, 67, 41, 3, 1, causal=True, scores="bias", dropout_p=_P),
+    _Shape("dropped", 1, 129, 193, 4, 2, causal=True, budget=0, scores="alibi", dropout_p=_P),
+)
+_DROPPED_LARGE = _Shape("dropped", 2, 1031, 1543, 16, 4, causal=True, dropout_p=_P)
+
+# Queries to a cache: only the forward. The last has key blocks that are cut among thread blocks.
 _CACHED_SIZES = (64, 128, 256, 384, 512)
 _CACHED = (
     _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),
@@ -243,6 +264,9 @@ def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
             large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1], *_SCORED_LARGE)
             shapes = large if one.is_usual else _FEW_ON_GPU
             cases += [_gpu_case(shape, one, sm_count) for shape in shapes]
+        if one.drops and sm_count:
+            cases += [_case(shape, one) for shape in _DROPPED]
+            cases += [_case(_DROPPED_LARGE, one, fills_gpu=True)] if one.is_usual else []
         if one.reads_caches:
             cached = (*_CACHED, *(_CACHED_LARGE if sm_count else ()))
             cases += [_case(shape, one, fills_gpu=shape in _CACHED_LARGE) for shape in cached]

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..kernels.budget import BUDGET_NOW
 from ..kernels.choices import IEEE32, float32_precision, match_kvcache
+from ..kernels.dropout.state import Dropout
 from ..kernels.scores import PLAIN
 from ..toolkit.selftest.comparison import Tensors, make_values
 from .cases import WHOLE
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-_Q_SCALE = 4.0  # spreads the scores, so that the softmax is not flat
+_RNG_STATE = ((1 << 62) + 12345678901234567, (1 << 40) + 4000000000)  # seed and offset
+_Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class Inputs:
         """Run forward and backward once; for a cache only the forward."""
         if case.page:
             return self._attend_to_cache(case)
-        if case.budget is not None:
-            return self._attend_within(case.budget, case)
+        if case.budget is not None or case.dropout_p:
+            return self._call_operators(case)
         scores = self.scores
         inputs = {"q": self.q, "k": self.k, "v": self.v, "sinks": scores.sinks, "bias": scores.bias}
         leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if x is not None}
@@ -79,22 +82,29 @@ class Inputs:
         named = {f"d{name}": x for name, x in zip(leaves, gradients, strict=True)}
         return {"out": out.detach(), "lse": lse.detach(), **named}
 
-    def _attend_within(self, budget: int, case: Case) -> Tensors:
-        """Call the operators directly, which take the workspace budget."""
-        from ..kernels import operators  # noqa: PLC0415 - missing in a broken install
+    def _call_operators(self, case: Case) -> Tensors:
+        """Call the operators, which take a workspace budget, and the seed of dropout."""
+        from ..kernels import operators  # noqa: PLC0415 - absent on a broken install
         from ..kernels.problem import Problem  # noqa: PLC0415
         from ..masks import Band  # noqa: PLC0415
 
+        budget = BUDGET_NOW if case.budget is None else case.budget
+        band = Band(right=0) if case.causal else Band()
         problem = Problem(
-            Band(right=0) if case.causal else Band(),
+            band if self.mask is None else self.mask,
             case.head_dim**-0.5,
             scores=self.scores if case.scores else None,
             budget=budget,
             ieee=case.dtype == IEEE32,
+            dropout=find_dropout(case, self.q.device),
         )
         out, lse = operators.attend(self.q, self.k, self.v, problem)
         saved = self.q, self.k, self.v, out, lse
-        return name_results(out, lse, *operators.differentiate(self.dout, saved, None, problem))
+        gradients = operators.differentiate(self.dout, saved, None, problem)
+        if self.scores.bias is not None:
+            of_bias = operators.differentiate_bias(self.dout, saved, None, problem)
+            gradients = *gradients, of_bias
+        return name_results(out, lse, *gradients)
 
     def _attend_to_cache(self, case: Case) -> Tensors:
         """Call the function that reads a cache, with shuffled pages."""
@@ -126,7 +136,16 @@ class Inputs:
         """Return the results of the textbook formulas on the CPU, every step rounded to `dtype`."""
         visible = find_visible(case)
         tensors = (self.q, self.k, self.v, self.dout)
-        return attend(tensors, causal=case.causal, dtype=dtype, visible=visible, scores=self.scores)
+        dropout = find_dropout(case, torch.device("cpu"))
+        options = {"visible": visible, "scores": self.scores, "dropout": dropout}
+        return attend(tensors, causal=case.causal, dtype=dtype, **options)
+
+
+def find_dropout(case: Case, device: torch.device) -> Dropout | None:
+    """Return the dropout of a case."""
+    if not case.dropout_p:
+        return None
+    return Dropout(case.dropout_p, torch.tensor(_RNG_STATE, device=device))
 
 
 def _name_arguments(scores: Scores) -> dict[str, Any]:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..kernels.dropout.philox import dropped
+from ..kernels.dropout.state import find_scale
 from ..kernels.scores import PLAIN, Scores
 
 if TYPE_CHECKING:
+    from ..kernels.dropout.state import Dropout
     from ..toolkit.selftest.comparison import Tensors
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
@@ -61,13 +64,14 @@ def error_of_rounded_out(out: torch.Tensor, dout: torch.Tensor) -> float:
     return float(torch.finfo(dout.dtype).eps * largest * rows**0.5)
 
 
-def attend(
+def attend(  # noqa: PLR0913 - an attention problem
     tensors: tuple[torch.Tensor, ...],
     *,
     causal: bool,
     dtype: torch.dtype,
     visible: torch.Tensor | None = None,
     scores: Scores = PLAIN,
+    dropout: Dropout | None = None,
 ) -> Tensors:
     """Attention and its gradients by the textbook formulas, every step rounded to `dtype`.
 
@@ -78,6 +82,7 @@ def attend(
         dtype: float64 for the reference, the input's own for the baseline.
         visible: Visible keys, bool [batch or 1, heads or 1, seqlen_q, seqlen_k]; replaces `causal`.
         scores: Score modifications before the mask, and sinks.
+        dropout: Of P.
     """
     q, k, v, dout = tensors
     group = q.shape[2] // k.shape[2]
@@ -92,8 +97,13 @@ def attend(
     lse = _add_sinks(torch.logsumexp(s.to(torch.float64), dim=-1), scores.sinks)
     # a fully masked row is zero
     p = torch.exp(s - lse.unsqueeze(-1).to(dtype)).nan_to_num(nan=0.0)
-    out = p @ v
-    dp = dout @ v.transpose(-1, -2)
+    kept: torch.Tensor | float = 1.0
+    if dropout is not None:
+        entries = range(q.shape[0])
+        kept = ~dropped(dropout, q.shape[1], entries, *p.shape[-2:]) * find_scale(dropout.p)
+        kept = kept.to(dtype)
+    out = (p * kept) @ v
+    dp = dout @ v.transpose(-1, -2) * kept
     delta = (dout * out).sum(dim=-1, keepdim=True)
     ds = p * (dp - delta)
     dbias = None if scores.bias is None else ds.sum_to_size(scores.bias.shape)
@@ -104,7 +114,7 @@ def attend(
         lse,
         (ds @ k * scale).transpose(1, 2),
         _sum_group(dk, group),
-        _sum_group(p.transpose(-1, -2) @ dout, group),
+        _sum_group((p * kept).transpose(-1, -2) @ dout, group),
         _differentiate_sinks(lse, delta, scores.sinks),
         dbias,
     )

@@ -278,7 +278,7 @@ def test_every_kind_of_mask_and_packed_documents_are_covered() -> None:
 @pytest.mark.parametrize("head_dim", [64, 192], ids=["usual", "other"])
 def test_all_that_becomes_of_scores_is_covered(head_dim: int) -> None:
     kernels = Kernels("bf16", head_dim, head_dim)
-    cases = [case for case in make_cases([kernels], 132) if case.scores]
+    cases = [one for one in make_cases([kernels], 132) if one.scores and not one.dropout_p]
     assert {word for case in cases for word in case.scores.split()} == set(KINDS)
     assert {case.fills_gpu for case in cases} == {True, False}
     assert any(case.causal and case.seqlen_q > case.seqlen_k for case in cases)
@@ -286,6 +286,17 @@ def test_all_that_becomes_of_scores_is_covered(head_dim: int) -> None:
     assert {bool(case.lengths) for case in cases} == {False, kernels.is_usual}
     assert {case.budget == 0 for case in cases} == {False, kernels.is_usual}
     assert any(case.page for case in cases) == kernels.reads_caches
+
+
+@pytest.mark.parametrize("head_dim", [64, 192], ids=["usual", "other"])
+def test_dropout_is_covered_with_what_has_kernels_of_its_own(head_dim: int) -> None:
+    kernels = Kernels("bf16", head_dim, head_dim)
+    cases = [case for case in make_cases([kernels], 132) if case.dropout_p]
+    assert {"bias", "alibi", ""} == {case.scores for case in cases}
+    assert {case.fills_gpu for case in cases} == {False, kernels.is_usual}
+    assert {case.budget for case in cases} == {None, 0}
+    assert any(case.mask for case in cases)
+    assert not any(case.dropout_p for case in make_cases([Kernels("bf16", 512, 512)], 132))
 
 
 def test_a_digest_is_half_the_sha_256_of_the_elements() -> None:
