@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from packaging.version import Version
 
 from flash_dist.integrations.transformers import register
 from tests.integrations.transformers.models import (
     DEEPSEEK_V4,
     DEVICE,
-    ENCODERS,
     LED,
     OWN,
     REFUSED,
@@ -22,12 +20,7 @@ from tests.integrations.transformers.models import (
 )
 
 NAME = register()
-VERSION = Version(transformers.__version__)
 IDS = torch.randint(3, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(1)).to(DEVICE)
-
-since_5 = pytest.mark.skipif(
-    Version("5.0") > VERSION, reason="before 5.0 these models have attention of their own"
-)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +39,6 @@ since_5 = pytest.mark.skipif(
             marks=pytest.mark.skipif(
                 not hasattr(transformers, REFUSED["deepseek_v32"].model), reason="a newer model"
             ),
-        ),
-        *(
-            pytest.param(
-                lambda name=name: ENCODERS[name].make(NAME).train(),
-                {},
-                "(?s)SelfAttention asks for dropout=0.1.*attention_probs_dropout_prob=0.0",
-                id=name,
-                marks=since_5,
-            )
-            for name in ("bert", "roberta")
         ),
     ],
 )
