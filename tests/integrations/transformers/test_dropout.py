@@ -1,4 +1,4 @@
-"""A model in train() drops weights, and has the gradients of eager attention that drops the same."""
+"""A model in train() has the outputs and gradients of eager attention that drops the same."""
 
 from __future__ import annotations
 
