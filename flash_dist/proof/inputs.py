@@ -101,10 +101,10 @@ class Inputs:
         out, lse = operators.attend(self.q, self.k, self.v, problem)
         saved = self.q, self.k, self.v, out, lse
         gradients = operators.differentiate(self.dout, saved, None, problem)
+        of_bias = None
         if self.scores.bias is not None:
             of_bias = operators.differentiate_bias(self.dout, saved, None, problem)
-            gradients = *gradients, of_bias
-        return name_results(out, lse, *gradients)
+        return name_results(out, lse, *gradients, of_bias)
 
     def _attend_to_cache(self, case: Case) -> Tensors:
         """Call the function that reads a cache, with shuffled pages."""
@@ -136,9 +136,14 @@ class Inputs:
         """Return the results of the textbook formulas on the CPU, every step rounded to `dtype`."""
         visible = find_visible(case)
         tensors = (self.q, self.k, self.v, self.dout)
-        dropout = find_dropout(case, torch.device("cpu"))
-        options = {"visible": visible, "scores": self.scores, "dropout": dropout}
-        return attend(tensors, causal=case.causal, dtype=dtype, **options)
+        return attend(
+            tensors,
+            causal=case.causal,
+            dtype=dtype,
+            visible=visible,
+            scores=self.scores,
+            dropout=find_dropout(case, torch.device("cpu")),
+        )
 
 
 def find_dropout(case: Case, device: torch.device) -> Dropout | None:

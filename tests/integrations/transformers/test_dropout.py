@@ -36,7 +36,7 @@ def drop(weights: Tensor, p: float, training: bool, *_: Any) -> Tensor:  # noqa:
 
 def train(name: str, implementation: str) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the states of tokens that are no padding, and gradients, of one step."""
-    chances = {"attention_probs_dropout_prob": P, "hidden_dropout_prob": 0.0}
+    chances: dict[str, Any] = {"attention_probs_dropout_prob": P, "hidden_dropout_prob": 0.0}
     model = ENCODERS[name].make(implementation, **chances).train()
     torch.manual_seed(3)
     states = model(input_ids=IDS, attention_mask=PADDING).last_hidden_state[:, :9]
