@@ -202,6 +202,25 @@ def test_every_option_has_the_same_bits_in_every_run(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2, 1100, 1300, 4, 2), (4, 4096, 4096, 16, 16)], ids=str)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_kernels_of_one_target_and_general_ones_agree(
+    shape: tuple[int, int, int, int, int],
+    causal: bool,  # noqa: FBT001
+    head_dims: tuple[int, int],
+    any_half: torch.dtype,
+) -> None:
+    """ALiBi, here of slope 0, is left to the general kernels."""
+    q, k, v = draw_all(shape, head_dims, any_half)
+    dout = torch.randn(*q.shape[:-1], v.shape[-1], device=DEVICE, dtype=any_half)
+    runs = []
+    for slopes in (None, torch.zeros(shape[3], device=DEVICE)):
+        out = attend(q, k, v, causal=causal, alibi_slopes=slopes)
+        runs.append((out, *torch.autograd.grad(out, (q, k, v), dout)))
+    assert_close(runs[0], tuple(x.double() for x in runs[1]))
+
+
+@pytest.mark.gpu
 def test_one_seed_has_the_same_bits_in_1000_runs() -> None:
     q, k, v = draw_all((2, 256, 256, 4, 4), (128, 128), torch.bfloat16)
     with torch.no_grad():
