@@ -74,13 +74,6 @@ __device__ __forceinline__ float fma_saturated(float x, float y, float z) {
   return r;
 }
 
-// The smaller number; NaN if one of them is NaN. Since sm_80.
-__device__ __forceinline__ float min_nan(float x, float y) {
-  float r;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
-  return r;
-}
-
 // x << bits; 0 if bits >= 32.
 __device__ __forceinline__ uint32_t shift_left(uint32_t x, int bits) {
   uint32_t r;

@@ -1,12 +1,12 @@
 // The score modification of core/scores.cuh in the Hopper kernels: in base 2, with factors
-// precomputed on the host. With a soft cap c, and c' = c log2 e:
+// precomputed on the host. With a soft cap c, c' = c log2 e and t = tanh(q . k * scale / c):
 //
-//   r = 1 / (1 + e^2x), x = q . k * scale / c        tanh(x) = 1 - 2 r
-//   s log2 e = c' - 2 c' r - slope' * |distance|     ds / dx = c (1 - tanh(x)^2)
+//   s log2 e = c' t - slope' * |distance|            ds / dx = c (1 - t^2)
 //
 // Without a cap: s log2 e = q . k * scale' - slope' * |distance|. A kernel tests for the cap once
-// per tile. In the backward, the slope is 0 under a cap without ALiBi. Such a step waits for the
-// special-function unit, so the unused ALiBi term costs nothing.
+// per tile. Most scores are far below the cap, where a polynomial gives t. This saves the
+// special-function unit, which computes the weights and limits these kernels. A score's own size
+// selects its formula, so its bits do not depend on other scores.
 #pragma once
 
 #include <cmath>
@@ -20,27 +20,37 @@
 namespace flash_dist {
 
 struct ScoreModParams {
-  float inside;       // factor of q . k: scale', or 2 log2(e) scale / c under a cap
-  float cap;          // c'; 0: none
-  float minus_2_cap;  // -2 c'
+  float inside;  // factor of q . k: scale', or scale / c under a cap
+  float cap;     // c'; 0: none
 };
 
 template <class Params>  // FwdParams or BwdParams, scores filled in
 ScoreModParams make_score_mod(const Params& p) {
   const float cap = p.scores.softcap * LOG2_E;
-  const float inside = p.scores.scale_inside * LOG2_E;
-  return {cap == 0.0f ? inside : 2.0f * inside, cap, -2.0f * cap};
+  return {p.scores.scale_inside * (cap == 0.0f ? LOG2_E : 1.0f), cap};
 }
 
-// q . k -> r.
-__device__ __forceinline__ float capping(float x, const ScoreModParams& p) {
-  return reciprocal_approx(1.0f + exp2_approx(x * p.inside));
-}
-
-// 1 - tanh(x)^2 from r; 0 if r is infinite.
-__device__ __forceinline__ float softcap_derivative(float r) {
-  const float t = fmaf(-2.0f, r, 1.0f);
-  return fma_saturated(-t, t, 1.0f);
+// Replaces each score q . k of a warp, x = q . k * inside: by near(x) if |x| <= NEAR, else by far(x).
+template <int NT, class Near, class Far>
+__device__ __forceinline__ void replace_scores(Accumulator<1, NT>& s, float inside, Near near,
+                                               Far far) {
+  float top[4] = {};
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i] = fmaxf(top[i], fabsf(s.x[0][n][i]));
+  const float largest = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+  const auto each = [&](auto replace) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s.x[0][n][i] = replace(s.x[0][n][i] * inside);
+  };
+  if (__any_sync(0xffffffffu, largest * fabsf(inside) > NEAR)) {
+    each([&](float x) { return fabsf(x) > NEAR ? far(x) : near(x); });
+  } else {
+    each(near);
+  }
 }
 
 // ALiBi's bias times log2 e, for a lane's fragment of 16 rows. TRANSPOSED: the rows are keys.
@@ -69,7 +79,8 @@ __device__ __forceinline__ float minus_alibi_slope(const ScoreParams& p, int bat
 
 // The score modification of the forward.
 struct FwdScoreModParams : ScoreModParams {
-  float top;  // subtracted from scores instead of the row maximum; 0: use the row maximum
+  float top;        // subtracted from scores instead of the row maximum; 0: use the row maximum
+  TanhTerms terms;  // times c'
 };
 
 // Under a cap c every score is in [-c', c']. bf16 has the exponent range of fp32. So rows need no
@@ -83,39 +94,15 @@ FwdScoreModParams make_fwd_score_mod(const Params& p) {
   const ScoreModParams base = make_score_mod(p);
   const bool bounded = std::is_same_v<T, Bf16> && p.scores.softcap != 0.0f &&
                        p.scores.softcap <= BOUNDED_CAP && p.scores.alibi == nullptr;
-  return {base, bounded ? std::fmin(base.cap, 100.0f - base.cap) : 0.0f};
-}
-
-// r of four scores of a row, from one reciprocal of the product of their denominators. Denominators
-// are clamped to 2^30: an r below 2^-30 does not matter.
-__device__ __forceinline__ void capping4(float (&x)[4], const ScoreModParams& p) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = 1.0f + exp2_approx(min_nan(x[i] * p.inside, 30.0f));
-  const float left = x[0] * x[1], right = x[2] * x[3];
-  const float all = reciprocal_approx(left * right);
-  const float of_left = all * right, of_right = all * left;
-  const float first = of_left * x[1], third = of_right * x[3];
-  x[1] = of_left * x[0];
-  x[3] = of_right * x[2];
-  x[0] = first;
-  x[2] = third;
+  return {base, bounded ? std::fmin(base.cap, 100.0f - base.cap) : 0.0f, tanh_terms(base.cap)};
 }
 
 // q . k -> s log2 e - top, under a cap.
 template <int NT>
 __device__ __forceinline__ void apply_softcap(Accumulator<1, NT>& s, const FwdScoreModParams& p) {
-  const float offset = p.cap - p.top;
-#pragma unroll
-  for (int n = 0; n < NT; n += 2)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float r[4] = {s.x[0][n][2 * h], s.x[0][n][2 * h + 1], s.x[0][n + 1][2 * h],
-                    s.x[0][n + 1][2 * h + 1]};
-      capping4(r, p);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        s.x[0][n + i / 2][2 * h + i % 2] = fmaf(p.minus_2_cap, r[i], offset);
-    }
+  replace_scores(
+      s, p.inside, [&](float x) { return fmaf(x, evaluate(p.terms, x * x), -p.top); },
+      [&](float x) { return fmaf(p.cap, tanh_far(x), -p.top); });
 }
 
 // Adds ALiBi to s log2 e of 16 queries from row0 on, counted from the bottom right. key(n): first
@@ -141,22 +128,16 @@ template <int NT, class Key>
 __device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const FwdScoreModParams& p,
                                                 bool has_alibi, float minus_slope, int row0,
                                                 Key key) {
-  if (p.minus_2_cap != 0.0f) apply_softcap(s, p);
-  if (has_alibi) apply_alibi(s, p.minus_2_cap == 0.0f ? p.inside : 1.0f, minus_slope, row0, key);
+  if (p.cap != 0.0f) apply_softcap(s, p);
+  if (has_alibi) apply_alibi(s, p.cap == 0.0f ? p.inside : 1.0f, minus_slope, row0, key);
 }
 
-// Under a cap, q . k -> r, for weigh(). Masked scores must then be masked_score().
+// Under a cap, q . k -> t, for weigh().
 template <int NT>
 __device__ __forceinline__ void begin_softcap(Accumulator<1, NT>& x, const ScoreModParams& p) {
   if (p.cap == 0.0f) return;
-#pragma unroll
-  for (int n = 0; n < NT; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x.x[0][n][i] = capping(x.x[0][n][i], p);
-}
-// The score of a masked key: q . k = -inf, or r = +inf under a cap.
-__device__ __forceinline__ float masked_score(const ScoreModParams& p) {
-  return p.cap == 0.0f ? -INFINITY : INFINITY;
+  replace_scores(
+      x, p.inside, [](float one) { return one * evaluate(tanh_terms(1.0f), one * one); }, tanh_far);
 }
 
 // Computes P^T and P^T * (1 - tanh^2), from which dS^T is made, both times 2^SHIFT. x: scores with
@@ -190,8 +171,8 @@ __device__ __forceinline__ void weigh(const Accumulator<1, NT>& x, uint32_t lse,
     each([&](float score, float minus) { return fmaf(score, p.inside, minus); },
          [](float weight, float) { return weight; });
   } else {
-    each([&](float r, float minus) { return fmaf(p.minus_2_cap, r, p.cap + minus); },
-         [](float weight, float r) { return weight * softcap_derivative(r); });
+    each([&](float t, float minus) { return fmaf(p.cap, t, minus); },
+         [](float weight, float t) { return weight * fma_saturated(-t, t, 1.0f); });  // of -inf 0
   }
 }
 

@@ -233,14 +233,7 @@ struct DkdvSm90Steps {
         for (int half = 0; half < 2; ++half)
 #pragma unroll
           for (int h = 0; h < 2; ++h)
-            if (!(visible >> (half * 16 + h * 8) & 1)) {
-              float& score = pt.x[0][half * 4 + n][2 * h + e];
-              if constexpr (Config::HAS_SCORE_MOD) {
-                score = masked_score(params.score_mod);
-              } else {
-                score = -INFINITY;
-              }
-            }
+            if (!(visible >> (half * 16 + h * 8) & 1)) pt.x[0][half * 4 + n][2 * h + e] = -INFINITY;
       }
   }
 

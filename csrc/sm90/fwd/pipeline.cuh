@@ -115,7 +115,7 @@ struct FwdSm90Pipeline {
     issue_scores(f.s);
     wait_for_scores<0>(f.s);
     const bool masked = j >= bounds.full_end || j < bounds.full_begin;
-    modify_scores(f.s, j, masked);
+    modify_scores(f.s, j);
     if (masked) {
       mask_scores();
       clean = is_clean(j);
@@ -132,7 +132,7 @@ struct FwdSm90Pipeline {
   template <bool MASKED>
   __device__ __forceinline__ void step() {
     begin_step<MASKED>(j, f.p);
-    modify_scores(f.s, j, MASKED);
+    modify_scores(f.s, j);
     if constexpr (MASKED && Tiles::LOOKS_AHEAD) f.visible.apply(f.s, Steps{work.bounds}, j);
     if constexpr (MASKED && !Tiles::LOOKS_AHEAD) mask_scores();
     clean = !MASKED || is_clean(j);
@@ -243,7 +243,7 @@ struct FwdSm90Pipeline {
   // A step of block i without a mask, from the probabilities of the previous block to its own.
   __device__ __forceinline__ void fast_step(int i, Probabilities& p, Probabilities& next) {
     begin_step<false>(i, p);
-    modify_scores(f.s, i, false);
+    modify_scores(f.s, i);
     clean = true;
     bool grown = false;
     if (!try_operands(next, i)) {
@@ -276,14 +276,11 @@ struct FwdSm90Pipeline {
     smem.k_barriers.release(keys.stage());
   }
 
-  // Soft cap and ALiBi of block i. Keys that are masked must not change the bits of others, with which they
-  // share a reciprocal.
-  __device__ __forceinline__ void modify_scores(Accumulator<1, BLOCK_N / 8>& s, int i,
-                                                bool masked) const {
+  // Soft cap and ALiBi of block i.
+  __device__ __forceinline__ void modify_scores(Accumulator<1, BLOCK_N / 8>& s, int i) const {
     if constexpr (Tiles::HAS_SCORE_MOD) {
       const Steps steps{work.bounds};
       const int row0 = work.block.row0 + warp_row() + work.place.seqlen_k - work.place.seqlen_q;
-      if (masked) mask_scores();
       apply_score_mod(s, params.score_mod, params.p.scores.alibi != nullptr, slope, row0,
                       [&](int n) { return steps.key(i, n * 8); });
     }

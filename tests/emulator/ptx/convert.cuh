@@ -42,8 +42,5 @@ inline uint32_t shift_left(uint32_t x, int bits) { return bits < 32 ? x << bits 
 inline float fma_saturated(float x, float y, float z) {
   return fminf(fmaxf(fmaf(x, y, z), 0.0f), 1.0f);
 }
-inline float min_nan(float x, float y) {
-  return std::isnan(x) || std::isnan(y) ? NAN : fminf(x, y);
-}
 
 }  // namespace flash_dist
