@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..kernels.choices import IEEE32
-from ..kernels.dropout.state import MOST_COLUMNS
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -16,7 +13,8 @@ _TILE = 128  # rows of the largest tile; this many tiles per SM fill a GPU
 _WAVES = 2
 WHOLE = -1
 _P = 0.25  # of dropout
-_SMALL_SEQLEN = 256  # up to here the float64 reference on the CPU is quick
+MOST_COLUMNS = 256  # of q, with dropout; here, as this module must not import torch
+_SMALL_SEQLEN = 256  # largest size with a fast float64 reference on the CPU
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,12 @@ class _Shape:
     num_heads_kv: int
     causal: bool
     budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
-    mask: str = ""  # of MASKS in masks.py, on top of causal
-    lengths: tuple[int, ...] = ()  # of documents packed one after the other
-    page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
-    appended: int = 0  # how many of them are no part of the cache before the call
-    scores: str = ""  # modifications: some of softcap, alibi, bias and sinks
-    matched: bool = False  # whether the bits are those of attention to a cache
+    mask: str = ""  # name in MASKS of masks.py, in addition to causal
+    lengths: tuple[int, ...] = ()  # lengths of packed documents
+    page: int = 0  # keys per page of the cache with k and v; WHOLE: no pages
+    appended: int = 0  # keys that the call appends to the cache
+    scores: str = ""  # score modifications: some of softcap, alibi, bias and sinks
+    matched: bool = False  # request the bits of attention to a cache
     dropout_p: float = 0.0
 
 
@@ -116,7 +114,7 @@ class Kernels:
     @property
     def drops(self) -> bool:
         """True if there are kernels of this size with dropout."""
-        return self.head_dim <= MOST_COLUMNS and self.dtype != IEEE32
+        return self.head_dim <= MOST_COLUMNS and self.dtype != "ieee32"
 
     @property
     def is_latent(self) -> bool:
