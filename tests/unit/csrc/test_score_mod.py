@@ -1,7 +1,7 @@
 """Score modification in Hopper's kernels, each lane of a warp, against double precision.
 
-This machine's C++ compiler compiles csrc/sm90/score_mod.cuh: headers that come first replace the lane's
-number, approximations and shared memory of the GPU.
+This machine's C++ compiler compiles csrc/sm90/score_mod.cuh: headers that come first replace the
+lane's number, approximations and shared memory of the GPU.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ inline float2 load_shared_8(uint32_t at) { return {shared[at / 4], shared[at / 4
 """,
 }
 
-# Prints the largest error of the forward's scores, infinite if one depends on others, then those of P and
-# of the factors of dS.
+# Prints the largest error of the forward's scores, infinite if one depends on others, then those of
+# P and of the factors of dS.
 PROGRAM: Final = """
 #include <algorithm>
 #include <cstdio>
