@@ -114,7 +114,7 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def find_strangers(folder: Path) -> list[str]:
-    """Find its files that the RECORD of the installed version does not list.
+    """Find files of the package that the RECORD of the installed version does not list.
 
     Raises:
         InstallError: No version is installed, or more than one.

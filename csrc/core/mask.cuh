@@ -77,7 +77,7 @@ struct Mask : MaskPlace {
     return p.rows[static_cast<int64_t>(plane) * p.query_tiles * MASK_TILE + min(i, seqlen_q - 1)];
   }
 
-  // The key ranges of the queries [row0, row0 + rows) that exist. For bands and ROWS.
+  // The key range of existing queries in [row0, row0 + rows). Only for bands and ROWS masks.
   __device__ __forceinline__ KeyRange range(int row0, int rows) const {
     const int last = min(row0 + rows, seqlen_q) - 1;
     if (p.kind == MaskKind::BAND) {

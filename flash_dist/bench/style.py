@@ -79,7 +79,7 @@ _FONTS: Final = "'DejaVu Sans', Verdana, sans-serif"
 
 
 def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib
-    """Write a figure in the format of the suffix; an SVG has no date, and two colour schemes."""
+    """Write a figure in the format of the suffix; an SVG gets two colour schemes and no date."""
     if path.suffix != ".svg":
         figure.savefig(path)
         return

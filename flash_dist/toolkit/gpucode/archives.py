@@ -205,7 +205,7 @@ def _open_unpacked(
 
 
 def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread]:
-    """Raise the first item's error if none can be read: then the archive cannot."""
+    """Raise the first item's error if no item of the archive can be read."""
     failed: list[Unread] = []
     items = iter(items)
     for item in items:
