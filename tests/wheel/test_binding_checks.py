@@ -60,6 +60,10 @@ def is_bias(x: Tensor) -> bool:
     return x.dim() == 4 and x.dtype in {torch.float16, torch.float32}
 
 
+def is_rng_state(x: Tensor) -> bool:
+    return x.dtype == torch.int64 and x.shape == (2,) and x.is_contiguous()
+
+
 def is_of_angles(x: Tensor) -> bool:
     return x.dim() == 2 and x.is_contiguous() and is_of_rows(x)
 
@@ -77,6 +81,7 @@ CHECKS: Final[dict[str, Callable[[Tensor], bool]]] = {
     "block_table": is_table,
     **dict.fromkeys(("alibi_slopes", "sinks"), is_of_floats),
     "bias": is_bias,
+    "rng_state": is_rng_state,
     **dict.fromkeys(("rotary_cos", "rotary_sin"), is_of_angles),
     **dict.fromkeys(("mask", "mask_data", "mask_slots"), is_ours),
     **dict.fromkeys(("dout", "dlse", "out", "lse"), is_ours),

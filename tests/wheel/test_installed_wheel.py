@@ -75,8 +75,11 @@ def test_the_code_embedded_is_the_code_declared(manifest: Manifest) -> None:
 
 def test_no_kernel_spills_but_those_with_an_exception(manifest: Manifest) -> None:
     spilling = {kernel.symbol for kernel in manifest.kernels if kernel.spill_bytes}
-    pattern = re.compile(r"_bwd_fused_sm90_\w+_d192v128_")  # in csrc/spill_exceptions.toml
-    assert not [symbol for symbol in spilling if not pattern.search(symbol)]
+    excepted = re.compile(  # in csrc/spill_exceptions.toml
+        r"_bwd_fused_sm90_\w+_d192v128_|_(fwd|bwd_fused)_dropout_sm90_\w+_d128_"
+        r"|_bwd_fused_scored_sm90_bf16_d128_"
+    )
+    assert not [symbol for symbol in spilling if not excepted.search(symbol)]
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
