@@ -89,6 +89,13 @@ struct Memory {
   }
 };
 
+template <class Emulated>  // EmulatedCall or EmulatedForward
+void set_device(const Emulated& c) {
+  flash_dist::device.compute_capability = static_cast<int>(c.capability);
+  flash_dist::device.sm_count = static_cast<int>(c.sm_count);
+  flash_dist::device.smem_limit = static_cast<int>(c.smem_limit);
+}
+
 }  // namespace
 
 // Arguments of a call. tests/unit/made/emulator.py has the same layout.
@@ -106,9 +113,7 @@ extern "C" const char* emulated_error() { return flash_dist::last_error().c_str(
 extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   using namespace flash_dist;
   const EmulatedCall& c = *call;
-  device.compute_capability = static_cast<int>(c.capability);
-  device.sm_count = static_cast<int>(c.sm_count);
-  device.smem_limit = static_cast<int>(c.smem_limit);
+  set_device(c);
   const int64_t group = c.num_heads_q / c.num_heads_kv;
   const auto view = [](void* data, int64_t rows, int64_t heads, int64_t columns, int64_t members) {
     return View{data, rows * heads * columns, heads * columns, members * columns, columns};
@@ -169,9 +174,7 @@ struct EmulatedForward {
 extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   using namespace flash_dist;
   const EmulatedForward& c = *call;
-  device.compute_capability = static_cast<int>(c.capability);
-  device.sm_count = static_cast<int>(c.sm_count);
-  device.smem_limit = static_cast<int>(c.smem_limit);
+  set_device(c);
   const int64_t group = c.num_heads_q / c.num_heads_kv;
   const bool packed = c.cu_q != nullptr;
   const auto view = [&](void* data, int64_t rows, int64_t heads, int64_t columns, int64_t members) {

@@ -6,17 +6,15 @@ come first replace what a GPU has. A lane is a thread.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from typing import TYPE_CHECKING, Final
 
 import pytest
 import torch
 
-from ci.places import INCLUDES
 from flash_dist.kernels.dropout.philox import dropped, philox
 from flash_dist.kernels.dropout.state import Dropout, count_kept
-from tests.unit.made.planner import require_compiler
+from tests.unit.made.planner import compile_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,17 +187,8 @@ TILES: Final = ((16, 16), (16, 16), (32, 32), (32, 32), (16, 8), (8, 16), *[(16,
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    require_compiler()
     folder = tmp_path_factory.mktemp("dropout")
-    for name, text in HEADERS.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-    source, program = folder / "dropout.cpp", folder / "dropout"
-    source.write_text(PROGRAM, encoding="utf-8")
-    call = [os.environ.get("CXX", "g++"), "-std=c++20", "-w", "-pthread", "-I", str(folder)]
-    call += [f"-I{path}" for path in INCLUDES]
-    subprocess.run([*call, str(source), "-o", str(program)], check=True)
-    return program
+    return compile_program(folder, PROGRAM, "-std=c++20", "-w", "-pthread", headers=HEADERS)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1e-9, 0.99999])

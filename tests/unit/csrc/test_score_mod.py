@@ -6,14 +6,12 @@ lane's number, approximations and shared memory of the GPU.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from ci.places import INCLUDES
-from tests.unit.made.planner import require_compiler
+from tests.unit.made.planner import compile_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,17 +174,8 @@ int main(int, char** arguments) {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    require_compiler()
     folder = tmp_path_factory.mktemp("score_mod")
-    for name, text in HEADERS.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-    source, program = folder / "score_mod.cpp", folder / "score_mod"
-    source.write_text(PROGRAM, encoding="utf-8")
-    call = [os.environ.get("CXX", "g++"), "-std=c++17", "-w", "-I", str(folder)]
-    call += [f"-I{path}" for path in INCLUDES]
-    subprocess.run([*call, str(source), "-o", str(program)], check=True)
-    return program
+    return compile_program(folder, PROGRAM, "-w", headers=HEADERS)
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.0625, -0.03125], ids=["flat", "falling", "rising"])

@@ -10,15 +10,20 @@ import tempfile
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from ci.places import INCLUDES, SOURCES, read_table
 from flash_dist.toolkit.make.kernels.generate import render_product, render_roles
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 MIB: Final = 1 << 20
 BAND: Final = 0  # kind of mask
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed with the process
 
@@ -68,12 +73,24 @@ def require_compiler() -> None:
         pytest.skip(f"no C++ compiler `{compiler}`")
 
 
-def compile_program(folder: Path, source: str) -> Path:
-    """Compile a program of one file, with the headers of csrc/ that need no CUDA."""
+def compile_program(
+    folder: Path, source: str, *options: str, headers: Mapping[str, str] = NO_HEADERS
+) -> Path:
+    """Compile a program of one file, with the headers of csrc/ that need no CUDA.
+
+    Args:
+        folder: Of the program.
+        source: Of the program.
+        options: Of the compiler.
+        headers: Text by path of headers that replace those of csrc/.
+    """
     require_compiler()
+    for name, text in headers.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
     file, program = folder / "program.cpp", folder / "program"
     file.write_text(source, encoding="utf-8")
-    call = [os.environ.get("CXX", "g++"), "-std=c++17", *_include(folder), str(file)]
+    call = [os.environ.get("CXX", "g++"), "-std=c++17", *options, *_include(folder), str(file)]
     subprocess.run([*call, "-o", str(program)], check=True)
     return program
 
@@ -94,7 +111,7 @@ def planner() -> Path:
 
 
 def _include(generated: Path) -> list[str]:
-    return [f"-I{path}" for path in (*INCLUDES, generated)]
+    return [f"-I{path}" for path in (generated, *INCLUDES)]
 
 
 def plan_backward(**request: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of Call and of Gpu
