@@ -327,7 +327,7 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "softmax_scale, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "
       "sinks=None, bool match_kvcache=False, Tensor? bias=None, float dropout_p=0.0, Tensor? "
       "rng_state=None) -> (Tensor out, Tensor lse)");
-  // dsinks has no elements without sinks.
+  // Without sinks, dsinks is empty.
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, "
@@ -335,16 +335,15 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "budget, bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? "
       "alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, float dropout_p=0.0, Tensor? "
       "rng_state=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
-  // [splits, batch, heads, queries, keys] as bias, for whose gradient it must be summed: over splits,
-  // and over queries and keys, which are tiles where the bias has one.
+  // Returns partial sums [splits, batch, heads, queries, keys]. The caller sums them over splits,
+  // and over the axes along which the bias is broadcast: queries and keys then count tiles.
   m.def(
       "attention_bias_parts(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? dlse, Tensor? mask_data, int[] mask, float softmax_scale, bool ieee, Tensor? "
       "alibi_slopes, Tensor bias, int splits, float dropout_p=0.0, Tensor? rng_state=None) -> "
       "Tensor");
-  // For eager calls that nobody differentiates and that leave scores as they are: no autograd
-  // formula is registered in front of these, and the integers of a mask are a CPU tensor, which
-  // passes torch as one argument.
+  // For eager calls without gradient and without score modification. No autograd formula is
+  // registered for it. The mask's integers are a CPU tensor, which torch passes as one argument.
   m.def(
       "attention_no_grad(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
       "softmax_scale, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "

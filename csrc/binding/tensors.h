@@ -266,7 +266,7 @@ inline DropoutParams read_dropout(const Dropout& dropout, const Tensor& q) {
   return make_dropout(dropout.p, pointer<const int64_t>(t));
 }
 
-// Null without sinks.
+// Returns null without sinks.
 inline const float* read_sinks(const Scores& scores, const Tensor& q, const Sizes& s) {
   if (!scores.sinks) return nullptr;
   STD_TORCH_CHECK(scores.sinks->dim() == 1 && scores.sinks->numel() == s.num_heads_q(),

@@ -18,9 +18,9 @@ struct Config : Plan_ {
   static constexpr int HEAD_DIM = HEAD_DIM_;      // of q and k
   static constexpr int HEAD_DIM_V = HEAD_DIM_V_;  // of v and out
   static constexpr int THREADS = Plan::WARPS * 32;
-  // Whether weights are dropped: then the arguments are FwdDropoutParams and so on, without a soft cap.
+  // Kernels with dropout take FwdDropoutParams, BwdDropoutParams and so on. They have no soft cap.
   static constexpr bool DROPS = false;
-  // Whether blocks of the same keys may share the queries: BwdParams::query_split.
+  // Whether several blocks of the same keys may split the queries, see BwdParams::query_split.
   static constexpr bool SHARES_QUERIES = false;
 };
 

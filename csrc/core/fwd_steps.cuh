@@ -26,7 +26,7 @@ __device__ __forceinline__ void wait_for_copies() {
   __syncthreads();
 }
 
-// The bias of a warp's scores. row0: the warp's first query in the tile.
+// Adds the bias to a warp's scores. row0: the warp's first query in the tile.
 template <class T, class Put = AddBias, bool PAIRS = true, int MT, int NT>
 __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams& p, int block_m,
                                          int row0, int key0) {
@@ -36,15 +36,16 @@ __device__ __forceinline__ void add_bias(Accumulator<MT, NT>& s, const FwdParams
   add_bias<T, false, Put, PAIRS>(s, p.bias, place, p.seqlen_q, p.seqlen_k);
 }
 
-// Which weights of the keys from key0 on are dropped, for a warp whose first query in the tile is row0.
+// Returns where the weights of a warp are: row0 is its first query in the tile, key0 its first key.
 __device__ __forceinline__ DropoutPlace dropout_place(const FwdParams& p, int block_m, int row0,
                                                       int key0) {
   const FwdBlock again(p, block_m);
   return {sequence_head(p, again.batch, again.head), again.row0 + row0, key0};
 }
 
-// Soft cap, ALiBi and, in fp32, the bias of a warp's scores S = Q @ K(j).T, then the mask. row0, key: the
-// warp's first query and first key in the tile. ALWAYS: blocks without a mask come here, too.
+// Applies soft cap, ALiBi, the bias (fp32 only) and the mask to a warp's scores S = Q @ K(j).T.
+// row0, key: the warp's first query and first key in the tile. ALWAYS: also called for blocks without
+// a mask.
 template <Tanh TANH, class T, bool ALWAYS, template <int, int> class Work, int BLOCK_M, int BLOCK_N,
           int MT, int NT>
 __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const FwdParams& p,
@@ -64,9 +65,9 @@ __device__ __forceinline__ void modify_and_mask(Accumulator<MT, NT>& s, const Fw
   }
 }
 
-// Calls step(masked) for block j of keys and all before it: blocks with a mask, blocks without one, then
-// blocks with a mask. With a score modification all blocks count as masked, and if all of them are ALWAYS
-// to be, there is one loop.
+// Calls step(masked) for key blocks j down to the first: masked blocks, blocks without a mask, then
+// masked blocks. With a score modification all blocks count as masked. ALWAYS: all blocks count as
+// masked, in one loop.
 template <bool ALWAYS, class Blocks, class Step>
 __device__ __forceinline__ void for_key_blocks(const FwdParams& p, const Blocks& blocks, int& j,
                                                const Step& step) {

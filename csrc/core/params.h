@@ -42,8 +42,7 @@ FLASH_DIST_HOST_DEVICE inline bool is_few_queries(int seqlen_q, int seqlen_k) {
   return seqlen_q <= (seqlen_k >= MORE_KEYS ? MORE_QUERIES : FEW_QUERIES) && seqlen_k >= MANY_KEYS;
 }
 
-// What a list entry says about a tile of 64 queries and 64 keys; a code >= 0 is the index of its
-// bits.
+// Codes of a list entry, for a tile of 64 queries and 64 keys. A code >= 0 is the index of its bits.
 constexpr int TILE_FULL = -1;
 constexpr int TILE_EMPTY = -2;
 constexpr int TILE_ROWS = -3;  // test each query's key range
@@ -116,9 +115,9 @@ struct DropoutParams {
   float scale;               // of what is kept: 1 / that fraction
 };
 
-// Where the rows of a batch entry lie: null pointers for tensors with a batch axis, whose entries
-// all have the full length. NOTE: what the arrays hold nobody has checked; core/sequence.cuh alone
-// reads them.
+// Where the rows of a batch entry are. Null pointers for tensors with a batch axis, whose entries
+// all have the full length. NOTE: nobody has checked the contents of the arrays. Only
+// core/sequence.cuh reads them.
 struct Packing {
   const int* cu_seqlens_q;  // [batch + 1]
   const int* cu_seqlens_k;
@@ -162,11 +161,11 @@ struct FwdDropoutParams : FwdParams {
   DropoutParams dropout;
 };
 
-// What a launch of the forward is given.
+// Arguments of a forward launch.
 template <class Params>
 struct FwdCallOf {
   Params params;
-  unsigned* tickets;  // a counter, 0, for kernels with KernelEntry::takes_tickets, else null
+  unsigned* tickets;  // a zeroed counter for kernels with KernelEntry::takes_tickets, else null
 };
 using FwdCall = FwdCallOf<FwdParams>;
 using FwdDropoutCall = FwdCallOf<FwdDropoutParams>;
@@ -237,7 +236,7 @@ struct BwdDropoutParams : BwdParams {
   DropoutParams dropout;
 };
 
-// A backward that makes delta, too.
+// A backward that also computes delta.
 struct WholeParams {
   BwdParams p;
   View out;  // as in DeltaParams, like those below

@@ -13,8 +13,9 @@
 
 namespace flash_dist {
 
-// FAST: to 2^-23, by the special-function unit, for 16-bit operands: under a cap up to FAST_CAP their
-// rounding is larger. EXACT: for fp32 operands. NONE: of kernels without soft caps.
+// FAST: error 2^-23, on the special-function unit. Good enough for 16-bit operands under a cap up
+// to FAST_CAP, whose rounding error is larger. EXACT: for fp32 operands. NONE: for kernels without
+// soft caps.
 enum class Tanh { FAST, EXACT, NONE };
 
 // The smallest soft cap c for which apply_score_mod_derivative() is accurate to 2^-20 / c without
@@ -137,8 +138,9 @@ __device__ __forceinline__ void apply_score_mod_to_both(Accumulator<MT, NT>& s,
   });
 }
 
-// x -> x * ds / d(q . k * scale) under a soft cap. x: dS^T, or the P^T that dS^T is made from. The scores
-// follow from P^T: s = ln P + lse. lse_log2(n): of queries n * 8 + lane % 4 * 2 and the one behind.
+// x -> x * ds / d(q . k * scale) under a soft cap. x is dS^T, or the P^T from which dS^T is made.
+// Recovers the scores from P^T: s = ln P + lse. lse_log2(n): lse of query n * 8 + lane % 4 * 2 and
+// of the next one.
 template <int MT, int NT, class Lse>
 __device__ __forceinline__ void apply_score_mod_derivative(Accumulator<MT, NT>& x,
                                                            const Accumulator<MT, NT>& pt,

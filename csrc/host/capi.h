@@ -34,8 +34,8 @@ KERNEL_API int flash_dist_fwd_dropout(const flash_dist::Call* call,
                                       const flash_dist::FwdDropoutParams* params,
                                       flash_dist::Allocate allocate, void* context);
 
-// Likewise, with the bits that flash_dist_decode gives for the same keys. The mask is a band, the
-// elements have 16 bits, and memory may be needed: allocate is not null.
+// Like flash_dist_fwd, with the bits of flash_dist_decode for the same keys. Only for 16-bit dtypes
+// and band masks. allocate must not be null.
 KERNEL_API int flash_dist_fwd_as_cache(const flash_dist::Call* call,
                                        const flash_dist::FwdParams* params,
                                        flash_dist::Allocate allocate, void* context);

@@ -79,9 +79,9 @@ struct BwdShape {
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: seqlens are the longest
   int total_q;                                         // packed: tokens, else -1
   int head_dim, head_dim_v;                            // columns of the compiled dK/dV kernel
-  int columns_v;                                       // of v, those that exist
+  int columns_v;                                       // columns of v without padding
   bool aligned;     // scores depend on where a query is (ALiBi, bias, dropout): queries are not cut
-  bool normalizes;  // dQ, computed again, comes first and finds what dK/dV multiply P by (fp32)
+  bool normalizes;  // recomputed dQ runs before dK/dV and finds its normalizers (fp32)
   MaskBand mask;
   const int* key_slots;  // MaskParams::key_slots in host memory; null: not known
   bool per_head;         // query heads have different masks

@@ -20,12 +20,13 @@ __device__ __forceinline__ int fresh_block() {
   return x;
 }
 
-// What is derived from these is computed anew from here on.
+// Makes the compiler recompute values derived from x and y, instead of keeping them in registers.
 __device__ __forceinline__ void forget(uint32_t& x, uint32_t& y) {
   asm volatile("" : "+r"(x), "+r"(y));
 }
 
-// All warps of a warpgroup keep REGISTERS per thread from here on, a multiple of 8.
+// Reduces the registers of this warpgroup to REGISTERS per thread, a multiple of 8. All its warps
+// must call this.
 template <int REGISTERS>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));

@@ -154,7 +154,7 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
 
 
 def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
-    """Call the operator that a graph may hold and a mode of torch.dispatch knows."""
+    """Call the operator that graphs can store and torch.dispatch modes know."""
     mask, softmax_scale, packing, scores, _, batch_invariant, *choices, dropout = problem
     ieee, match_kvcache = choices
     known = band_or_handle(mask)
@@ -242,7 +242,7 @@ def backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) 
 def _backward_no_grad(
     dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
-    """Call the operator of eager mode, as `attend_no_grad` does."""
+    """Call the eager operator, as `attend_no_grad` does."""
     mask, softmax_scale, packing, _, *how, _, _ = problem  # match_kvcache is of the forward
     arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
@@ -252,7 +252,7 @@ def _backward_no_grad(
 
 
 def _call_backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
-    """Call the operator that belongs to that of `_call_forward`."""
+    """Call the backward operator that belongs to `_call_forward`."""
     mask, softmax_scale, packing, scores, *how, _, dropout = problem
     numbers = softmax_scale, *how, *(scores or PLAIN), *(dropout or ())
     known = band_or_handle(mask)

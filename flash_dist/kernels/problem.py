@@ -94,7 +94,7 @@ class Problem(NamedTuple):
         budget = workspace_budget()
         how = batch_invariant, ieee, matches, dropout
         fields = mask, softmax_scale, packing, scores, budget, *how
-        return tuple.__new__(cls, fields)  # the constructor of a NamedTuple takes ten times longer
+        return tuple.__new__(cls, fields)  # ten times faster than the constructor of a NamedTuple
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[Any, ...]]:
         """Return the tensors and the other fields, as arguments of an autograd.Function."""

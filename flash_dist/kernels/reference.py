@@ -40,7 +40,7 @@ class Options(NamedTuple):
     cu_seqlens_k: Tensor | None = None
     scores: Scores = PLAIN
     dropout: Dropout | None = None
-    ordered: bool = False  # the forward sums as in ordered.py
+    ordered: bool = False  # sum the forward in the order of ordered.py
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a @ b."""
@@ -138,7 +138,7 @@ def _differentiate_scores(
     delta = (doh * oh).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
-    delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be infinite there
+    delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be inf without keys
     dp = problem.drop(doh @ problem.v.transpose(-1, -2), options.dropout)
     return weights, weights * (dp - delta), derivative
 

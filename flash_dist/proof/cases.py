@@ -197,7 +197,7 @@ _DROPPED = (
 )
 _DROPPED_LARGE = _Shape("dropped", 2, 1031, 1543, 16, 4, causal=True, dropout_p=_P)
 
-# Queries to a cache: only the forward. The last has key blocks that are cut among thread blocks.
+# Attention to a cache, forward only. The last case has key blocks split among thread blocks.
 _CACHED_SIZES = (64, 128, 256, 384, 512)
 _CACHED = (
     _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),

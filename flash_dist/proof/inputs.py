@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 _RNG_STATE = ((1 << 62) + 12345678901234567, (1 << 40) + 4000000000)  # seed and offset
-_Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
+_Q_SCALE = 4.0  # spreads the scores, so that the softmax is not flat
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Inputs:
 
     def _call_operators(self, case: Case) -> Tensors:
         """Call the operators, which take a workspace budget, and the seed of dropout."""
-        from ..kernels import operators  # noqa: PLC0415 - absent on a broken install
+        from ..kernels import operators  # noqa: PLC0415 - missing in a broken install
         from ..kernels.problem import Problem  # noqa: PLC0415
         from ..masks import Band  # noqa: PLC0415
 

@@ -162,7 +162,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   run_pipeline<Target, Config::STAGES>(DkdvCursor<Config>::count(p, smem.work), fetch, land,
                                        compute);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-  __syncthreads();  // every warp is done with K and V; without a stage they may still be arriving
+  __syncthreads();  // every warp has read K and V; without items their copies may be in flight
   if constexpr (Config::DROPS) dv.scale(dropout_of(p).scale);
   store_sums<Config>(dk, dv, p, tiles, warp);
 }

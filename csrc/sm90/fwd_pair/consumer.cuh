@@ -294,7 +294,7 @@ class FwdPairConsumer {
     __syncwarp();
   }
 
-  // Whether all keys of a step exist. Rows beyond the end of the tensor are zeros already.
+  // Tells if all keys of a step exist. Rows beyond the end of the tensor are zeros already.
   __device__ __forceinline__ bool is_clean(int step) const {
     const FwdParams& p = params_.p;
     const Steps steps{work_.bounds};

@@ -55,14 +55,14 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     function by name (`from torch.nn.functional import ...`) are not affected. Code that
     torch.compile has compiled before is compiled again; enter the context outside of compiled code.
 
-    Supported are float16, bfloat16 and float32, on the CPU also float64; masks of booleans and of
-    floats, which are added to the scores and may need a gradient (-65504 and less, -inf included,
-    hide a key); BlockMasks and IntervalMasks; `is_causal`, `scale`, `enable_gqa` and dropout. The
-    rest goes to torch's own function: a head_dim over 512 (in float32, with dropout and on compute
-    capability 7.5 over 256), bfloat16 on compute capability 7.5, tensors of other types, calls
-    under transforms of torch.func. So do boolean masks under torch.compile, which cannot read them,
-    and torch.jit.trace, which would keep them. The logger `flash_dist` logs at level INFO, once for
-    each reason, that a call went to torch.
+    Supported are float16, bfloat16 and float32, on the CPU also float64; boolean masks, and float
+    masks, which are added to the scores and may need a gradient (-65504 and less, including -inf,
+    hide a key); BlockMasks and IntervalMasks; `is_causal`, `scale`, `enable_gqa` and dropout. Other
+    calls go to torch's function: a head_dim over 512 (over 256 in float32, with dropout and on
+    compute capability 7.5), bfloat16 on compute capability 7.5, tensors of other types, calls under
+    transforms of torch.func. Also boolean masks under torch.compile, which cannot read them, and
+    under torch.jit.trace, which would store them. The logger `flash_dist` logs each reason once, at
+    level INFO.
 
     A mask is read in its first call, which waits for the GPU. A mask that only hides keys is faster
     than one that adds numbers. A mask that is made anew for every call is read in every call. A

@@ -56,9 +56,9 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         query: [batch, num_heads_q, seqlen_q, head_dim], any strides.
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
-        attention_mask: Made by `make_mask`, or a mask of the caller's own, [batch or 1,
-            num_heads_q or 1, seqlen_q, seqlen_k]: booleans, or numbers that are added, of which
-            -65504 and less hide. A query that sees no key gives zero.
+        attention_mask: Made by `make_mask`, or the caller's own mask, [batch or 1, num_heads_q or
+            1, seqlen_q, seqlen_k]: booleans, or numbers that are added, of which -65504 and less
+            hide a key. A query without visible keys gives zero.
         dropout: Fraction of the weights that is dropped; 0 for one query of `generate`.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
         sliding_window: Number of keys that a query sees, including its own; unless a mask is given.
@@ -74,7 +74,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         ValueError: The module asks for something that has no kernel.
     """
     require_supported(module, others | {"cache": cache})
-    if query.shape[0] == 1 < key.shape[0]:  # queries that are learned; `len` would fix a symbol
+    if query.shape[0] == 1 < key.shape[0]:  # learned queries; `len` makes a size constant
         query = query.expand(key.shape[0], -1, -1, -1)
     tensors = query, key, value
     (batch, heads, queries, _), keys = query.shape, key.shape[2]

@@ -65,7 +65,7 @@ def refuse_dropout(module: torch.nn.Module, dropout: float) -> None:
 
 
 def require_supported(module: torch.nn.Module, arguments: Mapping[str, object]) -> None:
-    """Raise ValueError for the first argument that asks for what has no kernel."""
+    """Raise ValueError for the first unsupported argument."""
     for name, words in _UNSUPPORTED.items():
         if arguments.get(name) is not None and arguments[name] is not False:
             _refuse(module, *words)

@@ -40,7 +40,7 @@ class Scores(NamedTuple):
     scale: float | None  # None: head_dim ** -0.5
     softcap: float | None = None  # None or 0: none
     sinks: Tensor | None = None  # [num_heads_q]
-    bias: Tensor | None = None  # added
+    bias: Tensor | None = None  # added to the scores
     dropout: float = 0.0
 
     def add(self, mask: Tensor) -> Scores:

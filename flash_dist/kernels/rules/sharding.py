@@ -274,7 +274,7 @@ def _run(
     schema = operator._schema  # noqa: SLF001 - no public function has the names
     named = zip((one.name for one in schema.arguments), args, strict=False)
     given = dict(named) | (kwargs or {})
-    with torch.no_grad():  # what DTensor does here has formulas of its own
+    with torch.no_grad():  # DTensor's own operators would record gradients
         _require_plain(given)
         sharding = Sharding.of(given)
         _localize_mask(given, sharding)

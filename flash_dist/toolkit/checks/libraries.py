@@ -222,7 +222,7 @@ def _name_family(path: str) -> str:
 
 
 def _is_torchs(path: str, environment: Environment) -> bool:
-    """Whether a library is the one that torch loads for its CUDA on this machine."""
+    """Tell if a library is the one that torch loads for its CUDA on this machine."""
     toolkit = environment.torch.cuda.replace(".", "")
     if environment.what_if or not toolkit:
         return False

@@ -20,7 +20,7 @@ INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # Folders without kernel families: shared code, and host code.
 SHARED: Final = ("ptx", "core")
 HOST: Final = ("host", "binding", "debug")
-# Generated: they include no code of ours.
+# Generated headers, which include none of ours.
 COMMON: Final = (
     "plans.h",
     "decode_plans.h",
