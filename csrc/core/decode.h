@@ -8,9 +8,8 @@
 // it, the pages of its cache or the number of multiprocessors.
 //
 // The kernel for many heads of latent keys lacks the registers for O of a group and O of a key
-// block. It computes a whole group in one softmax. Softmaxes over half a group made more splits and
-// partials: on an H200, 64 and 128 heads took 10 to 25 % longer, and 4096 keys of one user 20 %
-// less.
+// block. It computes a whole group in one softmax, and O of the groups before rests in memory: with
+// groups of 1024 keys on an H200 that took a fifth of the time. Its groups are larger.
 #pragma once
 
 #include "core/params.h"
@@ -19,8 +18,9 @@ namespace flash_dist {
 
 constexpr int KEY_BLOCK = 128;
 constexpr int GROUP_BLOCKS = 8;
-constexpr int LATENT_SOFTMAX_BLOCKS = 8;  // latent keys: softmax size, in tiles of 64 rows
-constexpr int PAGE_STEP = 16;             // contiguous keys in every cache
+constexpr int LATENT_SOFTMAX_BLOCKS = 32;  // of latent keys, in tiles of 64 rows: a group
+constexpr int MOST_FEW_TILES = 64;  // work tiles, at most, for P of whose key blocks there is room
+constexpr int PAGE_STEP = 16;       // contiguous keys in every cache
 
 // Where the keys of each batch entry are: rows [0, page) of cache entries. With block_table an
 // entry is a page. Without it, an entry holds all keys of a batch entry. NOTE: nobody checks the
@@ -67,10 +67,23 @@ struct DecodeParams {
   Divisor by_group, by_tiles;  // filled in at the launch
 };
 
+// The same for latent keys in tiles of 64 rows. If work tiles are few, P of all tiles of keys may be
+// stored (sm90/mla/values.cuh).
+struct LatentParams : DecodeParams {
+  int few_key_blocks;  // with at most so many P is stored; 0: never
+  uint16_t* weights;   // [2 * few_key_blocks] tiles of P, as panels of 64 columns
+  float2* tile_stats;  // [2 * few_key_blocks, 64] top and sum of their rows
+};
+
 // The most rows of a kv head of a sequence.
 inline int most_rows(const DecodeParams& p) {
   const int few = p.seqlen_q < MORE_QUERIES ? p.seqlen_q : MORE_QUERIES;
   return p.group * (p.few_alone ? few : p.seqlen_q);
+}
+
+// Key blocks of a group, if one softmax is over so many.
+constexpr int group_blocks(int softmax_blocks) {
+  return softmax_blocks > GROUP_BLOCKS ? softmax_blocks : GROUP_BLOCKS;
 }
 
 // Partials per split in which O of the work tile is kept while a group is computed. Two, because
@@ -80,8 +93,8 @@ constexpr int resting_partials(int softmax_blocks) { return softmax_blocks > 1 ?
 // Number of partials that a call needs if all sequences together have `key_blocks` key blocks.
 constexpr int64_t decode_partials(int64_t key_blocks, int64_t splits, int softmax_blocks = 1) {
   // For each split: its kept O, the partials of one split group, and those of its whole groups.
-  const int of_group = GROUP_BLOCKS / softmax_blocks;
-  return splits * (resting_partials(softmax_blocks) + of_group) + key_blocks / GROUP_BLOCKS +
+  const int group = group_blocks(softmax_blocks);
+  return splits * (resting_partials(softmax_blocks) + group / softmax_blocks) + key_blocks / group +
          5 * splits;
 }
 

@@ -53,8 +53,8 @@ struct GroupPartials {
   template <class Splits>
   __device__ __forceinline__ GroupPartials(const DecodeParams& p, const Splits& splits,
                                            DecodeCursor at, int number) {
-    constexpr int SOFTMAX_BLOCKS = GROUP_BLOCKS / Splits::GROUP_PARTIALS;
-    const int begin = (at.extent.first / GROUP_BLOCKS + number) * GROUP_BLOCKS;
+    constexpr int GROUP = Splits::GROUP, SOFTMAX_BLOCKS = Splits::OF_SOFTMAX;
+    const int begin = (at.extent.first / GROUP + number) * GROUP;
     if (begin >= at.extent.end) return;
     const int key_block = max(begin, at.extent.first);
     at.position += key_block - at.key_block;
@@ -65,16 +65,11 @@ struct GroupPartials {
       count = 1;
       return;
     }
-    const int last = min(begin + GROUP_BLOCKS, at.extent.end) - 1;
-    first = static_cast<int>(splits.key_block_partial(p, at)) +
-            key_block % GROUP_BLOCKS / SOFTMAX_BLOCKS;
+    const int last = min(begin + GROUP, at.extent.end) - 1;
+    first = static_cast<int>(splits.key_block_partial(p, at)) + key_block % GROUP / SOFTMAX_BLOCKS;
     count = last / SOFTMAX_BLOCKS - key_block / SOFTMAX_BLOCKS + 1;
   }
 };
-
-__device__ __forceinline__ int count_groups(const DecodeExtent& extent) {
-  return (extent.end - 1) / GROUP_BLOCKS + 1 - extent.first / GROUP_BLOCKS;
-}
 
 // The partials that a warp combines one after the other, those of each lane's group together.
 struct CombineSlots {
@@ -348,7 +343,7 @@ __device__ __forceinline__ void combine_by_warp(const DecodeParams& p, typename 
   const int slices = p.columns / (32 * WIDTH);
   const int row = piece / slices;
   const int column = ((piece - row * slices) * 32 + lane) * WIDTH;
-  const int groups = count_groups(smem.at.extent);
+  const int groups = count_groups<Config::Splits::GROUP>(smem.at.extent);
   float4(&steps)[CombineSlots::COUNT] = smem.steps[warp];
   CombinedTile<WIDTH> tile;
 #pragma unroll 1
@@ -394,7 +389,8 @@ __device__ __forceinline__ int groups_of_warp(const typename Config::Smem& smem)
   if constexpr (Config::WHOLE_GROUPS > Config::WARP_GROUPS) {
     if (smem.splits.grain == Grain::GROUP) most = Config::WHOLE_GROUPS;
   }
-  return min((count_groups(smem.at.extent) + Config::WARPS - 1) / Config::WARPS, most);
+  const int groups = count_groups<Config::Splits::GROUP>(smem.at.extent);
+  return min((groups + Config::WARPS - 1) / Config::WARPS, most);
 }
 
 // Combines 32 columns of a row, by a block. own: the group of this lane among the first.
@@ -405,7 +401,7 @@ __device__ __forceinline__ void combine_by_block(const DecodeParams& p, typename
   const int slices = p.columns / 32;
   const int row = piece / slices;
   const int column = (piece - row * slices) * 32 + lane;
-  const int groups = count_groups(smem.at.extent);
+  const int groups = count_groups<Config::Splits::GROUP>(smem.at.extent);
   const int each = groups_of_warp<Config>(smem);
   auto& shared = smem.together;
   CombinedTile<1> tile;
@@ -470,7 +466,7 @@ __device__ __forceinline__ void combine_pieces(const DecodeParams& p, typename C
 template <class Config>
 __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   using Target = typename Config::Target;
-  constexpr int SOFTMAX_BLOCKS = GROUP_BLOCKS / Config::Splits::GROUP_PARTIALS;
+  constexpr int SOFTMAX_BLOCKS = Config::Splits::OF_SOFTMAX;
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
@@ -487,7 +483,7 @@ __device__ __forceinline__ void decode_combine_block(const DecodeParams& p) {
   if (at.place >= at.extent.tiles) return wait_for_previous<Target>();
   const int tile_begin = at.tile_begin();
   const int last = splits.grain == Grain::GROUP
-                       ? at.last_group()
+                       ? at.last_group<Config::Splits::GROUP>()
                        : at.last_partial<SOFTMAX_BLOCKS>(at.extent.first, at.extent.end);
   const bool is_begun = by_tile || (splits.begin(blockIdx.x) <= tile_begin && tile_begin < end);
   if (!is_begun || splits.owner(tile_begin) == splits.owner(last)) {

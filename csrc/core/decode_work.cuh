@@ -126,6 +126,12 @@ struct DecodeExtent {
   __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
 };
 
+// Of GROUP key blocks.
+template <int GROUP>
+__device__ __forceinline__ int count_groups(const DecodeExtent& extent) {
+  return (extent.end - 1) / GROUP + 1 - extent.first / GROUP;
+}
+
 // lse of a row, and the factor that normalizes its out.
 struct RowEnd {
   float lse, inverse;
@@ -171,16 +177,19 @@ struct DecodeCursor {
     return position - (key_block - extent.first);
   }
   __device__ __forceinline__ int tile_end() const { return tile_begin() + extent.key_blocks(); }
+  // Of groups of GROUP key blocks.
+  template <int GROUP = GROUP_BLOCKS>
   __device__ __forceinline__ int group_begin() const {
-    return position - (key_block - max(key_block / GROUP_BLOCKS * GROUP_BLOCKS, extent.first));
+    return position - (key_block - max(key_block / GROUP * GROUP, extent.first));
   }
+  template <int GROUP = GROUP_BLOCKS>
   __device__ __forceinline__ int group_end() const {
-    return position + (min((key_block / GROUP_BLOCKS + 1) * GROUP_BLOCKS, extent.end) - key_block);
+    return position + (min((key_block / GROUP + 1) * GROUP, extent.end) - key_block);
   }
   // Where the last group of the tile begins.
+  template <int GROUP = GROUP_BLOCKS>
   __device__ __forceinline__ int last_group() const {
-    return tile_end() -
-           (extent.end - max((extent.end - 1) / GROUP_BLOCKS * GROUP_BLOCKS, extent.first));
+    return tile_end() - (extent.end - max((extent.end - 1) / GROUP * GROUP, extent.first));
   }
   // Where the last partial of the key blocks [begin, end) of the tile begins.
   template <int SOFTMAX_BLOCKS>
@@ -247,10 +256,12 @@ enum class Grain { KEY_BLOCK, GROUP, TILE };
 
 // The splits of all key blocks. If they cannot be equal, the first ones have one key block more.
 // Constructed by all THREADS threads of a block. SOFTMAX_BLOCKS: key blocks of one softmax, 1 or
-// GROUP_BLOCKS.
+// those of a group.
 template <int THREADS, int SOFTMAX_BLOCKS = 1>
 struct DecodeSplits {
-  static constexpr int GROUP_PARTIALS = GROUP_BLOCKS / SOFTMAX_BLOCKS;
+  static constexpr int OF_SOFTMAX = SOFTMAX_BLOCKS;
+  static constexpr int GROUP = group_blocks(SOFTMAX_BLOCKS);  // key blocks
+  static constexpr int GROUP_PARTIALS = GROUP / SOFTMAX_BLOCKS;
   static constexpr int RESTING = resting_partials(SOFTMAX_BLOCKS);
   struct Lengths {
     int2 warp_lengths[THREADS / 32];
@@ -332,8 +343,8 @@ struct DecodeSplits {
   // end.
   __device__ __forceinline__ int whole_from(const DecodeCursor& at) const {
     const bool is_tile = grain == Grain::TILE;
-    const int first = is_tile ? at.tile_begin() : at.group_begin();
-    return first == at.position ? first : is_tile ? at.tile_end() : at.group_end();
+    const int first = is_tile ? at.tile_begin() : at.group_begin<GROUP>();
+    return first == at.position ? first : is_tile ? at.tile_end() : at.group_end<GROUP>();
   }
 
   // The key blocks [begin, end) of a split, and the cursor at the first; false if it has none. A
@@ -367,12 +378,12 @@ struct DecodeSplits {
   // The number of the first partial of a cut group. Those of its key blocks follow.
   __device__ __forceinline__ int64_t key_block_partial(const DecodeParams& p,
                                                        const DecodeCursor& at) const {
-    return int64_t{p.splits} * RESTING + int64_t{owner(at.group_begin())} * GROUP_PARTIALS;
+    return int64_t{p.splits} * RESTING + int64_t{owner(at.group_begin<GROUP>())} * GROUP_PARTIALS;
   }
   // Whether the group of a cursor, which begins in `split`, is cut.
   __device__ __forceinline__ bool is_cut(const DecodeCursor& at, int split) const {
-    const int first = at.key_block - (at.position - at.group_begin());
-    const int last = at.key_block + (at.group_end() - at.position);
+    const int first = at.key_block - (at.position - at.group_begin<GROUP>());
+    const int last = at.key_block + (at.group_end<GROUP>() - at.position);
     return grain == Grain::KEY_BLOCK &&
            at.last_partial<SOFTMAX_BLOCKS>(first, last) >= begin(split + 1);
   }
@@ -382,10 +393,10 @@ struct DecodeSplits {
   __device__ __forceinline__ int64_t group_partial(const DecodeParams& p, const DecodeCursor& at,
                                                    int split) const {
     const int first = begin(split), end = begin(split + 1);
-    const int places = (each_ + 1) / GROUP_BLOCKS + 4;
-    const int group = at.key_block / GROUP_BLOCKS;
+    const int places = (each_ + 1) / GROUP + 4;
+    const int group = at.key_block / GROUP;
     const auto group_at = [&](int position) {  // of this tile
-      return (at.key_block + (position - at.position)) / GROUP_BLOCKS;
+      return (at.key_block + (position - at.position)) / GROUP;
     };
     const int place =
         at.tile_begin() < first ? group - group_at(first) : places - 1 - (group_at(end) - group);
@@ -407,11 +418,11 @@ struct DecodeSplits {
   // of reading its keys and values.
   __device__ __forceinline__ bool prefers_groups(const DecodeParams& p) const {
     if constexpr (SOFTMAX_BLOCKS > 1) {
-      return longest(GROUP_BLOCKS) == longest(SOFTMAX_BLOCKS);
+      return longest(GROUP) == longest(SOFTMAX_BLOCKS);
     } else {
       const int key_blocks = each_ + (more_ > 0);
-      const int missing = (GROUP_BLOCKS - key_blocks % GROUP_BLOCKS) % GROUP_BLOCKS;
-      return missing * 64 <= min(key_blocks, GROUP_BLOCKS) * p.partial_rows;
+      const int missing = (GROUP - key_blocks % GROUP) % GROUP;
+      return missing * 64 <= min(key_blocks, GROUP) * p.partial_rows;
     }
   }
   // Key blocks of the shortest and the longest work tile. Called by all threads.

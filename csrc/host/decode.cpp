@@ -21,6 +21,11 @@ constexpr int FEW_ROWS = 16;                   // of a work tile: those of one m
 constexpr int MAX_HEAD_DIM = 512;              // with values of their own
 constexpr int SPLIT_HEAD_DIM = 256;            // with values in the keys, read as two tensors
 constexpr int COMBINE_BLOCKS_PER_SM = 5;       // of the combine kernel
+// Latent keys: P of at most so many work tiles and key blocks is stored. Their keys are read twice.
+constexpr int FEW_LATENT_TILES = 16;
+constexpr int64_t FEW_KEY_BLOCKS = 1024;
+static_assert(FEW_LATENT_TILES <= MOST_FEW_TILES);
+constexpr int64_t TILE_ROWS = 64, TILE_WEIGHTS = 64 * 64;  // of P of a tile
 // With fewer work tiles for each split some splits get several of the longest, or tiles are cut and
 // combined.
 constexpr int TILES_PER_SPLIT = 3;
@@ -86,12 +91,12 @@ class Decode {
   Decode(const Call& call, const DecodeParams& params, int64_t budget)
       : call_(call),
         latent_(is_latent(params)),
-        p_(with_values(params)),
+        p_{with_values(params), 0, nullptr, nullptr},
         kernel_(choose_kernel()),
         softmax_blocks_(
             latent_ && kernel_.variant->entry->block_rows > FEW_ROWS ? LATENT_SOFTMAX_BLOCKS : 1) {
     const int rows = most_rows(p_);
-    p_.block_rows = kernel_.variant->entry->block_rows;
+    p_.block_rows = kernel_.variant->entry->block_rows * choose_blocks();
     p_.row_tiles = divide_up(rows, p_.block_rows);
     p_.partial_rows = std::min(rows, p_.block_rows);
     p_.columns = size_of(*kernel_.variant).head_dim_v;
@@ -102,8 +107,9 @@ class Decode {
       return;
     }
     const int sm_count = device_info(call.device).sm_count;
-    const int splits = choose_splits(sm_count, kernel_.variant->entry->blocks_per_sm,
-                                     static_cast<int>(p_.batch * tiles()));
+    const int splits =
+        choose_splits(std::max(sm_count / choose_blocks(), 1),
+                      kernel_.variant->entry->blocks_per_sm, static_cast<int>(p_.batch * tiles()));
     const int64_t key_blocks = most_key_blocks();
     p_.splits = static_cast<int>(std::min<int64_t>(splits, key_blocks));
     p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tiles() >= TILES_PER_SPLIT * p_.splits;
@@ -117,17 +123,25 @@ class Decode {
     place(key_blocks, budget);
   }
 
-  int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_; }
+  int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_ + weights_bytes(); }
 
   // Whether there are so many work tiles that to cut some makes nothing faster.
   bool has_whole_tiles() const { return p_.tiles_differ != 0; }
 
   void run(void* workspace) {
-    p_.partial_stats = static_cast<float2*>(workspace);
-    p_.partial_out = reinterpret_cast<float*>(static_cast<uint8_t*>(workspace) + stats_bytes_);
+    auto* const memory = static_cast<uint8_t*>(workspace);
+    p_.partial_stats = reinterpret_cast<float2*>(memory);
+    p_.partial_out = reinterpret_cast<float*>(memory + stats_bytes_);
     const auto stream = static_cast<cudaStream_t>(call_.stream);
     record_decode(p_, softmax_blocks_);
-    launch(call_.device, kernel_, &p_, stream);
+    if (p_.few_key_blocks > 0) {
+      p_.weights = reinterpret_cast<uint16_t*>(memory + stats_bytes_ + out_bytes_);
+      p_.tile_stats = reinterpret_cast<float2*>(p_.weights + 2 * p_.few_key_blocks * TILE_WEIGHTS);
+      for (const Role half : {Role::MLA_WEIGHTS, Role::MLA_VALUES}) {
+        launch(call_.device, require_kernel(call_.device, key_of(half), &p_), &p_, stream);
+      }
+    }
+    if (p_.few_key_blocks == 0) launch(call_.device, kernel_, &p_, stream);
     if (p_.max_key_blocks == 0) return;
     const Role combine = latent_ ? Role::MLA_FOLD : Role::DECODE_FOLD;
     launch(call_.device, require_kernel(call_.device, key_of(combine), &p_), &p_, stream);
@@ -162,6 +176,17 @@ class Decode {
     return require_kernel(call_.device, key_of(Role::DECODE), &p_);
   }
 
+  // Work tiles of 64 rows.
+  int64_t latent_tiles() const {
+    return divide_up<int64_t>(most_rows(p_), TILE_ROWS) * p_.num_heads_kv * p_.batch;
+  }
+
+  // Blocks of rows of a work tile: two of latent keys if each has queries, but for few work tiles.
+  int choose_blocks() const {
+    if (softmax_blocks_ == 1 || p_.group <= TILE_ROWS) return 1;
+    return latent_tiles() <= FEW_LATENT_TILES ? 1 : 2;
+  }
+
   int64_t tiles() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }
 
   int64_t longest_key_blocks() const {
@@ -190,8 +215,9 @@ class Decode {
     const int64_t partial = int64_t{p_.partial_rows} * (p_.columns * 4 + 8);
     const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / partial;
     const int64_t fixed = decode_partials(0, p_.splits, softmax_blocks_);
-    const bool may_split = p_.cache.capacity > KEY_BLOCK && p_.splits > 1;
-    const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_BLOCKS : 0;
+    const bool may_split = longest_key_blocks() > softmax_blocks_ && p_.splits > 1;
+    const int64_t most =
+        affordable > fixed ? (affordable - fixed) * group_blocks(softmax_blocks_) : 0;
     p_.max_key_blocks = may_split ? static_cast<int>(std::min(key_blocks, most)) : 0;
     const bool rests = longest_key_blocks() > softmax_blocks_;
     const int64_t least = rests ? int64_t{p_.splits} * resting_partials(softmax_blocks_) : 0;
@@ -199,12 +225,26 @@ class Decode {
                                  ? least
                                  : decode_partials(p_.max_key_blocks, p_.splits, softmax_blocks_);
     stats_bytes_ = aligned(partials * p_.partial_rows * 8);
-    out_bytes_ = partials * p_.partial_rows * p_.columns * 4;
+    out_bytes_ = aligned(partials * p_.partial_rows * p_.columns * 4);
+    if (softmax_blocks_ == 1 || p_.block_rows > TILE_ROWS ||
+        p_.batch * tiles() > FEW_LATENT_TILES || p_.left < UNBOUNDED) {
+      return;
+    }
+    // NOTE: not key_blocks: sequences that share pages have more.
+    const int64_t most_of_table = longest_key_blocks() * p_.batch * tiles();
+    if (most_of_table > FEW_KEY_BLOCKS) return;
+    p_.few_key_blocks = static_cast<int>(most_of_table);
+    if (workspace_bytes() > budget) p_.few_key_blocks = 0;
+  }
+
+  // P of two tiles to a key block, and their tops and sums.
+  int64_t weights_bytes() const {
+    return p_.few_key_blocks * 2 * (TILE_WEIGHTS * 2 + TILE_ROWS * int64_t{sizeof(float2)});
   }
 
   const Call& call_;
   const bool latent_;
-  DecodeParams p_;
+  LatentParams p_;
   const Loaded kernel_;
   const int softmax_blocks_;  // key blocks of one softmax
   int64_t stats_bytes_ = 0, out_bytes_ = 0;

@@ -85,7 +85,9 @@ struct Memory {
     auto& own = *static_cast<Memory*>(context);
     own.bytes.assign(bytes + 256, 0xff);  // NaN
     auto* data = own.bytes.data();
-    return data + (256 - reinterpret_cast<uintptr_t>(data) % 256) % 256;
+    data += (256 - reinterpret_cast<uintptr_t>(data) % 256) % 256;
+    emulator::declare(data, bytes, false);  // to copies
+    return data;
   }
 };
 

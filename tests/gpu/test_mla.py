@@ -71,8 +71,9 @@ def test_the_kernel_of_latent_keys_ran(heads: int) -> None:
     on_hopper = torch.cuda.get_device_capability() == (9, 0) and has_whole_shared_memory()
     # Not if there is only PTX.
     is_built = any(one["family"] == "mla_sm90" for one in variants())
-    family = "mla_sm90" if on_hopper and is_built and heads >= MANY_HEADS else "mla"
-    assert last_variant()["mla"]["symbol"].startswith(f"flash_dist_{family}_bf16")
+    is_many = on_hopper and is_built and heads >= MANY_HEADS
+    role, family = ("mla_values", "mla_values_sm90") if is_many else ("mla", "mla")  # of few tiles
+    assert last_variant()[role]["symbol"].startswith(f"flash_dist_{family}_bf16")
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -136,6 +137,17 @@ def test_a_sequence_has_the_same_bits_wherever_it_is(heads: int, seqlen_q: int) 
     if seqlen_q > 2:
         chunk = {"q": tensors.q[:, :2], "cache_seqlens": tensors.seqlens - (seqlen_q - 2)}
         assert _same((whole[0][:, :2], whole[1][:, :, :2]), problem.call(tensors, **chunk)), "chunk"
+
+
+@pytest.mark.parametrize("copies", [1, 24])  # few work tiles, and more
+@pytest.mark.parametrize("heads", [17, 32, 64])
+def test_a_head_has_the_same_bits_beside_fewer_heads(heads: int, copies: int) -> None:
+    problem = Problem(seqlens=LONG * copies, capacity=3008, heads=128, page=64, **DEEPSEEK)
+    tensors = problem.make(BF16, DEVICE)
+    out, lse = problem.call(tensors)
+    for some in (slice(heads), slice(-heads, None)):
+        got = problem.call(tensors, q=tensors.q[:, :, some].contiguous())
+        assert _same((out[:, :, some], lse[:, some]), got), some
 
 
 @pytest.mark.parametrize("heads", HEADS)

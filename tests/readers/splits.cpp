@@ -117,6 +117,7 @@ struct StoredPartial {
 template <int SOFTMAX_BLOCKS>
 class Replay {
   using Splits = DecodeSplits<1, SOFTMAX_BLOCKS>;  // of one thread, which counts all sequences
+  static constexpr int GROUP = Splits::GROUP;
 
  public:
   explicit Replay(const DecodeParams& params) : p(params), splits(count(params)) {
@@ -194,15 +195,14 @@ class Replay {
     int first = at.key_block, part = at.key_block;  // first key blocks of group and partial
     for (int left = end - begin; left > 0; --left, at.advance(p)) {
       ++key_blocks_[at.position];
-      if (at.position == at.group_begin()) first = at.key_block;
-      if (SOFTMAX_BLOCKS == 1 || at.position == at.group_begin()) part = at.key_block;
-      if (SOFTMAX_BLOCKS > 1 && at.position + 1 < at.group_end()) continue;
+      if (at.position == at.group_begin<GROUP>()) first = at.key_block;
+      if (SOFTMAX_BLOCKS == 1 || at.position == at.group_begin<GROUP>()) part = at.key_block;
+      if (SOFTMAX_BLOCKS > 1 && at.position + 1 < at.group_end<GROUP>()) continue;
       const bool owns_tile = begin <= at.tile_begin() && at.tile_end() <= end;
-      if (at.group_begin() < begin || end < at.group_end()) {
+      if (at.group_begin<GROUP>() < begin || end < at.group_end<GROUP>()) {
         right_ &= !owns_tile;
-        write(splits.key_block_partial(p, at) + at.key_block % GROUP_BLOCKS / SOFTMAX_BLOCKS, at,
-              part);
-      } else if (at.position + 1 < at.group_end()) {
+        write(splits.key_block_partial(p, at) + at.key_block % GROUP / SOFTMAX_BLOCKS, at, part);
+      } else if (at.position + 1 < at.group_end<GROUP>()) {
         right_ &= SOFTMAX_BLOCKS == 1;  // otherwise a group is one partial
       } else if (!owns_tile) {
         write(splits.group_partial(p, at, split), at, first);
@@ -234,7 +234,7 @@ class Replay {
       if (at.place >= at.extent.tiles) continue;
       const int begin = at.tile_begin();
       const int last = splits.grain == Grain::GROUP
-                           ? at.last_group()
+                           ? at.last_group<GROUP>()
                            : at.last_partial<SOFTMAX_BLOCKS>(at.extent.first, at.extent.end);
       const bool is_begun = by_tile || (splits.begin(block) <= begin && begin < end);
       if (!is_begun || splits.owner(begin) == splits.owner(last)) continue;
@@ -252,7 +252,7 @@ class Replay {
 
   // Replays combine_groups() of core/decode_combine.h.
   void read_groups(const DecodeCursor& at) {
-    const int groups = count_groups(at.extent);
+    const int groups = count_groups<GROUP>(at.extent);
     int next = at.extent.first;  // next key block to combine
     for (int number = 0; number < groups; ++number) {
       const GroupPartials partials(p, splits, at, number);

@@ -67,7 +67,7 @@ def test_key_blocks_of_a_cache_are_computed_once_and_all_that_is_combined_was_st
 def test_places_for_fewer_groups_than_a_split_may_have_are_noticed(
     generated: Path, tmp_path: Path
 ) -> None:
-    places = "const int places = (each_ + 1) / GROUP_BLOCKS + "
+    places = "const int places = (each_ + 1) / GROUP + "
     headers = with_change(tmp_path, "core/decode_work.cuh", f"{places}4;", f"{places}1;")
     assert len(outputs_of("splits.cpp", generated, tmp_path, headers)) > 1
 

@@ -7,6 +7,7 @@
 #include "core/panels.cuh"
 #include "decode_plans.h"
 #include "plans.h"
+#include "ptx/registers.cuh"
 #include "sm90/stages.cuh"
 
 namespace flash_dist {
@@ -15,64 +16,65 @@ struct MlaSm90Params {
   alignas(128) CUtensorMap k;
   AxisSteps k_axes;
   int box_keys;  // of a box: a whole tile, or those that lie together in every cache
-  DecodeParams p;
+  LatentParams p;
 };
 
-// Panels of a tile of keys whose last reads are by the same warpgroup at the same time.
-struct PanelGroup {
-  int number, first, count;
-};
+// Neighbouring blocks share a split if work tiles have more rows than a block, so that they read the same
+// keys at about the same time.
+template <class Config>
+__device__ __forceinline__ int split_of_block(const DecodeParams& p) {
+  return p.block_rows > Config::BLOCK_ROWS ? fresh_block() / 2 : fresh_block();
+}
+template <class Config>
+__device__ __forceinline__ int block_row0(const DecodeParams& p) {
+  return p.block_rows > Config::BLOCK_ROWS ? fresh_block() % 2 * Config::BLOCK_ROWS : 0;
+}
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct MlaSm90Config
-    : Config<MlaSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = MlaSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int THREADS = Plan::WARPS * 32;
   static constexpr int CONSUMERS = THREADS / WARPGROUP - 1;  // which share the columns of O
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
   static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // of O, for each consumer
   static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; a warp loads keys
-  static constexpr int LOADER_REGISTERS = 56;             // setmaxnreg
+  static constexpr int LOADER_REGISTERS = 40;             // setmaxnreg
   static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
   static constexpr int BLOCK_ROWS = 64;
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
-  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // of a key block
-  static constexpr int STAGES = Plan::STAGES;
-  // Key blocks whose cursors a consumer may still read, rounded up to a power of two. While the
-  // second consumer is at one, the loader is at most at the first tile of the third behind it.
-  static constexpr int CURSORS = 4;
+  static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // of a key block, one for each consumer's S
   using Splits = DecodeSplits<THREADS, LATENT_SOFTMAX_BLOCKS>;
-  using Tile = Panels<64>;  // of Q and of K
-  using Stages = Ring<STAGES>;
+  using Tile = Panels<64>;  // of Q, of K, and of P
   static constexpr int PANELS = Tile::count(HEAD_DIM);
   static constexpr int OWN_PANELS = COLUMNS / Tile::COLUMNS;  // of V, of one consumer
   static constexpr int V_PANELS = CONSUMERS * OWN_PANELS;
+  static constexpr int P_PANEL = V_PANELS;     // holds keys without values, and P after S
   static constexpr int CHUNKS = HEAD_DIM / 8;  // of 16 bytes, in a row
+  // Key blocks whose cursors may be read: when the loader is at one, consumers are done with the one
+  // before the last.
+  static constexpr int CURSORS = 2;
   static_assert(CONSUMERS == 2 && BLOCK_ROWS == 64 && BLOCK_N == 64);
-  static_assert(COLUMNS % Tile::COLUMNS == 0 && HEAD_DIM % Tile::COLUMNS == 0);
-  static_assert(LATENT_SOFTMAX_BLOCKS == GROUP_BLOCKS, "O of a group stays in registers");
+  static_assert(TILES == CONSUMERS && TILES == Plan::STAGES && PANELS == V_PANELS + 1);
+  static_assert(Splits::GROUP == LATENT_SOFTMAX_BLOCKS, "O of a group stays in registers");
 
-  // Groups of panels in the order in which they become free: the columns that are no values, which
-  // S alone reads, then those of each consumer.
-  static constexpr int GROUPS = 1 + CONSUMERS;
-  __host__ __device__ static constexpr PanelGroup keys_alone() {
-    return {0, V_PANELS, PANELS - V_PANELS};
+  // The panels of a tile whose last read is by consumer `part`: its columns of the values and, if the
+  // other consumer has S of the tile, P.
+  __host__ __device__ static constexpr int panel_count(int tile, int part) {
+    return OWN_PANELS + (tile != part);
   }
-  __host__ __device__ static constexpr PanelGroup values_of(int part) {
-    return {1 + part, part * OWN_PANELS, OWN_PANELS};
+  __host__ __device__ static constexpr int panel_of(int part, int i) {
+    return i < OWN_PANELS ? part * OWN_PANELS + i : P_PANEL;
+  }
+  // Panel i of a tile in the order in which S takes them: the first to arrive first.
+  __host__ __device__ static constexpr int scores_panel(int tile, int i) {
+    return i < V_PANELS ? (tile * OWN_PANELS + i) % V_PANELS : P_PANEL;
   }
 
-  // From the first consumer, which has S, to the second. A thread writes for the thread with the
-  // same rows.
-  struct Exchange {
-    uint4 weights[BLOCK_N / 16][WARPGROUP];  // A operands
-    float4 stats[WARPGROUP];                 // of its two rows: top, sum of the lane's columns
-  };
   struct Smem {
-    alignas(1024) uint8_t k[STAGES][PANELS * Tile::BYTES];
+    alignas(1024) uint8_t k[TILES][PANELS * Tile::BYTES];
     alignas(1024) uint8_t q[PANELS * Tile::BYTES];
-    Exchange exchange;
-    uint64_t k_full[STAGES][PANELS], k_empty[STAGES][GROUPS];
+    float tops[TILES][BLOCK_ROWS];  // of the rows after each tile
+    float sums[TILES][BLOCK_ROWS];  // of the rows over all such tiles of a group
+    uint64_t k_full[TILES][PANELS], k_empty[TILES][CONSUMERS];
     uint64_t q_full, q_empty;
     typename Splits::Smem counting;
     Splits splits;                     // the members that all threads have in common
@@ -82,19 +84,26 @@ struct MlaSm90Config
 
     // Called by one thread.
     __device__ __forceinline__ void make_barriers() {
-      for (int stage = 0; stage < STAGES; ++stage) {
-        for (uint64_t& full : k_full[stage]) mbarrier_init(shared_address(&full), 1);
-        for (uint64_t& empty : k_empty[stage]) {
+      for (int tile = 0; tile < TILES; ++tile) {
+        for (uint64_t& full : k_full[tile]) mbarrier_init(shared_address(&full), 1);
+        for (uint64_t& empty : k_empty[tile]) {
           mbarrier_init(shared_address(&empty), WARPS_OF_GROUP);
         }
       }
       mbarrier_init(shared_address(&q_full), QUERY_LOADERS);
-      mbarrier_init(shared_address(&q_empty), WARPS_OF_GROUP);
+      mbarrier_init(shared_address(&q_empty), CONSUMERS * WARPS_OF_GROUP);
       mbarriers_made();
     }
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using MlaSm90Config =
+    MlaSm90ConfigOf<MlaSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using MlaWeightsSm90Config = MlaSm90ConfigOf<MlaWeightsSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target,
+                                             T, HEAD_DIM, HEAD_DIM_V, PLAN>;
 
 }  // namespace flash_dist

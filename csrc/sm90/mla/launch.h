@@ -1,9 +1,13 @@
 // Launch of the kernel of latent keys for many heads, and which calls it serves.
 #pragma once
 
+#include <algorithm>
+
+#include "core/decode_combine.h"
 #include "core/decode_work.cuh"
 #include "sm90/axes.h"
 #include "sm90/mla/kernel.cuh"
+#include "sm90/mla/values.cuh"
 
 namespace flash_dist {
 
@@ -22,20 +26,46 @@ const char* refuse_mla_sm90(const void* params) {
   return find_map_problem(p.cache.k, p.cache.page, p.head_dim, cache_axes(p));
 }
 
-template <class Config>
-cudaError_t launch_mla_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+// Fills in the arguments of a kernel, then launches it.
+template <class Config, class Launch>
+cudaError_t launch_latent(const void* params, Launch launch) {
   MlaSm90Params all;
-  DecodeParams& p = all.p = with_divisors(*static_cast<const DecodeParams*>(params));
+  LatentParams& p = all.p = *static_cast<const LatentParams*>(params);
+  static_cast<DecodeParams&>(p) = with_divisors(p);
   const CacheParams& cache = p.cache;
   const bool in_tiles = cache.block_table == nullptr ||
-                        (cache.page % Config::BLOCK_N == 0 && cache.cache_leftpad == nullptr);
-  all.box_keys = in_tiles ? Config::BLOCK_N : PAGE_STEP;
+                        (cache.page % LATENT_TILE == 0 && cache.cache_leftpad == nullptr);
+  all.box_keys = in_tiles ? LATENT_TILE : PAGE_STEP;
   const Axes axes = cache_axes(p);
   const MapRequest maps[] = {
       {&all.k, &all.k_axes, &cache.k, cache.page, p.head_dim, &axes, all.box_keys}};
   const cudaError_t status = make_maps<Config>(maps);
   if (status != cudaSuccess) return status;
-  return launch_1d<Config>(kernel, &all, p.splits, stream);
+  return launch(&all);
+}
+
+template <class Config>
+cudaError_t launch_mla_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+  const auto& p = *static_cast<const DecodeParams*>(params);
+  const int64_t blocks = int64_t{p.splits} * (p.block_rows / Config::BLOCK_ROWS);
+  return launch_latent<Config>(params, [&](const MlaSm90Params* all) {
+    return launch_1d<Config>(kernel, all, blocks, stream);
+  });
+}
+
+// A block for each group that there may be, and panel.
+template <class Config>
+cudaError_t launch_mla_values_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+  const auto& p = *static_cast<const LatentParams*>(params);
+  constexpr int GROUP = Config::Splits::GROUP;
+  const int tiles = p.batch * p.row_tiles * p.num_heads_kv;
+  const int of_tile = (p.cache.capacity + GROUP * KEY_BLOCK - 1) / (GROUP * KEY_BLOCK);
+  const int64_t groups =
+      std::min<int64_t>(int64_t{tiles} * std::max(of_tile, 1), p.few_key_blocks / GROUP + tiles);
+  const dim3 blocks(static_cast<unsigned>(groups * Config::PANELS));
+  return launch_latent<Config>(params, [&](const MlaSm90Params* all) {
+    return launch_behind<Config>(kernel, all, blocks, stream);
+  });
 }
 
 }  // namespace flash_dist

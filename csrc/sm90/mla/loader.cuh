@@ -14,50 +14,23 @@ __device__ __forceinline__ bool begins_tile(const DecodeCursor& at, bool is_firs
   return is_first || at.key_block == at.extent.first;
 }
 
-// Loads the keys of a split, tile after tile, by one warp. Panels of a tile are loaded as their
-// places become free, each with its barrier. Addresses of the next key block are read from the
-// tables while this one is loaded: lane c has that of the 16 keys with number c, which lie
-// together.
+// Where a panel of a tile is loaded to, and the barrier of the copy.
+struct PanelPlace {
+  int panel;
+  uint32_t smem, full;
+};
+
+// Loads keys of a split, by one warp. Addresses of the next key block are read from the tables while
+// this one is loaded: lane c has that of the 16 keys with number c, which lie together.
 template <class Config>
-class LatentKeys {
+class LatentKeyLoader {
+ protected:
   using Smem = typename Config::Smem;
   using Tile = typename Config::Tile;
   static constexpr int PIECES = KEY_BLOCK / PAGE_STEP;
 
- public:
-  __device__ __forceinline__ LatentKeys(const MlaSm90Params& params, Smem& smem)
+  __device__ __forceinline__ LatentKeyLoader(const MlaSm90Params& params, Smem& smem)
       : params_(params), smem_(smem) {}
-
-  __device__ __forceinline__ void load(DecodeCursor at, int key_blocks) {
-    find(at);
-#pragma unroll 1
-    for (int i = 0; key_blocks > 0; ++i, --key_blocks) {
-      store_cursor(at, i);
-      entry_ = next_entry_;
-      row_ = next_row_;
-      head_ = at.head;
-      const int exist = at.extent.visible_end - at.key_block * KEY_BLOCK;
-#pragma unroll 1
-      for (int j = 0; j < Config::TILES; ++j, ring_.advance()) {
-        load_tile(j, exist);
-        if (j > 0 || key_blocks == 1) continue;
-        at.advance(params_.p);
-        find(at);
-      }
-    }
-  }
-
- private:
-  // Stores the cursor of key block `number` of the split, before its panels are loaded.
-  __device__ __forceinline__ void store_cursor(const DecodeCursor& at, int number) const {
-    if (threadIdx.x % 32 != 0) return;
-    wait_for_place(Config::keys_alone());
-    smem_.key_blocks[number % Config::CURSORS] = at;
-  }
-
-  __device__ __forceinline__ void wait_for_place(const PanelGroup& group) const {
-    mbarrier_wait(shared_address(&smem_.k_empty[ring_.stage()][group.number]), ring_.parity() ^ 1);
-  }
 
   __device__ __forceinline__ void find(const DecodeCursor& at) {
     const int key = at.key_block * KEY_BLOCK + static_cast<int>(threadIdx.x) % PIECES * PAGE_STEP;
@@ -68,54 +41,99 @@ class LatentKeys {
       next_row_ = place.row;
     }
   }
-
-  // Loads tile i of the key block. `exist`: keys of the key block.
-  __device__ __forceinline__ void load_tile(int i, int exist) const {
-    const int keys = min(max(exist - i * Config::BLOCK_N, 0), Config::BLOCK_N);
-    load_panels<Config::keys_alone().count>(Config::keys_alone(), i, keys);
-#pragma unroll
-    for (int part = 0; part < Config::CONSUMERS; ++part) {
-      load_panels<Config::OWN_PANELS>(Config::values_of(part), i, keys);
-    }
+  // Turns to the key block that find() has found. Consumers are done with that of CURSORS before.
+  __device__ __forceinline__ void begin(const DecodeCursor& at) {
+    if (threadIdx.x % 32 == 0) smem_.key_blocks[number_ % Config::CURSORS] = at;
+    entry_ = next_entry_;
+    row_ = next_row_;
+    head_ = at.head;
+    exist_ = at.extent.visible_end - at.key_block * KEY_BLOCK;
   }
 
-  // Loads boxes in which a key exists.
-  template <int COUNT>
-  __device__ __forceinline__ void load_panels(const PanelGroup& group, int i, int keys) const {
-    const int stage = ring_.stage();
+  // Loads COUNT panels of a tile, boxes in which a key exists. place(i): of the i-th.
+  template <int COUNT, class Place>
+  __device__ __forceinline__ void load_panels(int tile, Place place) const {
     const bool issues = threadIdx.x % 32 == 0;
+    const int keys = min(max(exist_ - tile * Config::BLOCK_N, 0), Config::BLOCK_N);
     const int box = params_.box_keys;  // a power of two
     if (issues) {
-      wait_for_place(group);
       const int bytes = (keys + box - 1 & -box) * Tile::ROW_BYTES;
 #pragma unroll
-      for (int j = 0; j < COUNT; ++j) {
-        mbarrier_expect(shared_address(&smem_.k_full[stage][group.first + j]), bytes);
-      }
+      for (int i = 0; i < COUNT; ++i) mbarrier_expect(place(i).full, bytes);
     }
     __syncwarp();
 #pragma unroll 1
     for (int key = 0; key < keys; key += box) {
-      const int piece = (i * Config::BLOCK_N + key) / PAGE_STEP;
+      const int piece = (tile * Config::BLOCK_N + key) / PAGE_STEP;
       BoxPlace at{0, __shfl_sync(0xffffffffu, row_, piece), 0, head_ * params_.k_axes.head_kv,
                   __shfl_sync(0xffffffffu, entry_, piece) * params_.k_axes.batch};
       if (!issues) continue;
 #pragma unroll
-      for (int j = 0; j < COUNT; ++j) {
-        const int panel = group.first + j;
-        at.column = panel * Tile::COLUMNS;
-        load_box(shared_address(smem_.k[stage]) + panel * Tile::BYTES + key * Tile::ROW_BYTES,
-                 params_.k, at, shared_address(&smem_.k_full[stage][panel]));
+      for (int i = 0; i < COUNT; ++i) {
+        const PanelPlace to = place(i);
+        at.column = to.panel * Tile::COLUMNS;
+        load_box(to.smem + key * Tile::ROW_BYTES, params_.k, at, to.full);
       }
     }
   }
 
   const MlaSm90Params& params_;
   Smem& smem_;
-  typename Config::Stages ring_;
+  int number_ = 0;  // of the key block that is loaded, in the split
+
+ private:
   int next_entry_, next_row_;  // of this lane's 16 keys of the next key block
   int entry_, row_;            // of those of the key block that is loaded
-  int head_;                   // of the key block that is loaded
+  int head_, exist_;           // of the key block that is loaded: kv head, keys that exist
+};
+
+// Loads both tiles of each key block together, panel by panel as their places become free, each with
+// its barrier.
+template <class Config>
+class LatentKeys : LatentKeyLoader<Config> {
+  using Base = LatentKeyLoader<Config>;
+  using Base::number_;
+  using Base::smem_;
+  using typename Base::Smem;
+  using typename Base::Tile;
+
+ public:
+  __device__ __forceinline__ LatentKeys(const MlaSm90Params& params, Smem& smem)
+      : Base(params, smem) {}
+
+  // NOTE: in the order in which both consumers release panels, or they wait for each other.
+  __device__ __forceinline__ void load(DecodeCursor at, int key_blocks) {
+    this->find(at);
+#pragma unroll 1
+    for (; number_ < key_blocks; ++number_) {
+      wait_for_place<0, 0>();
+      this->begin(at);
+      load_part<0, 0>();
+      load_part<1, 1>();
+      load_part<0, 1>();
+      load_part<1, 0>();
+      if (number_ + 1 == key_blocks) return;
+      at.advance(this->params_.p);
+      this->find(at);
+    }
+  }
+
+ private:
+  template <int TILE, int PART>
+  __device__ __forceinline__ void wait_for_place() const {
+    mbarrier_wait(shared_address(&smem_.k_empty[TILE][PART]), number_ % 2 ^ 1);
+  }
+
+  // Loads the panels of a tile whose last read is by consumer PART.
+  template <int TILE, int PART>
+  __device__ __forceinline__ void load_part() const {
+    wait_for_place<TILE, PART>();
+    this->template load_panels<Config::panel_count(TILE, PART)>(TILE, [&](int i) {
+      const int panel = Config::panel_of(PART, i);
+      return PanelPlace{panel, shared_address(smem_.k[TILE]) + panel * Tile::BYTES,
+                        shared_address(&smem_.k_full[TILE][panel])};
+    });
+  }
 };
 
 // Loads the queries of a split, one work tile after the other, by the other warps, a row by each.
@@ -138,7 +156,7 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Con
     const uint16_t* own =
         nullptr;  // the row of this lane: each lane computes the address of one row
     const int own_row = warp + lane * WARPS;
-    const int tile_row = at.row0(p) + own_row;
+    const int tile_row = at.row0(p) + block_row0<Config>(p) + own_row;
     if (own_row < Config::BLOCK_ROWS && tile_row < at.extent.rows(p)) {
       const int query = divide(tile_row, p.by_group);
       own = head_begin(p.q, at.batch, at.head, tile_row - query * p.group) +

@@ -18,9 +18,10 @@ struct TileRest {
   float4* chunks;  // null: no row of this warp exists
 
   __device__ __forceinline__ TileRest(const DecodeParams& p, const Place& own) : chunks(nullptr) {
-    const int thread = fresh_thread(), warp = thread / 32 % 4;
+    const int thread = fresh_thread(), warp = own.row0 / 16 + thread / 32 % 4;
     if (warp * 16 >= p.partial_rows) return;
-    const int64_t row = int64_t{Config::Splits::RESTING} * fresh_block() * p.partial_rows;
+    const int64_t row =
+        int64_t{Config::Splits::RESTING} * split_of_block<Config>(p) * p.partial_rows;
     chunks = reinterpret_cast<float4*>(p.partial_out + row * Config::HEAD_DIM_V) +
              (warp * Config::CONSUMERS + own.part) * CHUNKS * 32 + thread % 32;
   }

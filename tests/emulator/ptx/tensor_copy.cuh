@@ -39,6 +39,13 @@ inline void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at, 
   emulator::close_box();
 }
 
+inline void load_bytes(uint32_t smem, const void* src, int bytes, uint32_t barrier) {
+  for (int i = 0; i < bytes; i += 16) {
+    emulator::start_box_copy(smem + i, static_cast<const uint8_t*>(src) + i, barrier);
+  }
+  emulator::close_box();
+}
+
 inline void store_box(const CUtensorMap& map, const BoxPlace& at, uint32_t smem) {
   for_chunks(smem, map, at, [](uint32_t from, const uint16_t* to) {
     const uint8_t* data = emulator::read_shared(from, 16, true);

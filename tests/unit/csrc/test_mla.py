@@ -30,6 +30,7 @@ class Problem:
     head_dim: int = HEAD_DIM
     head_dim_v: int = HEAD_DIM_V
     values_in_keys: bool = True
+    slope: float = 0.0  # by which scores grow from key to key
 
     def make(self) -> dict[str, Any]:
         """Return random tensors, without pages; keys after a sequence are NaN."""
@@ -41,11 +42,15 @@ class Problem:
 
         k = normal(batch, capacity, self.heads_kv, self.head_dim)
         v = normal(batch, capacity, self.heads_kv, self.head_dim_v)
+        q = normal(batch, self.seqlen_q, self.heads, self.head_dim)
+        if self.slope:
+            k[..., 0] = self.slope * torch.arange(capacity)[:, None]
+            q[..., 0] = self.head_dim**0.5
         for b, length in enumerate(self.lengths):
             k[b, length:] = math.nan
             v[b, length:] = math.nan
         return {
-            "q": normal(batch, self.seqlen_q, self.heads, self.head_dim),
+            "q": q,
             "k": k,
             "v": None if self.values_in_keys else v,
             "lengths": torch.tensor(self.lengths, dtype=torch.int32),
@@ -84,6 +89,9 @@ PROBLEMS: Final = {
     "many heads": Problem((1024, 1025), heads=64),
     "parts of a group": Problem((512, 513, 1537), heads=17),
     "a few more heads": Problem((0, 63, 65, 129), heads=50, seqlen_q=3),
+    "scores that grow": Problem((700,), heads=20, slope=0.1),
+    "scores that fall": Problem((700,), heads=20, slope=-0.1),
+    "many tiles of many heads": Problem((1, 70, 129) * 11, heads=66),
     "many heads of few columns": Problem((150,), heads=48, head_dim=288, head_dim_v=256),
     # checks the emulator itself, with a kernel that is proven on GPUs
     "values of their own": Problem((300, 70), 8, 3, 2, 64, 64, values_in_keys=False),
@@ -95,9 +103,10 @@ PROBLEMS: Final = {
 
 AMPERE: Final = Gpu()
 HOPPER: Final = Gpu(plan=227, capability=90)
+WHOLE: Final = replace(HOPPER, budget=0)  # without room for P of all tiles
 
 
-@pytest.mark.parametrize("gpu", [AMPERE, HOPPER], ids=["8.0", "9.0"])
+@pytest.mark.parametrize("gpu", [AMPERE, HOPPER, WHOLE], ids=["8.0", "9.0", "9.0 without room"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_values_are_those_of_float64(name: str, gpu: Gpu, *, causal: bool) -> None:
@@ -189,6 +198,14 @@ def test_what_several_blocks_computed_has_the_bits_of_one(name: str, sm_count: i
     folded, folded_lse, _ = emulate(**tensors, gpu=Gpu(sm_count=sm_count, seed=sm_count))
     assert_same_bits(out, folded)
     assert_same_bits(lse, folded_lse)
+
+
+def test_a_head_has_the_same_bits_beside_fewer_heads(call: Call) -> None:
+    heads = 17 if call.gpu is HOPPER else 5
+    q = call.tensors["q"][:, :, -heads:].contiguous()
+    out, lse, _ = emulate(**{**call.tensors, "q": q}, causal=True, gpu=call.gpu)
+    assert_same_bits(call.out[:, :, -heads:], out)
+    assert_same_bits(call.lse[:, -heads:], lse)
 
 
 @pytest.mark.parametrize("page", [16, 64])

@@ -33,6 +33,8 @@ SIZES: Final = {  # head_dims per role or family
     "fwd_kvcache": {64, 128},
     "fwd_sm90": {384, 512},
     "mla": {576},
+    "mla_weights": {576},
+    "mla_values": {576},
     "mla_fold": {576},
 }
 ROOM: Final = {99: 101376, 163: 166912, 227: 232448}  # bytes of shared memory per plan

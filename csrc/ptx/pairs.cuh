@@ -1,0 +1,23 @@
+// Arithmetic of pairs of 16-bit elements in one register (sm_90 and newer).
+#pragma once
+
+#include <type_traits>
+
+#include <cstdint>
+#include "ptx/elements.h"
+
+namespace flash_dist {
+
+// Products, rounded.
+template <class T>
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t x, uint32_t y) {
+  uint32_t r;
+  if constexpr (std::is_same_v<T, Bf16>) {
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  }
+  return r;
+}
+
+}  // namespace flash_dist

@@ -1,0 +1,127 @@
+// P of tiles of latent keys, and how tiles are added up.
+//
+// P of a tile is 2^(S * scale - top), rounded, where top is the greatest score of the row in the tile,
+// rounded up to a whole number: P does not depend on other tiles, and other tops change it by powers
+// of two, which is exact. A group has one chain of products P @ V over its tiles. Of each two tiles,
+// those of a key block, the first half of the columns adds the first one first, the second half the
+// second one.
+#pragma once
+
+#include "core/accumulator.cuh"
+#include "core/combine.cuh"
+#include "core/panels.cuh"
+#include "core/softmax.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/pairs.cuh"
+
+namespace flash_dist {
+
+constexpr int LATENT_TILE = 64;  // rows, and keys
+
+template <class Target, class T>
+struct LatentWeights {
+  using Panel = Panels<LATENT_TILE>;
+  static constexpr int STEPS = LATENT_TILE / 16;  // of P @ V
+  using Scores = Accumulator<1, LATENT_TILE / 8>;
+  uint32_t a[STEPS][1][4];  // A operands of the warp's rows
+
+  // S -> P. top and sum: of the two rows of a lane, sum of its columns alone.
+  __device__ __forceinline__ void make(Scores& s, float scale_log2, float (&top)[2],
+                                       float (&sum)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float greatest = -INFINITY;
+#pragma unroll
+      for (int n = 0; n < LATENT_TILE / 8; ++n) {
+        greatest = fmaxf(greatest, fmaxf(s.x[0][n][2 * h], s.x[0][n][2 * h + 1]));
+      }
+      top[h] = ceilf(__fmul_rn(quad_max(greatest), scale_log2));
+      const float offset = top[h] == -INFINITY ? 0.0f : top[h];
+      sum[h] = 0.0f;
+#pragma unroll
+      for (int n = 0; n < LATENT_TILE / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s.x[0][n][2 * h + e];
+          x = exp2_approx(fmaf(x, scale_log2, -offset));
+          sum[h] += x;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) to_a_operand<Target, T>(a[k], s, k);
+  }
+
+  // Multiplies the two rows by powers of two.
+  __device__ __forceinline__ void scale(const float (&factors)[2]) {
+    const uint32_t pairs[2] = {pack<Target, T>(factors[0], factors[0]),
+                               pack<Target, T>(factors[1], factors[1])};
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[k][0][i] = multiply_pairs<T>(a[k][0][i], pairs[i % 2]);
+  }
+
+  // Stores it to a panel in shared memory, or loads it.
+  __device__ __forceinline__ void store(uint32_t panel) const {
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) stmatrix_x4(place(panel) ^ k * 32, a[k][0]);
+  }
+  __device__ __forceinline__ void load(uint32_t panel) {
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) ldmatrix_x4(a[k][0], place(panel) ^ k * 32);
+  }
+
+  // Stores it to global memory, as a panel is in shared memory.
+  __device__ __forceinline__ void store(uint16_t* panel, int row) const {
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int offset = Panel::offset(row + i % 2 * 8, 2 * k + i / 2) / 2;
+        *reinterpret_cast<uint32_t*>(panel + offset + threadIdx.x % 4 * 2) = a[k][0][i];
+      }
+  }
+
+ private:
+  // Of this lane, with the address of 16 keys from 16 * k on in bits 5 and 6.
+  __device__ __forceinline__ static uint32_t place(uint32_t panel) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane % 16;
+    return panel + Panel::offset(row, lane / 16);
+  }
+};
+
+// The factors of O of a group and of P of tiles that are added, for the two rows of a lane. They raise
+// `top`.
+struct TileFactors {
+  float keep[2], add[2];
+
+  TileFactors() = default;
+  __device__ __forceinline__ TileFactors(float (&top)[2], const float (&tile)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const Combine combine(top[h], tile[h]);
+      top[h] = combine.top, keep[h] = combine.keep, add[h] = combine.add;
+    }
+  }
+};
+
+// The same of both tiles of a key block, the second of which is added first.
+struct KeyBlockFactors {
+  float keep[2], add_first[2], add_second[2];
+
+  __device__ __forceinline__ KeyBlockFactors(float (&top)[2], const float (&first)[2],
+                                             const float (&second)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float before = top[h];
+      top[h] = fmaxf(fmaxf(before, first[h]), second[h]);
+      keep[h] = Combine(top[h], before).add;
+      add_first[h] = Combine(top[h], first[h]).add;
+      add_second[h] = Combine(top[h], second[h]).add;
+    }
+  }
+};
+
+}  // namespace flash_dist
