@@ -40,7 +40,11 @@ struct MlaValuesSm90Config
   };
   struct Smem {
     alignas(1024) Stage stages[STAGES];
+    // Of tiles of a group and their rows: first tops and sums, then the factors of O and P.
+    float2 factors[Splits::GROUP * TILES][BLOCK_ROWS];
+    float2 totals[BLOCK_ROWS];  // top and sum of the group
     StageBarriers<STAGES> barriers;
+    uint64_t stats_full;
     typename Splits::Smem counting;
     Splits splits;
     __device__ Smem() = delete;  // laid over shared memory, never made
@@ -154,20 +158,14 @@ class LatentValues {
     const int end = at_.position + key_blocks;
     Partial<OT> tile;
     tile.clear();
-    end_ = end;
-    read_stats(at_.position);
     while (at_.position < end) {
-      const int group_end = at_.group_end<Config::Splits::GROUP>();
       const int owner = smem_.splits.owner(at_.position);
       group_.clear();
-      sum_second_[0] = sum_second_[1] = 0.0f;
       if (own_.part < Config::PANELS / 2) {
-        add_group<false>(group_end);
+        add_group<false>();
       } else {
-        add_group<true>(group_end);
+        add_group<true>();
       }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) group_.sum[h] = __fadd_rn(group_.sum[h], sum_second_[h]);
       const DecodeCursor last = before();
       if (!owns_tile) {
         store_partial(p_, group_, smem_.splits.group_partial(p_, last, owner), own_);
@@ -179,6 +177,19 @@ class LatentValues {
   }
 
  private:
+  // P of the tiles of a key block, multiplied by their factors, in the order in which they are added;
+  // the factors of O before each, and the values.
+  struct KeyBlockWeights {
+    Weights p[2];
+    float keep[2][2];
+    uint32_t v[2];
+
+    // Whether O stays as it is before tile i.
+    __device__ __forceinline__ bool keeps_all(int i) const {
+      return __all_sync(0xffffffffu, keep[i][0] == 1.0f && keep[i][1] == 1.0f);
+    }
+  };
+
   // The cursor at the key block before.
   __device__ __forceinline__ DecodeCursor before() const {
     DecodeCursor at = at_;
@@ -187,85 +198,97 @@ class LatentValues {
     return at;
   }
 
-  // P of the tiles of a key block, multiplied by their factors, in the order in which they are added;
-  // and the factors of O before each.
-  struct KeyBlockWeights {
-    Weights p[2];
-    float keep[2][2];
-    uint32_t v[2];  // the values
-  };
-
   template <bool SECOND_FIRST>
-  __device__ __forceinline__ void add_group(int group_end) {
+  __device__ __forceinline__ void add_group() {
+    const int group_end = at_.group_end<Config::Splits::GROUP>();
+    const int begin = at_.position;
+    find_factors<SECOND_FIRST>(group_end - begin);
     KeyBlockWeights now;
-    take_key_block<SECOND_FIRST>(now);
+    take_key_block<SECOND_FIRST>(now, 0);
 #pragma unroll 1
     while (true) {
-      rescale(group_.out, now.keep[0]);
+      if (!now.keeps_all(0)) rescale(group_.out, now.keep[0]);
       multiply(now.p[0], now.v[0]);
       if constexpr (!SECOND_FIRST) {
-        wgmma_wait<0>();
-        hold(group_.out.x[0]);
-        rescale(group_.out, now.keep[1]);
+        if (!now.keeps_all(1)) {
+          wgmma_wait<0>();
+          hold(group_.out.x[0]);
+          rescale(group_.out, now.keep[1]);
+        }
       }
       multiply(now.p[1], now.v[1]);
       ++at_.position;
       ++at_.key_block;
       const bool goes_on = at_.position < group_end;
       KeyBlockWeights next;
-      if (goes_on) take_key_block<SECOND_FIRST>(next);  // meanwhile
+      if (goes_on) take_key_block<SECOND_FIRST>(next, at_.position - begin);  // meanwhile
       wgmma_wait<0>();
       hold(group_.out.x[0]);
       hold(now.p[0].a);
       hold(now.p[1].a);
       smem_.barriers.release(released_++ % Config::STAGES);
       smem_.barriers.release(released_++ % Config::STAGES);
-      if (!goes_on) return;
+      if (!goes_on) break;
       now = next;
     }
-  }
-
-  // Waits for a key block, and raises the tops and sums of the group.
-  template <bool SECOND_FIRST>
-  __device__ __forceinline__ void take_key_block(KeyBlockWeights& taken) {
-    float top_first[2], top_second[2], sum_first[2], sum_second[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      top_first[h] = stats_[0][h].x, sum_first[h] = stats_[0][h].y;
-      top_second[h] = stats_[1][h].x, sum_second[h] = stats_[1][h].y;
+      const float2 total = smem_.totals[own_.row(h)];
+      group_.top[h] = total.x, group_.sum[h] = total.y;
     }
-    if (at_.position + 1 < end_) read_stats(at_.position + 1);
-    float top[2] = {group_.top[0], group_.top[1]};
-    const KeyBlockFactors both(top, top_first, top_second);
-    const TileFactors one(group_.top, top_first);
-    const TileFactors two(group_.top, top_second);
-    add_sums(group_.sum, sum_first, one.keep, one.add);
-    group_.sum[0] *= two.keep[0];
-    group_.sum[1] *= two.keep[1];
-    add_sums(sum_second_, sum_second, both.keep, both.add_second);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      taken.v[i] = take_tile(taken.p[i], SECOND_FIRST ? 1 - i : i);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        taken.keep[i][h] = SECOND_FIRST ? both.keep[h] : i == 0 ? one.keep[h] : two.keep[h];
-      }
-    }
-    taken.p[0].scale(SECOND_FIRST ? both.add_second : one.add);
-    taken.p[1].scale(SECOND_FIRST ? both.add_first : two.add);
   }
 
-  __device__ __forceinline__ void read_stats(int position) {
-    const float2* of_block = p_.tile_stats + int64_t{position} * Config::TILES * LATENT_TILE;
-#pragma unroll
-    for (int tile = 0; tile < Config::TILES; ++tile)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) stats_[tile][h] = of_block[tile * LATENT_TILE + own_.row(h)];
+  // Finds the factors of all tiles of a group, and its tops and sums.
+  template <bool SECOND_FIRST>
+  __device__ __forceinline__ void find_factors(int key_blocks) {
+    const uint32_t full = shared_address(&smem_.stats_full);
+    fence_proxy_async();
+    barrier_sync(ALL_CONSUMERS, WARPGROUP);  // all have read those of the group before
+    if (threadIdx.x == 0) {
+      const int tiles = key_blocks * Config::TILES;
+      const int bytes = tiles * static_cast<int>(sizeof smem_.factors[0]);
+      mbarrier_expect(full, bytes);
+      load_bytes(shared_address(smem_.factors),
+                 p_.tile_stats + int64_t{at_.position} * Config::TILES * LATENT_TILE, bytes, full);
+    }
+    mbarrier_wait(full, groups_++ % 2);
+    if (threadIdx.x < LATENT_TILE) find_factors_of_row<SECOND_FIRST>(threadIdx.x, key_blocks);
+    barrier_sync(ALL_CONSUMERS, WARPGROUP);
   }
-  __device__ __forceinline__ static void add_sums(float (&sum)[2], const float (&tile)[2],
-                                                  const float (&keep)[2], const float (&add)[2]) {
+  template <bool SECOND_FIRST>
+  __device__ __forceinline__ void find_factors_of_row(int row, int key_blocks) {
+    float top = -INFINITY, sum_first = 0.0f, sum_second = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < key_blocks; ++i) {
+      float2 &first = smem_.factors[2 * i][row], &second = smem_.factors[2 * i + 1][row];
+      const KeyBlockCombine both(top, first.x, second.x);
+      const Combine one(top, first.x), two(one.top, second.x);
+      sum_first = __fmul_rn(one(sum_first, first.y), two.keep);
+      sum_second = add_scaled(sum_second, second.y, both.keep, both.add_second);
+      // Those of P and, before it, of O.
+      first = SECOND_FIRST ? float2{1.0f, both.add_first} : float2{one.keep, one.add};
+      second = SECOND_FIRST ? float2{both.keep, both.add_second} : float2{two.keep, two.add};
+      top = both.top;
+    }
+    // NOTE: the sums of both are added as consumers of sm90/mla/kernel.cuh add them.
+    smem_.totals[row] = {top, __fadd_rn(sum_first, sum_second)};
+  }
+
+  // Waits for a key block, number `number` of the group.
+  template <bool SECOND_FIRST>
+  __device__ __forceinline__ void take_key_block(KeyBlockWeights& taken, int number) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) sum[h] = add_scaled(sum[h], tile[h], keep[h], add[h]);
+    for (int i = 0; i < 2; ++i) {
+      const int tile = SECOND_FIRST ? 1 - i : i;
+      float add[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 factors = smem_.factors[Config::TILES * number + tile][own_.row(h)];
+        taken.keep[i][h] = factors.x, add[h] = factors.y;
+      }
+      taken.v[i] = take_tile(taken.p[i], tile);
+      taken.p[i].scale(add);
+    }
   }
 
   // Waits for a tile of the key block, loads its P, and zeroes the values of keys that do not exist.
@@ -302,12 +325,9 @@ class LatentValues {
   typename Config::Smem& smem_;
   DecodeCursor at_;
   const Place own_;
-  Partial<OT> group_;               // its sum is that of first tiles alone
-  float sum_second_[2];             // of second tiles
-  float2 stats_[Config::TILES][2];  // top and sum of the next key block
-  int end_;                         // of all key blocks
+  Partial<OT> group_;
   typename Config::Stages ring_;
-  unsigned released_ = 0;  // stages
+  unsigned released_ = 0, groups_ = 0;  // stages, groups begun
 };
 
 template <class Config>
@@ -320,6 +340,7 @@ __device__ __forceinline__ void mla_values_sm90_block(const MlaSm90Params& param
   if (threadIdx.x == 0) {
     prefetch_map(params.k);
     smem.barriers.make(WARPS_OF_GROUP);
+    mbarrier_init(shared_address(&smem.stats_full), 1);
     mbarriers_made();
   }
   let_next_start<Target>();

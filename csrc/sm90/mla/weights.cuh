@@ -107,7 +107,18 @@ struct TileFactors {
   }
 };
 
-// The same of both tiles of a key block, the second of which is added first.
+// The same of both tiles of a key block, the second of which is added first. Of one row.
+struct KeyBlockCombine {
+  float top, keep, add_first, add_second;
+
+  __device__ __forceinline__ KeyBlockCombine(float before, float first, float second)
+      : top(fmaxf(fmaxf(before, first), second)),
+        keep(Combine(top, before).add),
+        add_first(Combine(top, first).add),
+        add_second(Combine(top, second).add) {}
+};
+
+// Of the two rows of a lane.
 struct KeyBlockFactors {
   float keep[2], add_first[2], add_second[2];
 
@@ -115,11 +126,9 @@ struct KeyBlockFactors {
                                              const float (&second)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float before = top[h];
-      top[h] = fmaxf(fmaxf(before, first[h]), second[h]);
-      keep[h] = Combine(top[h], before).add;
-      add_first[h] = Combine(top[h], first[h]).add;
-      add_second[h] = Combine(top[h], second[h]).add;
+      const KeyBlockCombine combine(top[h], first[h], second[h]);
+      top[h] = combine.top, keep[h] = combine.keep;
+      add_first[h] = combine.add_first, add_second[h] = combine.add_second;
     }
   }
 };
