@@ -107,8 +107,9 @@ class Decode {
       return;
     }
     const int sm_count = device_info(call.device).sm_count;
+    const int blocks_of_split = choose_blocks() * kernel_.variant->entry->cluster;
     const int splits =
-        choose_splits(std::max(sm_count / choose_blocks(), 1),
+        choose_splits(std::max(sm_count / blocks_of_split, 1),
                       kernel_.variant->entry->blocks_per_sm, static_cast<int>(p_.batch * tiles()));
     const int64_t key_blocks = most_key_blocks();
     p_.splits = static_cast<int>(std::min<int64_t>(splits, key_blocks));
@@ -162,9 +163,18 @@ class Decode {
     return tiles <= sm_count && (tiles * FEW_TILES >= sm_count || key_blocks <= GROUP_BLOCKS / 2);
   }
 
+  // Two blocks for each work tile of many heads, if that many have room at a time.
+  Loaded choose_latent_kernel() const {
+    const Loaded latent = require_kernel(call_.device, key_of(Role::MLA), &p_);
+    if (latent.variant->entry->block_rows == FEW_ROWS) return latent;
+    if (2 * latent_tiles() > device_info(call_.device).sm_count) return latent;
+    const Loaded pair = find_kernel(call_.device, key_of(Role::MLA_PAIR), &p_);
+    return pair.variant != nullptr ? pair : latent;
+  }
+
   // The multi-row kernel if there are more rows than one mma has, and if it is built in and loads.
   Loaded choose_kernel() const {
-    if (latent_) return require_kernel(call_.device, key_of(Role::MLA), &p_);
+    if (latent_) return choose_latent_kernel();
     if (most_rows(p_) > FEW_ROWS) {
       const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
       if (wide.variant != nullptr) return wide;
@@ -184,7 +194,8 @@ class Decode {
   // Blocks of rows of a work tile: two of latent keys if each has queries, but for few work tiles.
   int choose_blocks() const {
     if (softmax_blocks_ == 1 || p_.group <= TILE_ROWS) return 1;
-    return latent_tiles() <= FEW_LATENT_TILES ? 1 : 2;
+    const bool is_pair = kernel_.variant->role == Role::MLA_PAIR;
+    return is_pair || latent_tiles() <= FEW_LATENT_TILES ? 1 : 2;
   }
 
   int64_t tiles() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }

@@ -76,6 +76,17 @@ def test_the_kernel_of_latent_keys_ran(heads: int) -> None:
     assert last_variant()[role]["symbol"].startswith(f"flash_dist_{family}_bf16")
 
 
+def test_two_blocks_share_a_work_tile_if_many_have_room() -> None:
+    if not any(one["family"] == "mla_pair_sm90" for one in variants()):
+        pytest.skip("a wheel without kernels for Hopper")
+    if torch.cuda.get_device_capability() != (9, 0) or not has_whole_shared_memory():
+        pytest.skip("for Hopper")
+    count = torch.cuda.get_device_properties(0).multi_processor_count // 2
+    problem = Problem(seqlens=(100,) * count, capacity=128, heads=64, **DEEPSEEK)
+    problem.call(problem.make(BF16, DEVICE))
+    assert last_variant()["mla_pair"]["symbol"].startswith("flash_dist_mla_pair_sm90_bf16")
+
+
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("page", [0, 16])
 def test_keys_behind_a_sequence_are_not_read(page: int, heads: int) -> None:
@@ -139,7 +150,22 @@ def test_a_sequence_has_the_same_bits_wherever_it_is(heads: int, seqlen_q: int) 
         assert _same((whole[0][:, :2], whole[1][:, :, :2]), problem.call(tensors, **chunk)), "chunk"
 
 
-@pytest.mark.parametrize("copies", [1, 24])  # few work tiles, and more
+@pytest.mark.parametrize("heads", HEADS)
+def test_sequences_that_share_all_pages_have_the_bits_of_one(heads: int) -> None:
+    problem = Problem(seqlens=(320,), capacity=320, heads=heads, page=64, **DEEPSEEK)
+    tensors = problem.make(BF16, DEVICE)
+    assert tensors.table is not None
+    one = problem.call(tensors)
+    several = {
+        "q": tensors.q.repeat(8, 1, 1, 1),
+        "block_table": tensors.table.repeat(8, 1),
+        "cache_seqlens": tensors.seqlens.repeat(8),
+    }
+    for out, lse in zip(*problem.call(tensors, **several), strict=True):
+        assert _same(one, (out[None], lse[None]))
+
+
+@pytest.mark.parametrize("copies", [1, 9, 24])  # few work tiles, pairs of blocks, more
 @pytest.mark.parametrize("heads", [17, 32, 64])
 def test_a_head_has_the_same_bits_beside_fewer_heads(heads: int, copies: int) -> None:
     problem = Problem(seqlens=LONG * copies, capacity=3008, heads=128, page=64, **DEEPSEEK)

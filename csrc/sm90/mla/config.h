@@ -20,25 +20,39 @@ struct MlaSm90Params {
 };
 
 // Neighbouring blocks share a split if work tiles have more rows than a block, so that they read the same
-// keys at about the same time.
+// keys at about the same time. So do the blocks of a cluster.
 template <class Config>
 __device__ __forceinline__ int split_of_block(const DecodeParams& p) {
-  return p.block_rows > Config::BLOCK_ROWS ? fresh_block() / 2 : fresh_block();
+  return Config::CLUSTER > 1 || p.block_rows > Config::BLOCK_ROWS ? fresh_block() / 2
+                                                                  : fresh_block();
 }
 template <class Config>
 __device__ __forceinline__ int block_row0(const DecodeParams& p) {
   return p.block_rows > Config::BLOCK_ROWS ? fresh_block() % 2 * Config::BLOCK_ROWS : 0;
 }
 
-template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+// What warpgroups do with their registers (setmaxnreg). A block with two consumers hands them on.
+template <int BLOCKS>
+struct LatentRegisters {
+  static constexpr int LOADER_REGISTERS = 40;
+  static constexpr int CONSUMER_REGISTERS = registers_left(2, 1, LOADER_REGISTERS);
+};
+// NOTE: with one consumer there are enough at launch, but ptxas serializes wgmma without a limit (C7515).
+template <>
+struct LatentRegisters<2> {
+  static constexpr int LOADER_REGISTERS = 128, KEPT_REGISTERS = 240;
+};
+
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
+          int CLUSTER_ = 1>
+struct MlaSm90ConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>, LatentRegisters<CLUSTER_> {
   static constexpr int THREADS = Plan::WARPS * 32;
-  static constexpr int CONSUMERS = THREADS / WARPGROUP - 1;  // which share the columns of O
+  static constexpr int CLUSTER = CLUSTER_;  // blocks, each with one consumer if there are two
+  static constexpr int CONSUMERS =
+      (THREADS / WARPGROUP - 1) * CLUSTER;  // which share the columns of O
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
   static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // of O, for each consumer
   static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; a warp loads keys
-  static constexpr int LOADER_REGISTERS = 40;             // setmaxnreg
-  static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
   static constexpr int BLOCK_ROWS = 64;
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
   static constexpr int TILES = KEY_BLOCK / BLOCK_N;  // of a key block, one for each consumer's S

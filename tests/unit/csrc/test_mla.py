@@ -104,9 +104,12 @@ PROBLEMS: Final = {
 AMPERE: Final = Gpu()
 HOPPER: Final = Gpu(plan=227, capability=90)
 WHOLE: Final = replace(HOPPER, budget=0)  # without room for P of all tiles
+PAIRS: Final = replace(WHOLE, sm_count=132)  # and with two multiprocessors for each work tile
 
 
-@pytest.mark.parametrize("gpu", [AMPERE, HOPPER, WHOLE], ids=["8.0", "9.0", "9.0 without room"])
+@pytest.mark.parametrize(
+    "gpu", [AMPERE, HOPPER, WHOLE, PAIRS], ids=["8.0", "9.0", "9.0 without room", "9.0 in pairs"]
+)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_values_are_those_of_float64(name: str, gpu: Gpu, *, causal: bool) -> None:
@@ -134,6 +137,8 @@ CHANGES: Final[dict[str, dict[str, int]]] = {
     "less shared memory": {"plan": 99, "seed": 4},
     "no workspace": {"budget": 0, "seed": 5},
     "little workspace": {"sm_count": 13, "budget": 20 << 20, "seed": 6},
+    "pairs": {"sm_count": 80, "budget": 0, "seed": 7},
+    "pairs that share work tiles": {"sm_count": 80, "budget": 44 << 20, "seed": 8},
 }
 
 
@@ -216,6 +221,22 @@ def test_bits_are_the_same_in_pages(page: int, call: Call) -> None:
     moved = torch.empty_like(k).reshape(pages, page, 1, HEAD_DIM)
     moved[order] = k.reshape(moved.shape)
     call.assert_same(k=moved, table=order.reshape(k.shape[0], -1).to(torch.int32))
+
+
+@pytest.mark.parametrize("gpu", [HOPPER, WHOLE, PAIRS], ids=["9.0", "without room", "in pairs"])
+def test_sequences_that_share_all_pages_have_the_bits_of_one(gpu: Gpu) -> None:
+    tensors = Problem((320,), heads=20).make()
+    out, lse, _ = emulate(**tensors, gpu=gpu)
+    several = {
+        "q": tensors["q"].expand(8, -1, -1, -1).contiguous(),
+        "k": tensors["k"].reshape(5, 64, 1, HEAD_DIM),
+        "lengths": tensors["lengths"].expand(8).contiguous(),
+        "table": torch.arange(5, dtype=torch.int32).expand(8, -1).contiguous(),
+    }
+    shared_out, shared_lse, _ = emulate(**{**tensors, **several}, gpu=gpu)
+    for b in range(8):
+        assert_same_bits(out, shared_out[b : b + 1])
+        assert_same_bits(lse, shared_lse[b : b + 1])
 
 
 def test_chunks_of_queries_have_the_bits_of_all_at_once(call: Call) -> None:

@@ -33,6 +33,7 @@ SIZES: Final = {  # head_dims per role or family
     "fwd_kvcache": {64, 128},
     "fwd_sm90": {384, 512},
     "mla": {576},
+    "mla_pair": {576},
     "mla_weights": {576},
     "mla_values": {576},
     "mla_fold": {576},
