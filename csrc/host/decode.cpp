@@ -23,7 +23,7 @@ constexpr int SPLIT_HEAD_DIM = 256;            // with values in the keys, read 
 constexpr int COMBINE_BLOCKS_PER_SM = 5;       // of the combine kernel
 // Latent keys: P of at most so many work tiles and key blocks is stored. Their keys are read twice.
 constexpr int FEW_LATENT_TILES = 16;
-constexpr int64_t FEW_KEY_BLOCKS = 1024;
+constexpr int64_t FEW_KEY_BLOCKS = 256;
 static_assert(FEW_LATENT_TILES <= MOST_FEW_TILES);
 constexpr int64_t TILE_ROWS = 64, TILE_WEIGHTS = 64 * 64;  // of P of a tile
 // With fewer work tiles for each split some splits get several of the longest, or tiles are cut and
