@@ -84,6 +84,15 @@ void complete(const Call& call, FwdParams& p) {
   p.sm_count = device_info(call.device).sm_count;
 }
 
+// Returns the kernel for calls with a bias if there is one, else the general one.
+Loaded find_forward(const Call& call, const FwdParams& p) {
+  const auto key = [&](Role role) {
+    return make_key(role, dtype_of(call), {p.head_dim, p.head_dim_v});
+  };
+  const Loaded own = has_bias(p) ? find_kernel(call.device, key(Role::FWD_BIAS), &p) : Loaded{};
+  return own.variant != nullptr ? own : require_kernel(call.device, key(Role::FWD), &p);
+}
+
 void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
   check_sizes(p);
   const DeviceScope scope(call.device);
@@ -95,8 +104,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   }
   p.leaves_few = has_few;
   complete(call, p);
-  const KernelKey key = make_key(Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v});
-  const Loaded kernel = require_kernel(call.device, key, &p);
+  const Loaded kernel = find_forward(call, p);
   const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry);
   const int64_t front = ticketed ? ALIGNMENT : 0;
   void* memory = has_few    ? run_few_queries(call, p, front, allocate, context)

@@ -1,4 +1,4 @@
-// Arithmetic of pairs of 16-bit elements in one register (sm_90 and newer).
+// Arithmetic and comparisons of pairs of 16-bit elements in one register (sm_90 and newer), and loads of constants.
 #pragma once
 
 #include <type_traits>
@@ -16,6 +16,30 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t x, uint32_t y) {
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   } else {
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  }
+  return r;
+}
+
+__device__ __forceinline__ uint32_t load_constant_2(const void* src) {
+  uint16_t x;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(src));
+  return x;
+}
+
+__device__ __forceinline__ uint32_t load_constant_4(const void* src) {
+  uint32_t x;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(src));
+  return x;
+}
+
+// Masks of elements: all bits of an element of x that is at most its peer of y, none of another or of NaN.
+template <class T>
+__device__ __forceinline__ uint32_t not_above(uint32_t x, uint32_t y) {
+  uint32_t r;
+  if constexpr (std::is_same_v<T, Fp16>) {
+    asm("set.le.u32.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  } else {
+    asm("set.le.u32.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   }
   return r;
 }

@@ -537,7 +537,11 @@ void close_box() {
 
 namespace flash_dist {
 
-const char* find_map_problem(const View&, int, int, const Axes&) { return nullptr; }
+const char* find_map_problem(const View& view, int, int, const Axes&) {
+  const bool fits = (view.row | view.head_group | view.head_kv | view.batch) % 8 == 0 &&
+                    reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+  return fits ? nullptr : "it does not begin, or a stride is not, at a multiple of 16 bytes";
+}
 
 cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype, int rows,
                      int columns, const Axes& axes, int box_rows) {
@@ -547,7 +551,7 @@ cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype
           columns,           rows,
           axes.members,      axes.heads_kv,
           axes.batches,      box_rows};
-  *steps = {axes.members > 1, axes.heads_kv > 1, axes.batches > 1};
+  *steps = {view.head_group != 0, view.head_kv != 0, view.batch != 0};
   return cudaSuccess;
 }
 
@@ -588,10 +592,13 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 threads, void**
   const auto* maps = static_cast<const CUtensorMap*>(arguments[0]);
   const bool has_one = maps[0].mark == CUtensorMap::MARK;
   const bool has_more = has_one && maps[1].mark == CUtensorMap::MARK;
-  const auto call = has_more && cluster_blocks > 1 ? &call_with<FwdSm90Params>
-                    : has_more                     ? &call_with<FwdKvcacheSm90Params>
-                    : has_one                      ? &call_with<MlaSm90Params>
-                                                   : &call_with<DecodeParams>;
+  const bool has_bias =
+      has_more && static_cast<const FwdSm90Params*>(arguments[0])->p.bias.data != nullptr;
+  const auto call = has_bias                         ? &call_with<FwdBiasSm90Params>
+                    : has_more && cluster_blocks > 1 ? &call_with<FwdSm90Params>
+                    : has_more                       ? &call_with<FwdKvcacheSm90Params>
+                    : has_one                        ? &call_with<MlaSm90Params>
+                                                     : &call_with<DecodeParams>;
   const auto run = [&] { call(kernel, arguments[0]); };
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; x += cluster_blocks) {

@@ -170,6 +170,8 @@ struct EmulatedForward {
   double softmax_scale;
   void *q, *k, *v, *out, *lse, *cu_q, *cu_k, *sinks;
   void *key_bounds, *rows, *query_ranges, *list_begin, *list_entries, *bits;  // arrays of a mask
+  void* bias;
+  int64_t bias_strides[4], bias_is_fp32, bias_in_pairs, bias_bytes;
 };
 
 // Returns 0, or -1 for an error.
@@ -216,6 +218,14 @@ extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   mask.by_query[1] = {static_cast<const int*>(c.list_begin),
                       static_cast<const int4*>(c.list_entries), nullptr};
   mask.bits = static_cast<const uint2*>(c.bits);
+  const auto* strides = c.bias_strides;
+  p.bias = {c.bias,
+            strides[0],
+            strides[1],
+            strides[2],
+            strides[3],
+            static_cast<int>(c.bias_is_fp32),
+            static_cast<int>(c.bias_in_pairs)};
 
   emulator::seed(static_cast<unsigned>(c.seed));
   emulator::forget_declared();
@@ -225,6 +235,7 @@ extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   emulator::declare(c.k, keys * c.head_dim * 2, false);
   emulator::declare(c.v, keys * c.head_dim_v * 2, false);
   emulator::declare(c.out, rows * c.head_dim_v * 2, true);
+  emulator::declare(c.bias, c.bias_bytes, false);
   const Call where{0, nullptr, static_cast<int>(Dtype::BF16)};
   Memory memory;
   return flash_dist_fwd(&where, &p, &Memory::allocate, &memory) == 0 ? 0 : -1;

@@ -30,6 +30,7 @@ SHAPES: Final = {
     "few-queries": (1, 5, 1100, 2, 1),
     "long": (1, 1111, 1112, 2, 1),
     "many": (300, 49, 49, 2, 2),  # gradient in several splits
+    "wide": (2, 200, 264, 4, 2),  # rows of a bias begin at multiples of 16 bytes
 }
 BROADCASTS: Final = list(product((False, True), repeat=4))
 
@@ -83,18 +84,21 @@ def test_every_broadcast_has_its_gradient(taken: tuple[bool, ...], dtype: torch.
 
 
 def test_any_strides_and_addresses_are_read(dtype: torch.dtype) -> None:
-    problem = make("more-queries", dtype)
-    for kind in {dtype, torch.float32}:
+    for shape, kind in product(("more-queries", "wide", "odd"), {dtype, torch.float32}):
+        problem = make(shape, dtype)
         bias = draw(problem, (True,) * 4, kind)
-        wide = bias.new_full((*bias.shape[:3], bias.shape[3] + 2), torch.nan)
-        wide[..., 1:-1] = bias
-        odd = wide[..., 1:-1]
+        keys = bias.shape[3]
+        wide = bias.new_full((*bias.shape[:3], (keys + 15) // 8 * 8), torch.nan)
+        odd, even = wide[..., 1 : keys + 1], wide.clone()[..., :keys]
+        for x in (odd, even):
+            x.copy_(bias)
         turned = bias.transpose(2, 3).contiguous().transpose(2, 3)
         expanded = bias[:1].expand(bias.shape)
-        check(add(problem, x) for x in (odd, turned, expanded))
-        for x in (odd, turned):
+        check(add(problem, x) for x in (odd, even, turned, expanded))
+        # Hopper has kernels for rows that begin at multiples of 16 bytes.
+        for one, other in [(odd, turned), *([(bias, even)] if shape == "wide" else [])]:
             assert_same_bits(
-                attend_scored(add(problem, bias)), attend_scored(add(problem, x)), "strides"
+                attend_scored(add(problem, one)), attend_scored(add(problem, other)), "strides"
             )
 
 

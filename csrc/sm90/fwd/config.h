@@ -33,16 +33,25 @@ struct FwdDropoutSm90Params : FwdSm90Params {
   DropoutParams dropout;
 };
 
+struct FwdBiasSm90Params : FwdSm90Params {
+  alignas(128) CUtensorMap bias;
+  AxisSteps bias_axes;
+  int bias_rows;  // of a box: BLOCK_M, or 1 where all rows are the same memory
+};
+
 // For a plan from kernels.toml under PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a soft cap or ALiBi.
+// BIAS_STAGES: for calls with a bias, its stages (sm90/fwd/bias.cuh); else 0.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
-          bool HAS_SCORE_MOD_, bool DROPS_ = false>
+          bool HAS_SCORE_MOD_, bool DROPS_ = false, int BIAS_STAGES_ = 0>
 struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
   static constexpr bool DROPS = DROPS_;
-  using Params =
-      std::conditional_t<DROPS, FwdDropoutSm90Params,
-                         std::conditional_t<HAS_SCORE_MOD, FwdScoredSm90Params, FwdSm90Params>>;
+  static constexpr int BIAS_STAGES = BIAS_STAGES_;
+  static constexpr bool HAS_BIAS = BIAS_STAGES > 0;
+  using OtherParams = std::conditional_t<HAS_SCORE_MOD, FwdScoredSm90Params, FwdSm90Params>;
+  using Params = std::conditional_t<DROPS, FwdDropoutSm90Params,
+                                    std::conditional_t<HAS_BIAS, FwdBiasSm90Params, OtherParams>>;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
@@ -50,20 +59,21 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool IS_SMALL = Plan::LARGER > 0;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
   // Whether a step's mask is found before its scores are ready, which takes registers.
-  static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192 && !HAS_SCORE_MOD && !DROPS;
+  static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192 && !HAS_SCORE_MOD && !HAS_BIAS && !DROPS;
   // Whether each warpgroup passes over the steps of which its 64 queries see nothing. Larger ones have
   // no registers for it.
-  static constexpr bool SKIPS_STEPS = HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD;
+  static constexpr bool SKIPS_STEPS =
+      HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && !HAS_BIAS;
   using Work = std::conditional_t<SKIPS_STEPS, FwdSm90SkippingWork<CONSUMERS>, FwdSm90Work>;
   // Whether one main loop serves ranges and lists: their steps have as many keys.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
   // setmaxnreg: the registers of each role. The loader needs 32 or, of two main
   // loops, 40; with 24 it spills, where the accumulators need the rest.
   static constexpr int LOADER_REGISTERS =
-      CONSUMERS == 3                                                            ? 32
-      : Plan::MIN_BLOCKS == 3                                                   ? 24
-      : CONSUMERS == 2 && ONE_MAINLOOP && HEAD_DIM > (HAS_SCORE_MOD ? 128 : 96) ? 24
-                                                                                : 40;
+      CONSUMERS == 3                                                                         ? 32
+      : Plan::MIN_BLOCKS == 3                                                                ? 24
+      : CONSUMERS == 2 && ONE_MAINLOOP && !HAS_BIAS && HEAD_DIM > (HAS_SCORE_MOD ? 128 : 96) ? 24
+                                                                                             : 40;
   static constexpr int CONSUMER_REGISTERS =
       registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
 
@@ -76,8 +86,10 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int V_BYTES = V_PANELS * Panels<BLOCK_N>::BYTES;
 
   static constexpr int OUT_BYTES = V_PANELS * QPanels::BYTES;
+  static constexpr int BIAS_BYTES = 2 * QPanels::BYTES;  // of a stage
   static constexpr int TILE_BYTES =
-      Q_PANELS * QPanels::BYTES + Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>);
+      Q_PANELS * QPanels::BYTES +
+      Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>)+BIAS_STAGES * BIAS_BYTES;
   static constexpr OutStage OUT_STAGE =
       TILE_BYTES + OUT_BYTES + 1024 <= smem_plan_bytes(PLAN) ? OutStage::OWN : OutStage::NONE;
   // Two if they fit: the next Q then arrives while this one is read.
@@ -91,11 +103,13 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     uint8_t out[OUT_STAGE == OutStage::OWN ? OUT_BYTES : 0];  // a multiple of 1024
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES<LONGEST_N>];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES<LONGEST_N>];
+    uint8_t bias[BIAS_STAGES][BIAS_BYTES];
     Work work[WORKS];
     FwdSm90Progress progress;
     StageBarriers<WORKS> work_barriers;
     StageBarriers<Q_STAGES> q_barriers;
     StageBarriers<Plan::STAGES> k_barriers, v_barriers;
+    StageBarriers<BIAS_STAGES> bias_barriers;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

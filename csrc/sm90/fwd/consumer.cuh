@@ -3,7 +3,7 @@
 //   S = Q @ K(last).T; P = softmax
 //   for j from the block before the last down to the first:
 //     issue S = Q @ K(j).T, then O += P @ V(j + 1)
-//     wait for S; soft cap, ALiBi, mask; P = exp2(S - max), sums   while the second product runs
+//     wait for S; soft cap, ALiBi, bias, mask; P = exp2(S - max), sums   while the second product runs
 //     wait for O; rescale it
 //   O += P @ V(first)
 #pragma once
@@ -64,7 +64,10 @@ struct FwdSm90Consumer {
     float* lse = p.lse + lse_begin(p, work.block.batch, work.block.head, work.sequence.q0) + row;
     const float* sink = p.sinks == nullptr ? nullptr : p.sinks + work.block.head;
     normalize_rows(o, softmax, lse, fresh_thread() % 32, work.sequence.seqlen_q - row,
-                   Tiles::HAS_SCORE_MOD ? LN_2 : p.softmax_scale, sink);
+                   Tiles::HAS_BIAS        ? 1.0f
+                   : Tiles::HAS_SCORE_MOD ? LN_2
+                                          : p.softmax_scale,
+                   sink);
     if constexpr (Tiles::DROPS) o.scale(params.dropout.scale);
     Output{params, smem, work}.store(o);
   }

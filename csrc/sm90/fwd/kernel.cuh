@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "ptx/registers.cuh"
+#include "sm90/fwd/bias.cuh"
 #include "sm90/fwd/config.h"
 #include "sm90/fwd/consumer.cuh"
 #include "sm90/fwd/launch.h"
@@ -27,13 +28,22 @@ template <class Config>
 __device__ __forceinline__ void fwd_sm90_block(const typename Config::Params& params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  if constexpr (Config::HAS_BIAS) {
+    if (threadIdx.x == 0) smem.bias_barriers.make(Config::CONSUMERS * WARPS_OF_GROUP);
+  }
   make_fwd_barriers<Config>(params, smem);
 
   // Calls f with the tiles that suit the call's mask.
   const auto with_tiles = [&](auto f) {
-    constexpr KeySource FIRST =
+    [[maybe_unused]] constexpr KeySource FIRST =
         Config::LIST_N == Config::BLOCK_N ? KeySource::BOTH : KeySource::RANGES;
-    if constexpr (Config::ONE_MAINLOOP) {
+    if constexpr (Config::HAS_BIAS) {
+      if (Config::TAKES_FP32 && params.p.bias.is_fp32) {
+        if constexpr (Config::TAKES_FP32) f(FwdBiasSm90Tiles<Config, true>{});
+      } else {
+        f(FwdBiasSm90Tiles<Config, false>{});
+      }
+    } else if constexpr (Config::ONE_MAINLOOP) {
       f(FwdSm90Tiles<Config, Config::BLOCK_N, FIRST>{});
     } else if (params.p.mask.kind != MaskKind::TILES) {
       f(FwdSm90Tiles<Config, Config::BLOCK_N, FIRST>{});

@@ -18,6 +18,50 @@ inline bool small_tiles_pay(const FwdParams& p, int larger) {
   return (is_even(p.mask, p.packing.cu_seqlens_q != nullptr) ? 2 * all : all) <= p.sm_count;
 }
 
+// A bias as a tensor of 16-bit columns, two for each key of fp32.
+struct BiasTensor {
+  View view;
+  Axes axes;
+  int rows, columns;
+
+  explicit BiasTensor(const FwdParams& p) {
+    const BiasParams& bias = p.bias;
+    const int width = bias.is_fp32 ? 2 : 1;
+    view = {const_cast<void*>(bias.data), bias.batch * width, bias.row * width, bias.head * width,
+            0};
+    axes = {1, p.num_heads_kv * p.group, p.batch};
+    rows = bias.row == 0 ? 1 : p.seqlen_q;
+    columns = p.seqlen_k * width;
+  }
+};
+
+template <class Config>
+const char* find_bias_problem(const FwdParams& p) {
+  if (p.bias.data == nullptr) return "it is for calls with a bias";
+  if (p.scores.alibi != nullptr || p.scores.softcap != 0.0f) {
+    return "it has neither ALiBi nor a soft cap beside a bias";
+  }
+  if (2 * p.head_dim <= Config::HEAD_DIM) return "the general family has fewer columns";
+  if (p.bias.is_fp32 && !Config::TAKES_FP32) return "it has few stages for a bias of float32";
+  if (p.bias.key != 1 || p.seqlen_k > INT32_MAX / 2) return "keys of the bias are not neighbours";
+  const BiasTensor bias(p);
+  const char* problem = find_map_problem(bias.view, bias.rows, bias.columns, bias.axes);
+  if (problem != nullptr) return problem;
+  FwdParams others = p;
+  others.scores.has_score_mod = 0;
+  others.bias = {};
+  return find_problem<Config>(others, p.out);
+}
+
+template <class Config>
+cudaError_t make_bias_map(FwdBiasSm90Params& all) {
+  const BiasTensor bias(all.p);
+  all.bias_rows = all.p.bias.row == 0 ? 1 : Config::BLOCK_M;
+  const MapRequest map[] = {
+      {&all.bias, &all.bias_axes, &bias.view, bias.rows, bias.columns, &bias.axes, all.bias_rows}};
+  return make_maps<Config>(map);
+}
+
 template <class Config>
 const char* refuse_fwd_sm90(const void* params) {
   const FwdParams& p = *static_cast<const FwdParams*>(params);
@@ -28,6 +72,7 @@ const char* refuse_fwd_sm90(const void* params) {
   if (Config::IS_SMALL && !small_tiles_pay(p, Config::LARGER)) {
     return "larger tiles serve so many queries better";
   }
+  if constexpr (Config::HAS_BIAS) return find_bias_problem<Config>(p);
   return find_problem<Config>(p, p.out);
 }
 
@@ -51,6 +96,10 @@ cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t
   };
   const cudaError_t status = make_maps<Config>(maps);
   if (status != cudaSuccess) return status;
+  if constexpr (Config::HAS_BIAS) {
+    const cudaError_t of_bias = make_bias_map<Config>(all);
+    if (of_bias != cudaSuccess) return of_bias;
+  }
   const FwdGrid grid(p, Config::BLOCK_M);
   const int64_t tiles = grid.tiles * grid.groups;
   if (tiles == 0) return cudaSuccess;

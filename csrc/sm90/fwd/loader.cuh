@@ -6,6 +6,7 @@
 #include "ptx/registers.cuh"
 #include "ptx/semaphore.cuh"
 #include "ptx/tensor_copy.cuh"
+#include "sm90/fwd/bias.cuh"
 #include "sm90/fwd/tiles.cuh"
 
 namespace flash_dist {
@@ -69,6 +70,7 @@ struct FwdSm90Loader {
       smem.k_barriers.wait_for_place(keys);
       load_rows<Tiles::K_TILE_BYTES>(shared_address(smem.k[keys.stage()]), params.k, params.k_axes,
                                      work, j, smem.k_barriers.data(keys));
+      if constexpr (Tiles::HAS_BIAS) load_bias<Tiles>(params, smem, work, j, keys);
       if (j < last) load_values(work, j + 1, before);
       before = keys;
       keys.advance();

@@ -5,6 +5,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/dropout.cuh"
+#include "sm90/fwd/bias.cuh"
 #include "sm90/fwd/softmax.cuh"
 #include "sm90/fwd/tiles.cuh"
 #include "sm90/rows.cuh"
@@ -30,6 +31,7 @@ struct FwdSm90Pipeline {
     Probabilities p;
     float rescale[1][2];
     VisibleKeys<BLOCK_N, Tiles::SOURCE> visible;
+    typename Tiles::BiasFragment bias;
   };
 
   const typename Tiles::Params& params;
@@ -59,7 +61,9 @@ struct FwdSm90Pipeline {
         o(o_),
         softmax(softmax_),
         f(f_),
-        scale_log2(Tiles::HAS_SCORE_MOD ? 1.0f : params.p.softmax_scale * LOG2_E),
+        scale_log2(Tiles::HAS_BIAS        ? LOG2_E
+                   : Tiles::HAS_SCORE_MOD ? 1.0f
+                                          : params.p.softmax_scale * LOG2_E),
         slope(slope_of(params, work)),
         dropout(make_dropout(params, work)),
         queries{work.queries},
@@ -113,6 +117,7 @@ struct FwdSm90Pipeline {
       if (has_tail) add_tail();
     }
     issue_scores(f.s);
+    fetch_bias();
     wait_for_scores<0>(f.s);
     const bool masked = j >= bounds.full_end || j < bounds.full_begin;
     modify_scores(f.s, j);
@@ -217,6 +222,7 @@ struct FwdSm90Pipeline {
       f.visible.find(Mask(params.p.mask, work.place), Steps{work.bounds}, i, consumer(),
                      work.block.row0 + warp_row());
     }
+    fetch_bias();
     wait_for_scores<1>(f.s);
   }
 
@@ -276,8 +282,18 @@ struct FwdSm90Pipeline {
     smem.k_barriers.release(keys.stage());
   }
 
-  // Soft cap and ALiBi of block i.
+  // The bias of a block: as much as there are registers for.
+  __device__ __forceinline__ void fetch_bias() const {
+    if constexpr (Tiles::HAS_BIAS) {
+      FwdSm90Bias<Tiles>{params, smem, keys}.template fetch<0>(f.bias, warp_row());
+    }
+  }
+
+  // Soft cap and ALiBi, or the bias, of block i.
   __device__ __forceinline__ void modify_scores(Accumulator<1, BLOCK_N / 8>& s, int i) const {
+    if constexpr (Tiles::HAS_BIAS) {
+      FwdSm90Bias<Tiles>{params, smem, keys}.add(s, f.bias, warp_row());
+    }
     if constexpr (Tiles::HAS_SCORE_MOD) {
       const Steps steps{work.bounds};
       const int row0 = work.block.row0 + warp_row() + work.place.seqlen_k - work.place.seqlen_q;

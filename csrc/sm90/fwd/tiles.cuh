@@ -20,6 +20,7 @@ struct FwdSm90Tiles : Config_ {
   using Queries = Ring<Config::Q_STAGES>;
   using Keys = Ring<Config::STAGES>;
   using Works = Ring<WORKS>;
+  struct BiasFragment {};
   static constexpr int K_TILE_BYTES = Config::template K_BYTES<BLOCK_N>;
   static constexpr int V_TILE_BYTES = Config::template V_BYTES<BLOCK_N>;
 };

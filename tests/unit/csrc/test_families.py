@@ -22,10 +22,7 @@ SHARED: Final = ("ptx", "core")
 HOST: Final = ("host", "binding", "debug")
 # Generated headers, which include none of ours.
 COMMON: Final = (
-    "plans.h",
-    "decode_plans.h",
-    "dropout_plans.h",
-    "fwd_pair_plans.h",
+    *(f"{name}plans.h" for name in ("", "decode_", "dropout_", "fwd_pair_", "fwd_bias_")),
     "wgmma_shapes.h",
 )
 

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -32,6 +32,7 @@ SIZES: Final = {  # head_dims per role or family
     "decode_fold": {256, 512},
     "fwd_kvcache": {64, 128},
     "fwd_sm90": {384, 512},
+    "fwd_bias": {64, 128},
     "mla": {576},
     "mla_pair": {576},
     "mla_weights": {576},
@@ -176,6 +177,20 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
     return out, lse, conflicts
 
 
+def _describe(bias: Tensor | None) -> tuple[Any, ...]:
+    """Return the address of a bias, its strides, and what the binding finds of it."""
+    strides = (ctypes.c_int64 * 4)()
+    if bias is None:
+        return (None, strides, 0, 0, 0)
+    sizes = tuple(zip(bias.shape, bias.stride(), strict=True))
+    strides[:] = [0 if n == 1 else stride for n, stride in sizes]
+    size = bias.element_size()
+    even = all(n % 2 == 0 for n in (*strides[:3], bias.shape[3], bias.data_ptr() // size))
+    in_pairs = even and strides[3] == 1
+    rest = bias.untyped_storage().nbytes() - bias.storage_offset() * size
+    return (bias.data_ptr(), strides, bias.dtype == torch.float32, in_pairs, rest)
+
+
 class _Forward(ctypes.Structure):
     """`EmulatedForward` of tests/emulator/decode.cpp."""
 
@@ -195,8 +210,11 @@ class _Forward(ctypes.Structure):
             for name in [
                 *("q", "k", "v", "out", "lse", "cu_q", "cu_k", "sinks"),
                 *("key_bounds", "rows", "query_ranges", "begin", "entries", "bits"),
+                "bias",
             ]
         ),
+        ("bias_strides", ctypes.c_int64 * 4),
+        *((name, ctypes.c_int64) for name in ["bias_is_fp32", "bias_in_pairs", "bias_bytes"]),
     )
 
 
@@ -210,6 +228,7 @@ def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
     documents: tuple[Tensor, Tensor] | None = None,
     longest: tuple[int, int] = (0, 0),
     sinks: Tensor | None = None,
+    bias: Tensor | None = None,
     gpu: Gpu = Gpu(capability=90, plan=227),
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse.
@@ -222,6 +241,7 @@ def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
         documents: cu_seqlens of q and k, int32.
         longest: The longest document of q and of k.
         sinks: [num_heads_q], float32.
+        bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], bfloat16 or float32.
         gpu: The emulated GPU.
 
     Raises:
@@ -253,6 +273,6 @@ def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
     tensors = (q, k, v, out, lse, cu_q, cu_k, sinks, *(arrays.get(name) for name in names))
     addresses = (None if x is None else x.data_ptr() for x in tensors)
     library = _library()
-    if library.emulate_forward(ctypes.byref(_Forward(*numbers, *addresses))) < 0:
+    if library.emulate_forward(ctypes.byref(_Forward(*numbers, *addresses, *_describe(bias)))) < 0:
         raise RuntimeError(library.emulated_error().decode())
     return out, lse

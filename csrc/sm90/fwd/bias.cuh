@@ -1,0 +1,166 @@
+// The bias of the forward kernel for Hopper, from global memory to the scores: s * scale + bias, -inf where
+// the bias masks (core/bias.cuh).
+//
+// A stage has two panels of 128 bytes for each query (core/panels.cuh): 128 keys of 16 bits, or 64 of
+// fp32. So a step takes one or two. The loading thread fills a ring of them by boxes, whose columns are 16
+// bits; where the queries share a row, each box has that one. A warp has the first stage in
+// registers before it waits for the scores.
+#pragma once
+
+#include "fwd_bias_plans.h"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/pairs.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "sm90/bias.cuh"
+#include "sm90/fwd/tiles.cuh"
+
+namespace flash_dist {
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FwdBiasSm90Config
+    : FwdSm90ConfigOf<FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V,
+                      PLAN, false, false,
+                      FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>::BIAS_STAGES> {
+  // With two stages, of one step, it is slower than the general family.
+  static constexpr bool TAKES_FP32 = FwdBiasSm90Config::BIAS_STAGES > 2;
+};
+
+// For a bias of fp32, or of 16 bits.
+template <class Config, bool IS_FP32>
+struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH> {
+  static constexpr bool BIAS_IS_FP32 = IS_FP32;
+  static constexpr int BIAS_PANEL = IS_FP32 ? 32 : 64;            // keys of a panel
+  static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                // of a stage
+  static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;  // stages of a step
+  using Biases = Ring<Config::BIAS_STAGES>;
+  using BiasFragment = uint32_t[32];  // of a stage: pairs of 16 bits, or fp32
+  static_assert(Config::ONE_MAINLOOP && Config::BLOCK_N == 2 * MASK_TILE && Config::TAIL_N == 0);
+};
+
+// The first key of a panel of step i. One in place of those that a list lacks.
+template <class Tiles>
+__device__ __forceinline__ int bias_key(const typename Tiles::Work& work, int i, int panel) {
+  const typename Tiles::Steps steps{work.bounds};
+  return max(steps.key(i, panel * Tiles::BIAS_PANEL), 0);
+}
+
+// The stage of part `part` of a step, whose keys have the given stage.
+template <class Tiles>
+__device__ __forceinline__ typename Tiles::Biases bias_stage(const typename Tiles::Keys& keys,
+                                                             int part) {
+  return {keys.passed * Tiles::BIAS_PARTS + part};
+}
+
+// Starts the copies of step j, by the loading thread.
+template <class Tiles>
+__device__ __forceinline__ void load_bias(const typename Tiles::Params& params,
+                                          typename Tiles::Smem& smem,
+                                          const typename Tiles::Work& work, int j,
+                                          const typename Tiles::Keys& keys) {
+  const FwdBlock& block = work.block;
+#pragma unroll 1
+  for (int part = 0; part < Tiles::BIAS_PARTS; ++part) {
+    const auto stage = bias_stage<Tiles>(keys, part);
+    smem.bias_barriers.wait_for_place(stage);
+    const uint32_t barrier = smem.bias_barriers.data(stage);
+    mbarrier_expect(barrier, 2 * params.bias_rows * Tiles::QTile::ROW_BYTES);
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel) {
+      const int key = bias_key<Tiles>(work, j, 2 * part + panel);
+      const BoxPlace at{Tiles::BIAS_IS_FP32 ? 2 * key : key, params.bias_rows == 1 ? 0 : block.row0,
+                        0, block.head * params.bias_axes.head_kv,
+                        block.batch * params.bias_axes.batch};
+      load_box(shared_address(smem.bias[stage.stage()]) + panel * Tiles::QTile::BYTES, params.bias,
+               at, barrier);
+    }
+  }
+}
+
+// The bias of a consumer warp's 16 queries, `row` being the first in the tile.
+template <class Tiles>
+struct FwdSm90Bias {
+  using Fragment = typename Tiles::BiasFragment;
+  using T = typename Tiles::T;
+  static constexpr bool IS_FP32 = Tiles::BIAS_IS_FP32;
+  static constexpr int TILES = Tiles::BIAS_PANEL / 8;  // of 8 keys, of a panel
+
+  const typename Tiles::Params& params;
+  typename Tiles::Smem& smem;
+  const typename Tiles::Keys& keys;
+
+  // Loads a part of a step.
+  template <int PART>
+  __device__ __forceinline__ void fetch(Fragment& x, int row) const {
+    const auto stage = bias_stage<Tiles>(keys, PART);
+    smem.bias_barriers.wait_for_data(stage);
+    read_stage(x, shared_address(smem.bias[stage.stage()]), params.bias_rows == 1 ? 0 : row);
+    smem.bias_barriers.release(stage.stage());
+  }
+
+  // s * scale + bias, of which the first part has been fetched.
+  template <int NT>
+  __device__ __forceinline__ void add(Accumulator<1, NT>& s, Fragment& x, int row) const {
+    add_part<0>(s, x);
+    if constexpr (Tiles::BIAS_PARTS == 2) {
+      fetch<1>(x, row);
+      add_part<1>(s, x);
+    }
+  }
+
+ private:
+  // Of a fragment: the register of 8 keys, half a pair of rows, and for fp32 the column of a pair.
+  __device__ __forceinline__ static constexpr int at(int n, int h, int e = 0) {
+    return IS_FP32 ? (2 * n + h) * 2 + e : 2 * n + h;
+  }
+
+  __device__ __forceinline__ void read_stage(Fragment& x, uint32_t tile, int row) const {
+    using Tile = typename Tiles::QTile;
+    const int lane = fresh_thread() % 32;
+    const bool same = params.bias_rows == 1;  // all rows are the first one
+    if constexpr (IS_FP32) {
+      const int down = same ? 0 : lane / 4;
+      const uint32_t own =
+          tile + (row + down) * Tile::ROW_BYTES + lane % 2 * 8 + ((lane % 4 / 2 ^ down) << 4);
+      const uint32_t next = same ? 0 : 8 * Tile::ROW_BYTES;
+#pragma unroll
+      for (int n = 0; n < 2 * TILES; ++n) {
+        const uint32_t from = (own ^ n % TILES * 32) + n / TILES * Tile::BYTES;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 pair = load_shared_8(from + h * next);
+          x[at(n, h, 0)] = __float_as_uint(pair.x);
+          x[at(n, h, 1)] = __float_as_uint(pair.y);
+        }
+      }
+    } else {
+      const int down = same ? 0 : lane % 16;
+      const uint32_t own = tile + (row + down) * Tile::ROW_BYTES + ((lane / 16 ^ down % 8) << 4);
+#pragma unroll
+      for (int n = 0; n < 2 * TILES; n += 2) {
+        uint32_t four[4];  // rows of both halves of 8 keys, then those of the next
+        ldmatrix_x4(four, (own ^ n % TILES * 16) + n / TILES * Tile::BYTES);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) x[at(n, 0) + m] = four[m];
+      }
+    }
+  }
+
+  template <int PART, int NT>
+  __device__ __forceinline__ void add_part(Accumulator<1, NT>& s, const Fragment& x) const {
+    const float scale = params.p.softmax_scale;
+#pragma unroll
+    for (int n = 0; n < 2 * TILES; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float& first = s.x[0][PART * 2 * TILES + n][2 * h];
+        float& second = s.x[0][PART * 2 * TILES + n][2 * h + 1];
+        const float2 bias =
+            IS_FP32 ? float2{bias_of_fp32(x[at(n, h, 0)]), bias_of_fp32(x[at(n, h, IS_FP32)])}
+                    : bias_of_pair<T>(x[at(n, h)]);
+        first = fmaf(first, scale, bias.x);
+        second = fmaf(second, scale, bias.y);
+      }
+  }
+};
+
+}  // namespace flash_dist
