@@ -113,11 +113,13 @@ struct DkdvScoredSm90Config : DkdvSm90ConfigOf<DkdvScoredSm90Plan<HEAD_DIM, HEAD
 
 // The configuration of the fused kernel; as above.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
-          bool HAS_SCORE_MOD_, bool DROPS_ = false>
+          bool HAS_SCORE_MOD_, bool DROPS_ = false, bool HAS_BIAS_ = false>
 struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
   static constexpr bool DROPS = DROPS_;
+  static constexpr bool HAS_BIAS = HAS_BIAS_;
+  static constexpr bool BIAS_TAKES_ALL = HEAD_DIM <= 64;  // any strides, and fp32
   using Params =
       std::conditional_t<DROPS, DkdvDropoutSm90Params,
                          std::conditional_t<HAS_SCORE_MOD, DkdvScoredSm90Params, DkdvSm90Params>>;
@@ -134,7 +136,8 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   // How many of S^T and dP^T a warpgroup of keys has registers for, beside its sums.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
   // Whether K and V stay in registers, as A operands, so that the products read less shared memory.
-  static constexpr bool KEYS_IN_REGISTERS = HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD;
+  static constexpr bool KEYS_IN_REGISTERS =
+      HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && !HAS_BIAS;
   static constexpr int LOADER_REGISTERS = KEYS_MULTIPLY ? 24 : 32;
   static constexpr int CONSUMER_REGISTERS = KEYS_MULTIPLY ? 240 : HEAD_DIM == 96 ? 200 : 208;
   static constexpr int DQ_REGISTERS = KEYS_MULTIPLY ? 0 : HEAD_DIM == 96 ? 80 : 64;

@@ -46,6 +46,7 @@
 
 #include "core/uncovered.cuh"
 #include "ptx/semaphore.cuh"
+#include "sm90/bwd/bias.cuh"
 #include "sm90/bwd/dkdv_steps.cuh"
 #include "sm90/bwd/dq_sum.cuh"
 #include "sm90/dropout.cuh"
@@ -465,6 +466,7 @@ struct FusedSm90 {
     const StageStatistics lse{smem.lse_log2[s], thread.statistic},
         delta{smem.delta[s], thread.statistic};
     const float slope = steps.slope_of(item);
+    [[maybe_unused]] typename BwdSm90Bias<Config>::Fragment bias;
     const auto find_weights = [&](const auto& lse) {
       if constexpr (Config::HAS_SCORE_MOD) begin_softcap(pt, params.score_mod);
       if (code != TILE_FULL) steps.apply_mask(pt, item, code);
@@ -472,7 +474,11 @@ struct FusedSm90 {
         steps.weigh_modified(probabilities, products, pt, smem.lse_log2[s],
                              steps.alibi_of(item, slope));
       } else {
-        steps.template exponentiate<SHIFT>(pt, lse);
+        if constexpr (Config::HAS_BIAS) {
+          BwdSm90Bias<Config>{p, work}.template exponentiate<SHIFT>(pt, lse, bias);
+        } else {
+          steps.template exponentiate<SHIFT>(pt, lse);
+        }
         if constexpr (Config::DROPS) {
           thread.dropout.mark(pt, sequence_head(p, work.batch, work.head + item.head_in_group),
                               item.row0);
@@ -485,6 +491,10 @@ struct FusedSm90 {
     };
     // S^T = K @ Q.T                                       [64, BLOCK_M]
     issue_scores<HEAD_DIM>(pt, thread.k, thread.rows_of(smem.k), q);
+    if constexpr (Config::HAS_BIAS) {
+      const int key0 = work.key0 + Steps::group_row0() + warp_of_consumer() * 16;
+      BwdSm90Bias<Config>{p, work}.fetch(bias, item, key0);
+    }
     if (Config::KEYS_MULTIPLY && stages.passed > 0) hand_over();
     if constexpr (Config::SCORES_AT_A_TIME == 2) {
       // dP^T = V @ dO.T                                   [64, BLOCK_M]

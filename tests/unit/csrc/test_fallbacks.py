@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 HOPPER: Final = Device(9, 0)
 STAND_INS: Final = 'bwd_fused = ["bwd_dkdv", "bwd_dq_recompute"]'
 LEAVES: Final = "leaves_half_filled = true\n"
-FUSED: Final = 'kernel = "fused_sm90_block"\nparams = "DkdvSm90Params"\n'
 
 
 @pytest.fixture
@@ -107,8 +106,8 @@ def test_roles_with_stand_ins_need_not_run(plant: Plant) -> None:
         (STAND_INS, "", "bwd_fused_sm90 leaves calls to bwd_fused, which has no general family"),
         (STAND_INS, 'bwd_fused = ["nothing"]', "bwd_fused_sm90 leaves calls to nothing, which has"),
         (
-            FUSED,
-            f"{FUSED}{LEAVES}",
+            '"FusedSm90Config"\n',
+            f'"FusedSm90Config"\n{LEAVES}',
             "bwd_fused_sm90 leaves calls to bwd_fused, which has no general family",
         ),
         (

@@ -22,7 +22,10 @@ SHARED: Final = ("ptx", "core")
 HOST: Final = ("host", "binding", "debug")
 # Generated headers, which include none of ours.
 COMMON: Final = (
-    *(f"{name}plans.h" for name in ("", "decode_", "dropout_", "fwd_pair_", "fwd_bias_")),
+    *(
+        f"{name}plans.h"
+        for name in ("", "decode_", "dropout_", "fwd_pair_", "fwd_bias_", "bwd_bias_")
+    ),
     "wgmma_shapes.h",
 )
 

@@ -1,0 +1,140 @@
+// The bias of the fused backward kernel for Hopper (core/bias.cuh): a warp reads that of its 16 keys and
+// of a stage's 64 queries from global memory while S^T is computed. Pairs of 16 bits are neighbouring keys in memory;
+// movmatrix makes neighbouring queries of them.
+#pragma once
+
+#include "bwd_bias_plans.h"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/pairs.cuh"
+#include "sm90/bias.cuh"
+#include "sm90/bwd/launch.h"
+
+namespace flash_dist {
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FusedBiasSm90Config
+    : FusedSm90ConfigOf<FusedBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
+                        HEAD_DIM_V, PLAN, false, false, true> {};
+
+template <class Config>
+const char* refuse_fused_bias_sm90(const void* params) {
+  BwdParams p = *static_cast<const BwdParams*>(params);
+  if (p.bias.data == nullptr) return "it is for calls with a bias";
+  if (p.scores.alibi != nullptr || p.scores.softcap != 0.0f) {
+    return "it has neither ALiBi nor a soft cap beside a bias";
+  }
+  if (!Config::BIAS_TAKES_ALL && (p.bias.is_fp32 || !p.bias.in_pairs)) {
+    return "it reads a bias of 16 bits in pairs alone";
+  }
+  p.scores.has_score_mod = 0;
+  p.bias = {};
+  return find_problem<Config>(p, p.dout);
+}
+
+template <class Config>
+struct BwdSm90Bias {
+  using T = typename Config::T;
+  static constexpr int NT = Config::BLOCK_M / 8;  // tiles of 8 queries
+  static constexpr bool TAKES_ALL = Config::BIAS_TAKES_ALL;
+  using Fragment = uint32_t[(TAKES_ALL ? 4 : 2) * NT];  // of 16 bits pairs, in half of it
+
+  const BwdParams& p;
+  const DkdvSm90Work& work;
+
+  // Loads the numbers of an item. key0: the warp's first key. NOTE: queries and keys beyond the last one
+  // get those of the last.
+  __device__ __forceinline__ void fetch(Fragment& x, const DkdvItem& item, int key0) const {
+    const BiasParams& bias = p.bias;
+    const int bytes = bias.is_fp32 ? 4 : 2;
+    const uint8_t* head =
+        static_cast<const uint8_t*>(bias.data) +
+        bytes * (work.batch * bias.batch + (work.head + item.head_in_group) * bias.head);
+    if (TAKES_ALL && bias.is_fp32) {
+      if constexpr (TAKES_ALL) fetch_fp32(x, head, item.row0, key0);
+    } else if (!TAKES_ALL || bias.in_pairs) {
+      fetch_pairs(x, head, item.row0, key0,
+                  [](const uint8_t* left, const uint8_t*) { return load_constant_4(left); });
+    } else {
+      fetch_pairs(x, head, item.row0, key0, [](const uint8_t* left, const uint8_t* right) {
+        return load_constant_2(left) | load_constant_2(right) << 16;
+      });
+    }
+  }
+
+  // S^T -> 2^SHIFT P^T.
+  template <int SHIFT, class Scores, class Lse>
+  __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse,
+                                               const Fragment& x) const {
+    if (TAKES_ALL && p.bias.is_fp32) {
+      exponentiate<SHIFT>(pt, lse, [&](int i) -> float2 {
+        if constexpr (!TAKES_ALL) return {};
+        return {bias_of_fp32(x[2 * i]), bias_of_fp32(x[2 * i + 1])};
+      });
+    } else {
+      exponentiate<SHIFT>(pt, lse, [&](int i) { return bias_of_pair<T>(movmatrix_trans(x[i])); });
+    }
+  }
+
+ private:
+  template <int SHIFT, class Scores, class Lse, class Numbers>
+  __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse, Numbers numbers) const {
+    const float scale_log2 = p.softmax_scale * LOG2_E;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const float2 lses = lse[n];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 both = numbers(2 * n + h);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& one = pt.x[0][n][2 * h + e];
+          const float minus = SHIFT - (e == 0 ? lses.x : lses.y);
+          one = exp2_approx(fmaf(one, scale_log2, fmaf(e == 0 ? both.x : both.y, LOG2_E, minus)));
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ int query(int i) const { return min(i, work.seqlen_q - 1); }
+  __device__ __forceinline__ int key(int i, int last = 1) const {
+    return min(i, work.seqlen_k - last);
+  }
+
+  // Registers 2 * n + h: row `lane / 4` of 8 queries and keys 2 * (lane % 4) and the next of 8 keys.
+  template <class Load>
+  __device__ __forceinline__ void fetch_pairs(Fragment& x, const uint8_t* head, int row0, int key0,
+                                              Load load) const {
+    const int lane = fresh_thread() % 32;
+    int64_t left[2], right[2];  // in bytes
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int first = key(key0 + 8 * h + lane % 4 * 2, p.bias.in_pairs ? 2 : 1);
+      left[h] = 2 * (first * p.bias.key);
+      right[h] = 2 * (key(first + 1) * p.bias.key);
+    }
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const uint8_t* row = head + 2 * (query(row0 + 8 * n + lane / 4) * p.bias.row);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) x[2 * n + h] = load(row + left[h], row + right[h]);
+    }
+  }
+
+  // Registers (2 * n + h) * 2 + e: query 2 * (lane % 4) + e of 8 and key lane / 4 of 8.
+  __device__ __forceinline__ void fetch_fp32(Fragment& x, const uint8_t* head, int row0,
+                                             int key0) const {
+    const int lane = fresh_thread() % 32;
+    const int64_t column[2] = {4 * (key(key0 + lane / 4) * p.bias.key),
+                               4 * (key(key0 + 8 + lane / 4) * p.bias.key)};
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint8_t* row = head + 4 * (query(row0 + 8 * n + lane % 4 * 2 + e) * p.bias.row);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) x[(2 * n + h) * 2 + e] = load_constant_4(row + column[h]);
+      }
+  }
+};
+
+}  // namespace flash_dist
