@@ -28,28 +28,19 @@ __device__ __forceinline__ float tanh_of(float x) {
   return fmaf(-2.0f, reciprocal_approx(1.0f + exp2_approx(2.0f * LOG2_E * x)), 1.0f);
 }
 
-// tanh(x) with a relative error of 2^-21. Up to |x| = NEAR: x P(x^2), where P is a minimax fit with
-// a relative error of 1.3e-8. Beyond: the FAST formula, as tanh is not small there.
-constexpr float NEAR = 0.5f;
-struct TanhTerms {
-  float x[5];  // the coefficients of P, lowest power first, times a factor
-};
-__host__ __device__ constexpr TanhTerms tanh_terms(float factor) {
-  return {{9.999999866e-01f * factor, -3.333306541e-01f * factor, 1.332470049e-01f * factor,
-           -5.298106528e-02f * factor, 1.712503569e-02f * factor}};
-}
-__device__ __forceinline__ float evaluate(const TanhTerms& p, float square) {
-  float sum = p.x[4];
-#pragma unroll
-  for (int i = 3; i >= 0; --i) sum = fmaf(sum, square, p.x[i]);
-  return sum;
-}
 __device__ __forceinline__ float tanh_far(float x) {
   return copysignf(tanh_of<Tanh::FAST>(fabsf(x)), x);
 }
+// tanh(x) with a relative error of 2^-21. Up to |x| = 0.5: x P(x^2), where P is a minimax fit with
+// a relative error of 1.3e-8. Beyond: the FAST formula, as tanh is not small there.
 __device__ __forceinline__ float tanh_near(float x) {
-  const float factor = evaluate(tanh_terms(1.0f), x * x), far = tanh_far(x);
-  return fabsf(x) <= NEAR ? x * factor : far;
+  constexpr float TERMS[] = {9.999999866e-01f, -3.333306541e-01f, 1.332470049e-01f,
+                             -5.298106528e-02f, 1.712503569e-02f};
+  const float square = x * x, far = tanh_far(x);
+  float sum = TERMS[4];
+#pragma unroll
+  for (int i = 3; i >= 0; --i) sum = fmaf(sum, square, TERMS[i]);
+  return fabsf(x) <= 0.5f ? x * sum : far;
 }
 
 // ALiBi's slope of a query head, 0 without ALiBi.

@@ -1,6 +1,7 @@
 // Makes the tensor maps of a call.
 #pragma once
 
+#include <cmath>
 #include <type_traits>
 
 #include "core/maps.h"
@@ -33,6 +34,10 @@ const char* find_problem(const Params& p, const View& like_out, const CallAxes& 
     return "it is for calls with a soft cap or ALiBi";
   if (p.bias.data != nullptr) return "it adds no bias";
   if (p.scores.softcap > FAST_CAP) return "its tanh is too coarse for a soft cap above 100";
+  const float inside = std::abs(p.scores.scale_inside);
+  if (p.scores.softcap != 0.0f && (inside < LEAST_INSIDE || inside > LARGEST_INSIDE)) {
+    return "its tanh has no terms for such a quotient of the scale and the soft cap";
+  }
   const char* const problems[] = {
       find_map_problem(p.q, axes.rows_q, p.head_dim, axes.q),
       find_map_problem(p.k, axes.rows_k, p.head_dim, axes.k),

@@ -4,7 +4,7 @@
 //   s log2 e = c' t - slope' * |distance|            ds / dx = c (1 - t^2)
 //
 // Without a cap: s log2 e = q . k * scale' - slope' * |distance|. A kernel tests for the cap once
-// per tile. Most scores are far below the cap, where a polynomial gives t. This saves the
+// per tile. Most scores are far below the cap, where a polynomial of q . k gives t. This saves the
 // special-function unit, which computes the weights and limits these kernels. A score's own size
 // selects its formula, so its bits do not depend on other scores.
 #pragma once
@@ -19,18 +19,48 @@
 
 namespace flash_dist {
 
+// factor * tanh(score * inside), where |score * inside| <= LIMIT, as score * P(score^2). P is a
+// minimax fit with a relative error of 1e-7; in fp32 that of the product is 2^-22.
+struct NearTanh {
+  static constexpr float LIMIT = 0.4f;
+  float terms[4];  // the coefficients of P, lowest power first
+
+  static NearTanh of(double factor, double inside) {
+    const double square = inside * inside;
+    NearTanh result;
+    double power = factor * inside;
+    int i = 0;
+    for (double fit :
+         {0.9999999019009347, -0.3333136245895364, 0.13270976759076633, -0.04755360362922874}) {
+      result.terms[i++] = static_cast<float>(fit * power);
+      power *= square;
+    }
+    return result;
+  }
+  __device__ __forceinline__ float factor(float score) const {
+    const float square = score * score;
+    float sum = terms[3];
+#pragma unroll
+    for (int i = 2; i >= 0; --i) sum = fmaf(sum, square, terms[i]);
+    return sum;
+  }
+};
+
 struct ScoreModParams {
-  float inside;  // factor of q . k: scale', or scale / c under a cap
-  float cap;     // c'; 0: none
+  float inside;   // factor of q . k: scale', or scale / c under a cap
+  float cap;      // c'; 0: none
+  NearTanh near;  // times c' in the forward
 };
 
 template <class Params>  // FwdParams or BwdParams, scores filled in
-ScoreModParams make_score_mod(const Params& p) {
+ScoreModParams make_score_mod(const Params& p, bool times_cap = false) {
   const float cap = p.scores.softcap * LOG2_E;
-  return {p.scores.scale_inside * (cap == 0.0f ? LOG2_E : 1.0f), cap};
+  const float inside = p.scores.scale_inside * (cap == 0.0f ? LOG2_E : 1.0f);
+  return {inside, cap, NearTanh::of(times_cap ? cap : 1.0, inside)};
 }
 
-// Replaces each score q . k of a warp, x = q . k * inside: by near(x) if |x| <= NEAR, else by far(x).
+// Replaces each score of a warp: by near(score) if |score * inside| <= NearTanh::LIMIT, else by
+// far(score * inside).
 template <int NT, class Near, class Far>
 __device__ __forceinline__ void replace_scores(Accumulator<1, NT>& s, float inside, Near near,
                                                Far far) {
@@ -44,10 +74,11 @@ __device__ __forceinline__ void replace_scores(Accumulator<1, NT>& s, float insi
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s.x[0][n][i] = replace(s.x[0][n][i] * inside);
+      for (int i = 0; i < 4; ++i) s.x[0][n][i] = replace(s.x[0][n][i]);
   };
-  if (__any_sync(0xffffffffu, largest * fabsf(inside) > NEAR)) {
-    each([&](float x) { return fabsf(x) > NEAR ? far(x) : near(x); });
+  const auto is_far = [&](float score) { return fabsf(score * inside) > NearTanh::LIMIT; };
+  if (__any_sync(0xffffffffu, is_far(largest))) {
+    each([&](float score) { return is_far(score) ? far(score * inside) : near(score); });
   } else {
     each(near);
   }
@@ -79,8 +110,7 @@ __device__ __forceinline__ float minus_alibi_slope(const ScoreParams& p, int bat
 
 // The score modification of the forward.
 struct FwdScoreModParams : ScoreModParams {
-  float top;        // subtracted from scores instead of the row maximum; 0: use the row maximum
-  TanhTerms terms;  // times c'
+  float top;  // subtracted from scores instead of the row maximum; 0: use the row maximum
 };
 
 // Under a cap c every score is in [-c', c']. bf16 has the exponent range of fp32. So rows need no
@@ -91,17 +121,17 @@ constexpr float BOUNDED_CAP = 50.0f;
 
 template <class T, class Params>
 FwdScoreModParams make_fwd_score_mod(const Params& p) {
-  const ScoreModParams base = make_score_mod(p);
+  const ScoreModParams base = make_score_mod(p, true);
   const bool bounded = std::is_same_v<T, Bf16> && p.scores.softcap != 0.0f &&
                        p.scores.softcap <= BOUNDED_CAP && p.scores.alibi == nullptr;
-  return {base, bounded ? std::fmin(base.cap, 100.0f - base.cap) : 0.0f, tanh_terms(base.cap)};
+  return {base, bounded ? std::fmin(base.cap, 100.0f - base.cap) : 0.0f};
 }
 
 // q . k -> s log2 e - top, under a cap.
 template <int NT>
 __device__ __forceinline__ void apply_softcap(Accumulator<1, NT>& s, const FwdScoreModParams& p) {
   replace_scores(
-      s, p.inside, [&](float x) { return fmaf(x, evaluate(p.terms, x * x), -p.top); },
+      s, p.inside, [&](float score) { return fmaf(score, p.near.factor(score), -p.top); },
       [&](float x) { return fmaf(p.cap, tanh_far(x), -p.top); });
 }
 
@@ -136,8 +166,7 @@ __device__ __forceinline__ void apply_score_mod(Accumulator<1, NT>& s, const Fwd
 template <int NT>
 __device__ __forceinline__ void begin_softcap(Accumulator<1, NT>& x, const ScoreModParams& p) {
   if (p.cap == 0.0f) return;
-  replace_scores(
-      x, p.inside, [](float one) { return one * evaluate(tanh_terms(1.0f), one * one); }, tanh_far);
+  replace_scores(x, p.inside, [&](float score) { return score * p.near.factor(score); }, tanh_far);
 }
 
 // Computes P^T and P^T * (1 - tanh^2), from which dS^T is made, both times 2^SHIFT. x: scores with

@@ -91,11 +91,14 @@ struct Params {
   float softmax_scale;
   ScoreParams scores;
 };
-constexpr double SCALE = 0.125, INF = INFINITY;
+constexpr double INF = INFINITY;
 constexpr int ROW0 = 300, SHIFT = 8;
 const int KEYS[] = {192, 64};  // tiles of a list; of the backward the first
 
-double product(int i, int j) { return (i * 37 + j * 101) % 401 - 200; }  // q . k
+float SCALE;
+double product(int i, int j) {  // q . k: with any scale scores of up to 25
+  return static_cast<float>(((i * 37 + j * 101) % 401 - 200) * 0.125 / SCALE);
+}
 bool hides(int i, int j) { return (i + j) % 5 == 0; }
 double tanh_of(double cap, int i, int j) { return std::tanh(product(i, j) * SCALE / cap); }
 double score(double cap, double slope, int i, int j) {
@@ -105,6 +108,7 @@ double score(double cap, double slope, int i, int j) {
 
 int main(int, char** arguments) {
   const float cap = std::atof(arguments[1]), slope = std::atof(arguments[2]);
+  SCALE = std::atof(arguments[3]);
   Params p{SCALE, {}};
   p.scores.softcap = cap;
   p.scores.alibi = slope == 0 ? nullptr : &slope;
@@ -178,15 +182,30 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_program(folder, PROGRAM, "-w", headers=HEADERS)
 
 
-@pytest.mark.parametrize("slope", [0.0, 0.0625, -0.03125], ids=["flat", "falling", "rising"])
-@pytest.mark.parametrize("cap", [0.0, 3.0, 20.0, 60.0])
-def test_bent_scores_and_their_derivatives_are_those_of_the_formula(
-    program: Path, cap: float, slope: float
-) -> None:
+def check(program: Path, cap: float, slope: float, scale: float) -> None:
     done = subprocess.run(
-        [str(program), str(cap), str(slope)], check=True, capture_output=True, text=True
+        [str(program), str(cap), str(slope), str(scale)],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     forward, weights, products = map(float, done.stdout.split())
     assert forward < 2e-5  # of scores up to 50: float32
     assert weights < 2e-5
     assert products < 2e-5
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.0625, -0.03125], ids=["flat", "falling", "rising"])
+@pytest.mark.parametrize("cap", [0.0, 3.0, 20.0, 60.0])
+def test_modified_scores_and_their_derivatives_are_those_of_the_formula(
+    program: Path, cap: float, slope: float
+) -> None:
+    check(program, cap, slope, 0.125)
+
+
+@pytest.mark.parametrize("inside", [-1e4, 1e-5, 1.0, 1e4])
+@pytest.mark.parametrize("cap", [3.0, 60.0])
+def test_the_polynomial_holds_for_every_scale_that_the_kernels_take(
+    program: Path, cap: float, inside: float
+) -> None:
+    check(program, cap, 0.0, inside * cap)
