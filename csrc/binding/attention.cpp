@@ -19,6 +19,7 @@ using namespace flash_dist::binding;
 namespace {
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // dq, dk, dv
+using OutLseMax = std::tuple<Tensor, Tensor, Tensor>;  // out, lse, max_logit
 
 // Common arguments of forward and backward.
 struct Arguments {
@@ -132,7 +133,8 @@ Params make_params(const Arguments& a, const Inputs& in) {
   return p;
 }
 
-OutLse run_fwd(const Arguments& a) {
+// max_logit: receives the largest score of each head; may be null.
+OutLse run_fwd(const Arguments& a, MaybeTensor* max_logit = nullptr) {
   const Inputs in = read_inputs(a);
   const Sizes& s = in.sizes;
   auto p = make_params<FwdParams>(a, in);
@@ -142,6 +144,10 @@ OutLse run_fwd(const Arguments& a) {
   const Call call = make_call(in.q, a.ieee);
   Tensor out = allocate_like(in.q, s.head_dim_v);
   Tensor lse = allocate_rows(s, call.device);
+  if (max_logit != nullptr) {
+    *max_logit = allocate({int64_t{s.num_heads_q()}}, aoti_torch_dtype_float32(), call.device);
+    fill(**max_logit, -std::numeric_limits<double>::infinity());
+  }
   if (s.empty()) {
     fill(out, 0.0);
     fill_without_keys(lse, a.scores.sinks, s.packed);
@@ -150,6 +156,11 @@ OutLse run_fwd(const Arguments& a) {
   p.out = read_view(out, s.packed, s.group);
   p.lse = pointer<float>(lse);
   Workspace workspace;
+  if (max_logit != nullptr) {
+    check_status(flash_dist_fwd_max_logit(&call, &p, pointer<float>(**max_logit),
+                                          &Workspace::allocate, &workspace));
+    return {out, lse};
+  }
   if (dropout.rng_state != nullptr) {
     const FwdDropoutParams all{p, dropout};
     check_status(flash_dist_fwd_dropout(&call, &all, &Workspace::allocate, &workspace));
@@ -261,6 +272,21 @@ OutLse attention(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
                   softmax_scale, ieee, scores, match_kvcache, dropout});
 }
 
+OutLseMax attention_max_logit(const Tensor& q, const Tensor& k, const Tensor& v,
+                              const MaybeTensor& mask_data, const std::vector<int64_t>& mask,
+                              const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
+                              int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
+                              bool ieee, double softcap, const MaybeTensor& alibi_slopes,
+                              const MaybeTensor& sinks, const MaybeTensor& bias) {
+  const Scores scores{softcap, alibi_slopes, sinks, bias};
+  check_options(scores, false, {});
+  MaybeTensor max_logit;
+  const auto [out, lse] = run_fwd({q, k, v, mask, mask_data, cu_seqlens_q, cu_seqlens_k,
+                                   max_seqlen_q, max_seqlen_k, softmax_scale, ieee, scores},
+                                  &max_logit);
+  return {out, lse, *max_logit};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
     const Tensor& lse, const MaybeTensor& dlse, const MaybeTensor& mask_data,
@@ -327,6 +353,11 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "softmax_scale, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "
       "sinks=None, bool match_kvcache=False, Tensor? bias=None, float dropout_p=0.0, Tensor? "
       "rng_state=None) -> (Tensor out, Tensor lse)");
+  m.def(
+      "attention_max_logit(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? "
+      "cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
+      "softmax_scale, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "
+      "sinks=None, Tensor? bias=None) -> (Tensor out, Tensor lse, Tensor max_logit)");
   // Without sinks, dsinks is empty.
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
@@ -358,6 +389,7 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
   m.impl("attention", TORCH_BOX(&attention));
+  m.impl("attention_max_logit", TORCH_BOX(&attention_max_logit));
   m.impl("attention_backward", TORCH_BOX(&attention_backward));
   m.impl("attention_bias_parts", TORCH_BOX(&attention_bias_parts));
   m.impl("attention_no_grad", TORCH_BOX(&attention_no_grad));

@@ -5,6 +5,7 @@
 
 #include "core/ds_scale.h"
 #include "core/fwd_kvcache.h"
+#include "core/max_logit.h"
 #include "host/call.h"
 #include "host/capi.h"
 #include "host/decode.h"
@@ -77,6 +78,25 @@ bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
   return tiles >= TICKETED_TILES * p.sm_count;
 }
 
+// The kernel that finds the largest score of each head beside out, with the bits of `kernel`: one with tiles
+// of the same size. variant is null if there is none.
+Loaded find_with_max_logit(const Call& call, const FwdParams& p, const Loaded& kernel) {
+  const KernelKey key = make_key(Role::FWD_MAX_LOGIT, dtype_of(call), {p.head_dim, p.head_dim_v});
+  const Loaded found = find_kernel(call.device, key, &p);
+  if (found.variant == nullptr || !kernel.variant->specific) return {};
+  const bool same = found.variant->values == kernel.variant->values &&
+                    found.variant->entry->block_rows == kernel.variant->entry->block_rows;
+  return same ? found : Loaded{};
+}
+
+// Finds the largest score of each head alone. few_alone: see MaxLogitParams.
+void run_max_logit(const Call& call, const FwdParams& p, float* max_logit, bool few_alone = false) {
+  MaxLogitParams all{p, max_logit, few_alone};
+  all.p.leaves_few = 0;
+  const KernelKey key = make_key(Role::MAX_LOGIT, dtype_of(call), {p.head_dim, p.head_dim_v});
+  launch(call.device, require_kernel(call.device, key, &all), &all, stream_of(call));
+}
+
 // Fills in what a forward in tiles of queries is not given.
 void complete(const Call& call, FwdParams& p) {
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
@@ -93,27 +113,36 @@ Loaded find_forward(const Call& call, const FwdParams& p) {
   return own.variant != nullptr ? own : require_kernel(call.device, key(Role::FWD), &p);
 }
 
-void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
+// max_logit: see MaxLogitParams; may be null.
+void run_forward(const Call& call, FwdParams p, float* max_logit, Allocate allocate,
+                 void* context) {
   check_sizes(p);
   const DeviceScope scope(call.device);
   p = with_scores(p);
   const bool has_few = may_have_few_queries(call, p);
+  complete(call, p);
   if (has_few && p.packing.cu_seqlens_q == nullptr) {
     run_few_queries(call, p, 0, allocate, context);
+    if (max_logit != nullptr) run_max_logit(call, p, max_logit);
     return;
   }
   p.leaves_few = has_few;
-  complete(call, p);
-  const Loaded kernel = find_forward(call, p);
+  Loaded kernel = find_forward(call, p);
+  if (max_logit != nullptr) {
+    const Loaded with_max_logit = find_with_max_logit(call, p, kernel);
+    if (with_max_logit.variant != nullptr) kernel = with_max_logit;
+  }
   const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry);
   const int64_t front = ticketed ? ALIGNMENT : 0;
   void* memory = has_few    ? run_few_queries(call, p, front, allocate, context)
                  : ticketed ? allocate(context, front)
                             : nullptr;
   record_forward(p);
-  FwdCall all{p, ticketed ? static_cast<unsigned*>(memory) : nullptr};
+  const FwdMaxLogitCall all{{p, ticketed ? static_cast<unsigned*>(memory) : nullptr}, max_logit};
   if (all.tickets != nullptr) clear(call, all.tickets, sizeof(unsigned));
   launch(call.device, kernel, &all, stream_of(call));
+  const bool is_found = kernel.variant->role == Role::FWD_MAX_LOGIT;
+  if (max_logit != nullptr && (has_few || !is_found)) run_max_logit(call, p, max_logit, is_found);
 }
 
 void run_forward_with_dropout(const Call& call, FwdDropoutParams p, Allocate allocate,
@@ -573,7 +602,15 @@ using namespace flash_dist;
 
 int flash_dist_fwd(const Call* call, const FwdParams* params, Allocate allocate, void* context) {
   return guarded([&] {
-    run_forward(*call, *params, allocate, context);
+    run_forward(*call, *params, nullptr, allocate, context);
+    return 0;
+  });
+}
+
+int flash_dist_fwd_max_logit(const Call* call, const FwdParams* params, float* max_logit,
+                             Allocate allocate, void* context) {
+  return guarded([&] {
+    run_forward(*call, *params, max_logit, allocate, context);
     return 0;
   });
 }

@@ -17,10 +17,8 @@
 namespace flash_dist {
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct FwdBiasSm90Config
-    : FwdSm90ConfigOf<FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V,
-                      PLAN, false, false,
-                      FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>::BIAS_STAGES> {
+struct FwdBiasSm90Config : FwdSm90ConfigOf<FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
+                                           HEAD_DIM, HEAD_DIM_V, PLAN, FwdBiasSm90Params> {
   // With two stages, of one step, it is slower than the general family.
   static constexpr bool TAKES_FP32 = FwdBiasSm90Config::BIAS_STAGES > 2;
 };

@@ -39,19 +39,27 @@ struct FwdBiasSm90Params : FwdSm90Params {
   int bias_rows;  // of a box: BLOCK_M, or 1 where all rows are the same memory
 };
 
-// For a plan from kernels.toml under PLAN KB of shared memory. HAS_SCORE_MOD: for calls with a soft cap or ALiBi.
-// BIAS_STAGES: for calls with a bias, its stages (sm90/fwd/bias.cuh); else 0.
-template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN,
-          bool HAS_SCORE_MOD_, bool DROPS_ = false, int BIAS_STAGES_ = 0>
+struct FwdMaxLogitSm90Params : FwdSm90Params {
+  float* max_logit;  // see MaxLogitParams
+};
+
+// Stages of a bias in shared memory (sm90/fwd/bias.cuh).
+template <class Plan, bool HAS_BIAS>
+constexpr int bias_stages() {
+  if constexpr (HAS_BIAS) return Plan::BIAS_STAGES;
+  return 0;
+}
+
+// For a plan from kernels.toml under PLAN KB of shared memory. Params_ tells what the kernel does.
+template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, class Params_>
 struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
-  static constexpr bool HAS_SCORE_MOD = HAS_SCORE_MOD_;
-  static constexpr bool DROPS = DROPS_;
-  static constexpr int BIAS_STAGES = BIAS_STAGES_;
-  static constexpr bool HAS_BIAS = BIAS_STAGES > 0;
-  using OtherParams = std::conditional_t<HAS_SCORE_MOD, FwdScoredSm90Params, FwdSm90Params>;
-  using Params = std::conditional_t<DROPS, FwdDropoutSm90Params,
-                                    std::conditional_t<HAS_BIAS, FwdBiasSm90Params, OtherParams>>;
+  using Params = Params_;
+  static constexpr bool HAS_SCORE_MOD = std::is_same_v<Params, FwdScoredSm90Params>;
+  static constexpr bool DROPS = std::is_same_v<Params, FwdDropoutSm90Params>;
+  static constexpr bool HAS_BIAS = std::is_same_v<Params, FwdBiasSm90Params>;
+  static constexpr bool FINDS_MAX_LOGIT = std::is_same_v<Params, FwdMaxLogitSm90Params>;
+  static constexpr int BIAS_STAGES = bias_stages<Plan, HAS_BIAS>();
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
@@ -119,10 +127,10 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FwdSm90Config : FwdSm90ConfigOf<FwdSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
-                                       HEAD_DIM_V, PLAN, false> {};
+                                       HEAD_DIM_V, PLAN, FwdSm90Params> {};
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FwdScoredSm90Config : FwdSm90ConfigOf<FwdScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target,
-                                             T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
+                                             T, HEAD_DIM, HEAD_DIM_V, PLAN, FwdScoredSm90Params> {};
 
 }  // namespace flash_dist

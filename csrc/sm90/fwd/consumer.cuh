@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "core/max_logit.cuh"
 #include "core/uncovered.cuh"
 #include "sm90/fwd/output.cuh"
 #include "sm90/fwd/pipeline.cuh"
@@ -77,6 +78,7 @@ struct FwdSm90Consumer {
                                            typename Pipeline::Output& o,
                                            SoftmaxState<1>& softmax) const {
     typename Pipeline::Fragments fragments;
+    if constexpr (Tiles::FINDS_MAX_LOGIT) fragments.largest = -INFINITY;
     Pipeline pipeline(params, smem, work, o, softmax, fragments);
     const StepBounds& bounds = pipeline.own();
     int& j = pipeline.j;
@@ -106,6 +108,10 @@ struct FwdSm90Consumer {
       }
     }
     pipeline.finish();
+    if constexpr (Tiles::FINDS_MAX_LOGIT) {
+      raise_max_logit<typename Tiles::Target>(params.max_logit + work.block.head,
+                                              pipeline.largest() * params.p.softmax_scale);
+    }
     if constexpr (Tiles::SKIPS_STEPS) pipeline.skip_to(work.bounds.begin);
   }
 };

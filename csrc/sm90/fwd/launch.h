@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/blocks.cuh"
+#include "core/max_logit.h"
 #include "sm90/axes.h"
 #include "sm90/fwd/config.h"
 
@@ -84,6 +85,9 @@ cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t
   FwdParams& p = all.p = call.params;
   if constexpr (Config::DROPS) all.dropout = call.params.dropout;
   if constexpr (Config::HAS_SCORE_MOD) all.score_mod = make_fwd_score_mod<typename Config::T>(p);
+  if constexpr (Config::FINDS_MAX_LOGIT) {
+    all.max_logit = static_cast<const FwdMaxLogitCall&>(call).max_logit;
+  }
   const CallAxes axes(p);
   const int box_keys = p.mask.kind == MaskKind::TILES ? MASK_TILE : Config::BLOCK_N;
   const int rows = Config::BLOCK_M / Config::CONSUMERS;

@@ -32,6 +32,7 @@ struct FwdSm90Pipeline {
     float rescale[1][2];
     VisibleKeys<BLOCK_N, Tiles::SOURCE> visible;
     typename Tiles::BiasFragment bias;
+    float largest;  // score of this lane's rows, with FINDS_MAX_LOGIT
   };
 
   const typename Tiles::Params& params;
@@ -125,6 +126,7 @@ struct FwdSm90Pipeline {
       mask_scores();
       clean = is_clean(j);
     }
+    find_largest();
     const bool grown = weigh();
     if (has_tail && __any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
     to_operands(f.p, f.s, j);
@@ -141,6 +143,7 @@ struct FwdSm90Pipeline {
     if constexpr (MASKED && Tiles::LOOKS_AHEAD) f.visible.apply(f.s, Steps{work.bounds}, j);
     if constexpr (MASKED && !Tiles::LOOKS_AHEAD) mask_scores();
     clean = !MASKED || is_clean(j);
+    find_largest();
     const bool grown = weigh();
     hold(f.s.x[0]);
     end_step(j, f.p);
@@ -154,6 +157,18 @@ struct FwdSm90Pipeline {
     Probabilities next;
     fast_step(j, f.p, next);
     fast_step(j - 1, next, f.p);
+  }
+
+  // The largest score of this lane's rows; NaN, which the sum of its row shows, if one is. NOTE: a score of
+  // infinity makes that sum NaN, too, but is returned.
+  __device__ __forceinline__ float largest() const {
+    float x = f.largest;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = softmax.row_sum[0][h];
+      if (x < INFINITY && sum != sum && exists(h)) x = sum;
+    }
+    return x;
   }
 
   // Adds the values of the last block.
@@ -251,6 +266,7 @@ struct FwdSm90Pipeline {
     begin_step<false>(i, p);
     modify_scores(f.s, i);
     clean = true;
+    find_largest();
     bool grown = false;
     if (!try_operands(next, i)) {
       grown = weigh();
@@ -300,6 +316,30 @@ struct FwdSm90Pipeline {
       apply_score_mod(s, params.score_mod, params.p.scores.alibi != nullptr, slope, row0,
                       [&](int n) { return steps.key(i, n * 8); });
     }
+  }
+
+  // Compares the scores with the largest so far. NOTE: not by max.NaN, for which ptxas makes the products
+  // wait for each other.
+  __device__ __forceinline__ void find_largest() {
+    if constexpr (Tiles::FINDS_MAX_LOGIT) {
+      static_assert(Tiles::TAIL_N == 0 && !Tiles::HAS_SCORE_MOD);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float top = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) top = fmaxf(top, f.s.x[0][n][2 * h + e]);
+        if (exists(h)) f.largest = fmaxf(f.largest, top);
+      }
+      // NOTE: scores that are read behind the next product, which writes them, would have to be copied.
+      asm volatile("" : "+f"(f.largest)::"memory");
+    }
+  }
+
+  // Tells if a row of this lane exists: others have scores, too, of zeros or of the next sequence.
+  __device__ __forceinline__ bool exists(int h) const {
+    return work.block.row0 + warp_row() + fresh_thread() % 32 / 4 + 8 * h < work.sequence.seqlen_q;
   }
 
   // S -> P, rounded, if all maxima stay; not where they are known.

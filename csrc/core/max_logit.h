@@ -1,0 +1,19 @@
+// Parameters of the kernels that find the largest score of each query head.
+#pragma once
+
+#include "core/params.h"
+
+namespace flash_dist {
+
+struct MaxLogitParams {
+  FwdParams p;
+  float* max_logit;  // [num_heads_q], over all batch entries; -inf before the launch
+  bool few_alone;    // packed: only the sequences of few queries on many keys
+};
+
+// Parameters of the launch of a forward that finds it, too.
+struct FwdMaxLogitCall : FwdCall {
+  float* max_logit;
+};
+
+}  // namespace flash_dist
