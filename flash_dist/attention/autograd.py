@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Tensor = torch.Tensor
-Pair = tuple[Tensor, Tensor]
+Results = tuple[Tensor, ...]  # out and lse, and max_logit if a Problem says so
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool = True
-) -> tuple[Tensor, Any]:
+def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, wants_lse: bool = True) -> Results:
     """Return out and lse of checked tensors; k and v have no heads_per_kv axis.
 
-    lse may be None if wants_lse is False.
+    lse may be None if wants_lse is False. If the problem has max_logit, that is a third result.
     """
     is_compiling = torch.compiler.is_compiling()
     if (is_compiling or Seen.odd_head_dim) and (
         q.shape[-1] % HEAD_DIM_STEP or v.shape[-1] % HEAD_DIM_STEP
     ):
-        out, lse = attend(*pad_head_dims(q, k, v), problem, wants_lse=wants_lse)
-        return cut_head_dim(out, v.shape[-1]), lse
+        out, *rest = attend(*pad_head_dims(q, k, v), problem, wants_lse=wants_lse)
+        return cut_head_dim(out, v.shape[-1]), *rest
     if is_compiling:
         return _attend_traced(q, k, v, problem)
-    mask, _, _, scores, _, _, ieee, *_ = problem
+    mask, _, _, scores, _, _, ieee, _, max_logit, _ = problem
     if ieee and q.is_cuda and not isinstance(q, FakeTensor):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
     if is_transformed():
+        if max_logit:
+            transforms.refuse_max_logit()
         _require_transformable(problem)
         tensors, others = problem.flatten()
         out, lse = transforms.Attention.apply(q, k, v, *tensors, *others)  # type: ignore[no-untyped-call]
@@ -58,9 +58,11 @@ def attend(
     if is_traced():  # traces record operators, and Python calls by address
         return operators.attend(q, k, v, problem)
     q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)  # of an ended transform
+    wants_lse = wants_lse or max_logit
     call = problem, wants_lse
     results = _apply(q, k, v, call) if scores is None else _apply(q, k, v, call, sinks, bias)
-    return results if wants_lse else (results, None)
+    absent: Any = None
+    return results if wants_lse else (results, absent)
 
 
 def pad_head_dims(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,12 +111,14 @@ def _require_transformable(problem: Problem) -> None:
         transforms.refuse_intervals()
 
 
-def _attend_traced(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
-    """Return out and lse of a call that torch.compile or torch.export traces."""
+def _attend_traced(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
+    """Return the results of a call that torch.compile or torch.export traces."""
     mask = problem.mask
     if is_transformed():
         if isinstance(mask, IntervalMask):
             transforms.refuse_intervals()
+        if problem.max_logit:
+            transforms.refuse_max_logit()
         if problem.scores is not None or not operators.is_exporting():
             transforms.refuse_compilation()
     if isinstance(mask, IntervalMask):
@@ -124,8 +128,8 @@ def _attend_traced(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
         return operators.attend(q, k, v, problem)
     tensors, others = problem.flatten()
     distinct = _make_distinct(q, k, v, *tensors)
-    out, lse = _TracedAttention.apply(*distinct, *others)  # type: ignore[no-untyped-call]
-    return out, lse
+    results: Results = _TracedAttention.apply(*distinct, *others)  # type: ignore[no-untyped-call]
+    return results
 
 
 def _make_distinct(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -152,16 +156,23 @@ class _TracedAttention(torch.autograd.Function):
         bias: Tensor | None,
         rng_state: Tensor | None,
         *others: Any,  # noqa: ANN401
-    ) -> Pair:
+    ) -> Results:
         tensors = cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, bias, rng_state
-        out, lse = operators.attend(q, k, v, Problem.unflatten(tensors, others))
+        out, lse, *rest = operators.attend(q, k, v, Problem.unflatten(tensors, others))
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.others = others
         ctx.set_materialize_grads(False)
-        return out, lse
+        if rest:
+            ctx.mark_non_differentiable(*rest)
+        return out, lse, *rest
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        dout: Tensor | None,
+        dlse: Tensor | None,
+        _of_max_logit: None = None,
+    ) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
             return (None,) * (3 + TENSORS + OTHERS)
         q, k, v, out, lse, *tensors = ctx.saved_tensors
@@ -177,7 +188,7 @@ class _TracedAttention(torch.autograd.Function):
 class _EagerAttention(torch.autograd.Function):
     """Attention with few arguments, for eager mode only: torch.compile does not support it.
 
-    Returns out and lse, or only out without wants_lse: a single result is cheaper for autograd.
+    Returns all results, or only out without wants_lse: a single result is cheaper for autograd.
     """
 
     @staticmethod
@@ -188,9 +199,9 @@ class _EagerAttention(torch.autograd.Function):
         v: Tensor,
         call: tuple[Problem, bool],  # the second is wants_lse
         *_of_problem: Tensor | None,  # sinks and bias; arguments so that autograd sees them
-    ) -> Tensor | Pair:
+    ) -> Tensor | Results:
         problem, wants_lse = call
-        out, lse = operators.attend_no_grad(q, k, v, problem)
+        out, lse, *rest = operators.attend_no_grad(q, k, v, problem)
         ctx.problem = problem
         mask, _, packing, scores, *_, dropout = problem
         plain = packing is None and scores is None and dropout is None
@@ -201,13 +212,16 @@ class _EagerAttention(torch.autograd.Function):
             tensors = *(packing or ())[:2], *(scores or ())[1:], *(dropout or ())[1:], plan
             ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.set_materialize_grads(False)
-        return (out, lse) if wants_lse else out
+        if rest:
+            ctx.mark_non_differentiable(*rest)
+        return (out, lse, *rest) if wants_lse else out
 
     @staticmethod
     def backward(
         ctx: Any,  # noqa: ANN401
         dout: Tensor | None,
         dlse: Tensor | None = None,
+        _of_max_logit: None = None,
     ) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)

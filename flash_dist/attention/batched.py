@@ -44,6 +44,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     *,
     mask: BlockMask | IntervalMask | None = None,
     return_lse: Flag = False,
+    return_max_logit: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     match_kvcache: bool | None = None,
@@ -65,9 +66,9 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     CPU tensors are computed in plain torch, which stores all scores.
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
-    return_lse, batch_invariant, float32_precision, match_kvcache and bias are ours, by name only.
-    Unsupported arguments may have values that change nothing: by name, those of flash-attention 3
-    and 4 (num_splits 0 or 1, pack_gqa and so on). Sinks are supported. Every call
+    return_lse, return_max_logit, batch_invariant, float32_precision, match_kvcache and bias are
+    ours, by name only. Unsupported arguments may have values that change nothing: by name, those of
+    flash-attention 3 and 4 (num_splits 0 or 1, pack_gqa and so on). Sinks are supported. Every call
     is deterministic, whatever `deterministic` is.
 
     Args:
@@ -104,6 +105,11 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         return_attn_probs: Return (out, lse, None); with dropout (out, lse, S_dmask), for tests:
             exp(score - lse), negative where dropped, [batch, num_heads_q, seqlen_q, seqlen_k].
         return_lse: Return (out, lse).
+        return_max_logit: Return max_logit, too, last: (out, max_logit) or (out, lse, max_logit).
+            out and lse keep their bits. On Hopper long sequences in bfloat16 of head_dim 64, 128,
+            256 and 192 with head_dim_v 128 find it beside out, if the mask is none or leaves an
+            interval of keys to each query, without softcap, alibi_slopes and bias; other calls
+            compute the scores again. Not with match_kvcache or dropout.
         batch_invariant: Whether the gradients of a sequence have the same bits whatever else is in
             the batch, as out and lse always have. The backward then recomputes scores (seven
             products of matrices instead of five) and leaves multiprocessors idle if a small batch
@@ -129,6 +135,12 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             the sink among them, as flash-attention 4 has it; -inf for a row that sees no key and
             has no sink. `lse + (-(sink - lse).exp()).log1p()` is that of the keys alone.
             Differentiable.
+        max_logit: [num_heads_q], float32 (float64 for float64 inputs), only if
+            `return_max_logit`, as MuonClip and QK-clip need it: the largest score of each query
+            head over batch, queries and visible keys, as the softmax takes it: scaled, after
+            softcap, alibi_slopes and bias, without the sink. -inf for a head that sees no key,
+            NaN if a score is. It has no gradient. With shards of the batch or of the tokens, take
+            the maximum over the ranks.
 
     Raises:
         TypeError: An argument is no tensor, mask is no BlockMask, a dtype is not supported, or
@@ -139,10 +151,17 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
-    if not type(return_lse) is type(return_attn_probs) is type(batch_invariant) is bool:
+    if (
+        not type(return_lse)
+        is type(return_attn_probs)
+        is type(return_max_logit)
+        is type(batch_invariant)
+        is bool
+    ):
         require_bools(
             return_lse=return_lse,
             return_attn_probs=return_attn_probs,
+            return_max_logit=return_max_logit,
             batch_invariant=batch_invariant,
         )
     plain = not others and bias is None and are_defaults(dropout_p, softcap, alibi_slopes)
@@ -165,13 +184,14 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
         match_kvcache=match_kvcache,
+        max_logit=return_max_logit,
         dropout=dropout,
     )
     wants_lse = return_lse or return_attn_probs
-    out, lse = attend(q, k, v, problem, wants_lse=wants_lse)
-    if not wants_lse:
+    out, lse, *rest = attend(q, k, v, problem, wants_lse=wants_lse)
+    if not (wants_lse or return_max_logit):
         return out
     probs = find_probs(q, k, lse, problem) if return_attn_probs else None
     return choose_result(
-        out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs, probs=probs
+        out, lse, *rest, return_lse=return_lse, return_attn_probs=return_attn_probs, probs=probs
     )

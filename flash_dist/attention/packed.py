@@ -72,6 +72,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     block_table: Tensor | None = None,
     *,
     return_lse: Flag = False,
+    return_max_logit: Flag = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
     match_kvcache: bool | None = None,
@@ -120,6 +121,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         return_attn_probs: As in `flash_attn_func`; S_dmask is [batch, num_heads_q, max_seqlen_q,
             max_seqlen_k].
         return_lse: Return (out, lse).
+        return_max_logit: Return max_logit, too, as `flash_attn_func` does. Not with block_table and
+            seqused_k.
         batch_invariant: Whether the gradients of a sequence have the same bits whatever else is
             packed with it. Not with a mask that is no band.
         mask: Of `BlockMask.packed` or `IntervalMask.packed`, for the same cu_seqlens, or a band,
@@ -135,6 +138,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         out: Like q, with head_dim_v, contiguous.
         lse: [num_heads_q, total_q], float32 (float64 for float64 inputs), only if `return_lse` or
             `return_attn_probs`.
+        max_logit: [num_heads_q], over all sequences, only if `return_max_logit`; as in
+            `flash_attn_func`.
 
     Raises:
         TypeError: An argument is no tensor, max_seqlen is no int, or a dtype is not supported.
@@ -143,10 +148,17 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install. Or gradients are wanted with block_table.
     """
-    if not type(return_lse) is type(return_attn_probs) is type(batch_invariant) is bool:
+    if (
+        not type(return_lse)
+        is type(return_attn_probs)
+        is type(return_max_logit)
+        is type(batch_invariant)
+        is bool
+    ):
         require_bools(
             return_lse=return_lse,
             return_attn_probs=return_attn_probs,
+            return_max_logit=return_max_logit,
             batch_invariant=batch_invariant,
         )
     plain = are_defaults(dropout_p, softcap, alibi_slopes)
@@ -155,6 +167,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         check_others(flash_attn_varlen_func, others)
     if block_table is not None or seqused_k is not None:
         _require_no_mask(mask)
+        _require_no_max_logit(return_max_logit=return_max_logit)
         refuse_dropout(dropout_p, "block_table" if seqused_k is None else "seqused_k", NOT_CACHED)
         check_packed(q, k, v, paged=block_table is not None)
         if block_table is not None or _reads_cache(q, k, v, others):
@@ -194,15 +207,16 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
         match_kvcache=match_kvcache,
+        max_logit=return_max_logit,
         dropout=dropout,
     )
     wants_lse = return_lse or return_attn_probs
-    out, lse = attend(q, k, v, problem, wants_lse=wants_lse)
+    out, lse, *rest = attend(q, k, v, problem, wants_lse=wants_lse)
     probs = find_probs(q, k, lse, problem) if return_attn_probs else None
     if is_one:
         out, lse = out.squeeze(0), lse.squeeze(0) if wants_lse else lse
     return choose_result(
-        out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs, probs=probs
+        out, lse, *rest, return_lse=return_lse, return_attn_probs=return_attn_probs, probs=probs
     )
 
 
@@ -211,6 +225,15 @@ def _require_no_mask(mask: object) -> None:
         message = (
             f"mask must be None with block_table and seqused_k, got {show(mask)}"
             "\n\nhint: an IntervalMask may hide keys itself"
+        )
+        raise ValueError(message)
+
+
+def _require_no_max_logit(*, return_max_logit: bool) -> None:
+    if return_max_logit:
+        message = (
+            "return_max_logit must be False with block_table and seqused_k, got True"
+            "\n\nhint: packed keys, without these, have max_logit"
         )
         raise ValueError(message)
 

@@ -20,7 +20,9 @@ P = ParamSpec("P")
 # out; the classes below add the other calls. For inspect and help, flags have the types of FLAGS.
 Flag = Literal[False]
 FLAGS: Final = {
-    **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse"), "bool"),
+    **dict.fromkeys(
+        ("return_lse", "return_attn_probs", "return_softmax_lse", "return_max_logit"), "bool"
+    ),
     "return_aux": "torch_flex.AuxRequest | None",
 }
 
@@ -32,10 +34,15 @@ class ReturnsLse(Protocol[P]):
     def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
     @overload
     def __call__(
+        self, *args: object, return_max_logit: Literal[True], **options: object
+    ) -> Result: ...
+    @overload
+    def __call__(
         self,
         *args: object,
         return_lse: Literal[True],
         return_attn_probs: Flag = False,
+        return_max_logit: Flag = False,
         **options: object,
     ) -> Pair: ...
     @overload
@@ -100,12 +107,17 @@ def _annotate(function: Callable[..., Result]) -> Any:  # noqa: ANN401
 def choose_result(
     out: Tensor,
     lse: Tensor | None,
-    *,
+    *max_logit: Tensor,
     return_lse: bool,
     return_attn_probs: bool = False,
     probs: Tensor | None = None,
 ) -> Result:
-    """Return out, (out, lse), or (out, lse, probs), which are None without dropout."""
+    """Return out, (out, lse), or (out, lse, probs), which are None without dropout.
+
+    max_logit, if there is one, comes last.
+    """
     if return_attn_probs:
-        return out, lse, probs
-    return (out, lse) if return_lse else out
+        return out, lse, probs, *max_logit
+    if return_lse:
+        return out, lse, *max_logit
+    return (out, *max_logit) if max_logit else out

@@ -106,13 +106,23 @@ def refuse_intervals() -> NoReturn:
     raise FlashDistError(message, hint="`BlockMask.from_intervals`, made once outside")
 
 
+def refuse_max_logit() -> NoReturn:
+    """Raise for return_max_logit in a transform: vmap's axis would be part of the batch."""
+    message = (  # as above
+        "return_max_logit must be False within torch.func.grad, vjp and vmap, got True"
+        "\n\nhint: the same call outside of them returns max_logit"
+    )
+    raise ValueError(message)
+
+
 class Attention(torch.autograd.Function):
     """out and lse from q, k, v and the flattened fields of a Problem without scores."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Pair:  # noqa: ANN401
         """Return out and lse."""
-        return operators.attend(q, k, v, Problem.unflatten(call[:TENSORS], call[TENSORS:]))
+        out, lse = operators.attend(q, k, v, Problem.unflatten(call[:TENSORS], call[TENSORS:]))
+        return out, lse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN401

@@ -24,7 +24,7 @@ from .reference import (
     Options,
     bias_gradient,
     reference_backward,
-    reference_forward,
+    reference_results,
     sink_gradients,
 )
 from .scores import PLAIN, Scores
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Pair = tuple[Tensor, Tensor]
+    Results = tuple[Tensor, Tensor, Tensor]  # out, lse, max_logit
     Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # dq, dk, dv, dsinks
 
 Arguments = ParamSpec("Arguments")
@@ -55,7 +56,20 @@ def without_autocast(kernel: Callable[Arguments, Result]) -> Callable[Arguments,
 
 
 @without_autocast
-def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
+def attention(*call: Any) -> Pair:  # noqa: ANN401 - the operator's schema
+    """Return out and lse for a band."""
+    out, lse, _ = _attend(*call)
+    return out, lse
+
+
+@without_autocast
+def attention_max_logit(*call: Any) -> Results:  # noqa: ANN401 - the operator's schema
+    """Return out, lse and max_logit for a band; the schema has no match_kvcache."""
+    bias = zip(("bias",), call[14:], strict=False)
+    return _attend(*call[:14], **dict(bias))
+
+
+def _attend(  # noqa: PLR0913, PLR0917 - the schema of `attention`
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -74,8 +88,8 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     bias: Tensor | None = None,
     dropout_p: float = 0.0,
     rng_state: Tensor | None = None,
-) -> Pair:
-    """Return out and lse for a band; checks cu_seqlens, which needs no wait here."""
+) -> Results:
+    """Return all results for a band; checks cu_seqlens, which needs no wait here."""
     if bias is not None and (cu_seqlens_q is not None or match_kvcache):
         message = "bias must be None for packed sequences and with match_kvcache, got a tensor"
         raise ValueError(message)
@@ -86,7 +100,7 @@ def attention(  # noqa: PLR0913, PLR0917 - the operator's schema
     dropout = _read_dropout(dropout_p, rng_state)
     packed = cu_seqlens_q, cu_seqlens_k, scores, dropout
     options = Options(softmax_scale, None, band, *packed, ordered=match_kvcache)
-    return reference_forward(q, k, v, options)
+    return reference_results(q, k, v, options)
 
 
 def _read_dropout(dropout_p: float, rng_state: Tensor | None) -> Dropout | None:
@@ -162,7 +176,19 @@ def attention_backward_no_grad(*call: Any) -> tuple[Tensor, Tensor, Tensor]:  # 
 
 
 @without_autocast
-def attention_masked(  # noqa: PLR0913, PLR0917 - the operator's schema
+def attention_masked(*call: Any) -> Pair:  # noqa: ANN401 - the operator's schema
+    """Return out and lse for a BlockMask or an IntervalMask."""
+    out, lse, _ = _attend_masked(*call)
+    return out, lse
+
+
+@without_autocast
+def attention_masked_max_logit(*call: Any) -> Results:  # noqa: ANN401 - the operator's schema
+    """Return out, lse and max_logit for a BlockMask or an IntervalMask."""
+    return _attend_masked(*call)
+
+
+def _attend_masked(  # noqa: PLR0913, PLR0917 - the operators' schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -176,12 +202,12 @@ def attention_masked(  # noqa: PLR0913, PLR0917 - the operator's schema
     batch_invariant: bool,  # noqa: ARG001, FBT001 - always invariant
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - likewise
     *scores: Any,  # noqa: ANN401
-) -> Pair:
-    """Return out and lse for a BlockMask or an IntervalMask."""
+) -> Results:
+    """Return all results for a BlockMask or an IntervalMask."""
     if keep and plan is None:
         registry.cache(handle)
     mask = visible(q, k, plan, handle, batches, heads, causal)
-    return reference_forward(q, k, v, _mask_options(softmax_scale, mask, scores))
+    return reference_results(q, k, v, _mask_options(softmax_scale, mask, scores))
 
 
 def attention_masked_backward(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from ..errors import FlashDistError
 from ..masks import registry
 from .budget import BUDGET_NOW
+from .dropout.state import NOT_DROPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,8 +127,10 @@ def register(library: torch.library.Library) -> None:
     in_front: Any = _Shortcut(library)
     for name, formula, save in (
         ("attention", _differentiate, _save),
+        ("attention_max_logit", _differentiate_max_logit, _save_max_logit),
         ("attention_backward", refuse_second, None),
         ("attention_masked", _differentiate_masked, _save_masked),
+        ("attention_masked_max_logit", _differentiate_masked_max_logit, _save_masked_max_logit),
         ("attention_masked_backward", refuse_second, None),
         ("attention_bias_backward", refuse_second, None),
         ("attention_masked_bias_backward", refuse_second, None),
@@ -204,6 +207,18 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     return dq, dk, dv, *(None,) * 10, dsinks, None, dbias, None, None
 
 
+def _save_max_logit(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    *results, max_logit = output
+    *first, bias = inputs
+    _save(ctx, (*first, False, bias, *NOT_DROPPED), (results[0], results[1]))
+    ctx.mark_non_differentiable(max_logit)
+
+
+def _differentiate_max_logit(ctx: Any, *of_results: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    *first, _, dbias, _, _ = _differentiate(ctx, *of_results[:2])
+    return *first, dbias
+
+
 def _save_masked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
     q, k, v, plan, *numbers = inputs
     *numbers, alibi_slopes, sinks, bias, ctx.dropout_p, rng_state = numbers
@@ -241,3 +256,20 @@ def _differentiate_masked(
     if bias is not None and bias.requires_grad:
         dbias = differentiate_bias(backward_bias, tuple(saved), (dout, dlse), sinks=sinks)
     return dq, dk, dv, *(None,) * 11, dsinks, dbias, None, None
+
+
+def _save_masked_max_logit(
+    ctx: Any,  # noqa: ANN401
+    inputs: tuple[Any, ...],
+    output: tuple[Tensor, ...],
+) -> None:
+    *results, max_logit = output
+    _save_masked(ctx, (*inputs, *NOT_DROPPED), (results[0], results[1]))
+    ctx.mark_non_differentiable(max_logit)
+
+
+def _differentiate_masked_max_logit(
+    ctx: Any,  # noqa: ANN401
+    *of_results: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    return _differentiate_masked(ctx, *of_results[:2])[: -len(NOT_DROPPED)]

@@ -38,6 +38,8 @@ from .rules import flops, sharding
 from .scores import PLAIN, Scores, count_splits, sum_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .derivatives import Gradients, Saved
 
 EXTENSION: Final = PACKAGE / BINDING
@@ -52,9 +54,11 @@ except OSError as error:
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
+Results = tuple[Tensor, ...]  # out and lse, and max_logit if a Problem says so
 
 _operators: Final[Any] = torch.ops.flash_dist
 _attention: Final = _operators.attention.default
+_attention_max_logit: Final = _operators.attention_max_logit.default
 _attention_backward: Final = _operators.attention_backward.default
 # The C++ callables behind the operators, without torch's Python wrapper.
 _attention_no_grad: Final = _operators.attention_no_grad.default._op  # noqa: SLF001
@@ -62,10 +66,11 @@ _attention_backward_no_grad: Final = _operators.attention_backward_no_grad.defau
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 # The mask is a BlockMask with this handle, or an IntervalMask with the other four.
 _MASK: Final = "Tensor? plan, SymInt handle, SymInt batches, SymInt heads, bool causal"
-_LAST: Final = (
+_SCORES: Final = (
     "bool batch_invariant, bool ieee=False, float softcap=0.0, Tensor? alibi_slopes=None, "
-    "Tensor? sinks=None, Tensor? bias=None, float dropout_p=0.0, Tensor? rng_state=None"
+    "Tensor? sinks=None, Tensor? bias=None"
 )
+_LAST: Final = f"{_SCORES}, float dropout_p=0.0, Tensor? rng_state=None"
 _SAVED: Final = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
 # The last of _LAST.
 _HOW: Final = ("ieee", "softcap", "alibi_slopes", "sinks", "bias", "dropout_p", "rng_state")
@@ -74,9 +79,12 @@ _BIAS: Final = (
     "Tensor? rng_state"
 )
 
+_MASKED: Final = f"Tensor q, Tensor k, Tensor v, {_MASK}, float softmax_scale, bool keep"
+
+_library.define(f"attention_masked({_MASKED}, {_LAST}) -> (Tensor out, Tensor lse)")
 _library.define(
-    f"attention_masked(Tensor q, Tensor k, Tensor v, {_MASK}, float softmax_scale, bool keep, "
-    f"{_LAST}) -> (Tensor out, Tensor lse)"
+    f"attention_masked_max_logit({_MASKED}, {_SCORES}) -> "
+    "(Tensor out, Tensor lse, Tensor max_logit)"
 )
 _library.define(
     f"attention_masked_backward({_SAVED}, {_MASK}, float softmax_scale, int budget, {_LAST}) -> "
@@ -87,6 +95,7 @@ _library.define(
 )
 _library.define(f"attention_masked_bias_backward({_SAVED}, {_MASK}, {_BIAS}) -> Tensor")
 _attention_masked: Final = _operators.attention_masked.default
+_attention_masked_max_logit: Final = _operators.attention_masked_max_logit.default
 _attention_masked_backward: Final = _operators.attention_masked_backward.default
 _attention_bias_parts: Final = _operators.attention_bias_parts.default
 _attention_bias_backward: Final = _operators.attention_bias_backward.default
@@ -94,10 +103,12 @@ _attention_masked_bias_backward: Final = _operators.attention_masked_bias_backwa
 
 for _name in (
     "attention",
+    "attention_max_logit",
     "attention_backward",
     "attention_no_grad",
     "attention_backward_no_grad",
     "attention_masked",
+    "attention_masked_max_logit",
     "attention_masked_backward",
     "attention_bias_backward",
     "attention_masked_bias_backward",
@@ -109,8 +120,8 @@ derivatives.register(_library)
 # --- Calls ----------------------------------------------------------------------------------------
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
-    """Return out and lse; differentiable by the operators' formulas.
+def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
+    """Return out, lse and, if the problem says so, max_logit; differentiable by the formulas.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or [batch, seqlen_q, num_heads_kv, group,
@@ -122,6 +133,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     Returns:
         out: Like q with head_dim_v, contiguous.
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
+        max_logit: [num_heads_q], like lse; without a gradient.
     """
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
         return attend_no_grad(q, k, v, problem)
@@ -132,15 +144,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
         raise
 
 
-def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
-    """Return out and lse as `attend` does, for an eager call that needs no gradients.
+def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
+    """Return the results of `attend`, for an eager call that needs no gradients.
 
     This is so inside an autograd.Function. The other operators have a Python autograd formula, and
     finding out that no gradient is needed takes as long as the rest of a small call.
     """
     try:
-        mask, softmax_scale, packing, scores, _, _, ieee, match_kvcache, dropout = problem
-        more = scores is not None or match_kvcache or dropout is not None
+        mask, softmax_scale, packing, scores, _, _, ieee, *choices = problem
+        more = scores is not None or any(choices)
         if more or _is_watched(q, k, v):
             with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
                 return _call_forward(q, k, v, problem)
@@ -153,24 +165,28 @@ def attend_no_grad(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
     return results
 
 
-def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Pair:
+def _call_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Results:
     """Call the operator that graphs can store and torch.dispatch modes know."""
     mask, softmax_scale, packing, scores, _, batch_invariant, *choices, dropout = problem
-    ieee, match_kvcache = choices
+    ieee, match_kvcache, max_logit = choices
     known = band_or_handle(mask)
     last = dropout or ()
     if isinstance(known, Band):
+        operator = _attention_max_logit if max_logit else _attention
         how: tuple[Any, ...] = (ieee,)
-        if match_kvcache or scores is not None or last:
+        if max_logit:
+            how = ieee, *(scores or ())
+        elif match_kvcache or scores is not None or last:
             *of_heads, bias = scores or PLAIN
             how = ieee, *of_heads, match_kvcache, bias
         packed = packing or NOT_PACKED
-        out, lse = _attention(q, k, v, None, known.ints, *packed, softmax_scale, *how, *last)
+        results: Results = operator(q, k, v, None, known.ints, *packed, softmax_scale, *how, *last)
     else:
+        operator = _attention_masked_max_logit if max_logit else _attention_masked
         how = ieee, *(scores or (PLAIN if last else ()))
         choices = [torch.compiler.is_compiling(), batch_invariant]
-        out, lse = _attention_masked(q, k, v, *known, softmax_scale, *choices, *how, *last)
-    return out, lse
+        results = operator(q, k, v, *known, softmax_scale, *choices, *how, *last)
+    return results
 
 
 def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -243,7 +259,7 @@ def _backward_no_grad(
     dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem
 ) -> Gradients:
     """Call the eager operator, as `attend_no_grad` does."""
-    mask, softmax_scale, packing, _, *how, _, _ = problem  # match_kvcache is of the forward
+    mask, softmax_scale, packing, _, *how, _, _, _ = problem  # the last are of the forward
     arrays = _find_integers(mask, *saved[:2])
     dq, dk, dv = _attention_backward_no_grad(
         dout, *saved, dlse, *arrays, softmax_scale, *how, *(packing or ())
@@ -253,7 +269,7 @@ def _backward_no_grad(
 
 def _call_backward(dout: Tensor, saved: Saved, dlse: Tensor | None, problem: Problem) -> Gradients:
     """Call the backward operator that belongs to `_call_forward`."""
-    mask, softmax_scale, packing, scores, *how, _, dropout = problem
+    mask, softmax_scale, packing, scores, *how, _, _, dropout = problem
     numbers = softmax_scale, *how, *(scores or PLAIN), *(dropout or ())
     known = band_or_handle(mask)
     if isinstance(known, Band):
@@ -379,7 +395,17 @@ def _find_arrays(
     return None, None, Band().ints
 
 
-def _masked_on_gpu(  # noqa: PLR0913, PLR0917 - the operator's schema
+def _masked_on_gpu(*call: Any) -> Pair:  # noqa: ANN401 - the operator's schema
+    out, lse = _attend_on_gpu(_attention, *call)
+    return out, lse
+
+
+def _masked_max_logit_on_gpu(*call: Any) -> Results:  # noqa: ANN401 - the operator's schema
+    return _attend_on_gpu(_attention_max_logit, *call)
+
+
+def _attend_on_gpu(  # noqa: PLR0913, PLR0917 - the operators' schema
+    operator: Callable[..., Results],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -392,13 +418,12 @@ def _masked_on_gpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     keep: bool,  # noqa: FBT001
     batch_invariant: bool,  # noqa: ARG001, FBT001 - only for the backward
     *how: Any,  # noqa: ANN401
-) -> Pair:
+) -> Results:
     if keep and plan is None:
         registry.cache(handle)
     data, _, integers = _find_arrays(q, k, plan, handle, batches, heads, causal)
     named = dict(zip(_HOW, how, strict=False))  # torch omits arguments equal to their default
-    out, lse = _attention(q, k, v, data, integers, *NOT_PACKED, softmax_scale, **named)
-    return out, lse
+    return operator(q, k, v, data, integers, *NOT_PACKED, softmax_scale, **named)
 
 
 def _masked_backward_on_gpu(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
@@ -423,6 +448,7 @@ torch.library.impl(
     "flash_dist::attention_masked_bias_backward", "CUDA", _masked_bias_backward_on_gpu
 )
 torch.library.impl("flash_dist::attention_masked", "CUDA", _masked_on_gpu)
+torch.library.impl("flash_dist::attention_masked_max_logit", "CUDA", _masked_max_logit_on_gpu)
 torch.library.impl("flash_dist::attention_masked_backward", "CUDA", _masked_backward_on_gpu)
 
 
@@ -457,6 +483,20 @@ def _attention_fake(
 
 def _attention_masked_fake(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> Pair:
     return outputs_like(q, v, packed=False)
+
+
+def _attention_max_logit_fake(*call: Any) -> Results:  # noqa: ANN401 - the operator's schema
+    out, lse = _attention_fake(*call)
+    return out, lse, _max_logit_like(lse)
+
+
+def _attention_masked_max_logit_fake(*call: Any) -> Results:  # noqa: ANN401 - the operator's schema
+    out, lse = _attention_masked_fake(*call)
+    return out, lse, _max_logit_like(lse)
+
+
+def _max_logit_like(lse: Tensor) -> Tensor:
+    return lse.new_empty(lse.shape[-2])
 
 
 def _attention_no_grad_fake(
@@ -498,8 +538,10 @@ def _dsinks_like(lse: Tensor, *scores: Any) -> Tensor:  # noqa: ANN401
 
 for _name, _fake in (
     ("attention", _attention_fake),
+    ("attention_max_logit", _attention_max_logit_fake),
     ("attention_no_grad", _attention_no_grad_fake),
     ("attention_masked", _attention_masked_fake),
+    ("attention_masked_max_logit", _attention_masked_max_logit_fake),
     ("attention_backward", _attention_backward_fake),
     ("attention_backward_no_grad", _gradients_fake),
     ("attention_masked_backward", _attention_masked_backward_fake),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from ..masks.inputs import complain
 from .budget import BUDGET_NOW, workspace_budget
 from .choices import is_ieee, is_matching, process
 from .dropout.state import NOT_DROPPED, Dropout, require_dropping
@@ -32,7 +33,7 @@ class Packing(NamedTuple):
 
 NOT_PACKED: Final = (None, None, 0, 0)  # the operators' arguments in place of a Packing
 TENSORS: Final = 6  # of a flattened Problem
-OTHERS: Final = 10  # and what else it has
+OTHERS: Final = 11  # and what else it has
 
 
 class Problem(NamedTuple):
@@ -48,6 +49,8 @@ class Problem(NamedTuple):
     batch_invariant: Whether the gradients of a sequence must not depend on the rest of the batch.
     ieee: Whether products of float32 are FFMA, see choices.py.
     match_kvcache: Whether out and lse must have the bits of a cache, see choices.py.
+    max_logit: Whether the largest score of each head is a third result. Not with match_kvcache or
+        dropout.
     dropout: None: no weight is dropped.
     """
 
@@ -59,6 +62,7 @@ class Problem(NamedTuple):
     batch_invariant: bool = False
     ieee: bool = False
     match_kvcache: bool = False
+    max_logit: bool = False
     dropout: Dropout | None = None
 
     @classmethod
@@ -73,6 +77,7 @@ class Problem(NamedTuple):
         batch_invariant: bool = False,
         float32_precision: Precision | None = None,
         match_kvcache: bool | None = None,
+        max_logit: bool = False,
         dropout: Dropout | None = None,
     ) -> Problem:
         """Return the problem of a call with queries q, with the current budget."""
@@ -85,14 +90,22 @@ class Problem(NamedTuple):
             if matches and scores is not None and scores.bias is not None:
                 message = "match_kvcache must be False with a bias, got True: caches have none"
                 raise ValueError(message)
+            if matches and max_logit:
+                raise complain(
+                    ValueError,
+                    "match_kvcache must be False with return_max_logit, got True",
+                    "a call without match_kvcache, under no_grad, finds max_logit",
+                )
         if dropout is not None:
             softcap = 0.0 if scores is None else scores.softcap
-            require_dropping(dropout.p, softcap=softcap, ieee=ieee, match_kvcache=matches)
+            require_dropping(
+                dropout.p, softcap=softcap, ieee=ieee, match_kvcache=matches, max_logit=max_logit
+            )
         if torch.compiler.is_compiling():
-            how = batch_invariant, ieee, matches, dropout
+            how = batch_invariant, ieee, matches, max_logit, dropout
             return cls(mask, softmax_scale, packing, scores, BUDGET_NOW, *how)
         budget = workspace_budget()
-        how = batch_invariant, ieee, matches, dropout
+        how = batch_invariant, ieee, matches, max_logit, dropout
         fields = mask, softmax_scale, packing, scores, budget, *how
         return tuple.__new__(cls, fields)  # ten times faster than the constructor of a NamedTuple
 
@@ -102,7 +115,7 @@ class Problem(NamedTuple):
         softcap, *of_heads = self.scores or PLAIN
         dropout_p, rng_state = self.dropout or NOT_DROPPED
         tensors = [cu_seqlens_q, cu_seqlens_k, *of_heads, rng_state]
-        how = self.budget, self.batch_invariant, self.ieee, self.match_kvcache
+        how = self.budget, self.batch_invariant, self.ieee, self.match_kvcache, self.max_logit
         return tensors, (self.mask, self.softmax_scale, *longest, softcap, dropout_p, *how)
 
     @classmethod

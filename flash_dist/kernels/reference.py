@@ -66,19 +66,30 @@ def visible(seqlen_q: int, seqlen_k: int, band: Band, device: torch.device | str
 
 
 def reference_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """Return out and lse. A row without a key has out 0 and lse -inf, or its sink.
+    """Return out and lse of `reference_results`."""
+    return reference_results(q, k, v, options)[:2]
+
+
+def reference_results(
+    q: Tensor, k: Tensor, v: Tensor, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return out, lse and max_logit. A row without a key has out 0 and lse -inf, or its sink.
 
     Returns:
         out: Like q, with the last axis of v.
         lse: [batch, num_heads_q, seqlen_q], packed [num_heads_q, tokens]; float32, or float64 for
             float64 inputs.
+        max_logit: [num_heads_q], like lse: the largest visible score, -inf if there is none.
     """
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
     lse = q.new_full(_lse_shape(q, options.cu_seqlens_q), -torch.inf, dtype=_compute_dtype(q))
+    max_logit = lse.new_full((lse.shape[-2],), -torch.inf)
     sinks = options.scores.sinks
     for document in _documents(options):
         problem = _problem(document, q, k, v, options)
         logits, _ = problem.scores(options)
+        if logits.numel() > 0:
+            max_logit = torch.maximum(max_logit, logits.amax((0, 2, 3)))
         if options.ordered:
             row_lse = ordered.logsumexp(logits)
         else:
@@ -89,7 +100,7 @@ def reference_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tupl
         weights = problem.drop(_weights(logits, row_lse), options.dropout)
         _store(document.queries_of(out), options.multiply(weights, problem.v))
         document.rows_of(lse).copy_(row_lse.squeeze(-1))
-    return out, lse
+    return out, lse, max_logit
 
 
 def reference_backward(

@@ -196,6 +196,7 @@ CALLS: Final[dict[str, Call]] = {
     "dense": (flash_dist.flash_attn_func, ROWS, {}),
     "scored": (flash_dist.flash_attn_func, ROWS | SCORES, {}),
     "biased": (flash_dist.flash_attn_func, ROWS | {"bias": half(2, 4, 3, 6)}, {}),
+    "max logit": (flash_dist.flash_attn_func, ROWS | SCORES, {"return_max_logit": True}),
     "packed": (flash_dist.flash_attn_varlen_func, PACKED, LONGEST),
     "packed scored": (flash_dist.flash_attn_varlen_func, PACKED | SCORES, LONGEST),
     "used": (flash_dist.flash_attn_varlen_func, PACKED | {"seqused_k": int32(2, 3)}, LONGEST),

@@ -220,6 +220,8 @@ def refuse() -> None:
     packed = distribute_tensor(draw(9, 4, 16), mesh, [Shard(0)])
     with pytest.raises(ValueError, match=r"^q must not be sharded along its tokens"):
         flash_attn_varlen_func(packed, packed, packed, ENDS, ENDS, 5, 5)
+    with pytest.raises(TypeError, match=r"(?s)attention_max_logit` must have .*this rank.*`to_loc"):
+        attend(*replicas, return_max_logit=True)
     cache = torch.ops.flash_dist.decode_no_lse
     with pytest.raises(TypeError, match=r"(?s)decode_no_lse` must have .*this rank.*`to_local"):
         cache(*replicas, None, None, 0.25, -1, -1, 0, 0)

@@ -47,7 +47,8 @@ class Call(NamedTuple):
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return out, contiguous, and lse [batch, num_heads_q, seqlen_q] or [.., total_q]."""
-        return operators.attend(*self)
+        out, lse = operators.attend(*self)
+        return out, lse
 
     def backward(self, dout: Tensor, out: Tensor, lse: Tensor) -> Triple:
         """Return dq, dk, dv, contiguous."""

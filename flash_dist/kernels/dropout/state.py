@@ -37,7 +37,9 @@ def find_scale(p: float) -> float:
     return STEPS / count_kept(p)
 
 
-def require_dropping(p: float, *, softcap: float, ieee: bool, match_kvcache: bool) -> None:
+def require_dropping(
+    p: float, *, softcap: float, ieee: bool, match_kvcache: bool, max_logit: bool
+) -> None:
     """Raise ValueError for choices of a call whose kernels drop nothing."""
     if softcap != 0.0:
         message = f"softcap must be 0 with dropout_p={p}, got {softcap}"
@@ -46,6 +48,12 @@ def require_dropping(p: float, *, softcap: float, ieee: bool, match_kvcache: boo
         message = (
             f"match_kvcache must be False with dropout_p={p}, got True"
             "\n\nhint: caches drop nothing; `match_kvcache=False` goes for one call"
+        )
+        raise ValueError(message)
+    if max_logit:
+        message = (
+            f"return_max_logit must be False with dropout_p={p}, got True"
+            "\n\nhint: a call with `dropout_p=0.0`, under no_grad, finds max_logit"
         )
         raise ValueError(message)
     if ieee:

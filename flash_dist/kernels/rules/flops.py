@@ -99,8 +99,10 @@ def _register() -> None:
 
     formulas: dict[str, Callable[..., int]] = {
         "attention": _count_forward,
+        "attention_max_logit": _count_forward,
         "attention_backward": _count_backward,
         "attention_masked": _count_masked,
+        "attention_masked_max_logit": _count_masked,
         "attention_masked_backward": _count_masked_backward,
         "attention_bias_backward": _count_bias_backward,
         "attention_masked_bias_backward": _count_bias_backward,

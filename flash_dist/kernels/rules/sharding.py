@@ -33,7 +33,13 @@ _OPERATORS: Final = (
     "attention_masked",
     "attention_masked_backward",
 )
-_OF_ONE_RANK: Final = ("decode", "decode_no_lse", "append")
+_OF_ONE_RANK: Final = (
+    "attention_max_logit",
+    "attention_masked_max_logit",
+    "decode",
+    "decode_no_lse",
+    "append",
+)
 _LOCAL: Final = ("mask",)  # four integers, equal on all ranks
 _TOKENS: Final = frozenset(("q", "k", "v", "out", "dout", "dq", "dk", "dv"))
 _ROWS: Final = frozenset(("lse", "dlse", "dsinks"))
@@ -288,7 +294,7 @@ def _run(
 
 
 def _refuse(_cls: type, operator: Any, *_: object) -> NoReturn:  # noqa: ANN401 - torch's protocol
-    """Raise if several ranks would write to a cache or share pages."""
+    """Raise if several ranks would write to a cache, share pages or take maxima."""
     name = operator._schema.name  # noqa: SLF001
     raise complain(
         TypeError,

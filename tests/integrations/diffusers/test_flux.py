@@ -73,7 +73,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
     attend = autograd.attend
 
-    def count(q: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    def count(q: Tensor, *args: Any, **options: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
         shapes.append(tuple(q.shape))
         return attend(q, *args, **options)
 
