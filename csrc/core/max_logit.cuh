@@ -15,19 +15,20 @@ __device__ __forceinline__ float larger(float x, float y) {
   return y > x || y != y ? y : x;
 }
 
-// Raises max_logit to the largest x of a warp's lanes. Read as integers, floats that are not negative keep
-// their order. Negative ones have the opposite order and, unsigned, are larger than all others.
+// Raises max_logit to the largest x of a warp's lanes, and returns it. Read as integers, floats that are
+// not negative keep their order. Negative ones have the opposite order and, unsigned, are larger than all others.
 template <class Target>
-__device__ __forceinline__ void raise_max_logit(float* max_logit, float x) {
+__device__ __forceinline__ float raise_max_logit(float* max_logit, float x) {
 #pragma unroll
   for (int i = 16; i > 0; i /= 2) x = larger<Target>(x, __shfl_xor_sync(0xffffffffu, x, i));
-  if (threadIdx.x % 32 != 0) return;
+  if (threadIdx.x % 32 != 0) return x;
   if (x < 0.0f) {
     atomicMin(reinterpret_cast<unsigned*>(max_logit), __float_as_uint(x));
   } else {  // + 0: neither -0 nor a NaN with a sign
     const int bits = x == x ? __float_as_int(x + 0.0f) : INT32_MAX;
     atomicMax(reinterpret_cast<int*>(max_logit), bits);
   }
+  return x;
 }
 
 }  // namespace flash_dist

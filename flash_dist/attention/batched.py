@@ -106,10 +106,10 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             exp(score - lse), negative where dropped, [batch, num_heads_q, seqlen_q, seqlen_k].
         return_lse: Return (out, lse).
         return_max_logit: Return max_logit, too, last: (out, max_logit) or (out, lse, max_logit).
-            out and lse keep their bits. On Hopper long sequences in bfloat16 of head_dim 64, 128,
-            256 and 192 with head_dim_v 128 find it beside out, if the mask is none or leaves an
-            interval of keys to each query, without softcap, alibi_slopes and bias; other calls
-            compute the scores again. Not with match_kvcache or dropout.
+            out and lse keep their bits. On Hopper calls in bfloat16 of head_dim 64, 128, 256 and
+            192 with head_dim_v 128 find it beside out, if the mask is none or leaves an interval of
+            keys to each query, without softcap, alibi_slopes and bias; other calls compute the
+            scores again. Not with match_kvcache or dropout.
         batch_invariant: Whether the gradients of a sequence have the same bits whatever else is in
             the batch, as out and lse always have. The backward then recomputes scores (seven
             products of matrices instead of five) and leaves multiprocessors idle if a small batch

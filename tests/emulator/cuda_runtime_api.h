@@ -31,6 +31,17 @@ inline float __uint_as_float(unsigned bits) {
   std::memcpy(&x, &bits, sizeof x);
   return x;
 }
+inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
+inline int atomicMax(int* number, int x) {
+  const int old = *number;
+  *number = x > old ? x : old;
+  return old;
+}
+inline unsigned atomicMin(unsigned* number, unsigned x) {
+  const unsigned old = *number;
+  *number = x < old ? x : old;
+  return old;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(uint64_t{a} * b >> 32);
 }

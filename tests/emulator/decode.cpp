@@ -168,7 +168,7 @@ struct EmulatedForward {
   int64_t left, right, capability, sm_count, smem_limit, seed;
   int64_t mask_kind, mask_batches, mask_heads;
   double softmax_scale;
-  void *q, *k, *v, *out, *lse, *cu_q, *cu_k, *sinks;
+  void *q, *k, *v, *out, *lse, *cu_q, *cu_k, *sinks, *max_logit;
   void *key_bounds, *rows, *query_ranges, *list_begin, *list_entries, *bits;  // arrays of a mask
   void* bias;
   int64_t bias_strides[4], bias_is_fp32, bias_in_pairs, bias_bytes;
@@ -238,5 +238,9 @@ extern "C" int64_t emulate_forward(const EmulatedForward* call) {
   emulator::declare(c.bias, c.bias_bytes, false);
   const Call where{0, nullptr, static_cast<int>(Dtype::BF16)};
   Memory memory;
-  return flash_dist_fwd(&where, &p, &Memory::allocate, &memory) == 0 ? 0 : -1;
+  auto* max_logit = static_cast<float*>(c.max_logit);
+  const int status = max_logit == nullptr ? flash_dist_fwd(&where, &p, &Memory::allocate, &memory)
+                                          : flash_dist_fwd_max_logit(&where, &p, max_logit,
+                                                                     &Memory::allocate, &memory);
+  return status == 0 ? 0 : -1;
 }

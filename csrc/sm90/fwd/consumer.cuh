@@ -10,7 +10,6 @@
 
 #include <type_traits>
 
-#include "core/max_logit.cuh"
 #include "core/uncovered.cuh"
 #include "sm90/fwd/output.cuh"
 #include "sm90/fwd/pipeline.cuh"
@@ -78,8 +77,11 @@ struct FwdSm90Consumer {
                                            typename Pipeline::Output& o,
                                            SoftmaxState<1>& softmax) const {
     typename Pipeline::Fragments fragments;
-    if constexpr (Tiles::FINDS_MAX_LOGIT) fragments.largest = -INFINITY;
     Pipeline pipeline(params, smem, work, o, softmax, fragments);
+    if constexpr (Tiles::FINDS_MAX_LOGIT) {
+      fragments.largest = -INFINITY;
+      fragments.bound = Pipeline::bound_of(load_relaxed(pipeline.max_logit()));
+    }
     const StepBounds& bounds = pipeline.own();
     int& j = pipeline.j;
     const auto step = [&](auto masked) { pipeline.template step<decltype(masked)::value>(); };
@@ -109,7 +111,7 @@ struct FwdSm90Consumer {
     }
     pipeline.finish();
     if constexpr (Tiles::FINDS_MAX_LOGIT) {
-      raise_max_logit<typename Tiles::Target>(params.max_logit + work.block.head,
+      raise_max_logit<typename Tiles::Target>(pipeline.max_logit(),
                                               pipeline.largest() * params.p.softmax_scale);
     }
     if constexpr (Tiles::SKIPS_STEPS) pipeline.skip_to(work.bounds.begin);

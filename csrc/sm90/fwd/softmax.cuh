@@ -14,11 +14,17 @@ namespace flash_dist {
 constexpr float MAXIMUM_MARGIN = 12.0f;  // log2 of how large P may be
 constexpr float SURELY_SMALL = 2048.0f;  // no term of a sum up to this exceeds the margin
 
+struct SeeNothing {
+  __device__ __forceinline__ void operator()(int, float) const {}
+};
+
 // S -> P = exp2(S * scale_log2 - row_max). Rescales the sums. Returns whether a maximum has grown: the
-// caller then rescales O. The factor of a row whose maximum stays is exactly 1.
-template <int NT>
+// caller then rescales O. The factor of a row whose maximum stays is exactly 1. see_top(h, top) receives
+// the largest of the scores of row h and its maximum so far.
+template <int NT, class SeeTop = SeeNothing>
 __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, SoftmaxState<1>& state,
-                                                   float (&rescale)[1][2], float scale_log2) {
+                                                   float (&rescale)[1][2], float scale_log2,
+                                                   SeeTop see_top = {}) {
   bool grown = false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -27,6 +33,7 @@ __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, Softma
 #pragma unroll
     for (int n = 0; n < NT; ++n) top = fmaxf(top, fmaxf(s.x[0][n][2 * h], s.x[0][n][2 * h + 1]));
     top = quad_max(top);
+    see_top(h, top);
     // NOTE: NaN is false: the first score of a row is its maximum under a scale of 0, too.
     if ((top - row_max) * scale_log2 <= MAXIMUM_MARGIN) top = row_max;
     // NOTE: a row without a visible key so far keeps -inf; 0 instead avoids inf - inf.
@@ -68,17 +75,27 @@ __device__ __forceinline__ void make_bounded_probabilities(Accumulator<1, NT>& s
   }
 }
 
-// Makes the same P, rounded, from the maxima so far, and keeps S. Returns false if a sum shows that a
-// maximum may have to grow: then only p has changed, and the caller calls make_probabilities(). drop(p[k],
-// k) drops weights.
+// Adds the sums of P and returns true, unless one exceeds its limit.
+__device__ __forceinline__ bool add_sums(SoftmaxState<1>& state, const float (&sum)[2],
+                                         const float (&limit)[2]) {
+  const bool small = sum[0] <= limit[0] && sum[1] <= limit[1];
+  if (!__all_sync(0xffffffffu, small)) return false;
+  state.row_sum[0][0] += sum[0];
+  state.row_sum[0][1] += sum[1];
+  return true;
+}
+
+// Makes the same P, rounded, from the maxima so far, and keeps S. Returns false if a sum exceeds its limit: a
+// maximum may have to grow. Then only p and sum have changed, and the caller calls add_sums() or
+// make_probabilities(). drop(p[k], k) drops weights.
 template <class Target, class T, int NT, class Drop>
-__device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4],
+__device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4], float (&sum)[2],
                                                   const Accumulator<1, NT>& s,
                                                   SoftmaxState<1>& state, float scale_log2,
-                                                  const Drop& drop) {
+                                                  const float (&limit)[2], const Drop& drop) {
   // A row without a maximum has an offset of -inf, P of inf.
   const float offset[2] = {state.row_max[0][0] * scale_log2, state.row_max[0][1] * scale_log2};
-  float sum[2] = {0.0f, 0.0f};
+  sum[0] = sum[1] = 0.0f;
 #pragma unroll
   for (int k = 0; k < NT / 2; ++k) {
     Accumulator<1, 2> part;
@@ -93,11 +110,7 @@ __device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4],
     to_a_operand<Target, T>(p[k], part, 0);
     drop(p[k], k);
   }
-  const bool small = sum[0] <= SURELY_SMALL && sum[1] <= SURELY_SMALL;
-  if (!__all_sync(0xffffffffu, small)) return false;
-  state.row_sum[0][0] += sum[0];
-  state.row_sum[0][1] += sum[1];
-  return true;
+  return add_sums(state, sum, limit);
 }
 
 }  // namespace flash_dist

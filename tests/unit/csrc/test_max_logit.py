@@ -58,7 +58,7 @@ HOPPER: Final = {
     "run((256, 256))": (["fwd_max_logit_sm90_bf16_d256"], ["fwd_sm90_bf16_d256"]),
     "run((512, 512))": (["fwd_sm90_bf16_d512", "max_logit_bf16"], ["fwd_sm90_bf16_d512"]),
     "run((96, 96))": (["fwd_sm90_bf16_d96", "max_logit_bf16"], ["fwd_sm90_bf16_d96"]),
-    "run((64, 64), (64, 64))": (["fwd_sm90_bf16_d64", "max_logit_bf16"], ["fwd_sm90_bf16_d64"]),
+    "run((64, 64), (64, 64))": (["fwd_max_logit_sm90_bf16_d64"], ["fwd_sm90_bf16_d64"]),
     "run(dtype=torch.float16)": (["fwd_sm90_fp16", "max_logit_fp16"], ["fwd_sm90_fp16"]),
     "run(dtype=torch.float32)": (["fwd_fp32", "max_logit_fp32"], ["fwd_fp32"]),
     "run(softcap=30.0)": (["fwd_scored_sm90", "max_logit_bf16"], ["fwd_scored_sm90"]),

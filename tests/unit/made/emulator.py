@@ -31,8 +31,9 @@ SIZES: Final = {  # head_dims per role or family
     "decode_wide": {64, 128},
     "decode_fold": {256, 512},
     "fwd_kvcache": {64, 128},
-    "fwd_sm90": {384, 512},
+    "fwd_sm90": {64, 128, 384, 512},
     "fwd_bias": {64, 128},
+    "fwd_max_logit": {64, 128},
     "mla": {576},
     "mla_pair": {576},
     "mla_weights": {576},
@@ -208,7 +209,7 @@ class _Forward(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in [
-                *("q", "k", "v", "out", "lse", "cu_q", "cu_k", "sinks"),
+                *("q", "k", "v", "out", "lse", "cu_q", "cu_k", "sinks", "max_logit"),
                 *("key_bounds", "rows", "query_ranges", "begin", "entries", "bits"),
                 "bias",
             ]
@@ -229,6 +230,7 @@ def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
     longest: tuple[int, int] = (0, 0),
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
+    max_logit: Tensor | None = None,
     gpu: Gpu = Gpu(capability=90, plan=227),
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse.
@@ -242,6 +244,7 @@ def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
         longest: The longest document of q and of k.
         sinks: [num_heads_q], float32.
         bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], bfloat16 or float32.
+        max_logit: [num_heads_q], float32, filled with -inf; receives the largest score of each head.
         gpu: The emulated GPU.
 
     Raises:
@@ -270,7 +273,8 @@ def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
         "bits",
     )
     arrays = {} if mask is None else mask.arrays
-    tensors = (q, k, v, out, lse, cu_q, cu_k, sinks, *(arrays.get(name) for name in names))
+    results = (out, lse, cu_q, cu_k, sinks, max_logit)
+    tensors = (q, k, v, *results, *(arrays.get(name) for name in names))
     addresses = (None if x is None else x.data_ptr() for x in tensors)
     library = _library()
     if library.emulate_forward(ctypes.byref(_Forward(*numbers, *addresses, *_describe(bias)))) < 0:
