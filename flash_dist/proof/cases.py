@@ -14,7 +14,7 @@ _WAVES = 2
 WHOLE = -1
 _P = 0.25  # of dropout
 MOST_COLUMNS = 256  # of q, with dropout; here, as this module must not import torch
-_SMALL_SEQLEN = 256  # largest size with a fast float64 reference on the CPU
+_SMALL_SEQLEN = 384  # largest size with a fast float64 reference on the CPU
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class _Shape:
     scores: str = ""  # score modifications: some of softcap, alibi, bias and sinks
     matched: bool = False  # request the bits of attention to a cache
     dropout_p: float = 0.0
+    max_logit: bool = False  # request the largest score of each head, without a backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,8 @@ class Case(_Shape):
             mask += " match_kvcache"
         if self.dropout_p:
             mask += f" dropout {self.dropout_p}"
+        if self.max_logit:
+            mask += " max_logit"
         budget = "" if self.budget is None else f" budget {self.budget}"
         head_dim_v = "" if self.head_dim_v is None else f"/{self.head_dim_v}"
         return (
@@ -217,6 +220,12 @@ _MATCHED = (
 )
 _MATCHED_LARGE = _Shape("matched", 2, 2100, 2100, 16, 4, causal=True, matched=True)
 
+# The largest score of each head: by a kernel of its own, and by the forward of many queries.
+_MAX_LOGITS = (
+    replace(_SMALL[2], max_logit=True),
+    _Shape("wide", 1, 384, 330, 36, 4, causal=False, max_logit=True),
+)
+
 # Attention to a cache with one kv head and latent keys.
 _LATENT = (
     _Shape("latent", 2, 1, 259, 16, 1, causal=False, page=WHOLE),
@@ -236,7 +245,7 @@ _FEW = (
     _SCORED_ROWS,
     _BIASED_ROWS,
 )
-_FEW_ON_GPU = (_LARGE[2], _FIXED[-1], *_SCORED_LARGE)
+_FEW_ON_GPU = (_LARGE[2], _FIXED[-1], *_SCORED_LARGE, _MAX_LOGITS[0])
 _TAIL = 8  # columns less than the compiled head_dim
 
 
@@ -259,7 +268,7 @@ def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
         cases += [_case(shape, one) for shape in small]
         cases.append(_tail_case(one))
         if sm_count:
-            large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1], *_SCORED_LARGE)
+            large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1], *_SCORED_LARGE, *_MAX_LOGITS)
             shapes = large if one.is_usual else _FEW_ON_GPU
             cases += [_gpu_case(shape, one, sm_count) for shape in shapes]
         if one.drops and sm_count:

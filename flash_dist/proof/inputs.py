@@ -14,7 +14,7 @@ from ..kernels.scores import PLAIN
 from ..toolkit.selftest.comparison import Tensors, make_values
 from .cases import WHOLE
 from .masks import DTYPES, cu_seqlens, find_visible, make_mask, make_scores
-from .reference import attend, name_results
+from .reference import MAX_LOGIT, attend, name_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,9 +65,11 @@ class Inputs:
         return {"mask": self.mask.plan(*sizes).digest()}
 
     def attend(self, attention: Attention, case: Case) -> Tensors:
-        """Run forward and backward once; for a cache only the forward."""
+        """Run forward and backward once; for a cache or max_logit only the forward."""
         if case.page:
             return self._attend_to_cache(case)
+        if case.max_logit:
+            return self._find_max_logit(case)
         if case.budget is not None or case.dropout_p:
             return self._call_operators(case)
         scores = self.scores
@@ -105,6 +107,16 @@ class Inputs:
         if self.scores.bias is not None:
             of_bias = operators.differentiate_bias(self.dout, saved, None, problem)
         return name_results(out, lse, *gradients, of_bias)
+
+    def _find_max_logit(self, case: Case) -> Tensors:
+        """Return the largest score of each head behind out and lse."""
+        from ..attention.batched import flash_attn_func  # noqa: PLC0415 - as above
+
+        with float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3"):
+            out, lse, max_logit = flash_attn_func(
+                self.q, self.k, self.v, causal=case.causal, return_lse=True, return_max_logit=True
+            )
+        return {**name_results(out, lse), MAX_LOGIT: max_logit}
 
     def _attend_to_cache(self, case: Case) -> Tensors:
         """Call the function that reads a cache, with shuffled pages."""

@@ -191,7 +191,7 @@ def test_the_reference_bends_scores_as_the_formula_does(words: str, *, causal: b
     wanted = tests.scores.compute(
         tests.scores.Scored(problem, **inputs.scores._asdict()), torch.float64
     )
-    assert exact.keys() == wanted.keys()
+    assert exact.keys() == wanted.keys() | {"max_logit"}
     for name, values in wanted.items():
         torch.testing.assert_close(exact[name], values)
 
@@ -297,6 +297,21 @@ def test_dropout_is_covered_with_what_has_kernels_of_its_own(head_dim: int) -> N
     assert {case.budget for case in cases} == {None, 0}
     assert any(case.mask for case in cases)
     assert not any(case.dropout_p for case in make_cases([Kernels("bf16", 512, 512)], 132))
+
+
+def test_the_largest_score_of_each_head_is_found_by_both_kinds_of_kernels() -> None:
+    cases = make_cases([Kernels("bf16", 128, 128), Kernels("fp32", 192, 192)], 132)
+    small, wide, other = (case for case in cases if case.max_logit)
+    assert not any(case.fills_gpu for case in (small, wide, other))
+    # tiles of 192 and 128 queries are filled, and are more than half as many as multiprocessors
+    assert wide.seqlen_q % math.lcm(192, 128) == 0
+    assert wide.seqlen_q // 192 * wide.num_heads_q > 132 / 2
+    inputs = Inputs.make(small, torch.device("cpu"))
+    found = inputs.attend_exactly(small, torch.float64)["max_logit"]
+    q, k = inputs.q[0].double(), inputs.k[0].double().repeat_interleave(2, 1)
+    s = torch.einsum("qhd,khd->hqk", q, k) * small.head_dim**-0.5
+    visible = torch.ones(s.shape[1:]).tril(s.shape[2] - s.shape[1]).bool()
+    torch.testing.assert_close(found, s.masked_fill(~visible, -math.inf).amax((1, 2)))
 
 
 def test_a_digest_is_half_the_sha_256_of_the_elements() -> None:
