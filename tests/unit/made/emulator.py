@@ -244,7 +244,7 @@ def emulate_forward(  # noqa: PLR0913 - a call, and where it runs
         longest: The longest document of q and of k.
         sinks: [num_heads_q], float32.
         bias: [1 or batch, 1 or num_heads_q, 1 or seqlen_q, 1 or seqlen_k], bfloat16 or float32.
-        max_logit: [num_heads_q], float32, filled with -inf; receives the largest score of each head.
+        max_logit: [num_heads_q], float32, -inf; receives each head's largest score.
         gpu: The emulated GPU.
 
     Raises:
