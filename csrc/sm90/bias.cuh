@@ -1,4 +1,5 @@
-// Numbers of a bias in registers, in Hopper's kernels: those that mask (core/bias.cuh) become -inf.
+// Biases in registers, for the Hopper kernels. A bias that masks its key (core/bias.cuh) becomes
+// -inf.
 #pragma once
 
 #include "core/bias.cuh"
@@ -8,7 +9,7 @@ namespace flash_dist {
 
 template <class T>
 __device__ __forceinline__ float2 bias_of_pair(uint32_t pair) {
-  // In bf16 no number is between MASKED and the one that is named here.
+  // bf16 has no number between MASKED and this bound.
   constexpr bool FP16 = std::is_same_v<T, Fp16>;
   constexpr uint32_t LOWEST = FP16 ? 0xfbfffbffu : 0xc780c780u;  // -65504, -65536
   constexpr uint32_t INFINITE = FP16 ? 0xfc00fc00u : 0xff80ff80u;

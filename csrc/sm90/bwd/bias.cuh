@@ -1,6 +1,6 @@
-// The bias of the fused backward kernel for Hopper (core/bias.cuh): a warp reads that of its 16 keys and
-// of a stage's 64 queries from global memory while S^T is computed. Pairs of 16 bits are neighbouring keys in memory;
-// movmatrix makes neighbouring queries of them.
+// The bias of the fused backward kernel for Hopper (core/bias.cuh). While S^T is computed, a warp
+// reads the biases of its 16 keys and of a stage's 64 queries from global memory. A 16-bit pair in
+// memory holds two neighbouring keys; movmatrix turns it into a pair of neighbouring queries.
 #pragma once
 
 #include "bwd_bias_plans.h"
@@ -36,13 +36,14 @@ struct BwdSm90Bias {
   using T = typename Config::T;
   static constexpr int NT = Config::BLOCK_M / 8;  // tiles of 8 queries
   static constexpr bool TAKES_ALL = Config::BIAS_TAKES_ALL;
-  using Fragment = uint32_t[(TAKES_ALL ? 4 : 2) * NT];  // of 16 bits pairs, in half of it
+  using Fragment =
+      uint32_t[(TAKES_ALL ? 4 : 2) * NT];  // 16-bit biases are pairs and fill half of it
 
   const BwdParams& p;
   const DkdvSm90Work& work;
 
-  // Loads the numbers of an item. key0: the warp's first key. NOTE: queries and keys beyond the last one
-  // get those of the last.
+  // Loads the biases of an item. key0: the warp's first key. NOTE: queries and keys beyond the end
+  // get the bias of the last one.
   __device__ __forceinline__ void fetch(Fragment& x, const DkdvItem& item, int key0) const {
     const BiasParams& bias = p.bias;
     const int bytes = bias.is_fp32 ? 4 : 2;
@@ -61,7 +62,7 @@ struct BwdSm90Bias {
     }
   }
 
-  // S^T -> 2^SHIFT P^T.
+  // Computes 2^SHIFT P^T from S^T.
   template <int SHIFT, class Scores, class Lse>
   __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse,
                                                const Fragment& x) const {
@@ -100,7 +101,8 @@ struct BwdSm90Bias {
     return min(i, work.seqlen_k - last);
   }
 
-  // Registers 2 * n + h: row `lane / 4` of 8 queries and keys 2 * (lane % 4) and the next of 8 keys.
+  // Loads the pairs. Register 2 * n + h holds query lane / 4 of 8, and keys 2 * (lane % 4) and 2 *
+  // (lane % 4) + 1 of 8.
   template <class Load>
   __device__ __forceinline__ void fetch_pairs(Fragment& x, const uint8_t* head, int row0, int key0,
                                               Load load) const {
@@ -120,7 +122,8 @@ struct BwdSm90Bias {
     }
   }
 
-  // Registers (2 * n + h) * 2 + e: query 2 * (lane % 4) + e of 8 and key lane / 4 of 8.
+  // Loads fp32 biases. Register (2 * n + h) * 2 + e holds query 2 * (lane % 4) + e of 8 and key
+  // lane / 4 of 8.
   __device__ __forceinline__ void fetch_fp32(Fragment& x, const uint8_t* head, int row0,
                                              int key0) const {
     const int lane = fresh_thread() % 32;

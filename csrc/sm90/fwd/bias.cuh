@@ -19,11 +19,11 @@ namespace flash_dist {
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct FwdBiasSm90Config : FwdSm90ConfigOf<FwdBiasSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
                                            HEAD_DIM, HEAD_DIM_V, PLAN, FwdBiasSm90Params> {
-  // With two stages, of one step, it is slower than the general family.
+  // With two stages fp32 is slower than in the general family.
   static constexpr bool TAKES_FP32 = FwdBiasSm90Config::BIAS_STAGES > 2;
 };
 
-// For a bias of fp32, or of 16 bits.
+// Tiles for a bias in fp32, or in 16 bits.
 template <class Config, bool IS_FP32>
 struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH> {
   static constexpr bool BIAS_IS_FP32 = IS_FP32;
@@ -31,25 +31,25 @@ struct FwdBiasSm90Tiles : FwdSm90Tiles<Config, Config::BLOCK_N, KeySource::BOTH>
   static constexpr int BIAS_KEYS = 2 * BIAS_PANEL;                // of a stage
   static constexpr int BIAS_PARTS = Config::BLOCK_N / BIAS_KEYS;  // stages of a step
   using Biases = Ring<Config::BIAS_STAGES>;
-  using BiasFragment = uint32_t[32];  // of a stage: pairs of 16 bits, or fp32
+  using BiasFragment = uint32_t[32];  // of a stage: 16-bit pairs, or fp32
   static_assert(Config::ONE_MAINLOOP && Config::BLOCK_N == 2 * MASK_TILE && Config::TAIL_N == 0);
 };
 
-// The first key of a panel of step i. One in place of those that a list lacks.
+// Returns the first key of a panel of step i; 0 if the list has no such tile.
 template <class Tiles>
 __device__ __forceinline__ int bias_key(const typename Tiles::Work& work, int i, int panel) {
   const typename Tiles::Steps steps{work.bounds};
   return max(steps.key(i, panel * Tiles::BIAS_PANEL), 0);
 }
 
-// The stage of part `part` of a step, whose keys have the given stage.
+// Returns the bias stage of part `part` of the step whose K is in the stage of `keys`.
 template <class Tiles>
 __device__ __forceinline__ typename Tiles::Biases bias_stage(const typename Tiles::Keys& keys,
                                                              int part) {
   return {keys.passed * Tiles::BIAS_PARTS + part};
 }
 
-// Starts the copies of step j, by the loading thread.
+// Starts the copies of step j. The loading thread calls it.
 template <class Tiles>
 __device__ __forceinline__ void load_bias(const typename Tiles::Params& params,
                                           typename Tiles::Smem& smem,
@@ -74,7 +74,7 @@ __device__ __forceinline__ void load_bias(const typename Tiles::Params& params,
   }
 }
 
-// The bias of a consumer warp's 16 queries, `row` being the first in the tile.
+// The bias of a consumer warp's 16 queries. row: the first of them in the tile.
 template <class Tiles>
 struct FwdSm90Bias {
   using Fragment = typename Tiles::BiasFragment;
@@ -86,7 +86,7 @@ struct FwdSm90Bias {
   typename Tiles::Smem& smem;
   const typename Tiles::Keys& keys;
 
-  // Loads a part of a step.
+  // Loads part PART of a step into registers.
   template <int PART>
   __device__ __forceinline__ void fetch(Fragment& x, int row) const {
     const auto stage = bias_stage<Tiles>(keys, PART);
@@ -95,7 +95,7 @@ struct FwdSm90Bias {
     smem.bias_barriers.release(stage.stage());
   }
 
-  // s * scale + bias, of which the first part has been fetched.
+  // Computes s * scale + bias. x: the first part, already fetched.
   template <int NT>
   __device__ __forceinline__ void add(Accumulator<1, NT>& s, Fragment& x, int row) const {
     add_part<0>(s, x);
@@ -106,7 +106,8 @@ struct FwdSm90Bias {
   }
 
  private:
-  // Of a fragment: the register of 8 keys, half a pair of rows, and for fp32 the column of a pair.
+  // The index in a fragment. n: group of 8 keys; h: upper or lower 8 rows; e: column of a pair, for
+  // fp32.
   __device__ __forceinline__ static constexpr int at(int n, int h, int e = 0) {
     return IS_FP32 ? (2 * n + h) * 2 + e : 2 * n + h;
   }
@@ -114,7 +115,7 @@ struct FwdSm90Bias {
   __device__ __forceinline__ void read_stage(Fragment& x, uint32_t tile, int row) const {
     using Tile = typename Tiles::QTile;
     const int lane = fresh_thread() % 32;
-    const bool same = params.bias_rows == 1;  // all rows are the first one
+    const bool same = params.bias_rows == 1;  // all queries have the bias of the first row
     if constexpr (IS_FP32) {
       const int down = same ? 0 : lane / 4;
       const uint32_t own =
@@ -135,7 +136,7 @@ struct FwdSm90Bias {
       const uint32_t own = tile + (row + down) * Tile::ROW_BYTES + ((lane / 16 ^ down % 8) << 4);
 #pragma unroll
       for (int n = 0; n < 2 * TILES; n += 2) {
-        uint32_t four[4];  // rows of both halves of 8 keys, then those of the next
+        uint32_t four[4];  // both halves of the rows for 8 keys, then for the next 8
         ldmatrix_x4(four, (own ^ n % TILES * 16) + n / TILES * Tile::BYTES);
 #pragma unroll
         for (int m = 0; m < 4; ++m) x[at(n, 0) + m] = four[m];

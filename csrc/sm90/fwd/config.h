@@ -13,15 +13,15 @@
 
 namespace flash_dist {
 
-// Where out is staged in shared memory: in its own tile, in that of the queries, which are then released
-// after the store, or nowhere: it is stored from registers.
+// Where a tile of out is staged: in its own shared memory; in that of Q, which is released after
+// the store; or nowhere, if registers are stored directly.
 enum class OutStage { OWN, QUERIES, NONE };
 
 struct FwdSm90Params {
   alignas(128) CUtensorMap q, k, v, out;
   AxisSteps q_axes, k_axes, v_axes;
-  int tiles;          // of queries, of all heads and batch entries
-  unsigned* tickets;  // counts tiles taken beyond the first of each block; null: static order
+  int tiles;          // query tiles of all heads and batch entries
+  unsigned* tickets;  // counts the tiles taken after each block's first one; null: static order
   FwdParams p;
 };
 
@@ -36,21 +36,22 @@ struct FwdDropoutSm90Params : FwdSm90Params {
 struct FwdBiasSm90Params : FwdSm90Params {
   alignas(128) CUtensorMap bias;
   AxisSteps bias_axes;
-  int bias_rows;  // of a box: BLOCK_M, or 1 where all rows are the same memory
+  int bias_rows;  // rows of a box: BLOCK_M, or 1 if all queries share one row
 };
 
 struct FwdMaxLogitSm90Params : FwdSm90Params {
   float* max_logit;  // see MaxLogitParams
 };
 
-// Stages of a bias in shared memory (sm90/fwd/bias.cuh).
+// The number of bias stages in shared memory (sm90/fwd/bias.cuh).
 template <class Plan, bool HAS_BIAS>
 constexpr int bias_stages() {
   if constexpr (HAS_BIAS) return Plan::BIAS_STAGES;
   return 0;
 }
 
-// For a plan from kernels.toml under PLAN KB of shared memory. Params_ tells what the kernel does.
+// The configuration of a row of kernels.toml for PLAN KB of shared memory. Params_ selects the
+// variant of the kernel.
 template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, class Params_>
 struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
@@ -60,23 +61,24 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr bool HAS_BIAS = std::is_same_v<Params, FwdBiasSm90Params>;
   static constexpr bool FINDS_MAX_LOGIT = std::is_same_v<Params, FwdMaxLogitSm90Params>;
   static constexpr int BIAS_STAGES = bias_stages<Plan, HAS_BIAS>();
-  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
+  static constexpr int CONSUMERS =
+      Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one more warpgroup loads
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr bool TAKES_TICKETS = true;
   static constexpr bool IS_SMALL = Plan::LARGER > 0;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
-  // Whether a step's mask is found before its scores are ready, which takes registers.
+  // Whether a step finds its mask before its scores are ready. This takes registers.
   static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192 && !HAS_SCORE_MOD && !HAS_BIAS && !DROPS;
-  // Whether each warpgroup passes over the steps of which its 64 queries see nothing. Larger ones have
-  // no registers for it.
+  // Whether each warpgroup skips the steps that its 64 queries do not see. Larger head_dims have no
+  // registers for it.
   static constexpr bool SKIPS_STEPS =
       HEAD_DIM == 64 && HEAD_DIM_V == 64 && !HAS_SCORE_MOD && !HAS_BIAS;
   using Work = std::conditional_t<SKIPS_STEPS, FwdSm90SkippingWork<CONSUMERS>, FwdSm90Work>;
-  // Whether one main loop serves ranges and lists: their steps have as many keys.
+  // Whether one mainloop serves ranges and lists: then their steps have the same number of keys.
   static constexpr bool ONE_MAINLOOP = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
-  // setmaxnreg: the registers of each role. The loader needs 32 or, of two main
-  // loops, 40; with 24 it spills, where the accumulators need the rest.
+  // Registers of each role, for setmaxnreg. The loader needs 32, or 40 with two mainloops. With 24
+  // it spills, but then the accumulators have enough.
   static constexpr int LOADER_REGISTERS =
       CONSUMERS == 3                                                                         ? 32
       : Plan::MIN_BLOCKS == 3                                                                ? 24
@@ -100,7 +102,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
       Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>)+BIAS_STAGES * BIAS_BYTES;
   static constexpr OutStage OUT_STAGE =
       TILE_BYTES + OUT_BYTES + 1024 <= smem_plan_bytes(PLAN) ? OutStage::OWN : OutStage::NONE;
-  // Two if they fit: the next Q then arrives while this one is read.
+  // Two stages if they fit: the next Q then arrives while this one is read.
   static constexpr int Q_BYTES = Q_PANELS * QPanels::BYTES;
   static constexpr int Q_STAGES = TILE_BYTES + OUT_BYTES + Q_BYTES + 2048 > smem_plan_bytes(PLAN)
                                       ? 1
@@ -118,7 +120,7 @@ struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     StageBarriers<Q_STAGES> q_barriers;
     StageBarriers<Plan::STAGES> k_barriers, v_barriers;
     StageBarriers<BIAS_STAGES> bias_barriers;
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ Smem() = delete;  // overlaid on shared memory, never constructed
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert((SMEM_BYTES + 1024) * Plan::MIN_BLOCKS <= smem_plan_bytes(PLAN) + 1024);

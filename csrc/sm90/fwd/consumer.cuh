@@ -1,4 +1,4 @@
-// A warpgroup of the forward kernel for Hopper that computes: 64 queries of one tile after the other.
+// A consumer warpgroup of the forward kernel for Hopper. For 64 queries of each tile it computes
 //
 //   S = Q @ K(last).T; P = softmax
 //   for j from the block before the last down to the first:

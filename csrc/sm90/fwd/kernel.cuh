@@ -1,16 +1,16 @@
 // Forward attention on Hopper: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
-// Grid      one block for each multiprocessor, which takes one tile of queries after the other; or
-//           one for each tile, if tiles differ in length and there is no counter of tiles.
-// Block     a warpgroup of which one thread loads, and CONSUMERS warpgroups of 64 queries each.
+// Grid      One block per multiprocessor, which takes one query tile after the other; or one block
+//           per tile, if tiles differ in length and there is no tile counter.
+// Block     One loading thread in its own warpgroup, and CONSUMERS warpgroups of 64 queries each.
 // Shared    Q tile, STAGES tiles of K and of V, the output tile, work tiles (work.cuh).
-// Pipeline  The copy engine fills a tile and arrives at its full barrier; a consumer warp that has
-//           read it arrives at its empty barrier. S = Q @ K(j - 1).T is issued before P @ V(j), so that the
-//           matrix units work while the softmax of step j - 1 waits for S only. Key
-//           blocks are taken from the last to the first, so that those that need a causal mask
-//           come first. The loader is ahead: the next Q, K and V arrive while out is stored.
+// Pipeline  TMA fills a tile and arrives at its full barrier. A consumer warp that has read the tile
+//           arrives at its empty barrier. S = Q @ K(j - 1).T is issued before P @ V(j): the tensor
+//           cores then work during the softmax of step j - 1. Key blocks are taken from the last to
+//           the first, so that blocks with a causal mask come first. The loader is ahead: the next
+//           Q, K and V arrive while out is stored.
 //
-// The result of a tile does not depend on the block that takes it.
+// The result of a tile does not depend on which block takes it.
 #pragma once
 
 #include <type_traits>
@@ -33,7 +33,7 @@ __device__ __forceinline__ void fwd_sm90_block(const typename Config::Params& pa
   }
   make_fwd_barriers<Config>(params, smem);
 
-  // Calls f with the tiles that suit the call's mask.
+  // Calls f with the tile type for the call's mask.
   const auto with_tiles = [&](auto f) {
     [[maybe_unused]] constexpr KeySource FIRST =
         Config::LIST_N == Config::BLOCK_N ? KeySource::BOTH : KeySource::RANGES;

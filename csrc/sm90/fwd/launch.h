@@ -1,4 +1,5 @@
-// The launch of the forward kernel for Hopper, and the calls that it leaves to the general one.
+// Launches the forward kernel for Hopper, and selects the calls that the general kernel serves
+// instead.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -8,9 +9,10 @@
 
 namespace flash_dist {
 
-// Whether tiles of 64 queries, of one warpgroup, are faster for a call than tiles of `larger`: they need
-// clearly fewer rows; or there is at most one larger tile for each multiprocessor, so that the longest
-// tile decides, or, if all are equally long, at most one for two multiprocessors.
+// Returns whether tiles of 64 queries are faster for a call than tiles of `larger` queries. They
+// are if they have clearly fewer rows, or if there is at most one larger tile per multiprocessor,
+// as the longest tile then decides. If all tiles are equally long, the limit is one larger tile per
+// two multiprocessors.
 inline bool small_tiles_pay(const FwdParams& p, int larger) {
   const int64_t tiles = (int64_t{p.seqlen_q} + larger - 1) / larger;
   const int64_t small_tiles = (int64_t{p.seqlen_q} + 63) / 64;
@@ -19,7 +21,7 @@ inline bool small_tiles_pay(const FwdParams& p, int larger) {
   return (is_even(p.mask, p.packing.cu_seqlens_q != nullptr) ? 2 * all : all) <= p.sm_count;
 }
 
-// A bias as a tensor of 16-bit columns, two for each key of fp32.
+// A bias as a tensor of 16-bit columns. An fp32 bias has two columns per key.
 struct BiasTensor {
   View view;
   Axes axes;

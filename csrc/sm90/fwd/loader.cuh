@@ -1,5 +1,5 @@
-// The loading thread of a block of the forward kernel for Hopper: it chooses work tiles, finds the keys
-// of each, passes it to the consumers, and starts the copies of Q, K and V.
+// The loading thread of a block of the forward kernel for Hopper. It chooses work tiles, finds the
+// keys of each, passes the tile to the consumers, and starts the copies of Q, K and V.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -43,7 +43,7 @@ struct FwdSm90Loader {
 
  private:
   __device__ __forceinline__ typename Tiles::Work& next_work() const {
-    // With a counter it takes only one tile ahead: other blocks cannot take what it holds.
+    // With a tile counter, take only one tile ahead: other blocks cannot take it any more.
     const unsigned works = smem.progress.works;
     const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
     smem.work_barriers.wait_for_place(Works{free});

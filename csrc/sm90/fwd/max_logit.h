@@ -1,4 +1,4 @@
-// The forward kernel for Hopper that finds the largest score of each query head, too.
+// The forward kernel for Hopper that also finds the largest score of each query head.
 #pragma once
 
 #include "max_logit_plans.h"

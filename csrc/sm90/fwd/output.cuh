@@ -1,4 +1,4 @@
-// The store of 64 rows of out by a warpgroup of the forward kernel for Hopper.
+// Stores 64 rows of out from a warpgroup of the forward kernel for Hopper.
 #pragma once
 
 #include "core/sequence.cuh"
@@ -20,8 +20,8 @@ struct FwdSm90Output {
   typename Config::Smem& smem;
   const FwdSm90Work& work;
 
-  // Stores O, rounded, through this warpgroup's rows of the output tile, if there is one. A tile in Q's
-  // memory releases Q once it has been read.
+  // Rounds and stores O, through this warpgroup's rows of the output tile if there is one. If the
+  // output tile is in Q's memory, Q is released once the tile has been stored.
   __device__ __forceinline__ void store(const Accumulator<1, NT>& o) const {
     if constexpr (Config::OUT_STAGE == OutStage::NONE) {
       store_rows<Target, T>(o, first_row(), params.p.out.row, rows(), params.p.head_dim_v);
@@ -33,7 +33,7 @@ struct FwdSm90Output {
     static_assert(Config::OUT_STAGE != OutStage::OWN || sizeof(smem.out) == Config::OUT_BYTES);
     const uint32_t tile =
         shared_address(IN_Q ? smem.q[0] : smem.out) + consumer() * 64 * QTile::ROW_BYTES;
-    // Orders the read of the previous tile, or of Q by all warps, before the writes.
+    // Orders these writes after all reads of the previous output tile, or of Q.
     if (!IN_Q && one_thread) wait_until_read<0>();
     barrier_sync(barrier, WARPGROUP);
     stage_rows<QTile, Target, T>(o, tile);
@@ -68,7 +68,8 @@ struct FwdSm90Output {
   }
 
  private:
-  // This warpgroup's first row in the sequence, the rows from there to its end, and their address.
+  // This warpgroup's first row in the sequence, the number of rows to the sequence's end, and the
+  // address of the first.
   __device__ __forceinline__ int row0() const { return work.block.row0 + consumer() * 64; }
   __device__ __forceinline__ int rows() const { return work.sequence.seqlen_q - row0(); }
   __device__ __forceinline__ uint16_t* first_row() const {
@@ -78,7 +79,7 @@ struct FwdSm90Output {
            (work.sequence.q0 + row0()) * view.row;
   }
 
-  // The map cuts off rows beyond the end of the tensor.
+  // Stores boxes. The tensor map cuts off rows beyond the end of the tensor.
   __device__ __forceinline__ void store_boxes(uint32_t tile, int batch) const {
     const FwdBlock& block = work.block;
     BoxPlace at{0, work.sequence.q0 + row0(), block.head_in_group, block.head_kv, batch};

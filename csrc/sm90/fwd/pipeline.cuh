@@ -1,4 +1,4 @@
-// Steps of the pipeline of a warpgroup of the forward kernel for Hopper (consumer.cuh).
+// The pipeline steps of a warpgroup of the forward kernel for Hopper (consumer.cuh).
 #pragma once
 
 #include "core/max_logit.cuh"
@@ -14,7 +14,7 @@
 
 namespace flash_dist {
 
-// Attention of a warpgroup's 64 queries of a tile, block by block of keys: its state and its steps.
+// Attention of one warpgroup's 64 queries of a tile: the state, and the steps over blocks of keys.
 template <class Tiles>
 struct FwdSm90Pipeline {
   using Target = typename Tiles::Target;
@@ -24,18 +24,19 @@ struct FwdSm90Pipeline {
   using Steps = typename Tiles::Steps;
   static constexpr int BLOCK_N = Tiles::BLOCK_N;
   using Output = Accumulator<1, Tiles::HEAD_DIM_V / 8>;
-  using Probabilities = uint32_t[BLOCK_N / 16][1][4];  // operands of P @ V
+  using Probabilities = uint32_t[BLOCK_N / 16][1][4];  // A operands of P @ V
 
-  // NOTE: arrays are not members of the pipeline itself. The compiler keeps an object in registers only
-  // once it knows all indices into it: those into arrays it knows late, when loops are unrolled.
+  // NOTE: arrays are not members of the pipeline. The compiler keeps an object in registers only if
+  // it knows early all indices into it, and it knows indices into arrays only after unrolling
+  // loops.
   struct Fragments {
     Accumulator<1, BLOCK_N / 8> s;
     Probabilities p;
     float rescale[1][2];
     VisibleKeys<BLOCK_N, Tiles::SOURCE> visible;
     typename Tiles::BiasFragment bias;
-    // With FINDS_MAX_LOGIT: the largest score that was compared; a larger one than all warps know, times
-    // scale_log2, is above the bound.
+    // With FINDS_MAX_LOGIT. largest: the largest score that this lane compared. bound: a score that
+    // is larger than every known one exceeds it, times scale_log2.
     float largest, bound;
   };
 
@@ -46,13 +47,13 @@ struct FwdSm90Pipeline {
   SoftmaxState<1>& softmax;
   Fragments& f;
   const float scale_log2;
-  const float slope;  // of ALiBi
+  const float slope;  // ALiBi slope
   struct KeepsAll {};
   const std::conditional_t<Tiles::DROPS, QueryDropout, KeepsAll> dropout;
   const typename Tiles::Queries queries;
   const uint64_t a_q;
   typename Tiles::Keys keys;      // the stage of K for the next scores,
-  typename Tiles::Keys previous;  // and of V for the next product with P: one block later
+  typename Tiles::Keys previous;  // the stage of V for the next product with P: one block later
   bool clean = true;              // whether all keys of the previous block exist
   int j;                          // the block of keys
 
@@ -77,14 +78,14 @@ struct FwdSm90Pipeline {
         keys{work.tiles},
         j(work.bounds.end - 1) {}
 
-  // The steps of this warpgroup's queries.
+  // The steps that this warpgroup's queries see.
   __device__ __forceinline__ const StepBounds& own() const {
     if constexpr (Tiles::SKIPS_STEPS) return work.own[consumer()];
     return work.bounds;
   }
 
-  // Passes over the steps down to `end`, of which these queries see nothing. NOTE: it waits for their
-  // data before it releases them, or the release would count for an earlier round of the ring.
+  // Skips the steps down to `end`, which these queries do not see. NOTE: it waits for each stage's
+  // data before it releases the stage, or the release would count for an earlier round of the ring.
   __device__ __forceinline__ void skip_to(int end) {
 #pragma unroll 1
     for (; j >= end; --j) {
@@ -97,7 +98,7 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Passes over all steps.
+  // Skips all steps.
   __device__ __forceinline__ void skip_all() {
     smem.q_barriers.wait_for_data(queries);
     skip_to(work.bounds.begin);
@@ -109,8 +110,9 @@ struct FwdSm90Pipeline {
     return consumer() * 64 + warp_of_consumer() * 16;
   }
 
-  // P of the first block; its values are added in the next step. If no more than TAIL_N of its keys
-  // exist and there are other blocks, these keys are added at once, and the next block comes first.
+  // Computes P of the first block, whose values are added in the next step. If at most TAIL_N of
+  // its keys exist and there are other blocks, adds these keys at once and continues with the next
+  // block.
   __device__ __forceinline__ void first_step() {
     const StepBounds& bounds = own();
     smem.q_barriers.wait_for_data(queries);
@@ -139,7 +141,7 @@ struct FwdSm90Pipeline {
     if (j > bounds.begin) smem.k_barriers.wait_for_data(keys);
   }
 
-  // S and P of one block, while the product with the values of the previous one runs.
+  // Computes S and P of one block, while the product with the previous block's values runs.
   template <bool MASKED>
   __device__ __forceinline__ void step() {
     begin_step<MASKED>(j, f.p);
@@ -151,11 +153,11 @@ struct FwdSm90Pipeline {
     hold(f.s.x[0]);
     end_step(j, f.p);
     to_operands(f.p, f.s, j);
-    // Multiplying by 1 changes nothing, so the skip does not change a bit.
+    // A factor of 1 changes nothing, so skipping this changes no bit.
     if (__any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
   }
 
-  // Two blocks without a mask, whose maxima most likely stay.
+  // Two blocks without a mask, for which the row maxima most likely stay.
   __device__ __forceinline__ void two_fast_steps() {
     Probabilities next;
     float known;
@@ -165,8 +167,8 @@ struct FwdSm90Pipeline {
     fast_step(j - 1, next, f.p);
   }
 
-  // The largest score of this lane's rows; NaN, which the sum of its row shows, if one is. NOTE: a score of
-  // infinity makes that sum NaN, too, but is returned.
+  // Returns the largest score of this lane's rows; NaN if a score is NaN, which the row's sum
+  // shows. NOTE: a score of infinity also makes that sum NaN, but is returned.
   __device__ __forceinline__ float largest() const {
     float x = f.largest;
 #pragma unroll
@@ -184,10 +186,10 @@ struct FwdSm90Pipeline {
     wait_for_output(previous.stage());
   }
 
-  // Where the largest score of the head is, times softmax_scale, of all warps so far.
+  // The address of the head's largest score so far, times softmax_scale, over all warps.
   __device__ __forceinline__ float* max_logit() const { return params.max_logit + work.block.head; }
 
-  // max_logit in terms of S * scale_log2, less by more than what is rounded.
+  // Returns max_logit in the unit of S * scale_log2, less a margin above all rounding errors.
   __device__ __forceinline__ static float bound_of(float max_logit) {
     const float x = max_logit * LOG2_E;
     return x - fmaf(fabsf(x), 0x1p-20f, 0x1p-11f);
@@ -211,7 +213,7 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Returns f(p, k), which drops weights of part k of block i.
+  // Returns f(p, k), which drops weights in part k of block i.
   __device__ __forceinline__ auto drop_in(int i) const {
     if constexpr (Tiles::DROPS) {
       const StepKeys<Steps> first(Steps{work.bounds}, i);
@@ -221,7 +223,7 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Adds the first TAIL_N keys of the last block: the others would add nothing.
+  // Adds the first TAIL_N keys of the last block. The other keys would add nothing.
   __device__ __forceinline__ void add_tail() {
     Accumulator<1, Tiles::TAIL_N / 8> s;
     uint32_t p[Tiles::TAIL_N / 16][1][4];
@@ -243,7 +245,7 @@ struct FwdSm90Pipeline {
     smem.k_barriers.wait_for_data(keys);
   }
 
-  // S of block i, while the product with the values of the previous one runs.
+  // Computes S of block i, while the product with the previous block's values runs.
   template <bool MASKED>
   __device__ __forceinline__ void begin_step(int i, Probabilities& p) {
     issue_scores(f.s);
@@ -256,19 +258,19 @@ struct FwdSm90Pipeline {
     wait_for_scores<1>(f.s);
   }
 
-  // Issues the product with the values of the previous block, which is block i.
+  // Issues the product with the values of block i, the previous block.
   __device__ __forceinline__ void add_values(int i, Probabilities& p) {
     smem.v_barriers.wait_for_data(previous);
     if (!clean) clear_values(i, previous.stage());
     issue_values(p, previous.stage());
   }
 
-  // Waits for the product with the values of the previous block, and for K of the next.
+  // Waits for the product with the previous block's values, and for the next K.
   __device__ __forceinline__ void end_step(int i, Probabilities& p) {
     const int read = previous.stage();
     previous = keys;
     keys.advance();
-    // NOTE: here for its jump, too, over which ptxas moves no exponential behind the next wait.
+    // NOTE: this branch also keeps ptxas from moving exponentials behind the next wait.
     if (i > own().begin) smem.k_barriers.wait_for_data(keys);
     wgmma_wait<0>();
     hold(o.x[0]);
@@ -276,7 +278,8 @@ struct FwdSm90Pipeline {
     smem.v_barriers.release(read);
   }
 
-  // A step of block i without a mask, from the probabilities of the previous block to its own.
+  // A step for block i without a mask: from p, the probabilities of the previous block, to those of
+  // block i.
   __device__ __forceinline__ void fast_step(int i, Probabilities& p, Probabilities& next) {
     begin_step<false>(i, p);
     modify_scores(f.s, i);
@@ -291,7 +294,7 @@ struct FwdSm90Pipeline {
     if (__any_sync(0xffffffffu, grown)) rescale_rows(o, f.rescale);
   }
 
-  // S = Q @ K.T                                             [64, BLOCK_N], or the first NT * 8 keys
+  // S = Q @ K.T                                   [64, BLOCK_N], or the first NT * 8 keys
   template <int NT>
   __device__ __forceinline__ void issue_scores(Accumulator<1, NT>& s) const {
     const uint64_t b_k = KTile::by_rows(shared_address(smem.k[keys.stage()]));
@@ -304,7 +307,7 @@ struct FwdSm90Pipeline {
     wgmma_commit();
   }
 
-  // PENDING: products that were issued behind that of the scores.
+  // Waits for the scores. PENDING: the number of products that were issued after them.
   template <int PENDING, int NT>
   __device__ __forceinline__ void wait_for_scores(Accumulator<1, NT>& s) const {
     wgmma_wait<PENDING>();
@@ -312,14 +315,14 @@ struct FwdSm90Pipeline {
     smem.k_barriers.release(keys.stage());
   }
 
-  // The bias of a block: as much as there are registers for.
+  // Loads as much of a block's bias as registers hold.
   __device__ __forceinline__ void fetch_bias() const {
     if constexpr (Tiles::HAS_BIAS) {
       FwdSm90Bias<Tiles>{params, smem, keys}.template fetch<0>(f.bias, warp_row());
     }
   }
 
-  // Soft cap and ALiBi, or the bias, of block i.
+  // Applies soft cap and ALiBi, or the bias, to block i.
   __device__ __forceinline__ void modify_scores(Accumulator<1, BLOCK_N / 8>& s, int i) const {
     if constexpr (Tiles::HAS_BIAS) {
       FwdSm90Bias<Tiles>{params, smem, keys}.add(s, f.bias, warp_row());
@@ -332,8 +335,8 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Compares the scores with the largest so far. NOTE: not by max.NaN, for which ptxas makes the products
-  // wait for each other.
+  // Compares the scores with the largest so far. NOTE: not with max.NaN, for which ptxas serializes
+  // the products.
   __device__ __forceinline__ void find_largest() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -347,12 +350,12 @@ struct FwdSm90Pipeline {
     hold(f.largest);
   }
 
-  // The greatest of some scores of row h.
+  // Compares `top`, the largest of some scores of row h, with the largest so far.
   __device__ __forceinline__ void see_top(int h, float top) {
     if (exists(h)) f.largest = fmaxf(f.largest, top);
   }
 
-  // Tells the warps of all blocks of a score that is larger than all they know.
+  // Publishes this warp's largest score to all blocks if it exceeds every known one.
   __device__ __forceinline__ void share_largest() {
     if constexpr (Tiles::FINDS_MAX_LOGIT) {
       const float own = f.largest * params.p.softmax_scale;
@@ -361,12 +364,12 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // No score of row h with a smaller P is larger than all so far.
+  // The P below which no score of row h can exceed the largest so far.
   __device__ __forceinline__ float least_probability(int h) const {
     return exp2_approx(f.bound - softmax.row_max[0][h] * scale_log2);
   }
 
-  // Tells if a rounded P shows a score that may be larger than all so far.
+  // Returns whether rounded P show that a score may exceed the largest so far.
   __device__ __forceinline__ bool may_be_larger(const Probabilities& p) const {
     bool may = false;
 #pragma unroll
@@ -383,12 +386,13 @@ struct FwdSm90Pipeline {
     return may;
   }
 
-  // Tells if a row of this lane exists: others have scores, too, of zeros or of the next sequence.
+  // Returns whether row h of this lane exists. Other rows have scores too, of zeros or of the next
+  // sequence.
   __device__ __forceinline__ bool exists(int h) const {
     return work.block.row0 + warp_row() + fresh_thread() % 32 / 4 + 8 * h < work.sequence.seqlen_q;
   }
 
-  // S -> P, rounded, if all maxima stay; not where they are known.
+  // Computes rounded P from S if all row maxima stay. Never used if the maxima are bounded.
   __device__ __forceinline__ bool try_operands(Probabilities& next, int i) {
     if constexpr (Tiles::HAS_SCORE_MOD) {
       if (is_bounded()) return false;
@@ -402,10 +406,11 @@ struct FwdSm90Pipeline {
     }
   }
 
-  // Does the same and compares the scores with the largest one if a rounded P may be of a larger score. No P
-  // exceeds its sum: at head_dim 64, sums are tested first. Measured (H200, 16384 keys, over a call without
-  // max_logit): 1.03 to 1.09 at 64, 1.13 with P in each step; at 128 1.08, 1.07 to 1.09 with sums first, and
-  // 1.06 instead of 1.15 where scores are nearly equal.
+  // Does the same, and compares the scores with the largest one if a rounded P may belong to a
+  // larger score. No P exceeds its sum: at head_dim 64 the sums are tested first. H200, 16384 keys,
+  // relative to a call without max_logit: head_dim 64 1.03 to 1.09, and 1.13 if each step tests P;
+  // head_dim 128 1.08, 1.07 to 1.09 with sums first, and 1.06 instead of 1.15 if scores are nearly
+  // equal.
   __device__ __forceinline__ bool try_with_max_logit(Probabilities& next, int i, float (&sum)[2],
                                                      const float (&small)[2]) {
     const auto drop = drop_in(i);
@@ -417,7 +422,7 @@ struct FwdSm90Pipeline {
       if (!add_sums(softmax, sum, small)) return false;
       if (!__any_sync(0xffffffffu, may_be_larger(next))) return true;
     } else {
-      const float none[2] = {-1.0f, -1.0f};  // adds nothing yet
+      const float none[2] = {-1.0f, -1.0f};  // no sum passes, so nothing is added yet
       try_probabilities<Target, T>(next, sum, f.s, softmax, scale_log2, none, drop);
       const float less[2] = {may_be_larger(next) ? -1.0f : SURELY_SMALL, SURELY_SMALL};
       if (add_sums(softmax, sum, less)) return true;
@@ -428,10 +433,10 @@ struct FwdSm90Pipeline {
     return true;
   }
 
-  // True if a maximum of all rows is subtracted from the scores already.
+  // Returns whether an upper bound of all rows is already subtracted from the scores.
   __device__ __forceinline__ bool is_bounded() const { return params.score_mod.top != 0.0f; }
 
-  // S -> P. Returns whether a maximum has grown.
+  // Computes P from S. Returns whether a row maximum has grown.
   __device__ __forceinline__ bool weigh() {
     if constexpr (Tiles::HAS_SCORE_MOD) {
       if (is_bounded()) {
@@ -442,7 +447,7 @@ struct FwdSm90Pipeline {
     return weigh(f.s, f.rescale);
   }
 
-  // The same for the first NT * 8 keys, of scores as they are.
+  // Does the same for the first NT * 8 keys, with unmodified scores.
   template <int NT>
   __device__ __forceinline__ bool weigh(Accumulator<1, NT>& s, float (&rescale)[1][2]) {
     if constexpr (!Tiles::FINDS_MAX_LOGIT) {
@@ -458,7 +463,7 @@ struct FwdSm90Pipeline {
                              consumer(), work.block.row0 + warp_row());
   }
 
-  // The weights of block i, rounded.
+  // Rounds the weights of block i.
   template <int KT>
   __device__ __forceinline__ void to_operands(uint32_t (&p)[KT][1][4],
                                               const Accumulator<1, KT * 2>& s, int i) const {
@@ -490,7 +495,7 @@ struct FwdSm90Pipeline {
     smem.v_barriers.release(stage);
   }
 
-  // Whether all keys of block i exist. Rows beyond the end of the tensor are zeros already.
+  // Returns whether all keys of block i exist. Rows beyond the end of the tensor are already zero.
   __device__ __forceinline__ bool is_clean(int i) const {
     const FwdParams& p = params.p;
     const RowSpan& keys = work.keys;
@@ -499,13 +504,13 @@ struct FwdSm90Pipeline {
     if (!steps.is_list()) {
       return keys.first <= steps.key0(i) && (to_end || steps.key0(i) + BLOCK_N <= keys.end);
     }
-    // Tiles ascend.
+    // The tiles of a list ascend.
     constexpr int LAST = Steps::PARTS == 0 ? 0 : Steps::PARTS - 1;
     return keys.first <= steps.key0(i, 0) &&
            (to_end || steps.key0(i, LAST) + MASK_TILE <= keys.end) && !steps.lacks(i, LAST);
   }
 
-  // Zeroes the values of keys that do not exist. All consumers call this, with the same block.
+  // Zeroes the values of keys that do not exist. All consumers call it for the same block.
   __device__ __forceinline__ void clear_values(int i, int stage) const {
     constexpr int THREADS = Tiles::CONSUMERS * WARPGROUP;
     const int thread = fresh_thread() - WARPGROUP;
@@ -527,7 +532,7 @@ struct FwdSm90Pipeline {
     barrier_sync(ALL_CONSUMERS, THREADS);
   }
 
-  // The span of keys in a tile whose first key is key0.
+  // Returns the keys of `keys` that are in the tile whose first key is key0.
   __device__ __forceinline__ static RowSpan from(const RowSpan& keys, int key0) {
     return {keys.first - key0, keys.end - key0};
   }

@@ -1,9 +1,9 @@
 // The softmax of 16 rows of a warp, in the forward kernel for Hopper.
 //
-// The maximum of a row is updated lazily: only when P would exceed 2^12 otherwise. P, its sums and O
-// are then up to 2^12 times as large, which fp16 holds without losing digits. So O is seldom rescaled,
-// and a step without a large P needs no maximum: try_probabilities() uses the previous one. The result
-// of a row depends on its own scores only, whichever branch its warp takes.
+// A row's maximum is updated lazily, only if P would otherwise exceed 2^12. P, its sums and O may
+// thus be 2^12 times as large, which fp16 holds without losing digits. O is then seldom rescaled,
+// and a step without a large P finds no maximum: try_probabilities() uses the previous one. A row's
+// result depends on its own scores only, whichever branch its warp takes.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -11,16 +11,16 @@
 
 namespace flash_dist {
 
-constexpr float MAXIMUM_MARGIN = 12.0f;  // log2 of how large P may be
+constexpr float MAXIMUM_MARGIN = 12.0f;  // log2 of the largest P
 constexpr float SURELY_SMALL = 2048.0f;  // no term of a sum up to this exceeds the margin
 
 struct SeeNothing {
   __device__ __forceinline__ void operator()(int, float) const {}
 };
 
-// S -> P = exp2(S * scale_log2 - row_max). Rescales the sums. Returns whether a maximum has grown: the
-// caller then rescales O. The factor of a row whose maximum stays is exactly 1. see_top(h, top) receives
-// the largest of the scores of row h and its maximum so far.
+// Computes P = exp2(S * scale_log2 - row_max) and rescales the sums. Returns whether a maximum has
+// grown: the caller then rescales O. A row whose maximum stays has a factor of exactly 1.
+// see_top(h, top) receives the maximum of row h so far, including these scores.
 template <int NT, class SeeTop = SeeNothing>
 __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, SoftmaxState<1>& state,
                                                    float (&rescale)[1][2], float scale_log2,
@@ -34,9 +34,10 @@ __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, Softma
     for (int n = 0; n < NT; ++n) top = fmaxf(top, fmaxf(s.x[0][n][2 * h], s.x[0][n][2 * h + 1]));
     top = quad_max(top);
     see_top(h, top);
-    // NOTE: NaN is false: the first score of a row is its maximum under a scale of 0, too.
+    // NOTE: the comparison is false for NaN, so that a row's first score becomes its maximum even
+    // if the scale is 0.
     if ((top - row_max) * scale_log2 <= MAXIMUM_MARGIN) top = row_max;
-    // NOTE: a row without a visible key so far keeps -inf; 0 instead avoids inf - inf.
+    // NOTE: a row that has seen no key keeps -inf. An offset of 0 then avoids inf - inf.
     const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
     const bool grew = top != row_max;
     rescale[0][h] = exp2_approx(grew ? fmaf(row_max, scale_log2, -offset) : 0.0f);
@@ -56,7 +57,7 @@ __device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, Softma
   return grown;
 }
 
-// S -> P = exp2(S) of scores from which a maximum that no row exceeds is subtracted already.
+// Computes P = exp2(S). An upper bound of all rows is already subtracted from S.
 template <int NT>
 __device__ __forceinline__ void make_bounded_probabilities(Accumulator<1, NT>& s,
                                                            SoftmaxState<1>& state) {
@@ -75,7 +76,7 @@ __device__ __forceinline__ void make_bounded_probabilities(Accumulator<1, NT>& s
   }
 }
 
-// Adds the sums of P and returns true, unless one exceeds its limit.
+// Adds the sums of P and returns true, unless a sum exceeds its limit.
 __device__ __forceinline__ bool add_sums(SoftmaxState<1>& state, const float (&sum)[2],
                                          const float (&limit)[2]) {
   const bool small = sum[0] <= limit[0] && sum[1] <= limit[1];
@@ -85,15 +86,15 @@ __device__ __forceinline__ bool add_sums(SoftmaxState<1>& state, const float (&s
   return true;
 }
 
-// Makes the same P, rounded, from the maxima so far, and keeps S. Returns false if a sum exceeds its limit: a
-// maximum may have to grow. Then only p and sum have changed, and the caller calls add_sums() or
-// make_probabilities(). drop(p[k], k) drops weights.
+// Computes rounded P from the maxima so far, and keeps S. Returns false if a sum exceeds its limit,
+// as a maximum may have to grow. Only p and sum have then changed, and the caller calls add_sums()
+// or make_probabilities(). drop(p[k], k) drops weights.
 template <class Target, class T, int NT, class Drop>
 __device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4], float (&sum)[2],
                                                   const Accumulator<1, NT>& s,
                                                   SoftmaxState<1>& state, float scale_log2,
                                                   const float (&limit)[2], const Drop& drop) {
-  // A row without a maximum has an offset of -inf, P of inf.
+  // A row without a maximum has an offset of -inf, so its P are inf.
   const float offset[2] = {state.row_max[0][0] * scale_log2, state.row_max[0][1] * scale_log2};
   sum[0] = sum[1] = 0.0f;
 #pragma unroll

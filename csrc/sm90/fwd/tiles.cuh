@@ -1,4 +1,4 @@
-// The tiles that the loader of the forward kernel for Hopper passes to the consumers.
+// The tile types of the forward kernel for Hopper.
 #pragma once
 
 #include "core/panels.cuh"
@@ -8,7 +8,7 @@
 
 namespace flash_dist {
 
-// Config_ with the tiles of one kind of steps, of BLOCK_N_ keys each.
+// Config_ with tiles for steps of BLOCK_N_ keys, which come from SOURCE_.
 template <class Config_, int BLOCK_N_, KeySource SOURCE_>
 struct FwdSm90Tiles : Config_ {
   using Config = Config_;

@@ -9,27 +9,28 @@
 
 namespace flash_dist {
 
-// Work tiles in shared memory: the loader is ahead of the consumers, so that short tiles do not make
-// them wait.
+// Work tiles in shared memory. The loader is ahead of the consumers, so that they need not wait
+// after short tiles.
 constexpr int WORKS = 4;
 
-// State of the loader from tile to tile: in shared memory, as it has few registers.
+// The loader's state between tiles. It is in shared memory, as the loader has few registers.
 struct FwdSm90Progress {
   unsigned number;          // of the next tile
   unsigned works;           // Ring::passed of the work tiles,
-  unsigned queries, tiles;  // of Q, of K and V
+  unsigned queries, tiles;  // Ring::passed of Q, and of K and V
 };
 
-// One tile of queries. In shared memory, as the accumulators need the registers.
+// One query tile. It is in shared memory, as the accumulators need the registers.
 struct FwdSm90Work {
   FwdBlock block;
   Sequence sequence;
   MaskPlace place;
-  RowSpan keys;  // that exist
+  RowSpan keys;  // the keys that exist
   KeyBounds bounds;
-  unsigned queries, tiles;  // as in FwdSm90Progress, when this tile begins
+  unsigned queries, tiles;  // as in FwdSm90Progress, at the start of this tile
 
-  // Part by part, each read back from shared memory: the loader has few registers.
+  // Fills in the block, part by part. Each part is read back from shared memory, as the loader has
+  // few registers.
   __device__ __forceinline__ void place_block(const FwdParams& p, int block_m, int number) {
     block = FwdBlock(p, block_m, number);
     written();
@@ -45,7 +46,7 @@ struct FwdSm90Work {
     written();
   }
 
-  // Marks the end: there is no tile left.
+  // Marks the end: there are no more tiles.
   __device__ __forceinline__ void close() { block.row0 = NO_TILE; }
   __device__ __forceinline__ bool is_closed() const { return block.row0 == NO_TILE; }
 
@@ -53,14 +54,14 @@ struct FwdSm90Work {
   __device__ __forceinline__ bool has_keys() const { return bounds.begin < bounds.end; }
 
  protected:
-  // Makes the compiler read again what follows.
+  // Makes the compiler reload from shared memory what is read next.
   __device__ __forceinline__ static void written() { asm volatile("" ::: "memory"); }
 
  private:
-  static constexpr int NO_TILE = -1;  // in place of a first row
+  static constexpr int NO_TILE = -1;  // takes the place of a first row
 };
 
-// The same, with the steps of each warpgroup.
+// A query tile that also holds the steps of each warpgroup.
 template <int CONSUMERS>
 struct FwdSm90SkippingWork : FwdSm90Work {
   StepBounds own[CONSUMERS];  // of 64 queries each
@@ -86,7 +87,7 @@ struct FwdSm90SkippingWork : FwdSm90Work {
   }
 };
 
-// Makes the barriers of a block, for all of its threads.
+// Initialises the barriers of a block, for all of its threads.
 template <class Config>
 __device__ __forceinline__ void make_fwd_barriers(const typename Config::Params& params,
                                                   typename Config::Smem& smem) {
