@@ -127,3 +127,6 @@ def test_a_visible_infinity_in_the_last_tile_of_a_list_stays_one(
     out = flash_attn_func(q, k, v, mask=BlockMask.from_dense(dense))
     assert (out[:, :50, :, 0] == torch.inf).all()
     assert out[..., 1:].isfinite().all()
+    out = flash_attn_func(q, k, v)
+    assert (out[..., 0] == torch.inf).all()
+    assert out[..., 1:].isfinite().all()

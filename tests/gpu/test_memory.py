@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 TILE = 64
 COMPILED = (32, 64, 96, 128, 160, 192, 224, 256, 384, 512)
-COMPILED_SM90 = (64, 96, 128, 192, 256)
+COMPILED_SM90 = (64, 96, 128, 192, 256, 384, 512)
 
 
 def ceil_to(size: int, step: int) -> int:

@@ -107,9 +107,9 @@ class FwdPairConsumer {
         for (int i = 0; i < V_SLICES; ++i) rescale_rows(o[i], rescale);
       }
     }
-    issue_values<0, V_SLICES>(o, own, pairs.step(count - 1, rank_));
+    issue_last_values(o, own, rank_);
     take_weights(other, count - 1);
-    issue_values<0, V_SLICES>(o, other, pairs.step(count - 1, rank_ ^ 1));
+    issue_last_values(o, other, rank_ ^ 1);
     wgmma_wait<0>();
     hold(own);
     hold(other);
@@ -167,6 +167,18 @@ class FwdPairConsumer {
         wgmma<T, true>(o[i].x[0], p[k][0], b_v + KTile::columns_step(k));
       }
       wgmma_commit();
+      slices_.advance();
+    }
+  }
+  // The same for the step of block `rank` of the last pair. NOTE: if the pair lacks that step, its slices are those of
+  // another one, of which an infinity times a weight of 0 would be NaN.
+  __device__ __forceinline__ void issue_last_values(OutSlice (&o)[V_SLICES], Weights& p, int rank) {
+    const StepPairs pairs{work_.bounds};
+    const int last = pairs.count() - 1;
+    if (!pairs.lacks(last, rank)) return issue_values<0, V_SLICES>(o, p, pairs.step(last, rank));
+#pragma unroll
+    for (int i = 0; i < V_SLICES; ++i) {
+      wait_for_slice();
       slices_.advance();
     }
   }

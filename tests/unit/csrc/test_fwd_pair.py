@@ -125,3 +125,13 @@ def test_masks_of_tiles_and_of_intervals(
     q = normal(0, 1, seqlen_q, 1, head_dim)
     k, v = (normal(seed, 1, seqlen_k, 1, head_dim) for seed in (1, 2))
     require_near(emulate_forward(q, k, v, mask=plan, gpu=gpu(2)), solve(q, k, v, visible))
+
+
+@pytest.mark.parametrize("seqlen_k", [64, 190])  # an odd number of steps: a pair of blocks lacks one
+def test_an_infinite_value_stays_infinite(seqlen_k: int) -> None:
+    q, k, v = (normal(seed, 1, rows, 1, 512) for seed, rows in enumerate((70, seqlen_k, seqlen_k)))
+    v[:, [0, -1], :, :2] = torch.tensor([math.inf, -math.inf]).bfloat16()
+    out, _ = emulate_forward(q, k, v, gpu=gpu(3))
+    assert (out[..., 0] == math.inf).all()
+    assert (out[..., 1] == -math.inf).all()
+    assert out[..., 2:].isfinite().all()
