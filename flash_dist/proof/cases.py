@@ -182,13 +182,13 @@ _SCORED = (
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores=_ALL_SCORES),
     _Shape("scored", 1, 129, 193, 4, 2, causal=True, budget=0, scores=_ALL_SCORES),
     replace(_PACKED[1], label="scored", scores=_ALL_SCORES),
-    _Shape("scored", 2, 150, 190, 4, 2, causal=False, scores="bias"),
+    _Shape("scored", 2, 150, 192, 4, 2, causal=False, scores="bias"),  # rows TMA can copy
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores="alibi bias sinks"),
 )
 _BIASED_ROWS = _Shape("scored", 1, 67, 41, 3, 1, causal=True, scores="bias")
 _SCORED_LARGE = (
     _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores=_ALL_SCORES),
-    _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores="bias"),
+    _Shape("scored", 2, 1031, 1544, 16, 4, causal=True, scores="bias"),
 )
 
 # With dropout, on GPUs; with a bias, for its gradient; and where dS may not be stored.
