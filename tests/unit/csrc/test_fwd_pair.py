@@ -127,7 +127,7 @@ def test_masks_of_tiles_and_of_intervals(
     require_near(emulate_forward(q, k, v, mask=plan, gpu=gpu(2)), solve(q, k, v, visible))
 
 
-@pytest.mark.parametrize("seqlen_k", [64, 190])  # an odd number of steps: a pair of blocks lacks one
+@pytest.mark.parametrize("seqlen_k", [64, 190])  # odd numbers of steps
 def test_an_infinite_value_stays_infinite(seqlen_k: int) -> None:
     q, k, v = (normal(seed, 1, rows, 1, 512) for seed, rows in enumerate((70, seqlen_k, seqlen_k)))
     v[:, [0, -1], :, :2] = torch.tensor([math.inf, -math.inf]).bfloat16()
