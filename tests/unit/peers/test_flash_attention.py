@@ -30,21 +30,28 @@ from flash_attn.layers.rotary import apply_rotary_emb
 def test(): flash_attn_func()  # of flash_attn
 """
 
-# Stub of flash_dist: attend() refuses dropout_p unless it is 0.
+# Stub of flash_dist: attend() refuses dropout with a soft cap.
 PACKAGE = """\
-def attend(d, dropout_p):
-    if dropout_p:
-        raise ValueError("dropout_p must be 0")
+def attend(d, dropout_p, softcap):
+    if dropout_p and softcap:
+        raise ValueError("softcap must be 0 with dropout_p=0.1, got 1.0")
     return d
 """
 TESTS = """\
 import pytest
 from flash_attn import attend, cached
 
+attn_unnorm = 8  # the package's, instead of the computed one
+
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
-@pytest.mark.parametrize("d,seqlen", [(8, 1), (16, 1), (24, 2), (59, 1)])
-def test_attend(seqlen, d, dropout_p):
-    assert attend(d, dropout_p) != 16
+@pytest.mark.parametrize("d,softcap", [(8, 0.0), (16, 0.0), (59, 1.0), (24, 1.0)])
+def test_attend(softcap, d, dropout_p):
+    normal = attn = d
+    if dropout_p:
+        attn = normalize_flash_attn_S(
+            normal,
+        )
+    assert attend(attn, dropout_p, softcap) != 16
 
 @pytest.mark.parametrize("d", [8, 16])
 def test_cached(d):
@@ -136,8 +143,20 @@ def test_a_sample_is_the_same_for_a_seed_and_holds_different_cases() -> None:
 
 
 def test_a_small_product_is_drawn_whole() -> None:
-    drawn = Drawn([("d", [8, 16, 59]), ("dropout_p", [0.0, 0.1])], "0")
-    assert sorted(drawn.draw(99, wanted=drawn.is_neutral)) == [(8, 0.0), (16, 0.0)]
+    drawn = Drawn([("softcap", [0.0, 1.0]), ("dropout_p", [0.0, 0.1])], "0")
+    found = drawn.draw(99, wanted=drawn.is_neutral)
+    assert sorted(found) == [(0.0, 0.0), (0.0, 0.1), (1.0, 0.0)]
+
+
+def test_a_cache_has_a_multiple_of_8_columns() -> None:
+    drawn = Drawn([("d", [8, 59]), ("new_kv", [False])], "0")
+    assert drawn.draw(99, wanted=drawn.is_neutral) == [(8, False)]
+    drawn = Drawn([("d", [8, 59]), ("paged_kv_block_size", [None, 256])], "0")
+    assert sorted(drawn.draw(99, wanted=drawn.is_neutral), key=str) == [
+        (59, None),
+        (8, 256),
+        (8, None),
+    ]
 
 
 def test_a_case_is_as_long_as_its_longest_sequence() -> None:
@@ -168,10 +187,10 @@ def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_
     done = run_tests(tmp_path, PACKAGE, "--longest=64")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not imported: cached" in done.stdout
-    assert "served  test_attend: 1 failed, 2 passed" in done.stdout
+    assert "served  test_attend: 1 failed, 5 passed" in done.stdout
     assert "served  test_long: 1 passed" in done.stdout
-    assert "other   test_attend: 1 passed, 4 refused" in done.stdout  # the stub serves head_dim 59
-    assert "other   all 7: 1 passed, 6 refused" in done.stdout
+    assert "other   test_attend: 2 refused" in done.stdout
+    assert "other   all 4: 4 refused" in done.stdout
 
 
 def test_caches_of_version_3_are_asked_for_by_our_names(tmp_path: Path) -> None:
