@@ -104,23 +104,28 @@ def test_out_and_gradients_match_float64(
             assert_close((out, *torch.autograd.grad(out, (q, k, v), dout)), wanted)
 
 
+def see_dropped(q: Tensor, k: Tensor, width: int) -> Tensor:
+    """Return what `attend` drops: with rows of a unit matrix as v, out has the weights of keys."""
+    batch, keys, heads, _ = k.shape
+    found = torch.zeros(batch, q.shape[2], q.shape[1], keys, dtype=torch.bool, device=DEVICE)
+    for begin in range(0, keys, width):
+        count = min(width, keys - begin)
+        v = torch.zeros(batch, keys, heads, width, device=DEVICE, dtype=q.dtype)
+        v[:, begin : begin + count, :, :count] = torch.eye(count, device=DEVICE)[:, None]
+        found[..., begin : begin + count] = (attend(q, k, v)[..., :count] == 0).transpose(1, 2)
+    return found
+
+
 def test_kernels_drop_the_weights_that_the_cpu_drops(
     head_dims: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    """With values that are rows of a unit matrix, out has the weights of some keys."""
     shape = 2, 130, 200, 2, 2
     q, k, _ = draw_all(shape, head_dims, dtype)
     width = head_dims[1]
-    found = torch.zeros(2, 2, 130, 200, dtype=torch.bool, device=DEVICE)
-    found_backward = found.clone()
     with torch.no_grad():
         q, k = q * 0.1, k * 0.1
-    for begin in range(0, 200, width):
-        count = min(width, 200 - begin)
-        v = torch.zeros(2, 200, 2, width, device=DEVICE, dtype=dtype)
-        v[:, begin : begin + count, :, :count] = torch.eye(count, device=DEVICE)[:, None]
-        out = attend(q, k, v)
-        found[..., begin : begin + count] = (out[..., :count] == 0).transpose(1, 2)
+    found = see_dropped(q, k, width)
+    found_backward = torch.zeros_like(found)
     for begin in range(0, 130, width):
         count = min(width, 130 - begin)
         v = draw(2, 200, 2, width, dtype=dtype)
@@ -133,6 +138,26 @@ def test_kernels_drop_the_weights_that_the_cpu_drops(
     gone = find_gone(shape)
     assert torch.equal(found, gone)
     assert torch.equal(found_backward, gone)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_kernels_drop_as_often_at_every_place(head_dim: int, any_half: torch.dtype) -> None:
+    """Chi-square of batch entries, heads, rows, columns, and places in tiles of Philox."""
+    q, k = (draw(2, 512, 4, head_dim, dtype=any_half).detach() * 0.1 for _ in "qk")
+    gone = see_dropped(q, k, head_dim).double()
+    tiled = gone.unflatten(3, (-1, 16)).unflatten(2, (-1, 16))
+    places = tiled.sum((0, 1, 2, 4))  # [16, 16]
+    others = (gone.sum([axis for axis in range(4) if axis != kept]) for kept in range(4))
+    for counts in (places, places.sum(0), places.sum(1), *others):
+        each = gone.numel() / counts.numel() * P
+        chi_square = float(((counts - each) ** 2).sum() / (each * (1 - P)))
+        freedom = counts.numel()
+        assert abs(chi_square - freedom) < 5 * (2 * freedom) ** 0.5
+    for axis, step in ((0, 1), (1, 1), (2, 1), (2, 8), (2, 16), (3, 1), (3, 8), (3, 16)):
+        size = gone.shape[axis] - step
+        both = gone.narrow(axis, 0, size) * gone.narrow(axis, step, size)
+        limit = 5 * (P**2 * (1 - P**2) / both.numel()) ** 0.5
+        assert abs(float(both.mean()) - P**2) < limit, (axis, step)
 
 
 def test_a_bias_has_the_gradient_of_float64(dtype: torch.dtype) -> None:
