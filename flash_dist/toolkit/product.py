@@ -167,7 +167,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse a text.
 
     Raises:
-        ValueError: It is not TOML.
+        ValueError: The text is not TOML.
         ImportError: This Python 3.10 has no TOML parser.
     """
     if sys.version_info >= (3, 11):

@@ -1,4 +1,4 @@
-"""Compares a conda package with the one that would be made of its wheel.
+"""Compares a conda package with the package that our builds make from its wheel.
 
 A client links files, runs scripts, writes prefixes into files and installs dependencies as `info/`
 says. All of that must follow from the wheel inside; anything else is a finding.
@@ -39,7 +39,7 @@ LICENSES: Final = "info/licenses/"
 _ABOUT: Final = "info/about.json"
 _FORMAT: Final = {"conda_pkg_format_version": 2}
 _TEXTS: Final = frozenset({"license", "summary", "home"})  # texts in about.json
-_TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})  # of index.json, not checked
+_TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})  # not checked in index.json
 _PATH: Final = {"_path", "path_type", "sha256", "size_in_bytes"}
 
 
@@ -67,7 +67,7 @@ def find_foreign_members(path: Path) -> Iterator[str]:
 
 
 def find_foreign_claims(package: CondaContents, file_name: str) -> Iterator[str]:
-    """Describe what the package tells clients and does not follow from the wheel inside.
+    """Describe the metadata of a package that does not follow from the wheel inside.
 
     Raises:
         KernelsError: The wheel inside cannot be read.

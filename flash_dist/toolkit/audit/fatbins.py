@@ -3,8 +3,8 @@
 A driver chooses from each fatbin separately, so a library with a target may have kernels without
 it. A fatbin without kernels lacks nothing. Device linking makes one fatbin, whose PTX is in its
 objects. If the library chooses itself, several fatbins count as one: those that nothing registers,
-and those of one target each whose kernel names differ in the target only. A kernel that names its
-target twice is meant for it alone: `fwd_sm90` for sm_90a.
+and those of one target each whose kernel names differ in the target only. A kernel whose compiled
+name holds its target twice is meant for that target alone: `fwd_sm90` for sm_90a.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _AS_GOOD: Final = ("native", "family")
 
 
 def serves(arch: Arch, required: Arch) -> bool:
-    """Return True if code for one target replaces another's: sm_100f for 10.0, sm_90a for 9.0.
+    """Return True if code for `arch` can replace code for `required`: sm_90a replaces 9.0.
 
-    It must be compiled for the required target, and run on every GPU that the other runs on:
-    sm_100a does not replace sm_100, which also runs on 10.3. SASS of an older minor and PTX never
-    do.
+    `arch` must be compiled for the required compute capability, and run on every GPU that runs code
+    for `required`: sm_100a does not replace sm_100, which also runs on 10.3. SASS of an older minor
+    version and PTX never replace a target.
     """
     if arch == required:
         return True
@@ -181,7 +181,7 @@ def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> 
 def _share_by_name(
     groups: Mapping[int, Sequence[Arch]], stems: Mapping[int, AbstractSet[str]]
 ) -> dict[int, Sequence[Arch]]:
-    """Give each fatbin the targets of those whose kernel names differ in the target only."""
+    """Add to each fatbin the targets of fatbins whose kernel names differ only in the target."""
     homes: defaultdict[str, list[int]] = defaultdict(list)
     for number, found in stems.items():
         for stem in found:
@@ -204,9 +204,9 @@ def _share_by_name(
 def _find_stems(
     groups: Mapping[int, Sequence[Arch]], inspection: Inspection
 ) -> tuple[dict[int, set[str]], set[int]]:
-    """Return the kernel names without the target, of fatbins in which each name has one.
+    """Return the kernel names without their target, for fatbins whose every name holds a target.
 
-    Also return the fatbins in which each name has it twice.
+    Also return the fatbins in which every name holds its target more than once.
     """
     targets = {
         number: set(archs)

@@ -38,7 +38,7 @@ def find_foreign_names(
     """Describe the files that a wheel holds but its manifest does not list, and those it lacks.
 
     Args:
-        names: Of files, or of folders, which end with a slash.
+        names: Names of files and folders. The name of a folder ends with a slash.
         manifest: The build's own record.
         more: Names allowed in the dist-info in addition to those of a wheel.
     """

@@ -62,7 +62,7 @@ _METADATA_HEADERS: Final = frozenset(
 _TEXTS: Final = frozenset(
     {"Author", "Author-email", "Keywords", "Maintainer", "Maintainer-email", "Summary"}
 )
-# A field may be given by the build; installers of wheels ignore Dynamic.
+# The allowed values of a field. Installers of wheels ignore Dynamic.
 _FIXED: Final = {
     "Metadata-Version": frozenset({"2.4"}),
     "Dynamic": frozenset({"license-file", "provides-extra", "requires-dist"}),
@@ -183,7 +183,7 @@ def _judge_tags(text: bytes, tags: str, manifest: Manifest) -> Iterator[str]:
         found = headers.get_all(header, [])
         if found != [wanted]:
             yield f"WHEEL says {header}: {', '.join(found) or 'nothing'}, not {wanted}"
-    # Invalid lines are not expanded: a short one can stand for millions of tags.
+    # Invalid lines are not expanded: a short line can expand to millions of tags.
     told = {
         str(tag)
         for line in read_tags(text)

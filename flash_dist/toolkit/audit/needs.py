@@ -1,4 +1,7 @@
-"""Reads the needs of a wheel's libraries that its name must promise: glibc, and no Python."""
+"""Reads which glibc a wheel's libraries need, and whether they need Python.
+
+The tags in the wheel's name must promise both.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..binaries.wheel import Wheel
 
-_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]{1,9})[0-9]*(\.[0-9]+)?")  # more digits: newer than any
+_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]{1,9})[0-9]*(\.[0-9]+)?")  # nine digits are enough
 _TAG: Final = re.compile(r"manylinux_2_([0-9]+)_\w+")
 _PYTHON: Final = re.compile(r"_?Py[A-Z_]\w*")  # functions and types of CPython
 
@@ -33,7 +36,7 @@ def find_glibc(wheel: Wheel, libraries: Iterable[str]) -> Iterator[int]:
 
 
 def find_python(wheel: Wheel, libraries: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each library that uses symbols of Python, or has an entry point for it, with one."""
+    """Yield each library that uses symbols of Python or initialises a module, with one symbol."""
     for name, library in _read(wheel, libraries):
         symbols = (*(one.name for one in library.undefined), *library.defined())
         found = next(filter(_PYTHON.fullmatch, symbols), None)

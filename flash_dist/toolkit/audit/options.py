@@ -38,7 +38,7 @@ class AuditOptions:
     baseline: str | None = None
     allow_missing: str | None = None
     headers_only: bool | None = None
-    policies: tuple[tuple[str, AuditOptions], ...] = ()  # for libraries with such names
+    policies: tuple[tuple[str, AuditOptions], ...] = ()  # pattern of library names, its options
 
     def over(self, others: AuditOptions) -> AuditOptions:
         """Return these options, with others as defaults."""

@@ -1,4 +1,7 @@
-"""Finds the project of a wheel or conda package: `verify` judges those of such a toolkit."""
+"""Finds the project of a wheel or conda package.
+
+`verify` judges only packages that a toolkit like this one built.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ _FOLDERS: Final = (f"{NAME}/", f"{NAME}-")
 def name_other_project(path: Path) -> str:
     """Return the project of a wheel or conda package without a record of its build.
 
-    Empty if it has a record, claims any of this package's names, or cannot be read.
+    Return an empty text if the package has such a record, claims any of this package's names, or
+    cannot be read.
     """
     try:
         name = _name_conda(path) if path.suffix == ".conda" else _name_wheel(path)

@@ -1,8 +1,8 @@
 """Reads public keys of releases: ed25519, in JSON as TUF and in-toto write them, with a last day.
 
-The last day is in the key's file, which users get from a source that they trust. In a signed file
-it would be the claim of whoever signed. After that day the key proves nothing, however old the
-signature claims to be: whoever finds the private key can date it back.
+The last day is in the key's file, which users get from a source that they trust. A day in a signed
+file would prove nothing, because the signer writes it. After its last day a key proves nothing, not
+even for a signature with an older date: a thief of the private key can backdate signatures.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def require_extra() -> None:
     """Raise unless the library that verifies signatures is installed.
 
     Raises:
-        MissingExtraError: It is not.
+        MissingExtraError: The library is not installed.
     """
     try:
         import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401, PLC0415 - extra
@@ -87,7 +87,7 @@ def read_key(path: Path) -> PublicKey:
     """Read the file of a public key.
 
     Raises:
-        UsageError: It cannot be read, or is none.
+        UsageError: The file cannot be read, or is not a public key.
     """
     try:
         text = path.read_bytes()

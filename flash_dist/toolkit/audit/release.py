@@ -117,7 +117,7 @@ def audit_release(
 
     Args:
         path: A wheel, library or folder.
-        requirements: What it must hold.
+        requirements: The requirements on the release.
         baseline: An older release. All its targets and kernels must still be there.
 
     Raises:
@@ -155,9 +155,9 @@ def describe_renamed(inspection: Inspection) -> Iterator[str]:
 
 
 def is_own_wheel(path: Path) -> bool:
-    """Tell by its manifest if a toolkit like this one made a path's wheel.
+    """Return True if the names in a wheel show that a toolkit like this one built it.
 
-    A wheel with the name of this package counts as one, whatever is in it.
+    A wheel with the name of this package counts as built by it, whatever the wheel holds.
     """
     if path.suffix != ".whl" or not path.is_file():
         return False

@@ -1,6 +1,7 @@
-"""Requirements on a release, and the shortfalls of a set of libraries, anybody's.
+"""Requirements on a release, and the shortfalls of a set of libraries of any package.
 
-It fails closed: no GPU code, an image of unknown format or an unreadable file is a shortfall.
+The check fails closed: no GPU code, an image of unknown format or an unreadable file is a
+shortfall.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ class Requirements:
 
     archs: tuple[Arch, ...] = ()
     forbid_extra: bool = False  # forbid other targets
-    kernels: tuple[str, ...] = ()  # parts of names: such kernels must exist and be no stubs
-    no_stubs: re.Pattern[str] | None = None  # kernels with such names are no stubs anywhere
+    kernels: tuple[str, ...] = ()  # parts of names: kernels that must exist, not as stubs
+    no_stubs: re.Pattern[str] | None = None  # kernels with such names must not be stubs
     max_bytes: int | None = None  # largest file
     min_driver: Driver | None = None  # the oldest driver, which must load everything
     allow_missing: re.Pattern[str] | None = None  # fatbins with such kernels may lack targets
     headers_only: bool = False  # no image was opened
-    policies: tuple[tuple[str, Requirements], ...] = ()  # for libraries with such names
+    policies: tuple[tuple[str, Requirements], ...] = ()  # name pattern and its requirements
 
     def of(self, library: str) -> Requirements:
         """Return the requirements on a library: those of the first policy that matches its name."""

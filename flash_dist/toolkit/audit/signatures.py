@@ -41,13 +41,13 @@ PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
 PROVENANCE: Final = "provenance"  # folder of the statements; a download may lack it
 STATEMENT: Final = ".intoto.json"
 _FILE: Final = re.compile(r"(.+?)(-[0-9].*)?\.(whl|conda|tar\.gz|pyz)")  # files of a release
-_SHOWN: Final = 10  # files
+_SHOWN: Final = 10  # maximum files named in a message
 _LONGEST: Final = 300  # characters of a message
 _AGAIN: Final = "do not install it; download the files of one release again, from its publisher"
 
 
 class UnprovenError(KernelsError):
-    """A file is not proven to be of the holder of a key."""
+    """The signatures do not prove that a file comes from the holder of a key."""
 
     def __init__(self, entry: Entry, message: str, details: Sequence[str] = ()) -> None:
         super().__init__(message, hint=_AGAIN)
@@ -175,7 +175,7 @@ class SignedRelease:
 
         Args:
             path: The file.
-            sha256: Of its bytes.
+            sha256: Hash of the file's bytes.
         """
         if not self.signature:
             return (self.signature,)
@@ -246,7 +246,7 @@ def read_release(
         return SignedRelease(listing, tuple(keys), day, result)
     signature = CheckResult("ok", f"the manifest is signed by key {key}", name="signature")
     told = (package_of(str(data.get("project"))), data.get("source_commit"))
-    listing = make_listing(manifest, data)  # of the signed bytes
+    listing = make_listing(manifest, data)  # data are the signed bytes
     return SignedRelease(listing, tuple(keys), day, signature, *told)
 
 
@@ -262,7 +262,7 @@ def _read_statement(data: Any, subject: Mapping[str, Any]) -> str:  # noqa: ANN4
 
 
 def _find_strangers(folder: Path, listing: Listing, project: str) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a project in a folder, or statements of them, that are not as listed.
+    """Yield a project's files and statements in a folder that differ from the listing.
 
     Yields:
         The path of each, and a sentence.

@@ -1,7 +1,7 @@
 """Checks that a wheel or conda package is the one released, and as declared. Fails closed.
 
-RECORD and the bill of materials are inside the wheel: a change of the wheel can change them, too.
-Only a manifest from another source can prove that there was none.
+RECORD and the bill of materials are inside the wheel, so whoever changes the wheel can change them
+too. Only a manifest from another source can prove that the wheel is unchanged.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SHOWN: Final = 10
 _BUILD_AGAIN: Final = hint_to_build(
     "build it again with `nox -s build_wheels`", "do not install it; download it again"
 )
-_SILENT: Final = (".tar.gz", ".pyz")  # files of a release without an own statement
+_SILENT: Final = (".tar.gz", ".pyz")  # files of a release that have no statement of their own
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _check_contents(path: Path) -> tuple[CheckResult, ...]:
 
 
 def _check_conda(path: Path) -> tuple[CheckResult, ...]:
-    """Check its own list of files, then the wheel inside."""
+    """Check a conda package's own list of files, then the wheel inside."""
     try:
         with open_conda(path) as package:
             paths = replace(check_paths(package), name="paths")
@@ -232,7 +232,7 @@ def check_archive(path: Path) -> CheckResult:
 
 
 def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
-    """Check that it holds only a dist-info and the files that its build lists."""
+    """Check that a wheel holds only a dist-info and the files that its build lists."""
     with open_wheel(path) as wheel, open_file(path) as file:
         manifest = read_manifest_in(wheel)
         names = {*wheel.names, *list_names(file)}  # zipfile omits folders and cuts names at NUL
@@ -247,7 +247,7 @@ def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
 
 
 def check_metadata(path: Path) -> CheckResult:
-    """Check that file name, METADATA, WHEEL and _build.json agree."""
+    """Check that a wheel's file name, METADATA, WHEEL and _build.json agree."""
     with open_wheel(path) as wheel:
         contradictions = list(find_contradictions(wheel, path.name))
     if contradictions:
@@ -266,7 +266,7 @@ def check_conda_archive(path: Path) -> CheckResult:
 
 
 def check_package(package: CondaContents, path: Path) -> CheckResult:
-    """Check that what a conda package tells clients follows from its wheel."""
+    """Check that the metadata of a conda package follows from its wheel."""
     claims = list(find_foreign_claims(package, path.name))
     if claims:
         summary = "the conda package says more than follows from its wheel"
@@ -276,7 +276,7 @@ def check_package(package: CondaContents, path: Path) -> CheckResult:
 
 
 def check_record(path: Path) -> CheckResult:
-    """Check that the files are those that RECORD lists."""
+    """Check that the files of a wheel are those that RECORD lists."""
     with open_wheel(path) as wheel:
         damage = list(find_damage(wheel))
         files = len(wheel.names)
@@ -286,7 +286,7 @@ def check_record(path: Path) -> CheckResult:
 
 
 def check_audit(path: Path) -> CheckResult:
-    """Check that it holds the kernels that it declares."""
+    """Check that a wheel holds the kernels that its manifest declares."""
     contents = read_contents(path)
     result = audit_contents(contents)
     if not result:
@@ -305,7 +305,7 @@ def check_audit(path: Path) -> CheckResult:
 
 
 def check_sbom(path: Path) -> CheckResult:
-    """Check that it holds a bill of materials of these libraries."""
+    """Check that a wheel holds a bill of materials of its libraries."""
     with open_wheel(path) as wheel:
         manifest, naming = read_manifest_in(wheel), find_naming(wheel.names) or OWN
         bill = bill_name(naming.name)

@@ -1,8 +1,8 @@
-"""Limits the work that a command may do, whatever it opens and however files are nested.
+"""Limits the work that a command may do, whatever files it opens and however they are nested.
 
-Work is counted, never timed, and the limits follow from sizes alone: a file that is read on one
-machine is read on all. Each file may cost a multiple of its size; no other file uses that up. Small
-files share one allowance beyond it per command, so a hundred files that use it cost as much as one.
+Work is counted, never timed, and the limits depend only on file sizes: a file that is readable on
+one machine is readable on all. Each file has its own allowance, a multiple of its size. All files
+of one command also share a fixed allowance, which small files need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIBRARY_COST: Final = 30  # in members: opening takes 0.5 ms, skipping a member 
 
 
 class Limit(NamedTuple):
-    """Limits for all files together, per byte of each, and at most for one.
+    """Limits on one kind of work: shared by all files, per byte of a file, and at most for a file.
 
     Measured on 40 libraries of CUDA 12 and 13, torch, NCCL, cuDNN and cuBLAS, up to 1 GB.
     """
@@ -35,9 +35,10 @@ class Limit(NamedTuple):
 
 _MEMBERS: Final = f"members (a library counts as {LIBRARY_COST})"
 LIMITS: Final[dict[Work, Limit]] = {
-    # Measured: ratio 16; 6 GB including the wheel's own.
+    # Largest values measured: 16 times the file's size, and 6 GB with the members of a wheel.
     "bytes": Limit("bytes to unpack", 64 << 20, 64, 64 << 30),
-    # Without holes. Measured: 6 GB, as above. Slow PTX counts more, see cubin.py.
+    # Holes in a file do not count. Largest value measured: 6 GB, as above. PTX that is slow to
+    # search counts more, see cubin.py.
     "searched": Limit("bytes to search", 64 << 20, 64, 32 << 30),
     "members": Limit(_MEMBERS, 50_000, 1 / 256, 1_000_000),  # measured: 12 500 in 600 MB
     "images": Limit("images of GPU code", 5_000, 1 / 64, 50_000),  # measured: 18 000 in cuFFT
@@ -87,12 +88,13 @@ class Budget:
         """Count some work.
 
         Raises:
-            LimitError: It exceeds the allowance of this file and the rest of the shared one.
+            LimitError: The work exceeds the allowance of this file and the rest of the shared
+                allowance.
         """
         missing = max(0, amount - self._own[work])
         if missing > self._shared[work] and not self._refusal:
             self._refusal = self._refuse(work)
-        if self._refusal:  # then nothing more is read
+        if self._refusal:  # after a refusal nothing more is read
             step = "unpack it and pass the files that it holds"
             raise LimitError(self._refusal, hint=step if self._alone else "pass it alone")
         self._own[work] -= amount - missing

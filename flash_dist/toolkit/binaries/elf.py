@@ -46,7 +46,7 @@ class Section(NamedTuple):
     offset: int
     size: int
     link: int = 0
-    address: int = 0  # once loaded; unknown for an object
+    address: int = 0  # address once loaded; 0 for an object file
 
     @property
     def in_file(self) -> bool:
@@ -129,7 +129,7 @@ def check_overlap(kind_of_file: str, sections: Iterable[Section], file_size: int
     NOTE: sections past the end are no error here: old cubins have one, `.nv_debug.shared`.
 
     Raises:
-        FatbinError: They do.
+        FatbinError: The sections hold too much data.
     """
     absent = (SHT_NULL, SHT_NOBITS)
     readable = 0
@@ -142,7 +142,7 @@ def check_overlap(kind_of_file: str, sections: Iterable[Section], file_size: int
 
 
 def section_data(data: Buffer, section: Section) -> bytes:
-    """Return the bytes of a section, or none if the file does not hold them."""
+    """Return the bytes of a section; empty if the file does not hold them."""
     return _slice(data, section.offset, section.size) if section.in_file else b""
 
 

@@ -53,7 +53,10 @@ def read_pe(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
 
 
 def is_object(data: Buffer) -> bool:
-    """Recognise a COFF object file, which has no magic, by its machine and absent options."""
+    """Recognise a COFF object file by its machine and the absence of an optional header.
+
+    COFF has no magic number.
+    """
     if len(data) < _FILE.size:
         return False
     machine, _, _, _, _, option_size, _ = unpack(_FILE, data)
@@ -85,7 +88,7 @@ def _read_sections(
         # NOTE: a linked section is padded in the file; that of an object has no virtual size.
         size = min(virtual_size, raw_size) if linked else raw_size
         name, kind = _read_name(raw, strings), SHT_PROGBITS if offset else SHT_NOBITS
-        flags = LOADED | (EXECUTABLE if flags & _EXECUTABLE else 0)  # Windows loads them all
+        flags = LOADED | (EXECUTABLE if flags & _EXECUTABLE else 0)  # Windows loads all sections
         address = base + address if linked else 0
         sections.append(Section(name, kind, flags, offset, size, address=address))
     check_overlap("PE", sections, len(data))

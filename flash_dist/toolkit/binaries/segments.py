@@ -138,7 +138,7 @@ class Segments:
         return unpack(form, self.data, place)
 
     def follow(self, tag: int, form: Struct, step: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Walk a list whose entries hold the distance to the next one in a field."""
+        """Yield the entries of a list in which a field of each holds the distance to the next."""
         address = self.first(tag)
         place = self.locate(address) if address is not None else None
         for _ in range(MAX_ENTRIES):
@@ -149,7 +149,10 @@ class Segments:
             place = place + entry[step] if entry[step] else None
 
     def name(self, offset: int) -> str:
-        """Return a name of the string table; in total not much more than the table's size."""
+        """Return a name of the string table.
+
+        All names together may not be much longer than the table.
+        """
         start, limit = self._strings
         place = start + offset
         end = self.data.find(b"\0", place, min(limit, place + MAX_NAME)) if place < limit else -1

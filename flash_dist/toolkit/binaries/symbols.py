@@ -1,8 +1,8 @@
 """Reads the dynamic linking data of a shared library: its needs, symbols and versions.
 
-Names are looked up by hash, as the linker does: of a library of 400 MB a few pages are read.
-Sources: System V ABI, "Dynamic Linking"; Linux Standard Base, "Symbol Versioning"; for the GNU hash
-table, what binutils writes and glibc reads.
+Names are looked up by hash, as the linker does, so only a few pages of a library of 400 MB are
+read. Sources: System V ABI, "Dynamic Linking"; Linux Standard Base, "Symbol Versioning"; for the
+GNU hash table, what binutils writes and glibc reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _DEFINED, _DEFINED_NAME = Struct("<HHHHIII"), Struct("<II")
 
 _SHT_DYNSYM = 11
 _STB_LOCAL, _STB_WEAK = 0, 2
-_INDEX = 0x7FFF  # of a version; the bit above hides the symbol from references without a version
+# The bits of a version index. The bit above them hides the symbol from references without a
+# version.
+_INDEX = 0x7FFF
 _VER_FLG_WEAK = 2
 
 _DT_NEEDED, _DT_HASH, _DT_SYMTAB = 1, 4, 6

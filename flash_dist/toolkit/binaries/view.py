@@ -90,7 +90,7 @@ class FileView:
 
     @property
     def stored(self) -> int:
-        """Bytes that the disk holds of the file, without holes."""
+        """Bytes of the file that are stored on disk, without holes."""
         return min(self._size, self._handle.stored)
 
     def _skip_hole(self, start: int) -> int:
@@ -135,7 +135,8 @@ class _Handle:
     def find_data(self, place: int) -> int:
         """Return the first offset from a start that is not in a hole, or the file's end.
 
-        NOTE: the file's position is shared with whoever opened it, so it is restored.
+        NOTE: the file's position is shared with the caller that opened the file, so this method
+        restores it.
         """
         if not hasattr(os, "SEEK_DATA"):
             return place

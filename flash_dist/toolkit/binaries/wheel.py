@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_MEMBERS = 100_000
 MAX_MEMBER_BYTES = 4 << 30
 MAX_TEXT_BYTES = 64 << 20
-MAX_DICTIONARY: Final = 64 << 20  # of LZMA; its strongest preset uses this much
+MAX_DICTIONARY: Final = 64 << 20  # LZMA's strongest preset uses a dictionary of this size
 
 _CHUNK: Final = 1 << 20
 _PACKED_CHUNK: Final = 1 << 16
@@ -118,7 +118,7 @@ def open_wheel(
     Args:
         path: The file.
         kind: Its name in messages.
-        budget: Limit on the reads; by the file's size when None.
+        budget: Limit on the work. None: a limit that follows from the file's size.
 
     Raises:
         FatbinError: The file is not a wheel, or holds names that no valid wheel has.
@@ -140,7 +140,7 @@ def open_wheel(
 
 
 def _count_records(path: str, file: IO[bytes], size: int) -> None:
-    """Reject more members than any wheel has before objects are made of them."""
+    """Reject an archive with too many members before zipfile creates an object for each."""
     start = max(0, size - _RECORDS_END)
     file.seek(start)
     number = file.read(_RECORDS_END).count(_RECORD)

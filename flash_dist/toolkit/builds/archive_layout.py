@@ -4,9 +4,9 @@ An installer reads the list at the end of a zip archive; others read the header 
 or search for one. If these differ, or bytes belong to nothing, two programs see two archives. Our
 builds never write such files. Source: PKWARE, "APPNOTE.TXT".
 
-Checks tar headers that extracting programs act on and our own reader ignores, too: links, devices
-and permissions. The reference is the output of rattler-build: POSIX headers, with GNU's or pax's
-for a long name.
+This module also checks the tar headers that extraction programs act on but our own reader ignores:
+links, devices and permissions. The reference is the output of rattler-build: POSIX headers, with
+GNU's or pax's for a long name.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _AFTER_END = 1 << 20
 
 
 class _OddError(Exception):
-    """The rest cannot be read."""
+    """The rest of the archive cannot be read."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One line of the list at the end."""
+    """One entry of the central directory, the list at the end of the archive."""
 
     name: str  # unchanged; bytes that are not ASCII are escaped
     mode: int  # as in `os.stat`: kind of file and permissions; 0: absent
@@ -62,12 +62,12 @@ class Member:
     method: int
     flags: int
     moment: int
-    place: int  # of the header
+    place: int  # offset of the member's header
     raw_name: bytes
 
 
 def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
-    """Read the list of an archive, and describe what our builds never write."""
+    """Read the list at the end of an archive, and describe entries that our builds never write."""
     members: list[Member] = []
     problems: list[str] = []
     try:
@@ -78,7 +78,7 @@ def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
 
 
 def list_names(file: IO[bytes]) -> tuple[str, ...]:
-    """Return all names of an archive, as in its list; empty if it has no list."""
+    """Return all names in the list at the end of an archive; empty if there is no list."""
     members: list[Member] = []
     try:
         _read_list(file, members, [])
@@ -131,7 +131,7 @@ def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
 
 
 def _read_list(file: IO[bytes], members: list[Member], problems: list[str]) -> int:
-    """Collect the members, and the oddities of their list. Return where it starts."""
+    """Collect the members, and oddities of their list. Return the offset where it starts."""
     damaged = _OddError("the list of members is damaged, or other bytes lie in it")
     start, end, count = _find_list(file)
     data, place = _read(file, start, end - start), 0
@@ -168,7 +168,8 @@ def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
         return packed, size, False
     if len(extra) == _EXTRA.size + _SIZES.size and _EXTRA.unpack_from(extra) == (_ZIP64, 16):
         wide_size, wide_packed = _SIZES.unpack_from(extra, _EXTRA.size)
-        if (packed, size) in {(wide_packed, wide_size), (_IN_EXTRA, _IN_EXTRA)}:  # both or neither
+        # A wheel has both sizes in the field, or neither.
+        if (packed, size) in {(wide_packed, wide_size), (_IN_EXTRA, _IN_EXTRA)}:
             return wide_packed, wide_size, False
     return packed, size, True
 

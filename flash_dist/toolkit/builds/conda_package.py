@@ -1,4 +1,4 @@
-"""Reads a conda package of this package as its wheel, and checks its list of files.
+"""Reads a conda package of this project as if it were its wheel, and checks its list of files.
 
 A `.conda` file is a zip archive of two tar archives (conda.io, "Package specification"):
 `info-*.tar.zst` holds index.json (for solvers) and paths.json (every file with its SHA-256),
@@ -59,7 +59,7 @@ def open_conda(path: str | os.PathLike[str]) -> Iterator[CondaContents]:
     """Read a conda package of this project without installing it.
 
     Raises:
-        FatbinError: It is not one, or cannot be read.
+        FatbinError: The file is not a conda package, or cannot be read.
     """
     with (
         tempfile.TemporaryDirectory(prefix=f"{NAME}-") as folder,
@@ -77,7 +77,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read index.json, the part for solvers, of any conda package.
 
     Raises:
-        FatbinError: It is not one, or cannot be read.
+        FatbinError: The file is not a conda package, or cannot be read.
     """
     return read_claims(path)[0]
 
@@ -86,7 +86,7 @@ def read_claims(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     """Read index.json and the list of files of any conda package.
 
     Raises:
-        FatbinError: It is not one, or cannot be read.
+        FatbinError: The file is not a conda package, or cannot be read.
     """
     with open_wheel(path, kind="conda package") as opened:
         return _parse_info(opened.path, _read_info(opened))
@@ -110,7 +110,7 @@ def part_name(opened: Wheel, kind: str) -> str:
     """Return the name of one of the two archives, `info` or `pkg`.
 
     Raises:
-        FatbinError: There is none, or more than one.
+        FatbinError: The package has no such archive, or more than one.
     """
     names = [name for name in opened.names if re.fullmatch(rf"{kind}-[^/]+\.tar\.zst", name)]
     if len(names) != 1:

@@ -37,7 +37,8 @@ _EMPTY_WHERE_NOT_NEEDED: Final = frozenset({"backports.zstd"})
 _PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 _SAME_IN_CONDA: Final = frozenset({">=", "<=", ">", "<", "!=", "==", "~="})
 
-# Up to 99.9, which is beyond every GPU: code for it runs on all later GPUs.
+# Every compute capability up to 99.9, which is beyond every GPU. A set that serves 99.9 serves all
+# later GPUs.
 _GRID: Final = tuple(Device(*divmod(number, 10)) for number in range(FLOOR.number, 1000))
 
 
@@ -45,7 +46,7 @@ def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
     """Return the machine and the oldest glibc of a wheel's tags.
 
     Raises:
-        AuditError: They differ from those of our wheels.
+        AuditError: The tags differ from those of our wheels.
     """
     told = tuple(tags)
     found = [match for match in map(_TAG.fullmatch, told) if match and match[3] in SUBDIRS]
@@ -75,7 +76,7 @@ def list_dependencies(
     """List all dependencies for index.json.
 
     Raises:
-        AuditError: conda cannot express one of the wheel.
+        AuditError: conda cannot express a dependency of the wheel.
     """
     needed = map_dependencies(metadata, machine)
     return [*needed, f"__glibc >={glibc}", f"__cuda >={oldest_cuda(manifest)}"]
@@ -85,7 +86,7 @@ def constrain_gpus(archs: Iterable[Arch]) -> str:
     """Return the compute capabilities that some targets serve: `>=10.0,<11.0a0|>=12.0`.
 
     Raises:
-        AuditError: They serve no GPU.
+        AuditError: The targets serve no GPU.
     """
     targets = tuple(archs)
     parts = []
@@ -103,8 +104,8 @@ def constrain_gpus(archs: Iterable[Arch]) -> str:
 def oldest_cuda(manifest: Manifest) -> str:
     """Return the CUDA version of the oldest driver that loads the code: `13.0`.
 
-    It is what SASS needs. PTX of a later minor needs a newer driver. No constraint of conda can say
-    which GPUs run PTX; doctor does.
+    The version is the one that SASS needs. PTX of a later minor needs a newer driver. No constraint
+    of conda can say which GPUs run PTX; doctor does.
     """
     origins = {one.origin for one in declare_build(manifest).variants}
     origins = origins or {Origin(manifest.toolkit.cuda)}
@@ -121,7 +122,7 @@ def map_dependencies(metadata: Metadata, machine: str) -> tuple[str, ...]:
     """Return the requirements of METADATA under their conda names.
 
     Raises:
-        AuditError: conda cannot express one of them.
+        AuditError: conda cannot express one of the requirements.
     """
     pythons = metadata.python
     if not pythons:

@@ -68,7 +68,8 @@ def has_shared_runtime(cuda: str) -> bool:
 # Requirements of every wheel beside torch, as in pyproject.toml.
 REQUIREMENTS: Final = ("packaging", "rich", "backports.zstd; python_version < '3.14'")
 
-# The optional requirements of a wheel whose project has them dynamic; `verify --key` needs them.
+# Optional requirements of a wheel whose project declares them as dynamic. `verify --key` needs
+# them.
 EXTRAS: Final = {"sign": ("cryptography", "securesystemslib<2,>=1.3")}
 
 

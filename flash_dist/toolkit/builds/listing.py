@@ -31,7 +31,7 @@ class Listed:
 class Listing:
     """The files of a release by name."""
 
-    source: str  # of the file that was read
+    source: str  # path of the file that was read
     files: dict[str, Listed]
 
 
@@ -39,7 +39,7 @@ def read_listing(path: Path) -> Listing:
     """Read a manifest.
 
     Raises:
-        ManifestError: It cannot be read, or is not a manifest.
+        ManifestError: The file cannot be read, or is not a manifest.
     """
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def make_listing(path: Path, data: Any) -> Listing:  # noqa: ANN401 - any JSON
     """Return the files of a manifest that was read from a path.
 
     Raises:
-        ManifestError: It is no manifest.
+        ManifestError: The data are not a manifest.
     """
     try:
         return Listing(str(path), _read_files(data))

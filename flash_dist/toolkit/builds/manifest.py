@@ -54,7 +54,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """Work of others that is part of the libraries."""
+    """A part of the libraries that others wrote."""
 
     name: str
     version: str
@@ -127,7 +127,7 @@ class Manifest:
     fallbacks: Fallbacks | None = None  # None: written by an earlier build
     product: str = NAME
     axes: Axes = AXES
-    index: str = PRODUCT.index  # of the package index with the releases
+    index: str = PRODUCT.index  # address of the package index that holds the releases
     oldest_gpu: Device = OLDEST  # the lowest supported compute capability
     libraries: tuple[str, ...] = PRODUCT.libraries  # files in the package
     dependencies: tuple[str, ...] = ()  # except torch and those of `linkage.REQUIREMENTS`

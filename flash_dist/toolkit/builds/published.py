@@ -74,7 +74,7 @@ def published_sets() -> tuple[ArchSet, ...]:
 
 
 def known_sets() -> tuple[ArchSet, ...]:
-    """Return the same, or none if the file cannot be read: `check_install` reports that."""
+    """Return the published sets; empty if the file is unreadable, which `check_install` reports."""
     try:
         return published_sets()
     except ArchError:

@@ -21,7 +21,7 @@ def bill_name(package: str) -> str:
 
 
 def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) -> Iterator[str]:
-    """Say in sentences where the bill is not that of this wheel.
+    """Describe in sentences where the bill contradicts the wheel.
 
     Args:
         text: The bill of materials.

@@ -159,9 +159,9 @@ def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
 
 
 def gather_gpus(installed: Installed | None = None, cuda: Cuda | None = None) -> Environment:
-    """Examine only this machine's GPUs and driver: where any library runs.
+    """Examine only this machine's GPUs and driver, to judge libraries of any package.
 
-    The driver is asked in this process unless its answer is given.
+    Without `cuda`, the driver is queried in this process.
     """
     return replace(
         _describe_host(cuda or read_cuda(), installed or Installed()),
@@ -178,14 +178,14 @@ def imagine_environment(
     installed: Installed | None = None,
     around: Environment | None = None,
 ) -> Environment:
-    """Put a build, by default this one, on a machine that is not here, with its own variables.
+    """Return the environment of an imagined machine with a build, by default the installed one.
 
     Args:
         devices: Its GPUs.
         driver: None counts as new enough.
         variables: Environment of its processes.
         installed: Another build.
-        around: The machine to take system, torch and build from, instead of this one.
+        around: A machine whose system, torch and build are used instead of this machine's.
     """
     cuda = imagine_cuda(devices, driver)
     if around is None:
@@ -241,7 +241,7 @@ def read_libc() -> str:
 
 
 def prove_loading(environment: Environment) -> Environment:
-    """Load the parts if that was only predicted; keep the prediction beside the result."""
+    """Load the compiled parts if loading was only predicted, and keep the prediction as well."""
     if environment.loading.source != "predicted":
         return environment
     return replace(environment, loading=try_loading(), predicted=environment.loading)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _MISMATCH = 803  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
 _COMPAT_REFUSED = 804  # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
-# Codes whose cause the host may tell; any other code tells its own cause.
+# Codes whose cause may be visible on the host. Every other code names its cause.
 _UNSURE = {None, 3, 100, 101, 304, _MISMATCH, _COMPAT_REFUSED, 999}
 _SHOWN_FILES = 4
 
@@ -103,7 +103,7 @@ def _explain_compat(environment: Environment, host: Host) -> CheckResult | None:
 
 def _explain_wsl(host: Host) -> CheckResult | None:
     if not (host.wsl and host.libcuda_kind == "driver" and host.libcuda_release):
-        return None  # on Windows its name has no release: libcuda.so.1.1
+        return None  # Windows' libcuda.so.1.1 has no release in its name
     summary = f"WSL needs the libcuda of Windows' driver, but {host.libcuda} was loaded"
     fix = "remove the NVIDIA driver from this distribution; /usr/lib/wsl/lib has the right one"
     return _fail(summary, fix, ids.WSL_LINUX_DRIVER)

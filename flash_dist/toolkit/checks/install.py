@@ -104,7 +104,7 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def check_install(environment: Environment) -> CheckResult:
-    """Check that the files are those that pip recorded, once each."""
+    """Check that the files are those that pip recorded, in one folder and without leftovers."""
     files = environment.files
     if files.unreadable and not (files.missing or files.changed):
         summary = (

@@ -45,7 +45,7 @@ class LibraryLoading:
 
     @classmethod
     def make(cls, environment: Environment) -> LibraryLoading | None:
-        """Return None if nothing is known: of another machine, or another system."""
+        """Return a collector; None for an imagined machine or a system whose loader is unknown."""
         if environment.what_if:
             return None
         try:

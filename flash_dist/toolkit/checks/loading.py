@@ -39,7 +39,7 @@ _REPORT = f"report this with the file that `{PROGRAM} doctor --save FILE` writes
 
 
 def check_loading(environment: Environment) -> CheckResult:
-    """Check that the compiled parts load, or should."""
+    """Check that the compiled parts load, or are predicted to load."""
     loading, predicted = environment.loading, environment.predicted
     if loading.status == "not-tried":
         return CheckResult("skip", "there is nothing to load", entry=ids.EXTENSION_ABSENT)
@@ -93,7 +93,7 @@ def _describe_attempt(environment: Environment) -> CheckResult:
 
 
 def _find_entry(stage: str, status: str) -> Entry:
-    """Return the finding for a part that failed or crashed; without a part its process did."""
+    """Return the finding for a stage that failed or crashed; CHILD_CRASHED for an unknown stage."""
     return FINDINGS.get(f"{stage}-{status}") or ids.CHILD_CRASHED
 
 

@@ -1,7 +1,8 @@
 """Checks whether torch itself supports a GPU as this build does.
 
-torch.cuda.get_arch_list() is a text from when torch was compiled, and `_check_capability` warns by
-it: it drops suffixes and takes PTX for SASS. The library's contents decide.
+torch.cuda.get_arch_list() is a text that was fixed when torch was compiled. `_check_capability`
+warns according to this text, but drops suffixes and takes PTX for SASS. This check reads the code
+in torch's library instead.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _differ(status: Status, summary: str, details: tuple[str, ...], fix: str = "
 def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
     """Say what torch lacks for a GPU; empty if most of its code supports it.
 
-    Most, because single kernels are for newer GPUs alone.
+    Most of the code suffices, because some kernels exist only for newer GPUs.
     """
     cuda, torch = environment.cuda, environment.torch
     if cuda.driver is not None and torch.cuda:

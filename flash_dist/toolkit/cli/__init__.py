@@ -101,7 +101,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def expand_alias(given: Sequence[str]) -> list[str]:
-    """Return the subcommand for its older names `doctor --explain TEXT` and `doctor --fleet`."""
+    """Replace the older forms `doctor --explain TEXT` and `doctor --fleet` by their subcommands."""
     name, rest = list(given[:1]), list(given[1:])
     for place, word in enumerate(rest if name == ["doctor"] else ()):
         before, after = rest[:place], rest[place + 1 :]

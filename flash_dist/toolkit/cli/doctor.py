@@ -57,7 +57,7 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 or nothing to judge on one
 """
 
-_FOLDED = 1  # most words that the shorter form may replace
+_FOLDED = 1  # only longer details are replaced by `same details as ...`
 
 _OF_MACHINE = {"driver", "variables", "gpu"}  # checks with equal results for all wheels
 
@@ -81,7 +81,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def imagine(
     args: argparse.Namespace, record: Record | None, installed: Installed | None = None
 ) -> Environment:
-    """Build the machine that the command line describes, around its GPUs that of a record."""
+    """Build the machine of the command line; a record supplies everything but the GPUs."""
     around = record.environment if record else None
     return imagine_environment(
         args.gpu, args.driver, dict(args.env), installed=installed, around=around

@@ -17,7 +17,8 @@ from .options import add_imagined, add_json, add_runs, add_strict, parse_indices
 if TYPE_CHECKING:
     import argparse
 
-# For each option, those that have no effect beside it: it skips such checks, or runs no kernel.
+# For each option, the options that have no effect beside it, because it skips their checks or runs
+# no kernel.
 _SILENT: Final = {
     "package": ("only", "skip", "runs", "save", "load"),
     "wheel": ("only", "skip", "runs", "save"),
@@ -146,7 +147,7 @@ def require_fitting(args: argparse.Namespace) -> None:
     """Reject an option that another one, or the lack of one, makes useless.
 
     Raises:
-        UsageError: It names both.
+        UsageError: Its message names both options.
     """
     given = {name for name, value in vars(args).items() if value}
     for name, hint in _ALONE.items():

@@ -117,7 +117,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def parse_target(text: str) -> Arch | Device:
-    """Read a target as reports name it; `9.0` is a GPU, with all code that is named after it."""
+    """Read a target as reports name it. `9.0` is a GPU, and selects all code for that number."""
     with wrong_usage():
         return (
             Device.parse(text) if re.fullmatch(r"\s*[0-9]+\.[0-9]\s*", text) else Arch.parse(text)

@@ -52,9 +52,9 @@ def add_json(parser: argparse.ArgumentParser, schema: str, *, each: str = "") ->
     """Add `--json`.
 
     Args:
-        parser: Of the subcommand.
+        parser: Parser of the subcommand.
         schema: Its file in docs/schema.
-        each: The items with a line each, if the output is not one document.
+        each: Name of the items, if the output has one line for each instead of one document.
     """
     lines = f", one line per {each}" if each else ""
     help_text = f"print JSON{lines} (docs/schema/{schema}.json)"
@@ -67,7 +67,7 @@ def add_strict(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runs(parser: argparse.ArgumentParser, usual: int) -> None:
-    """Add `--runs`, at least two to compare; None if it was not given: the default applies."""
+    """Add `--runs`, a number of at least two. Its value is None if the option is not given."""
     hint = f"`--runs {usual}` is the default"
     parser.add_argument(
         "--runs",
@@ -81,7 +81,7 @@ def add_imagined(parser: argparse.ArgumentParser, *, gpu: str, driver: str) -> N
     """Add `--gpu` and `--driver`: a machine that is not here.
 
     Args:
-        parser: Of the subcommand.
+        parser: Parser of the subcommand.
         gpu: Help text of `--gpu`.
         driver: Help text of `--driver`.
     """

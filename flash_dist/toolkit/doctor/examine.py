@@ -81,7 +81,7 @@ class Examination:
         return exit_code(self.results, checked_gpu=checked, strict=strict)
 
     def _is_of_gpu(self, result: CheckResult) -> bool:
-        """Whether it judges a GPU; libraries without GPU code are the same on each."""
+        """Whether a result is about one GPU: libraries without GPU code are the same on each."""
         if result.entry is NO_GPU_CODE:
             return bool(self.environment.cuda.gpus)
         return result.gpu is not None and result.status != "skip"
@@ -105,10 +105,10 @@ class Selftest(Protocol):
     """Runs the kernels."""
 
     def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
-        """Let those of these GPUs run at the same time."""
+        """Let the selftests of these GPUs run at the same time."""
 
     def run(self, gpu: Gpu) -> CheckResult:
-        """Run them on one GPU."""
+        """Run the kernels on one GPU."""
 
     def compare_gpus(self) -> CheckResult | None:
         """Compare the results of equal GPUs; None if no two are equal."""
@@ -162,7 +162,7 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
     """Restrict the environment to some GPUs; if there is no GPU, the checks report that.
 
     Raises:
-        UsageError: There are only others.
+        UsageError: A requested GPU does not exist, but others do.
     """
     if indices is None:
         return environment

@@ -39,7 +39,7 @@ class _Flat:
         """Collect the axes from their fields.
 
         Raises:
-            ValueError: Some of them are there and one is not.
+            ValueError: Some axes have a value and others have none.
         """
         told = {name: value for name, value in vars(self).items() if value is not None}
         try:
@@ -78,7 +78,7 @@ class FoldedKernels:
         """Yield each kernel of each target.
 
         Raises:
-            ValueError: A name is no kernel's.
+            ValueError: A name is not that of a kernel.
         """
         for arch in self.targets:
             for name in self.names:
@@ -122,7 +122,7 @@ class FoldedBuild:
         """Return the build.
 
         Raises:
-            ValueError: It has more kernels than any build, or a name is no kernel's.
+            ValueError: It has more kernels than any build, or a name is not that of a kernel.
         """
         count = sum(len(one.targets) * len(one.names) for one in self.kernels)
         if count + len(self.others) > _MOST_VARIANTS:

@@ -127,9 +127,9 @@ def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
 
 
 def _keep_longest(found: Iterator[tuple[Entry, Place]]) -> Iterator[tuple[Entry, Place]]:
-    """Of overlapping matches keep the longest, and the first match of an entry, in last place.
+    """Keep the longest of overlapping matches; yield them from the last place to the first.
 
-    NOTE: dict() keeps the last value of a key.
+    NOTE: the caller's dict() keeps the last value of a key, so the first match of each entry.
     """
     kept: list[tuple[Entry, Place]] = []
     for entry, place in sorted(found, key=lambda item: (-item[1].size, item[1].start)):

@@ -86,7 +86,10 @@ class Sentence:
         return sum(map(len, self.pieces))
 
     def stands_in(self, squeezed: str, starts: frozenset[int]) -> bool:
-        """Whether a text has it: a short one only if a line, or its error, begins with it."""
+        """Whether a text contains this sentence.
+
+        A short sentence must begin a line, or follow the name of an error or the label of a report.
+        """
         if not all(piece in squeezed for piece in self.pieces):
             return False
         start = squeezed.find(self.pieces[0])
@@ -186,9 +189,9 @@ def _read_part(part: ast.expr) -> str:
 
 
 def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
-    """Return what calls tell of their texts, passed directly or by name.
+    """Return the facts that calls give about their texts, which are passed directly or by name.
 
-    A name stands for its last value, in any branch, before it is raised.
+    A name means any value assigned to it before the error is raised.
     """
     raised = {id(node.exc) for node in nodes if isinstance(node, ast.Raise)}
     named: dict[str, list[ast.expr]] = {}
@@ -221,7 +224,7 @@ def _read_call(
 
 
 def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.expr]:
-    """Return the texts that an argument may be: one of several, or the value of a name."""
+    """Yield the texts that an argument may be: one of several, or a value of a name."""
     if _is_text(node):
         yield node
     elif isinstance(node, ast.IfExp):

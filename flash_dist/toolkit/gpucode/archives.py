@@ -59,7 +59,7 @@ class Unread:
 
     @property
     def reason(self) -> str:
-        """Why, without the name."""
+        """The reason, without the file's name."""
         start = unreadable(self.name, "", archive=self.archive).message
         return self.error.message.removeprefix(start)
 
@@ -220,6 +220,6 @@ def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread
 
 
 def _name_file(error: FatbinError, name: str, archive: str) -> FatbinError:
-    if isinstance(error, LimitError):  # it names the outermost file, which has the limit
+    if isinstance(error, LimitError):  # the error names the outermost file, which has the limit
         return error
     return unreadable(name, error.message, archive=archive, hint=error.hint, kind=type(error))

@@ -35,7 +35,8 @@ Verdict = Literal[
 
 REAL: Final[Verdict] = "real"
 EMPTY_MOST: Final = 4  # instructions of a body that does nothing
-EMPTY_BESIDE: Final = 16  # instructions that another target must exceed then
+# Instructions that the kernel must exceed on another target for that verdict.
+EMPTY_BESIDE: Final = 16
 STUB_MOST: Final = 48  # instructions of a body that only prints an error
 COMPLAINT_RATIO: Final = 3
 TINY_RATIO: Final = 16

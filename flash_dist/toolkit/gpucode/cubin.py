@@ -81,7 +81,8 @@ class KernelInfo:
     max_threads: int | None = None  # also None if the kernel sets no launch bound
     constant: int | None = None  # bytes, including the parameters
     local: int | None = None  # bytes beside the stack
-    toolkit: str | None = None  # of the toolkit that made it: "13.0.88", or "12.6" if older
+    # Version of the CUDA toolkit that compiled the kernel: "13.0.88", or "12.6" if older.
+    toolkit: str | None = None
     container: int | None = None  # container within the file; its images come from one source file
 
     def to_json(self) -> dict[str, Any]:

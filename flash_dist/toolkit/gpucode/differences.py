@@ -107,7 +107,7 @@ def _compare(name: str, old: Inspection | None, new: Inspection | None) -> Itera
 
 
 def _kernels_of(inspection: Inspection | None) -> Mapping[tuple[str, str], list[KernelInfo]]:
-    """Return kernels by name and target; one name may stand for several."""
+    """Return kernels by name and target; several kernels may have one name."""
     found: defaultdict[tuple[str, str], list[KernelInfo]] = defaultdict(list)
     for kernel in (inspection.kernels or ()) if inspection is not None else ():
         found[kernel.name, str(kernel.arch)].append(kernel)
@@ -129,7 +129,7 @@ def _compare_kernel(
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum for kernels of one name, which cannot be told apart; None if unknown."""
+    """Return the sum for kernels with one name, which cannot be told apart; None if unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

@@ -56,10 +56,10 @@ def open_fatbin(
     """Open a library for reading headers and kernels.
 
     Args:
-        path: Its path; only a name for messages if a file is given.
+        path: Path of the library. With `file` it is only a name for messages.
         file: An open file, such as a wheel's member in a temporary file.
         archive: Name of its wheel, for messages.
-        budget: Limit on the reads; by its size when None.
+        budget: Limit on the work. None: a limit that follows from the size.
     """
     name = os.fspath(path)
     if file is None:
@@ -80,7 +80,7 @@ class Fatbin:
         self.data = data
         self._archive = archive
         self._budget = budget or Budget(len(data))
-        self._stream = -1, b""  # last unpacked stream, and its offset
+        self._stream = -1, b""  # offset of the last unpacked stream, and its bytes
         if not len(data):
             raise unreadable(name, "it is empty", archive=archive)
         try:
@@ -129,12 +129,12 @@ class Fatbin:
     def check(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
     ) -> tuple[FatbinEntry, tuple[KernelInfo, ...]]:
-        """Return an image by its own contents, and its kernels; arguments as in `kernels`.
+        """Return an image with the target that its contents show, and its kernels.
 
         NOTE: LTO-IR is undocumented, whatever codec its header names.
 
         Raises:
-            FatbinError: It is damaged, or contradicts its header.
+            FatbinError: The image is damaged, or contradicts its header.
         """
         if entry.kind not in {"sass", "ptx"}:
             return entry, ()
@@ -160,7 +160,7 @@ class Fatbin:
     def bodies(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
     ) -> tuple[Body, ...]:
-        """Return the bodies of the kernels of an image; arguments as in `kernels`."""
+        """Return the bodies of the kernels of an image; the arguments are those of `kernels`."""
         with self._explained(entry):
             unpack = unpack or partial(self.payload, entry)
             if entry.kind == "sass" and entry.arch is not None:
@@ -190,11 +190,12 @@ def run_ahead(
 ) -> Iterator[Iterator[tuple[_Item, Callable[[], _Result]]]]:
     """Yield the items, each with a function that returns its result or raises its error.
 
-    One thread runs the steps in order. It helps where the step releases Python's lock. A single
-    step runs when its result is requested: archives hold thousands of objects of one image.
+    One thread runs the steps in order. This helps if a step releases Python's global lock. A single
+    item gets no thread, because archives hold thousands of objects with one image each: its step
+    runs when the result is requested.
 
-    NOTE: the thread ends with the block. If an error's traceback leaves it to the garbage
-    collector, a thread that another pool is starting may end it, and both wait for ever.
+    NOTE: the thread ends with the block. If a traceback keeps the pool until garbage collection,
+    another pool's new thread may collect it, and both threads wait for ever.
     """
     items = tuple(items)
     if len(items) == 1:

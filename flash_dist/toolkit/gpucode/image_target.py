@@ -32,7 +32,7 @@ _ACCELERATED: Final = 9
 _NUMBERS: Final = range(10, 256)
 _NAMED: Final = re.compile(rb"-(?:arch|-gpu-name)[ =]sm_([0-9]{2,3})([af]?)(?![0-9a-z])")
 
-_HEAD_BYTES: Final = 64 << 10  # of PTX, containing its directives
+_HEAD_BYTES: Final = 64 << 10  # first bytes of PTX, which hold its directives
 _VERSION: Final = re.compile(rb"^\s*\.version\s+([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", re.MULTILINE)
 _TARGET: Final = re.compile(rb"^\s*\.target\s+sm_([0-9]{1,4})([af]?)\b", re.MULTILINE)
 
@@ -44,7 +44,7 @@ def check_image(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None:
         The target according to the image itself: a cubin's suffix may differ from its header's.
 
     Raises:
-        FatbinError: It contradicts its header.
+        FatbinError: The image contradicts its header.
     """
     if entry.kind == "ptx":
         return _check_ptx(entry, data[:_HEAD_BYTES])

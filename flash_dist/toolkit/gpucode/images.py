@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..targets.gpus import Version
 
 CODE_CUDA_13: Final = (1, 8)
-FIRST_WITH_IT_BEFORE: Final = 100  # CUDA 12.8 and 12.9 wrote it for sm_100 and newer only
+# CUDA 12.8 and 12.9 wrote code version 1.8 only for sm_100 and newer.
+FIRST_WITH_IT_BEFORE: Final = 100
 
 Kind = Literal["sass", "ptx", "lto", "unknown"]
 
@@ -39,11 +40,11 @@ def make_all(makers: Iterable[Callable[[], Any]]) -> list[Any]:
 class Stream(NamedTuple):
     """Several images that are compressed as one, and the place of one of them in it."""
 
-    offset: int  # in the file
+    offset: int  # offset of the stream in the file
     packed: int
     unpacked: int
     codec: Codec
-    start: int = 0  # of the image
+    start: int = 0  # offset of the image in the unpacked stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,9 @@ class FatbinReport:
     def with_toolkits(self, toolkits: Mapping[int, str]) -> FatbinReport:
         """Return the report with the toolkits of containers, as far as they are known.
 
-        One call of nvcc makes a container: its SASS is of one toolkit, and its PTX tells the oldest
-        that this can be. A container without both counts as the oldest of the file.
+        One call of nvcc makes a container, so one toolkit compiled all its SASS, and its PTX
+        version gives the oldest toolkit possible. A container without SASS and PTX gets the oldest
+        toolkit of the file.
         """
         known = {**self._told_by_ptx(), **toolkits}
         oldest = min(known.values(), key=parse_version, default="")

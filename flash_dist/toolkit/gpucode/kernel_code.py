@@ -23,8 +23,9 @@ _PTX_HEAD: Final = re.compile(r"^\s*\.(?:version|target|address_size)\b.*$", re.
 def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
     """Return the SHA-256 of each kernel's code in a library, by its name.
 
-    For SASS it covers instructions and constants; for PTX version, target and text without
-    comments. A kernel with code for several targets has the target after its name: `f sm_80`.
+    The hash of SASS covers instructions and constants. The hash of PTX covers version, target and
+    text without comments. A kernel with code for several targets has the target after its name: `f
+    sm_80`.
 
     Raises:
         FatbinError: The library cannot be read, or holds one kernel twice with different code.
@@ -34,7 +35,7 @@ def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def hash_kernels(fatbin: Fatbin) -> dict[str, str]:
-    """Do the same for an open library."""
+    """Return the hashes of `read_code_hashes` for an open library."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for target, name, code in _walk(fatbin):
         hashed = hashlib.sha256(code).hexdigest()

@@ -57,7 +57,8 @@ def package_libraries(name: str) -> Iterator[Library | Unread]:
         FatbinError: It is not installed, or its files are not recorded.
     """
     try:
-        found = metadata.distribution(name) if name else None  # Python 3.10 finds one named ""
+        # Python 3.10 finds a distribution named "".
+        found = metadata.distribution(name) if name else None
     except (metadata.PackageNotFoundError, ValueError):
         found = None
     if found is None:
@@ -155,7 +156,7 @@ def _walk_folder(folder: str) -> Iterator[str | Unread]:
 
 def _suggest_package(name: str) -> str:
     installed = {one.name.lower(): one.name for one in metadata.distributions() if one.name}
-    providers = metadata.packages_distributions().get(name, [])  # `sklearn` of scikit-learn
+    providers = metadata.packages_distributions().get(name, [])  # such as `sklearn` of scikit-learn
     close = difflib.get_close_matches(name.lower(), installed, n=3)
     names = dict.fromkeys([*providers, *(installed[one] for one in close)])
     if not names:
@@ -166,7 +167,7 @@ def _suggest_package(name: str) -> str:
 def _find_mapped(pid: int, mapped: Mapping[str, bool]) -> Iterator[str | Unread]:
     """Yield the files that a process uses in address order, deleted ones only if their code runs.
 
-    Those of a process in a container lie elsewhere for this one.
+    A file of a process in a container has another path for this process.
     """
     for name, runs in mapped.items():
         path = _locate(pid, name)

@@ -192,7 +192,7 @@ def _without_noise(text: bytes, budget: Budget) -> bytes:
 
 
 def _without_blocks(marked: bytes) -> bytes:
-    """Do the same for comments of several lines, which compilers do not write.
+    """Replace comments of several lines by spaces; compilers do not write such comments.
 
     NOTE: no pattern finds their ends as fast as find does.
     """

@@ -40,7 +40,8 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
         index: The index.
         machine: Drop wheels for CPUs of another kind; empty to keep all.
         python: Drop wheels that a Python of this version cannot install; empty to keep all.
-        here: Whether it is the running Python, which also knows its system.
+        here: True if wheels must install into the running Python on this system. False for a Python
+            on another Linux machine.
     """
     meant = [wheel for wheel in index.wheels if not machine or wheel.runs_on(machine)]
     fitting = [wheel for wheel in meant if not python or wheel.fits(python, here=here)]
@@ -51,7 +52,7 @@ def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool 
     candidates = [one for one in read if isinstance(one, Candidate)]
     labelled = {_release(one) for one in candidates if _has_label(one)}
     return Offer(
-        tuple(  # the same wheel may be there for PyPI, too
+        tuple(  # drop a PyPI wheel that a labelled wheel equals
             one for one in candidates if _has_label(one) or _release(one) not in labelled
         ),
         (*([left_out] if unfit else []), *(one for one in read if isinstance(one, str))),
@@ -77,7 +78,7 @@ def _release(one: Candidate) -> tuple[str, str]:
 
 
 def _read_if_possible(wheel: IndexedWheel) -> Candidate | str:
-    """Return a candidate, or the reason why it is none."""
+    """Return a candidate, or the reason why the wheel cannot be one."""
     try:
         return _read_candidate(wheel)
     except KernelsError as error:
@@ -96,10 +97,10 @@ def _read_candidate(wheel: IndexedWheel) -> Candidate:
 
 
 def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...], str]:
-    """Return set, targets and toolkit that a version tells.
+    """Return the arch set, targets and toolkit that a wheel's version names.
 
-    Its label is a published set, or a list such as `sm75.sm86`. Without one, as on PyPI, it is the
-    default set for its CPU.
+    The label of the version is a published set, or a list such as `sm75.sm86`. A version without a
+    label, as on PyPI, means the default set for the wheel's CPU.
     """
     label = wheel.label
     if wheel.version.local is None:

@@ -30,7 +30,7 @@ class Package(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the project."""
+        """Name of the project."""
 
     @property
     def tool(self) -> str:
@@ -41,7 +41,7 @@ class Package(Protocol):
         """The install command."""
 
     def holds(self, version: Version, toolkit: str, label: str) -> bool:
-        """Whether it is the wheel of this version, built with this CUDA for this arch set."""
+        """Whether the package holds the wheel of this version, CUDA toolkit and arch set."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CondaPackage:
 
     @property
     def line(self) -> str:
-        """Return the command, with our channel, and the one with pytorch, which ours lacks."""
+        """Return the install command. It names our channel, and pytorch's, which ours lacks."""
         return f'conda install -c {shlex.quote(self.channel)} -c conda-forge "{self.spec}"'
 
     def holds(self, version: Version, toolkit: str, label: str) -> bool:

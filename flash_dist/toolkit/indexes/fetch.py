@@ -92,7 +92,7 @@ def open_url(
     Args:
         url: The address.
         method: The HTTP method.
-        patience: Time limit for everything; that of a page when None.
+        patience: Time limit for the whole request. None: the limit of a page.
 
     Raises:
         FetchError: The address is not http or https, or the request fails.
@@ -148,7 +148,7 @@ def _make_opener(patience: Patience) -> urllib.request.OpenerDirector:
 def _explain(url: str, error: Exception) -> FetchError:
     if isinstance(error, urllib.error.HTTPError):
         reason: object = f"HTTP {error.code} {error.reason}"
-        error.close()  # also an answer
+        error.close()  # an HTTPError is also an open answer
     else:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
     message = f"cannot fetch `{url}`: {reason or type(error).__name__}"
@@ -159,7 +159,7 @@ def read_page(response: Response) -> str:
     """Return a page as text.
 
     Raises:
-        FetchError: It is unreasonably large, or ends too soon.
+        FetchError: The page is unreasonably large, or ends too soon.
     """
     text = b"".join(_chunks(response, MAX_PAGE_BYTES)).decode("utf-8", "replace")
     return text.removeprefix("\ufeff")
@@ -173,10 +173,10 @@ def save(
     limit: int = MAX_FILE_BYTES,
     patience: Patience | None = None,
 ) -> None:
-    """Write an answer to a file. A patience with a rate gets more time for it.
+    """Write an answer to a file. A patience with a rate gains time with each received byte.
 
     Raises:
-        FetchError: It is larger than the limit, or ends too soon.
+        FetchError: The answer is larger than the limit, or ends too soon.
     """
     length = content_length(response)
     if length is not None and length > limit:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 PROJECT: Final = SCRIPT
 MAX_PAGES: Final = 40
 MAX_ENTRIES: Final = 100_000
-MAX_TAGS: Final = 1000  # of one wheel; those on PyPI have up to 60
+MAX_TAGS: Final = 1000  # tags of one wheel; wheels on PyPI have up to 60
 
-_LINUX: Final = ("any", "linux", "manylinux")  # of platform tags
+_LINUX: Final = ("any", "linux", "manylinux")  # prefixes of platform tags for Linux
 _RELEASE: Final = re.compile(r"3\.[0-9]{1,3}(\.[0-9]{1,3})?")
-_FOLDERS = ("simple", "wheels", "dist")  # of an index whose projects are further below
+_FOLDERS = ("simple", "wheels", "dist")  # folders of a page below which an index may lie
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,15 @@ class IndexedWheel:
         return any(tag.platform.endswith(("any", f"_{machine}")) for tag in self.tags)
 
     def fits(self, python: str, *, here: bool = True) -> bool:
-        """Whether the running Python, or one of this version elsewhere, can install it.
+        """Whether a Python can install the wheel.
 
-        A place that does not say which Pythons it requires has wheels of this toolkit.
-        One elsewhere is on Linux with glibc; `runs_on` compares its CPU.
+        An index that does not state Requires-Python has wheels of this toolkit.
+
+        Args:
+            python: Version of the Python; empty for any.
+            here: True for the running Python on this system. False for a Python on another Linux
+                with
+                glibc, whose CPU `runs_on` compares.
         """
         match = _RELEASE.match(python)  # `3.15.0a1+` is not a valid version for a specifier
         release = match[0] if match else ""
@@ -127,7 +132,7 @@ def _kinds(python: str) -> frozenset[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Index:
-    """The offers of a folder, index or page."""
+    """The wheels and packages that a folder, index or page offers."""
 
     place: str
     wheels: tuple[IndexedWheel, ...]
@@ -142,7 +147,7 @@ def read_index(place: str, project: str | None = PROJECT) -> Index:
         project: The wheels' project; None for all wheels on this page.
 
     Raises:
-        FetchError: It does not exist, or cannot be read.
+        FetchError: The place does not exist, or cannot be read.
     """
     place = without_credentials(place) if is_url(place) else place
     path = local_path(place) if is_url(place) else Path(place)
@@ -152,7 +157,7 @@ def read_index(place: str, project: str | None = PROJECT) -> Index:
     try:
         if path.is_dir():
             return _collect(place, [*_walk(path)], project)
-        base = path.resolve().as_uri()  # a ValueError for a name with a NUL
+        base = path.resolve().as_uri()  # raises ValueError for a name with a NUL
         links = [(link, "") for link in parse_page(path.read_text("utf-8", "replace"), base)]
     except (OSError, ValueError) as error:
         if isinstance(error, FetchError):
@@ -269,7 +274,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
 
 
 def _refuse_tags(name: str) -> None:
-    """Reject a name that stands for too many tags: their parts multiply."""
+    """Reject a name with too many tags: every combination of its parts is a tag."""
     sets = name.removesuffix(".whl").rsplit("-", 3)[1:]
     if math.prod(one.count(".") + 1 for one in sets) > MAX_TAGS:
         message = f"Invalid wheel filename (more than {MAX_TAGS} tags): {name[:80]!r}"

@@ -55,7 +55,8 @@ def find_commands(
     if wheel.index:
         named = tuple(_from_index(wheel, stays=_stays(installed, wheel)))
     else:
-        hashed = wheel.digest and not wheel.is_local  # pip and uv require it
+        # pip and uv require the hash that an index without names states.
+        hashed = wheel.digest and not wheel.is_local
         place = shlex.quote(f"{wheel.location}#{wheel.digest}" if hashed else wheel.location)
         named = (Command("pip", f"pip install {place}"), Command("uv", f"uv pip install {place}"))
     return (*named, *_other_commands(wheel, index.packages if index else ()))

@@ -85,7 +85,7 @@ def make_handlers(patience: Patience) -> tuple[urllib.request.BaseHandler, ...]:
             patience.follow(self.sock)
 
     class Secure(http.client.HTTPSConnection, Plain):
-        """Follows the socket before the handshake, by the order of its bases."""
+        """Registers the socket before the TLS handshake: the order of the base classes matters."""
 
     class PlainHandler(urllib.request.HTTPHandler):
         def http_open(self, req: urllib.request.Request) -> HTTPResponse:

@@ -77,7 +77,7 @@ def _pin(requirement: Requirement, versions: list[str], index: str) -> Pinned:
     try:
         if index and len(versions) == 1:
             return Pinned(name, Version(versions[0]), without_credentials(index))
-    except InvalidVersion:  # 1.*
+    except InvalidVersion:  # such as `1.*`
         pass
     message = f"a requirement must name one version and an index, got `{requirement!s:.60}`"
     hint = f"`--wheel '{NAME}==0.1.0+cu130.all --index-url ADDRESS'`, or the wheel's own address"

@@ -102,8 +102,8 @@ class Selection:
     candidates: tuple[Judged, ...]  # the chosen one first, then by size; if none, best first
     chosen: Judged | None
     unservable: tuple[Device, ...] = ()  # older than every build supports
-    held_back: Judged | None = None  # sets that need a newer driver
-    needed: int | None = None  # oldest driver branch that loads one of these, if known
+    held_back: Judged | None = None  # the set to use with a newer driver
+    needed: int | None = None  # oldest driver branch that loads that set, if known
 
     def __bool__(self) -> bool:
         return self.chosen is not None and not self.unservable
@@ -188,7 +188,7 @@ def select(
 def _choose(
     wanted: Sequence[Device], driver: Driver | None, groups: Sequence[Sequence[Candidate]]
 ) -> tuple[Judged | None, list[Judged]]:
-    """Return the best of the newest group with one for all GPUs, and all of that group."""
+    """Return the best set of the newest group that has one for all GPUs, and the whole group."""
     situations = [Situation(device, driver) for device in wanted]
     for group in groups if wanted else ():
         judged = _judge(group, situations)
@@ -199,9 +199,9 @@ def _choose(
 
 
 def _add_held_back(selection: Selection, groups: Sequence[Sequence[Candidate]]) -> Selection:
-    """Find the oldest driver with a usable set, and why the present one does not load it.
+    """Add the oldest driver that loads a usable set, and how the present driver judges that set.
 
-    If no known driver has one, it is the set that serves the GPUs with any driver.
+    If no known driver loads one, the set is the best with an unknown driver.
     """
     wanted = selection.devices
     needed = first_branch(lambda newer: _choose(wanted, newer, groups)[0] is not None)

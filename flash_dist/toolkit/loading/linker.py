@@ -54,7 +54,7 @@ class Missing:
     """A needed library that is not found."""
 
     name: str
-    needed_by: str  # file name; empty for the root
+    needed_by: str  # file name of the library that needs it; empty for the root
 
 
 class Found(NamedTuple):
@@ -188,7 +188,7 @@ class Linker:
 
 
 def _expand(folders: Iterable[str], path: Path | None) -> Iterator[Path]:
-    """Yield the folders that $ORIGIN and $LIB stand for."""
+    """Yield the folders with $ORIGIN and $LIB replaced."""
     for folder in islice(folders, MAX_FOLDERS):
         place = folder.replace("${", "$").replace("}", "") if "${" in folder else folder
         if "$ORIGIN" in place:
@@ -209,8 +209,8 @@ class LoadHost:
     torch: Torch
     libc: str  # "glibc 2.36"
     python: str  # "3.11", or "3.13t" without the GIL
-    suffixes: tuple[str, ...]  # of extension modules for this Python
-    torch_folder: Path | None = None  # of torch's libraries
+    suffixes: tuple[str, ...]  # suffixes of extension modules for this Python
+    torch_folder: Path | None = None  # folder of torch's libraries
     prefix: Path = Path(sys.prefix)
 
     def torch_extensions(self) -> tuple[Path, ...]:

@@ -35,7 +35,7 @@ class Loading:
     stage: str = ""  # the part that failed: "kernels", "torch" or "extension"
     reason: str = ""
     source: Literal["tried", "predicted"] = "tried"
-    entry: Entry | None = None  # of a predicted cause
+    entry: Entry | None = None  # entry of a predicted cause
     fix: str = ""
     details: tuple[str, ...] = ()
 

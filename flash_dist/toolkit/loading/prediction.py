@@ -108,7 +108,7 @@ def predict_member(name: str, data: Buffer, siblings: Iterable[str], host: LoadH
         host: The environment to install to.
 
     Raises:
-        FatbinError: It cannot be read.
+        FatbinError: The member cannot be read.
     """
     file = Path(name).name
     found = _predict_platform(name, data[:64], host)

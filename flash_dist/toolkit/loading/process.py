@@ -84,7 +84,10 @@ def python_command(*arguments: str) -> list[str]:
 
 
 def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
-    """Run a command with `--report FILE --parent PID` appended; never raise for what it does."""
+    """Run a command with `--report FILE --parent PID` appended.
+
+    Its failure is part of the result and never raises.
+    """
     with contextlib.closing(watch_child(command, timeout=timeout)) as child:
         while True:
             try:
@@ -97,7 +100,7 @@ def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
 def watch_child(command: Sequence[str], *, timeout: float) -> Generator[Path, None, Outcome]:
     """Do as `run_child`, and yield the report's path on each request until the child has ended.
 
-    So one process can watch many. Closing the generator ends the child.
+    In this way one process can watch many children. Closing the generator ends the child.
     """
     started = time.monotonic()
     _log.debug("running %s", shlex.join(command))

@@ -39,7 +39,7 @@ _answers: Final[dict[tuple[tuple[str, str], ...], Cuda]] = {}
 def read_cuda_apart() -> Cuda:
     """Do as `read_cuda`, but without CUDA in this process; cache the answer.
 
-    A process that already uses CUDA is asked itself.
+    If this process already uses CUDA, it asks the driver itself.
     """
     if uses_cuda():
         return read_cuda()
@@ -47,7 +47,7 @@ def read_cuda_apart() -> Cuda:
     key = tuple(sorted(item for item in os.environ.items() if item[0].startswith(_PREFIXES)))
     if key not in _answers:
         answer = _ask_child()
-        if answer.status == "broken":  # may be fixed while this process runs
+        if answer.status == "broken":  # not cached: may be fixed while this process runs
             return answer
         _answers[key] = answer
     return _answers[key]

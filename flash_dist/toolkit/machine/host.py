@@ -68,7 +68,7 @@ class JitCache:
 
     folder: str
     status: Literal["writable", "absent", "read-only", "homeless"]
-    free_bytes: int | None = None  # None: unknown
+    free_bytes: int | None = None  # bytes of free disk; None: unknown
     limit_bytes: int = DEFAULT_LIMIT
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Host:
     libcuda: str = ""  # the loaded file, or the one that would be loaded
     stray_libcuda: str = ""  # a libcuda outside the loader's path
     jit_compiler: str = ""
-    module_release: str = ""  # of the kernel module, from /proc
+    module_release: str = ""  # release of the kernel module, from /proc
     module_gpus: int = 0  # GPUs of the kernel module, including those hidden from a container
     device_files: tuple[DeviceFile, ...] = ()
     dxg: bool = False  # WSL's device for GPUs
@@ -110,7 +110,7 @@ class Host:
 
     @property
     def lacks_jit_compiler(self) -> bool:
-        """Whether it is certainly missing: drivers of these releases have it beside libcuda.
+        """Whether the JIT compiler is missing: drivers with such releases have it beside libcuda.
 
         WSL keeps it in the folders of Windows; the libcuda of Jetson has no release in its name.
         """
@@ -154,7 +154,7 @@ def gather_host(
     Args:
         environ: Variables of this process.
         root: The root directory; another one in tests.
-        may_use: As `os.access`.
+        may_use: Function like `os.access`.
         nvml: Function that asks NVML.
     """
     path = LoaderPath.read(environ, root)

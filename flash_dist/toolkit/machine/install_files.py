@@ -30,11 +30,11 @@ class InstallFiles:
     """State of the installed files; names are relative to `folder`."""
 
     status: Literal["recorded", "unrecorded"] = "unrecorded"
-    folder: str = ""  # that contains the package
+    folder: str = ""  # folder that contains the package
     count: int = 0  # files that were compared
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    unreadable: tuple[str, ...] = ()  # by this user
+    unreadable: tuple[str, ...] = ()  # files that this user cannot read
     leftovers: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()  # other folders in which Python would find this package
     in_sources: bool = False  # the sources run, in the folder where Python was started

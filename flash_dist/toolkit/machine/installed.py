@@ -149,7 +149,7 @@ def read_embedded(
 def read_variants(
     fatbin: Fatbin, toolkit: str | None, manifest: Manifest | None = None
 ) -> tuple[Variant, ...]:
-    """Do the same for an open library."""
+    """Read our kernels in an open library; see `read_embedded`."""
     records = manifest.kernels if manifest else ()
     plain = {one.symbol: one.family for one in records if one.is_plain}
     axes, symbols = (manifest.axes, f"{manifest.product}_") if manifest else (AXES, SYMBOLS)

@@ -28,7 +28,7 @@ _MINOR = 76
 _SMEM_OPTIN = 97
 
 _NO_DEVICE = 100
-_CODE = re.compile(r"\bcu\w+ failed with (?:error |\w+ \()(\d+)")  # in the form of `_call`
+_CODE = re.compile(r"\bcu\w+ failed with (?:error |\w+ \()(\d+)")  # matches the messages of `_call`
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 

@@ -1,4 +1,4 @@
-"""Searches libraries as the dynamic loader: LD_LIBRARY_PATH, its cache, default folders.
+"""Searches for libraries as the dynamic loader does: LD_LIBRARY_PATH, cache, default folders.
 
 Sources: ld.so(8); `dl-cache.h` of glibc for the cache, which `ldconfig` writes from the folders of
 /etc/ld.so.conf. Nothing is loaded here.
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 CACHE: Final = Path("/etc/ld.so.cache")
-LIB_FOLDERS: Final = ("lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")  # of $LIB
+# Values of $LIB.
+LIB_FOLDERS: Final = ("lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
 FOLDERS: Final = tuple(Path(root, folder) for root in ("/", "/usr") for folder in LIB_FOLDERS)
 
 _MAX_CACHE_BYTES = 64 << 20
@@ -29,15 +30,15 @@ _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 _CACHE_HEADER = Struct("<20sII20s")
 _CACHE_ENTRY = Struct("<iIIIQ")
 
-_PATH_FIELD = 5  # of a line of /proc/self/maps
+_PATH_FIELD = 5  # index of the path in a line of /proc/self/maps
 
 
 @dataclass(frozen=True)
 class LoaderPath:
-    """The folders in which this process finds libraries; below a root other than "/" in tests."""
+    """The folders in which this process finds libraries. Tests use a root other than "/"."""
 
     root: Path
-    platform: Platform | None  # of this process; None: not an ELF system, so nothing is found
+    platform: Platform | None  # of this process; None: not an ELF system
     named: tuple[Path, ...]  # LD_LIBRARY_PATH
     cache: Mapping[str, tuple[Path, ...]]
 
@@ -129,7 +130,7 @@ def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
             data, first + index * _CACHE_ENTRY.size
         )
         name, file_name = _read_string(data, key), _read_string(data, value)
-        if name and file_name and not capability:  # a variant for newer CPUs has the same symbols
+        if name and file_name and not capability:  # variants for newer CPUs have the same symbols
             found[name] = (*found.get(name, ()), Path(file_name))
     return found
 

@@ -29,10 +29,11 @@ TORCH_PROBLEMS: Final = {"absent": TORCH_ABSENT, "broken": TORCH_BROKEN, "shadow
 
 # `pip install torch` does nothing while the metadata exists.
 _INDEX = "https://download.pytorch.org/whl"
-_IMPORTED = ("torch", "numpy", "typing_extensions")  # by `import torch`
+_IMPORTED = ("torch", "numpy", "typing_extensions")  # packages that `import torch` imports
 
-# CUDA_ARCH_FLAGS in libtorch_python.so, a C string such as `sm_75 sm_80 sm_86 compute_86`.
-_LONGEST = 4096  # bytes of such a text
+# CUDA_ARCH_FLAGS in libtorch_python.so: its maximum bytes, and the pattern of a C string such as
+# `sm_75 sm_80 sm_86 compute_86`.
+_LONGEST = 4096
 _ARCH_LIST = re.compile(rb"\0((?:(?:sm|compute)_[0-9]{2,3}[af]?(?: |(?=\0)))+)(?=\0)")
 
 

@@ -131,7 +131,7 @@ class Project:
     table: Path | None = None
     host: tuple[Path, ...] = ()
     spills: Path | tuple[Mapping[str, Any], ...] = ()
-    tests: tuple[Path, ...] = ()  # of a wheel, without a GPU: programs, and folders for pytest
+    tests: tuple[Path, ...] = ()  # tests of a wheel without a GPU: programs, and folders for pytest
     scripts: tuple[str, ...] = ()  # lines such as `my-norms = my_norms.__main__:run`
     # Plug-ins: such lines by the group that names their host.
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
@@ -287,7 +287,7 @@ def _read_own(data: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
 def _require_package(
     name: str, own: Mapping[str, Any], data: Mapping[str, Any], root: Path, sets: object
 ) -> None:
-    """Check that the package and its modules exist, unless setuptools has their place."""
+    """Check that the package and its modules exist, unless setuptools is told where they are."""
     setuptools = data["tool"].get("setuptools", {})
     if isinstance(setuptools, dict) and {"packages", "package-dir"} & setuptools.keys():
         return
@@ -368,7 +368,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
             message = f"`{name}` has the name of a role of the table of kernels, `{one.role}`"
             raise DeclarationError(message, hint="reports name kernels by their file: rename it")
     if (project.name, axes) != (NAME, AXES):
-        return  # of a package that this process does not build
+        return  # a package that this process does not build
     from .kernels.table import Table  # noqa: PLC0415 - needs a TOML reader
 
     try:
@@ -379,7 +379,7 @@ def _require_table(project: Project, axes: Axes, main_role: str) -> None:
 
 
 def _require_floor(archset: ArchSet, axes: Axes, oldest_gpu: str) -> None:
-    """Check that there are kernels for the targets: at all, and for some word of the axes."""
+    """Check that no target is older than `oldest_gpu`, or than every word of the axes."""
     oldest = Device.parse(oldest_gpu) if oldest_gpu else ANY_GPU
     words = min((w.floor for axis in axes.of("equal") for w in axis.words), default=ANY_GPU)
     why = f"`oldest_gpu` of {PLACE} is {oldest}"

@@ -81,7 +81,7 @@ def locked(groups: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def constraints(*groups: str) -> str:
-    """Return UV_CONSTRAINT with these groups' hashes for what uv installs without being asked.
+    """Return UV_CONSTRAINT with these groups' hashes, for packages that uv installs by itself.
 
     pip checks no hash of a constraint; uv checks those of all that it installs.
     """

@@ -70,7 +70,7 @@ def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_installed(package: Path, toolkit: Path | None = None) -> list[Path]:
-    """Return the modules and data of a folder that a wheel gets: all except those that build it.
+    """Return the modules and data of a folder that a wheel gets, without those that build wheels.
 
     Args:
         package: The folder.
@@ -112,7 +112,7 @@ def stage_toolkit(folder: Path) -> Path:
 
 
 def made_mark(folder: Path) -> Path:
-    """Return the file that marks such a folder as complete."""
+    """Return the file that marks a folder of `make_once` as complete."""
     return folder / "complete"
 
 
@@ -141,7 +141,7 @@ def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
     """Replace the generated text between two marker lines of the README.
 
     Raises:
-        KernelsError: The markers are not there once and in order.
+        KernelsError: A marker does not occur exactly once, or they are in the wrong order.
     """
     begin, end = marks
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
@@ -183,7 +183,7 @@ def load_project(path: Path = PYPROJECT) -> Project:
 def load_requirements(group: str, path: Path = GROUPS) -> list[str]:
     """Read a dependency group that is a list of strings, one per line.
 
-    TOML and Python write it alike, and Python 3.10 has no TOML parser before one is installed.
+    Such a list is also valid Python, so no TOML parser is needed: Python 3.10 has none.
     """
     text = path.read_text(encoding="utf-8")
     start = text.index(f"\n{group} = [") + len(f"\n{group} = ")

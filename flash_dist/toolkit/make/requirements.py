@@ -30,7 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them, one per line."""
+    """Print the requirements, one per line."""
     del args
     print(*list_requirements(), sep="\n")
     return 0
@@ -51,6 +51,6 @@ def list_requirements() -> list[str]:
         f"{FOLDER}=={metadata.version(FOLDER)}",
         *load_requirements("backend"),
         wheels_of_toolkit(find_release(os.environ)),
-        f"torch=={Lock.load().version}",  # its headers
+        f"torch=={Lock.load().version}",  # for torch's headers
         *load_project().dependencies,
     ]

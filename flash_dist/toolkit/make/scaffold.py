@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TEMPLATE: Final = Path(__file__).resolve().with_name("template")
 _PLACEHOLDER: Final = "my_kernels"
 _NAME: Final = re.compile("[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_RENAMED: Final = {"gitignore": ".gitignore"}  # tools of this repository would read them
+_RENAMED: Final = {"gitignore": ".gitignore"}  # git would act on a `.gitignore` in these sources
 _CHOOSE: Final = "choose another name, such as `my_norms`"
 
 
@@ -55,7 +55,7 @@ def require_name(name: str) -> None:
     """Check that a package may have a name.
 
     Raises:
-        UsageError: It may not.
+        UsageError: The name is not allowed.
     """
     package = package_of(name)
     owner = find_owner(package)
@@ -74,7 +74,7 @@ def require_free(folder: Path) -> None:
     """Check that a folder does not exist.
 
     Raises:
-        UsageError: It exists.
+        UsageError: The folder exists.
     """
     if folder.exists() or folder.is_symlink():
         message = f"NAME must be that of a new folder, got `{folder}`, which is there already"
@@ -85,7 +85,7 @@ def require_new(name: str) -> None:
     """Check that a package name is neither installed here nor easily confused with one.
 
     Raises:
-        UsageError: It is.
+        UsageError: The name is installed, or easily confused.
     """
     package = package_of(name)
     if is_importable(package):

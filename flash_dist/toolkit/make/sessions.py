@@ -113,7 +113,8 @@ def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) 
 def see_torch(session: nox.Session) -> None:
     """Make the packages beside torch in nox's Python visible to a session.
 
-    System packages need no such file; those of a virtual environment are in no other environment.
+    Write a .pth file, because packages of a virtual environment are invisible to others. System
+    packages need no such file.
     """
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
@@ -130,7 +131,7 @@ def built_wheels() -> list[str]:
 
 
 def require_wheels(session: nox.Session, *names: str) -> None:
-    """Stop before anything is installed if dist/ lacks the wheel of a set, or any for no set."""
+    """Stop before any installation if dist/ lacks the wheels of the named sets, or has no wheel."""
     sets = load_archsets(ARCHSETS)
     lacking = [name for name in names if not any((ROOT / "dist" / name).glob("*.whl"))]
     if not lacking and (names or built_wheels()):
@@ -170,14 +171,15 @@ def build(session: nox.Session) -> None:
 
 
 def build_for(session: nox.Session, target: Target) -> None:
-    """Do the same for another CPU, with a cross compiler."""
+    """Build the named sets for another CPU, in a container or with a cross compiler."""
     session.env.update(target.environ())
     if not is_native(session):
         build_in_container(session)
         return
     require_tools(target)
     names = set_names(session)
-    environ = {**os.environ, **target.environ(), "CUDA_HOME": ""}  # its libraries are for x86_64
+    # This machine's CUDA_HOME has libraries for x86_64.
+    environ = {**os.environ, **target.environ(), "CUDA_HOME": ""}
     cuda = run_preflight(session, *names, environ=environ)[0].toolkit
     install(session, "build", "audit")
     folder = Path(session.virtualenv.location).parent / f"cuda-{cuda}"
@@ -272,9 +274,9 @@ def copy_tree(session: nox.Session, tree: Path) -> None:
 
 
 def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) -> None:
-    """Run another session at this point: `requires` would go on to the next after a failure.
+    """Run another session here, and stop if it fails: nox would go on after failed `requires`.
 
-    It uses this tree's environment, whatever tree it works on.
+    The session uses the environment of this tree, even if it works on another tree.
     """
     environments = str(Path(session.virtualenv.location).parent)
     command = [sys.executable, "-m", "nox", "-f", str(tree / "noxfile.py"), "-s", name]

@@ -10,7 +10,7 @@ namespace KERNEL_NAMESPACE {
 struct Call {
   int device;
   void* stream;  // cudaStream_t
-  int dtype;     // word of that axis, numbered as in roles.h
+  int dtype;     // word of the dtype axis, numbered as in roles.h
 };
 
 // Device memory of the current device for the kernels of one call, aligned to 256 bytes, or null.

@@ -98,7 +98,7 @@ std::unique_ptr<DeviceInfo> read_device(int device) {
   return info;
 }
 
-// "9.0"
+// Returns text such as "9.0".
 std::string capability_text(const DeviceInfo& info) {
   return std::to_string(info.compute_capability / 10) + "." +
          std::to_string(info.compute_capability % 10);
@@ -140,7 +140,8 @@ bool is_of_capture(cudaError_t status) {
   return cudaErrorStreamCaptureUnsupported <= status && status <= cudaErrorStreamCaptureWrongThread;
 }
 
-// Raises failures that are no refusal. They are not remembered: the next call tries again.
+// Raises an error for a failure that is no refusal. It is not remembered, so the next call tries
+// again.
 [[noreturn]] void fail_to_load(const Variant& v, const char* call, cudaError_t status) {
   fail(memory_words(status), PRODUCT_NAME " could not load ", v.symbol, ": ", call, " failed with ",
        error_text(status), "\n\nhint: ",
@@ -190,7 +191,8 @@ class Candidates {
     std::sort(waiting_.begin(), waiting_.end(), preference);
   }
 
-  // The best that loads and supports the arguments, null if none does. params null: any.
+  // Returns the best variant that loads and supports the arguments, or null. If params is null, any
+  // variant that loads is returned.
   const Loaded* find(const void* params) {
     for (size_t i = 0; i < loaded_.size() || load_next(); ++i) {
       const KernelEntry& entry = *loaded_[i].variant->entry;
@@ -201,7 +203,8 @@ class Candidates {
     return nullptr;
   }
 
-  // Those that do not load, and those before the chosen one that refuse the arguments.
+  // Returns the reasons against the variants that do not load, and against those before the chosen
+  // one that refuse the arguments.
   std::vector<Refusal> refused(const void* params) const {
     std::vector<Refusal> all = refused_;
     for (const Loaded& one : loaded_) {
@@ -226,7 +229,8 @@ class Candidates {
     return false;
   }
 
-  // Empty if the variant loads on the current device, else the permanent reason why not.
+  // Returns an empty text if the variant loads on the current device, else the permanent reason why
+  // it does not.
   std::string try_load(const Variant& v) {
     if (smem_plan_bytes(v.plan) > info_.smem_limit && v.plan != 0) {
       return "needs up to " + std::to_string(smem_plan_bytes(v.plan)) +
@@ -286,7 +290,7 @@ class Candidates {
   const int device_;
   const DeviceInfo& info_;
   std::vector<const Variant*> waiting_;
-  size_t next_ = 0;  // of waiting_
+  size_t next_ = 0;  // index of the first variant of waiting_ that was not tried
   std::vector<Loaded> loaded_;
   std::vector<Refusal> refused_;
 };
@@ -299,7 +303,8 @@ class Registry {
     return known_device(device);
   }
 
-  // The kernel (variant null: none), and the reasons against the others if `refused` is given.
+  // Returns the kernel to run; its variant is null if there is none. Stores the reasons against the
+  // other variants in *refused, unless it is null.
   Loaded find(int device, const KernelKey& key, const void* params,
               std::vector<Refusal>* refused = nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -468,7 +473,7 @@ Loaded require_kernel(int device, const KernelKey& key, const void* params) {
 void launch(int device, const Loaded& kernel, const void* params, cudaStream_t stream) {
   const Variant& variant = *kernel.variant;
   const cudaError_t status = variant.entry->launch(variant.entry->kernel, params, stream);
-  if (status == cudaErrorInvalidConfiguration) {  // of launch_1d()
+  if (status == cudaErrorInvalidConfiguration) {  // launch_1d() returned it
     cudaGetLastError();
     fail(variant.symbol, " failed with ", error_text(status), ": it would need more than ",
          INT32_MAX, " blocks\n\nhint: pass less at a time, such as fewer batch entries");

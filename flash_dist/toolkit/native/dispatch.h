@@ -21,9 +21,9 @@ struct Variant {
   const char* symbol;
   Role role;
   Family family;
-  bool specific;  // of a family that is for some targets only
-  int plan;       // KB of shared memory; 0: no opt-in is needed
-  int number;     // 90
+  bool specific;  // the family is for some targets only
+  int plan;       // KB of shared memory; 0 needs no opt-in
+  int number;     // such as 90
   char suffix;    // 'a', 'f' or '\0'
   bool ptx;
   Values values;
@@ -34,8 +34,8 @@ struct Variant {
 
 const std::vector<Variant>& all_variants();
 
-// A kernel as requested by a call: the values of the call. In each family it means the smallest
-// compiled sizes that hold them.
+// A kernel as requested by a call: the values of the call. In each family the key selects the
+// smallest compiled sizes that are not below its own.
 struct KernelKey {
   Role role;
   Values values;
@@ -52,8 +52,8 @@ bool is_built_in(const KernelKey& key);
 // A variant that the driver has loaded on some device.
 struct Loaded {
   const Variant* variant = nullptr;
-  int binary_version = 0;  // of the loaded code: 90
-  int ptx_version = 0;     // of the PTX it was made from: 80
+  int binary_version = 0;  // compute capability of the loaded SASS, times 10: 90
+  int ptx_version = 0;     // version of the PTX that the driver compiled, such as 80
 };
 
 struct Refusal {
@@ -63,28 +63,30 @@ struct Refusal {
 
 // The kernel that a device will run, and the reasons against the variants before it.
 struct Selection {
-  Loaded chosen;  // variant null: none
+  Loaded chosen;  // variant is null if there is none
   std::vector<Refusal> refused;
 };
 
 struct DeviceInfo {
   std::string name;
-  int compute_capability;  // 90
+  int compute_capability;  // such as 90
   int sm_count;
   int smem_limit;  // bytes available to a block, lowered by SMEM_LIMIT_VARIABLE
   int l2_bytes;
 };
 
-// Both ask once per process and device, and restore the current device. Only a permanent reason is
-// remembered as a refusal: any other failure is an error, and the next call asks again.
+// Both functions ask the driver once per process and device, and restore the current device. Only a
+// permanent reason is remembered as a refusal: any other failure is an error, and the next call
+// asks again.
 const DeviceInfo& device_info(int device);
 Selection select_kernel(int device, const KernelKey& key);
 
-// The best variant that loads and supports these arguments (null: any), or an error that names the
-// device, the built variants and the reason against each.
+// Returns the best variant that loads and supports these arguments; any that loads if params is
+// null. Otherwise throws an error that names the device, the built variants and the reason against
+// each.
 Loaded require_kernel(int device, const KernelKey& key, const void* params);
 
-// The same, with variant null if there is none.
+// Like require_kernel, but returns a null variant instead of throwing.
 Loaded find_kernel(int device, const KernelKey& key, const void* params);
 
 // Launches on stream and remembers the variant for last_variants().
@@ -94,7 +96,7 @@ struct LastVariant {
   int device;
   Loaded kernel;
 };
-std::vector<LastVariant> last_variants();  // one for each launched role
+std::vector<LastVariant> last_variants();  // one entry for each role that was launched
 
 // Makes a device current for a scope.
 class DeviceScope {

@@ -28,7 +28,7 @@ struct KernelEntry {
   int dynamic_smem;    // bytes
   int block_rows;      // rows of the result that a block owns; 0: the kernel has no such rows
   int blocks_per_sm;   // resident blocks the tile was chosen for
-  int cluster;         // blocks of a cluster, which share these rows
+  int cluster;         // blocks of a cluster, which share block_rows
   bool takes_tickets;  // blocks take tiles from a counter in memory
   // Returns the reason why the kernel does not support these arguments, null if it does. The
   // pointer is null if it supports all. The dispatcher then takes the next family of the role.
@@ -46,7 +46,8 @@ constexpr int registers_at_launch(int threads) {
   return each < MOST_REGISTERS ? each : MOST_REGISTERS;
 }
 
-// KernelEntry::registers of a Config whose warpgroups redistribute registers, else 0.
+// Returns KernelEntry::registers of a Config whose warpgroups redistribute registers; 0 for other
+// kernels.
 template <class Config>
 constexpr auto registers_of(int) -> decltype(Config::CONSUMER_REGISTERS) {
   return registers_at_launch(Config::THREADS * Config::MIN_BLOCKS);
@@ -56,7 +57,7 @@ constexpr int registers_of(...) {
   return 0;
 }
 
-// Config::TAKES_TICKETS, else false.
+// Returns Config::TAKES_TICKETS if Config has it, else false.
 template <class Config>
 constexpr auto takes_tickets(int) -> decltype(Config::TAKES_TICKETS) {
   return Config::TAKES_TICKETS;
@@ -66,7 +67,7 @@ constexpr bool takes_tickets(...) {
   return false;
 }
 
-// Config::CLUSTER, else 1.
+// Returns Config::CLUSTER if Config has it, else 1.
 template <class Config>
 constexpr auto cluster_of(int) -> decltype(Config::CLUSTER) {
   return Config::CLUSTER;
@@ -76,7 +77,7 @@ constexpr int cluster_of(...) {
   return 1;
 }
 
-// Config::BLOCK_ROWS, else 0.
+// Returns Config::BLOCK_ROWS if Config has it, else 0.
 template <class Config>
 constexpr auto block_rows_of(int) -> decltype(Config::BLOCK_ROWS) {
   return Config::BLOCK_ROWS;
@@ -102,7 +103,8 @@ KernelEntry make_entry(void (*kernel)(Params),
           registers_of<Config>(0)};
 }
 
-// A launch of blocks of a kernel's size, with one attribute, which must outlive the launch.
+// Returns a launch of blocks of a kernel's size with one attribute. The attribute must outlive the
+// launch.
 inline cudaLaunchConfig_t launch_config(dim3 blocks, int threads, int dynamic_smem,
                                         cudaStream_t stream, cudaLaunchAttribute& attribute) {
   cudaLaunchConfig_t config{};
@@ -123,8 +125,8 @@ inline cudaLaunchAttribute in_clusters(int blocks) {
   return attribute;
 }
 
-// Launches this many blocks, or clusters of blocks if Config has a CLUSTER. Launches nothing for 0;
-// more than the grid's limit is cudaErrorInvalidConfiguration.
+// Launches this many blocks, or clusters of blocks if Config has a CLUSTER. Launches nothing for 0.
+// Returns cudaErrorInvalidConfiguration if the grid would exceed its limit.
 template <class Config>
 cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cudaStream_t stream) {
   constexpr int CLUSTER = cluster_of<Config>(0);

@@ -15,8 +15,9 @@ namespace KERNEL_NAMESPACE {
 // Values of the axes of a key: words by number (see roles.h), then sizes.
 using Values = std::array<int, KEY_AXES>;
 
-// The sizes with the least sum that hold those of a call; among equals, those with the least last
-// one: 160 and 128 take 192/128, not 160/160. Words are ignored. All 0 if none hold them.
+// Returns the compiled sizes with the least sum that are not below those of a call. Among equal
+// sums the one with the least last size wins: 160 and 128 take 192/128, not 160/160. Words are
+// ignored. Returns all 0 if there are no such sizes.
 inline Values smallest_holding(const std::vector<Values>& compiled, const Values& values) {
   const auto rank = [](const Values& one) {
     std::vector<int> order(one.rbegin(), one.rend() - WORD_AXES);

@@ -109,7 +109,7 @@ def _kind(check: Json) -> str:
 
 
 def _summarize(group: Group) -> str:
-    """Return the first summary; replace what each GPU took by the least and the most."""
+    """Return the first summary; replace its seconds by the range over all GPUs."""
     summary = str(group[0][1]["summary"])
     found = [_SECONDS.search(one["summary"]) for _, one in group]
     took = sorted(int(match[1]) for match in found if match)

@@ -57,7 +57,7 @@ def make_facts(environment: Mapping[str, Any]) -> Markup:
 
 
 def _leave_out_unasked(left: Json) -> None:
-    """Remove facts that nobody examined around GPUs that are not here."""
+    """Remove facts that were not examined because the GPUs are imagined."""
     installed, files, loading = (left.get(name) or {} for name in ("installed", "files", "loading"))
     if not installed.get("build"):
         left.pop("installed", None)
@@ -157,7 +157,7 @@ def _describe_driver(left: Json) -> Iterator[Fact]:
         said = " ".join(filter(None, [release, speaks and f"(CUDA {speaks})"]))
     yield "Driver", _because(said, reason)
     kind = _LIBCUDA.get(host.pop("libcuda_kind", None) or "", "")
-    host.pop("libcuda_release", None)  # contained in its name
+    host.pop("libcuda_release", None)  # part of the file name of libcuda
     yield "libcuda", " ".join(filter(None, [host.pop("libcuda", None), kind]))
     stray = host.pop("stray_libcuda", None)
     yield "libcuda elsewhere", f"{stray}, which the loader does not search" if stray else ""

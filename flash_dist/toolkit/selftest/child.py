@@ -126,9 +126,9 @@ def run_first(
     inputs: Any,  # noqa: ANN401 - the case's own
     device: torch.device,
 ) -> tuple[Tensors, CasePlan]:
-    """Run once, and record the plan; there is none on the CPU.
+    """Run the case once. Return its results and the plans of its launches; no plans on the CPU.
 
-    Without a dispatcher nothing is recorded: the plan is the case's own description.
+    Without a dispatcher the plan holds only the case's description of its inputs.
     """
     if device.type != "cuda":
         return case.run(inputs), CasePlan()

@@ -121,7 +121,7 @@ class SelftestReport:
 
     @property
     def tensors(self) -> str:
-        """The computed tensors, except those of few cases."""
+        """The names of the tensors that at least half of the cases compute."""
         counts = Counter(name for one in self.digests for name in one.digests)
         common = [name for name, count in counts.items() if 2 * count >= len(self.digests)]
         return ", ".join(common) or "results"

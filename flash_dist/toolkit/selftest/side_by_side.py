@@ -58,7 +58,7 @@ def count_places(devices: int, cores: int, free_bytes: int | None) -> int:
 
 
 def count_threads(places: int, cores: int) -> int:
-    """Return the number of CPU threads for each of them."""
+    """Return the number of CPU threads for each selftest that runs at the same time."""
     return max(1, min(MOST_THREADS, cores // places))
 
 

@@ -252,7 +252,7 @@ def sources(release: str, project: str = NAME) -> str:
 
 
 def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> str:
-    """Return the step of `unsupported_fix` for a driver: a set that it loads, or a newer one, too.
+    """Return the step of `unsupported_fix` for a driver: a set that it loads, or a newer driver.
 
     Args:
         devices: GPUs without code in the build, or without the best code.

@@ -134,13 +134,13 @@ class ArchSet:
     toolkit: str = DEFAULT_TOOLKIT
     machine: str = field(default=DEFAULT_MACHINE, kw_only=True)  # in the form of `uname -m`
     budget_bytes: int | None = field(default=None, kw_only=True)
-    wheel_bytes: int | None = field(default=None, kw_only=True)  # of the last build
+    wheel_bytes: int | None = field(default=None, kw_only=True)  # bytes of the last built wheel
 
     @classmethod
     def parse(cls, text: str, *, name: str = "custom", label: str | None = None) -> ArchSet:
         """Read a TORCH_CUDA_ARCH_LIST: blanks or semicolons, any order, `+PTX`, named lists.
 
-        `8.9+PTX` is SASS and PTX of 8.9. A single target, `compute_89`, stands for itself.
+        `8.9+PTX` is SASS and PTX of 8.9. A single target such as `compute_89` means only itself.
 
         Args:
             text: The list.

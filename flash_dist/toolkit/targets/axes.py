@@ -53,7 +53,7 @@ class Place(NamedTuple):
     plan: int  # KB of shared memory; 0 needs no opt-in
 
 
-NOWHERE: Final = Place((), (), 0)  # of a kernel without a table: it has no axes
+NOWHERE: Final = Place((), (), 0)  # place of a kernel without a table, which has no axes
 
 
 @dataclass(frozen=True)

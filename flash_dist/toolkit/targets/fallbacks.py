@@ -60,7 +60,7 @@ def read_names(key: str, names: object) -> tuple[str, ...]:
     """Return a list of names in plain data.
 
     Raises:
-        TypeError: It is none.
+        TypeError: The data are not a list of names.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         message = f"`{key}` must be a list of names, got {names!r:.60}"

@@ -45,8 +45,8 @@ class Chip:
         return ("", *specific, *family)
 
 
-# Oldest first. Families are listed, because a new minor of the same major may not belong to one:
-# 10.1 is outside that of 10.0.
+# Oldest first. Families are listed, because a new minor of the same major may not belong to the
+# family: 10.1 is not in the family of 10.0.
 _THOR: Final = ((10, 1), (11, 0))
 CHIPS: Final = (
     Chip((5, 0), 48, until=(13, 0), dropped=(13, 1)),

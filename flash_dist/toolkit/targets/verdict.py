@@ -126,7 +126,7 @@ class Build:
     index: str = PRODUCT.index  # of the package index with the releases
 
     def __hash__(self) -> int:
-        """Hash few fields: it is a cache key, and has a thousand variants."""
+        """Hash few fields: a build is a cache key, and has a thousand variants."""
         return hash((self.name, len(self.variants)))
 
     @property
@@ -194,7 +194,7 @@ class Situation:
     driver: Driver | None = None  # None: unknown, counts as new enough
     smem_limit: int = 0  # bytes; 0: the default of this compute capability
     jit: JitPolicy = ALLOWED
-    smem_lowered: bool = False  # by the variable instead of the GPU
+    smem_lowered: bool = False  # the variable sets the limit, not the GPU
 
     @property
     def smem_bytes(self) -> int:
@@ -353,9 +353,9 @@ def _lacks_room(key: KernelKey, axes: Axes, device: Device) -> str:
 
 
 def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:
-    """Order variants that run equally well: newest target, bound to the chip, specific, plan.
+    """Return the sort key of variants that run equally well: newest target, then suffix `a` or `f`.
 
-    Among equal plans, the one that serves most calls.
+    Then come families for some targets, the largest plan, and variants that serve most calls.
     """
     arch = variant.arch
     suffix = ("a", "f", "").index(arch.suffix)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _CODE: Final = re.compile(r"`[^`\n]+`")
 _WHOLE: Final = re.compile(r"\(more: `[^`\n]+`\)|`[^`\n]+`")
 _FIX: Final = re.compile(r" *(fix:|hint:)")
-_NO_BREAK: Final = "\0"  # stands for a command's blanks during wrapping
+_NO_BREAK: Final = "\0"  # replaces a command's spaces during wrapping
 NARROWEST: Final = 40
 
 

@@ -32,7 +32,7 @@ _Row = TypeVar("_Row")
 ROWS: Final = 200  # maximum rows of a long table, unless --all
 LONGEST_NAME: Final = 120  # maximum characters; JSON has full names
 _TAIL: Final = 30
-SILENT: Final = 20  # libraries without GPU code that are named, unless --all
+SILENT: Final = 20  # maximum names of libraries without GPU code, unless --all
 
 
 def print_inspections(

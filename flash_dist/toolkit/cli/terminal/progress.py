@@ -83,7 +83,10 @@ def testing(
     silent: bool,
     every: float | None = None,  # noqa: PT028 - no test
 ) -> Callable[[str], AbstractContextManager[Callable[[str], None]]]:
-    """Return `working` for selftests: elsewhere a line as of `Seldom`, or nothing if silent."""
+    """Return `working` for selftests.
+
+    Without a terminal it prints lines as `Seldom` does, or nothing if silent.
+    """
     if silent:
         return lambda _: nullcontext(_ignore)
     return partial(working, elsewhere=Seldom(every).say)

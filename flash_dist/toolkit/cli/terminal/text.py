@@ -45,7 +45,7 @@ def spell(text: str) -> str:
         return text
     called = shlex.quote(called)
     calls = {
-        f"{PROGRAM}.": f"PYTHONPATH={called} {PROGRAM}.",  # a module in it
+        f"{PROGRAM}.": f"PYTHONPATH={called} {PROGRAM}.",  # a module inside the file
         PROGRAM: f"python {called}",
         _FLEET: f"{called} fleet",  # started by torchrun
     }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_IDENTIFIER: Final = 4096
 
 CONCATENATED: Final = 256
-COST: Final = 4  # in images: one in a stream is as much work, in few bytes of the file
+COST: Final = 4  # an image in a stream counts as this many: it takes few bytes of the file
 
 FORM: Final = Struct("<HHIQIIHHIIIQQQ")
 _TABLE: Final = Struct("<II")  # number of images, size of the table including these two
@@ -58,9 +58,9 @@ class Header(NamedTuple):
     payload_size: int  # padded to 8
     compressed_size: int  # 0: not compressed
     options_offset: int
-    isa_minor: int  # of PTX; for a cubin its code version
+    isa_minor: int  # minor of the PTX ISA; for a cubin, its code version
     isa_major: int
-    number: int  # 90
+    number: int  # such as 90
     name_offset: int
     name_size: int
     flags: int

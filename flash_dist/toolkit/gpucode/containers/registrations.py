@@ -37,7 +37,7 @@ MAX_FOUND: Final = 50_000
 
 _NEAR: Final = 4096  # bytes between two parts that are searched as one
 _RELA: Final = Struct("<QQq")
-_POINTER_AT: Final = 8  # in the struct
+_POINTER_AT: Final = 8  # offset of the pointer in the struct
 
 
 class Part(NamedTuple):
@@ -65,7 +65,7 @@ class Loaded:
         return [Part(one.offset, one.end) for one in self._sections if one.is_code]
 
     def parts(self, without: Iterable[Part]) -> list[Part]:
-        """Return the parts in order, each once, without those of these names."""
+        """Return the parts in order, each once, except the parts in `without`."""
         loaded = [Part(one.offset, one.end) for one in self._sections]
         loaded += [
             Part(place, min(place + size, self._size)) for _, place, size in self.addresses.parts
@@ -135,7 +135,7 @@ class Registration:
 
 @dataclass
 class Search:
-    """Searches the structs in one file."""
+    """Search for the registration structs in one file."""
 
     walk: Walk
     sections: Sequence[Section]
@@ -144,7 +144,8 @@ class Search:
     def find(self, parts: Iterable[Part]) -> list[Registration]:
         """Return the structs in their section, and those in other parts of the file.
 
-        Elsewhere a struct counts if it points to a container, or its target is unknown.
+        A struct outside the section counts if it points to a container, or if its target is
+        unknown.
         """
         found: list[Registration] = []
         for place, in_place in chain(self._walk_wrappers(), self._search(parts)):

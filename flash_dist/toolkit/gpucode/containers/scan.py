@@ -178,7 +178,7 @@ class _Scan:
     def read_bare(self, loaded: Loaded, parts: Sequence[Part]) -> None:
         """Read the cubins between the containers of the loaded parts.
 
-        NOTE: not in code, which would take most of the time: four passes instead of two.
+        NOTE: sections with code are not searched. That would take four passes instead of two.
         """
         spans = sorted(self.walk.ends.items())
         search = CubinSearch(self.data, self.walk.budget)
@@ -192,7 +192,7 @@ class _Scan:
             self.walk.warn(NOT_SEARCHED.format("cubins"))
 
     def check_wrappers(self, sections: Sequence[Section]) -> None:
-        """Compare with the table in which the program registers its containers."""
+        """Compare the containers with the table in which the program registers them."""
         size = sum(section.size for section in sections if section.name.startswith(WRAPPERS))
         registered = size // WRAPPER.size
         found = self.walk.containers - len(self.unregistered)

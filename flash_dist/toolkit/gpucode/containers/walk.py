@@ -54,9 +54,9 @@ class Bare(NamedTuple):
     """One cubin."""
 
     offset: int
-    size: int  # in the file
+    size: int  # bytes in the file
     codec: Codec
-    data: Buffer  # unpacked
+    data: Buffer  # unpacked bytes
     elf: Elf
 
 
@@ -81,7 +81,7 @@ class Walk:
             self.warnings.append("further warnings are left out")
 
     def may_try(self) -> bool:
-        """Count a false beginning of a container, its struct or an image."""
+        """Count a false beginning of a container, its struct or an image; allow more or not."""
         self.tries -= 1
         if self.tries == 0:
             self.give_up()

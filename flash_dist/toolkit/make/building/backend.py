@@ -1,8 +1,8 @@
 """Build backend of `pip install .`: setuptools between a preflight check and an audit.
 
-pip and uv run it in an isolated environment (PEP 517). It requires from PyPI what this machine and
-the targets need, so that a missing compiler is reported before any download. The wheel passes the
-same audit as those of `nox -s build_wheels`.
+pip and uv run it in an isolated environment (PEP 517). The hooks request from PyPI only the
+packages that this machine and the targets need. They report a missing compiler before any download.
+The wheel passes the same audit as those of `nox -s build_wheels`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _is_labelled(config_settings: Settings) -> bool:
 
 
 def _pack(target: Path, *words: str, labelled: bool = True) -> Path:
-    """Let setuptools make one file, and move it to its folder when it is whole."""
+    """Let setuptools make one file, and move the complete file to its folder."""
     pack = _load_pack()
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target) as folder:
@@ -146,7 +146,7 @@ def _pack(target: Path, *words: str, labelled: bool = True) -> Path:
 
 
 def _load_pack() -> Callable[..., object]:
-    """Import what needs the packages that `get_requires_for_build_wheel` lists.
+    """Import a module that needs the packages listed by `get_requires_for_build_wheel`.
 
     Raises:
         BackendError: The caller did not install them.

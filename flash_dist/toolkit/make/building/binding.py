@@ -1,7 +1,7 @@
 """Finds sources that use more than torch's stable ABI before anything is compiled.
 
-It skips comments and literals as a compiler does. It does not evaluate conditions: an include below
-`#if 0` counts.
+The search skips comments and literals as a compiler does. It does not evaluate conditions: an
+include below `#if 0` counts.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def same_major(one: str, other: str) -> bool:
 
 
 def _compiling(archset: ArchSet, toolkit: str | None) -> str:
-    """Return the toolkit that compiles a set; the one that it names if none has its major."""
+    """Return the toolkit that compiles a set; the set's own if the majors differ."""
     if toolkit is None or not same_major(archset.toolkit, toolkit):
         return archset.toolkit
     return toolkit

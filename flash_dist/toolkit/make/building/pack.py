@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 def choose_metadata(*, sources: bool, labelled: bool = True) -> dict[str, Any]:
     """Return version and dependencies of the wheel, or of the sources, which have no arch set.
 
-    A project gets the optional ones if its `dynamic` has `optional-dependencies`.
+    The result has optional dependencies if `dynamic` of the project lists `optional-dependencies`.
 
     Args:
         sources: Pack the sources.

@@ -66,7 +66,7 @@ def make_plan(environ: Mapping[str, str], ask_driver: Callable[[], Cuda] = read_
         ask_driver: Returns the GPUs, if no variable names targets.
 
     Raises:
-        KernelsError: They cannot be built here.
+        KernelsError: The targets cannot be built here.
     """
     return choose_targets(environ, find_release(environ), ask_driver)
 

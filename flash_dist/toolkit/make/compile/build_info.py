@@ -91,7 +91,7 @@ def list_files(package: Path) -> Iterator[str]:
     """Yield the files of a package, without libraries, build record and Python's caches.
 
     Raises:
-        ManifestError: There is no module in it.
+        ManifestError: The package has no module.
     """
     found = [path.relative_to(package) for path in package.rglob("*") if path.is_file()]
     names = [path.as_posix() for path in found if "__pycache__" not in path.parts]
@@ -148,8 +148,8 @@ def _plain_records(
 ) -> Iterator[KernelRecord]:
     """Yield a record for each kernel of a plain file and each of its targets.
 
-    The object tells which of them it has, and their resources: ptxas prints all names, and
-    templates are compiled where they are used.
+    Names and resources come from the compiled object. Its source would not do: a template is
+    compiled in each file that uses it.
     """
     spilled = {(one.symbol, one.target): one.spill_bytes for one in build.resources}
     for file, compiled in build.plain:

@@ -34,7 +34,7 @@ _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 
 
 class BuildLogError(KernelsError):
-    """There is no log, or none of Ninja."""
+    """There is no build log, or it is not a log of Ninja."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def find_logs(folder: Path) -> list[Path]:
     """Return the logs below a build folder: of this machine's compiler and of containers.
 
     Raises:
-        BuildLogError: There is none.
+        BuildLogError: There is no log.
     """
     places = ("native-*/.ninja_log", "*/native-*/.ninja_log")
     found = sorted(path for place in places for path in folder.glob(place))
@@ -64,7 +64,7 @@ def read_log(path: Path) -> list[Cost]:
     """Read the time of each kernel object's last compilation.
 
     Raises:
-        BuildLogError: It cannot be read, or is not a log of Ninja.
+        BuildLogError: The file cannot be read, or is not a log of Ninja.
     """
     try:
         header, *lines = path.read_text(encoding="utf-8").splitlines() or [""]

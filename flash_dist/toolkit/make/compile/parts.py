@@ -33,7 +33,7 @@ class Packages(NamedTuple):
 CUDA_13: Final = Packages("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-nvvm")
 CUDA_12: Final = Packages("nvidia-cuda-runtime-cu12", *["nvidia-cuda-nvcc-cu12"] * 2)
 
-# Their names in version.json of NVIDIA's installer.
+# Names of the parts in version.json of NVIDIA's installer.
 _INSTALLED: Final = {
     CUDA_13.runtime: ("cuda_cudart",),
     CUDA_13.crt: ("cuda_crt", "cuda_nvcc"),
@@ -85,8 +85,8 @@ def find_cudart(folder: Path) -> Path:
 def package_version(toolchain: Toolchain, package: str) -> str:
     """Return a toolkit package's version, as recorded by pip or NVIDIA's installer.
 
-    Without a record, programs have nvcc's version and the runtime has the release: its full number
-    would be a guess.
+    Without a record, a program gets nvcc's version. The runtime then gets only the release, because
+    its full version is unknown.
     """
     name = package.replace("-", "_")
     for place in (toolchain.home / INFOS, toolchain.home.parents[1]):

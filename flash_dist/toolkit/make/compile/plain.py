@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _KNOWN: Final = "plain.json"
 _DIGITS: Final = 8
-NINJA: Final = (1, 13)  # the first to use a server; not with `-j`
-NVCC: Final = (13, 0)  # supports --jobserver
-_DEPTH: Final = "CMAKE_BUILD_PARALLEL_LEVEL"  # becomes `-j`
+NINJA: Final = (1, 13)  # first ninja that uses a job server; not with `-j`
+NVCC: Final = (13, 0)  # first nvcc with --jobserver
+_DEPTH: Final = "CMAKE_BUILD_PARALLEL_LEVEL"  # ninja reads `-j` from this variable
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class SpillException:
     reason: str
 
     def names(self, kernel: str) -> bool:
-        """Tell if it covers a kernel: by its symbol, or by its name in the source."""
+        """Tell if the exception covers a kernel: by its symbol, or by its name in the source."""
         readable = demangle(kernel)
         spellings = (kernel, readable, short_name(readable))
         return any(fnmatchcase(one, self.symbol) for one in spellings)

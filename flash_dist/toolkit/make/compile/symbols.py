@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 MERGEABLE = frozenset("WVwvu")
 STRONG = frozenset("TDBR")  # kinds of symbols that a library may have only once
 _MOST_SHOWN = 3
-_STUB = "__device_stub_"  # in nvcc's host function behind a kernel, before the kernel's name
+# Part of the name of nvcc's host function for a kernel. The kernel's name follows it.
+_STUB = "__device_stub_"
 # Mangled names. A kernel's config and target are template arguments; its own name is plain C.
 _CONFIG, _TARGET, _KERNEL = "Config", "TargetI", SYMBOLS
 
@@ -44,7 +45,11 @@ def mentions_kernel(symbol: str) -> bool:
 
 
 def find_shared(definitions: Iterable[tuple[str, str, str]]) -> dict[str, list[str]]:
-    """Return the mergeable kernel symbols with more than one object: (object, symbol, type)."""
+    """Return the mergeable kernel symbols that several objects define, with these objects.
+
+    Args:
+        definitions: (object, symbol, type) of each definition.
+    """
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for owner, symbol, kind in definitions:
         if kind in MERGEABLE and mentions_kernel(symbol):
@@ -88,7 +93,7 @@ def require_distinct(sources: Mapping[Path, str]) -> None:
         sources: The objects, each with the name of its source.
 
     Raises:
-        SymbolError: Two files define one.
+        SymbolError: Two files define the same function or variable.
     """
     owners: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for owner, symbol, kind in read_definitions(list(sources)):

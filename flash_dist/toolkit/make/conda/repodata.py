@@ -41,5 +41,5 @@ def _list(path: Path) -> dict[str, Any]:
 
 
 def write_repodata(folder: Path) -> None:
-    """Write it."""
+    """Write repodata.json into the folder."""
     (folder / REPODATA).write_text(make_repodata(folder), encoding="utf-8")

@@ -72,7 +72,7 @@ def is_current(environ: Mapping[str, str]) -> bool:
 
 
 def require_root() -> None:
-    """Reject early what would fail late."""
+    """Raise unless this process is root and the machine has apt-get."""
     if os.geteuid() != 0:
         message = "`nox -s image` needs root: it installs podman and unpacks a Debian root"
         raise ImageError(message, hint="run it as root, or use a registry's image as it is")

@@ -83,7 +83,8 @@ def cibuildwheel_settings() -> dict[str, str]:
 
 def _test_settings() -> dict[str, str]:
     """Return the test step: import, doctor, and the project's tests."""
-    toolkit = f"{NAME}.{TOOLKIT.name if EMBEDDED else COPY}"  # in the wheel
+    # Module name of the toolkit in the wheel.
+    toolkit = f"{NAME}.{TOOLKIT.name if EMBEDDED else COPY}"
     program = f"python {_of_toolkit(TOOLKIT / 'make' / 'container' / 'smoke_test.py')}"
     tests = load_project().tests
     command = [f"{program} {NAME} {toolkit}", *map(_of_project, tests)]

@@ -1,6 +1,6 @@
 """Installs nvcc in a container, from PyPI: cibuildwheel's before-all step.
 
-It stays in the build folder, which outlives the container; /opt/cuda links to it.
+nvcc stays in the build folder, which outlives the container; /opt/cuda links to it.
 """
 
 from __future__ import annotations

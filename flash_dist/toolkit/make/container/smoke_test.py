@@ -4,8 +4,8 @@ With each torch in a variable, it loads the operators and asks doctor about GPUs
 those that the wheel was built for, and one that it was not built for. Then the project's tests run:
 pytest for a folder, Python for a file.
 
-It uses the standard library only: it runs beside the wheel. Of the sources, it reads only the tests
-and the hashes of the packages that torch needs.
+The script uses only the standard library, because it runs beside the wheel. It reads two parts of
+the sources: the tests, and the hashes of the packages that torch needs.
 
     python smoke_test.py PACKAGE --prepare              installs the first torch
     python smoke_test.py PACKAGE TOOLKIT [TEST ...]     tests the wheel; TOOLKIT is a module of it

@@ -1,7 +1,7 @@
 """Copies the files for a build elsewhere: those of the project, and a toolkit beside it.
 
-For a clone, these are tracked files and new ones that are not ignored. For any other folder, these
-are all files except hidden ones, `build/`, `dist/` and virtual environments.
+The files of a clone are the tracked files, and new files that are not ignored. The files of any
+other folder are all files except hidden ones, `build/`, `dist/` and virtual environments.
 """
 
 from __future__ import annotations

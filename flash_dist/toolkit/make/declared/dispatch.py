@@ -93,7 +93,7 @@ def read_table(path: Path, axes: Axes, root: Path, include: Iterable[Path]) -> t
         include: Folders that have its headers.
 
     Raises:
-        DeclarationError: It describes no valid kernel.
+        DeclarationError: The file describes no valid kernel.
     """
     name = path.relative_to(root).as_posix()
     where = f"`{name}`"
@@ -129,7 +129,7 @@ def require_main_role(role: str, roles: Collection[str]) -> None:
     """Check that a table has a role.
 
     Raises:
-        DeclarationError: It does not.
+        DeclarationError: The table does not have the role.
     """
     if role and role not in roles:
         message = f"`main_role` of {PLACE} is `{role}`, which no family of the table has"

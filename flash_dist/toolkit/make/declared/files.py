@@ -18,13 +18,13 @@ CUDA: Final = (".cu",)
 CXX: Final = (".cpp", ".cc", ".cxx")
 PYTHON: Final = (".py",)
 MARKDOWN: Final = (".md",)
-FOLDERS: Final = ()  # instead of suffixes
+FOLDERS: Final = ()  # value of `suffixes` that selects folders
 
 _INSIDE: Final = "files must lie in the folder of pyproject.toml: the sources are packed from it"
 _WRITTEN: Final = frozenset({"build", "dist"})  # written by builds, at the top of a project
 _NO_SOURCES: Final = frozenset({"__pycache__", "node_modules"})
 _VENV: Final = "pyvenv.cfg"
-_REFUSED: Final = re.compile(r'[\x00-\x1f\x7f;,\\"$`]')  # by CMake in lists, or by nvcc
+_REFUSED: Final = re.compile(r'[\x00-\x1f\x7f;,\\"$`]')  # refused by CMake in lists, or by nvcc
 _WILD: Final = re.compile(r"[*?\[]")
 _MOST_NAMES: Final = 2000  # number of names compared with a wrong one
 
@@ -43,7 +43,7 @@ def find_paths(
         suffixes: Allowed suffixes of the files; `FOLDERS` for folders.
 
     Raises:
-        DeclarationError: One matches nothing, or something of another kind.
+        DeclarationError: A name or pattern matches nothing, or something of another kind.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:

@@ -294,7 +294,7 @@ def read_toml_file(path: Path, name: str) -> dict[str, Any]:
         name: Its name in errors.
 
     Raises:
-        DeclarationError: It is absent, not UTF-8 or not TOML.
+        DeclarationError: The file is absent, not UTF-8 or not TOML.
     """
     try:
         return parse_toml(path.read_bytes().decode("utf-8"))
@@ -320,7 +320,7 @@ def read_json_file(path: Path, name: str) -> dict[str, Any]:
         name: Its name in errors.
 
     Raises:
-        DeclarationError: It is absent, not UTF-8, or not a JSON object.
+        DeclarationError: The file is absent, not UTF-8, or not a JSON object.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -22,7 +22,7 @@ def find_package(name: str, root: Path) -> Path:
     """Return the folder of an import package.
 
     Raises:
-        DeclarationError: There is none, or no module in it.
+        DeclarationError: The folder does not exist, or has no module.
     """
     places = (root / name, root / "src" / name)
     found = next((place for place in places if place.is_dir()), None)
@@ -39,7 +39,7 @@ def require_commands(package: Path) -> None:
     """Check that a package's commands run, even if torch is absent or broken.
 
     Raises:
-        DeclarationError: It has no commands, or importing it imports torch.
+        DeclarationError: The package has no commands, or importing it imports torch.
     """
     name = package.name
     if not (package / "__main__.py").is_file():

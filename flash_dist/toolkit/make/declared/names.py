@@ -50,7 +50,7 @@ _TAKEN: Final = {
 
 
 def find_owner(name: str) -> str:
-    """Return what else has a name; an empty text if nothing has."""
+    """Describe the other owner of a name; return an empty text if there is none."""
     if name in sys.stdlib_module_names or keyword.iskeyword(name):
         return "a word or module of Python"
     return next((owner for owner, names in _TAKEN.items() if name in names.split()), "")
@@ -60,7 +60,7 @@ def read_name(own: Mapping[str, Any], project: Mapping[str, Any]) -> str:
     """Return the import package of a project.
 
     Raises:
-        DeclarationError: It has no name, or one with another meaning.
+        DeclarationError: The project has no name, or a name with another meaning.
     """
     told = project.get("name")
     if not (isinstance(told, str) and _PROJECT.fullmatch(told)):

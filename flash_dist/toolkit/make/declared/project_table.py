@@ -16,7 +16,7 @@ _DYNAMIC: Final = ("version", "dependencies")
 _ADDED: Final = ("optional-dependencies", "gui-scripts")
 _LICENSES: Final = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 
-OLDEST_TORCH: Final = (2, 10)  # whose stable ABI bindings use: native/CMakeLists.txt
+OLDEST_TORCH: Final = (2, 10)  # its stable ABI is the one of native/CMakeLists.txt
 
 
 def read_project(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ RESERVED: Final = (
 )  # fmt: skip
 
 _NAME: Final = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{0,40}")
-_CROSS_CUDA: Final = 13  # the first that can compile for another CPU
+_CROSS_CUDA: Final = 13  # the first nvcc that can compile for another CPU
 _EXAMPLE: Final = (
     'a set has "label", "archs", "who", "toolkit" and "budget_mb", as in "hopper": {"label": '
     '"hopper", "archs": "9.0a", "who": "H100", "toolkit": "13.0", "budget_mb": 10}'
@@ -45,7 +45,7 @@ def read_sets(own: Mapping[str, Any], root: Path) -> Path | Mapping[str, Any]:
     """Return the sets of a table: a file, or the equivalent content.
 
     Raises:
-        DeclarationError: One cannot be compiled, or two get wheels of one version.
+        DeclarationError: A set cannot be compiled, or two sets get wheels of one version.
     """
     told = own.get("sets", {})
     if isinstance(told, str):
@@ -67,7 +67,7 @@ def load_sets(source: Path | Mapping[str, Any]) -> tuple[ArchSet, ...]:
     """Read the sets, which must be compilable and have different versions.
 
     Raises:
-        DeclarationError: One is not.
+        DeclarationError: A set cannot be compiled, or two sets have one version.
     """
     try:
         found = tuple(load_archsets(source).values())
@@ -94,7 +94,7 @@ def read_targets(texts: Iterable[str], where: str) -> tuple[Arch, ...]:
     """Read a list of targets, each once and in order.
 
     Raises:
-        DeclarationError: One is unknown.
+        DeclarationError: A target is unknown.
     """
     found = set()
     for text in texts:

@@ -62,9 +62,9 @@ class Row:
 class Family:
     """Kernels that share one template: one way to serve a role, for some words such as dtypes.
 
-    Several may serve a role. A family with `targets` is for these only, and comes before the
-    general one there. The general one is the fallback: if `refuses`, a function of the header,
-    rejects the arguments, or if shared memory is short.
+    Several families may serve a role. A family with `targets` is only for these targets, where it
+    precedes the general family. The general family is the fallback: it serves a call if `refuses`,
+    a function of the header, rejects the arguments, or if shared memory is short.
     """
 
     name: str
@@ -119,9 +119,9 @@ class Family:
         return not self.targets or target in self.targets
 
     def rows_for(self, sizes: Sequence[int]) -> tuple[Row, ...]:
-        """Return the rows of these first sizes; if all rows are larger, those of the least size.
+        """Return the rows whose first size is one of these; the smallest rows if all are larger.
 
-        If the sizes of a row differ (MLA), return none: they are for one problem.
+        A family whose rows have several different sizes (MLA) has no such smallest rows.
         """
         if not sizes:
             return self.rows
@@ -254,7 +254,7 @@ class Table:
         ]
 
     def _outdone(self, family: Family, row: Row, room: int) -> bool:
-        """Tell if a larger plan of the same kernel fits, too, and takes all of its calls."""
+        """Tell if a larger plan of the same kernel also fits, and takes all calls of this one."""
         return not family.refuses and any(
             row.sizes == other.sizes
             and self.smem_plans[row.plan] < self.smem_plans[other.plan] <= room
@@ -299,8 +299,8 @@ class Variant:
         """Its source file, relative to the output folder.
 
         A file becomes one image, which is compressed as a whole: kernels of a family are alike.
-        Words that are part of another word have separate files: beside it, nvcc makes other code of
-        the same templates.
+        A word that is part of another word gets a separate file: in one file, nvcc would generate
+        other code from the same templates.
         """
         apart = [word for word in self.words if AXES.words[word].part_of]
         sizes = [AXES.spell_sizes(self.row.sizes)] if apart else []

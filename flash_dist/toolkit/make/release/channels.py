@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Row:
     """One channel, described without loading its module."""
 
-    name: str  # also of its session, of its key in manifest.json and of its folder
+    name: str  # also names its session, its folder and its key in manifest.json
     module: str
     summary: str  # for `nox -l`
     groups: tuple[str, ...]  # dependency groups of its session
-    packed: tuple[str, ...] = ()  # groups that it packs: its first argument is their folder
+    packed: tuple[str, ...] = ()  # groups that it packs; their folder is its first argument
     files: str = ""  # pattern of its files in dist/; empty: it writes a folder
     released: bool = True  # part of a release; otherwise only a session
     linked: bool = False  # the index copies its folder, and the landing page links to it

@@ -94,10 +94,10 @@ def pick_default(artefacts: Sequence[Artefact], *, partial: bool) -> list[Artefa
 
     Args:
         artefacts: The wheels.
-        partial: Return nothing if one is missing.
+        partial: Return nothing, instead of raising, if a wheel is missing.
 
     Raises:
-        ArtefactError: One is missing.
+        ArtefactError: A wheel is missing.
     """
     names, found = _set_names(artefacts), list[Artefact]()
     for machine in _machines(artefacts):
@@ -191,7 +191,7 @@ def _make_file(one: Artefact) -> File:
 
 
 def _in_order(text: str) -> str:
-    """Write JSON with its only set, the versions, sorted."""
+    """Return the JSON text with its list of versions sorted."""
     data = json.loads(text)
     if "versions" in data:
         data["versions"].sort()
@@ -223,7 +223,7 @@ def find_offers(
     return found
 
 
-check = no_files  # it consists of the wheels themselves
+check = no_files  # the index consists of the wheels themselves
 commands = no_commands  # pip's and uv's commands are equal for all wheels
 
 

@@ -42,14 +42,14 @@ _MAKE: Final = "`nox -s keys -- ~/keys` makes a pair of keys"
 
 
 class KeyFileError(KernelsError):
-    """A key that is not kept as it must be, or is none."""
+    """A key file that is not stored safely, or holds no key."""
 
 
 def require_outside(path: Path) -> Path:
     """Return the real path of a key or its folder.
 
     Raises:
-        KeyFileError: It is in a repository, where it would be committed or packed.
+        KeyFileError: The path is in a repository, where it would be committed or packed.
     """
     real = path.expanduser().resolve()
     for folder in (real, *real.parents):

@@ -48,7 +48,7 @@ def walk(dist: Path, basis: str, steps: Iterable[Step], run: Callable[[Step], No
         dist: Folder of their files.
         basis: Whatever all steps depend on, such as the commit.
         steps: All steps of the release.
-        run: Runs one; an error ends the walk.
+        run: Runs one step. An error ends all.
 
     Returns:
         The names of the skipped steps.

@@ -1,6 +1,6 @@
-"""Build dist/toolkit, the wheel of the toolkit by itself, under our version: `nox -s toolkit`.
+"""Build dist/toolkit, the wheel of the toolkit alone: `nox -s toolkit`.
 
-It is pure Python. Equal sources give equal bytes.
+It has the version of the package and is pure Python. Equal sources give equal bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ _IGNORED: Final = ("__pycache__", "build", "*.egg-info")
 
 
 def require_version(version: str) -> None:
-    """Raise unless the toolkit has this version, too."""
+    """Raise unless the toolkit has this version.
+
+    Raises:
+        ArtefactError: The versions of the package and of the toolkit differ.
+    """
     own = read_pyproject(GROUPS)["project"]["version"]
     if own != version:
         message = f"{NAME} is {version}, {DISTRIBUTION} is {own}: they are released together"
@@ -57,10 +61,10 @@ def write(dist: Path) -> Path:
 
 
 def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
-    """Return the wheel, which belongs to no wheel of ours; empty if it was not written.
+    """Return the toolkit's wheel; empty if it was not built.
 
     Raises:
-        ArtefactError: It is of other sources.
+        ArtefactError: The wheel was built from other sources.
     """
     del artefacts
     found = list((dist / FOLDER).glob("*"))

@@ -1,4 +1,4 @@
-"""Compiles on x86_64 for another CPU: nvcc of one CUDA toolkit, headers and libraries of one."""
+"""Compiles on x86_64 for another CPU: with nvcc for x86_64, and libraries for the other CPU."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def assemble_home(toolkit: Path, parts: Path, target: Target) -> None:
     """Make a CUDA_HOME from packages for another CPU.
 
     Args:
-        toolkit: CUDA_HOME of the same version for this CPU, the source of nvcc, cicc and ptxas.
+        toolkit: CUDA_HOME of the same version for this CPU, which has nvcc, cicc and ptxas.
         parts: CUDA_HOME with headers and libraries for the other CPU, without programs.
         target: The other CPU.
     """

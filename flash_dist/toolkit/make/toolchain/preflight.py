@@ -38,9 +38,10 @@ class PreflightError(KernelsError):
 class Toolkit:
     """An available CUDA toolkit and the hosts that it compiles on.
 
-    According to its own headers: crt/host_config.h refuses newer gcc, and crt/math_functions.h
-    declares functions in a way that clashes with newer glibc: 13.0 and 13.1 rsqrt with 2.42, 12.4
-    also sinpi and cospi with 2.41. All except 12.4 are on PyPI, see make/toolchain/cuda12.py.
+    The limits follow from the toolkit's own headers. crt/host_config.h refuses newer gcc.
+    crt/math_functions.h declares functions that clash with those of newer glibc: rsqrt with 2.42 in
+    12.4, 13.0 and 13.1, sinpi and cospi with 2.41 in 12.4. All toolkits except 12.4 are on PyPI,
+    see make/toolchain/cuda12.py.
     """
 
     cuda: str

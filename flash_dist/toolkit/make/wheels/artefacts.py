@@ -45,7 +45,7 @@ class Artefact:
     tags: tuple[str, ...]
     sha256: str
     size: int
-    installed_size: int  # of all files, unpacked
+    installed_size: int  # bytes of all files, unpacked
     metadata: Metadata
     manifest: Manifest
     embedded: tuple[Arch, ...]  # targets of its images, oldest first
@@ -72,7 +72,7 @@ def find_artefacts(dist: Path) -> tuple[Artefact, ...]:
     """Read the labelled wheels of kernels in the folders of dist/, in the order of their names.
 
     Raises:
-        KernelsError: There is none, one cannot be read, or two have the same name.
+        KernelsError: There is no wheel, one cannot be read, or two have the same name.
     """
     found = (path for path in dist.glob("*/*.whl") if path.parent.name != PYPI)
     kernels = (path for path in found if not path.name.endswith(PURE))
@@ -91,7 +91,7 @@ def read_artefact(path: Path) -> Artefact:
     """Read one wheel of this package.
 
     Raises:
-        KernelsError: It is not one, or cannot be read.
+        KernelsError: The file is not a wheel of this package, or cannot be read.
     """
     try:
         _, version, _, tags = parse_wheel_filename(path.name)

@@ -21,7 +21,7 @@ class Published:
     """A file that a channel made, checked against its source."""
 
     path: Path
-    wheel: Artefact | None = None  # whose files it contains
+    wheel: Artefact | None = None  # the wheel whose files it contains
     told: Mapping[str, Any] = field(default_factory=dict)  # manifest.json's data about its kind
 
 
@@ -41,13 +41,13 @@ class Channel(Protocol):
     """Interface of a channel's module."""
 
     def main(self) -> int:
-        """Write it into dist/, and print what was written."""
+        """Write the channel into dist/, and print the written files."""
 
     def check(self, dist: Path, artefacts: Sequence[Artefact]) -> Sequence[Published]:
-        """Check and return its files, empty if it was not written.
+        """Check and return the channel's files; empty if the channel was not written.
 
         Raises:
-            KernelsError: They differ from the output of `main`.
+            KernelsError: The files differ from the output of `main`.
         """
 
     def commands(self, address: str) -> Iterable[Command]:

@@ -35,7 +35,7 @@ def recordings_of(manifest: Manifest, recorded: Path = RECORDED) -> dict[str, by
     """Return the wheel's file with the recordings of its kernels, if the package has such a file.
 
     Args:
-        manifest: That of the wheel.
+        manifest: The wheel's manifest.
         recorded: The file with all recordings.
     """
     if not recorded.is_file():

@@ -84,7 +84,7 @@ def verify(wheel: Path) -> None:
 
 
 def require_archs(result: AuditResult, asked: ArchSet) -> None:
-    """Check that it has the requested targets: a sound wheel may be for others."""
+    """Check that a wheel has the requested targets: a sound wheel may have others."""
     built = result.contents.manifest.arch_set
     if built.archs != asked.archs:
         message = f"{result.contents.path} is built for `{built}`, requested was `{asked}`"
@@ -181,7 +181,7 @@ def _check_oldest_torch(package: Path) -> None:
 
 
 def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
-    """Give the wheel the oldest true manylinux tag."""
+    """Give the wheel the manylinux tag of the oldest glibc that its libraries support."""
     run(
         [sys.executable, "-m", f"{__package__}.repair", str(raw), str(folder)],
         environ,

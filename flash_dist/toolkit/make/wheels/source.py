@@ -83,7 +83,7 @@ class Source:
 def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the source files in a wheel, with git's hash, under their names in the sources.
 
-    A file that no build makes has no such name, and so differs from every commit.
+    A file that no build makes has no such name, so it differs from every commit.
     """
     added = {f"{NAME}/{name}" for name in run_time_files()}
     with open_wheel(path) as wheel:
@@ -138,7 +138,7 @@ def ask_git(root: Path, *words: str) -> str:
     """Return git's output in a clone.
 
     Raises:
-        SourceError: It is not a clone, or git is not installed.
+        SourceError: The folder is not a clone, or git is not installed.
     """
     command = ["git", "-C", str(root), *words]
     english = {**os.environ, "LC_ALL": "C"}

@@ -11,7 +11,7 @@
 namespace KERNEL_NAMESPACE::binding {
 
 struct NamedDtype {
-  const char* word;  // of an axis
+  const char* word;  // word of an axis
   ScalarType type;
 };
 constexpr NamedDtype NAMED_DTYPES[] = {

@@ -64,7 +64,7 @@ T* pointer(const Tensor& t) {
 
 // --- Checks: each throws a sentence that names the argument -------------------------------------
 
-// In Python's notation.
+// The name of a dtype in Python's notation.
 inline const char* dtype_name(ScalarType type) {
   switch (type) {
     case ScalarType::Double:
@@ -152,7 +152,7 @@ inline void check_same_sizes(const Tensor& t, const char* name, const Tensor& li
                   " must have the shape of ", like_name);
 }
 
-// That two tensors are both there or both missing.
+// Check that two tensors are both present or both missing.
 inline void check_together(bool first, const char* name, bool second, const char* other) {
   STD_TORCH_CHECK(first == second, name, " and ", other, " must be given together, got only ",
                   first ? name : other);

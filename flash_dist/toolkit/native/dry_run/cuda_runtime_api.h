@@ -10,7 +10,7 @@
 
 inline cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSuccess; }
 
-// The device of a tensor on the CPU is -1, for torch and here.
+// Returns -1, torch's index of the CPU, on which the tensors of a dry run lie.
 inline cudaError_t cudaGetDevice(int* device) {
   *device = -1;
   return cudaSuccess;

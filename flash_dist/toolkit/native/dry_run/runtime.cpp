@@ -33,13 +33,13 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
       *value = read_number("DRY_RUN_SMEM_LIMIT");
       return cudaSuccess;
     case cudaDevAttrL2CacheSize:
-      *value = 50 << 20;  // decides the order of blocks, not the plan
+      *value = 50 << 20;  // L2 size: affects the order of blocks, not the plan
       return cudaSuccess;
   }
   return cudaErrorInvalidValue;
 }
 
-// A kernel of a dry run is its entry; see build.py.
+// In a dry run, the pointer to a kernel is one to its KernelEntry; see build.py.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
   *attributes = {static_cast<const KERNEL_NAMESPACE::KernelEntry*>(kernel)->registers, 0, 0};
   return cudaSuccess;
